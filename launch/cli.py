@@ -1,0 +1,118 @@
+"""`rlsys`: train, validate, eval, export. Exit codes: 0 done, 1 failed, 2 configuration or usage, 130 interrupted."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+from rich.console import Console
+
+from rlsys import __version__
+from rlsys.config import ConfigError
+
+console, errors = Console(), Console(stderr=True)
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rlsys")
+def commands() -> None:
+    """Trains language models by group-relative policy optimisation on Ray, vLLM and DeepSpeed."""
+
+
+@commands.command()
+@click.argument("config", type=click.Path())
+@OVERRIDES
+def train(config: str, overrides: tuple[str, ...]) -> None:
+    """Runs CONFIG, or continues its run from the newest checkpoint."""
+    from rlsys.config import load
+
+    loaded = load(config, overrides)
+    from launch.train import train as run
+
+    run(loaded, console)
+
+
+@commands.command()
+@click.argument("config", type=click.Path(), required=False)
+@OVERRIDES
+@click.option("--options", is_flag=True, help="List every option with its default instead.")
+def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> None:
+    """Checks CONFIG without starting anything and prints the batch arithmetic."""
+    from launch import show
+
+    if options:
+        return show.options(console)
+    if config is None:
+        raise click.UsageError("Missing argument 'CONFIG'.")
+    from rlsys.config import load
+
+    show.plan(load(config, overrides), config, console)
+
+
+@commands.command("eval")
+@click.argument("target", type=click.Path())
+@OVERRIDES
+@click.option("--config", type=click.Path(), help="Where rewards and sampling come from; by default the run's own config.yaml.")
+@click.option("--data", multiple=True, help="Data set to evaluate on, instead of eval.datasets. May be given several times.")
+@click.option("--out", type=click.Path(), help="Write every sample to this .parquet file.")
+def evaluate(target: str, overrides: tuple[str, ...], config: str | None, data: tuple[str, ...], out: str | None) -> None:
+    """Accuracy of TARGET (a run, a checkpoint, or a model directory) with greedy decoding."""
+    from launch.evaluate import evaluate as run
+
+    run(target, config, data, out, overrides, console)
+
+
+@commands.command()
+@click.argument("source", type=click.Path())
+@click.argument("target", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+def export(source: str, target: str, force: bool) -> None:
+    """Writes SOURCE (a run or a checkpoint) as a Hugging Face model directory."""
+    from launch.export import export as run
+
+    run(Path(source), Path(target), force)
+    console.print(f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.", highlight=False, soft_wrap=True)
+
+
+def main() -> NoReturn:
+    """Runs the command line and turns what happens into an exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    code = _guarded(lambda: commands.main(standalone_mode=False))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that wait for dead workers would hold a plain exit back
+
+
+def _guarded(run: Callable[[], object]) -> int:
+    try:
+        result = run()
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except ConfigError as error:
+        for problem in error.problems:
+            errors.print(f"✗ {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return 2
+    except (KeyboardInterrupt, click.Abort):
+        errors.print("Interrupted. Run the same command again to go on from the last checkpoint.", highlight=False)
+        return 130
+    except Exception as error:
+        if os.environ.get("RLSYS_TRACEBACK"):
+            errors.print_exception()
+        errors.print(f"✗ {type(error).__name__}: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print("RLSYS_TRACEBACK=1 shows where in the driver it was raised.", style="dim", highlight=False)
+        return 1
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Builds a run out of its parts: who is started where, in what order, and what each is told. The only file that knows all."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.local_ray import ray_session
+from rlsys import tiny
+from rlsys.config import Config, ConfigError
+from workers.policy import PolicyGroup, PolicyRank
+from workers.process import port_is_taken
+from workers.reference import Reference, ReferenceWorker
+from workers.reward import RewardPool, RewardWorker
+from workers.rollout import RolloutGroup, RolloutWorker
+
+Note = Callable[[str], None]
+
+
+@dataclass
+class Cluster:
+    """Everything a run is made of, started. Evaluation alone has no policy and no reference."""
+
+    tokenizer: Any
+    rollout: RolloutGroup
+    rewards: RewardPool
+    policy: PolicyGroup | None = None
+    reference: Reference | None = None
+
+
+@contextlib.contextmanager
+def started(config: Config, logs: Path, note: Note, *, model: str = "", training: bool = True) -> Iterator[Cluster]:
+    """Starts Ray and all workers; ends all of them on the way out, whatever the way out is."""
+    if training and config.policy.port and port_is_taken(config.policy.port):
+        raise ConfigError(f"policy.port: port {config.policy.port} is taken on this machine. Choose another, or 0 for any free one.")
+    note("starting Ray")
+    with ray_session(config, logs) as ray:
+        actors: list[Any] = []
+        try:
+            yield _start(ray, config, logs, note, actors, model, training)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+def _start(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], model: str, training: bool) -> Cluster:
+    """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
+    from workers.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
+
+    cpu = config.cluster.device == "cpu"
+    places = _placement(ray, config, training)
+
+    def spawn(kind: type, name: str, place: dict[str, Any], environment: dict[str, str], *arguments: Any) -> Any:
+        options = {"name": f"rlsys-{name}", "num_cpus": 0, "runtime_env": {"env_vars": environment}, "max_restarts": 0} | place
+        actors.append(ray.remote(kind).options(**options).remote(config, *arguments, str(logs)))
+        return actors[-1]
+
+    count = (
+        f"{config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
+        + (f", {config.policy.ranks} policy ranks" if training else "")
+        + (", a reference" if training and config.reference.kl_coef else "")
+    )
+    note(f"starting {count}")
+    threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
+    engines = [
+        spawn(RolloutWorker, f"rollout-{i}", places.engine(i), CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, i) for i in range(config.rollout.engines)
+    ]
+    ranks = [spawn(PolicyRank, f"policy-{i}", places.rank(i), threads, i) for i in range(config.policy.ranks)] if training else []
+    scorer = spawn(ReferenceWorker, "reference", places.reference(), threads) if training and config.reference.kl_coef else None
+    judges = [spawn(RewardWorker, f"reward-{i}", {}, {}, i) for i in range(config.reward.workers)]
+
+    path = model or find_model(config, note)
+    tokenizer = load_tokenizer(path, config)
+    cluster = Cluster(tokenizer, RolloutGroup(config, engines, logs), RewardPool(config, judges, logs))
+    cluster.rewards.start()
+    transport = choose_transport(ray, config)
+    if training:
+        cluster.policy = PolicyGroup(config, ranks, cluster.rollout, logs)
+        cluster.policy.start(path, transport)
+    if scorer:
+        cluster.reference = Reference(config, scorer, logs)
+        cluster.reference.start(path)
+    cluster.rollout.start(path, transport)
+    if cluster.policy:
+        from workers.sync import SENDERS
+
+        cluster.policy.connect(SENDERS[transport].concurrent)
+    note(f"ready; weights travel by {transport}" if training else "ready")
+    return cluster
+
+
+def find_model(config: Config, note: Note) -> str:
+    """The model as a directory; the built-in one is made on first use."""
+    if config.model.path == "builtin:tiny":
+        return str(tiny.model_folder(config.run.seed, note))
+    return str(Path(config.model.path).expanduser()) if Path(config.model.path).expanduser().is_dir() else config.model.path
+
+
+def load_tokenizer(path: str, config: Config) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    except Exception as error:
+        raise ConfigError(f"model.path: no tokenizer could be loaded from {path}: {' '.join(str(error).split())[:300]}") from None
+
+
+def choose_transport(ray: Any, config: Config) -> str:
+    """`auto`: within a GPU, between GPUs, within a host, or between hosts."""
+    if config.sync.transport != "auto":
+        return config.sync.transport
+    if config.cluster.device == "gpu":
+        return "cuda_ipc" if config.cluster.placement == "colocated" else "nccl"
+    return "shared_memory" if len([n for n in ray.nodes() if n["Alive"]]) == 1 else "object_store"
+
+
+@dataclass
+class Places:
+    """Ray options of each role. On CPU everything fits everywhere; on GPUs each process has its place in a placement group."""
+
+    group: Any = None
+    tensor_parallel: int = 1
+    engine_gpus: float = 0.0
+    rank_gpus: float = 0.0
+    rank_offset: int = 0
+    reference_gpus: float = 0.0
+
+    def engine(self, index: int) -> dict[str, Any]:
+        return self._at(index, self.engine_gpus)
+
+    def rank(self, index: int) -> dict[str, Any]:
+        return self._at(self.rank_offset + index, self.rank_gpus)
+
+    def reference(self) -> dict[str, Any]:
+        return {"num_gpus": self.reference_gpus} if self.reference_gpus else {}
+
+    def _at(self, bundle: int, gpus: float) -> dict[str, Any]:
+        if self.group is None:
+            return {}
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return {"num_gpus": gpus, "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)}
+
+
+def _placement(ray: Any, config: Config, training: bool) -> Places:
+    if config.cluster.device == "cpu":
+        return Places()
+    r, p = config.rollout, config.policy
+    colocated = config.cluster.placement == "colocated"
+    if colocated and r.tensor_parallel > 1:
+        raise ConfigError("cluster.placement colocated with rollout.tensor_parallel > 1 is not supported; use one engine per GPU, or separate.")
+    engine_bundles = [{"GPU": r.tensor_parallel, "CPU": 1}] * r.engines
+    bundles = engine_bundles + ([] if colocated or not training else [{"GPU": 1, "CPU": 1}] * p.ranks)
+    need = sum(b["GPU"] for b in bundles) + config.reference.gpus * (training and not colocated)
+    have = ray.cluster_resources().get("GPU", 0)
+    if need > have:
+        raise ConfigError(
+            f"rollout.engines ({r.engines}) × rollout.tensor_parallel ({r.tensor_parallel})"
+            + ("" if colocated or not training else f" + policy.ranks ({p.ranks})")
+            + f" needs {need:g} GPUs; the cluster has {have:g}. Use fewer, or cluster.placement colocated."
+        )
+    group = ray.util.placement_group(bundles, strategy="PACK")
+    ready, _ = ray.wait([group.ready()], timeout=config.cluster.start_timeout_s)
+    if not ready:
+        raise ConfigError(f"the cluster could not place {bundles} within cluster.start_timeout_s; `ray status` shows what is in use.")
+    if colocated:
+        return Places(group, 1, 0.4, 0.4, 0, min(config.reference.gpus, 0.2))
+    return Places(group, r.tensor_parallel, r.tensor_parallel, 1, r.engines, config.reference.gpus)

@@ -1,0 +1,37 @@
+"""From a run, a checkpoint or a model directory to the Hugging Face directory inside it."""
+
+import shutil
+from pathlib import Path
+
+from rlsys import checkpoint
+from rlsys.config import ConfigError
+
+
+def model_directory(source: Path) -> Path:
+    """The model of a run (its newest checkpoint), of a checkpoint, or the directory itself."""
+    if not source.is_dir():
+        raise ConfigError(f"{source} is not a directory. Give a run, a checkpoint, or a model directory.")
+    if (source / "config.json").is_file():
+        return source
+    if (source / "model" / "config.json").is_file():
+        return source / "model"
+    if there := checkpoint.found(source / "checkpoints"):
+        return there[-1][1] / "model"
+    raise ConfigError(f"{source} holds no model: no config.json, no model/, no finished checkpoint in checkpoints/.")
+
+
+def export(source: Path, target: Path, force: bool) -> None:
+    model = model_directory(source)
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        if not force:
+            raise ConfigError(f"{target} exists and is not empty. Choose another directory, or --force to replace it.")
+        if target.resolve() in (model.resolve(), *model.resolve().parents):
+            raise ConfigError(f"{target} contains the model to be exported.")
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(model, aside)
+    if target.is_dir():
+        target.rmdir()
+    aside.rename(target)

@@ -1,0 +1,106 @@
+"""A private Ray on this machine: started for one run, gone without a trace after it."""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlsys.config import Config, ConfigError
+from workers.process import port_is_taken
+
+
+@contextlib.contextmanager
+def ray_session(config: Config, logs: Path) -> Iterator[Any]:
+    """Connects to `cluster.address` or RAY_ADDRESS, or starts a private Ray. Yields the ray module."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    import ray
+
+    address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
+    if address:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except ConnectionError as error:
+            raise ConfigError(f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]}).") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+        return
+
+    port = config.cluster.dashboard_port
+    if port and port_is_taken(port):
+        raise ConfigError(f"cluster.dashboard_port: port {port} is taken on this machine. Choose another, or 0 for any free one.")
+    remove_leftovers()
+    folder = Path(tempfile.mkdtemp(prefix=f"rlsys-{os.getpid()}-"))
+    try:
+        ray.init(
+            num_cpus=max(os.cpu_count() or 1, 2),
+            include_dashboard=True,  # `ray list actors` asks it
+            dashboard_host="127.0.0.1",
+            dashboard_port=port or None,
+            log_to_driver=False,
+            logging_level="error",
+            configure_logging=True,
+            _temp_dir=str(folder),
+            _node_ip_address="127.0.0.1",
+            object_store_memory=object_store_bytes(),
+        )
+        yield ray
+    finally:
+        with uninterrupted():
+            children = psutil.Process().children(recursive=True)
+            ray.shutdown()
+            end(children)
+            keep_logs(folder, logs / "ray")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def object_store_bytes() -> int:
+    """A sixth of what shared memory or main memory has free, whichever is less, within 128 MiB and 8 GiB."""
+    free = min(psutil.virtual_memory().available, shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 1 << 40)
+    return max(128 << 20, min(free // 6, 8 << 30))
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Waits for what Ray started to go, and helps where it does not."""
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
+
+
+def keep_logs(folder: Path, target: Path) -> None:
+    """Ray's own logs move into the run directory; the last session's are kept."""
+    for session in folder.glob("session_2*"):
+        if (session / "logs").is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            with contextlib.suppress(OSError, shutil.Error):
+                shutil.copytree(session / "logs", target, symlinks=True)
+
+
+def remove_leftovers() -> None:
+    """Folders of private Rays whose driver was killed before it could tidy up."""
+    for folder in Path(tempfile.gettempdir()).glob("rlsys-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of the processes behind."""
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,52 @@
+"""Tables for people: the plan of a run, and all options."""
+
+import ast
+import dataclasses
+import inspect
+
+from rich.console import Console
+from rich.table import Table
+
+from rlsys import config as configuration
+from rlsys.config import Config
+from rlsys.plan import batch_arithmetic, processes
+
+
+def plan(config: Config, path: str, console: Console) -> None:
+    table = Table(title="Batch arithmetic", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("what")
+    table.add_column("number", justify="right")
+    table.add_column("from", style="dim")
+    for what, how, number in batch_arithmetic(config):
+        table.add_row(what, f"{number:,}", how)
+    console.print(table)
+    workers = Table(title="\nProcesses", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    workers.add_column("role")
+    workers.add_column("number", justify="right")
+    workers.add_column("what", style="dim")
+    for role, count, what in processes(config):
+        workers.add_row(role, str(count), what)
+    console.print(workers)
+    console.print(f"\n✓ {path} is valid. It runs in {config.run.dir}.", style="green", highlight=False, soft_wrap=True)
+
+
+def options(console: Console) -> None:
+    """Every option with its default and the comment beside it in config.py."""
+    source = inspect.getsource(configuration)
+    lines = source.splitlines()
+    comments = {
+        (node.name, field.target.id): lines[(field.end_lineno or 0) - 1].partition("  # ")[2]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("option", "default", "meaning"):
+        table.add_column(name)
+    defaults = Config()
+    for section in dataclasses.fields(Config):
+        values = getattr(defaults, section.name)
+        for field in dataclasses.fields(values):
+            table.add_row(f"{section.name}.{field.name}", repr(getattr(values, field.name)), comments[type(values).__name__, field.name])
+    console.print(table)

@@ -1,0 +1,79 @@
+"""A training run from configuration to summary."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlsys import data
+from rlsys.config import Config, ConfigError
+from rlsys.progress import Progress
+from rlsys.run_directory import RunDirectory, read_lines, read_samples
+
+
+def train(config: Config, console: Console) -> None:
+    run = RunDirectory(config)
+    try:
+        console.print(f"run directory {run.path}", highlight=False, soft_wrap=True)
+        with Progress(console, config.trainer.steps) as progress:
+            _train(config, run, progress)
+        summary(config, run, console)
+    except BaseException as error:
+        run.event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
+        raise
+    finally:
+        run.close()
+
+
+def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
+    from launch.cluster import started
+    from rlsys.trainer import Trainer
+
+    with started(config, run.logs, progress.note) as cluster:
+        assert cluster.policy is not None
+        train_data, evals = datasets(config, cluster.tokenizer, progress)
+        Trainer(
+            config,
+            train=train_data,
+            evals=evals,
+            rollout=cluster.rollout,
+            rewards=cluster.rewards,
+            policy=cluster.policy,
+            reference=cluster.reference,
+            run=run,
+            progress=progress,
+        ).run()
+        progress.note("stopping")
+    run.event("done", step=config.trainer.steps)
+
+
+def datasets(config: Config, tokenizer: object, progress: Progress) -> tuple[data.Dataset, list[data.Dataset]]:
+    options = {"prompt_key": config.data.prompt_key, "max_prompt_tokens": config.rollout.max_prompt_tokens, "overlong": config.data.overlong}
+    train_data = data.load(config.data.train, tokenizer, seed=config.run.seed, shuffle=config.data.shuffle, **options)  # type: ignore[arg-type]
+    evals = [data.load(path, tokenizer, **options) for path in config.eval.datasets]  # type: ignore[arg-type]
+    for path, loaded in zip([config.data.train, *config.eval.datasets], [train_data, *evals], strict=True):
+        if loaded.skipped:
+            progress.note(f"{path}: left out {loaded.skipped} prompts longer than {config.rollout.max_prompt_tokens} tokens")
+    if not len(train_data):
+        raise ConfigError(f"data.train: {config.data.train} holds no prompts.")
+    return train_data, evals
+
+
+def summary(config: Config, run: RunDirectory, console: Console) -> None:
+    """Where the run is, accuracy before and after, and a few completions side by side."""
+    lines = [line for line in read_lines(run.path / "metrics.jsonl") if any(k.endswith("/accuracy") for k in line)]
+    console.print()
+    if len(lines) > 1:
+        for key in (k for k in lines[-1] if k.startswith("eval/") and k.endswith("/accuracy")):
+            source = key.split("/")[1]
+            console.print(f"{source}: held-out accuracy {lines[0].get(key, 0):.1%} before, {lines[-1][key]:.1%} after {lines[-1]['step']} steps")
+        before, after = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
+        then = {row["uid"]: row for row in before}
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("prompt", "before", "", "after", ""):
+            table.add_column(name, max_width=40, overflow="ellipsis", no_wrap=True)
+        for row in [r for r in after if r["uid"] in then][:5]:
+            old = then[row["uid"]]
+            table.add_row(Text(row["prompt"]), Text(old["completion"]), f"{old['reward']:g}", Text(row["completion"]), f"{row['reward']:g}")
+        console.print(table)
+    console.print(f"\nrun directory: {run.path}", highlight=False, soft_wrap=True)
+    console.print(f"export the model: rlsys export {run.path} MODEL_DIRECTORY", style="dim", highlight=False, soft_wrap=True)

@@ -1,0 +1,59 @@
+"""How the loop reaches machines. `workers` implements these on Ray; unit tests with small fakes."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Protocol
+
+from rlsys.types import Floats, Pack, Prompt, Request, Sample, Verdict
+
+
+class Rollout(Protocol):
+    """The engines, as one."""
+
+    def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
+        """Samples as they finish, in any order. Requests of one uid stand together."""
+        ...
+
+    def generating(self) -> None:
+        """The engines are about to be used (colocated ones wake)."""
+        ...
+
+    def resting(self) -> None:
+        """The engines will not be used for a while (colocated ones sleep)."""
+        ...
+
+
+class Rewards(Protocol):
+    def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
+        """One verdict per sample, in order. A failure is a verdict too: the future itself only fails with the pool."""
+        ...
+
+
+class Scorer(Protocol):
+    """Computes log-probs of what is already sampled."""
+
+    ranks: int
+
+    def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        """`packs[rank][i]` → its log-probs [K], same shape."""
+        ...
+
+
+class Reference(Scorer, Protocol):
+    """The frozen policy of step 0."""
+
+
+class Policy(Scorer, Protocol):
+    """The policy ranks, as one."""
+
+    def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
+        """One optimizer update on one mini-batch. Returns sums over its tokens; `metrics.of_updates` reads them."""
+        ...
+
+    def sync(self) -> int:
+        """Brings every engine to the policy's weights, proves it, and returns the new version."""
+        ...
+
+    def save(self, folder: str) -> None: ...
+
+    def load(self, folder: str) -> None: ...

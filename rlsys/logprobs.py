@@ -1,0 +1,79 @@
+"""The one forward pass: policy, old and reference log-probs all come from `PackedLogprobs`."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rlsys.attention import layout
+from rlsys.types import Pack
+
+
+class PackedLogprobs(nn.Module):
+    """A causal language model that answers with log-probs of given tokens instead of logits."""
+
+    def __init__(self, lm: Any, *, temperature: float = 1.0, chunk: int = 1024):
+        super().__init__()
+        head = lm.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise ValueError(f"{type(lm).__name__}: the output layer must be a linear layer without bias; it is {head}.")
+        head.__class__ = LogprobHead
+        head.temperature, head.chunk = temperature, chunk
+        self.lm = lm
+
+    def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
+        """Log-probs [K], with gradient, and entropies [K], without, of a pack's targets."""
+        device = next(self.lm.parameters()).device
+        tokens = torch.as_tensor(pack.tokens, device=device)
+        positions = torch.cat([torch.arange(n) for n in pack.lengths]).to(device)
+        hidden = self.lm.get_decoder()(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout(pack.lengths, device)
+        ).last_hidden_state[0]  # [T, D]
+        picked = hidden.index_select(0, torch.as_tensor(pack.predict, device=device))
+        return self.lm.get_output_embeddings()(picked, torch.as_tensor(pack.targets, device=device))
+
+
+class LogprobHead(nn.Linear):
+    """An lm_head that is given the answers: [K, D], [K] -> log-probs [K], entropies [K].
+
+    One module call whatever the number of chunks: ZeRO-3 gathers the weight once, and all ranks take part equally often.
+    """
+
+    temperature: float
+    chunk: int
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return ChunkedLogprobs.apply(hidden, self.weight, targets, self.temperature, self.chunk)  # type: ignore[no-any-return]
+
+
+class ChunkedLogprobs(torch.autograd.Function):
+    """log_softmax(hidden weightᵀ / temperature)[targets], logits existing for `chunk` positions at a time.
+
+    The backward pass computes them again: d logprob / d logits = onehot(target) - softmax.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        logprobs, entropies = [], []
+        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            whole = (F.linear(h, weight).float() / temperature).log_softmax(-1)  # [chunk, V]
+            logprobs.append(whole.gather(-1, t[:, None])[:, 0])
+            entropies.append(-(whole.exp() * whole).sum(-1))
+        entropy = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+        hidden, weight, targets = ctx.saved_tensors
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        for out, h, t, g in zip(*(x.split(ctx.chunk) for x in (grad_hidden, hidden, targets, grad)), strict=True):
+            slope = (F.linear(h, weight).float() / ctx.temperature).softmax(-1).neg_()
+            slope.scatter_add_(-1, t[:, None], torch.ones_like(slope[:, :1]))
+            slope = (slope * (g[:, None] / ctx.temperature)).to(h.dtype)
+            out.copy_(slope @ weight)
+            grad_weight += (slope.t() @ h).float()
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None

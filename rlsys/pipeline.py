@@ -1,0 +1,92 @@
+"""From prompts to judged batches, at most `max_lag` of them ahead of training.
+
+    next() starts every batch that may be started, then waits for the oldest:
+
+        max_lag 0     start k ─ wait k ─ train k ─ sync ─ start k+1 …
+        max_lag 1     start k+1 ─ wait k ─ train k (k+1 is being generated) ─ drain ─ sync ─ start k+2 …
+
+A batch is sampled from one version of the weights: engines take new ones only when they are idle (`drain`). A sample goes
+to the reward pool the moment it is seen; nothing waits for the slowest prompt but the batch itself.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from rlsys.interfaces import Rewards, Rollout
+from rlsys.seeds import seed_of
+from rlsys.types import Batch, Prompt, Request, Sample, Verdict
+
+
+class RewardFailure(RuntimeError):
+    """Too many verdicts of a step were failures."""
+
+
+class Collector:
+    """Samples prompts, has the samples judged, and puts the batch together."""
+
+    def __init__(self, rollout: Rollout, rewards: Rewards, *, seed: int, max_failure_share: float):
+        self.rollout, self.rewards, self.seed, self.max_failure_share = rollout, rewards, seed, max_failure_share
+
+    def collect(self, step: int | str, prompts: list[Prompt], *, samples: int, temperature: float, max_new_tokens: int) -> Batch:
+        requests = [
+            Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), temperature, max_new_tokens) for p in prompts for i in range(samples)
+        ]
+        by_uid = {p.uid: p for p in prompts}
+        began = time.perf_counter()
+        judged: list[tuple[list[Sample], Future[list[Verdict]]]] = []
+        for finished in self.rollout.generate(requests):
+            judged.append((finished, self.rewards.judge(finished, by_uid)))
+        sampled = time.perf_counter()
+        pairs = [pair for finished, verdicts in judged for pair in zip(finished, verdicts.result(), strict=True)]
+        done = time.perf_counter()
+        if len(pairs) != len(requests):
+            raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(pairs)} came back")
+        return self._assemble(step, prompts, pairs, sampled - began, done - sampled)
+
+    def _assemble(self, step: int | str, prompts: list[Prompt], pairs: list[tuple[Sample, Verdict]], rollout_s: float, reward_s: float) -> Batch:
+        group = {p.uid: g for g, p in enumerate(prompts)}
+        pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
+        bad = [v for _, v in pairs if v.score is None]
+        good = [(s, v) for s, v in pairs if v.score is not None]
+        if len(bad) > self.max_failure_share * len(pairs) or not good:
+            raise RewardFailure(
+                f"step {step}: {len(bad)} of {len(pairs)} reward verdicts failed (reward.max_failure_share is {self.max_failure_share:g}). "
+                f"The first: {bad[0].failure}: {bad[0].detail}"
+            )
+        return Batch(
+            prompts=prompts,
+            samples=[s for s, _ in good],
+            groups=np.array([group[s.uid] for s, _ in good], dtype=np.int64),
+            rewards=np.array([v.score for _, v in good], dtype=np.float32),
+            components=[v.components for _, v in good],
+            failures=dict(Counter(v.failure for v in bad)),
+            rollout_s=rollout_s,
+            reward_s=reward_s,
+        )
+
+
+class Pipeline:
+    """Batches in order. `position` is the data cursor of the first batch that has not been handed out."""
+
+    def __init__(self, start: Callable[[int], Batch], *, first: int, last: int, max_lag: int):
+        self.start, self.upcoming, self.last, self.max_lag = start, first, last, max_lag
+        self.ahead: deque[Future[Batch]] = deque()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="collect")  # one: batches are generated in order
+
+    def next(self) -> Batch:
+        while len(self.ahead) <= self.max_lag and self.upcoming <= self.last:
+            self.ahead.append(self.thread.submit(self.start, self.upcoming))
+            self.upcoming += 1
+        return self.ahead.popleft().result()
+
+    def drain(self) -> None:
+        """Waits until the engines are idle."""
+        for batch in self.ahead:
+            batch.result()
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=False, cancel_futures=True)

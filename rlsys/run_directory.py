@@ -1,0 +1,144 @@
+"""The run directory: what every tool reads.
+
+    config.yaml     the resolved configuration        samples/      every sample of every step, parquet
+    metrics.jsonl   one line per step                 checkpoints/  step-000040/: model/ (Hugging Face), optimizer/, state.json
+    events.jsonl    starts, syncs, saves, faults      logs/         one file per process
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlsys import config as configuration
+from rlsys.config import Config, ConfigError
+from rlsys.types import Batch, Floats
+
+FREE_TO_CHANGE = ("run.", "cluster.", "eval.", "checkpoint.", "trainer.steps", "reward.workers", "reward.timeout_s", "rollout.engines", "rollout.gpu_memory",
+                  "rollout.kv_cache_mb", "rollout.max_sequences", "policy.tokens_per_pack", "policy.logprob_chunk", "policy.gradient_checkpointing", "sync.")  # fmt: skip
+
+
+class RunDirectory:
+    """Opens a run directory for writing, and holds it: two runs in one directory are refused."""
+
+    def __init__(self, config: Config):
+        self.path = Path(config.run.dir).expanduser().resolve()
+        known = self.path / "config.yaml"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()) and not known.is_file():
+                raise ConfigError(f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory.")
+            self._lock = (self.path / ".lock").open("w")
+        except (NotADirectoryError, FileExistsError):
+            raise ConfigError(f"run.dir: {self.path} is a file, or lies below one. Choose another directory.") from None
+        except OSError as error:
+            raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"run.dir: {self.path} is in use by another run. Wait for it, stop it, or choose another run.dir.") from None
+        if known.is_file():
+            self._refuse_changes(config, known)
+        for name in ("samples", "checkpoints", "logs"):
+            (self.path / name).mkdir(exist_ok=True)
+        for leftover in (self.path / "checkpoints").glob(".*"):
+            shutil.rmtree(leftover)
+        write(known, configuration.to_yaml(config))
+
+    def _refuse_changes(self, config: Config, known: Path) -> None:
+        from omegaconf import OmegaConf
+
+        tree = OmegaConf.load(known)
+        before, now = configuration.flatten(configuration.build(tree, [], str(known))), configuration.flatten(config)  # type: ignore[arg-type]
+        changed = [f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(FREE_TO_CHANGE)]
+        if changed:
+            raise ConfigError(
+                f"run.dir: {self.path} is a run with other settings ({'; '.join(changed)}). "
+                "Go on with the old ones, or choose another run.dir to start anew."
+            )
+
+    def close(self) -> None:
+        self._lock.close()
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def event(self, kind: str, **facts: Any) -> None:
+        with (self.path / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **facts}) + "\n")
+
+    def metrics(self, line: dict[str, float]) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forgets the lines of steps that will be done again."""
+        file = self.path / "metrics.jsonl"
+        lines = read_lines(file)
+        if any(line["step"] > step for line in lines):
+            write(file, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
+
+    def samples(self, name: str, batch: Batch, advantages: Floats | None = None) -> None:
+        write_samples(self.path / "samples" / f"{name}.parquet", batch, advantages)
+
+
+def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) -> None:
+    """Every sample of a batch, columnar; written aside and renamed."""
+    import pyarrow
+    import pyarrow.parquet
+
+    prompts = [batch.prompts[g] for g in batch.groups]
+    columns: dict[str, Any] = {
+        "uid": [s.uid for s in batch.samples],
+        "index": [s.index for s in batch.samples],
+        "source": [p.source for p in prompts],
+        "prompt": [p.text for p in prompts],
+        "completion": [s.text for s in batch.samples],
+        "reward": batch.rewards,
+        "advantage": advantages if advantages is not None else np.zeros(len(batch.samples), dtype=np.float32),
+        "finish": [s.finish for s in batch.samples],
+        "version": [s.version for s in batch.samples],
+        "tokens": [s.tokens for s in batch.samples],
+        "rollout_logprobs": [s.logprobs for s in batch.samples],
+    }
+    aside = target.with_name(f".{target.name}.tmp")
+    pyarrow.parquet.write_table(pyarrow.table(columns), aside)
+    aside.rename(target)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a .jsonl file; a last one cut off by a crash is left out."""
+    lines = []
+    if file.is_file():
+        for text in file.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(text))
+    return lines
+
+
+def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
+    """Prompts, completions and rewards saved under a name, such as `eval-000000`; nothing if there are none."""
+    file = run / "samples" / f"{name}.parquet"
+    if not file.is_file():
+        return []
+    import pyarrow.parquet
+
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file, columns=["uid", "prompt", "completion", "reward"]).to_pylist()
+    return rows
+
+
+def write(file: Path, text: str) -> None:
+    """A file is either the old one or the new one, never half of either."""
+    aside = file.with_name(f".{file.name}.tmp")
+    with aside.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    aside.rename(file)

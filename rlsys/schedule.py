@@ -1,0 +1,15 @@
+"""The learning rate, a pure function of the number of updates done."""
+
+import math
+
+
+def learning_rate(update: int, *, peak: float, schedule: str, warmup: int, total: int) -> float:
+    """`update` counts from 0. After `warmup` updates of linear rise: constant, or down to 0 at `total` (linear, cosine)."""
+    if update < warmup:
+        return peak * (update + 1) / warmup
+    done = min((update - warmup) / max(total - warmup, 1), 1.0)
+    if schedule == "linear":
+        return peak * (1 - done)
+    if schedule == "cosine":
+        return peak * (1 + math.cos(math.pi * done)) / 2
+    return peak

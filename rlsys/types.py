@@ -1,0 +1,104 @@
+"""What flows between the stages. Log-probs are of the sampled token, natural logarithm, at the sampling temperature."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of data, ready to be sent to an engine.
+
+    Prompt(uid="zigzag:17#0", source="zigzag", text="864152>", tokens=[10, 8, 6, 3, 7, 4, 12], row={"answer": ...})
+    """
+
+    uid: str  # distinct for every use of a row: the row and the epoch
+    source: str  # the data set, for per-source figures
+    text: str
+    tokens: list[int]  # [P]
+    row: dict[str, Any]  # everything else in the row; reward functions may ask for it
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to be sampled. `Request("zigzag:17#0", 3, [10, 8, …], seed=…, temperature=1.0, max_new_tokens=10)`"""
+
+    uid: str
+    index: int  # which sample of its group
+    tokens: list[int]  # [P]
+    seed: int
+    temperature: float  # 0: greedy
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A finished completion. `Sample("zigzag:17#0", 3, "481625", tokens=[6, 10, 3, 8, 4, 7, 1], logprobs=[…], "stop", version=4)`"""
+
+    uid: str
+    index: int
+    text: str  # special tokens left out
+    tokens: Ints  # [C], the end-of-sequence token included
+    logprobs: Floats  # [C], `rollout`: the engine's
+    finish: str  # stop | length
+    version: int  # of the weights it was sampled from
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a reward function said: a finite score, or a failure with its reason.
+
+    Verdict(0.75, components={"exact": 0.5, "length": 0.25})    Verdict(None, failure="timeout", detail="no answer after 10 s")
+    """
+
+    score: float | None
+    components: dict[str, float] = field(default_factory=dict)
+    failure: str = ""  # timeout | crash | exception | invalid
+    detail: str = ""  # traceback or sentence
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step trains on: every sample that has a finite score, groups standing together, with their prompts.
+
+    `old` and `ref` are filled by scoring, one array per sample like `Sample.logprobs`.
+    """
+
+    prompts: list[Prompt]  # [groups], in data order
+    samples: list[Sample]  # [N]
+    groups: NDArray[np.int64]  # [N] which prompt
+    rewards: Floats  # [N]
+    components: list[dict[str, float]]  # [N]
+    failures: dict[str, int] = field(default_factory=dict)  # reason → samples that left the batch
+    rollout_s: float = 0.0  # first request to last sample
+    reward_s: float = 0.0  # last sample to last verdict
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.array([len(s.tokens) for s in self.samples], dtype=np.int64)  # [N]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Sequences laid end to end for one forward and backward: T input tokens, K of whose successors count.
+
+    Two sequences, prompt "ab" and completions "cd." and "e.": the last token of each is never an input.
+    tokens a b c d a b e    lengths 4 3    positions 0 1 2 3 0 1 2    predict 1 2 3 5 6    targets c d . e .
+    """
+
+    tokens: NDArray[np.int64]  # [T]
+    lengths: list[int]  # [S], sum T
+    predict: NDArray[np.int64]  # [K] positions in the pack whose output predicts a completion token
+    targets: NDArray[np.int64]  # [K]
+    sequences: NDArray[np.int64]  # [K] sequence of each target, 0..S-1
+    samples: list[int]  # [S] index of each sequence in the batch
+    rollout: Floats  # [K]
+    advantages: Floats  # [K]
+    weights: Floats  # [K] token weight, normalised over the whole mini-batch on all ranks
+    old: Floats | None = None  # [K]; None: the policy is the one that is about to be updated
+    ref: Floats | None = None  # [K]

@@ -1,0 +1,179 @@
+"""vLLM behind three verbs: generate, call, restart its caches. CPU and CUDA builds differ only in which class drives them.
+
+On CPU the engine runs inside the actor: no further process, no compilation, 12 s from start to first sample. On GPUs it is
+vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for ever.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from rlsys.config import Config
+from rlsys.types import Request
+
+# Set before vLLM is imported, in the actor's runtime environment.
+CPU_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+GPU_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+
+
+class Engine(Protocol):
+    def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
+        """vLLM's finished outputs, as they finish."""
+        ...
+
+    async def call(self, method: str, **arguments: Any) -> list[Any]:
+        """A method of vLLM's worker, on every worker of the engine."""
+        ...
+
+    async def forget_prefixes(self) -> None: ...
+    async def sleep(self) -> None: ...
+    async def wake(self, part: str) -> None: ...
+
+
+def arguments(config: Config, model: str, backend: str) -> dict[str, Any]:
+    """What vLLM's engine is built from."""
+    r = config.rollout
+    found: dict[str, Any] = {
+        "model": model,
+        "tokenizer": model,
+        "skip_tokenizer_init": True,
+        "dtype": r.dtype,
+        "max_model_len": r.max_prompt_tokens + r.max_new_tokens,
+        "max_num_seqs": r.max_sequences,
+        "tensor_parallel_size": r.tensor_parallel,
+        "block_size": r.block_size,
+        "enable_prefix_caching": True,
+        "enforce_eager": r.enforce_eager,
+        "seed": config.run.seed,
+        "trust_remote_code": config.model.trust_remote_code,
+        "generation_config": "vllm",  # sampling defaults of the model's authors would go unseen by the trainer
+        "logprobs_mode": "processed_logprobs",  # after temperature
+        "disable_log_stats": True,
+        "worker_extension_cls": "workers.vllm_extension.WorkerExtension",
+        "weight_transfer_config": {"backend": backend},
+    }
+    if config.cluster.device == "cpu":
+        return found | {"enforce_eager": True, "kv_cache_memory_bytes": r.kv_cache_mb << 20}
+    found.pop("block_size")
+    return found | {"gpu_memory_utilization": r.gpu_memory, "enable_sleep_mode": config.cluster.placement == "colocated"}
+
+
+def sampling(request: Request, stop_ids: list[int]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=request.temperature,
+        max_tokens=request.max_new_tokens,
+        seed=request.seed,
+        logprobs=0,  # the sampled token's
+        detokenize=False,
+        stop_token_ids=stop_ids,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+class InProcessEngine:
+    """vLLM's synchronous engine, stepped from the actor's event loop."""
+
+    def __init__(self, config: Config, model: str, backend: str):
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        register_architecture(model)
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments(config, model, backend)), enable_multiprocessing=False)
+
+    async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
+        for r in requests:
+            self.engine.add_request(f"{r.uid}/{r.index}", {"prompt_token_ids": r.tokens}, sampling(r, stop_ids))
+        try:
+            while self.engine.has_unfinished_requests():
+                if finished := [out for out in self.engine.step() if out.finished]:
+                    yield finished
+                await asyncio.sleep(0)  # other calls to the actor get their turn
+        finally:
+            if self.engine.has_unfinished_requests():
+                self.engine.abort_request([f"{r.uid}/{r.index}" for r in requests])
+
+    async def call(self, method: str, **arguments: Any) -> list[Any]:
+        return list(self.engine.collective_rpc(method, kwargs=arguments))
+
+    async def forget_prefixes(self) -> None:
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
+
+    async def sleep(self) -> None:
+        """A CPU engine has its memory to itself."""
+
+    async def wake(self, part: str) -> None:
+        """It never slept."""
+
+
+class AsyncEngine:
+    """vLLM's AsyncLLM, its core in a child process."""
+
+    def __init__(self, config: Config, model: str, backend: str):
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(config, model, backend)))
+
+    async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
+        finished: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def one(r: Request) -> None:
+            try:
+                async for out in self.engine.generate({"prompt_token_ids": r.tokens}, sampling(r, stop_ids), request_id=f"{r.uid}/{r.index}"):
+                    if out.finished:
+                        finished.put_nowait(out)
+            except Exception as error:
+                finished.put_nowait(error)
+
+        tasks = [asyncio.ensure_future(one(r)) for r in requests]
+        try:
+            left = len(requests)
+            while left:
+                outs = [await finished.get()]
+                while not finished.empty():
+                    outs.append(finished.get_nowait())
+                for out in outs:
+                    if isinstance(out, Exception):
+                        raise out
+                left -= len(outs)
+                yield outs
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def call(self, method: str, **arguments: Any) -> list[Any]:
+        return list(await self.engine.collective_rpc(method, kwargs=arguments))
+
+    async def forget_prefixes(self) -> None:
+        await self.engine.reset_prefix_cache()
+
+    async def sleep(self) -> None:
+        await self.engine.sleep(level=2)  # the weights come anew with the next sync
+
+    async def wake(self, part: str) -> None:
+        await self.engine.wake_up(tags=[part])
+
+
+def register_architecture(model: str) -> None:
+    """Names the model's class to vLLM, which would otherwise start a process that imports vLLM again to inspect it (12 s)."""
+    import importlib
+
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
+
+    for name in AutoConfig.from_pretrained(model).architectures or []:
+        if name in _TEXT_GENERATION_MODELS:
+            module, cls = _TEXT_GENERATION_MODELS[name]
+            ModelRegistry.register_model(name, getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), cls))

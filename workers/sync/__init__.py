@@ -1,0 +1,55 @@
+"""How weights reach the engines: one file per transport, sender and receiver together.
+
+    policy rank(s)              driver                      every engine
+    invite()          ──▶  invitation            ──▶  Receiver.init_info → vLLM init_weight_transfer_engine
+    connect()                (at the same time)
+    send(tensors)     ──▶  message               ──▶  Receiver.update_info → start_weight_update, update_weights,
+                                                       finish_weight_update, reset_prefix_cache
+                           compare fingerprints  ◀──  fingerprint of the engine's own parameters
+    sent()            ◀──  all have it
+
+The engine's side is vLLM's own weight-transfer interface for every transport: `nccl` and `ipc` are vLLM's backends, and
+`workers/sync/host_memory.py` registers ours, which reads a mapped file of memory.
+"""
+
+from typing import Any, Protocol
+
+from workers.sync import cuda_ipc, nccl, object_store, shared_memory
+from workers.sync.host_memory import Message, Weights
+
+__all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
+
+
+class Sender(Protocol):
+    """A policy rank's half. `concurrent`: the engines must be receiving while it sends."""
+
+    concurrent: bool
+
+    def __init__(self, rank: int, receivers: int): ...
+    def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message: ...
+    def connect(self) -> None: ...
+    def send(self, tensors: Weights) -> Message: ...
+    def sent(self) -> None: ...
+
+
+class Receiver(Protocol):
+    """An engine actor's half: translates messages into what vLLM's `backend` wants."""
+
+    backend: str
+
+    def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]: ...
+    def update_info(self, messages: list[Message]) -> dict[str, Any]: ...
+
+
+SENDERS: dict[str, type[Sender]] = {
+    "shared_memory": shared_memory.Sender,
+    "object_store": object_store.Sender,
+    "nccl": nccl.Sender,
+    "cuda_ipc": cuda_ipc.Sender,
+}
+RECEIVERS: dict[str, type[Receiver]] = {
+    "shared_memory": shared_memory.Receiver,
+    "object_store": object_store.Receiver,
+    "nccl": nccl.Receiver,
+    "cuda_ipc": cuda_ipc.Receiver,
+}

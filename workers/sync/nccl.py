@@ -1,0 +1,74 @@
+"""Weights between GPUs by NCCL broadcast: policy rank 0 is rank 0 of a group that holds every engine worker.
+
+    rank 0:  {"address", "port", "world", "names", "dtypes", "shapes"}  ──▶ engines join the group (rank 1 + worker)
+    rank 0:  broadcast tensor after tensor, packed into buffers    ──▶ vLLM's `nccl` backend unpacks and loads
+
+Written from vLLM's sources; see tests/gpu for what has been run.
+"""
+
+from typing import Any
+
+import ray
+
+from workers.process import free_port
+from workers.sync.host_memory import Message, Weights
+
+
+class Sender:
+    concurrent = True
+
+    def __init__(self, rank: int, receivers: int):
+        self.rank, self.world = rank, receivers + 1
+
+    def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message:
+        if self.rank:
+            return {}
+        self.address, self.port = ray.util.get_node_ip_address(), free_port()
+        names, dtypes, shapes = zip(*manifest, strict=True)
+        return {"address": self.address, "port": self.port, "world": self.world, "names": list(names), "dtypes": list(dtypes), "shapes": list(shapes)}
+
+    def connect(self) -> None:
+        if self.rank:
+            return
+        import torch
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+        from vllm.distributed.utils import StatelessProcessGroup
+
+        meeting = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
+        self.group = PyNcclCommunicator(meeting, device=torch.cuda.current_device())
+
+    def send(self, tensors: Weights) -> Message:
+        if self.rank:
+            for _ in tensors:  # takes part in gathering ZeRO-3 partitions
+                pass
+            return {}
+        import torch
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+        packed_nccl_broadcast_producer(iterator=tensors, group=self.group, src=0, post_iter_func=lambda item: item[1])
+        torch.cuda.synchronize()
+        return {}
+
+    def sent(self) -> None:
+        pass
+
+
+class Receiver:
+    backend = "nccl"
+
+    def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
+        info = {"master_address": invitation["address"], "master_port": invitation["port"], "world_size": invitation["world"]}
+        return info | {"rank_offset": 1 + engine * tensor_parallel} | self._packed("init")
+
+    def update_info(self, messages: list[Message]) -> dict[str, Any]:
+        invitation = messages[0]
+        return {"names": invitation["names"], "dtype_names": invitation["dtypes"], "shapes": invitation["shapes"]} | self._packed("update")
+
+    def _packed(self, call: str) -> dict[str, bool]:
+        """Whether `packed` goes with this call: vLLM 0.28 moved it from the update to the handshake."""
+        import dataclasses
+
+        from vllm.distributed.weight_transfer import nccl_engine
+
+        kind = nccl_engine.NCCLWeightTransferInitInfo if call == "init" else nccl_engine.NCCLWeightTransferUpdateInfo
+        return {"packed": True} if "packed" in {f.name for f in dataclasses.fields(kind)} else {}
