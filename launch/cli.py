@@ -29,7 +29,7 @@ def commands() -> None:
 @OVERRIDES
 def train(config: str, overrides: tuple[str, ...]) -> None:
     """Runs CONFIG, or continues its run from the newest checkpoint."""
-    from rlsys.config import load
+    from rlsys.config_load import load
 
     loaded = load(config, overrides)
     from launch.train import train as run
@@ -49,7 +49,7 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
         return show.options(console)
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
-    from rlsys.config import load
+    from rlsys.config_load import load
 
     show.plan(load(config, overrides), config, console)
 
@@ -57,10 +57,16 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
 @commands.command("eval")
 @click.argument("target", type=click.Path())
 @OVERRIDES
-@click.option("--config", type=click.Path(), help="Where rewards and sampling come from; by default the run's own config.yaml.")
-@click.option("--data", multiple=True, help="Data set to evaluate on, instead of eval.datasets. May be given several times.")
+@click.option(
+    "--config", type=click.Path(), help="Where rewards and sampling come from; by default the run's own config.yaml."
+)
+@click.option(
+    "--data", multiple=True, help="Data set to evaluate on, instead of eval.datasets. May be given several times."
+)
 @click.option("--out", type=click.Path(), help="Write every sample to this .parquet file.")
-def evaluate(target: str, overrides: tuple[str, ...], config: str | None, data: tuple[str, ...], out: str | None) -> None:
+def evaluate(
+    target: str, overrides: tuple[str, ...], config: str | None, data: tuple[str, ...], out: str | None
+) -> None:
     """Accuracy of TARGET (a run, a checkpoint, or a model directory) with greedy decoding."""
     from launch.evaluate import evaluate as run
 
@@ -76,7 +82,11 @@ def export(source: str, target: str, force: bool) -> None:
     from launch.export import export as run
 
     run(Path(source), Path(target), force)
-    console.print(f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.", highlight=False, soft_wrap=True)
+    console.print(
+        f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def main() -> NoReturn:

@@ -33,7 +33,9 @@ class Cluster:
 def started(config: Config, logs: Path, note: Note, *, model: str = "", training: bool = True) -> Iterator[Cluster]:
     """Starts Ray and all workers; ends all of them on the way out, whatever the way out is."""
     if training and config.policy.port and port_is_taken(config.policy.port):
-        raise ConfigError(f"policy.port: port {config.policy.port} is taken on this machine. Choose another, or 0 for any free one.")
+        raise ConfigError(
+            f"policy.port: port {config.policy.port} is taken on this machine. Choose another, or 0 for any free one."
+        )
     note("starting Ray")
     with ray_session(config, logs) as ray:
         actors: list[Any] = []
@@ -52,7 +54,12 @@ def _start(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
     places = _placement(ray, config, training)
 
     def spawn(kind: type, name: str, place: dict[str, Any], environment: dict[str, str], *arguments: Any) -> Any:
-        options = {"name": f"rlsys-{name}", "num_cpus": 0, "runtime_env": {"env_vars": environment}, "max_restarts": 0} | place
+        options = {
+            "name": f"rlsys-{name}",
+            "num_cpus": 0,
+            "runtime_env": {"env_vars": environment},
+            "max_restarts": 0,
+        } | place
         actors.append(ray.remote(kind).options(**options).remote(config, *arguments, str(logs)))
         return actors[-1]
 
@@ -64,10 +71,19 @@ def _start(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
     note(f"starting {count}")
     threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
     engines = [
-        spawn(RolloutWorker, f"rollout-{i}", places.engine(i), CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, i) for i in range(config.rollout.engines)
+        spawn(RolloutWorker, f"rollout-{i}", places.engine(i), CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, i)
+        for i in range(config.rollout.engines)
     ]
-    ranks = [spawn(PolicyRank, f"policy-{i}", places.rank(i), threads, i) for i in range(config.policy.ranks)] if training else []
-    scorer = spawn(ReferenceWorker, "reference", places.reference(), threads) if training and config.reference.kl_coef else None
+    ranks = (
+        [spawn(PolicyRank, f"policy-{i}", places.rank(i), threads, i) for i in range(config.policy.ranks)]
+        if training
+        else []
+    )
+    scorer = (
+        spawn(ReferenceWorker, "reference", places.reference(), threads)
+        if training and config.reference.kl_coef
+        else None
+    )
     judges = [spawn(RewardWorker, f"reward-{i}", {}, {}, i) for i in range(config.reward.workers)]
 
     path = model or find_model(config, note)
@@ -94,7 +110,11 @@ def find_model(config: Config, note: Note) -> str:
     """The model as a directory; the built-in one is made on first use."""
     if config.model.path == "builtin:tiny":
         return str(tiny.model_folder(config.run.seed, note))
-    return str(Path(config.model.path).expanduser()) if Path(config.model.path).expanduser().is_dir() else config.model.path
+    return (
+        str(Path(config.model.path).expanduser())
+        if Path(config.model.path).expanduser().is_dir()
+        else config.model.path
+    )
 
 
 def load_tokenizer(path: str, config: Config) -> Any:
@@ -103,7 +123,9 @@ def load_tokenizer(path: str, config: Config) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
     except Exception as error:
-        raise ConfigError(f"model.path: no tokenizer could be loaded from {path}: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(
+            f"model.path: no tokenizer could be loaded from {path}: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 def choose_transport(ray: Any, config: Config) -> str:
@@ -140,7 +162,10 @@ class Places:
             return {}
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return {"num_gpus": gpus, "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)}
+        return {
+            "num_gpus": gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle),
+        }
 
 
 def _placement(ray: Any, config: Config, training: bool) -> Places:
@@ -149,7 +174,9 @@ def _placement(ray: Any, config: Config, training: bool) -> Places:
     r, p = config.rollout, config.policy
     colocated = config.cluster.placement == "colocated"
     if colocated and r.tensor_parallel > 1:
-        raise ConfigError("cluster.placement colocated with rollout.tensor_parallel > 1 is not supported; use one engine per GPU, or separate.")
+        raise ConfigError(
+            "cluster.placement colocated with rollout.tensor_parallel > 1 is not supported; use one engine per GPU, or separate."
+        )
     engine_bundles = [{"GPU": r.tensor_parallel, "CPU": 1}] * r.engines
     bundles = engine_bundles + ([] if colocated or not training else [{"GPU": 1, "CPU": 1}] * p.ranks)
     need = sum(b["GPU"] for b in bundles) + config.reference.gpus * (training and not colocated)
@@ -163,7 +190,9 @@ def _placement(ray: Any, config: Config, training: bool) -> Places:
     group = ray.util.placement_group(bundles, strategy="PACK")
     ready, _ = ray.wait([group.ready()], timeout=config.cluster.start_timeout_s)
     if not ready:
-        raise ConfigError(f"the cluster could not place {bundles} within cluster.start_timeout_s; `ray status` shows what is in use.")
+        raise ConfigError(
+            f"the cluster could not place {bundles} within cluster.start_timeout_s; `ray status` shows what is in use."
+        )
     if colocated:
         return Places(group, 1, 0.4, 0.4, 0, min(config.reference.gpus, 0.2))
     return Places(group, r.tensor_parallel, r.tensor_parallel, 1, r.engines, config.reference.gpus)

@@ -28,7 +28,9 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error")
         except ConnectionError as error:
-            raise ConfigError(f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]}).") from None
+            raise ConfigError(
+                f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]})."
+            ) from None
         try:
             yield ray
         finally:
@@ -37,9 +39,13 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
 
     port = config.cluster.dashboard_port
     if port and port_is_taken(port):
-        raise ConfigError(f"cluster.dashboard_port: port {port} is taken on this machine. Choose another, or 0 for any free one.")
+        raise ConfigError(
+            f"cluster.dashboard_port: port {port} is taken on this machine. Choose another, or 0 for any free one."
+        )
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"rlsys-{os.getpid()}-"))
+    (folder / "tmp").mkdir()
+    os.environ["TMPDIR"] = str(folder / "tmp")  # where libraries in the workers leave their things
     try:
         ray.init(
             num_cpus=max(os.cpu_count() or 1, 2),
@@ -65,7 +71,9 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
 
 def object_store_bytes() -> int:
     """A sixth of what shared memory or main memory has free, whichever is less, within 128 MiB and 8 GiB."""
-    free = min(psutil.virtual_memory().available, shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 1 << 40)
+    free = min(
+        psutil.virtual_memory().available, shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 1 << 40
+    )
     return max(128 << 20, min(free // 6, 8 << 30))
 
 

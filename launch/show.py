@@ -48,5 +48,9 @@ def options(console: Console) -> None:
     for section in dataclasses.fields(Config):
         values = getattr(defaults, section.name)
         for field in dataclasses.fields(values):
-            table.add_row(f"{section.name}.{field.name}", repr(getattr(values, field.name)), comments[type(values).__name__, field.name])
+            table.add_row(
+                f"{section.name}.{field.name}",
+                repr(getattr(values, field.name)),
+                comments[type(values).__name__, field.name],
+            )
     console.print(table)

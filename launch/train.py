@@ -47,12 +47,18 @@ def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
 
 
 def datasets(config: Config, tokenizer: object, progress: Progress) -> tuple[data.Dataset, list[data.Dataset]]:
-    options = {"prompt_key": config.data.prompt_key, "max_prompt_tokens": config.rollout.max_prompt_tokens, "overlong": config.data.overlong}
+    options = {
+        "prompt_key": config.data.prompt_key,
+        "max_prompt_tokens": config.rollout.max_prompt_tokens,
+        "overlong": config.data.overlong,
+    }
     train_data = data.load(config.data.train, tokenizer, seed=config.run.seed, shuffle=config.data.shuffle, **options)  # type: ignore[arg-type]
     evals = [data.load(path, tokenizer, **options) for path in config.eval.datasets]  # type: ignore[arg-type]
     for path, loaded in zip([config.data.train, *config.eval.datasets], [train_data, *evals], strict=True):
         if loaded.skipped:
-            progress.note(f"{path}: left out {loaded.skipped} prompts longer than {config.rollout.max_prompt_tokens} tokens")
+            progress.note(
+                f"{path}: left out {loaded.skipped} prompts longer than {config.rollout.max_prompt_tokens} tokens"
+            )
     if not len(train_data):
         raise ConfigError(f"data.train: {config.data.train} holds no prompts.")
     return train_data, evals
@@ -65,7 +71,9 @@ def summary(config: Config, run: RunDirectory, console: Console) -> None:
     if len(lines) > 1:
         for key in (k for k in lines[-1] if k.startswith("eval/") and k.endswith("/accuracy")):
             source = key.split("/")[1]
-            console.print(f"{source}: held-out accuracy {lines[0].get(key, 0):.1%} before, {lines[-1][key]:.1%} after {lines[-1]['step']} steps")
+            console.print(
+                f"{source}: held-out accuracy {lines[0].get(key, 0):.1%} before, {lines[-1][key]:.1%} after {lines[-1]['step']} steps"
+            )
         before, after = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
         then = {row["uid"]: row for row in before}
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -73,7 +81,15 @@ def summary(config: Config, run: RunDirectory, console: Console) -> None:
             table.add_column(name, max_width=40, overflow="ellipsis", no_wrap=True)
         for row in [r for r in after if r["uid"] in then][:5]:
             old = then[row["uid"]]
-            table.add_row(Text(row["prompt"]), Text(old["completion"]), f"{old['reward']:g}", Text(row["completion"]), f"{row['reward']:g}")
+            table.add_row(
+                Text(row["prompt"]),
+                Text(old["completion"]),
+                f"{old['reward']:g}",
+                Text(row["completion"]),
+                f"{row['reward']:g}",
+            )
         console.print(table)
     console.print(f"\nrun directory: {run.path}", highlight=False, soft_wrap=True)
-    console.print(f"export the model: rlsys export {run.path} MODEL_DIRECTORY", style="dim", highlight=False, soft_wrap=True)
+    console.print(
+        f"export the model: rlsys export {run.path} MODEL_DIRECTORY", style="dim", highlight=False, soft_wrap=True
+    )

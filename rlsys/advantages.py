@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 
-def grpo(rewards: Tensor, groups: Tensor, *, lengths: Tensor | None = None, std: str = "sample", eps: float = 1e-6) -> Tensor:
+def grpo(
+    rewards: Tensor, groups: Tensor, *, lengths: Tensor | None = None, std: str = "sample", eps: float = 1e-6
+) -> Tensor:
     """(reward - group mean) / (group deviation + eps).  [N], [N] -> [N]
 
     Shao et al. 2024, arXiv 2402.03300. `std`: `sample` divides the squares by G-1, `population` by G, `none` leaves the

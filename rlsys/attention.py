@@ -21,7 +21,9 @@ WIDEST = 1.25  # the longest of a block over its shortest: at most a fifth of a 
 class Layout:
     """Where each block's tokens lie. For lengths [2, 1]: fold [[0, 1], [2, 2]] (one block), and back [0, 1, 2]."""
 
-    folds: list[Tensor]  # per block [n, L]: position in the pack of each cell; padding repeats the sequence's last token
+    folds: list[
+        Tensor
+    ]  # per block [n, L]: position in the pack of each cell; padding repeats the sequence's last token
     back: Tensor  # [T]: cell, over all blocks, of each token of the pack
 
 
@@ -63,7 +65,9 @@ def packed_attention(
     """[1, H, T, D] each -> [1, T, H, D]; `layout` travels as a keyword argument of `model(...)`."""
     assert layout is not None, "packed attention needs layout=layout(lengths)"
     if sliding_window is not None and any(fold.shape[1] > sliding_window for fold in layout.folds):
-        raise ValueError(f"a sequence is longer than this model's sliding window ({sliding_window}), which packed attention does not have.")
+        raise ValueError(
+            f"a sequence is longer than this model's sliding window ({sliding_window}), which packed attention does not have."
+        )
     grouped = key.shape[1] != query.shape[1]
     cells = []
     for fold in layout.folds:
@@ -73,7 +77,13 @@ def packed_attention(
             return x[0].index_select(1, fold.flatten()).view(x.shape[1], n, longest, x.shape[3]).transpose(0, 1)
 
         out = F.scaled_dot_product_attention(
-            folded(query), folded(key), folded(value), is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=grouped
+            folded(query),
+            folded(key),
+            folded(value),
+            is_causal=True,
+            scale=scaling,
+            dropout_p=dropout,
+            enable_gqa=grouped,
         )
         cells.append(out.transpose(1, 2).reshape(n * longest, query.shape[1], -1))
     return torch.cat(cells).index_select(0, layout.back)[None], None

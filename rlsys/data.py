@@ -38,7 +38,16 @@ class Dataset:
         return self._order
 
 
-def load(path: str, tokenizer: Any, *, prompt_key: str, max_prompt_tokens: int, overlong: str = "error", seed: int = 0, shuffle: bool = True) -> Dataset:
+def load(
+    path: str,
+    tokenizer: Any,
+    *,
+    prompt_key: str,
+    max_prompt_tokens: int,
+    overlong: str = "error",
+    seed: int = 0,
+    shuffle: bool = True,
+) -> Dataset:
     """Reads a data set whole. Every problem is a `ConfigError` with file, line and reason."""
     prompts: list[Prompt] = []
     skipped = 0
@@ -61,7 +70,10 @@ def load(path: str, tokenizer: Any, *, prompt_key: str, max_prompt_tokens: int, 
         facts = {k: v for k, v in row.items() if k not in (prompt_key, "source")}
         prompts.append(Prompt(f"{source}:{line}", source, text, tokens, facts))
     if not prompts:
-        raise ConfigError(f"{path} holds no prompts" + (f": all {skipped} are longer than {max_prompt_tokens} tokens." if skipped else "; it is empty."))
+        raise ConfigError(
+            f"{path} holds no prompts"
+            + (f": all {skipped} are longer than {max_prompt_tokens} tokens." if skipped else "; it is empty.")
+        )
     return Dataset(prompts, seed=seed, shuffle=shuffle, skipped=skipped)
 
 
@@ -69,13 +81,21 @@ def encode(prompt: Any, tokenizer: Any, where: str) -> tuple[str, list[int]]:
     """Text as it is; chat messages through the tokenizer's template, with the opening of the answer."""
     if isinstance(prompt, str) and prompt:
         text = prompt
-    elif isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt):
+    elif (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt)
+    ):
         if not tokenizer.chat_template:
-            raise ConfigError(f"{where}: the prompt is a list of chat messages, but the tokenizer has no chat template. Use plain text prompts.")
+            raise ConfigError(
+                f"{where}: the prompt is a list of chat messages, but the tokenizer has no chat template. Use plain text prompts."
+            )
         text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
         return text, list(tokenizer.encode(text, add_special_tokens=False))
     else:
-        raise ConfigError(f"{where}: a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {str(prompt)[:80]!r}.")
+        raise ConfigError(
+            f"{where}: a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {str(prompt)[:80]!r}."
+        )
     tokens = list(tokenizer.encode(text))
     if not tokens:
         raise ConfigError(f"{where}: the prompt {text[:80]!r} has no tokens.")
@@ -112,5 +132,7 @@ def read(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{path}:{line}: not JSON: {error.msg} at column {error.colno}.") from None
             if not isinstance(row, dict):
-                raise ConfigError(f'{path}:{line}: a row is an object such as {{"prompt": "…"}}; this one is {text.strip()[:60]}.')
+                raise ConfigError(
+                    f'{path}:{line}: a row is an object such as {{"prompt": "…"}}; this one is {text.strip()[:60]}.'
+                )
             yield f"{path}:{line}", row

@@ -13,11 +13,15 @@ from rlsys.types import Pack
 class PackedLogprobs(nn.Module):
     """A causal language model that answers with log-probs of given tokens instead of logits."""
 
+    lm: Any  # the Hugging Face model
+
     def __init__(self, lm: Any, *, temperature: float = 1.0, chunk: int = 1024):
         super().__init__()
         head = lm.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
-            raise ValueError(f"{type(lm).__name__}: the output layer must be a linear layer without bias; it is {head}.")
+            raise ValueError(
+                f"{type(lm).__name__}: the output layer must be a linear layer without bias; it is {head}."
+            )
         head.__class__ = LogprobHead
         head.temperature, head.chunk = temperature, chunk
         self.lm = lm
@@ -44,7 +48,7 @@ class LogprobHead(nn.Linear):
     chunk: int
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return ChunkedLogprobs.apply(hidden, self.weight, targets, self.temperature, self.chunk)  # type: ignore[no-any-return]
+        return ChunkedLogprobs.apply(hidden, self.weight, targets, self.temperature, self.chunk)
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -54,7 +58,9 @@ class ChunkedLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, targets)
         ctx.temperature, ctx.chunk = temperature, chunk
         logprobs, entropies = [], []

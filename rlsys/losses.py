@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 
-def ppo_clip(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
+def ppo_clip(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+) -> Tensor:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old).  [T], [T], [T], [T] -> [T]
 
     Schulman et al. 2017, arXiv 1707.06347, eq. 7; two sides of the clip as in Yu et al. 2025, arXiv 2503.14476.
@@ -15,7 +23,9 @@ def ppo_clip(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tenso
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
-def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
+def clipped(
+    logprobs: Tensor, old: Tensor, advantages: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.2
+) -> Tensor:
     """Whether the clip took the token's gradient away.  [T], [T], [T] -> [T] bool"""
     ratio = (logprobs - old).exp()
     return ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))

@@ -15,7 +15,10 @@ class Clock:
     """Seconds per phase. `with clock("update"): ...` then `clock.metrics()["time/update"]`."""
 
     def __init__(self) -> None:
-        self.start, self.phases = time.perf_counter(), dict.fromkeys(("rollout", "reward", "score", "update", "sync"), 0.0)
+        self.start, self.phases = (
+            time.perf_counter(),
+            dict.fromkeys(("rollout", "reward", "score", "update", "sync"), 0.0),
+        )
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -32,7 +35,9 @@ class Clock:
         self.phases[other] += moved
 
     def metrics(self) -> Metrics:
-        return {"time/step": time.perf_counter() - self.start} | {f"time/{name}": seconds for name, seconds in self.phases.items()}
+        return {"time/step": time.perf_counter() - self.start} | {
+            f"time/{name}": seconds for name, seconds in self.phases.items()
+        }
 
 
 def of_batch(batch: Batch, advantages: Floats, asked: int) -> Metrics:

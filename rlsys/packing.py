@@ -54,7 +54,9 @@ def pack(
 
     Without `advantages` the packs are for scoring only.
     """
-    columns = [np.concatenate([np.asarray(batch.prompts[batch.groups[m]].tokens), batch.samples[m].tokens]) for m in members]
+    columns = [
+        np.concatenate([np.asarray(batch.prompts[batch.groups[m]].tokens), batch.samples[m].tokens]) for m in members
+    ]
     lengths = torch.tensor([len(batch.samples[m].tokens) for m in members], dtype=torch.long)
     weights = np.split(token_weights(lengths, normalize, constant=constant).numpy(), np.cumsum(lengths.numpy())[:-1])
     bins = spread([len(c) - 1 for c in columns], ranks, tokens_per_pack)
@@ -72,12 +74,16 @@ def pack(
         return Pack(
             tokens=np.concatenate([columns[j][:-1] for j in chosen]).astype(np.int64),
             lengths=inputs,
-            predict=np.concatenate([s + np.arange(n - c, n) for s, n, c in zip(starts, inputs, completions, strict=True)]),
+            predict=np.concatenate(
+                [s + np.arange(n - c, n) for s, n, c in zip(starts, inputs, completions, strict=True)]
+            ),
             targets=np.concatenate([batch.samples[m].tokens for m in ids]).astype(np.int64),
             sequences=np.repeat(np.arange(len(chosen)), completions),
             samples=ids,
             rollout=join([batch.samples[m].logprobs for m in ids]),
-            advantages=np.repeat(advantages.numpy()[ids] if advantages is not None else np.zeros(len(ids)), completions).astype(np.float32),
+            advantages=np.repeat(
+                advantages.numpy()[ids] if advantages is not None else np.zeros(len(ids)), completions
+            ).astype(np.float32),
             weights=join([weights[j] for j in chosen]),
             old=None if old is None else join([old[m] for m in ids]),
             ref=None if ref is None else join([ref[m] for m in ids]),

@@ -31,9 +31,13 @@ class Collector:
     def __init__(self, rollout: Rollout, rewards: Rewards, *, seed: int, max_failure_share: float):
         self.rollout, self.rewards, self.seed, self.max_failure_share = rollout, rewards, seed, max_failure_share
 
-    def collect(self, step: int | str, prompts: list[Prompt], *, samples: int, temperature: float, max_new_tokens: int) -> Batch:
+    def collect(
+        self, step: int | str, prompts: list[Prompt], *, samples: int, temperature: float, max_new_tokens: int
+    ) -> Batch:
         requests = [
-            Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), temperature, max_new_tokens) for p in prompts for i in range(samples)
+            Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), temperature, max_new_tokens)
+            for p in prompts
+            for i in range(samples)
         ]
         by_uid = {p.uid: p for p in prompts}
         began = time.perf_counter()
@@ -47,7 +51,14 @@ class Collector:
             raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(pairs)} came back")
         return self._assemble(step, prompts, pairs, sampled - began, done - sampled)
 
-    def _assemble(self, step: int | str, prompts: list[Prompt], pairs: list[tuple[Sample, Verdict]], rollout_s: float, reward_s: float) -> Batch:
+    def _assemble(
+        self,
+        step: int | str,
+        prompts: list[Prompt],
+        pairs: list[tuple[Sample, Verdict]],
+        rollout_s: float,
+        reward_s: float,
+    ) -> Batch:
         group = {p.uid: g for g, p in enumerate(prompts)}
         pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
         bad = [v for _, v in pairs if v.score is None]

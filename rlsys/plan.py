@@ -16,10 +16,26 @@ def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
         ("samples per step", f"{t.prompts_per_step} prompts x {t.samples_per_prompt} samples_per_prompt", samples),
         ("samples per engine", f"{samples} samples / {c.rollout.engines} engines", -(-samples // c.rollout.engines)),
         ("samples per update", f"{samples} samples / {t.updates_per_step} updates_per_step", per_update),
-        ("updates per step", f"{t.updates_per_step} updates_per_step x {t.epochs_per_step} epochs_per_step", t.updates_per_step * t.epochs_per_step),
-        ("updates in all", f"{t.steps} steps x {t.updates_per_step * t.epochs_per_step}", t.steps * t.updates_per_step * t.epochs_per_step),
-        ("tokens per step, at most", f"{samples} samples x ({c.rollout.max_prompt_tokens} prompt + {c.rollout.max_new_tokens} new)", tokens),
-        ("packs per rank and update, at most", f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks", per_rank),
+        (
+            "updates per step",
+            f"{t.updates_per_step} updates_per_step x {t.epochs_per_step} epochs_per_step",
+            t.updates_per_step * t.epochs_per_step,
+        ),
+        (
+            "updates in all",
+            f"{t.steps} steps x {t.updates_per_step * t.epochs_per_step}",
+            t.steps * t.updates_per_step * t.epochs_per_step,
+        ),
+        (
+            "tokens per step, at most",
+            f"{samples} samples x ({c.rollout.max_prompt_tokens} prompt + {c.rollout.max_new_tokens} new)",
+            tokens,
+        ),
+        (
+            "packs per rank and update, at most",
+            f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks",
+            per_rank,
+        ),
     ]
 
 

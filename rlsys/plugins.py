@@ -16,7 +16,9 @@ def find(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Calla
         return table[spec]
     home, colon, name = spec.rpartition(":")
     if not colon:
-        raise ConfigError(f"{what}: `{spec}` is not known. Built in: {', '.join(sorted(table))}; or give module:function or path/to/file.py:function.")
+        raise ConfigError(
+            f"{what}: `{spec}` is not known. Built in: {', '.join(sorted(table))}; or give module:function or path/to/file.py:function."
+        )
     try:
         module = _file(Path(home).expanduser()) if home.endswith(".py") else importlib.import_module(home)
     except ConfigError:
@@ -35,7 +37,8 @@ def _file(path: Path) -> Any:
         raise ConfigError(f"the file {path} does not exist (from {Path.cwd()}).")
     name = f"rlsys_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None, path
+    assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

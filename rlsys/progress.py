@@ -24,14 +24,20 @@ class Progress:
         self.began, self.first_step, self.first_time = time.monotonic(), -1, 0.0
         self.rows: list[tuple[int, Metrics]] = []
         self.doing = ""
-        self.live = Live(get_renderable=self.draw, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self.live = (
+            Live(get_renderable=self.draw, console=console, refresh_per_second=4, transient=True)
+            if console.is_terminal
+            else None
+        )
 
     def __enter__(self) -> "Progress":
         if self.live:
             self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.live:
             self.live.stop()
             if len(self.rows) > 1:
@@ -50,14 +56,21 @@ class Progress:
         self.rows = [*self.rows, (step, found)][-self.SHOWN :]
         if not self.live:
             cells = [f"{name} {value}" for name, value in zip(COLUMNS, self.cells(step, found), strict=True) if value]
-            self.console.print(f"[{time.monotonic() - self.began:6.1f}s] " + "  ".join(cells), highlight=False, markup=False, soft_wrap=True)
+            self.console.print(
+                f"[{time.monotonic() - self.began:6.1f}s] " + "  ".join(cells),
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
 
     def eta(self, step: int) -> str:
         done = step - self.first_step
         if done <= 0:
             return ""
         left = (time.monotonic() - self.first_time) / done * (self.steps - step)
-        return f"{left // 3600:.0f}h{left % 3600 // 60:02.0f}m" if left >= 3600 else f"{left // 60:.0f}m{left % 60:02.0f}s"
+        return (
+            f"{left // 3600:.0f}h{left % 3600 // 60:02.0f}m" if left >= 3600 else f"{left // 60:.0f}m{left % 60:02.0f}s"
+        )
 
     def cells(self, step: int, found: Metrics) -> list[str]:
         accuracy = [v for k, v in found.items() if k.startswith("eval/") and k.endswith("/accuracy")]

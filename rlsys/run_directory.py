@@ -1,8 +1,8 @@
 """The run directory: what every tool reads.
 
-    config.yaml     the resolved configuration        samples/      every sample of every step, parquet
-    metrics.jsonl   one line per step                 checkpoints/  step-000040/: model/ (Hugging Face), optimizer/, state.json
-    events.jsonl    starts, syncs, saves, faults      logs/         one file per process
+config.yaml     the resolved configuration        samples/      every sample of every step, parquet
+metrics.jsonl   one line per step                 checkpoints/  step-000040/: model/ (Hugging Face), optimizer/, state.json
+events.jsonl    starts, syncs, saves, faults      logs/         one file per process
 """
 
 import contextlib
@@ -16,12 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from rlsys import config as configuration
+from rlsys import config_load
 from rlsys.config import Config, ConfigError
 from rlsys.types import Batch, Floats
 
-FREE_TO_CHANGE = ("run.", "cluster.", "eval.", "checkpoint.", "trainer.steps", "reward.workers", "reward.timeout_s", "rollout.engines", "rollout.gpu_memory",
-                  "rollout.kv_cache_mb", "rollout.max_sequences", "policy.tokens_per_pack", "policy.logprob_chunk", "policy.gradient_checkpointing", "sync.")  # fmt: skip
+FREE_TO_CHANGE = (  # what a run may be continued with: nothing here changes what is learned
+    "run.",
+    "cluster.",
+    "eval.",
+    "checkpoint.",
+    "sync.",
+    "trainer.steps",
+    "reward.workers",
+    "reward.timeout_s",
+    "rollout.engines",
+    "rollout.gpu_memory",
+    "rollout.kv_cache_mb",
+    "rollout.max_sequences",
+    "policy.tokens_per_pack",
+    "policy.logprob_chunk",
+    "policy.gradient_checkpointing",
+)
 
 
 class RunDirectory:
@@ -33,7 +48,9 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if any(self.path.iterdir()) and not known.is_file():
-                raise ConfigError(f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory.")
+                raise ConfigError(
+                    f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory."
+                )
             self._lock = (self.path / ".lock").open("w")
         except (NotADirectoryError, FileExistsError):
             raise ConfigError(f"run.dir: {self.path} is a file, or lies below one. Choose another directory.") from None
@@ -42,21 +59,25 @@ class RunDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"run.dir: {self.path} is in use by another run. Wait for it, stop it, or choose another run.dir.") from None
+            raise ConfigError(
+                f"run.dir: {self.path} is in use by another run. Wait for it, stop it, or choose another run.dir."
+            ) from None
         if known.is_file():
             self._refuse_changes(config, known)
         for name in ("samples", "checkpoints", "logs"):
             (self.path / name).mkdir(exist_ok=True)
         for leftover in (self.path / "checkpoints").glob(".*"):
             shutil.rmtree(leftover)
-        write(known, configuration.to_yaml(config))
+        write(known, config_load.to_yaml(config))
 
     def _refuse_changes(self, config: Config, known: Path) -> None:
         from omegaconf import OmegaConf
 
         tree = OmegaConf.load(known)
-        before, now = configuration.flatten(configuration.build(tree, [], str(known))), configuration.flatten(config)  # type: ignore[arg-type]
-        changed = [f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(FREE_TO_CHANGE)]
+        before, now = config_load.flatten(config_load.build(tree, [], str(known))), config_load.flatten(config)  # type: ignore[arg-type]
+        changed = [
+            f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(FREE_TO_CHANGE)
+        ]
         if changed:
             raise ConfigError(
                 f"run.dir: {self.path} is a run with other settings ({'; '.join(changed)}). "
@@ -130,7 +151,9 @@ def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
         return []
     import pyarrow.parquet
 
-    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file, columns=["uid", "prompt", "completion", "reward"]).to_pylist()
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(
+        file, columns=["uid", "prompt", "completion", "reward"]
+    ).to_pylist()
     return rows
 
 

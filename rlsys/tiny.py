@@ -124,7 +124,9 @@ def make_tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(SYMBOLS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", model_max_length=64)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", model_max_length=64
+    )
 
 
 def _warm_start_rows(sets: list[str], rng: random.Random, tokenizer: Any) -> Iterator[list[int]]:

@@ -1,8 +1,8 @@
 """The loop. Synchronous and one-step-ahead training are this same code, with `pipeline.max_lag` 0 and 1.
 
-    prompts ─▶ rollout ─▶ reward ─▶ advantage by uid ─▶ pack ─▶ score ─▶ update ─▶ sync ─▶ (evaluate, save)
-                  ▲                                                                 │
-                  └──────────────────── weights, versioned and verified ────────────┘
+prompts ─▶ rollout ─▶ reward ─▶ advantage by uid ─▶ pack ─▶ score ─▶ update ─▶ sync ─▶ (evaluate, save)
+              ▲                                                                 │
+              └──────────────────── weights, versioned and verified ────────────┘
 """
 
 from collections.abc import Iterator
@@ -46,9 +46,17 @@ class Trainer:
         run: RunDirectory,
         progress: Progress,
     ):
-        self.config, self.train_data, self.evals, self.run_directory, self.progress = config, train, evals, run, progress
+        self.config, self.train_data, self.evals, self.run_directory, self.progress = (
+            config,
+            train,
+            evals,
+            run,
+            progress,
+        )
         self.rollout, self.policy, self.reference = rollout, policy, reference
-        self.collector = Collector(rollout, rewards, seed=config.run.seed, max_failure_share=config.reward.max_failure_share)
+        self.collector = Collector(
+            rollout, rewards, seed=config.run.seed, max_failure_share=config.reward.max_failure_share
+        )
         self.advantage = find(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
         self.version = 0
 
@@ -93,7 +101,11 @@ class Trainer:
         asked = self.config.trainer.prompts_per_step * self.config.trainer.samples_per_prompt
         times = clock.metrics()
         found = metrics.of_batch(batch, batch_advantages.numpy(), asked) | metrics.of_updates(updates) | times
-        return found | {"tokens_per_second": found["tokens"] / times["time/step"], "lag": lag, "sync/version": self.version}
+        return found | {
+            "tokens_per_second": found["tokens"] / times["time/step"],
+            "lag": lag,
+            "sync/version": self.version,
+        }
 
     def sample(self, step: int) -> Batch:
         """The judged samples of a step. Which prompts those are depends on nothing but the step."""
@@ -108,9 +120,15 @@ class Trainer:
         """[N] One number per sample, from rewards and groups alone."""
         a, rewards = self.config.algorithm, torch.from_numpy(batch.rewards)
         if self.config.reward.shuffle:
-            rewards = rewards[torch.from_numpy(np.random.default_rng(seed_of(self.config.run.seed, step, "shuffle")).permutation(len(rewards)))]
+            rewards = rewards[
+                torch.from_numpy(
+                    np.random.default_rng(seed_of(self.config.run.seed, step, "shuffle")).permutation(len(rewards))
+                )
+            ]
         options = {"std": a.std, "eps": a.epsilon} if a.advantage == "grpo" else {}
-        return self.advantage(rewards, torch.from_numpy(batch.groups), lengths=torch.from_numpy(batch.lengths), **options).float()
+        return self.advantage(
+            rewards, torch.from_numpy(batch.groups), lengths=torch.from_numpy(batch.lengths), **options
+        ).float()
 
     def old_logprobs(self, batch: Batch) -> list[Floats] | None:
         """The policy's log-probs before this step's first update, or None where the update's own forward pass has them."""
@@ -122,18 +140,27 @@ class Trainer:
         return self.score(self.reference, batch) if self.reference else None
 
     def score(self, scorer: Scorer, batch: Batch) -> list[Floats]:
-        packs = pack(batch, range(len(batch.samples)), ranks=scorer.ranks, tokens_per_pack=self.config.policy.tokens_per_pack)
+        packs = pack(
+            batch, range(len(batch.samples)), ranks=scorer.ranks, tokens_per_pack=self.config.policy.tokens_per_pack
+        )
         return unpack(packs, scorer.score(packs), len(batch.samples))
 
     def updates(
-        self, step: int, batch: Batch, batch_advantages: torch.Tensor, old: list[Floats] | None, ref: list[Floats] | None
+        self,
+        step: int,
+        batch: Batch,
+        batch_advantages: torch.Tensor,
+        old: list[Floats] | None,
+        ref: list[Floats] | None,
     ) -> Iterator[Metrics]:
         """One optimizer update per mini-batch of whole groups, `updates_per_step` of them in each of `epochs_per_step` passes."""
         c, t = self.config, self.config.trainer
         per_step = t.updates_per_step * t.epochs_per_step
         number = (step - 1) * per_step
         for epoch in range(t.epochs_per_step):
-            order = np.random.default_rng(seed_of(c.run.seed, step, epoch, "mini-batches")).permutation(len(batch.prompts))
+            order = np.random.default_rng(seed_of(c.run.seed, step, epoch, "mini-batches")).permutation(
+                len(batch.prompts)
+            )
             for groups in np.split(order, t.updates_per_step):
                 members = np.flatnonzero(np.isin(batch.groups, groups)).tolist()
                 packs = pack(
@@ -148,7 +175,11 @@ class Trainer:
                     ref=ref,
                 )
                 lr = learning_rate(
-                    number, peak=c.policy.lr, schedule=c.policy.lr_schedule, warmup=c.policy.warmup_updates, total=t.steps * per_step
+                    number,
+                    peak=c.policy.lr,
+                    schedule=c.policy.lr_schedule,
+                    warmup=c.policy.warmup_updates,
+                    total=t.steps * per_step,
                 )
                 yield self.policy.update(packs, lr) | {"lr": lr}
                 number += 1
@@ -157,7 +188,9 @@ class Trainer:
         if not self.evals:
             return {}
         self.rollout.generating()
-        result: Evaluation = evaluate(self.collector, self.evals, step=step, max_new_tokens=self.config.rollout.max_new_tokens)
+        result: Evaluation = evaluate(
+            self.collector, self.evals, step=step, max_new_tokens=self.config.rollout.max_new_tokens
+        )
         self.run_directory.samples(f"eval-{step:06d}", result.batch)
         return result.metrics()
 

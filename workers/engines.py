@@ -20,7 +20,11 @@ CPU_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-GPU_ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+GPU_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+}
 
 
 class Engine(Protocol):
@@ -62,7 +66,10 @@ def arguments(config: Config, model: str, backend: str) -> dict[str, Any]:
     if config.cluster.device == "cpu":
         return found | {"enforce_eager": True, "kv_cache_memory_bytes": r.kv_cache_mb << 20}
     found.pop("block_size")
-    return found | {"gpu_memory_utilization": r.gpu_memory, "enable_sleep_mode": config.cluster.placement == "colocated"}
+    return found | {
+        "gpu_memory_utilization": r.gpu_memory,
+        "enable_sleep_mode": config.cluster.placement == "colocated",
+    }
 
 
 def sampling(request: Request, stop_ids: list[int]) -> Any:
@@ -88,7 +95,9 @@ class InProcessEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         register_architecture(model)
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments(config, model, backend)), enable_multiprocessing=False)
+        self.engine = LLMEngine.from_engine_args(
+            EngineArgs(**arguments(config, model, backend)), enable_multiprocessing=False
+        )
 
     async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
         for r in requests:
@@ -130,7 +139,9 @@ class AsyncEngine:
 
         async def one(r: Request) -> None:
             try:
-                async for out in self.engine.generate({"prompt_token_ids": r.tokens}, sampling(r, stop_ids), request_id=f"{r.uid}/{r.index}"):
+                async for out in self.engine.generate(
+                    {"prompt_token_ids": r.tokens}, sampling(r, stop_ids), request_id=f"{r.uid}/{r.index}"
+                ):
                     if out.finished:
                         finished.put_nowait(out)
             except Exception as error:
@@ -176,4 +187,6 @@ def register_architecture(model: str) -> None:
     for name in AutoConfig.from_pretrained(model).architectures or []:
         if name in _TEXT_GENERATION_MODELS:
             module, cls = _TEXT_GENERATION_MODELS[name]
-            ModelRegistry.register_model(name, getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), cls))
+            ModelRegistry.register_model(
+                name, getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), cls)
+            )

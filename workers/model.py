@@ -23,6 +23,10 @@ def load_packed(config: Config, path: str, dtype: str) -> Any:
         if hasattr(settings, name):
             setattr(settings, name, 0.0)
     lm = AutoModelForCausalLM.from_pretrained(
-        path, config=settings, dtype=getattr(torch, dtype), attn_implementation=NAME, trust_remote_code=config.model.trust_remote_code
+        path,
+        config=settings,
+        dtype=getattr(torch, dtype),
+        attn_implementation=NAME,
+        trust_remote_code=config.model.trust_remote_code,
     )
     return PackedLogprobs(lm, temperature=config.rollout.temperature, chunk=config.policy.logprob_chunk)

@@ -41,7 +41,13 @@ class PolicyRank:
         from workers.zero import deepspeed_config
 
         c = self.config
-        os.environ |= {"RANK": str(self.rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(c.policy.ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        os.environ |= {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(c.policy.ranks),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+        }
         self.deepspeed.init_distributed(dist_backend="gloo" if self.device == "cpu" else "nccl", verbose=False)
         self.torch.manual_seed(c.run.seed)
         packed = load_packed(c, model, c.policy.dtype)
@@ -54,7 +60,11 @@ class PolicyRank:
         self.lm = packed.lm
         self.source = model
         self.loss = plugins.find(c.algorithm.loss, losses.LOSSES, "algorithm.loss")
-        self.loss_options = {"clip_low": c.algorithm.clip_low, "clip_high": c.algorithm.clip_high} if c.algorithm.loss in losses.LOSSES else {}
+        self.loss_options = (
+            {"clip_low": c.algorithm.clip_low, "clip_high": c.algorithm.clip_high}
+            if c.algorithm.loss in losses.LOSSES
+            else {}
+        )
         self.clipped, self.kl = losses.clipped, kl.ESTIMATORS[c.algorithm.kl]
         self.dtype = getattr(self.torch, c.rollout.dtype)
         self.sender = SENDERS[transport](self.rank, c.rollout.engines * c.rollout.tensor_parallel)
@@ -68,7 +78,10 @@ class PolicyRank:
 
     def update(self, packs: list[Pack], lr: float) -> dict[str, float]:
         """One optimizer update on this rank's share of a mini-batch. See `rlsys.metrics.of_updates` for what it returns."""
-        torch, found = self.torch, dict.fromkeys(("loss", "kl", "entropy", "clipped", "mismatch", "mismatch_max", "tokens"), 0.0)
+        torch, found = (
+            self.torch,
+            dict.fromkeys(("loss", "kl", "entropy", "clipped", "mismatch", "mismatch_max", "tokens"), 0.0),
+        )
         self.engine.train()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -90,7 +103,11 @@ class PolicyRank:
                     gap = (old - self.tensor(pack.rollout)).abs()
                     found["loss"] += total.item()
                     found["entropy"] += entropy.sum().item()
-                    found["clipped"] += self.clipped(logprobs, old, advantages, **self.loss_options).sum().item() if self.loss_options else 0.0
+                    found["clipped"] += (
+                        self.clipped(logprobs, old, advantages, **self.loss_options).sum().item()
+                        if self.loss_options
+                        else 0.0
+                    )
                     found["mismatch"] += gap.sum().item()
                     found["mismatch_max"] = max(found["mismatch_max"], gap.max().item())
                     found["tokens"] += len(pack.targets)
@@ -109,7 +126,10 @@ class PolicyRank:
 
     def manifest(self) -> list[tuple[str, str, list[int]]]:
         """(name, dtype, shape) of every tensor the engines get, in order."""
-        return [(n, str(self.dtype).removeprefix("torch."), list(getattr(p, "ds_shape", p.shape))) for n, p in self.lm.named_parameters()]
+        return [
+            (n, str(self.dtype).removeprefix("torch."), list(getattr(p, "ds_shape", p.shape)))
+            for n, p in self.lm.named_parameters()
+        ]
 
     def weights(self) -> Iterator[tuple[str, Any]]:
         """Whole tensors in the engines' dtype; a tied head appears once. Refuses weights that are not finite."""
@@ -163,7 +183,9 @@ class PolicyRank:
         if self.rank == 0:
             target = Path(folder) / "model"
             self.lm.save_pretrained(target, state_dict=whole)
-            self.transformers.AutoTokenizer.from_pretrained(self.source, trust_remote_code=self.config.model.trust_remote_code).save_pretrained(target)
+            self.transformers.AutoTokenizer.from_pretrained(
+                self.source, trust_remote_code=self.config.model.trust_remote_code
+            ).save_pretrained(target)
 
     def load(self, folder: str) -> None:
         self.engine.load_checkpoint(str(Path(folder) / "optimizer"), tag="state")
@@ -190,7 +212,9 @@ class PolicyGroup:
         """Introduces rank 0 to the engines."""
         self.concurrent = concurrent
         self.invitations = self.all("invite")
-        calls = {f"policy-{i}": a.connect.remote() for i, a in enumerate(self.actors)} | self.engines.calls("connect", self.invitations[0])
+        calls = {f"policy-{i}": a.connect.remote() for i, a in enumerate(self.actors)} | self.engines.calls(
+            "connect", self.invitations[0]
+        )
         gather(calls, "connecting policy and engines", self.config.cluster.start_timeout_s, self.logs)
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:

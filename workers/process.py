@@ -40,7 +40,9 @@ def gather(calls: Mapping[str, Any], doing: str, timeout_s: float, logs: Path) -
         ready, _ = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             late = ", ".join(names[ref] for ref in pending)
-            raise WorkerFailed(f"{doing}: no answer from {late} after {timeout_s:g} s (cluster.call_timeout_s or start_timeout_s). Logs: {logs}")
+            raise WorkerFailed(
+                f"{doing}: no answer from {late} after {timeout_s:g} s (cluster.call_timeout_s or start_timeout_s). Logs: {logs}"
+            )
         name = names[ready[0]]
         try:
             answers[name] = ray.get(ready[0])
@@ -54,7 +56,9 @@ def explain(error: RayError, name: str, doing: str, logs: Path) -> Exception:
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, ConfigError):
             return error.cause
-        return WorkerFailed(f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error.traceback_str}\nIts log: {logs / name}.log")
+        return WorkerFailed(
+            f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error.traceback_str}\nIts log: {logs / name}.log"
+        )
     what = "died" if isinstance(error, RayActorError) else "failed"
     return WorkerFailed(f"{doing}: {name} {what}: {error}\n{tail(logs / f'{name}.log')}")
 
@@ -62,7 +66,9 @@ def explain(error: RayError, name: str, doing: str, logs: Path) -> Exception:
 def tail(log: Path, lines: int = 20) -> str:
     if not log.is_file():
         return f"(no log at {log})"
-    return f"Last lines of {log}:\n" + "\n".join("  " + line for line in log.read_text(errors="replace").splitlines()[-lines:])
+    return f"Last lines of {log}:\n" + "\n".join(
+        "  " + line for line in log.read_text(errors="replace").splitlines()[-lines:]
+    )
 
 
 def free_port() -> int:

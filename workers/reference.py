@@ -23,7 +23,9 @@ class ReferenceWorker:
     def start(self, model: str) -> None:
         from workers.model import load_packed
 
-        self.packed = load_packed(self.config, model, self.config.policy.dtype).to(self.device).eval().requires_grad_(False)
+        self.packed = (
+            load_packed(self.config, model, self.config.policy.dtype).to(self.device).eval().requires_grad_(False)
+        )
 
     def score(self, packs: list[Pack]) -> list[Floats]:
         with self.torch.no_grad():
@@ -39,7 +41,12 @@ class Reference:
         self.config, self.actor, self.logs = config, actor, logs
 
     def start(self, model: str) -> None:
-        gather({"reference": self.actor.start.remote(model)}, "starting the reference", self.config.cluster.start_timeout_s, self.logs)
+        gather(
+            {"reference": self.actor.start.remote(model)},
+            "starting the reference",
+            self.config.cluster.start_timeout_s,
+            self.logs,
+        )
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         call = {"reference": self.actor.score.remote(packs[0])}

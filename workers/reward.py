@@ -7,6 +7,7 @@ Functions run outside the actor because only another process can be stopped for 
 the user's code sends is unpickled.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -50,7 +51,11 @@ class RewardWorker:
             self.connection.send_bytes(pickle.dumps(facts))
             if not self.connection.poll(self.config.reward.timeout_s):
                 self.end()
-                return Verdict(None, failure="timeout", detail=f"no verdict after reward.timeout_s = {self.config.reward.timeout_s:g} s; process killed")
+                return Verdict(
+                    None,
+                    failure="timeout",
+                    detail=f"no verdict after reward.timeout_s = {self.config.reward.timeout_s:g} s; process killed",
+                )
             answer = json.loads(self.connection.recv_bytes())
             return Verdict(answer["score"], answer["components"], answer["failure"], answer["detail"])
         except (EOFError, OSError, ValueError, KeyError, TypeError):
@@ -60,7 +65,12 @@ class RewardWorker:
 
     def begin(self) -> None:
         ours, theirs = socket.socketpair()
-        arguments = [json.dumps(self.config.reward.functions), str(self.config.reward.memory_mb), str(theirs.fileno()), str(os.getpid())]
+        arguments = [
+            json.dumps(self.config.reward.functions),
+            str(self.config.reward.memory_mb),
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "workers.reward_process", *arguments],
             pass_fds=[theirs.fileno()],
@@ -79,11 +89,15 @@ class RewardWorker:
         try:
             if not self.connection.poll(START_S):
                 self.end()
-                raise ConfigError(f"reward.functions: importing {', '.join(self.config.reward.functions)} took more than {START_S:g} s.")
+                raise ConfigError(
+                    f"reward.functions: importing {', '.join(self.config.reward.functions)} took more than {START_S:g} s."
+                )
             problem = json.loads(self.connection.recv_bytes())
         except EOFError:
             code = self.end()
-            raise ConfigError(f"reward.functions: importing {', '.join(self.config.reward.functions)} ended the process (exit code {code}).") from None
+            raise ConfigError(
+                f"reward.functions: importing {', '.join(self.config.reward.functions)} ended the process (exit code {code})."
+            ) from None
         if problem:
             self.end()
             raise ConfigError(problem)
@@ -92,10 +106,8 @@ class RewardWorker:
     def end(self) -> int:
         """Kills the process and all it started; returns its exit code."""
         assert self.connection is not None
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL) if self.process.poll() is None else None
-        except ProcessLookupError:
-            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
         self.connection.close()
         self.connection = None
@@ -114,7 +126,8 @@ class RewardPool:
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
         facts = [
-            prompts[s.uid].row | {"prompt": prompts[s.uid].text, "completion": s.text, "finish": s.finish, "source": prompts[s.uid].source}
+            prompts[s.uid].row
+            | {"prompt": prompts[s.uid].text, "completion": s.text, "finish": s.finish, "source": prompts[s.uid].source}
             for s in samples
         ]
         share = -(-len(facts) // len(self.actors))
@@ -133,6 +146,11 @@ class Verdicts(Future[list[Verdict]]):
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
         if not self.done():
-            parts = gather({f"reward part {i}": r for i, r in enumerate(self.refs)}, "judging samples", timeout or self.timeout_s, self.logs)
+            parts = gather(
+                {f"reward part {i}": r for i, r in enumerate(self.refs)},
+                "judging samples",
+                timeout or self.timeout_s,
+                self.logs,
+            )
             self.set_result([verdict for part in parts.values() for verdict in part])
         return super().result()

@@ -37,7 +37,12 @@ def serve(functions: dict[str, float], memory_mb: int, fd: int, parent: int) -> 
         except EOFError:
             return
         verdict = judge(facts)
-        answer = {"score": verdict.score, "components": verdict.components, "failure": verdict.failure, "detail": verdict.detail}
+        answer = {
+            "score": verdict.score,
+            "components": verdict.components,
+            "failure": verdict.failure,
+            "detail": verdict.detail,
+        }
         connection.send_bytes(json.dumps(answer).encode())
 
 

@@ -96,7 +96,12 @@ class RolloutGroup:
         return {f"rollout-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
 
     def start(self, model: str, transport: str) -> None:
-        gather(self.calls("start", model, transport), "starting the engines", self.config.cluster.start_timeout_s, self.logs)
+        gather(
+            self.calls("start", model, transport),
+            "starting the engines",
+            self.config.cluster.start_timeout_s,
+            self.logs,
+        )
 
     def generating(self) -> None:
         if self.sleeps and not self.awake:

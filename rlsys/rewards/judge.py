@@ -17,7 +17,10 @@ class Judge:
     """`Judge({"exact": 1.0, "my.py:brevity": 0.1})(facts)` → a verdict; nothing a function does raises through it."""
 
     def __init__(self, functions: dict[str, float]):
-        self.functions = [(spec.rpartition(":")[2], find(spec, REWARDS, "reward.functions"), weight) for spec, weight in functions.items()]
+        self.functions = [
+            (spec.rpartition(":")[2], find(spec, REWARDS, "reward.functions"), weight)
+            for spec, weight in functions.items()
+        ]
 
     def __call__(self, facts: dict[str, Any]) -> Verdict:
         components: dict[str, float] = {}
@@ -26,7 +29,11 @@ class Judge:
             try:
                 result = _call(function, facts)
             except BaseException as error:  # SystemExit too: a user's function must not end the process unseen
-                return Verdict(None, failure="exception", detail=f"{name}: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+                return Verdict(
+                    None,
+                    failure="exception",
+                    detail=f"{name}: {type(error).__name__}: {error}\n{traceback.format_exc()}",
+                )
             parts = {f"{name}/{k}": v for k, v in result.items()} if isinstance(result, dict) else {name: result}
             for part, value in parts.items():
                 try:

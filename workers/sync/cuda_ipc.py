@@ -56,4 +56,9 @@ class Receiver:
     def update_info(self, messages: list[Message]) -> dict[str, Any]:
         first = messages[0]
         handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))]
-        return {"names": first["names"], "dtype_names": first["dtypes"], "shapes": first["shapes"], "ipc_handles": handles}
+        return {
+            "names": first["names"],
+            "dtype_names": first["dtypes"],
+            "shapes": first["shapes"],
+            "ipc_handles": handles,
+        }

@@ -57,7 +57,11 @@ def view(memory: Any, dtype: str, shape: list[int], offset: int) -> Any:
 def register() -> None:
     """Called where vLLM's worker lives, before the engine is built."""
     import torch
-    from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -82,7 +86,9 @@ def register() -> None:
 
         def receive_weights(self, update_info: UpdateInfo) -> None:
             memory = torch.from_file(update_info.path, shared=True, size=update_info.size, dtype=torch.uint8)
-            self.model.load_weights((name, view(memory, dtype, shape, offset)) for name, dtype, shape, offset in update_info.layout)
+            self.model.load_weights(
+                (name, view(memory, dtype, shape, offset)) for name, dtype, shape, offset in update_info.layout
+            )
 
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)

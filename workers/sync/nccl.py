@@ -25,7 +25,14 @@ class Sender:
             return {}
         self.address, self.port = ray.util.get_node_ip_address(), free_port()
         names, dtypes, shapes = zip(*manifest, strict=True)
-        return {"address": self.address, "port": self.port, "world": self.world, "names": list(names), "dtypes": list(dtypes), "shapes": list(shapes)}
+        return {
+            "address": self.address,
+            "port": self.port,
+            "world": self.world,
+            "names": list(names),
+            "dtypes": list(dtypes),
+            "shapes": list(shapes),
+        }
 
     def connect(self) -> None:
         if self.rank:
@@ -57,12 +64,20 @@ class Receiver:
     backend = "nccl"
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
-        info = {"master_address": invitation["address"], "master_port": invitation["port"], "world_size": invitation["world"]}
+        info = {
+            "master_address": invitation["address"],
+            "master_port": invitation["port"],
+            "world_size": invitation["world"],
+        }
         return info | {"rank_offset": 1 + engine * tensor_parallel} | self._packed("init")
 
     def update_info(self, messages: list[Message]) -> dict[str, Any]:
         invitation = messages[0]
-        return {"names": invitation["names"], "dtype_names": invitation["dtypes"], "shapes": invitation["shapes"]} | self._packed("update")
+        return {
+            "names": invitation["names"],
+            "dtype_names": invitation["dtypes"],
+            "shapes": invitation["shapes"],
+        } | self._packed("update")
 
     def _packed(self, call: str) -> dict[str, bool]:
         """Whether `packed` goes with this call: vLLM 0.28 moved it from the update to the handshake."""

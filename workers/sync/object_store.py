@@ -1,7 +1,7 @@
 """Weights between hosts through Ray's object store, which moves them once per host.
 
-    rank 0:  flat bytes ──▶ ray.put ──▶ {"bytes": [ObjectRef], "size": …, "layout": …}
-    engine actor:  fetch, copy into memory of this host, hand vLLM's worker the path, as in shared_memory
+rank 0:  flat bytes ──▶ ray.put ──▶ {"bytes": [ObjectRef], "size": …, "layout": …}
+engine actor:  fetch, copy into memory of this host, hand vLLM's worker the path, as in shared_memory
 """
 
 from typing import Any

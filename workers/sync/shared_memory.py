@@ -1,8 +1,8 @@
 """Weights between processes of one host: written once by policy rank 0, mapped by every engine.
 
-    rank 0:  fill memory ──▶ {"path": "/proc/123/fd/9", "size": 1323008, "layout": [(name, dtype, shape, offset), …]}
-    engine:  map the path, load from it
-    rank 0:  may overwrite the memory once all engines have answered
+rank 0:  fill memory ──▶ {"path": "/proc/123/fd/9", "size": 1323008, "layout": [(name, dtype, shape, offset), …]}
+engine:  map the path, load from it
+rank 0:  may overwrite the memory once all engines have answered
 """
 
 from typing import Any

@@ -1,0 +1,204 @@
+"""What does not fit together in a configuration, each problem a sentence with the numbers and a way out."""
+
+import difflib
+import json
+from pathlib import Path
+
+from rlsys.config import ADVANTAGES, KL_ESTIMATORS, LOSSES, NORMALIZERS, TRANSPORTS, Config
+
+
+def check(config: Config) -> list[str]:
+    """All cross-field problems at once, each a sentence with the numbers and a way out."""
+    c, problems = config, []
+
+    def need(good: bool, sentence: str) -> None:
+        if not good:
+            problems.append(sentence)
+
+    def one_of(key: str, value: str, names: tuple[str, ...], user: bool = False) -> None:
+        if value not in names and not (user and ":" in value):
+            near = difflib.get_close_matches(value, names, 1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            need(False, f"{key} is `{value}`; known: {', '.join(names)}{', or module:function' if user else ''}.{hint}")
+
+    one_of("cluster.device", c.cluster.device, ("cpu", "gpu"))
+    one_of("cluster.placement", c.cluster.placement, ("separate", "colocated"))
+    one_of("data.overlong", c.data.overlong, ("error", "skip"))
+    one_of("rollout.dtype", c.rollout.dtype, ("float32", "bfloat16"))
+    one_of("policy.dtype", c.policy.dtype, ("float32", "bfloat16"))
+    one_of("policy.lr_schedule", c.policy.lr_schedule, ("constant", "linear", "cosine"))
+    one_of("algorithm.advantage", c.algorithm.advantage, ADVANTAGES, user=True)
+    one_of("algorithm.std", c.algorithm.std, ("sample", "population", "none"))
+    one_of("algorithm.loss", c.algorithm.loss, LOSSES, user=True)
+    one_of("algorithm.normalize", c.algorithm.normalize, NORMALIZERS)
+    one_of("algorithm.kl", c.algorithm.kl, KL_ESTIMATORS)
+    one_of("sync.transport", c.sync.transport, TRANSPORTS)
+
+    positive = {
+        "trainer": ("steps", "prompts_per_step", "samples_per_prompt", "updates_per_step", "epochs_per_step"),
+        "rollout": (
+            "engines",
+            "tensor_parallel",
+            "temperature",
+            "max_prompt_tokens",
+            "max_new_tokens",
+            "max_sequences",
+            "kv_cache_mb",
+        ),
+        "policy": ("ranks", "tokens_per_pack", "logprob_chunk", "lr", "threads"),
+        "reward": ("workers", "timeout_s"),
+        "cluster": ("start_timeout_s", "call_timeout_s"),
+    }
+    for section, names in positive.items():
+        for name in names:
+            value = getattr(getattr(c, section), name)
+            need(value > 0, f"{section}.{name} is {value}; it must be greater than 0.")
+    not_negative = {
+        "policy": ("warmup_updates", "weight_decay", "clip_grad", "port"),
+        "reference": ("kl_coef", "gpus"),
+        "reward": ("memory_mb",),
+        "algorithm": ("epsilon", "clip_low", "clip_high", "constant"),
+        "eval": ("every",),
+        "checkpoint": ("every", "keep_last"),
+        "cluster": ("dashboard_port",),
+        "run": ("seed",),
+    }
+    for section, names in not_negative.items():
+        for name in names:
+            value = getattr(getattr(c, section), name)
+            need(value >= 0, f"{section}.{name} is {value}; it must be 0 or more.")
+
+    t = c.trainer
+    if t.updates_per_step > 0 and t.prompts_per_step > 0 and t.prompts_per_step % t.updates_per_step:
+        good = [n for n in range(1, t.prompts_per_step + 1) if t.prompts_per_step % n == 0]
+        need(
+            False,
+            f"trainer.prompts_per_step ({t.prompts_per_step}) cannot be split into trainer.updates_per_step "
+            f"({t.updates_per_step}) mini-batches of whole groups. Use updates_per_step {_nearest(good, t.updates_per_step)}, "
+            f"or prompts_per_step {-(-t.prompts_per_step // t.updates_per_step) * t.updates_per_step}.",
+        )
+    if c.algorithm.advantage == "grpo":
+        need(
+            t.samples_per_prompt >= 2,
+            f"trainer.samples_per_prompt is {t.samples_per_prompt}; GRPO compares samples of one prompt and needs at least 2.",
+        )
+    longest = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens
+    need(
+        c.policy.tokens_per_pack >= longest,
+        f"policy.tokens_per_pack ({c.policy.tokens_per_pack}) is smaller than one full sequence: rollout.max_prompt_tokens "
+        f"({c.rollout.max_prompt_tokens}) + rollout.max_new_tokens ({c.rollout.max_new_tokens}) = {longest}. Use at least {longest}.",
+    )
+    need(
+        c.rollout.top_p == 1.0 and c.rollout.top_k in (-1, 0),
+        f"rollout.top_p={c.rollout.top_p}, rollout.top_k={c.rollout.top_k}: sampling from a truncated distribution makes "
+        "the engines' log-probs incomparable with the trainer's, which are over the whole vocabulary. Use top_p 1 and top_k -1; "
+        "rollout.temperature is handled on both sides.",
+    )
+    need(
+        c.policy.zero_stage in (0, 1, 2, 3), f"policy.zero_stage is {c.policy.zero_stage}; DeepSpeed has 0, 1, 2 and 3."
+    )
+    need(
+        not c.policy.offload_optimizer or c.policy.zero_stage >= 1,
+        f"policy.offload_optimizer needs policy.zero_stage 1, 2 or 3; it is {c.policy.zero_stage}.",
+    )
+    need(
+        not c.policy.offload_params or c.policy.zero_stage == 3,
+        f"policy.offload_params needs policy.zero_stage 3; it is {c.policy.zero_stage}.",
+    )
+    need(
+        c.pipeline.max_lag in (0, 1),
+        f"pipeline.max_lag is {c.pipeline.max_lag}; 0 (on-policy) and 1 (generate the next batch while training this one) exist.",
+    )
+    need(
+        bool(c.reward.functions),
+        "reward.functions is empty; name at least one, such as `reward.functions: {exact: 1.0}`.",
+    )
+    need(
+        0 <= c.reward.max_failure_share <= 1,
+        f"reward.max_failure_share is {c.reward.max_failure_share}; it is a share between 0 and 1.",
+    )
+    need(0 < c.rollout.gpu_memory < 1, f"rollout.gpu_memory is {c.rollout.gpu_memory}; it is a share between 0 and 1.")
+    need(
+        c.cluster.device == "gpu" or c.rollout.block_size % 32 == 0,
+        f"rollout.block_size is {c.rollout.block_size}; vLLM on CPU takes multiples of 32.",
+    )
+    if c.cluster.device == "cpu":
+        need(
+            c.rollout.tensor_parallel == 1,
+            f"rollout.tensor_parallel is {c.rollout.tensor_parallel}; on CPU an engine is one process. Use more engines.",
+        )
+        need(
+            c.sync.transport not in ("nccl", "cuda_ipc"),
+            f"sync.transport {c.sync.transport} needs GPUs; cluster.device is cpu. Use auto.",
+        )
+        need(
+            c.cluster.placement == "separate",
+            "cluster.placement colocated shares GPUs; cluster.device is cpu. Use separate.",
+        )
+    else:
+        need(
+            c.sync.transport != "cuda_ipc" or c.cluster.placement == "colocated",
+            "sync.transport cuda_ipc passes pointers within one GPU; it needs cluster.placement colocated.",
+        )
+        need(
+            c.sync.transport != "nccl" or c.cluster.placement == "separate",
+            "sync.transport nccl cannot connect two processes on one GPU; with cluster.placement colocated use cuda_ipc.",
+        )
+        if c.cluster.placement == "colocated":
+            need(
+                c.rollout.engines * c.rollout.tensor_parallel == c.policy.ranks,
+                f"cluster.placement colocated puts one policy rank on each engine GPU, but rollout.engines ({c.rollout.engines}) × "
+                f"rollout.tensor_parallel ({c.rollout.tensor_parallel}) is not policy.ranks ({c.policy.ranks}).",
+            )
+            need(
+                c.pipeline.max_lag == 0,
+                "pipeline.max_lag 1 generates while training; colocated GPUs do one at a time. Use placement separate.",
+            )
+    return problems + _check_paths(c)
+
+
+def _check_paths(c: Config) -> list[str]:
+    """What can be seen of model, data and reward files without opening anything heavy."""
+    problems = []
+    looks_local = c.model.path.startswith((".", "/", "~")) or Path(c.model.path).is_dir()
+    if c.model.path.startswith("builtin:"):
+        if c.model.path != "builtin:tiny":
+            problems.append(f"model.path is `{c.model.path}`; the only built-in model is builtin:tiny.")
+    elif looks_local:
+        config_file = Path(c.model.path).expanduser() / "config.json"
+        if not config_file.is_file():
+            problems.append(
+                f"model.path: {config_file} does not exist. Give a Hugging Face model directory, a hub name, or builtin:tiny."
+            )
+        else:
+            problems += _check_window(c, config_file)
+    for key, path in [("data.train", c.data.train), *(("eval.datasets", p) for p in c.eval.datasets)]:
+        if path.startswith("builtin:"):
+            if path.partition(":")[2] not in ("zigzag", "zigzag_heldout"):
+                problems.append(f"{key} is `{path}`; built in: builtin:zigzag, builtin:zigzag_heldout.")
+        elif not Path(path).expanduser().is_file():
+            problems.append(f"{key}: {path} does not exist (from {Path.cwd()}).")
+        elif Path(path).suffix not in (".jsonl", ".parquet"):
+            problems.append(f"{key}: {path} must end in .jsonl or .parquet.")
+    for spec in c.reward.functions:
+        file, _, name = spec.rpartition(":")
+        if file.endswith(".py") and not Path(file).expanduser().is_file():
+            problems.append(f"reward.functions: the file {file} (of `{spec}`) does not exist (from {Path.cwd()}).")
+        if ":" in spec and not name:
+            problems.append(f"reward.functions: `{spec}` names no function; write {spec}my_function.")
+    return problems
+
+
+def _check_window(c: Config, config_file: Path) -> list[str]:
+    window = json.loads(config_file.read_text()).get("max_position_embeddings")
+    need = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens
+    if window and need > window:
+        return [
+            f"rollout.max_prompt_tokens ({c.rollout.max_prompt_tokens}) + rollout.max_new_tokens ({c.rollout.max_new_tokens}) = {need}, "
+            f"but the model's window is {window} tokens. Reduce one of them by {need - window}."
+        ]
+    return []
+
+
+def _nearest(numbers: list[int], wanted: int) -> int:
+    return min(numbers, key=lambda n: (abs(n - wanted), n))

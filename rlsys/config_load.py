@@ -1,0 +1,172 @@
+"""From defaults ← YAML ← `key=value` to a checked `Config`. Unknown keys and wrong types are collected and raised together."""
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlsys.config import Config, ConfigError
+from rlsys.config_check import check
+
+
+def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Reads a YAML file, applies `key=value` overrides, and returns a checked configuration or raises `ConfigError`."""
+    path = Path(path)
+    if not path.is_file():
+        near = difflib.get_close_matches(
+            path.name, [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else [], 1
+        )
+        raise ConfigError(f"{path}: no such file." + (f" Did you mean {path.parent / near[0]}?" if near else ""))
+    try:
+        tree = OmegaConf.load(path)
+    except Exception as error:  # the YAML parser's own errors name line and column
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, DictConfig):
+        raise ConfigError(f"{path} must hold a mapping such as `trainer: {{steps: 10}}`.")
+    config = build(tree, list(overrides), str(path))
+    if not config.run.dir:
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=f"runs/{path.stem}"))
+    if problems := check(config):
+        raise ConfigError(problems)
+    return config
+
+
+def build(tree: DictConfig, overrides: list[str], where: str) -> Config:
+    """Merges the sources over the defaults; unknown keys and wrong types are collected and raised together."""
+    problems: list[str] = []
+    merged: dict[str, Any] = {}
+    for source, items in ((where, _flatten(tree)), ("command line", _overrides(overrides, problems))):
+        for key, value in items:
+            kind = _kind(key)
+            if kind is None:
+                problems.append(f"{source}: unknown option `{key}`.{_suggest(key)}")
+                continue
+            if get_origin(kind) is list and isinstance(value, str):
+                merged[key] = [value]
+            else:
+                merged[key] = _weighted(value) if key == "reward.functions" else value
+    schema = OmegaConf.structured(Config)
+    OmegaConf.set_readonly(schema, False)
+    for section in schema:
+        OmegaConf.set_readonly(schema[section], False)
+    for key, value in merged.items():
+        try:
+            if isinstance(value, dict):
+                OmegaConf.update(schema, key, value, merge=False)
+            else:
+                OmegaConf.update(schema, key, value)
+        except OmegaConfBaseException:
+            problems.append(f"`{key}` must be {_name(_kind(key))}; {value!r} is {_name(type(value))}.")
+    if problems:
+        raise ConfigError(problems)
+    try:
+        config = OmegaConf.to_object(schema)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
+    assert isinstance(config, Config)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """`{"run.seed": 0, …}`: what two configurations are compared by."""
+    return dict(_flatten(OmegaConf.structured(config)))
+
+
+# --- names and kinds of options ------------------------------------------------------------------------------------------
+
+
+def _kind(key: str) -> Any:
+    """The annotated type of a dotted option, or None where there is no such option."""
+    kind: Any = Config
+    for part in key.split("."):
+        if not dataclasses.is_dataclass(kind):
+            return Any if get_origin(kind) is dict else None
+        fields = {f.name: f.type for f in dataclasses.fields(kind)}
+        if part not in fields:
+            return None
+        kind = fields[part]
+    return kind
+
+
+def _options(kind: Any = Config, prefix: str = "") -> list[str]:
+    names = []
+    for f in dataclasses.fields(kind):
+        names += _options(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else [prefix + f.name]
+    return names
+
+
+def _suggest(key: str) -> str:
+    options = _options()
+    near = difflib.get_close_matches(key, options, 1, 0.7)
+    leaf = [o for o in options if o.rpartition(".")[2] == key.rpartition(".")[2]]
+    leaf = leaf or [
+        o for o in options if difflib.get_close_matches(key.rpartition(".")[2], [o.rpartition(".")[2]], 1, 0.8)
+    ]
+    found = near or leaf[:1]
+    return f" Did you mean `{found[0]}`?" if found else " `rlsys validate --options` lists them all."
+
+
+def _name(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin is dict:
+        return "a mapping of names to weights, such as {exact: 1.0}"
+    if origin is list:
+        return f"a list of {_name(get_args(kind)[0]).split(' ', 1)[1]}s"
+    if dataclasses.is_dataclass(kind):
+        return f"a section with options {', '.join(f.name for f in dataclasses.fields(kind))}"
+    return {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "a truth value",
+        list: "a list",
+        dict: "a mapping",
+    }.get(kind, str(kind))
+
+
+def _flatten(tree: DictConfig, prefix: str = "") -> list[tuple[str, Any]]:
+    items: list[tuple[str, Any]] = []
+    for name in tree:
+        value, key = tree[name], f"{prefix}{name}"
+        if (
+            isinstance(value, DictConfig)
+            and get_origin(_kind(key)) is not dict
+            and (_kind(key) is None or dataclasses.is_dataclass(_kind(key)))
+        ):
+            items += _flatten(value, f"{key}.") if _kind(key) is not None else [(key, None)]
+        else:
+            items.append((key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value))
+    return items
+
+
+def _overrides(overrides: list[str], problems: list[str]) -> list[tuple[str, Any]]:
+    """`trainer.steps=3` and `trainer={steps: 3}` as (dotted key, value); values are YAML."""
+    items: list[tuple[str, Any]] = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            problems.append(f"command line: `{text}` is not key=value, such as trainer.steps=10.")
+            continue
+        try:
+            parsed = OmegaConf.create(f"value: {value}" if value else "value: ''")["value"]
+        except Exception:  # not YAML: a text such as a path with a colon and a blank
+            parsed = value
+        if isinstance(parsed, DictConfig) and dataclasses.is_dataclass(_kind(key)):
+            items += _flatten(parsed, f"{key}.")
+        else:
+            items.append((key, OmegaConf.to_container(parsed) if OmegaConf.is_config(parsed) else parsed))
+    return items
+
+
+def _weighted(functions: Any) -> Any:
+    """`exact`, `[exact, my.py:f]` and `{exact: 1.0}` all name reward functions; the first two mean weight 1."""
+    if isinstance(functions, str):
+        return {functions: 1.0}
+    return dict.fromkeys(functions, 1.0) if isinstance(functions, list) else functions
