@@ -20,13 +20,31 @@ Note = Callable[[str], None]
 
 @dataclass
 class Cluster:
-    """Everything a run is made of, started. Evaluation alone has no policy and no reference."""
+    """The workers of a run, coming up. Evaluation alone has no policy and no reference."""
 
+    config: Config
+    note: Note
+    model: str  # directory or hub name
     tokenizer: Any
+    transport: str
+    address: str  # of the Ray cluster
     rollout: RolloutGroup
     rewards: RewardPool
-    policy: PolicyGroup | None = None
-    reference: Reference | None = None
+    policy: PolicyGroup | None
+    reference: Reference | None
+
+    def ready(self) -> "Cluster":
+        """Waits until every worker has its model, and connects policy and engines."""
+        self.rewards.start()
+        if self.policy:
+            self.policy.start(self.model, self.transport)
+        if self.reference:
+            self.reference.start(self.model)
+        self.rollout.start(self.model, self.transport)
+        if self.policy:
+            self.policy.connect()
+        self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
+        return self
 
 
 @contextlib.contextmanager
@@ -38,72 +56,60 @@ def started(config: Config, logs: Path, note: Note, *, model: str = "", training
         )
     note("starting Ray")
     with ray_session(config, logs) as ray:
+        address = ray.get_runtime_context().gcs_address
+        note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
         actors: list[Any] = []
         try:
-            yield _start(ray, config, logs, note, actors, model, training)
+            yield _spawn(ray, config, logs, note, actors, model, training)
         finally:
             for actor in actors:
                 ray.kill(actor)
 
 
-def _start(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], model: str, training: bool) -> Cluster:
+def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], model: str, training: bool) -> Cluster:
     """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
     from workers.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
 
     cpu = config.cluster.device == "cpu"
     places = _placement(ray, config, training)
+    referenced = training and config.reference.kl_coef > 0
 
     def spawn(kind: type, name: str, place: dict[str, Any], environment: dict[str, str], *arguments: Any) -> Any:
-        options = {
-            "name": f"rlsys-{name}",
-            "num_cpus": 0,
-            "runtime_env": {"env_vars": environment},
-            "max_restarts": 0,
-        } | place
+        options = {"name": f"rlsys-{name}", "num_cpus": 0, "runtime_env": {"env_vars": environment}} | place
         actors.append(ray.remote(kind).options(**options).remote(config, *arguments, str(logs)))
         return actors[-1]
 
-    count = (
-        f"{config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
+    note(
+        f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
         + (f", {config.policy.ranks} policy ranks" if training else "")
-        + (", a reference" if training and config.reference.kl_coef else "")
+        + (", a reference" if referenced else "")
     )
-    note(f"starting {count}")
+    engine_environment = CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT
     threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
     engines = [
-        spawn(RolloutWorker, f"rollout-{i}", places.engine(i), CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, i)
+        spawn(RolloutWorker, f"rollout-{i}", places.engine(i), engine_environment, i)
         for i in range(config.rollout.engines)
     ]
-    ranks = (
-        [spawn(PolicyRank, f"policy-{i}", places.rank(i), threads, i) for i in range(config.policy.ranks)]
-        if training
-        else []
-    )
-    scorer = (
-        spawn(ReferenceWorker, "reference", places.reference(), threads)
-        if training and config.reference.kl_coef
-        else None
-    )
+    ranks = [
+        spawn(PolicyRank, f"policy-{i}", places.rank(i), threads, i) for i in range(config.policy.ranks * training)
+    ]
+    scorer = spawn(ReferenceWorker, "reference", places.reference(), threads) if referenced else None
     judges = [spawn(RewardWorker, f"reward-{i}", {}, {}, i) for i in range(config.reward.workers)]
 
     path = model or find_model(config, note)
-    tokenizer = load_tokenizer(path, config)
-    cluster = Cluster(tokenizer, RolloutGroup(config, engines, logs), RewardPool(config, judges, logs))
-    cluster.rewards.start()
-    transport = choose_transport(ray, config)
-    if training:
-        cluster.policy = PolicyGroup(config, ranks, cluster.rollout, logs)
-        cluster.policy.start(path, transport)
-    if scorer:
-        cluster.reference = Reference(config, scorer, logs)
-        cluster.reference.start(path)
-    cluster.rollout.start(path, transport)
-    if cluster.policy:
-        from workers.sync import SENDERS
-
-        cluster.policy.connect(SENDERS[transport].concurrent)
-    note(f"ready; weights travel by {transport}" if training else "ready")
-    return cluster
+    rollout = RolloutGroup(config, engines, logs)
+    return Cluster(
+        config,
+        note,
+        model=path,
+        tokenizer=load_tokenizer(path, config),
+        transport=choose_transport(ray, config),
+        address=ray.get_runtime_context().gcs_address,
+        rollout=rollout,
+        rewards=RewardPool(config, judges, logs),
+        policy=PolicyGroup(config, ranks, rollout, logs) if training else None,
+        reference=Reference(config, scorer, logs) if scorer else None,
+    )
 
 
 def find_model(config: Config, note: Note) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from launch.datasets import held_out
 from launch.export import model_directory
-from rlsys import config_check, config_load, data
+from rlsys import config_check, config_load
 from rlsys.config import Config, ConfigError
 from rlsys.evaluation import evaluate as run_evaluation
 from rlsys.pipeline import Collector
@@ -32,16 +33,8 @@ def evaluate(
         Progress(console, 0) as progress,
         started(config, Path(logs), progress.note, model=model, training=False) as cluster,
     ):
-        loaded = [
-            data.load(
-                path,
-                cluster.tokenizer,
-                prompt_key=config.data.prompt_key,
-                max_prompt_tokens=config.rollout.max_prompt_tokens,
-                overlong=config.data.overlong,
-            )
-            for path in config.eval.datasets
-        ]
+        loaded = held_out(config, cluster.tokenizer, progress.note)
+        cluster.ready()
         collector = Collector(
             cluster.rollout,
             cluster.rewards,

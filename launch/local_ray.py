@@ -20,13 +20,15 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
     """Connects to `cluster.address` or RAY_ADDRESS, or starts a private Ray. Yields the ray module."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late call after the end must not start another Ray
+    terminated = signal.getsignal(signal.SIGTERM)
     import ray
 
     address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
     if address:
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error")
+            signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
         except ConnectionError as error:
             raise ConfigError(
                 f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]})."
@@ -43,9 +45,11 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
             f"cluster.dashboard_port: port {port} is taken on this machine. Choose another, or 0 for any free one."
         )
     remove_leftovers()
-    folder = Path(tempfile.mkdtemp(prefix=f"rlsys-{os.getpid()}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"rlsys-{os.getpid()}-", dir=short_temporary_directory()))
     (folder / "tmp").mkdir()
-    os.environ["TMPDIR"] = str(folder / "tmp")  # where libraries in the workers leave their things
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
+    # Where libraries leave their things, in the workers and here.
+    os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor")}
     try:
         ray.init(
             num_cpus=max(os.cpu_count() or 1, 2),
@@ -59,6 +63,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
             _node_ip_address="127.0.0.1",
             object_store_memory=object_store_bytes(),
         )
+        signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
         yield ray
     finally:
         with uninterrupted():
@@ -67,6 +72,12 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
             end(children)
             keep_logs(folder, logs / "ray")
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def short_temporary_directory() -> str:
+    """Ray's sockets lie deep in its folder, and the path of a socket has at most 107 characters."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= 24 else "/tmp"
 
 
 def object_store_bytes() -> int:
@@ -97,7 +108,7 @@ def keep_logs(folder: Path, target: Path) -> None:
 
 def remove_leftovers() -> None:
     """Folders of private Rays whose driver was killed before it could tidy up."""
-    for folder in Path(tempfile.gettempdir()).glob("rlsys-*-*"):
+    for folder in Path(short_temporary_directory()).glob("rlsys-*-*"):
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -4,8 +4,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlsys import data
-from rlsys.config import Config, ConfigError
+from launch import datasets
+from rlsys.config import Config
 from rlsys.progress import Progress
 from rlsys.run_directory import RunDirectory, read_lines, read_samples
 
@@ -28,9 +28,13 @@ def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
     from launch.cluster import started
     from rlsys.trainer import Trainer
 
+    datasets.peek(config)
     with started(config, run.logs, progress.note) as cluster:
+        run.event("start", ray=cluster.address)
+        train_data = datasets.training(config, cluster.tokenizer, progress.note)
+        evals = datasets.held_out(config, cluster.tokenizer, progress.note)
+        cluster.ready()
         assert cluster.policy is not None
-        train_data, evals = datasets(config, cluster.tokenizer, progress)
         Trainer(
             config,
             train=train_data,
@@ -44,24 +48,6 @@ def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
         ).run()
         progress.note("stopping")
     run.event("done", step=config.trainer.steps)
-
-
-def datasets(config: Config, tokenizer: object, progress: Progress) -> tuple[data.Dataset, list[data.Dataset]]:
-    options = {
-        "prompt_key": config.data.prompt_key,
-        "max_prompt_tokens": config.rollout.max_prompt_tokens,
-        "overlong": config.data.overlong,
-    }
-    train_data = data.load(config.data.train, tokenizer, seed=config.run.seed, shuffle=config.data.shuffle, **options)  # type: ignore[arg-type]
-    evals = [data.load(path, tokenizer, **options) for path in config.eval.datasets]  # type: ignore[arg-type]
-    for path, loaded in zip([config.data.train, *config.eval.datasets], [train_data, *evals], strict=True):
-        if loaded.skipped:
-            progress.note(
-                f"{path}: left out {loaded.skipped} prompts longer than {config.rollout.max_prompt_tokens} tokens"
-            )
-    if not len(train_data):
-        raise ConfigError(f"data.train: {config.data.train} holds no prompts.")
-    return train_data, evals
 
 
 def summary(config: Config, run: RunDirectory, console: Console) -> None:

@@ -62,7 +62,7 @@ def compute_grpo_outcome_advantage(
             f"{list(response_mask.shape)} and index [{len(index)}] do not agree."
         )
     with torch.no_grad():
-        scores = token_level_rewards.sum(-1)
+        scores = token_level_rewards.sum(-1) * 1.0  # whole-number rewards have fractional advantages
         names: dict[Hashable, int] = {}
         keys = (key.item() if isinstance(key, Tensor) else key for key in index)
         ids = torch.tensor([names.setdefault(key, len(names)) for key in keys], dtype=torch.long)

@@ -10,6 +10,7 @@ ADVANTAGES = ("grpo",)
 LOSSES = ("ppo_clip",)
 KL_ESTIMATORS = ("k1", "k2", "k3")
 NORMALIZERS = ("token_mean", "sequence_mean", "constant")
+REWARDS = ("exact", "contains", "math", "zigzag")
 TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
 
 

@@ -2,9 +2,10 @@
 
 import difflib
 import json
+import math
 from pathlib import Path
 
-from rlsys.config import ADVANTAGES, KL_ESTIMATORS, LOSSES, NORMALIZERS, TRANSPORTS, Config
+from rlsys.config import ADVANTAGES, KL_ESTIMATORS, LOSSES, NORMALIZERS, REWARDS, TRANSPORTS, Config
 
 
 def check(config: Config) -> list[str]:
@@ -33,6 +34,9 @@ def check(config: Config) -> list[str]:
     one_of("algorithm.normalize", c.algorithm.normalize, NORMALIZERS)
     one_of("algorithm.kl", c.algorithm.kl, KL_ESTIMATORS)
     one_of("sync.transport", c.sync.transport, TRANSPORTS)
+    for name, weight in c.reward.functions.items():
+        one_of("reward.functions", name, REWARDS, user=True)
+        need(math.isfinite(weight), f"reward.functions: the weight of {name} is {weight}; it must be a finite number.")
 
     positive = {
         "trainer": ("steps", "prompts_per_step", "samples_per_prompt", "updates_per_step", "epochs_per_step"),
@@ -43,6 +47,7 @@ def check(config: Config) -> list[str]:
             "max_prompt_tokens",
             "max_new_tokens",
             "max_sequences",
+            "block_size",
             "kv_cache_mb",
         ),
         "policy": ("ranks", "tokens_per_pack", "logprob_chunk", "lr", "threads"),
@@ -52,7 +57,7 @@ def check(config: Config) -> list[str]:
     for section, names in positive.items():
         for name in names:
             value = getattr(getattr(c, section), name)
-            need(value > 0, f"{section}.{name} is {value}; it must be greater than 0.")
+            need(0 < value < math.inf, f"{section}.{name} is {value}; it must be a number greater than 0.")
     not_negative = {
         "policy": ("warmup_updates", "weight_decay", "clip_grad", "port"),
         "reference": ("kl_coef", "gpus"),
@@ -66,7 +71,7 @@ def check(config: Config) -> list[str]:
     for section, names in not_negative.items():
         for name in names:
             value = getattr(getattr(c, section), name)
-            need(value >= 0, f"{section}.{name} is {value}; it must be 0 or more.")
+            need(0 <= value < math.inf, f"{section}.{name} is {value}; it must be a number of 0 or more.")
 
     t = c.trainer
     if t.updates_per_step > 0 and t.prompts_per_step > 0 and t.prompts_per_step % t.updates_per_step:
@@ -180,17 +185,23 @@ def _check_paths(c: Config) -> list[str]:
             problems.append(f"{key}: {path} does not exist (from {Path.cwd()}).")
         elif Path(path).suffix not in (".jsonl", ".parquet"):
             problems.append(f"{key}: {path} must end in .jsonl or .parquet.")
-    for spec in c.reward.functions:
+    own = [("algorithm.advantage", c.algorithm.advantage), ("algorithm.loss", c.algorithm.loss)]
+    for key, spec in [*own, *(("reward.functions", spec) for spec in c.reward.functions)]:
         file, _, name = spec.rpartition(":")
         if file.endswith(".py") and not Path(file).expanduser().is_file():
-            problems.append(f"reward.functions: the file {file} (of `{spec}`) does not exist (from {Path.cwd()}).")
-        if ":" in spec and not name:
-            problems.append(f"reward.functions: `{spec}` names no function; write {spec}my_function.")
+            problems.append(f"{key}: the file {file} (of `{spec}`) does not exist (from {Path.cwd()}).")
+        if ":" in spec and not name.isidentifier():
+            problems.append(f"{key}: `{spec}` names no function; write {file}:my_function.")
     return problems
 
 
 def _check_window(c: Config, config_file: Path) -> list[str]:
-    window = json.loads(config_file.read_text()).get("max_position_embeddings")
+    try:
+        window = json.loads(config_file.read_text())["max_position_embeddings"]
+    except (ValueError, TypeError):
+        return [f"model.path: {config_file} is not a JSON object; the model directory is damaged."]
+    except KeyError:
+        return []
     need = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens
     if window and need > window:
         return [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check
@@ -38,7 +38,11 @@ def build(tree: DictConfig, overrides: list[str], where: str) -> Config:
     """Merges the sources over the defaults; unknown keys and wrong types are collected and raised together."""
     problems: list[str] = []
     merged: dict[str, Any] = {}
-    for source, items in ((where, _flatten(tree)), ("command line", _overrides(overrides, problems))):
+    try:
+        from_file = _flatten(tree)
+    except OmegaConfBaseException as error:  # an interpolation that leads nowhere, a `???`
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
+    for source, items in ((where, from_file), ("command line", _overrides(overrides, problems))):
         for key, value in items:
             kind = _kind(key)
             if kind is None:
@@ -54,6 +58,8 @@ def build(tree: DictConfig, overrides: list[str], where: str) -> Config:
         OmegaConf.set_readonly(schema[section], False)
     for key, value in merged.items():
         try:
+            if isinstance(value, list) and any(isinstance(v, list | dict | None) for v in value):
+                raise ValidationError
             if isinstance(value, dict):
                 OmegaConf.update(schema, key, value, merge=False)
             else:
@@ -87,7 +93,7 @@ def _kind(key: str) -> Any:
     kind: Any = Config
     for part in key.split("."):
         if not dataclasses.is_dataclass(kind):
-            return Any if get_origin(kind) is dict else None
+            return get_args(kind)[1] if get_origin(kind) is dict else None
         fields = {f.name: f.type for f in dataclasses.fields(kind)}
         if part not in fields:
             return None
@@ -128,6 +134,7 @@ def _name(kind: Any) -> str:
         bool: "a truth value",
         list: "a list",
         dict: "a mapping",
+        type(None): "nothing",
     }.get(kind, str(kind))
 
 
@@ -169,4 +176,5 @@ def _weighted(functions: Any) -> Any:
     """`exact`, `[exact, my.py:f]` and `{exact: 1.0}` all name reward functions; the first two mean weight 1."""
     if isinstance(functions, str):
         return {functions: 1.0}
-    return dict.fromkeys(functions, 1.0) if isinstance(functions, list) else functions
+    named = isinstance(functions, list) and all(isinstance(f, str) for f in functions)
+    return dict.fromkeys(functions, 1.0) if named else functions

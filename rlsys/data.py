@@ -51,12 +51,8 @@ def load(
     """Reads a data set whole. Every problem is a `ConfigError` with file, line and reason."""
     prompts: list[Prompt] = []
     skipped = 0
-    for where, row in read(path):
+    for where, row in rows(path, prompt_key):
         name, _, line = where.rpartition(":")
-        if prompt_key not in row:
-            raise ConfigError(
-                f"{where}: the row has no field `{prompt_key}`; it has {', '.join(row) or 'none'}. Set data.prompt_key to the field with the prompt."
-            )
         source = str(row.get("source") or Path(name).stem)
         text, tokens = encode(row[prompt_key], tokenizer, where)
         if len(tokens) > max_prompt_tokens:
@@ -70,11 +66,27 @@ def load(
         facts = {k: v for k, v in row.items() if k not in (prompt_key, "source")}
         prompts.append(Prompt(f"{source}:{line}", source, text, tokens, facts))
     if not prompts:
-        raise ConfigError(
-            f"{path} holds no prompts"
-            + (f": all {skipped} are longer than {max_prompt_tokens} tokens." if skipped else "; it is empty.")
-        )
+        raise ConfigError(f"{path} holds no prompts: all {skipped} are longer than {max_prompt_tokens} tokens.")
     return Dataset(prompts, seed=seed, shuffle=shuffle, skipped=skipped)
+
+
+def rows(path: str, prompt_key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`(file:line, row)`, each row with a prompt, at least one of them."""
+    line = 0
+    for line, (where, row) in enumerate(read(path), 1):  # noqa: B007
+        if prompt_key not in row:
+            raise ConfigError(
+                f"{where}: the row has no field `{prompt_key}`; it has {', '.join(row) or 'none'}. "
+                "Set data.prompt_key to the field with the prompt."
+            )
+        yield where, row
+    if not line:
+        raise ConfigError(f"{path} holds no prompts; it is empty.")
+
+
+def peek(path: str, prompt_key: str) -> None:
+    """Looks at the first row: what is wrong with every row is said before anything is started."""
+    next(rows(path, prompt_key))
 
 
 def encode(prompt: Any, tokenizer: Any, where: str) -> tuple[str, list[int]]:
@@ -90,7 +102,10 @@ def encode(prompt: Any, tokenizer: Any, where: str) -> tuple[str, list[int]]:
             raise ConfigError(
                 f"{where}: the prompt is a list of chat messages, but the tokenizer has no chat template. Use plain text prompts."
             )
-        text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template may raise what it likes
+            raise ConfigError(f"{where}: the tokenizer's chat template refuses these messages: {error}") from error
         return text, list(tokenizer.encode(text, add_special_tokens=False))
     else:
         raise ConfigError(
@@ -123,7 +138,7 @@ def read(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 line += 1
                 yield f"{path}:{line}", row
         return
-    with file.open(encoding="utf-8") as lines:
+    with file.open("rb") as lines:
         for line, text in enumerate(lines, 1):
             if not text.strip():
                 continue
@@ -131,8 +146,10 @@ def read(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 row = json.loads(text)
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{path}:{line}: not JSON: {error.msg} at column {error.colno}.") from None
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path}:{line}: not UTF-8: {error.reason} at byte {error.start + 1}.") from None
             if not isinstance(row, dict):
                 raise ConfigError(
-                    f'{path}:{line}: a row is an object such as {{"prompt": "…"}}; this one is {text.strip()[:60]}.'
+                    f'{path}:{line}: a row is an object such as {{"prompt": "…"}}; this one is {text.decode().strip()[:60]}.'
                 )
             yield f"{path}:{line}", row

@@ -1,6 +1,6 @@
 """Accuracy on held-out prompts: one greedy completion each, judged like any other sample."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,8 @@ class Evaluation:
 
 
 def evaluate(collector: Collector, datasets: list[Dataset], *, step: int, max_new_tokens: int) -> Evaluation:
-    prompts = [p for d in datasets for p in d.prompts]
+    # Two files may share a source, and then their lines share uids.
+    prompts = [replace(p, uid=f"{p.uid}@{i}") for i, d in enumerate(datasets) for p in d.prompts]
     batch = collector.collect(f"eval {step}", prompts, samples=1, temperature=0.0, max_new_tokens=max_new_tokens)
     source_of = np.array([p.source for p in prompts])
     scores = np.zeros(len(prompts))

@@ -50,8 +50,8 @@ class Policy(Scorer, Protocol):
         """One optimizer update on one mini-batch. Returns sums over its tokens; `metrics.of_updates` reads them."""
         ...
 
-    def sync(self) -> int:
-        """Brings every engine to the policy's weights, proves it, and returns the new version."""
+    def sync(self, version: int) -> None:
+        """Brings every engine to the policy's weights, which are called `version` from now on, and proves it."""
         ...
 
     def save(self, folder: str) -> None: ...

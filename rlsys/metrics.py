@@ -61,7 +61,7 @@ def of_batch(batch: Batch, advantages: Floats, asked: int) -> Metrics:
     }
     found |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
     if len(names) > 1:
-        found |= {f"reward/{n}": float(np.mean([c[n] for c in batch.components if n in c])) for n in names}
+        found |= {f"reward/component/{n}": float(np.mean([c[n] for c in batch.components if n in c])) for n in names}
     return found
 
 

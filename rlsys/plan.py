@@ -10,7 +10,8 @@ def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
     per_update = samples // t.updates_per_step
     longest = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens
     tokens = samples * longest
-    per_rank = -(-per_update * longest // (c.policy.tokens_per_pack * c.policy.ranks))
+    per_pack = c.policy.tokens_per_pack // (longest - 1)  # the last token of a sequence is never an input
+    per_rank = -(-per_update // (per_pack * c.policy.ranks))
     return [
         ("prompts per step", "trainer.prompts_per_step", t.prompts_per_step),
         ("samples per step", f"{t.prompts_per_step} prompts x {t.samples_per_prompt} samples_per_prompt", samples),

@@ -23,7 +23,7 @@ def find(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Calla
         module = _file(Path(home).expanduser()) if home.endswith(".py") else importlib.import_module(home)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{what}: importing {home} (of `{spec}`) failed: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -47,7 +47,7 @@ class Progress:
         """What is going on now, or a fact worth keeping on the screen."""
         self.doing = text
         line = f"[{time.monotonic() - self.began:6.1f}s] {text}"
-        self.console.print(line, style="dim", highlight=False, markup=False)
+        self.console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def step(self, step: int, found: Metrics) -> None:
         self.doing = ""
@@ -67,10 +67,8 @@ class Progress:
         done = step - self.first_step
         if done <= 0:
             return ""
-        left = (time.monotonic() - self.first_time) / done * (self.steps - step)
-        return (
-            f"{left // 3600:.0f}h{left % 3600 // 60:02.0f}m" if left >= 3600 else f"{left // 60:.0f}m{left % 60:02.0f}s"
-        )
+        left = round((time.monotonic() - self.first_time) / done * (self.steps - step))
+        return f"{left // 3600}h{left % 3600 // 60:02}m" if left >= 3600 else f"{left // 60}m{left % 60:02}s"
 
     def cells(self, step: int, found: Metrics) -> list[str]:
         accuracy = [v for k, v in found.items() if k.startswith("eval/") and k.endswith("/accuracy")]

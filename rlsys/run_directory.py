@@ -2,7 +2,7 @@
 
 config.yaml     the resolved configuration        samples/      every sample of every step, parquet
 metrics.jsonl   one line per step                 checkpoints/  step-000040/: model/ (Hugging Face), optimizer/, state.json
-events.jsonl    starts, syncs, saves, faults      logs/         one file per process
+events.jsonl    starts, syncs, saves, stops      logs/         one file per process
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from rlsys import config_load
 from rlsys.config import Config, ConfigError
 from rlsys.types import Batch, Floats
 
-FREE_TO_CHANGE = (  # what a run may be continued with: nothing here changes what is learned
-    "run.",
+FREE_TO_CHANGE = (  # what a run may be continued with
+    "run.dir",
     "cluster.",
     "eval.",
     "checkpoint.",
@@ -33,6 +33,7 @@ FREE_TO_CHANGE = (  # what a run may be continued with: nothing here changes wha
     "rollout.gpu_memory",
     "rollout.kv_cache_mb",
     "rollout.max_sequences",
+    "policy.port",
     "policy.tokens_per_pack",
     "policy.logprob_chunk",
     "policy.gradient_checkpointing",
@@ -47,7 +48,8 @@ class RunDirectory:
         known = self.path / "config.yaml"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if any(self.path.iterdir()) and not known.is_file():
+            ours = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml
+            if not known.is_file() and any(p.name not in ours for p in self.path.iterdir()):
                 raise ConfigError(
                     f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory."
                 )
@@ -62,13 +64,13 @@ class RunDirectory:
             raise ConfigError(
                 f"run.dir: {self.path} is in use by another run. Wait for it, stop it, or choose another run.dir."
             ) from None
-        if known.is_file():
+        if known.is_file() and (self.path / "metrics.jsonl").is_file():
             self._refuse_changes(config, known)
+        write(known, config_load.to_yaml(config))
         for name in ("samples", "checkpoints", "logs"):
             (self.path / name).mkdir(exist_ok=True)
         for leftover in (self.path / "checkpoints").glob(".*"):
             shutil.rmtree(leftover)
-        write(known, config_load.to_yaml(config))
 
     def _refuse_changes(self, config: Config, known: Path) -> None:
         from omegaconf import OmegaConf
@@ -100,11 +102,10 @@ class RunDirectory:
             file.write(json.dumps(line) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Forgets the lines of steps that will be done again."""
+        """Forgets the lines of steps that will be done again, and a last one cut off by a crash."""
         file = self.path / "metrics.jsonl"
-        lines = read_lines(file)
-        if any(line["step"] > step for line in lines):
-            write(file, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
+        if file.is_file():
+            write(file, "".join(json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step))
 
     def samples(self, name: str, batch: Batch, advantages: Floats | None = None) -> None:
         write_samples(self.path / "samples" / f"{name}.parquet", batch, advantages)

@@ -5,6 +5,7 @@ prompts ─▶ rollout ─▶ reward ─▶ advantage by uid ─▶ pack ─▶ 
               └──────────────────── weights, versioned and verified ────────────┘
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -58,13 +59,12 @@ class Trainer:
             rollout, rewards, seed=config.run.seed, max_failure_share=config.reward.max_failure_share
         )
         self.advantage = find(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
-        self.version = 0
 
     def run(self) -> None:
         """Trains from the newest checkpoint, or from the start, to `trainer.steps`."""
         c = self.config
         done = self.resume()
-        self.version = self.policy.sync()
+        self.sync(done)
         if done == 0:
             self.record(0, self.evaluation(0))
         pipeline = Pipeline(self.sample, first=done + 1, last=c.trainer.steps, max_lag=c.pipeline.max_lag)
@@ -73,9 +73,10 @@ class Trainer:
                 found = self.step(step, pipeline)
                 if step == c.trainer.steps or (c.eval.every and step % c.eval.every == 0):
                     found |= self.evaluation(step)
+                # First the line, then the checkpoint: killed in between, the step is done again and its line replaced.
+                self.record(step, found)
                 if step == c.trainer.steps or (c.checkpoint.every and step % c.checkpoint.every == 0):
                     self.save(step)
-                self.record(step, found)
         finally:
             pipeline.close()
 
@@ -92,19 +93,19 @@ class Trainer:
             ref = self.reference_logprobs(batch)
         with clock("update"):
             updates = list(self.updates(step, batch, batch_advantages, old, ref))
+        require_finite(step, updates)
 
         pipeline.drain()
         with clock("sync"):
-            lag = self.version - min(s.version for s in batch.samples)
-            self.version = self.policy.sync()
+            self.sync(step)
         self.run_directory.samples(f"step-{step:06d}", batch, batch_advantages.numpy())
         asked = self.config.trainer.prompts_per_step * self.config.trainer.samples_per_prompt
         times = clock.metrics()
         found = metrics.of_batch(batch, batch_advantages.numpy(), asked) | metrics.of_updates(updates) | times
         return found | {
             "tokens_per_second": found["tokens"] / times["time/step"],
-            "lag": lag,
-            "sync/version": self.version,
+            "lag": step - 1 - min(s.version for s in batch.samples),
+            "sync/version": step,
         }
 
     def sample(self, step: int) -> Batch:
@@ -194,6 +195,11 @@ class Trainer:
         self.run_directory.samples(f"eval-{step:06d}", result.batch)
         return result.metrics()
 
+    def sync(self, step: int) -> None:
+        """The engines take the weights; their version is the step that made them."""
+        self.policy.sync(step)
+        self.run_directory.event("sync", version=step)
+
     def record(self, step: int, found: Metrics) -> None:
         self.run_directory.metrics({"step": step} | found)
         self.progress.step(step, found)
@@ -212,5 +218,15 @@ class Trainer:
             self.policy.load(str(there[-1][1]))
             self.progress.note(f"resumed from {there[-1][1]}")
         self.run_directory.rewind(done if done else -1)
-        self.run_directory.event("start", step=done)
+        self.run_directory.event("resume" if done else "begin", step=done)
         return done
+
+
+def require_finite(step: int, updates: list[Metrics]) -> None:
+    """Stops before weights that mean nothing reach the engines."""
+    for number, update in enumerate(updates, 1):
+        if not (math.isfinite(update["loss"]) and math.isfinite(update["grad_norm"])):
+            raise FloatingPointError(
+                f"step {step}, update {number}: loss {update['loss']}, gradient norm {update['grad_norm']}. The engines keep "
+                "their weights and the last checkpoint is good. A lower policy.lr or policy.dtype=float32 may help."
+            )

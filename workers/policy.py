@@ -10,6 +10,7 @@ import ray
 from rlsys.config import Config
 from rlsys.types import Floats, Pack
 from workers.process import free_port, gather, settle
+from workers.rollout import RolloutGroup
 from workers.sync import SENDERS, Message
 
 
@@ -194,9 +195,9 @@ class PolicyRank:
 class PolicyGroup:
     """All ranks as one, for the driver. Implements `rlsys.interfaces.Policy`."""
 
-    def __init__(self, config: Config, actors: list[Any], engines: "Any", logs: Path):
+    def __init__(self, config: Config, actors: list[Any], engines: RolloutGroup, logs: Path):
         self.config, self.actors, self.engines, self.logs = config, actors, engines, logs
-        self.ranks, self.version = len(actors), 0
+        self.ranks = len(actors)
 
     def all(self, method: str, *arguments: Any, doing: str = "", timeout_s: float = 0) -> list[Any]:
         """The same call on every rank."""
@@ -204,13 +205,13 @@ class PolicyGroup:
         return list(gather(calls, doing or method, timeout_s or self.config.cluster.call_timeout_s, self.logs).values())
 
     def start(self, model: str, transport: str) -> None:
+        self.concurrent = SENDERS[transport].concurrent
         limit = self.config.cluster.start_timeout_s
         where = gather({"policy-0": self.actors[0].where.remote()}, "starting the policy", limit, self.logs)["policy-0"]
         self.all("start", *where, model, transport, doing="starting the policy", timeout_s=limit)
 
-    def connect(self, concurrent: bool) -> None:
-        """Introduces rank 0 to the engines."""
-        self.concurrent = concurrent
+    def connect(self) -> None:
+        """Introduces the ranks to the engines."""
         self.invitations = self.all("invite")
         calls = {f"policy-{i}": a.connect.remote() for i, a in enumerate(self.actors)} | self.engines.calls(
             "connect", self.invitations[0]
@@ -227,12 +228,11 @@ class PolicyGroup:
         together = {name: sum(f[name] for f in found) for name in found[0]}
         return together | {"grad_norm": found[0]["grad_norm"], "mismatch_max": max(f["mismatch_max"] for f in found)}
 
-    def sync(self) -> int:
+    def sync(self, version: int) -> None:
         """Sends the weights, lets every engine take them, and compares fingerprints.
 
         A transport either leaves a message the engines then follow, or needs them to listen while it sends (`concurrent`).
         """
-        version = self.version + 1
         limit = self.config.cluster.call_timeout_s
         sending = {f"policy-{i}": a.send.remote() for i, a in enumerate(self.actors)}
         if self.concurrent:
@@ -249,8 +249,6 @@ class PolicyGroup:
                 f"weights of version {version} did not arrive whole: {', '.join(wrong)} answered with another fingerprint than the policy's "
                 f"{expected:016x}. Training on samples of unknown weights would be worthless; the run stops here. Try another sync.transport."
             )
-        self.version = version
-        return version
 
     def save(self, folder: str) -> None:
         self.all("save", folder, doing="saving a checkpoint")

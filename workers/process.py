@@ -57,7 +57,7 @@ def explain(error: RayError, name: str, doing: str, logs: Path) -> Exception:
         if isinstance(error.cause, ConfigError):
             return error.cause
         return WorkerFailed(
-            f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error.traceback_str}\nIts log: {logs / name}.log"
+            f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error}\nIts log: {logs / name}.log"
         )
     what = "died" if isinstance(error, RayActorError) else "failed"
     return WorkerFailed(f"{doing}: {name} {what}: {error}\n{tail(logs / f'{name}.log')}")

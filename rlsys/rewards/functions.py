@@ -21,7 +21,8 @@ def math(completion: str, answer: str) -> float:
 
     # math-verify's own time limits are signals; the reward process is killed from outside instead.
     gold = parse(answer if "\\boxed" in answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
-    return float(verify(gold, parse(completion, parsing_timeout=None), timeout_seconds=None))
+    last = completion[max(completion.rfind("\\boxed"), 0) :]  # all boxes together would be read as one set
+    return float(verify(gold, parse(last, parsing_timeout=None), timeout_seconds=None))
 
 
 def zigzag(prompt: str, completion: str, finish: str) -> float:

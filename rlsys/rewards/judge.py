@@ -38,7 +38,7 @@ class Judge:
             for part, value in parts.items():
                 try:
                     score = float(value)
-                except (TypeError, ValueError):
+                except Exception:  # whatever the value's own __float__ raises
                     return Verdict(None, failure="invalid", detail=f"{part} returned {value!r}; a reward is a number.")
                 if not math.isfinite(score):
                     return Verdict(None, failure="invalid", detail=f"{part} returned {score}; a reward must be finite.")

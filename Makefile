@@ -1,0 +1,59 @@
+# Everything a newcomer types. `make` alone lists it.
+SHELL := /bin/bash
+PROFILE ?= cpu
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+STAMP := $(VENV)/.installed-$(PROFILE)
+OTHERS := $(filter-out $(STAMP),$(wildcard $(VENV)/.installed-*))
+CONSTRAINTS := docker/constraints-$(PROFILE).txt
+
+# uv does not read pip's settings. Wheels in a local folder go first; where there is none, PyTorch's own index has the CPU build.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
+TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint lock clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo "  PROFILE=gpu installs vLLM and PyTorch for CUDA instead of the CPU builds."
+
+install: $(STAMP)  ## create .venv with everything in it; PROFILE=cpu (default) or gpu
+
+# vLLM for CPU and for CUDA are the same files: another profile starts from an empty environment.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(if $(OTHERS),--clear) $(VENV)
+	$(BIN)/pip install --quiet uv==0.13.8
+ifeq ($(PROFILE),cpu)
+	$(UV) pip install --python $(BIN)/python $(TORCH_FROM) --no-deps -c $(CONSTRAINTS) torch
+endif
+	$(UV) pip install --python $(BIN)/python --compile-bytecode -c $(CONSTRAINTS) -e '.[$(PROFILE),dev]'
+	@touch $@
+
+demo: install  ## train the tiny model on this machine, from an empty runs/demo
+	rm -rf runs/demo
+	$(BIN)/rlsys train configs/tiny_cpu.yaml run.dir=runs/demo
+
+test: install  ## run all tests that need no GPU
+	$(BIN)/pytest
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header pyproject.toml
+PLAIN = sed -E -e 's/^(torch==[0-9.]+).*/\1/' -e '/^(-|\#)/d' -e '/^torch(vision|audio|codec)==/d'
+
+lock: install  ## resolve both profiles anew into docker/constraints-*.txt
+	set -o pipefail; $(COMPILE) $(TORCH_FROM) --extra cpu --extra dev | $(PLAIN) -e '/^(nvidia|cuda)-/d' | uniq > docker/.constraints-cpu.tmp
+	set -o pipefail; UV_FIND_LINKS= $(COMPILE) --extra gpu --extra dev | $(PLAIN) | uniq > docker/.constraints-gpu.tmp
+	mv docker/.constraints-cpu.tmp docker/constraints-cpu.txt
+	mv docker/.constraints-gpu.tmp docker/constraints-gpu.txt
+
+clean:  ## remove the environment, caches and build leftovers; runs/ stays
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,312 @@
+"""The command line as a user meets it, as far as it starts no cluster."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from omegaconf import OmegaConf
+
+from launch import cli
+from rlsys import __version__, config_load
+from rlsys.config import Config, ConfigError
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.fixture
+def rlsys(tmp_path):
+    """`rlsys("validate", …)` in an empty directory."""
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "launch", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=home,
+            env=os.environ | {"COLUMNS": "400", "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+            timeout=60,
+        )
+
+    return run
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    file = tmp_path / "small.yaml"
+    file.write_text("trainer: {steps: 3, prompts_per_step: 4, samples_per_prompt: 8, updates_per_step: 2}\n")
+    return file
+
+
+def problems(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line.removeprefix("✗ ") for line in done.stderr.splitlines() if line.startswith("✗ ")]
+
+
+def make_model(folder: Path, weights: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    (folder / "model.safetensors").write_text(weights)
+    return folder
+
+
+@pytest.fixture
+def finished(tmp_path) -> Path:
+    """A run directory with checkpoints of steps 2 and 4, and a half-written one of step 6."""
+    run = tmp_path / "run"
+    for step in (2, 4):
+        make_model(run / "checkpoints" / f"step-{step:06d}" / "model", f"weights {step}")
+        (run / "checkpoints" / f"step-{step:06d}" / "state.json").write_text(json.dumps({"step": step}))
+    make_model(run / "checkpoints" / ".step-000006" / "model", "weights 6")
+    (run / "config.yaml").write_text(config_load.to_yaml(Config()))
+    (run / "metrics.jsonl").write_text("")
+    return run
+
+
+# --- help and usage --------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_the_commands(rlsys):
+    done = rlsys("--help")
+    assert done.returncode == 0
+    for command in ("train", "validate", "eval", "export"):
+        assert f"  {command} " in done.stdout
+
+
+def test_the_version_is_told(rlsys):
+    done = rlsys("--version")
+    assert done.returncode == 0
+    assert __version__ in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tarin"], "No such command"),
+        (["train"], "Missing argument 'CONFIG'"),
+        (["validate"], "Missing argument 'CONFIG'"),
+        (["validate", "--optoins"], "No such option"),
+        (["export", "only_one"], "Missing argument 'TARGET'"),
+        (["eval"], "Missing argument 'TARGET'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_with_a_sentence(rlsys, arguments, said):
+    done = rlsys(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- validate --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_of_the_repository_is_valid_once_its_data_is_there(rlsys, config, tmp_path):
+    written = OmegaConf.load(config)
+    for path in [OmegaConf.select(written, "data.train") or "", *(OmegaConf.select(written, "eval.datasets") or [])]:
+        if path.endswith((".jsonl", ".parquet")):
+            (tmp_path / "home" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "home" / path).touch()
+    done = rlsys("validate", config)
+    assert done.returncode == 0, done.stderr
+    assert f"✓ {config} is valid. It runs in runs/{config.stem}." in done.stdout
+
+
+def test_there_are_configurations_to_check():
+    assert CONFIGS
+
+
+def test_validate_prints_the_batch_arithmetic_and_leaves_nothing_behind(rlsys, small, tmp_path):
+    done = rlsys("validate", small, "trainer.epochs_per_step=3", "run.dir=elsewhere")
+    assert done.returncode == 0, done.stderr
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "samples per step 32 4 prompts x 8 samples_per_prompt" in rows
+    assert "updates in all 18 3 steps x 6" in rows
+    assert any(row.startswith("policy 2 ") for row in rows)
+    assert "It runs in elsewhere." in done.stdout
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_validate_tells_all_problems_at_once_and_nothing_else(rlsys, small):
+    done = rlsys("validate", small, "rollout.top_p=0.5", "algorithm.kl=k9", "data.train=gone.jsonl")
+    assert done.returncode == 2
+    assert len(problems(done)) == 3
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_option_is_exit_code_2_with_a_suggestion(rlsys, small):
+    done = rlsys("validate", small, "trainer.stpes=3")
+    assert done.returncode == 2
+    assert problems(done) == ["command line: unknown option `trainer.stpes`. Did you mean `trainer.steps`?"]
+
+
+def test_a_missing_configuration_is_exit_code_2(rlsys):
+    done = rlsys("validate", "no_such.yaml")
+    assert done.returncode == 2
+    assert problems(done) == ["no_such.yaml: no such file."]
+
+
+def test_problems_are_not_broken_into_lines(rlsys, small):
+    long_name = "x" * 240
+    done = rlsys("validate", small, f"data.train={long_name}.jsonl")
+    assert any(f"data.train: {long_name}.jsonl does not exist" in line for line in problems(done))
+
+
+def test_all_options_are_listed_with_default_and_meaning(rlsys):
+    done = rlsys("validate", "--options")
+    assert done.returncode == 0
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
+    for key, default in config_load.flatten(Config()).items():
+        assert key in rows, key
+        assert rows[key][1] == repr(default).split()[0]
+        assert len(rows[key]) > 2, f"{key} has no meaning"
+
+
+# --- train, as far as it starts nothing ------------------------------------------------------------------------------------
+
+
+def test_training_with_a_bad_configuration_makes_no_run_directory(rlsys, small, tmp_path):
+    done = rlsys("train", small, "trainer.steps=0")
+    assert done.returncode == 2
+    assert problems(done) == ["trainer.steps is 0; it must be a number greater than 0."]
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_training_into_something_else_is_refused(rlsys, small, tmp_path):
+    (tmp_path / "home" / "thesis").mkdir()
+    (tmp_path / "home" / "thesis" / "chapter.tex").write_text("precious")
+    done = rlsys("train", small, "run.dir=thesis")
+    assert done.returncode == 2
+    assert "not a run" in problems(done)[0]
+    assert [p.name for p in (tmp_path / "home" / "thesis").iterdir()] == ["chapter.tex"]
+
+
+def test_going_on_with_other_settings_is_refused_with_their_names(rlsys, small, finished):
+    done = rlsys("train", small, f"run.dir={finished}")
+    assert done.returncode == 2
+    assert "trainer.samples_per_prompt: 16 → 8" in problems(done)[0]
+
+
+# --- eval, as far as it starts nothing -------------------------------------------------------------------------------------
+
+
+def test_evaluating_what_is_not_there_is_refused(rlsys):
+    done = rlsys("eval", "no_such_run")
+    assert done.returncode == 2
+    assert "no_such_run is not a directory" in problems(done)[0]
+
+
+def test_evaluating_a_model_of_no_run_asks_for_a_configuration(rlsys, tmp_path):
+    done = rlsys("eval", make_model(tmp_path / "model", "w"))
+    assert done.returncode == 2
+    assert "--config" in problems(done)[0]
+
+
+def test_evaluating_on_nothing_is_refused(rlsys, finished):
+    done = rlsys("eval", finished)
+    assert done.returncode == 2
+    assert "--data FILE" in problems(done)[0]
+
+
+# --- export ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "weights"),
+    [
+        (".", "weights 4"),
+        ("checkpoints/step-000002", "weights 2"),
+        ("checkpoints/step-000002/model", "weights 2"),
+    ],
+    ids=["run", "checkpoint", "model"],
+)
+def test_export_copies_the_model_of_a_run_a_checkpoint_or_a_directory(rlsys, finished, tmp_path, source, weights):
+    target = tmp_path / "new" / "model"
+    done = rlsys("export", finished / source, target)
+    assert done.returncode == 0, done.stderr
+    assert str(target) in done.stdout
+    assert sorted(p.name for p in target.iterdir()) == ["config.json", "model.safetensors"]
+    assert (target / "model.safetensors").read_text() == weights
+    assert [p.name for p in target.parent.iterdir()] == ["model"]
+
+
+def test_export_takes_an_empty_directory(rlsys, finished, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert rlsys("export", finished, tmp_path / "empty").returncode == 0
+    assert (tmp_path / "empty" / "model.safetensors").read_text() == "weights 4"
+
+
+def test_export_replaces_only_when_told_to(rlsys, finished, tmp_path):
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "old").write_text("old")
+    done = rlsys("export", finished, target)
+    assert done.returncode == 2
+    assert "--force" in problems(done)[0]
+    assert [p.name for p in target.iterdir()] == ["old"]
+    assert rlsys("export", "--force", finished, target).returncode == 0
+    assert sorted(p.name for p in target.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("target", [".", "checkpoints", "checkpoints/step-000004/model"])
+def test_export_never_replaces_what_it_reads(rlsys, finished, target):
+    done = rlsys("export", "--force", finished, finished / target)
+    assert done.returncode == 2
+    assert "lie one within the other" in problems(done)[0]
+    assert (finished / "checkpoints" / "step-000004" / "model" / "model.safetensors").read_text() == "weights 4"
+
+
+def test_export_of_what_holds_no_model_is_refused(rlsys, finished, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    done = rlsys("export", tmp_path / "nothing", tmp_path / "target")
+    assert done.returncode == 2
+    assert "holds no model" in problems(done)[0]
+    done = rlsys("export", finished / "config.yaml", tmp_path / "target")
+    assert done.returncode == 2
+    assert "is not a directory" in problems(done)[0]
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_failure_that_is_not_the_users_is_exit_code_1_with_a_sentence(rlsys, finished, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = rlsys("export", finished, tmp_path / "file" / "below")
+    assert done.returncode == 1
+    assert "Error: " in problems(done)[0]
+    assert "Traceback" not in done.stderr
+
+
+# --- exit codes ------------------------------------------------------------------------------------------------------------
+
+
+def raising(error: BaseException):
+    def run() -> None:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError(["one [thing]", "another"]), 2, "✗ one [thing]\n✗ another\n"),
+        (click.UsageError("no"), 2, "Error: no\n"),
+        (KeyboardInterrupt(), 130, "Run the same command again"),
+        (click.Abort(), 130, "Run the same command again"),
+        (RuntimeError("engine [1] died"), 1, "✗ RuntimeError: engine [1] died\n"),
+    ],
+    ids=["configuration", "usage", "interrupt", "abort", "failure"],
+)
+def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, monkeypatch, error, code, said):
+    monkeypatch.setattr(cli, "errors", cli.Console(stderr=True, width=200))
+    assert cli._guarded(raising(error)) == code
+    assert said in capsys.readouterr().err
+
+
+def test_an_end_without_an_error_is_exit_code_0():
+    assert cli._guarded(lambda: None) == 0

@@ -1,0 +1,200 @@
+"""Small machines with real behaviour: a rollout that samples, a policy that has one weight and learns, a rule that judges."""
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlsys import config_load, tiny
+from rlsys.config import Config
+from rlsys.data import Dataset
+from rlsys.metrics import Metrics
+from rlsys.rewards import Judge
+from rlsys.types import Batch, Floats, Pack, Prompt, Request, Sample, Verdict
+
+CODE = {symbol: i for i, symbol in enumerate(tiny.SYMBOLS)}
+
+
+def make_prompt(uid: str = "p", text: str = "864152>", source: str = "zigzag", **row: Any) -> Prompt:
+    return Prompt(uid, source, text, [CODE[c] for c in text], row)
+
+
+def make_sample(uid: str = "p", index: int = 0, text: str = "481625", finish: str = "stop", version: int = 1) -> Sample:
+    tokens = [CODE[c] for c in text] + [CODE["<eos>"]] * (finish == "stop")
+    logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 8
+    return Sample(uid, index, text, np.array(tokens, dtype=np.int32), logprobs, finish, version)
+
+
+def make_batch(
+    rewards: list[float], groups: list[int], lengths: list[int] | None = None, prompt_lengths: list[int] | None = None
+) -> Batch:
+    """A batch with given rewards, groups and completion lengths; its tokens are random but always the same."""
+    rng = np.random.default_rng(0)
+    lengths = lengths or [3] * len(rewards)
+    prompt_lengths = prompt_lengths or [4] * (max(groups) + 1)
+    prompts = [Prompt(f"p{g}", "zigzag", "", rng.integers(2, 13, n).tolist(), {}) for g, n in enumerate(prompt_lengths)]
+    samples = [
+        Sample(
+            f"p{g}",
+            i,
+            "",
+            rng.integers(1, 13, n).astype(np.int32),
+            -rng.random(n, dtype=np.float32),
+            "stop",
+            1,
+        )
+        for i, (g, n) in enumerate(zip(groups, lengths, strict=True))
+    ]
+    return Batch(
+        prompts,
+        samples,
+        np.array(groups, dtype=np.int64),
+        np.array(rewards, dtype=np.float32),
+        [{} for _ in rewards],
+    )
+
+
+def make_dataset(count: int = 12, *, source: str = "zigzag", seed: int = 0, shuffle: bool = True) -> Dataset:
+    rows = tiny.rows("zigzag")[:count]
+    prompts = [make_prompt(f"{source}:{i + 1}", row["prompt"], source) for i, row in enumerate(rows)]
+    return Dataset(prompts, seed=seed, shuffle=shuffle)
+
+
+def make_config(folder: Path, *overrides: str) -> Config:
+    """A small run in `folder / "run"`: 3 steps of 4 prompts with 4 samples each, two updates a step."""
+    file = folder / "small.yaml"
+    file.write_text(
+        "trainer: {steps: 3, prompts_per_step: 4, samples_per_prompt: 4, updates_per_step: 2}\n"
+        "rollout: {max_prompt_tokens: 7, max_new_tokens: 7}\n"
+        "policy: {ranks: 2, tokens_per_pack: 40, lr: 0.125}\n"
+        "eval: {every: 2}\n"
+        "checkpoint: {every: 2}\n"
+    )
+    return config_load.load(file, [f"run.dir={folder / 'run'}", *overrides])
+
+
+class FakeRollout:
+    """Samples orders of the prompt's digits. The seed, and the weight it was given last, decide which."""
+
+    def __init__(self, events: list[str]):
+        self.events, self.version, self.weight = events, 0, 0.0
+        self.requests: list[list[Request]] = []
+        self.busy = threading.Event()
+
+    def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
+        self.events.append("generate")
+        self.requests.append(requests)
+        self.busy.set()
+        version = self.version
+        for uid in reversed(list(dict.fromkeys(r.uid for r in requests))):  # any order
+            yield [self.one(r, version) for r in requests if r.uid == uid]
+        assert self.version == version, "weights changed under a batch"
+        self.busy.clear()
+
+    def one(self, request: Request, version: int) -> Sample:
+        digits = request.tokens[:-1]
+        rng = random.Random(f"{request.seed if request.temperature else 'greedy'} {self.weight!r}")
+        tokens = [*rng.sample(digits, len(digits)), CODE["<eos>"]]
+        text = "".join(tiny.SYMBOLS[t] for t in tokens[:-1])
+        logprobs = np.array([-rng.random() for _ in tokens], dtype=np.float32)
+        return Sample(request.uid, request.index, text, np.array(tokens, dtype=np.int32), logprobs, "stop", version)
+
+    def generating(self) -> None:
+        self.events.append("generating")
+
+    def resting(self) -> None:
+        self.events.append("resting")
+
+
+class FakeRewards:
+    """Judges at once, with real reward functions. Completions in `broken` fail."""
+
+    def __init__(self, functions: dict[str, float] | None = None):
+        self.judge_one, self.broken = Judge(functions or {"zigzag": 1.0}), set[tuple[str, int]]()
+        self.seen: list[Sample] = []
+
+    def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
+        self.seen += samples
+        done: Future[list[Verdict]] = Future()
+        done.set_result([self.verdict(s, prompts[s.uid]) for s in samples])
+        return done
+
+    def verdict(self, sample: Sample, prompt: Prompt) -> Verdict:
+        if (sample.uid, sample.index) in self.broken:
+            return Verdict(None, failure="timeout", detail="no verdict after 10 s")
+        return self.judge_one(prompt.row | {"prompt": prompt.text, "completion": sample.text, "finish": sample.finish})
+
+
+class FakePolicy:
+    """One weight, moved by every update. Its log-probs are the engine's plus the weight."""
+
+    def __init__(self, events: list[str], rollout: FakeRollout, ranks: int = 2):
+        self.events, self.rollout, self.ranks = events, rollout, ranks
+        self.weight = 0.0
+        self.updates: list[tuple[list[list[Pack]], float]] = []
+
+    def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        self.events.append("score")
+        assert len(packs) == self.ranks
+        return [[p.rollout + np.float32(self.weight) for p in own] for own in packs]
+
+    def update(self, packs: list[list[Pack]], lr: float) -> Metrics:
+        self.events.append("update")
+        self.updates.append((packs, lr))
+        mine = [p for own in packs for p in own]
+        gradient = sum(float((p.weights * p.advantages * p.rollout).sum()) for p in mine)
+        gaps = [np.abs(p.old - p.rollout) if p.old is not None else 0 * p.rollout + abs(self.weight) for p in mine]
+        refs = [0 * p.rollout if p.ref is None else p.rollout + np.float32(self.weight) - p.ref for p in mine]
+        tokens = sum(len(p.targets) for p in mine)
+        self.weight += lr * gradient
+        return {
+            "loss": -gradient,
+            "grad_norm": abs(gradient),
+            "kl": sum(float(r.sum()) for r in refs),
+            "entropy": 1.5 * tokens,
+            "clipped": 0.25 * tokens,
+            "mismatch": sum(float(g.sum()) for g in gaps),
+            "mismatch_max": max(float(g.max(initial=0.0)) for g in gaps),
+            "tokens": float(tokens),
+        }
+
+    def sync(self, version: int) -> None:
+        self.events.append("sync")
+        self.rollout.version, self.rollout.weight = version, self.weight
+
+    def save(self, folder: str) -> None:
+        self.events.append("save")
+        (Path(folder) / "weight.json").write_text(json.dumps(self.weight))
+
+    def load(self, folder: str) -> None:
+        self.events.append("load")
+        self.weight = json.loads((Path(folder) / "weight.json").read_text())
+
+
+class FakeReference:
+    ranks = 1
+
+    def __init__(self, events: list[str]):
+        self.events = events
+
+    def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        self.events.append("reference")
+        assert len(packs) == 1
+        return [[p.rollout - np.float32(0.5) for p in own] for own in packs]
+
+
+class FakeProgress:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.notes: list[str] = []
+
+    def step(self, step: int, found: Metrics) -> None:
+        self.steps.append(step)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)

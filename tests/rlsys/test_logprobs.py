@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from fakes import make_batch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from rlsys import tiny
+from rlsys.attention import NAME
+from rlsys.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
+from rlsys.packing import filler, pack, unpack
+
+
+def packed(temperature: float = 1.0, chunk: int = 1024) -> PackedLogprobs:
+    model = tiny.untrained(0)
+    model.set_attn_implementation(NAME)
+    return PackedLogprobs(model, temperature=temperature, chunk=chunk)
+
+
+@given(
+    count=st.integers(0, 12),
+    vocabulary=st.integers(2, 9),
+    chunk=st.integers(1, 15),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    seed=st.integers(0, 100),
+)
+def test_any_chunk_gives_the_values_and_gradients_of_plain_log_softmax(count, vocabulary, chunk, temperature, seed):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(vocabulary, 5, generator=generator, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (count,), generator=generator)
+    upstream = torch.randn(count, generator=generator)
+
+    logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk)
+    found = torch.autograd.grad(logprobs, (hidden, weight), upstream)
+
+    plain = (hidden @ weight.T / temperature).log_softmax(-1)
+    picked = plain.gather(-1, targets[:, None])[:, 0]
+    expected = torch.autograd.grad(picked, (hidden, weight), upstream)
+    torch.testing.assert_close(logprobs, picked)
+    torch.testing.assert_close(entropies, -(plain.exp() * plain).sum(-1))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_two_logits_by_hand():
+    """Logits 0 and log 3 are probabilities 1/4 and 3/4."""
+    hidden, weight = torch.tensor([[1.0], [1.0]]), torch.tensor([[0.0], [math.log(3)]])
+    logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0, 1]), 1.0, 1)
+    assert logprobs.exp().tolist() == pytest.approx([0.25, 0.75])
+    entropy = 0.25 * np.log(4) + 0.75 * np.log(4 / 3)
+    assert entropies.tolist() == pytest.approx([entropy, entropy])
+
+
+def test_temperature_flattens():
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [2.0]])
+    cold, cold_entropy = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0]), 1.0, 1)
+    hot, hot_entropy = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0]), 2.0, 1)
+    assert hot.exp().item() == pytest.approx(1 / (1 + np.e))
+    assert hot > cold
+    assert hot_entropy > cold_entropy
+
+
+def test_entropy_carries_no_gradient():
+    hidden = torch.ones(1, 2, requires_grad=True)
+    logprobs, entropies = ChunkedLogprobs.apply(hidden, torch.eye(2), torch.tensor([0]), 1.0, 1)
+    assert logprobs.requires_grad
+    assert not entropies.requires_grad
+
+
+def test_low_precision_weights_still_give_full_precision_log_probs():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(4, 8, generator=generator).bfloat16().requires_grad_() for _ in range(2))
+    logprobs, _ = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0, 1, 2, 3]), 1.0, 3)
+    logprobs.sum().backward()
+    assert logprobs.dtype == torch.float32
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+    # d logprob / d logits sums to 0 over the vocabulary, and so does what reaches the rows of the weight
+    assert weight.grad.float().sum(0).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("budget", [12, 1000])
+def test_a_pack_has_the_log_probs_of_its_completions(temperature, budget):
+    batch = make_batch([0] * 4, [0, 0, 1, 1], lengths=[1, 6, 3, 4], prompt_lengths=[5, 1])
+    packs = pack(batch, range(4), ranks=1, tokens_per_pack=budget)
+    model = packed(temperature, chunk=2)
+    with torch.no_grad():
+        values = [[model(p)[0].numpy() for p in own] for own in packs]
+    plain = tiny.untrained(0)
+    for sample, group, found in zip(batch.samples, batch.groups, unpack(packs, values, 4), strict=True):
+        prompt = batch.prompts[group].tokens
+        whole = torch.tensor([*prompt, *sample.tokens])
+        with torch.no_grad():
+            logprobs = (plain(input_ids=whole[None]).logits[0] / temperature).log_softmax(-1)
+        expected = [logprobs[i - 1, whole[i]].item() for i in range(len(prompt), len(whole))]
+        assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_filler_has_no_log_probs_but_a_backward_pass():
+    model = packed()
+    logprobs, entropies = model(filler(False, False))
+    assert logprobs.shape == entropies.shape == (0,)
+    logprobs.sum().backward()
+    assert all(w.grad is not None and not w.grad.any() for w in model.lm.model.layers.parameters())
+
+
+def test_the_head_stays_tied_to_the_embeddings():
+    model = packed()
+    head = model.lm.get_output_embeddings()
+    assert isinstance(head, LogprobHead)
+    assert head.weight is model.lm.get_input_embeddings().weight
+
+
+def test_a_head_with_a_bias_is_refused():
+    lm = tiny.untrained(0)
+    lm.set_output_embeddings(nn.Linear(128, 13, bias=True))
+    with pytest.raises(ValueError, match="without bias"):
+        PackedLogprobs(lm)

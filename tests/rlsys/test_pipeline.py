@@ -1,0 +1,219 @@
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
+
+from rlsys.pipeline import Collector, Pipeline, RewardFailure
+from rlsys.types import Verdict
+
+# --- collecting one batch --------------------------------------------------------------------------------------------------
+
+
+def collect(rewards=None, *, prompts=None, samples: int = 4, share: float = 0.5, step=1, seed: int = 0):
+    rollout = FakeRollout([])
+    collector = Collector(rollout, rewards or FakeRewards(), seed=seed, max_failure_share=share)
+    batch = collector.collect(
+        step, prompts or make_dataset(3).take(0, 3), samples=samples, temperature=1.0, max_new_tokens=7
+    )
+    return batch, rollout
+
+
+def test_a_batch_stands_in_data_order_whatever_the_order_of_finishing():
+    batch, _ = collect()
+    assert batch.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert [s.index for s in batch.samples] == [0, 1, 2, 3] * 3
+    assert [batch.prompts[g].uid for g in batch.groups] == [s.uid for s in batch.samples]
+    assert [p.uid for p in batch.prompts] == [p.uid for p in make_dataset(3).take(0, 3)]
+
+
+def test_every_sample_is_judged_with_its_own_prompt():
+    batch, _ = collect()
+    for sample, group, reward in zip(batch.samples, batch.groups, batch.rewards, strict=True):
+        facts = {"prompt": batch.prompts[group].text, "completion": sample.text, "finish": sample.finish}
+        assert FakeRewards().judge_one(facts) == Verdict(float(reward), {"zigzag": float(reward)})
+    assert len({s.text for s in batch.samples}) > 6
+
+
+def test_a_sample_depends_on_seed_step_prompt_and_index_only():
+    texts = [[s.text for s in collect(**options)[0].samples] for options in ({}, {}, {"step": 2}, {"seed": 1})]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2] != texts[3] != texts[0]
+    alone, _ = collect(prompts=make_dataset(3).take(1, 1))
+    assert [s.text for s in alone.samples] == texts[0][4:8]
+
+
+def test_every_request_has_its_own_seed():
+    _, rollout = collect(samples=8)
+    [requests] = rollout.requests
+    assert len({r.seed for r in requests}) == 24
+    assert {(r.temperature, r.max_new_tokens) for r in requests} == {(1.0, 7)}
+
+
+def test_a_failed_sample_leaves_its_group_and_does_not_count_as_zero():
+    whole, _ = collect()
+    rewards = FakeRewards()
+    uid = whole.prompts[1].uid
+    rewards.broken = {(uid, 0), (uid, 2)}
+    batch, _ = collect(rewards)
+    assert batch.groups.tolist() == [0] * 4 + [1] * 2 + [2] * 4
+    assert [s.index for s in batch.samples if s.uid == uid] == [1, 3]
+    keep = [i for i, s in enumerate(whole.samples) if (s.uid, s.index) not in rewards.broken]
+    np.testing.assert_array_equal(batch.rewards, whole.rewards[keep])
+    assert batch.failures == {"timeout": 2}
+    assert len(batch.components) == len(batch.samples) == len(batch.rewards) == 10
+
+
+def test_a_group_that_lost_all_its_samples_leaves_a_gap():
+    rewards = FakeRewards()
+    uid = make_dataset(3).take(0, 3)[1].uid
+    rewards.broken = {(uid, i) for i in range(4)}
+    batch, _ = collect(rewards)
+    assert batch.groups.tolist() == [0] * 4 + [2] * 4
+    assert len(batch.prompts) == 3
+
+
+@pytest.mark.parametrize(
+    ("broken", "share", "stops"), [(6, 0.5, False), (7, 0.5, True), (1, 0.0, True), (0, 0.0, False), (12, 1.0, True)]
+)
+def test_more_failures_than_allowed_stop_the_run(broken, share, stops):
+    rewards = FakeRewards()
+    uids = [p.uid for p in make_dataset(3).take(0, 3)]
+    rewards.broken = set([(uid, i) for uid in uids for i in range(4)][:broken])
+    if stops:
+        with pytest.raises(RewardFailure, match=rf"step 1: {broken} of 12 .*timeout: no verdict after 10 s"):
+            collect(rewards, share=share)
+    else:
+        assert len(collect(rewards, share=share)[0].samples) == 12 - broken
+
+
+def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
+    seen = []
+
+    class Watching(FakeRollout):
+        def generate(self, requests):
+            for finished in super().generate(requests):
+                seen.append(len(rewards.seen))
+                yield finished
+
+    rewards = FakeRewards()
+    Collector(Watching([]), rewards, seed=0, max_failure_share=0).collect(
+        1, make_dataset(3).take(0, 3), samples=2, temperature=1.0, max_new_tokens=7
+    )
+    assert seen == [0, 2, 4]
+
+
+def test_an_engine_that_loses_a_sample_is_noticed():
+    class Losing(FakeRollout):
+        def generate(self, requests):
+            for finished in super().generate(requests):
+                yield finished[1:]
+
+    with pytest.raises(RuntimeError, match="4 samples were asked for, 3 came back"):
+        Collector(Losing([]), FakeRewards(), seed=0, max_failure_share=0).collect(
+            1, [make_prompt()], samples=4, temperature=1.0, max_new_tokens=7
+        )
+
+
+def test_components_and_waiting_times_are_kept():
+    batch, _ = collect(FakeRewards({"zigzag": 0.5}))
+    assert Counter(c["zigzag"] * 0.5 for c in batch.components) == Counter(batch.rewards.tolist())
+    assert batch.rollout_s > 0
+    assert batch.reward_s >= 0
+
+
+# --- batches in order ------------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """A training loop of three steps around a pipeline; sampling takes the version of the moment."""
+
+    def __init__(self, max_lag: int, last: int = 3):
+        self.events: list[str] = []
+        self.version, self.sampled = 1, {}
+        self.pipeline = Pipeline(self.start, first=1, last=last, max_lag=max_lag)
+
+    def start(self, step: int):
+        self.events.append(f"start {step}")
+        self.sampled[step] = self.version
+        batch = make_batch([float(step)], [0])
+        self.events.append(f"end {step}")
+        return batch
+
+    def run(self) -> list[int]:
+        order = []
+        for _ in range(3):
+            order.append(int(self.pipeline.next().rewards[0]))
+            self.events.append(f"train {order[-1]}")
+            self.pipeline.drain()
+            self.version += 1
+            self.events.append(f"sync {self.version}")
+        self.pipeline.close()
+        return order
+
+
+def test_without_lag_a_batch_is_sampled_from_the_weights_it_trains():
+    loop = Loop(max_lag=0)
+    assert loop.run() == [1, 2, 3]
+    assert loop.sampled == {1: 1, 2: 2, 3: 3}
+    assert loop.events == [
+        event for k in (1, 2, 3) for event in (f"start {k}", f"end {k}", f"train {k}", f"sync {k + 1}")
+    ]
+
+
+def test_with_a_lag_of_one_each_batch_is_one_version_old():
+    loop = Loop(max_lag=1)
+    assert loop.run() == [1, 2, 3]
+    assert loop.sampled == {1: 1, 2: 1, 3: 2}
+    at = {event: i for i, event in enumerate(loop.events)}
+    assert at["end 2"] < at["sync 2"] < at["start 3"] < at["end 3"] < at["sync 3"]
+    assert at["end 1"] < at["start 2"], "batches are generated one after the other"
+
+
+def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does():
+    release, started = threading.Event(), threading.Event()
+
+    def start(step: int):
+        if step == 2:
+            started.set()
+            assert release.wait(10)
+        return make_batch([float(step)], [0])
+
+    pipeline = Pipeline(start, first=1, last=2, max_lag=1)
+    assert pipeline.next().rewards[0] == 1, "batch 1 is handed out while batch 2 is being generated"
+    assert started.wait(10)
+    drained = threading.Thread(target=pipeline.drain)
+    drained.start()
+    drained.join(0.05)
+    assert drained.is_alive()
+    release.set()
+    drained.join(10)
+    assert not drained.is_alive()
+    assert pipeline.next().rewards[0] == 2
+    pipeline.close()
+
+
+def test_nothing_is_started_past_the_last_step():
+    loop = Loop(max_lag=1, last=3)
+    loop.run()
+    assert [e for e in loop.events if e.startswith("start")] == ["start 1", "start 2", "start 3"]
+
+
+def test_a_pipeline_can_begin_in_the_middle():
+    started = []
+    pipeline = Pipeline(lambda k: started.append(k) or make_batch([float(k)], [0]), first=5, last=5, max_lag=1)
+    assert pipeline.next().rewards[0] == 5
+    assert started == [5]
+    pipeline.close()
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_what_goes_wrong_in_sampling_is_raised_in_the_loop(max_lag):
+    def start(step: int):
+        raise RewardFailure(f"step {step}")
+
+    pipeline = Pipeline(start, first=1, last=3, max_lag=max_lag)
+    with pytest.raises(RewardFailure, match="step 1"):
+        pipeline.next()
+    pipeline.close()

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+from fakes import make_batch, make_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsys.config import Config, Policy, Rollout, Trainer
+from rlsys.packing import pack
+from rlsys.plan import batch_arithmetic, processes
+
+
+def numbers(config: Config) -> dict[str, int]:
+    return {what: number for what, _, number in batch_arithmetic(config)}
+
+
+def test_the_arithmetic_of_a_small_run_by_hand(tmp_path):
+    config = make_config(tmp_path, "trainer.epochs_per_step=3")
+    assert numbers(config) == {
+        "prompts per step": 4,
+        "samples per step": 16,  # x 4
+        "samples per engine": 8,  # 2 engines
+        "samples per update": 8,  # 2 updates per pass
+        "updates per step": 6,  # x 3 passes
+        "updates in all": 18,  # x 3 steps
+        "tokens per step, at most": 224,  # 16 x (7 + 7)
+        "packs per rank and update, at most": 2,  # 3 sequences of 13 inputs in 40 tokens: 8 need 3 packs, on 2 ranks
+    }
+
+
+def test_the_table_says_where_numbers_come_from(tmp_path):
+    rows = {what: how for what, how, _ in batch_arithmetic(make_config(tmp_path))}
+    assert rows["samples per step"] == "4 prompts x 4 samples_per_prompt"
+
+
+@given(samples=st.integers(1, 20), ranks=st.integers(1, 3), new=st.integers(1, 9), budget=st.integers(20, 80))
+def test_packs_of_the_longest_sequences_are_as_many_as_planned(samples, ranks, new, budget):
+    config = Config(
+        trainer=Trainer(prompts_per_step=1, samples_per_prompt=samples),
+        rollout=Rollout(max_prompt_tokens=11, max_new_tokens=new),
+        policy=Policy(ranks=ranks, tokens_per_pack=budget),
+    )
+    batch = make_batch([0.0] * samples, [0] * samples, [new] * samples, [11])
+    packs = pack(batch, np.arange(samples).tolist(), ranks=ranks, tokens_per_pack=budget)
+    assert len(packs[0]) == numbers(config)["packs per rank and update, at most"]
+
+
+@pytest.mark.parametrize(
+    ("kl_coef", "roles"), [(0.0, ["rollout", "reward", "policy"]), (0.1, ["rollout", "reward", "policy", "reference"])]
+)
+def test_the_reference_exists_only_where_it_weighs_something(tmp_path, kl_coef, roles):
+    rows = processes(make_config(tmp_path, f"reference.kl_coef={kl_coef}"))
+    assert [role for role, _, _ in rows] == roles
+    assert [count for _, count, _ in rows][:3] == [2, 2, 2]

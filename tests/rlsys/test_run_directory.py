@@ -1,0 +1,268 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from fakes import make_batch, make_config, make_sample
+
+from rlsys import config_load
+from rlsys.config import ConfigError
+from rlsys.run_directory import RunDirectory, read_lines, read_samples, write
+
+
+def opened(tmp_path, *overrides: str) -> RunDirectory:
+    return RunDirectory(make_config(tmp_path, *overrides))
+
+
+def test_a_new_directory_is_made_with_its_parents_and_the_configuration(tmp_path):
+    config = make_config(tmp_path, f"run.dir={tmp_path}/deep/er/run")
+    run = RunDirectory(config)
+    assert sorted(p.name for p in run.path.iterdir()) == [".lock", "checkpoints", "config.yaml", "logs", "samples"]
+    assert config_load.load(run.path / "config.yaml") == config
+
+
+def test_an_empty_directory_may_be_taken(tmp_path):
+    (tmp_path / "run").mkdir()
+    assert (opened(tmp_path).path / "config.yaml").is_file()
+
+
+# --- taken, strange or unusable --------------------------------------------------------------------------------------------
+
+
+def test_a_directory_is_refused_while_another_run_holds_it(tmp_path):
+    run = opened(tmp_path)
+    with pytest.raises(ConfigError, match="in use by another run"):
+        opened(tmp_path)
+    run.close()
+    opened(tmp_path).close()
+
+
+def test_a_directory_is_refused_while_another_process_holds_it_and_free_when_that_is_killed(tmp_path):
+    config = make_config(tmp_path)
+    hold = (
+        "import sys, time; from rlsys.config_load import load; from rlsys.run_directory import RunDirectory; "
+        f"run = RunDirectory(load({str(tmp_path / 'small.yaml')!r}, ['run.dir={config.run.dir}'])); "
+        "print('held', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="in use by another run"):
+            RunDirectory(config)
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+    RunDirectory(config).close()
+
+
+def test_a_directory_with_something_else_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match=r"not a run \(no config\.yaml\)"):
+        opened(tmp_path)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_killed_before_it_wrote_its_configuration_can_be_started_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / ".config.yaml.tmp").write_text("trainer: {st")
+    assert (opened(tmp_path).path / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("below", ["", "/below/it"])
+def test_a_file_is_refused(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file, or lies below one"):
+        opened(tmp_path, f"run.dir={tmp_path}/file{below}")
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot write to /proc/"):
+        opened(tmp_path, "run.dir=/proc/no_such_process/run")
+
+
+# --- going on with a run ---------------------------------------------------------------------------------------------------
+
+
+def begun(tmp_path):
+    """A run that has done something."""
+    run = opened(tmp_path)
+    run.metrics({"step": 0})
+    run.close()
+
+
+def test_a_run_that_did_nothing_yet_may_be_started_with_other_settings(tmp_path):
+    opened(tmp_path).close()
+    opened(tmp_path, "policy.lr=0.5").close()
+    assert config_load.load(tmp_path / "run" / "config.yaml").policy.lr == 0.5
+
+
+def test_other_settings_are_refused_with_both_values(tmp_path):
+    begun(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        opened(tmp_path, "policy.lr=0.5", "trainer.samples_per_prompt=8", "eval.every=7")
+    said = str(error.value)
+    assert "policy.lr: 0.125 → 0.5" in said
+    assert "trainer.samples_per_prompt: 4 → 8" in said
+    assert "eval.every" not in said
+    assert "choose another run.dir" in said
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.seed=1",
+        "model.path=hub/name",
+        "data.shuffle=false",
+        "reward.functions=exact",
+        "reward.shuffle=true",
+        "reward.max_failure_share=0.1",
+        "rollout.temperature=0.5",
+        "rollout.max_new_tokens=6",
+        "algorithm.std=none",
+        "algorithm.constant=5",
+        "reference.kl_coef=0.1",
+        "pipeline.max_lag=1",
+        "trainer.updates_per_step=4",
+        "policy.weight_decay=0.1",
+    ],
+)
+def test_what_changes_the_learning_may_not_change(tmp_path, override):
+    begun(tmp_path)
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        opened(tmp_path, override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.steps=9",
+        "eval.every=1",
+        "eval.datasets=builtin:zigzag_heldout",
+        "checkpoint.keep_last=5",
+        "cluster.call_timeout_s=5",
+        "sync.verify=false",
+        "reward.workers=7",
+        "reward.timeout_s=1",
+        "rollout.engines=1",
+        "rollout.max_sequences=2",
+        "policy.tokens_per_pack=99",
+        "policy.logprob_chunk=3",
+    ],
+)
+def test_what_leaves_the_learning_alone_may_change_and_is_written_down(tmp_path, override):
+    begun(tmp_path)
+    run = opened(tmp_path, override)
+    assert config_load.load(run.path / "config.yaml") == make_config(tmp_path, override)
+
+
+def test_a_refused_change_leaves_the_old_configuration(tmp_path):
+    begun(tmp_path)
+    with pytest.raises(ConfigError):
+        opened(tmp_path, "policy.lr=0.5")
+    assert config_load.load(tmp_path / "run" / "config.yaml").policy.lr == 0.125
+
+
+def test_a_directory_that_was_moved_is_still_the_run(tmp_path):
+    begun(tmp_path)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert opened(tmp_path, f"run.dir={tmp_path}/moved").path == tmp_path / "moved"
+
+
+def test_half_written_checkpoints_are_cleared_away(tmp_path):
+    run = opened(tmp_path)
+    run.close()
+    (run.path / "checkpoints" / ".step-000004" / "model").mkdir(parents=True)
+    (run.path / "checkpoints" / "step-000002").mkdir()
+    opened(tmp_path)
+    assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-000002"]
+
+
+# --- what is written -------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_one_line_per_step(tmp_path):
+    run = opened(tmp_path)
+    run.metrics({"step": 0, "loss": 0.5})
+    run.metrics({"step": 1, "loss": 0.25})
+    text = (run.path / "metrics.jsonl").read_text()
+    assert [json.loads(line) for line in text.splitlines()] == [{"step": 0, "loss": 0.5}, {"step": 1, "loss": 0.25}]
+
+
+def test_steps_that_will_be_done_again_are_forgotten(tmp_path):
+    run = opened(tmp_path)
+    for step in range(4):
+        run.metrics({"step": step})
+    run.rewind(2)
+    assert [line["step"] for line in read_lines(run.path / "metrics.jsonl")] == [0, 1, 2]
+    run.rewind(-1)
+    assert read_lines(run.path / "metrics.jsonl") == []
+
+
+def test_a_line_cut_off_by_a_crash_does_not_spoil_the_next(tmp_path):
+    run = opened(tmp_path)
+    run.metrics({"step": 1})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "los')
+    assert read_lines(run.path / "metrics.jsonl") == [{"step": 1}]
+    run.rewind(1)
+    run.metrics({"step": 2})
+    assert read_lines(run.path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+def test_events_carry_their_time_and_facts(tmp_path):
+    run = opened(tmp_path)
+    run.event("start", step=0)
+    run.event("stop", cause="RuntimeError: a\nb")
+    first, second = read_lines(run.path / "events.jsonl")
+    assert (first["event"], first["step"]) == ("start", 0)
+    assert second["cause"] == "RuntimeError: a\nb"
+    assert second["time"] >= first["time"] > 1e9
+
+
+def test_samples_can_be_read_back_with_all_columns(tmp_path):
+    run = opened(tmp_path)
+    batch = make_batch([1, 0], [0, 1])
+    batch = replace(batch, samples=[make_sample("p0", 0), make_sample("p1", 3, "48", "length", version=2)])
+    run.samples("step-000001", batch, np.array([0.5, -0.5], dtype=np.float32))
+    table = pyarrow.parquet.read_table(run.path / "samples" / "step-000001.parquet").to_pylist()
+    assert table[1] == {
+        "uid": "p1",
+        "index": 3,
+        "source": "zigzag",
+        "prompt": "",
+        "completion": "48",
+        "reward": 0.0,
+        "advantage": -0.5,
+        "finish": "length",
+        "version": 2,
+        "tokens": [6, 10],
+        "rollout_logprobs": [-0.125, -0.25],
+    }
+    assert read_samples(run.path, "step-000001")[0] == {
+        "uid": "p0",
+        "prompt": "",
+        "completion": "481625",
+        "reward": 1.0,
+    }
+    assert [p.name for p in (run.path / "samples").iterdir()] == ["step-000001.parquet"]
+
+
+def test_samples_that_were_never_saved_are_none(tmp_path):
+    assert read_samples(tmp_path, "eval-000000") == []
+    assert read_lines(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    file = tmp_path / "state.json"
+    write(file, "old")
+    with file.open() as still_open:
+        write(file, "new")
+        assert still_open.read() == "old"
+    assert file.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]

@@ -1,0 +1,414 @@
+import json
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from fakes import FakePolicy, FakeProgress, FakeReference, FakeRewards, FakeRollout, make_config, make_dataset
+
+from rlsys.pipeline import RewardFailure
+from rlsys.run_directory import RunDirectory, read_lines
+from rlsys.trainer import Trainer
+
+REQUIRED = [
+    "step",
+    "reward/mean",
+    "reward/std",
+    "loss",
+    "kl",
+    "entropy",
+    "grad_norm",
+    "clip_fraction",
+    "mismatch/mean_abs",
+    "mismatch/max_abs",
+    "tokens",
+    "tokens_per_second",
+    "time/step",
+    "time/rollout",
+    "time/reward",
+    "time/score",
+    "time/update",
+    "time/sync",
+    "sync/version",
+]
+
+
+class Machines:
+    """One start of a run: the real trainer and run directory, all machines fake."""
+
+    def __init__(self, tmp_path, *overrides: str, reference: bool = False, evals: int = 1):
+        self.events: list[str] = []
+        self.config = make_config(tmp_path, *overrides)
+        self.run_directory = RunDirectory(self.config)
+        self.rollout, self.rewards = FakeRollout(self.events), FakeRewards()
+        self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
+        self.trainer = Trainer(
+            self.config,
+            train=make_dataset(10),
+            evals=[make_dataset(6, source=name) for name in ("easy", "hard")[:evals]],
+            rollout=self.rollout,
+            rewards=self.rewards,
+            policy=self.policy,
+            reference=FakeReference(self.events) if reference else None,
+            run=self.run_directory,
+            progress=self.progress,
+        )
+
+    def run(self) -> "Machines":
+        try:
+            self.trainer.run()
+        finally:
+            self.run_directory.close()
+        return self
+
+    @property
+    def lines(self) -> list[dict]:
+        return read_lines(self.run_directory.path / "metrics.jsonl")
+
+    def column(self, name: str, column: str) -> list:
+        table = pyarrow.parquet.read_table(self.run_directory.path / "samples" / f"{name}.parquet")
+        return table[column].to_pylist()
+
+
+def learned(lines: list[dict]) -> list[dict]:
+    """What must be the same in every repetition: all but seconds."""
+    left_out = ("time/", "tokens_per_second")
+    return [{k: v for k, v in line.items() if not k.startswith(left_out)} for line in lines]
+
+
+# --- the story -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_told_in_order(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=2", reference=True).run()
+    step = ["generating", "generate", "resting", "score", "reference", "update", "update", "sync"]
+    evaluation = ["generating", "generate"]
+    assert machines.events == ["sync", *evaluation, *step, *step, *evaluation, "resting", "save"]
+
+
+def test_each_step_has_one_line_with_the_promised_names(tmp_path):
+    machines = Machines(tmp_path, reference=True, evals=2).run()
+    assert [line["step"] for line in machines.lines] == [0, 1, 2, 3]
+    for line in machines.lines[1:]:
+        assert set(REQUIRED) <= set(line)
+        assert all(np.isfinite(value) for value in line.values())
+    for line in (machines.lines[0], machines.lines[2], machines.lines[3]):
+        assert {"eval/easy/accuracy", "eval/hard/accuracy"} <= set(line)
+    assert not any(name.startswith("eval/") for name in machines.lines[1])
+    assert machines.progress.steps == [0, 1, 2, 3]
+
+
+def test_the_figures_are_those_of_the_machines(tmp_path):
+    machines = Machines(tmp_path, reference=True).run()
+    for line in machines.lines[1:]:
+        rewards = np.array(machines.column(f"step-{line['step']:06d}", "reward"))
+        assert line["reward/mean"] == pytest.approx(rewards.mean())
+        assert line["reward/std"] == pytest.approx(rewards.std(ddof=1))
+        assert line["tokens"] == 16 * 7
+        assert line["tokens_per_second"] == pytest.approx(line["tokens"] / line["time/step"])
+        assert line["entropy"] == pytest.approx(1.5)
+        assert line["clip_fraction"] == pytest.approx(0.25)
+        assert line["mismatch/max_abs"] == pytest.approx(line["mismatch/mean_abs"], abs=1e-5)
+    assert machines.lines[1]["mismatch/max_abs"] == 0, "old log-probs are the engine's before the first update"
+    assert machines.lines[1]["kl"] == pytest.approx(0.5, abs=0.3)
+    assert [line["sync/version"] for line in machines.lines[1:]] == [1, 2, 3]
+    assert [line["lag"] for line in machines.lines[1:]] == [0, 0, 0]
+
+
+def test_without_evaluation_sets_nothing_is_evaluated(tmp_path):
+    machines = Machines(tmp_path, evals=0).run()
+    assert machines.events.count("generate") == 3
+    assert machines.lines[0] == {"step": 0}
+
+
+def test_every_sample_of_every_step_is_kept(tmp_path):
+    machines = Machines(tmp_path).run()
+    names = sorted(p.stem for p in (machines.run_directory.path / "samples").iterdir())
+    assert names == ["eval-000000", "eval-000002", "eval-000003", "step-000001", "step-000002", "step-000003"]
+    for step in (1, 2, 3):
+        name = f"step-{step:06d}"
+        assert machines.column(name, "version") == [step - 1] * 16
+        rewards, advantages = (np.array(machines.column(name, c)).reshape(4, 4) for c in ("reward", "advantage"))
+        np.testing.assert_allclose(advantages.sum(1), 0, atol=1e-5)
+        assert ((advantages > 0) == (rewards > rewards.mean(1, keepdims=True))).all()
+
+
+def test_the_prompts_of_a_step_are_the_next_ones_of_the_data(tmp_path):
+    machines = Machines(tmp_path, evals=0).run()
+    expected = [p.uid for p in make_dataset(10).take(0, 12)]
+    found = [uid for requests in machines.rollout.requests for uid in dict.fromkeys(r.uid for r in requests)]
+    assert found == expected
+
+
+# --- updates ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("updates", "epochs"), [(1, 1), (2, 1), (4, 1), (1, 3), (2, 2)])
+def test_each_pass_over_the_batch_is_so_many_updates_of_whole_groups(tmp_path, updates, epochs):
+    machines = Machines(
+        tmp_path, "trainer.steps=1", f"trainer.updates_per_step={updates}", f"trainer.epochs_per_step={epochs}"
+    ).run()
+    assert len(machines.policy.updates) == updates * epochs
+    for epoch in range(epochs):
+        seen = []
+        for packs, _ in machines.policy.updates[epoch * updates : (epoch + 1) * updates]:
+            members = sorted(s for own in packs for p in own for s in p.samples)
+            assert len(members) == 16 // updates
+            groups = {m // 4 for m in members}
+            assert len(groups) * 4 == len(members), "groups stay whole"
+            assert sum(float(p.weights.sum()) for own in packs for p in own) == pytest.approx(1.0)
+            seen += members
+        assert sorted(seen) == list(range(16))
+
+
+def test_passes_split_the_batch_differently(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=1", "trainer.epochs_per_step=4").run()
+    firsts = [
+        tuple(sorted(s for own in packs for p in own for s in p.samples)) for packs, _ in machines.policy.updates[::2]
+    ]
+    assert len(set(firsts)) > 1
+
+
+def test_with_one_update_nothing_is_scored_and_the_policy_is_its_own_anchor(tmp_path):
+    machines = Machines(tmp_path, "trainer.updates_per_step=1").run()
+    assert "score" not in machines.events
+    assert all(p.old is None for packs, _ in machines.policy.updates for own in packs for p in own)
+    assert all(line["time/score"] < 0.1 for line in machines.lines[1:])
+
+
+def test_old_log_probs_are_those_from_before_the_first_update_in_every_update(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=1", "trainer.epochs_per_step=2").run()
+    assert machines.events.index("score") < machines.events.index("update")
+    assert machines.events.count("score") == 1
+    assert machines.policy.weight != 0
+    for packs, _ in machines.policy.updates:
+        for p in (p for own in packs for p in own):
+            np.testing.assert_array_equal(p.old, p.rollout)  # the fake's weight was 0 then
+
+
+def test_reference_log_probs_are_there_only_with_a_reference(tmp_path):
+    with_one = Machines(tmp_path, "trainer.steps=1", reference=True).run()
+    for packs, _ in with_one.policy.updates:
+        for p in (p for own in packs for p in own):
+            np.testing.assert_allclose(p.ref, p.rollout - 0.5)
+    without = Machines(tmp_path, "trainer.steps=2").run()
+    assert without.policy.updates
+    assert all(p.ref is None for packs, _ in without.policy.updates for own in packs for p in own)
+
+
+def test_the_learning_rate_follows_the_number_of_updates(tmp_path):
+    machines = Machines(tmp_path, "policy.warmup_updates=4", "policy.lr=0.5").run()
+    assert [lr for _, lr in machines.policy.updates] == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
+    assert [line["lr"] for line in machines.lines[1:]] == [0.25, 0.5, 0.5]
+
+
+def test_a_constant_of_zero_means_the_longest_completion(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=1", "algorithm.normalize=constant").run()
+    [weight] = {float(w) for packs, _ in machines.policy.updates for own in packs for p in own for w in p.weights}
+    assert weight == pytest.approx(1 / (8 * 7))  # 8 samples per update, max_new_tokens 7
+
+
+def test_an_advantage_of_the_users_own_is_used(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def lengths_minus_six(rewards, groups, *, lengths): return (lengths - 6) * (groups + 1)\n")
+    machines = Machines(tmp_path, "trainer.steps=1", f"algorithm.advantage={file}:lengths_minus_six").run()
+    assert machines.column("step-000001", "advantage") == [1.0] * 4 + [2.0] * 4 + [3.0] * 4 + [4.0] * 4
+
+
+def test_shuffled_rewards_are_the_same_rewards_on_other_samples(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    own = "def f(rewards, groups, *, lengths): return rewards\n"
+    (tmp_path / "mine.py").write_text(own)
+    options = ["trainer.steps=1", f"algorithm.advantage={tmp_path}/mine.py:f"]
+    plain = Machines(tmp_path / "a", *options).run()
+    shuffled = Machines(tmp_path / "b", *options, "reward.shuffle=true").run()
+    before, after = plain.column("step-000001", "advantage"), shuffled.column("step-000001", "advantage")
+    assert before == plain.column("step-000001", "reward") == shuffled.column("step-000001", "reward")
+    assert before != after
+    assert sorted(before) == sorted(after)
+
+
+# --- failures --------------------------------------------------------------------------------------------------------------
+
+
+def test_failed_verdicts_leave_the_groups_and_are_counted(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=1", evals=0)
+    uid = make_dataset(10).take(0, 4)[2].uid
+    machines.rewards.broken = {(uid, 0), (uid, 3)}
+    machines.run()
+    [_, line] = machines.lines
+    assert line["reward/failed"] == line["failure/timeout"] == 2
+    assert line["tokens"] == 14 * 7
+    assert machines.column("step-000001", "uid").count(uid) == 2
+
+
+def test_a_whole_mini_batch_without_verdicts_is_an_empty_update(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=1", "trainer.updates_per_step=4", evals=0)
+    machines.rewards.broken = {(make_dataset(10).take(0, 4)[2].uid, i) for i in range(4)}
+    machines.run()
+    sizes = sorted(sum(len(p.samples) for own in packs for p in own) for packs, _ in machines.policy.updates)
+    assert sizes == [0, 4, 4, 4]
+    assert machines.lines[1]["groups/lost"] == 1
+
+
+def test_too_many_failures_stop_the_run_before_anything_is_learned(tmp_path):
+    machines = Machines(tmp_path, evals=0)
+    machines.rewards.broken = {(p.uid, i) for p in make_dataset(10).take(0, 4) for i in range(3)}
+    with pytest.raises(RewardFailure, match="12 of 16"):
+        machines.run()
+    assert machines.policy.updates == []
+
+
+@pytest.mark.parametrize("figure", ["loss", "grad_norm"])
+def test_an_update_that_is_not_finite_stops_the_run_before_the_engines_get_its_weights(tmp_path, figure):
+    machines = Machines(tmp_path)
+    update = machines.policy.update
+    machines.policy.update = lambda packs, lr: (
+        update(packs, lr) | ({figure: float("nan")} if len(machines.policy.updates) == 4 else {})
+    )
+    with pytest.raises(FloatingPointError, match="step 2, update 2: "):
+        machines.run()
+    assert machines.rollout.version == 1
+    assert [line["step"] for line in machines.lines] == [0, 1]
+
+
+# --- one step ahead --------------------------------------------------------------------------------------------------------
+
+
+def test_one_step_ahead_trains_batches_one_version_old(tmp_path):
+    machines = Machines(tmp_path, "pipeline.max_lag=1", "trainer.steps=4").run()
+    assert [line["lag"] for line in machines.lines[1:]] == [0, 1, 1, 1]
+    assert machines.column("step-000001", "version") == [0] * 16
+    assert machines.column("step-000003", "version") == [1] * 16
+    assert len(machines.policy.updates) == 8
+
+
+def test_one_step_ahead_repeats_exactly(tmp_path):
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        runs.append(Machines(tmp_path / name, "pipeline.max_lag=1", "trainer.steps=4").run())
+    assert learned(runs[0].lines) == learned(runs[1].lines)
+    assert runs[0].policy.weight == runs[1].policy.weight
+
+
+# --- going on --------------------------------------------------------------------------------------------------------------
+
+
+def killed_while(machines: Machines, moment: str, count: int) -> None:
+    """Runs until the `count`th call of the policy's method `moment`, and is killed there."""
+    method, calls = getattr(machines.policy, moment), []
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments):
+        calls.append(moment)
+        if len(calls) == count:
+            raise Killed
+        return method(*arguments)
+
+    setattr(machines.policy, moment, kill)
+    with pytest.raises(Killed):
+        machines.run()
+
+
+@pytest.mark.parametrize(
+    ("moment", "count", "left"),
+    [
+        ("update", 3, 0),  # step 2, no checkpoint yet
+        ("save", 1, 0),  # step 2
+        ("update", 6, 2),  # step 3
+        ("sync", 5, 2),  # step 4
+        ("save", 2, 2),  # step 4
+        ("update", 9, 4),  # step 5
+    ],
+)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, moment, count, left):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    options = ["trainer.steps=5", "eval.every=1"]
+    whole = Machines(tmp_path / "whole", *options, reference=True).run()
+
+    killed_while(Machines(tmp_path / "killed", *options, reference=True), moment, count)
+    again = Machines(tmp_path / "killed", *options, reference=True).run()
+
+    assert len(again.policy.updates) == 2 * (5 - left)
+    assert ("load" in again.events) == (left > 0)
+    assert [line["step"] for line in again.lines] == [0, 1, 2, 3, 4, 5]
+    assert learned(again.lines) == learned(whole.lines)
+    assert again.policy.weight == whole.policy.weight != 0
+    for step in range(1, 6):
+        name = f"step-{step:06d}"
+        assert again.column(name, "completion") == whole.column(name, "completion")
+
+
+def test_a_run_killed_just_after_its_checkpoint_keeps_the_line_of_that_step(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=4")
+    event = machines.run_directory.event
+
+    def kill(kind, **facts):
+        if kind == "checkpoint":
+            raise KeyboardInterrupt
+        event(kind, **facts)
+
+    machines.run_directory.event = kill
+    with pytest.raises(KeyboardInterrupt):
+        machines.run()
+    again = Machines(tmp_path, "trainer.steps=4").run()
+    assert "load" in again.events
+    assert [line["step"] for line in again.lines] == [0, 1, 2, 3, 4]
+    assert all(set(REQUIRED) <= set(line) for line in again.lines[1:])
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+    first = Machines(tmp_path).run()
+    before = first.lines
+    again = Machines(tmp_path).run()
+    assert again.policy.updates == []
+    assert again.lines == before
+    assert again.policy.weight == first.policy.weight
+
+
+def test_a_finished_run_can_be_given_more_steps(tmp_path):
+    (tmp_path / "long").mkdir()
+    long = Machines(tmp_path / "long", "trainer.steps=5").run()
+    Machines(tmp_path).run()
+    again = Machines(tmp_path, "trainer.steps=5").run()
+    assert again.policy.weight == long.policy.weight
+    assert [line["step"] for line in again.lines] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
+    first = Machines(tmp_path).run()
+    newest = first.run_directory.path / "checkpoints" / "step-000003"
+    (newest / "state.json").unlink()
+    again = Machines(tmp_path).run()
+    assert len(again.policy.updates) == 2, "step 3 is done again, from step 2"
+    assert again.policy.weight == first.policy.weight
+
+
+def test_starts_and_checkpoints_are_events(tmp_path):
+    Machines(tmp_path).run()
+    machines = Machines(tmp_path, "trainer.steps=4").run()
+    events = read_lines(machines.run_directory.path / "events.jsonl")
+    told = [(e["event"], e["step"]) for e in events if e["event"] != "sync"]
+    assert told == [("begin", 0), ("checkpoint", 2), ("checkpoint", 3), ("resume", 3), ("checkpoint", 4)]
+    assert [e["version"] for e in events if e["event"] == "sync"] == [0, 1, 2, 3, 3, 4]
+    assert next(e["path"] for e in events if e["event"] == "checkpoint") == "checkpoints/step-000002"
+    assert machines.progress.notes == [f"resumed from {machines.run_directory.path}/checkpoints/step-000003"]
+
+
+def test_checkpoints_are_made_as_often_as_asked_and_after_the_last_step(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=5", "checkpoint.keep_last=0").run()
+    folders = sorted((machines.run_directory.path / "checkpoints").iterdir())
+    assert [f.name for f in folders] == ["step-000002", "step-000004", "step-000005"]
+    weights = [json.loads((f / "weight.json").read_text()) for f in folders]
+    assert weights[-1] == machines.policy.weight
+    assert len(set(weights)) == 3
+
+
+def test_zero_checkpoints_and_evaluations_are_only_those_at_the_ends(tmp_path):
+    machines = Machines(tmp_path, "checkpoint.every=0", "eval.every=0").run()
+    assert [line["step"] for line in machines.lines if "eval/easy/accuracy" in line] == [0, 3]
+    assert machines.events.count("save") == 1

@@ -1,0 +1,249 @@
+"""Whole runs through the command line, as a user starts them; and what is left of them afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet
+import pytest
+
+from rlsys import tiny as tiny_task
+from rlsys.run_directory import read_lines
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=4", "eval.every=2", "checkpoint.every=2"]
+ROLES = {"rlsys-rollout-0", "rlsys-rollout-1", "rlsys-reward-0", "rlsys-reward-1", "rlsys-reference"}
+ROLES |= {"rlsys-policy-0", "rlsys-policy-1"}
+Rlsys = Callable[..., "subprocess.CompletedProcess[str]"]
+Begin = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> str:
+    """Eight held-out prompts in a file, source named by the file."""
+    file = tmp_path / "few.jsonl"
+    file.write_text("".join(json.dumps({"prompt": r["prompt"]}) + "\n" for r in tiny_task.rows("zigzag_heldout")[:8]))
+    return f"eval.datasets={file}"
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """The environment of a run, with a temporary directory of its own. When the test ends, nothing of the run may be left:
+    no process (they all inherit the variable), no shared memory, no temporary file."""
+    temporary = Path(tempfile.mkdtemp(prefix="t-"))
+    shared_before = set(Path("/dev/shm").iterdir())
+    yield os.environ | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
+
+    def left() -> list[str]:
+        files = [*temporary.iterdir(), *(set(Path("/dev/shm").iterdir()) - shared_before)]
+        return [f"process {p.pid} {p.name()}" for p in psutil.process_iter() if belongs(p, temporary)] + [
+            *map(str, files)
+        ]
+
+    for _ in range(50):
+        if not left():
+            break
+        time.sleep(0.1)
+    assert left() == []
+    temporary.rmdir()
+
+
+def belongs(process: psutil.Process, temporary: Path) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TMPDIR", "").startswith(
+            str(temporary)
+        )
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture
+def rlsys(environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    return lambda *words: subprocess.run(
+        [sys.executable, "-m", "launch", *words], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+    )
+
+
+@pytest.fixture
+def begin(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts a run that is to be disturbed, in a process group of its own as a terminal would."""
+    started = []
+
+    def start(*words: str) -> "subprocess.Popen[str]":
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "launch", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def test_a_run_from_start_to_export(rlsys: Rlsys, held_out: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["train", "configs/tiny_cpu.yaml", f"run.dir={run}", held_out, *SMALL]
+    first = rlsys(*command, "trainer.steps=3")
+    assert first.returncode == 0, first.stderr
+    assert str(run) in first.stdout
+    assert "held-out accuracy" in first.stdout
+    for chatter in ("Warning", "INFO", "DeepSpeed", "Loading"):
+        assert chatter not in first.stdout + first.stderr
+
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    names = "reward/mean reward/std loss kl entropy grad_norm clip_fraction mismatch/mean_abs mismatch/max_abs tokens "
+    names += "tokens_per_second time/step time/rollout time/reward time/score time/update time/sync sync/version"
+    assert set(names.split()) <= set(lines[1])
+    assert [("eval/few/accuracy" in line) for line in lines] == [True, False, True, True]
+    assert all(line["mismatch/max_abs"] < 1e-4 and line["lag"] == 0 for line in lines[1:])
+    assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step-000002", "step-000003"]
+    samples = pyarrow.parquet.read_table(run / "samples" / "step-000002.parquet").to_pylist()
+    assert len(samples) == 16
+    assert {"uid", "completion", "reward", "advantage", "version"} <= set(samples[0])
+    assert (run / "config.yaml").is_file()
+    assert {"start", "begin", "sync", "checkpoint", "done"} == {e["event"] for e in read_lines(run / "events.jsonl")}
+    assert {"rollout-0.log", "policy-1.log", "reference.log", "reward-0.log"} <= {
+        p.name for p in (run / "logs").iterdir()
+    }
+
+    again = rlsys(*command, "trainer.steps=5")
+    assert again.returncode == 0, again.stderr
+    assert "resumed from" in again.stdout
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]
+    assert [line["sync/version"] for line in lines[1:]] == [1, 2, 3, 4, 5]
+
+    other = rlsys(*command, "trainer.steps=5", "policy.lr=1")
+    assert other.returncode == 2
+    assert "policy.lr: 0.0004 → 1.0" in other.stderr
+
+    model = tmp_path / "model"
+    assert rlsys("export", str(run), str(model)).returncode == 0
+    out = tmp_path / "samples.parquet"
+    evaluated = rlsys("eval", str(run), "--out", str(out))
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert f"few: accuracy {lines[-1]['eval/few/accuracy']:.1%} of 8 prompts" in evaluated.stdout
+    told = {r["prompt"]: r["completion"] for r in pyarrow.parquet.read_table(out).to_pylist()}
+    assert told == {p: greedy(model, p) for p in told}, "transformers reads the export as the engines do"
+
+
+def greedy(model: Path, prompt: str) -> str:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = torch.tensor([tokenizer.encode(prompt)])
+    out = AutoModelForCausalLM.from_pretrained(model).generate(ids, max_new_tokens=10, do_sample=False)
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_with_130_and_can_be_continued(
+    rlsys: Rlsys, begin: Begin, environment: dict[str, str], held_out: str, tmp_path: Path, stop: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    lag = "pipeline.max_lag=1" if stop is signal.SIGTERM else "pipeline.max_lag=0"
+    command = ["train", "configs/tiny_cpu.yaml", f"run.dir={run}", held_out, *SMALL, lag]
+    process = begin(*command, "trainer.steps=100000")
+    wait_for(lambda: len(read_lines(run / "metrics.jsonl")) > 4)
+    listed = subprocess.run(
+        [str(Path(sys.executable).parent / "ray"), "list", "actors", "--format", "json"],
+        capture_output=True,
+        text=True,
+        env=environment | {"RAY_AUTH_MODE": "token", "RAY_ADDRESS": address(run)},
+        check=True,
+    )
+    assert {a["name"] for a in json.loads(listed.stdout[listed.stdout.index("[") :]) if a["state"] == "ALIVE"} == ROLES
+    os.killpg(process.pid, stop)  # every process of the group gets it, as on Ctrl-C in a terminal
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Run the same command again" in output
+    done = read_lines(run / "metrics.jsonl")[-1]["step"]
+    continued = rlsys(*command, f"trainer.steps={done + 2}")
+    assert continued.returncode == 0, continued.stderr
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(done + 3))
+
+
+def address(run: Path) -> str:
+    """The run's own Ray, as its log says."""
+    return str(next(e["ray"] for e in read_lines(run / "events.jsonl") if e["event"] == "start"))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def test_a_worker_that_dies_ends_the_run_with_its_name_and_last_words(
+    begin: Begin, held_out: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = begin("train", "configs/tiny_cpu.yaml", f"run.dir={run}", held_out, *SMALL, "trainer.steps=100000")
+    wait_for(lambda: len(read_lines(run / "metrics.jsonl")) > 2)
+    next(
+        p for p in psutil.Process(process.pid).children(recursive=True) if "PolicyRank" in " ".join(p.cmdline())
+    ).kill()
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert "policy-" in output
+    assert "died" in output
+    assert "Last lines of" in output
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "sentence"),
+    [
+        ("", [], "holds no prompts; it is empty"),
+        ('{"question": "123456>"}\n', [], "data.jsonl:1: the row has no field `prompt`; it has question"),
+        ('{"prompt": "123456>"}\n{"prompt": "0123456789>"}\n', [], "data.jsonl:2: the prompt has 11 tokens"),
+        ('{"prompt": "123456>"}\n', ["reward.functions=no_such_module:f"], "No module named 'no_such_module'"),
+        ('{"prompt": "123456>"}\n', ["model.path=nobody/no-such-model"], "model.path"),
+    ],
+    ids=["empty", "no prompt field", "overlong", "reward import", "no model"],
+)
+def test_bad_input_ends_with_2_and_a_sentence(
+    rlsys: Rlsys, tmp_path: Path, rows: str, overrides: list[str], sentence: str
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(rows)
+    command = ["train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/run", f"data.train={data}", "eval.datasets=[]"]
+    found = rlsys(*command, *overrides)
+    assert found.returncode == 2, found.stdout + found.stderr
+    assert sentence in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_taken_port_or_directory_is_refused(rlsys: Rlsys, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        for option in ("policy.port", "cluster.dashboard_port"):
+            found = rlsys("train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/run", f"{option}={port}")
+            assert found.returncode == 2
+            assert f"{option}: port {port} is taken" in found.stderr
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    found = rlsys("train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/other")
+    assert found.returncode == 2
+    assert "not a run" in found.stderr
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "precious"
