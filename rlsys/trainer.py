@@ -206,7 +206,6 @@ class Trainer:
 
     def save(self, step: int) -> None:
         folder = Path(self.run_directory.path) / "checkpoints"
-        self.rollout.resting()
         path = checkpoint.save(folder, step, {"step": step}, self.policy.save, self.config.checkpoint.keep_last)
         self.run_directory.event("checkpoint", step=step, path=str(path.relative_to(self.run_directory.path)))
 

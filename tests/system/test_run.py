@@ -180,6 +180,25 @@ def test_an_interrupted_run_ends_with_130_and_can_be_continued(
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(done + 3))
 
 
+def test_less_usual_settings_go_together(rlsys: Rlsys, held_out: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = rlsys(
+        *["train", "configs/tiny_cpu.yaml", f"run.dir={run}", held_out, *SMALL, "trainer.steps=3"],
+        *["trainer.epochs_per_step=2", "trainer.updates_per_step=4", "pipeline.max_lag=1", "rollout.temperature=0.8"],
+        *["policy.zero_stage=3", "policy.gradient_checkpointing=true", "policy.tokens_per_pack=20", "policy.threads=2"],
+        *["policy.dtype=bfloat16", "rollout.dtype=bfloat16", "sync.transport=object_store", "rollout.engines=1"],
+        *["algorithm.normalize=sequence_mean", "algorithm.kl=k1", "algorithm.std=none", "reference.kl_coef=0"],
+        "reward.functions={tests/system/own_reward.py:closeness: 0.5, zigzag: 1.0}",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["lag"] for line in lines[1:]] == [0, 1, 1]
+    assert all(line["kl"] == 0 for line in lines[1:])
+    assert lines[1]["mismatch/mean_abs"] < 0.1, "bf16 on both sides"
+    assert all("reward/component/closeness" in line for line in lines[1:])
+    assert not (run / "logs" / "reference.log").exists()
+
+
 def address(run: Path) -> str:
     """The run's own Ray, as its log says."""
     return str(next(e["ray"] for e in read_lines(run / "events.jsonl") if e["event"] == "start"))
