@@ -29,13 +29,13 @@ class PackedLogprobs(nn.Module):
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-probs [K], with gradient, and entropies [K], without, of a pack's targets."""
         device = next(self.lm.parameters()).device
-        tokens = torch.as_tensor(pack.tokens, device=device)
+        tokens = torch.tensor(pack.tokens, device=device)
         positions = torch.cat([torch.arange(n) for n in pack.lengths]).to(device)
         hidden = self.lm.get_decoder()(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout(pack.lengths, device)
         ).last_hidden_state[0]  # [T, D]
-        picked = hidden.index_select(0, torch.as_tensor(pack.predict, device=device))
-        return self.lm.get_output_embeddings()(picked, torch.as_tensor(pack.targets, device=device))
+        picked = hidden.index_select(0, torch.tensor(pack.predict, device=device))
+        return self.lm.get_output_embeddings()(picked, torch.tensor(pack.targets, device=device))
 
 
 class LogprobHead(nn.Linear):

@@ -23,6 +23,7 @@ class Progress:
         self.console, self.steps = console, steps
         self.began, self.first_step, self.first_time = time.monotonic(), -1, 0.0
         self.rows: list[tuple[int, Metrics]] = []
+        self.accuracies: list[str] = []
         self.doing = ""
         self.live = (
             Live(get_renderable=self.draw, console=console, refresh_per_second=4, transient=True)
@@ -54,6 +55,8 @@ class Progress:
         if self.first_step < 0:
             self.first_step, self.first_time = step, time.monotonic()
         self.rows = [*self.rows, (step, found)][-self.SHOWN :]
+        if value := accuracy(found):
+            self.accuracies.append(f"{step}: {value}")
         if not self.live:
             cells = [f"{name} {value}" for name, value in zip(COLUMNS, self.cells(step, found), strict=True) if value]
             self.console.print(
@@ -71,15 +74,13 @@ class Progress:
         return f"{left // 3600}h{left % 3600 // 60:02}m" if left >= 3600 else f"{left // 60}m{left % 60:02}s"
 
     def cells(self, step: int, found: Metrics) -> list[str]:
-        accuracy = [v for k, v in found.items() if k.startswith("eval/") and k.endswith("/accuracy")]
-
         def cell(key: str, form: str) -> str:
             return format(found[key], form) if key in found else ""
 
         return [
             f"{step}/{self.steps}",
             cell("reward/mean", ".3f"),
-            f"{sum(accuracy) / len(accuracy):.1%}" if accuracy else "",
+            accuracy(found),
             cell("kl", ".4f"),
             cell("entropy", ".3f"),
             cell("mismatch/max_abs", ".1e"),
@@ -100,7 +101,14 @@ class Progress:
         if not self.rows:
             return Spinner("dots", Text(f" {self.doing}  {time.monotonic() - self.began:.0f}s", style="dim"))
         bar = ProgressBar(total=max(self.steps, 1), completed=self.rows[-1][0], width=60)
-        return Group(self.table(), bar, Text(self.doing, style="dim"))
+        held_out = Text(f"accuracy at step {'   '.join(self.accuracies[-self.SHOWN :])}" if self.accuracies else "")
+        return Group(self.table(), held_out, bar, Text(self.doing, style="dim"))
+
+
+def accuracy(found: Metrics) -> str:
+    """The mean over the data sets, where this step was evaluated."""
+    values = [v for k, v in found.items() if k.startswith("eval/") and k.endswith("/accuracy")]
+    return f"{sum(values) / len(values):.1%}" if values else ""
 
 
 COLUMNS = ("step", "reward", "accuracy", "kl", "entropy", "mismatch", "tokens/s", "s/step", "eta")

@@ -71,7 +71,9 @@ def model_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Pat
 def make(folder: Path, seed: int, *, steps: int = 450, note: Callable[[str], None] = lambda _: None) -> None:
     """Builds tokenizer and model, warm-starts the model on random orders, and saves both."""
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model, tokenizer = untrained(seed), make_tokenizer()
     sets, rng = digit_sets(held_out=False), random.Random(f"warm start {seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)

@@ -49,6 +49,9 @@ class PolicyRank:
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
         }
+        if self.device == "cpu":
+            # Only inference would use it, and compiling it takes the first run most of a minute.
+            self.deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.deepspeed.init_distributed(dist_backend="gloo" if self.device == "cpu" else "nccl", verbose=False)
         self.torch.manual_seed(c.run.seed)
         packed = load_packed(c, model, c.policy.dtype)
@@ -121,7 +124,7 @@ class PolicyRank:
         return self.torch.nn.utils.get_total_norm([p.grad for p in self.lm.parameters() if p.grad is not None]).item()
 
     def tensor(self, values: Any) -> Any:
-        return self.torch.as_tensor(values, device=self.device)
+        return self.torch.tensor(values, device=self.device)
 
     # --- weights on their way out ---------------------------------------------------------------------------------------
 
