@@ -92,6 +92,7 @@ def export(source: str, target: str, force: bool) -> None:
 def main() -> NoReturn:
     """Runs the command line and turns what happens into an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)  # a shell's background jobs begin with it ignored
     sys.path.append(os.getcwd())  # where a user's module:function is looked for; last, so that it hides nothing
     code = _guarded(lambda: commands.main(standalone_mode=False))
     sys.stdout.flush()

@@ -26,6 +26,7 @@ class Cluster:
     note: Note
     model: str  # directory or hub name
     tokenizer: Any
+    window: int  # tokens the model can see; 0: it does not say
     transport: str
     address: str  # of the Ray cluster
     rollout: RolloutGroup
@@ -33,14 +34,14 @@ class Cluster:
     policy: PolicyGroup | None
     reference: Reference | None
 
-    def ready(self) -> "Cluster":
+    def ready(self, longest_prompt: int) -> "Cluster":
         """Waits until every worker has its model, and connects policy and engines."""
         self.rewards.start()
         if self.policy:
             self.policy.start(self.model, self.transport)
         if self.reference:
             self.reference.start(self.model)
-        self.rollout.start(self.model, self.transport)
+        self.rollout.start(self.model, self.transport, longest_prompt)
         if self.policy:
             self.policy.connect()
         self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
@@ -103,6 +104,7 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
         note,
         model=path,
         tokenizer=load_tokenizer(path, config),
+        window=load_window(path, config),
         transport=choose_transport(ray, config),
         address=ray.get_runtime_context().gcs_address,
         rollout=rollout,
@@ -132,6 +134,13 @@ def load_tokenizer(path: str, config: Config) -> Any:
         raise ConfigError(
             f"model.path: no tokenizer could be loaded from {path}: {' '.join(str(error).split())[:300]}"
         ) from None
+
+
+def load_window(path: str, config: Config) -> int:
+    from transformers import AutoConfig
+
+    settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    return int(getattr(settings, "max_position_embeddings", 0) or 0)  # not every architecture has one
 
 
 def choose_transport(ray: Any, config: Config) -> str:

@@ -1,11 +1,14 @@
 """The data sets a configuration names, read and tokenized."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rlsys import data
-from rlsys.config import Config
+from rlsys.config import Config, ConfigError
 from rlsys.data import Dataset
+
+Note = Callable[[str], None]
 
 
 def peek(config: Config) -> None:
@@ -14,24 +17,47 @@ def peek(config: Config) -> None:
         data.peek(path, config.data.prompt_key)
 
 
-def training(config: Config, tokenizer: Any, note: Callable[[str], None]) -> Dataset:
-    return _load(config, config.data.train, tokenizer, note)
+@dataclass(frozen=True)
+class Loaded:
+    train: Dataset
+    held_out: list[Dataset]
+
+    @property
+    def longest_prompt(self) -> int:
+        return max(d.longest for d in (self.train, *self.held_out))
 
 
-def held_out(config: Config, tokenizer: Any, note: Callable[[str], None]) -> list[Dataset]:
-    return [_load(config, path, tokenizer, note) for path in config.eval.datasets]
+def load(config: Config, tokenizer: Any, window: int, note: Note) -> Loaded:
+    """All of them. `window` is the model's, 0 where it is not known."""
+
+    def one(path: str) -> Dataset:
+        return load_one(config, path, tokenizer, window, note)
+
+    return Loaded(one(config.data.train), [one(path) for path in config.eval.datasets])
 
 
-def _load(config: Config, path: str, tokenizer: Any, note: Callable[[str], None]) -> Dataset:
+def load_one(config: Config, path: str, tokenizer: Any, window: int, note: Note) -> Dataset:
+    most, limit = config.rollout.max_prompt_tokens, "rollout.max_prompt_tokens"
+    room = window - config.rollout.max_new_tokens if window else 1 << 30
+    if not most or room < most:
+        most, limit = (
+            room,
+            f"the model's window of {window} less rollout.max_new_tokens of {config.rollout.max_new_tokens}",
+        )
+    if most < 1:
+        raise ConfigError(
+            f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, the model's window {window}: no room for a prompt."
+        )
     loaded = data.load(
         path,
         tokenizer,
         prompt_key=config.data.prompt_key,
-        max_prompt_tokens=config.rollout.max_prompt_tokens,
+        max_prompt_tokens=most,
+        limit=limit,
         overlong=config.data.overlong,
         seed=config.run.seed,
         shuffle=config.data.shuffle,
     )
     if loaded.skipped:
-        note(f"{path}: left out {loaded.skipped} prompts longer than {config.rollout.max_prompt_tokens} tokens")
+        note(f"{path}: left out {loaded.skipped} prompts longer than {most} tokens")
     return loaded

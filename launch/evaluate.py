@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.datasets import held_out
+from launch.datasets import load_one
 from launch.export import model_directory
 from rlsys import config_check, config_load
 from rlsys.config import Config, ConfigError
@@ -33,8 +33,10 @@ def evaluate(
         Progress(console, 0) as progress,
         started(config, Path(logs), progress.note, model=model, training=False) as cluster,
     ):
-        loaded = held_out(config, cluster.tokenizer, progress.note)
-        cluster.ready()
+        loaded = [
+            load_one(config, path, cluster.tokenizer, cluster.window, progress.note) for path in config.eval.datasets
+        ]
+        cluster.ready(max(d.longest for d in loaded))
         collector = Collector(
             cluster.rollout,
             cluster.rewards,

@@ -88,9 +88,9 @@ def object_store_bytes() -> int:
     return max(128 << 20, min(free // 6, 8 << 30))
 
 
-def end(processes: list[psutil.Process]) -> None:
+def end(processes: list[psutil.Process], patience_s: float = 5) -> None:
     """Waits for what Ray started to go, and helps where it does not."""
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=patience_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -107,11 +107,19 @@ def keep_logs(folder: Path, target: Path) -> None:
 
 
 def remove_leftovers() -> None:
-    """Folders of private Rays whose driver was killed before it could tidy up."""
+    """Folders, and what still runs in them, of private Rays whose driver was killed before it could tidy up."""
     for folder in Path(short_temporary_directory()).glob("rlsys-*-*"):
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            end([process for process in psutil.process_iter() if works_in(process, folder)], patience_s=0)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.environ().get("TMPDIR", "").startswith(str(folder))
+    except psutil.Error:  # gone, or another user's
+        return False
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launch import datasets
+from rlsys import checkpoint
 from rlsys.config import Config
 from rlsys.progress import Progress
 from rlsys.run_directory import RunDirectory, read_lines, read_samples
@@ -14,8 +15,13 @@ def train(config: Config, console: Console) -> None:
     run = RunDirectory(config)
     try:
         console.print(f"run directory {run.path}", highlight=False, soft_wrap=True)
-        with Progress(console, config.trainer.steps) as progress:
-            _train(config, run, progress)
+        if (done := finished_steps(run)) >= config.trainer.steps:
+            console.print(
+                f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew."
+            )
+        else:
+            with Progress(console, config.trainer.steps) as progress:
+                _train(config, run, progress)
         summary(config, run, console)
     except BaseException as error:
         run.event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
@@ -31,14 +37,13 @@ def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
     datasets.peek(config)
     with started(config, run.logs, progress.note) as cluster:
         run.event("start", ray=cluster.address)
-        train_data = datasets.training(config, cluster.tokenizer, progress.note)
-        evals = datasets.held_out(config, cluster.tokenizer, progress.note)
-        cluster.ready()
+        prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note)
+        cluster.ready(prompts.longest_prompt)
         assert cluster.policy is not None
         Trainer(
             config,
-            train=train_data,
-            evals=evals,
+            train=prompts.train,
+            evals=prompts.held_out,
             rollout=cluster.rollout,
             rewards=cluster.rewards,
             policy=cluster.policy,
@@ -48,6 +53,11 @@ def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
         ).run()
         progress.note("stopping")
     run.event("done", step=config.trainer.steps)
+
+
+def finished_steps(run: RunDirectory) -> int:
+    there = checkpoint.found(run.path / "checkpoints")
+    return there[-1][0] if there else 0
 
 
 def summary(config: Config, run: RunDirectory, console: Console) -> None:

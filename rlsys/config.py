@@ -49,7 +49,7 @@ class Data:
     train: str = "builtin:zigzag"  # a .jsonl or .parquet file, or builtin:<task>
     prompt_key: str = "prompt"  # the field with the prompt: text, or a list of chat messages
     shuffle: bool = True  # a new order each epoch, a pure function of run.seed
-    overlong: str = "error"  # error | skip: prompts longer than rollout.max_prompt_tokens
+    overlong: str = "error"  # error | skip: prompts that rollout.max_prompt_tokens does not allow
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Rollout:
     temperature: float = 1.0  # also divides the trainer's logits, so that log-probs compare
     top_p: float = 1.0  # only 1: see `check`
     top_k: int = -1  # only -1: see `check`
-    max_prompt_tokens: int = 512  # longer prompts are refused or skipped (data.overlong)
+    max_prompt_tokens: int = 0  # longer prompts: see data.overlong; 0: what the model's window allows
     max_new_tokens: int = 512  # a completion is cut here
     max_sequences: int = 256  # sequences an engine decodes at once
     block_size: int = 32  # tokens per KV block: prompts shorter than one share nothing

@@ -44,7 +44,6 @@ def check(config: Config) -> list[str]:
             "engines",
             "tensor_parallel",
             "temperature",
-            "max_prompt_tokens",
             "max_new_tokens",
             "max_sequences",
             "block_size",
@@ -60,6 +59,7 @@ def check(config: Config) -> list[str]:
             need(0 < value < math.inf, f"{section}.{name} is {value}; it must be a number greater than 0.")
     not_negative = {
         "policy": ("warmup_updates", "weight_decay", "clip_grad", "port"),
+        "rollout": ("max_prompt_tokens",),
         "reference": ("kl_coef", "gpus"),
         "reward": ("memory_mb",),
         "algorithm": ("epsilon", "clip_low", "clip_high", "constant"),
@@ -165,7 +165,8 @@ def check(config: Config) -> list[str]:
 def _check_paths(c: Config) -> list[str]:
     """What can be seen of model, data and reward files without opening anything heavy."""
     problems = []
-    looks_local = c.model.path.startswith((".", "/", "~")) or Path(c.model.path).is_dir()
+    # A hub name is `owner/name` or `name`; anything else is a directory.
+    looks_local = c.model.path.startswith((".", "/", "~")) or c.model.path.count("/") > 1 or Path(c.model.path).is_dir()
     if c.model.path.startswith("builtin:"):
         if c.model.path != "builtin:tiny":
             problems.append(f"model.path is `{c.model.path}`; the only built-in model is builtin:tiny.")
@@ -176,7 +177,7 @@ def _check_paths(c: Config) -> list[str]:
                 f"model.path: {config_file} does not exist. Give a Hugging Face model directory, a hub name, or builtin:tiny."
             )
         else:
-            problems += _check_window(c, config_file)
+            problems += _check_config_file(c, config_file)
     for key, path in [("data.train", c.data.train), *(("eval.datasets", p) for p in c.eval.datasets)]:
         if path.startswith("builtin:"):
             if path.partition(":")[2] not in ("zigzag", "zigzag_heldout"):
@@ -195,20 +196,24 @@ def _check_paths(c: Config) -> list[str]:
     return problems
 
 
-def _check_window(c: Config, config_file: Path) -> list[str]:
+def _check_config_file(c: Config, config_file: Path) -> list[str]:
     try:
         window = json.loads(config_file.read_text())["max_position_embeddings"]
     except (ValueError, TypeError):
         return [f"model.path: {config_file} is not a JSON object; the model directory is damaged."]
     except KeyError:
         return []
-    need = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens
-    if window and need > window:
-        return [
-            f"rollout.max_prompt_tokens ({c.rollout.max_prompt_tokens}) + rollout.max_new_tokens ({c.rollout.max_new_tokens}) = {need}, "
-            f"but the model's window is {window} tokens. Reduce one of them by {need - window}."
-        ]
-    return []
+    return _check_window(c, window)
+
+
+def _check_window(c: Config, window: int) -> list[str]:
+    prompt, new = c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
+    if not window or max(prompt, 1) + new <= window:
+        return []
+    return [
+        f"rollout.max_prompt_tokens ({prompt or 'at least 1'}) + rollout.max_new_tokens ({new}) = {max(prompt, 1) + new}, "
+        f"but the model's window is {window} tokens. Reduce one of them by {max(prompt, 1) + new - window}."
+    ]
 
 
 def _nearest(numbers: list[int], wanted: int) -> int:

@@ -18,6 +18,11 @@ class Dataset:
         self.prompts, self.seed, self.shuffle, self.skipped = prompts, seed, shuffle, skipped
         self._epoch, self._order = -1, list(range(len(prompts)))
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(p.tokens) for p in self.prompts)
+
     def __len__(self) -> int:
         return len(self.prompts)
 
@@ -44,6 +49,7 @@ def load(
     *,
     prompt_key: str,
     max_prompt_tokens: int,
+    limit: str = "rollout.max_prompt_tokens",
     overlong: str = "error",
     seed: int = 0,
     shuffle: bool = True,
@@ -58,8 +64,8 @@ def load(
         if len(tokens) > max_prompt_tokens:
             if overlong == "error":
                 raise ConfigError(
-                    f"{where}: the prompt has {len(tokens)} tokens, rollout.max_prompt_tokens is {max_prompt_tokens}. "
-                    "Raise it, or set data.overlong=skip to leave such prompts out."
+                    f"{where}: the prompt has {len(tokens)} tokens; at most {max_prompt_tokens} fit ({limit}). "
+                    "Shorten it, or set data.overlong=skip to leave such prompts out."
                 )
             skipped += 1
             continue

@@ -5,39 +5,24 @@ from rlsys.config import Config
 
 def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
     """Rows of (what, how it comes about, how many)."""
-    t = c.trainer
+    t, prompt, new = c.trainer, c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
     samples = t.prompts_per_step * t.samples_per_prompt
-    per_update = samples // t.updates_per_step
-    longest = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens
-    tokens = samples * longest
-    per_pack = c.policy.tokens_per_pack // (longest - 1)  # the last token of a sequence is never an input
-    per_rank = -(-per_update // (per_pack * c.policy.ranks))
-    return [
+    per_update, updates = samples // t.updates_per_step, t.updates_per_step * t.epochs_per_step
+    rows = [
         ("prompts per step", "trainer.prompts_per_step", t.prompts_per_step),
         ("samples per step", f"{t.prompts_per_step} prompts x {t.samples_per_prompt} samples_per_prompt", samples),
         ("samples per engine", f"{samples} samples / {c.rollout.engines} engines", -(-samples // c.rollout.engines)),
         ("samples per update", f"{samples} samples / {t.updates_per_step} updates_per_step", per_update),
-        (
-            "updates per step",
-            f"{t.updates_per_step} updates_per_step x {t.epochs_per_step} epochs_per_step",
-            t.updates_per_step * t.epochs_per_step,
-        ),
-        (
-            "updates in all",
-            f"{t.steps} steps x {t.updates_per_step * t.epochs_per_step}",
-            t.steps * t.updates_per_step * t.epochs_per_step,
-        ),
-        (
-            "tokens per step, at most",
-            f"{samples} samples x ({c.rollout.max_prompt_tokens} prompt + {c.rollout.max_new_tokens} new)",
-            tokens,
-        ),
-        (
-            "packs per rank and update, at most",
-            f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks",
-            per_rank,
-        ),
+        ("updates per step", f"{t.updates_per_step} updates x {t.epochs_per_step} epochs", updates),
+        ("updates in all", f"{t.steps} steps x {updates} updates", t.steps * updates),
+        ("new tokens per step, at most", f"{samples} samples x {new} max_new_tokens", samples * new),
     ]
+    if prompt:
+        per_pack = c.policy.tokens_per_pack // (prompt + new - 1)  # the last token of a sequence is never an input
+        packs = -(-per_update // (per_pack * c.policy.ranks))
+        how = f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks"
+        rows.append(("packs per rank and update, at most", how, packs))
+    return rows
 
 
 def processes(c: Config) -> list[tuple[str, int, str]]:

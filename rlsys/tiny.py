@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 DIGITS = 6
+WINDOW = 64  # tokens
 SYMBOLS = ["<pad>", "<eos>", *"0123456789", ">"]
 HELD_OUT_SETS = 29  # of the 210 sets of six digits; never seen in warm start or training
 HELD_OUT_PROMPTS = 256
@@ -109,7 +110,7 @@ def untrained(seed: int) -> Any:
             num_key_value_heads=4,
             tie_word_embeddings=True,
             initializer_range=0.05,
-            max_position_embeddings=64,
+            max_position_embeddings=WINDOW,
             pad_token_id=0,
             eos_token_id=1,
             bos_token_id=None,
@@ -127,7 +128,7 @@ def make_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", model_max_length=64
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", model_max_length=WINDOW
     )
 
 

@@ -41,7 +41,7 @@ class Engine(Protocol):
     async def wake(self, part: str) -> None: ...
 
 
-def arguments(config: Config, model: str, backend: str) -> dict[str, Any]:
+def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> dict[str, Any]:
     """What vLLM's engine is built from."""
     r = config.rollout
     found: dict[str, Any] = {
@@ -49,7 +49,7 @@ def arguments(config: Config, model: str, backend: str) -> dict[str, Any]:
         "tokenizer": model,
         "skip_tokenizer_init": True,
         "dtype": r.dtype,
-        "max_model_len": r.max_prompt_tokens + r.max_new_tokens,
+        "max_model_len": longest_prompt + r.max_new_tokens,
         "max_num_seqs": r.max_sequences,
         "tensor_parallel_size": r.tensor_parallel,
         "block_size": r.block_size,
@@ -90,14 +90,12 @@ def sampling(request: Request, stop_ids: list[int]) -> Any:
 class InProcessEngine:
     """vLLM's synchronous engine, stepped from the actor's event loop."""
 
-    def __init__(self, config: Config, model: str, backend: str):
+    def __init__(self, settings: dict[str, Any]):
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        register_architecture(model)
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(**arguments(config, model, backend)), enable_multiprocessing=False
-        )
+        register_architecture(settings["model"])
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), enable_multiprocessing=False)
 
     async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
         for r in requests:
@@ -128,11 +126,11 @@ class InProcessEngine:
 class AsyncEngine:
     """vLLM's AsyncLLM, its core in a child process."""
 
-    def __init__(self, config: Config, model: str, backend: str):
+    def __init__(self, settings: dict[str, Any]):
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(config, model, backend)))
+        self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
 
     async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()

@@ -132,25 +132,21 @@ class RewardPool:
         ]
         share = -(-len(facts) // len(self.actors))
         parts = [facts[i : i + share] for i in range(0, len(facts), share)]
-        refs = [self.actors[(self.turn + i) % len(self.actors)].judge.remote(part) for i, part in enumerate(parts)]
+        workers = [(self.turn + i) % len(self.actors) for i in range(len(parts))]
+        calls = {f"reward-{w}": self.actors[w].judge.remote(part) for w, part in zip(workers, parts, strict=True)}
         self.turn += len(parts)
-        return Verdicts(refs, self.config.cluster.call_timeout_s, self.logs)
+        return Verdicts(calls, self.config.cluster.call_timeout_s, self.logs)
 
 
 class Verdicts(Future[list[Verdict]]):
     """Verdicts on their way; asked for once, when everything is sampled."""
 
-    def __init__(self, refs: list[Any], timeout_s: float, logs: Path):
+    def __init__(self, calls: dict[str, Any], timeout_s: float, logs: Path):
         super().__init__()
-        self.refs, self.timeout_s, self.logs = refs, timeout_s, logs
+        self.calls, self.timeout_s, self.logs = calls, timeout_s, logs
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
         if not self.done():
-            parts = gather(
-                {f"reward part {i}": r for i, r in enumerate(self.refs)},
-                "judging samples",
-                timeout or self.timeout_s,
-                self.logs,
-            )
+            parts = gather(self.calls, "judging samples", timeout or self.timeout_s, self.logs)
             self.set_result([verdict for part in parts.values() for verdict in part])
         return super().result()

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from rlsys.config import Config
 from rlsys.types import Request, Sample
-from workers.engines import AsyncEngine, Engine, InProcessEngine
+from workers.engines import AsyncEngine, Engine, InProcessEngine, arguments
 from workers.process import explain, gather, settle
 from workers.sync import RECEIVERS, Message
 
@@ -27,7 +27,7 @@ class RolloutWorker:
         self.busy = asyncio.Lock()
         import vllm  # noqa: F401  the slow import, while the driver does other things
 
-    async def start(self, model: str, transport: str) -> None:
+    async def start(self, model: str, transport: str, longest_prompt: int) -> None:
         from transformers import AutoTokenizer, GenerationConfig
 
         self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=self.config.model.trust_remote_code)
@@ -39,7 +39,7 @@ class RolloutWorker:
         self.stop_ids = sorted({i for i in [self.tokenizer.eos_token_id, *more] if i is not None})
         self.receiver = RECEIVERS[transport]()
         kind = InProcessEngine if self.config.cluster.device == "cpu" else AsyncEngine
-        self.engine: Engine = kind(self.config, model, self.receiver.backend)
+        self.engine: Engine = kind(arguments(self.config, model, self.receiver.backend, longest_prompt))
 
     async def generate(self, requests: list[Request]) -> AsyncIterator[list[Sample]]:
         """Samples as they finish: a stream of object references on the driver's side."""
@@ -95,9 +95,9 @@ class RolloutGroup:
         """The same call on every engine, not waited for."""
         return {f"rollout-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
 
-    def start(self, model: str, transport: str) -> None:
+    def start(self, model: str, transport: str, longest_prompt: int) -> None:
         gather(
-            self.calls("start", model, transport),
+            self.calls("start", model, transport, longest_prompt),
             "starting the engines",
             self.config.cluster.start_timeout_s,
             self.logs,

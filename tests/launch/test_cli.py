@@ -126,7 +126,7 @@ def test_validate_prints_the_batch_arithmetic_and_leaves_nothing_behind(rlsys, s
     assert done.returncode == 0, done.stderr
     rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "samples per step 32 4 prompts x 8 samples_per_prompt" in rows
-    assert "updates in all 18 3 steps x 6" in rows
+    assert "updates in all 18 3 steps x 6 updates" in rows
     assert any(row.startswith("policy 2 ") for row in rows)
     assert "It runs in elsewhere." in done.stdout
     assert list((tmp_path / "home").iterdir()) == []

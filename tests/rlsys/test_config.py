@@ -198,7 +198,7 @@ def test_a_broken_file_is_refused_with_its_name(read, text, sentence):
             ["(10)", "(4)", "updates_per_step 5", "prompts_per_step 12"],
         ),
         ("trainer.samples_per_prompt=1", ["samples_per_prompt is 1", "at least 2"]),
-        ("policy.tokens_per_pack=1000", ["(1000)", "(512)", "= 1024", "at least 1024"]),
+        ("policy.tokens_per_pack=1000 rollout.max_prompt_tokens=512", ["(1000)", "(512)", "= 1024", "at least 1024"]),
         ("rollout.top_p=0.9", ["top_p=0.9", "incomparable", "Use top_p 1"]),
         ("rollout.top_k=50", ["top_k=50", "top_k -1"]),
         ("policy.zero_stage=4", ["zero_stage is 4", "0, 1, 2 and 3"]),
@@ -283,11 +283,13 @@ def model(tmp_path):
 
 
 def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refused, read, model):
-    [found] = refused("", model(json.dumps({"max_position_embeddings": 1000})))
+    prompts = "rollout.max_prompt_tokens=512"
+    [found] = refused("", model(json.dumps({"max_position_embeddings": 1000})), prompts)
     assert "= 1024" in found
     assert "window is 1000 tokens" in found
     assert "by 24" in found
-    assert read("", model(json.dumps({"max_position_embeddings": 1024}))).model.path
+    assert read("", model(json.dumps({"max_position_embeddings": 1024})), prompts).model.path
+    assert read("", model(json.dumps({"max_position_embeddings": 1000}))).model.path
     assert read("", model("{}")).model.path
 
 

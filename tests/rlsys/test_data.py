@@ -145,7 +145,7 @@ def test_what_the_chat_template_refuses_is_refused_with_its_line(tmp_path, chat_
 
 def test_an_overlong_prompt_is_an_error_with_both_numbers(tmp_path, tokenizer):
     said = problem(lines(tmp_path, {"prompt": "1>"}, {"prompt": "12345678>"}), tokenizer)
-    assert "sums.jsonl:2: the prompt has 9 tokens, rollout.max_prompt_tokens is 7" in said
+    assert "sums.jsonl:2: the prompt has 9 tokens; at most 7 fit (rollout.max_prompt_tokens)" in said
     assert "data.overlong=skip" in said
 
 

@@ -22,7 +22,7 @@ def test_the_arithmetic_of_a_small_run_by_hand(tmp_path):
         "samples per update": 8,  # 2 updates per pass
         "updates per step": 6,  # x 3 passes
         "updates in all": 18,  # x 3 steps
-        "tokens per step, at most": 224,  # 16 x (7 + 7)
+        "new tokens per step, at most": 112,  # 16 x 7
         "packs per rank and update, at most": 2,  # 3 sequences of 13 inputs in 40 tokens: 8 need 3 packs, on 2 ranks
     }
 

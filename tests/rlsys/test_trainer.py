@@ -82,7 +82,7 @@ def test_a_run_is_told_in_order(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=2", reference=True).run()
     step = ["generating", "generate", "resting", "score", "reference", "update", "update", "sync"]
     evaluation = ["generating", "generate"]
-    assert machines.events == ["sync", *evaluation, *step, *step, *evaluation, "resting", "save"]
+    assert machines.events == ["sync", *evaluation, *step, *step, *evaluation, "save"]
 
 
 def test_each_step_has_one_line_with_the_promised_names(tmp_path):

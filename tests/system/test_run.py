@@ -232,7 +232,11 @@ def test_a_worker_that_dies_ends_the_run_with_its_name_and_last_words(
     [
         ("", [], "holds no prompts; it is empty"),
         ('{"question": "123456>"}\n', [], "data.jsonl:1: the row has no field `prompt`; it has question"),
-        ('{"prompt": "123456>"}\n{"prompt": "0123456789>"}\n', [], "data.jsonl:2: the prompt has 11 tokens"),
+        (
+            '{"prompt": "123456>"}\n{"prompt": "%s>"}\n' % ("1" * 60),
+            [],
+            "data.jsonl:2: the prompt has 61 tokens; at most 54 fit",
+        ),
         ('{"prompt": "123456>"}\n', ["reward.functions=no_such_module:f"], "No module named 'no_such_module'"),
         ('{"prompt": "123456>"}\n', ["model.path=nobody/no-such-model"], "model.path"),
     ],

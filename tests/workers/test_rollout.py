@@ -47,7 +47,7 @@ def engines(spawn: Callable[..., Any], model: str, tmp_path: Path) -> Callable[.
         count = config.rollout.engines
         actors = [spawn(RolloutWorker, config, i, environment=CPU_ENVIRONMENT) for i in range(count)]
         group = RolloutGroup(config, actors, tmp_path)
-        group.start(model, transport)
+        group.start(model, transport, 7)
         return group
 
     return start
