@@ -15,7 +15,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint lock clean
+.PHONY: help install demo test figures lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,9 @@ demo: install  ## train the tiny model on this machine, from an empty runs/demo
 
 test: install  ## run all tests that need no GPU
 	$(BIN)/pytest
+
+figures: install  ## measure what the README says of the demo, about 5 minutes
+	$(BIN)/python tests/bench/demo_figures.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -60,7 +60,6 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
             logging_level="error",
             configure_logging=True,
             _temp_dir=str(folder),
-            _node_ip_address="127.0.0.1",
             object_store_memory=object_store_bytes(),
         )
         signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place

@@ -39,10 +39,6 @@ class Scorer(Protocol):
         ...
 
 
-class Reference(Scorer, Protocol):
-    """The frozen policy of step 0."""
-
-
 class Policy(Scorer, Protocol):
     """The policy ranks, as one."""
 

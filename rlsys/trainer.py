@@ -47,13 +47,8 @@ class Trainer:
         run: RunDirectory,
         progress: Progress,
     ):
-        self.config, self.train_data, self.evals, self.run_directory, self.progress = (
-            config,
-            train,
-            evals,
-            run,
-            progress,
-        )
+        self.config, self.run_directory, self.progress = config, run, progress
+        self.train_data, self.evals = train, evals
         self.rollout, self.policy, self.reference = rollout, policy, reference
         self.collector = Collector(
             rollout, rewards, seed=config.run.seed, max_failure_share=config.reward.max_failure_share
@@ -121,11 +116,8 @@ class Trainer:
         """[N] One number per sample, from rewards and groups alone."""
         a, rewards = self.config.algorithm, torch.from_numpy(batch.rewards)
         if self.config.reward.shuffle:
-            rewards = rewards[
-                torch.from_numpy(
-                    np.random.default_rng(seed_of(self.config.run.seed, step, "shuffle")).permutation(len(rewards))
-                )
-            ]
+            order = np.random.default_rng(seed_of(self.config.run.seed, step, "shuffle")).permutation(len(rewards))
+            rewards = rewards[torch.from_numpy(order)]
         options = {"std": a.std, "eps": a.epsilon} if a.advantage == "grpo" else {}
         return self.advantage(
             rewards, torch.from_numpy(batch.groups), lengths=torch.from_numpy(batch.lengths), **options
