@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from rlsys.config import Config
 from rlsys.types import Request, Sample
 from workers.engines import AsyncEngine, Engine, InProcessEngine, arguments
-from workers.process import explain, gather, settle
+from workers.process import WorkerFailed, explain, gather, settle
 from workers.sync import RECEIVERS, Message
 
 
@@ -120,29 +120,34 @@ class RolloutGroup:
         shares: list[list[Request]] = [[] for _ in self.actors]
         for r in requests:
             shares[engine_of[r.uid]].append(r)
-        arrived: queue.SimpleQueue[list[Sample] | Exception | None] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[tuple[str, list[Sample] | Exception | None]] = queue.SimpleQueue()
 
         def follow(name: str, stream: Any) -> None:
             try:
                 for ref in stream:
-                    arrived.put(ray.get(ref))
+                    arrived.put((name, ray.get(ref)))
+                arrived.put((name, None))
             except RayError as error:
-                arrived.put(explain(error, name, "generate", self.logs))
+                arrived.put((name, explain(error, name, "generate", self.logs)))
             except Exception as error:
-                arrived.put(error)
-            finally:
-                arrived.put(None)
+                arrived.put((name, error))
 
-        open_streams = 0
+        generating = set()
         for i, (actor, share) in enumerate(zip(self.actors, shares, strict=True)):
             if share:
                 stream = actor.generate.options(num_returns="streaming").remote(share)
                 threading.Thread(target=follow, args=(f"rollout-{i}", stream), daemon=True).start()
-                open_streams += 1
-        while open_streams:
-            item = arrived.get(timeout=self.config.cluster.call_timeout_s)
+                generating.add(f"rollout-{i}")
+        while generating:
+            try:
+                name, item = arrived.get(timeout=self.config.cluster.call_timeout_s)
+            except queue.Empty:
+                late, limit = ", ".join(sorted(generating)), self.config.cluster.call_timeout_s
+                raise WorkerFailed(
+                    f"generate: no sample from {late} for {limit:g} s (cluster.call_timeout_s). Logs: {self.logs}"
+                ) from None
             if item is None:
-                open_streams -= 1
+                generating.remove(name)
             elif isinstance(item, Exception):
                 raise item
             else:
