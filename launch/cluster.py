@@ -1,7 +1,7 @@
 """Builds a run out of its parts: who is started where, in what order, and what each is told. The only file that knows all."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,12 @@ from typing import Any
 from launch.local_ray import ray_session
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
+from rlsys.progress import Note
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
 from workers.reward import RewardPool, RewardWorker
 from workers.rollout import RolloutGroup, RolloutWorker
-
-Note = Callable[[str], None]
 
 
 @dataclass

@@ -1,14 +1,12 @@
 """The data sets a configuration names, read and tokenized."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rlsys import data
 from rlsys.config import Config, ConfigError
 from rlsys.data import Dataset
-
-Note = Callable[[str], None]
+from rlsys.progress import Note
 
 
 def peek(config: Config) -> None:

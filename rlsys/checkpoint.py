@@ -37,11 +37,6 @@ def found(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(m[1]), p) for m, p in names if m and (p / "state.json").is_file())
 
 
-def state_of(checkpoint: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    return state
-
-
 def _sync(place: Path) -> None:
     handle = os.open(place, os.O_RDONLY)
     try:

@@ -40,7 +40,6 @@ class Collector:
             for i in range(samples)
         ]
         by_uid = {p.uid: p for p in prompts}
-        began = time.perf_counter()
         judged: list[tuple[list[Sample], Future[list[Verdict]]]] = []
         for finished in self.rollout.generate(requests):
             judged.append((finished, self.rewards.judge(finished, by_uid)))
@@ -49,14 +48,13 @@ class Collector:
         done = time.perf_counter()
         if len(pairs) != len(requests):
             raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(pairs)} came back")
-        return self._assemble(step, prompts, pairs, sampled - began, done - sampled)
+        return self._assemble(step, prompts, pairs, done - sampled)
 
     def _assemble(
         self,
         step: int | str,
         prompts: list[Prompt],
         pairs: list[tuple[Sample, Verdict]],
-        rollout_s: float,
         reward_s: float,
     ) -> Batch:
         group = {p.uid: g for g, p in enumerate(prompts)}
@@ -75,13 +73,12 @@ class Collector:
             rewards=np.array([v.score for _, v in good], dtype=np.float32),
             components=[v.components for _, v in good],
             failures=dict(Counter(v.failure for v in bad)),
-            rollout_s=rollout_s,
             reward_s=reward_s,
         )
 
 
 class Pipeline:
-    """Batches in order. `position` is the data cursor of the first batch that has not been handed out."""
+    """Batches `first` to `last` in order; `start(step)` samples and judges one."""
 
     def __init__(self, start: Callable[[int], Batch], *, first: int, last: int, max_lag: int):
         self.start, self.upcoming, self.last, self.max_lag = start, first, last, max_lag

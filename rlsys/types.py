@@ -75,7 +75,6 @@ class Batch:
     rewards: Floats  # [N]
     components: list[dict[str, float]]  # [N]
     failures: dict[str, int] = field(default_factory=dict)  # reason → samples that left the batch
-    rollout_s: float = 0.0  # first request to last sample
     reward_s: float = 0.0  # last sample to last verdict
 
     @property

@@ -1,6 +1,6 @@
 """vLLM behind three verbs: generate, call, restart its caches. CPU and CUDA builds differ only in which class drives them.
 
-On CPU the engine runs inside the actor: no further process, no compilation, 12 s from start to first sample. On GPUs it is
+On CPU the engine runs inside the actor: no further process, no compilation, and a much shorter start. On GPUs it is
 vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for ever.
 """
 
@@ -175,7 +175,7 @@ class AsyncEngine:
 
 
 def register_architecture(model: str) -> None:
-    """Names the model's class to vLLM, which would otherwise start a process that imports vLLM again to inspect it (12 s)."""
+    """Names the model's class to vLLM, which would otherwise start a process that imports vLLM again to inspect it."""
     import importlib
 
     from transformers import AutoConfig

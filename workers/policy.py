@@ -35,8 +35,8 @@ class PolicyRank:
         """Where the ranks meet; asked of rank 0."""
         return ray.util.get_node_ip_address(), self.config.policy.port or free_port()
 
-    def start(self, address: str, port: int, model: str, transport: str) -> int:
-        """Joins the other ranks and builds model, optimizer and ZeRO partitions. Returns the number of parameters."""
+    def start(self, address: str, port: int, model: str, transport: str) -> None:
+        """Joins the other ranks and builds model, optimizer and ZeRO partitions."""
         from rlsys import kl, losses, plugins
         from workers.model import load_packed
         from workers.zero import deepspeed_config
@@ -50,14 +50,13 @@ class PolicyRank:
             "MASTER_PORT": str(port),
         }
         if self.device == "cpu":
-            # Only inference would use it, and compiling it takes the first run most of a minute.
+            # Only inference would use it, and compiling it made the first start about twice as long.
             self.deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.deepspeed.init_distributed(dist_backend="gloo" if self.device == "cpu" else "nccl", verbose=False)
         self.torch.manual_seed(c.run.seed)
         packed = load_packed(c, model, c.policy.dtype)
         if c.policy.gradient_checkpointing:
             packed.lm.gradient_checkpointing_enable({"use_reentrant": c.policy.zero_stage == 3})
-        self.size = sum(p.numel() for p in packed.parameters())
         self.engine, self.optimizer, _, _ = self.deepspeed.initialize(
             model=packed, model_parameters=packed.parameters(), config=deepspeed_config(c.policy)
         )
@@ -72,7 +71,6 @@ class PolicyRank:
         self.clipped, self.kl = losses.clipped, kl.ESTIMATORS[c.algorithm.kl]
         self.dtype = getattr(self.torch, c.rollout.dtype)
         self.sender = SENDERS[transport](self.rank, c.rollout.engines * c.rollout.tensor_parallel)
-        return self.size
 
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Log-probs [K] of each pack under the present weights."""

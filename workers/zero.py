@@ -12,7 +12,7 @@ def deepspeed_config(p: Policy) -> dict[str, Any]:
     if p.offload_params:
         zero["offload_param"] = {"device": "cpu"}
     if p.zero_stage == 3:
-        # Gather just in time: prefetching pays on large models only, and records a trace that score and update would share.
+        # Gather just in time. Prefetching has not been tried.
         zero |= {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
     return {
         "train_micro_batch_size_per_gpu": 1,

@@ -21,7 +21,7 @@ def test_what_is_saved_is_found_with_its_state(tmp_path):
     assert path == tmp_path / "step-000040"
     assert (path / "model" / "weights").read_text() == "w"
     assert checkpoint.found(tmp_path) == [(40, path)]
-    assert checkpoint.state_of(path) == {"step": 40}
+    assert json.loads((path / "state.json").read_text()) == {"step": 40}
 
 
 def test_only_the_last_are_kept(tmp_path):
@@ -72,7 +72,7 @@ def test_a_save_that_was_killed_before_the_rename_is_no_checkpoint(tmp_path):
 def test_saving_a_step_again_replaces_it(tmp_path):
     checkpoint.save(tmp_path, 5, {"try": 1}, fill, keep_last=1)
     path = checkpoint.save(tmp_path, 5, {"try": 2}, fill, keep_last=1)
-    assert checkpoint.state_of(path) == {"try": 2}
+    assert json.loads((path / "state.json").read_text()) == {"try": 2}
     assert names(tmp_path) == ["step-000005"]
 
 

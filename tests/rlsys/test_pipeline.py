@@ -119,7 +119,6 @@ def test_an_engine_that_loses_a_sample_is_noticed():
 def test_components_and_waiting_times_are_kept():
     batch, _ = collect(FakeRewards({"zigzag": 0.5}))
     assert Counter(c["zigzag"] * 0.5 for c in batch.components) == Counter(batch.rewards.tolist())
-    assert batch.rollout_s > 0
     assert batch.reward_s >= 0
 
 
