@@ -10,6 +10,7 @@ from launch.local_ray import ray_session
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.progress import Note
+from workers.critic import CriticGroup, CriticRank
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
@@ -19,7 +20,7 @@ from workers.rollout import RolloutGroup, RolloutWorker
 
 @dataclass
 class Cluster:
-    """The workers of a run, coming up. Evaluation alone has no policy and no reference."""
+    """The workers of a run, coming up. Evaluation alone has no policy, reference or critic."""
 
     config: Config
     note: Note
@@ -32,6 +33,7 @@ class Cluster:
     rewards: RewardPool
     policy: PolicyGroup | None
     reference: Reference | None
+    critic: CriticGroup | None
 
     def ready(self, longest_prompt: int) -> "Cluster":
         """Waits until every worker has its model, and connects policy and engines."""
@@ -40,6 +42,8 @@ class Cluster:
             self.policy.start(self.model, self.transport)
         if self.reference:
             self.reference.start(self.model)
+        if self.critic:
+            self.critic.start(self.model)
         self.rollout.start(self.model, self.transport, longest_prompt)
         if self.policy:
             self.policy.connect()
@@ -73,6 +77,7 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
     cpu = config.cluster.device == "cpu"
     places = _placement(ray, config, training)
     referenced = training and config.reference.kl_coef > 0
+    criticised = training and config.algorithm.advantage == "gae"
 
     def spawn(kind: type, name: str, place: dict[str, Any], environment: dict[str, str], *arguments: Any) -> Any:
         options = {"name": f"rlsys-{name}", "num_cpus": 0, "runtime_env": {"env_vars": environment}} | place
@@ -83,6 +88,7 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
         f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
         + (f", {config.policy.ranks} policy ranks" if training else "")
         + (", a reference" if referenced else "")
+        + (f", {config.critic.ranks} critic ranks" if criticised else "")
     )
     engine_environment = CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT
     threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
@@ -94,6 +100,9 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
         spawn(PolicyRank, f"policy-{i}", places.rank(i), threads, i) for i in range(config.policy.ranks * training)
     ]
     scorer = spawn(ReferenceWorker, "reference", places.reference(), threads) if referenced else None
+    critics = [
+        spawn(CriticRank, f"critic-{i}", places.critic(i), threads, i) for i in range(config.critic.ranks * criticised)
+    ]
     judges = [spawn(RewardWorker, f"reward-{i}", {}, {}, i) for i in range(config.reward.workers)]
 
     path = model or find_model(config, note)
@@ -110,6 +119,7 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
         rewards=RewardPool(config, judges, logs),
         policy=PolicyGroup(config, ranks, rollout, logs) if training else None,
         reference=Reference(config, scorer, logs) if scorer else None,
+        critic=CriticGroup(config, critics, logs) if critics else None,
     )
 
 
@@ -160,6 +170,8 @@ class Places:
     engine_gpus: float = 0.0
     rank_gpus: float = 0.0
     rank_offset: int = 0
+    critic_gpus: float = 0.0
+    critic_offset: int = 0
     reference_gpus: float = 0.0
 
     def engine(self, index: int) -> dict[str, Any]:
@@ -167,6 +179,9 @@ class Places:
 
     def rank(self, index: int) -> dict[str, Any]:
         return self._at(self.rank_offset + index, self.rank_gpus)
+
+    def critic(self, index: int) -> dict[str, Any]:
+        return self._at(self.critic_offset + index, self.critic_gpus)
 
     def reference(self) -> dict[str, Any]:
         return {"num_gpus": self.reference_gpus} if self.reference_gpus else {}
@@ -191,14 +206,16 @@ def _placement(ray: Any, config: Config, training: bool) -> Places:
         raise ConfigError(
             "cluster.placement colocated with rollout.tensor_parallel > 1 is not supported; use one engine per GPU, or separate."
         )
+    critics = config.critic.ranks * (training and config.algorithm.advantage == "gae")
     engine_bundles = [{"GPU": r.tensor_parallel, "CPU": 1}] * r.engines
-    bundles = engine_bundles + ([] if colocated or not training else [{"GPU": 1, "CPU": 1}] * p.ranks)
+    bundles = engine_bundles + ([] if colocated or not training else [{"GPU": 1, "CPU": 1}] * (p.ranks + critics))
     need = sum(b["GPU"] for b in bundles) + config.reference.gpus * (training and not colocated)
     have = ray.cluster_resources().get("GPU", 0)
     if need > have:
         raise ConfigError(
             f"rollout.engines ({r.engines}) × rollout.tensor_parallel ({r.tensor_parallel})"
             + ("" if colocated or not training else f" + policy.ranks ({p.ranks})")
+            + (f" + critic.ranks ({critics})" if critics and not colocated else "")
             + f" needs {need:g} GPUs; the cluster has {have:g}. Use fewer, or cluster.placement colocated."
         )
     group = ray.util.placement_group(bundles, strategy="PACK")
@@ -207,6 +224,16 @@ def _placement(ray: Any, config: Config, training: bool) -> Places:
         raise ConfigError(
             f"the cluster could not place {bundles} within cluster.start_timeout_s; `ray status` shows what is in use."
         )
-    if colocated:
-        return Places(group, 1, 0.4, 0.4, 0, min(config.reference.gpus, 0.2))
-    return Places(group, r.tensor_parallel, r.tensor_parallel, 1, r.engines, config.reference.gpus)
+    if colocated:  # shares of a GPU are Ray's bookkeeping only
+        each = 0.25 if critics else 0.4
+        return Places(group, 1, each, each, 0, each, 0, min(config.reference.gpus, 0.2))
+    return Places(
+        group,
+        r.tensor_parallel,
+        engine_gpus=r.tensor_parallel,
+        rank_gpus=1,
+        rank_offset=r.engines,
+        critic_gpus=1,
+        critic_offset=r.engines + p.ranks,
+        reference_gpus=config.reference.gpus,
+    )

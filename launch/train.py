@@ -48,6 +48,7 @@ def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
             rewards=cluster.rewards,
             policy=cluster.policy,
             reference=cluster.reference,
+            critic=cluster.critic,
             run=run,
             progress=progress,
         ).run()

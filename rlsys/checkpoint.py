@@ -37,6 +37,12 @@ def found(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(m[1]), p) for m, p in names if m and (p / "state.json").is_file())
 
 
+def state(checkpoint: Path) -> dict[str, Any]:
+    """The loop's own part of a checkpoint."""
+    found: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    return found
+
+
 def _sync(place: Path) -> None:
     handle = os.open(place, os.O_RDONLY)
     try:

@@ -6,11 +6,40 @@ The comment beside a field is its documentation; a default is a recommendation. 
 
 from dataclasses import dataclass, field
 
-ADVANTAGES = ("grpo",)
-LOSSES = ("ppo_clip",)
-KL_ESTIMATORS = ("k1", "k2", "k3")
-NORMALIZERS = ("token_mean", "sequence_mean", "constant")
-REWARDS = ("exact", "contains", "math", "zigzag")
+# Methods by name, each with its options in `algorithm` or `correction`. The functions are in the files of these names.
+ADVANTAGES = {
+    "grpo": ("std", "eps"),
+    "dr_grpo": (),
+    "rloo": (),
+    "reinforce_pp": ("std", "eps"),
+    "reinforce_pp_baseline": ("std", "eps"),
+    "opo": (),
+    "grpo_passk": ("std", "eps"),
+    "gdpo": ("std", "eps", "whiten"),
+    "max_rl": ("eps",),
+    "remax": (),
+    "raw": (),
+    "gae": (),
+}
+LOSSES = {
+    "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
+    "gspo": ("clip_low", "clip_high"),
+    "cispo": ("clip_low", "clip_high"),
+    "gmpo": ("clip_low", "clip_high"),
+    "sapo": ("tau_positive", "tau_negative"),
+    "dppo_tv": ("clip_low", "clip_high"),
+    "reinforce": (),
+}
+CORRECTIONS = {
+    "tis": ("high",),
+    "mis": ("high",),
+    "sequence_tis": ("high",),
+    "sequence_mis": ("high",),
+    "icepop": ("low", "high"),
+}
+KL_ESTIMATORS = ("k1", "k2", "k3", "k3_unbiased")
+NORMALIZERS = ("token_mean", "sequence_mean", "sequence_sum", "constant", "decoupled")
+REWARDS = ("exact", "contains", "math", "zigzag", "countdown")
 TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
 
 
@@ -102,7 +131,25 @@ class Policy:
 @dataclass(frozen=True)
 class Reference:
     kl_coef: float = 0.0  # weight of the KL term; 0: no reference worker exists
+    kl_in: str = "loss"  # loss | reward: a term of the loss, or taken off the reward before advantages
+    kl_target: float = 0.0  # KL per token that kl_coef is adapted to keep; 0: kl_coef stays
+    kl_horizon: int = 10  # steps in which an adapted kl_coef changes by 20 % at most
     gpus: float = 0.0  # GPUs it takes on a GPU cluster; a fraction shares one, 0 runs it on the CPU
+
+
+@dataclass(frozen=True)
+class Critic:
+    """Exists with algorithm.advantage gae only. dtype, zero_stage and the rest of its DeepSpeed settings are the policy's."""
+
+    ranks: int = 1  # DeepSpeed processes; one GPU each on a GPU cluster
+    lr: float = 1e-5  # peak learning rate; policy.lr_schedule holds for it too
+    warmup_updates: int = 0  # optimizer updates of linear warm-up
+    alone_steps: int = 0  # first steps, in which the critic learns and the policy does not
+    clip: float = 0.2  # a value moves at most so far from its old one in a step
+    gamma: float = 1.0  # discount of what is to come, per token
+    lam: float = 1.0  # 1: the whole return counts; less: the critic's later estimates take its place
+    whiten: bool = True  # bring advantages to mean 0 and deviation 1 over all tokens of the batch
+    port: int = 0  # rendezvous port of the ranks; 0: any free one
 
 
 @dataclass(frozen=True)
@@ -119,15 +166,52 @@ class Reward:
 
 @dataclass(frozen=True)
 class Algorithm:
-    advantage: str = "grpo"  # advantage estimator
-    std: str = "sample"  # sample (1/(G-1)) | population (1/G) | none
-    epsilon: float = 1e-6  # added to the deviation
+    """Null stands for the method's own recommendation, which is the default of its function."""
+
+    advantage: str = "grpo"  # advantage estimator; gae: PPO, with a critic
+    std: str | None = None  # sample (1/(G-1)) | population (1/G) | none: deviation that advantages are divided by
+    eps: float | None = None  # added to the deviation
+    whiten: bool | None = None  # gdpo: divide by the batch's deviation at the end
     loss: str = "ppo_clip"  # policy loss
-    clip_low: float = 0.2  # ratio may fall to 1 - clip_low
-    clip_high: float = 0.2  # ratio may rise to 1 + clip_high
-    normalize: str = "token_mean"  # token_mean | sequence_mean | constant: how token losses are summed
+    clip_low: float | None = None  # how far the clip lets the ratio fall below 1 (0.2 for ppo_clip)
+    clip_high: float | None = None  # how far above (0.2 for ppo_clip)
+    dual_clip: float | None = None  # ppo_clip: bound of the ratio of bad tokens, above 1; null: none
+    tau_positive: float | None = None  # sapo: steepness of the gate for good tokens
+    tau_negative: float | None = None  # sapo: for bad tokens
+    normalize: str = "token_mean"  # token_mean | sequence_mean | sequence_sum | constant | decoupled: weights of tokens
     constant: int = 0  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
-    kl: str = "k3"  # k1 | k2 | k3: estimator of the KL term
+    control_weight: float = 1e-3  # weight of the first token with normalize=decoupled
+    kl: str = "k3"  # k1 | k2 | k3 | k3_unbiased: estimator of KL to the reference
+
+
+@dataclass(frozen=True)
+class Correction:
+    method: str = "none"  # none | tis | mis | sequence_tis | sequence_mis | icepop: weight by old / rollout probability
+    low: float | None = None  # icepop: smaller ratios weigh 0; null: the method's own
+    high: float | None = None  # larger ratios are cut to this, or weigh 0; null: the method's own
+
+
+@dataclass(frozen=True)
+class Entropy:
+    coef: float = 0.0  # weight of an entropy bonus in the loss
+    control: str = "none"  # none | clip_cov | kl_cov: leave out, or hold, tokens of high log-prob-advantage covariance
+    share: float = 0.002  # of all tokens, that the control takes
+    low: float = 1.0  # clip_cov: takes from tokens with at least this covariance
+    high: float = 5.0  # clip_cov: and at most this
+    kl_coef: float = 1.0  # kl_cov: weight of the term that holds its tokens near their old log-probs
+
+
+@dataclass(frozen=True)
+class Overlong:
+    mask: bool = False  # leave completions cut at rollout.max_new_tokens out of the loss
+    buffer: int = 0  # tokens before rollout.max_new_tokens in which the reward falls evenly; 0: none
+    penalty: float = 1.0  # how much it has fallen at the end of the buffer
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    enabled: bool = False  # drop groups of equal rewards, and ask for other prompts until the batch is full
+    max_rounds: int = 20  # rounds of asking in a step, each for a batch at most; then the run stops
 
 
 @dataclass(frozen=True)
@@ -166,7 +250,12 @@ class Config:
     policy: Policy = field(default_factory=Policy)
     reference: Reference = field(default_factory=Reference)
     reward: Reward = field(default_factory=Reward)
+    critic: Critic = field(default_factory=Critic)
     algorithm: Algorithm = field(default_factory=Algorithm)
+    correction: Correction = field(default_factory=Correction)
+    entropy: Entropy = field(default_factory=Entropy)
+    overlong: Overlong = field(default_factory=Overlong)
+    dynamic_sampling: DynamicSampling = field(default_factory=DynamicSampling)
     sync: Sync = field(default_factory=Sync)
     pipeline: Pipeline = field(default_factory=Pipeline)
     eval: Eval = field(default_factory=Eval)

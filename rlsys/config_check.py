@@ -5,7 +5,7 @@ import json
 import math
 from pathlib import Path
 
-from rlsys.config import ADVANTAGES, KL_ESTIMATORS, LOSSES, NORMALIZERS, REWARDS, TRANSPORTS, Config
+from rlsys.config import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS, REWARDS, TRANSPORTS, Config
 
 
 def check(config: Config) -> list[str]:
@@ -28,9 +28,13 @@ def check(config: Config) -> list[str]:
     one_of("rollout.dtype", c.rollout.dtype, ("float32", "bfloat16"))
     one_of("policy.dtype", c.policy.dtype, ("float32", "bfloat16"))
     one_of("policy.lr_schedule", c.policy.lr_schedule, ("constant", "linear", "cosine"))
-    one_of("algorithm.advantage", c.algorithm.advantage, ADVANTAGES, user=True)
-    one_of("algorithm.std", c.algorithm.std, ("sample", "population", "none"))
-    one_of("algorithm.loss", c.algorithm.loss, LOSSES, user=True)
+    one_of("algorithm.advantage", c.algorithm.advantage, tuple(ADVANTAGES), user=True)
+    if c.algorithm.std is not None:
+        one_of("algorithm.std", c.algorithm.std, ("sample", "population", "none"))
+    one_of("algorithm.loss", c.algorithm.loss, tuple(LOSSES), user=True)
+    one_of("correction.method", c.correction.method, ("none", *CORRECTIONS))
+    one_of("reference.kl_in", c.reference.kl_in, ("loss", "reward"))
+    one_of("entropy.control", c.entropy.control, ("none", "clip_cov", "kl_cov"))
     one_of("algorithm.normalize", c.algorithm.normalize, NORMALIZERS)
     one_of("algorithm.kl", c.algorithm.kl, KL_ESTIMATORS)
     one_of("sync.transport", c.sync.transport, TRANSPORTS)
@@ -52,6 +56,9 @@ def check(config: Config) -> list[str]:
         "policy": ("ranks", "tokens_per_pack", "logprob_chunk", "lr", "threads"),
         "reward": ("workers", "timeout_s"),
         "cluster": ("start_timeout_s", "call_timeout_s"),
+        "critic": ("ranks", "lr", "clip"),
+        "reference": ("kl_horizon",),
+        "dynamic_sampling": ("max_rounds",),
     }
     for section, names in positive.items():
         for name in names:
@@ -60,9 +67,12 @@ def check(config: Config) -> list[str]:
     not_negative = {
         "policy": ("warmup_updates", "weight_decay", "clip_grad", "port"),
         "rollout": ("max_prompt_tokens",),
-        "reference": ("kl_coef", "gpus"),
+        "reference": ("kl_coef", "kl_target", "gpus"),
+        "critic": ("warmup_updates", "alone_steps", "gamma", "lam", "port"),
+        "entropy": ("coef", "share", "kl_coef"),
+        "overlong": ("buffer", "penalty"),
         "reward": ("memory_mb",),
-        "algorithm": ("epsilon", "clip_low", "clip_high", "constant"),
+        "algorithm": ("constant", "control_weight"),
         "eval": ("every",),
         "checkpoint": ("every", "keep_last"),
         "cluster": ("dashboard_port",),
@@ -73,6 +83,7 @@ def check(config: Config) -> list[str]:
             value = getattr(getattr(c, section), name)
             need(0 <= value < math.inf, f"{section}.{name} is {value}; it must be a number of 0 or more.")
 
+    problems += _check_options(c)
     t = c.trainer
     if t.updates_per_step > 0 and t.prompts_per_step > 0 and t.prompts_per_step % t.updates_per_step:
         good = [n for n in range(1, t.prompts_per_step + 1) if t.prompts_per_step % n == 0]
@@ -82,11 +93,37 @@ def check(config: Config) -> list[str]:
             f"({t.updates_per_step}) mini-batches of whole groups. Use updates_per_step {_nearest(good, t.updates_per_step)}, "
             f"or prompts_per_step {-(-t.prompts_per_step // t.updates_per_step) * t.updates_per_step}.",
         )
-    if c.algorithm.advantage == "grpo":
+    if c.algorithm.advantage in COMPARE_WITHIN_A_GROUP:
         need(
             t.samples_per_prompt >= 2,
-            f"trainer.samples_per_prompt is {t.samples_per_prompt}; GRPO compares samples of one prompt and needs at least 2.",
+            f"trainer.samples_per_prompt is {t.samples_per_prompt}; {c.algorithm.advantage} compares samples of one prompt and "
+            "needs at least 2. With 1, algorithm.advantage may be reinforce_pp, remax, raw or gae.",
         )
+    need(
+        not c.dynamic_sampling.enabled or t.samples_per_prompt >= 2,
+        f"dynamic_sampling drops groups of equal rewards; with trainer.samples_per_prompt {t.samples_per_prompt} that is every group.",
+    )
+    need(
+        not c.reference.kl_target or c.reference.kl_coef > 0,
+        f"reference.kl_target is {c.reference.kl_target:g}, but kl_coef is 0 and stays 0. Start from a coefficient such as 0.01.",
+    )
+    need(
+        c.algorithm.advantage != "max_rl"
+        or not (c.overlong.buffer or (c.reference.kl_in == "reward" and c.reference.kl_coef)),
+        "algorithm.advantage max_rl takes rewards of 0 or more; overlong.buffer and reference.kl_in reward take something off. "
+        "Use overlong.buffer 0 and reference.kl_in loss.",
+    )
+    need(c.entropy.share <= 1, f"entropy.share is {c.entropy.share}; it is a share of the tokens, at most 1.")
+    need(
+        c.entropy.low <= c.entropy.high,
+        f"entropy.low ({c.entropy.low:g}) is above entropy.high ({c.entropy.high:g}); no covariance is between them.",
+    )
+    need(c.critic.gamma <= 1, f"critic.gamma is {c.critic.gamma}; it must be between 0 and 1.")
+    need(c.critic.lam <= 1, f"critic.lam is {c.critic.lam}; it must be between 0 and 1.")
+    need(
+        c.overlong.buffer <= c.rollout.max_new_tokens,
+        f"overlong.buffer ({c.overlong.buffer}) is longer than a completion can be, rollout.max_new_tokens ({c.rollout.max_new_tokens}).",
+    )
     longest = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens
     need(
         c.policy.tokens_per_pack >= longest,
@@ -151,6 +188,10 @@ def check(config: Config) -> list[str]:
         )
         if c.cluster.placement == "colocated":
             need(
+                c.algorithm.advantage != "gae" or c.critic.ranks <= c.policy.ranks,
+                f"critic.ranks ({c.critic.ranks}) is more than the GPUs of cluster.placement colocated, policy.ranks ({c.policy.ranks}).",
+            )
+            need(
                 c.rollout.engines * c.rollout.tensor_parallel == c.policy.ranks,
                 f"cluster.placement colocated puts one policy rank on each engine GPU, but rollout.engines ({c.rollout.engines}) × "
                 f"rollout.tensor_parallel ({c.rollout.tensor_parallel}) is not policy.ranks ({c.policy.ranks}).",
@@ -193,6 +234,42 @@ def _check_paths(c: Config) -> list[str]:
             problems.append(f"{key}: the file {file} (of `{spec}`) does not exist (from {Path.cwd()}).")
         if ":" in spec and not name.isidentifier():
             problems.append(f"{key}: `{spec}` names no function; write {file}:my_function.")
+    return problems
+
+
+DIVIDE = ("tau_positive", "tau_negative")  # a gate of no steepness
+COMPARE_WITHIN_A_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
+
+
+def _check_options(c: Config) -> list[str]:
+    """Options that the chosen method does not have would be silently without effect."""
+    problems = []
+    chosen = [
+        (c.algorithm, "algorithm", "advantage", c.algorithm.advantage, ADVANTAGES),
+        (c.algorithm, "algorithm", "loss", c.algorithm.loss, LOSSES),
+        (c.correction, "correction", "method", c.correction.method, CORRECTIONS | {"none": ()}),
+    ]
+    for values, section, kind, method, table in chosen:
+        for option in sorted({option for options in table.values() for option in options}):
+            value = getattr(values, option)
+            if value is None:
+                continue
+            if isinstance(value, float) and not 0 <= value < math.inf:
+                problems.append(f"{section}.{option} is {value}; it must be a number of 0 or more.")
+            elif value == 0 and option in DIVIDE:
+                problems.append(f"{section}.{option} is {value}; it must be a number greater than 0.")
+            elif method in table and option not in table[method]:
+                own = ", ".join(f"{section}.{o}" for o in table[method]) or "no options"
+                problems.append(
+                    f"{section}.{option} is {value}, but {section}.{kind} {method} does not use it; it has {own}."
+                )
+    low, high = c.correction.low, c.correction.high
+    if low is not None and high is not None and low > high:
+        problems.append(f"correction.low ({low:g}) is above correction.high ({high:g}); every token would weigh 0.")
+    if c.algorithm.dual_clip is not None and c.algorithm.dual_clip <= 1:
+        problems.append(
+            f"algorithm.dual_clip is {c.algorithm.dual_clip:g}; it must be greater than 1, or null for none."
+        )
     return problems
 
 

@@ -1,7 +1,12 @@
-"""From defaults ← YAML ← `key=value` to a checked `Config`. Unknown keys and wrong types are collected and raised together."""
+"""From defaults ← YAML ← `key=value` to a checked `Config`. Unknown keys and wrong types are collected and raised together.
+
+A YAML file may start from another. `base: tiny_cpu.yaml` on its top level, a path from its own folder, reads that file first, and
+its base before it; a value replaces the base's, lists and `reward.functions` as a whole. `${section.option}` refers within a file.
+"""
 
 import dataclasses
 import difflib
+import types
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -13,20 +18,12 @@ from rlsys.config_check import check
 
 
 def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
-    """Reads a YAML file, applies `key=value` overrides, and returns a checked configuration or raises `ConfigError`."""
+    """Reads a YAML file and its bases, applies `key=value` overrides, and returns a checked configuration or raises `ConfigError`."""
     path = Path(path)
     if not path.is_file():
-        near = difflib.get_close_matches(
-            path.name, [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else [], 1
-        )
-        raise ConfigError(f"{path}: no such file." + (f" Did you mean {path.parent / near[0]}?" if near else ""))
-    try:
-        tree = OmegaConf.load(path)
-    except Exception as error:  # the YAML parser's own errors name line and column
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, DictConfig):
-        raise ConfigError(f"{path} must hold a mapping such as `trainer: {{steps: 10}}`.")
-    config = build(tree, list(overrides), str(path))
+        raise ConfigError(f"{path}: no such file.{_near(path)}")
+    *bases, (tree, where) = _with_bases(path)
+    config = build(tree, list(overrides), where, bases)
     if not config.run.dir:
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=f"runs/{path.stem}"))
     if problems := check(config):
@@ -34,29 +31,28 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Confi
     return config
 
 
-def build(tree: DictConfig, overrides: list[str], where: str) -> Config:
+def build(
+    tree: DictConfig, overrides: list[str], where: str, bases: list[tuple[DictConfig, str]] | None = None
+) -> Config:
     """Merges the sources over the defaults; unknown keys and wrong types are collected and raised together."""
     problems: list[str] = []
-    merged: dict[str, Any] = {}
-    try:
-        from_file = _flatten(tree)
-    except OmegaConfBaseException as error:  # an interpolation that leads nowhere, a `???`
-        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
-    for source, items in ((where, from_file), ("command line", _overrides(overrides, problems))):
+    merged: dict[str, tuple[str, Any]] = {}
+    sources = [(name, _items(file, name)) for file, name in [*(bases or []), (tree, where)]]
+    for source, items in [*sources, ("command line", _overrides(overrides, problems))]:
         for key, value in items:
             kind = _kind(key)
             if kind is None:
                 problems.append(f"{source}: unknown option `{key}`.{_suggest(key)}")
                 continue
             if get_origin(kind) is list and isinstance(value, str):
-                merged[key] = [value]
-            else:
-                merged[key] = _weighted(value) if key == "reward.functions" else value
+                value = [value]
+            merged.pop(key, None)  # what is said last is applied last: reward.functions=… after reward.functions.math=…
+            merged[key] = source, _weighted(value) if key == "reward.functions" else value
     schema = OmegaConf.structured(Config)
     OmegaConf.set_readonly(schema, False)
     for section in schema:
         OmegaConf.set_readonly(schema[section], False)
-    for key, value in merged.items():
+    for key, (source, value) in merged.items():
         try:
             if isinstance(value, list) and any(isinstance(v, list | dict | None) for v in value):
                 raise ValidationError
@@ -65,7 +61,7 @@ def build(tree: DictConfig, overrides: list[str], where: str) -> Config:
             else:
                 OmegaConf.update(schema, key, value)
         except OmegaConfBaseException:
-            problems.append(f"`{key}` must be {_name(_kind(key))}; {value!r} is {_name(type(value))}.")
+            problems.append(f"{source}: `{key}` must be {_name(_kind(key))}; {value!r} is {_name(type(value))}.")
     if problems:
         raise ConfigError(problems)
     try:
@@ -83,6 +79,55 @@ def to_yaml(config: Config) -> str:
 def flatten(config: Config) -> dict[str, Any]:
     """`{"run.seed": 0, …}`: what two configurations are compared by."""
     return dict(_flatten(OmegaConf.structured(config)))
+
+
+# --- files ---------------------------------------------------------------------------------------------------------------
+
+
+def _with_bases(path: Path, below: tuple[Path, ...] = ()) -> list[tuple[DictConfig, str]]:
+    """A file's tree after those of its bases, each with the name of its file. `below` are the files that led here."""
+    chain = (*below, path)
+    if path.resolve() in [p.resolve() for p in below]:
+        names = " → ".join(map(str, chain))
+        raise ConfigError(f"{names}: each has the next as its `base`, in a circle. Remove one of these lines.")
+    tree = _read(path)
+    if "base" not in tree:
+        return [(tree, str(path))]
+    name = tree["base"]
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{path}: `base` must be the path of a YAML file, such as tiny_cpu.yaml; it is {name!r}.")
+    base = path.parent / Path(name).expanduser()
+    if not base.is_file():
+        way_out = (
+            _near(base) or f" The path is taken from the folder of {path.name}; copy the base along, or correct it."
+        )
+        raise ConfigError(f"{path}: its base `{name}` is missing; there is no file {base}.{way_out}")
+    del tree["base"]
+    return [*_with_bases(base, chain), (tree, str(path))]
+
+
+def _read(path: Path) -> DictConfig:
+    try:
+        tree = OmegaConf.load(path)
+    except Exception as error:  # the YAML parser's own errors name line and column
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, DictConfig):
+        raise ConfigError(f"{path} must hold a mapping such as `trainer: {{steps: 10}}`.")
+    return tree
+
+
+def _near(path: Path) -> str:
+    """A file of nearly that name in the same folder, as a question."""
+    names = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, 1)
+    return f" Did you mean {path.parent / near[0]}?" if near else ""
+
+
+def _items(tree: DictConfig, where: str) -> list[tuple[str, Any]]:
+    try:
+        return _flatten(tree)
+    except OmegaConfBaseException as error:  # an interpolation that leads nowhere, a `???`
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
 
 
 # --- names and kinds of options ------------------------------------------------------------------------------------------
@@ -109,7 +154,9 @@ def _options(kind: Any = Config, prefix: str = "") -> list[str]:
 
 
 def _suggest(key: str) -> str:
-    options = _options()
+    if key == "base":
+        return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
+    options = [*_options(), "base"]
     near = difflib.get_close_matches(key, options, 1, 0.7)
     leaf = [o for o in options if o.rpartition(".")[2] == key.rpartition(".")[2]]
     leaf = leaf or [
@@ -121,6 +168,8 @@ def _suggest(key: str) -> str:
 
 def _name(kind: Any) -> str:
     origin = get_origin(kind)
+    if origin is types.UnionType:
+        return f"{_name(get_args(kind)[0])}, or null"
     if origin is dict:
         return "a mapping of names to weights, such as {exact: 1.0}"
     if origin is list:

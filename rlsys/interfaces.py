@@ -30,19 +30,31 @@ class Rewards(Protocol):
 
 
 class Scorer(Protocol):
-    """Computes log-probs of what is already sampled."""
+    """Computes a number for each token of what is already sampled: log-probs, or the critic's values."""
 
     ranks: int
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        """`packs[rank][i]` → its log-probs [K], same shape."""
+        """`packs[rank][i]` → its numbers [K], same shape."""
         ...
+
+
+class Critic(Scorer, Protocol):
+    """The critic's ranks, as one."""
+
+    def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
+        """One optimizer update on one mini-batch. Returns its loss and gradient norm."""
+        ...
+
+    def save(self, folder: str) -> None: ...
+
+    def load(self, folder: str) -> None: ...
 
 
 class Policy(Scorer, Protocol):
     """The policy ranks, as one."""
 
-    def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
+    def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
         """One optimizer update on one mini-batch. Returns sums over its tokens; `metrics.of_updates` reads them."""
         ...
 

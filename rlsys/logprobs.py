@@ -27,7 +27,7 @@ class PackedLogprobs(nn.Module):
         self.lm = lm
 
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-probs [K], with gradient, and entropies [K], without, of a pack's targets."""
+        """Log-probs [K] of a pack's targets and entropies [K] of the distributions they are drawn from."""
         device = next(self.lm.parameters()).device
         tokens = torch.tensor(pack.tokens, device=device)
         positions = torch.cat([torch.arange(n) for n in pack.lengths]).to(device)
@@ -54,14 +54,15 @@ class LogprobHead(nn.Linear):
 class ChunkedLogprobs(torch.autograd.Function):
     """log_softmax(hidden weightᵀ / temperature)[targets], logits existing for `chunk` positions at a time.
 
-    The backward pass computes them again: d logprob / d logits = onehot(target) - softmax.
+    The backward pass computes them again. With p the softmax and H its entropy,
+    d logprob / d logits = onehot(target) - p,  d H / d logits = -p (log p + H).
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(hidden, weight, targets)
+        ctx.set_materialize_grads(False)
         ctx.temperature, ctx.chunk = temperature, chunk
         logprobs, entropies = [], []
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
@@ -69,17 +70,24 @@ class ChunkedLogprobs(torch.autograd.Function):
             logprobs.append(whole.gather(-1, t[:, None])[:, 0])
             entropies.append(-(whole.exp() * whole).sum(-1))
         entropy = torch.cat(entropies)
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(hidden, weight, targets, entropy)
         return torch.cat(logprobs), entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
-        hidden, weight, targets = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+        hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
-        for out, h, t, g in zip(*(x.split(ctx.chunk) for x in (grad_hidden, hidden, targets, grad)), strict=True):
-            slope = (F.linear(h, weight).float() / ctx.temperature).softmax(-1).neg_()
-            slope.scatter_add_(-1, t[:, None], torch.ones_like(slope[:, :1]))
-            slope = (slope * (g[:, None] / ctx.temperature)).to(h.dtype)
-            out.copy_(slope @ weight)
+        grad = torch.zeros_like(entropy) if grad is None else grad
+        for start in range(0, len(hidden), ctx.chunk):
+            where = slice(start, start + ctx.chunk)
+            h, t, g = hidden[where], targets[where], grad[where, None]
+            whole = (F.linear(h, weight).float() / ctx.temperature).log_softmax(-1)
+            p = whole.exp()
+            slope = -g * p
+            slope.scatter_add_(-1, t[:, None], g)
+            if grad_entropy is not None:
+                slope -= grad_entropy[where, None] * p * (whole + entropy[where, None])
+            slope = (slope / ctx.temperature).to(h.dtype)
+            grad_hidden[where] = slope @ weight
             grad_weight += (slope.t() @ h).float()
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None

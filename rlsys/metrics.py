@@ -6,7 +6,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from rlsys.types import Batch, Floats
+from rlsys.credit import Credit
+from rlsys.dynamic_sampling import teaching
+from rlsys.types import Batch
 
 Metrics = dict[str, float]
 
@@ -40,20 +42,19 @@ class Clock:
         }
 
 
-def of_batch(batch: Batch, advantages: Floats, asked: int) -> Metrics:
-    """Rewards, lengths and what the groups can teach. `asked` is how many samples were requested."""
+def of_batch(batch: Batch) -> Metrics:
+    """Rewards, lengths and what the groups can teach."""
     rewards, lengths = batch.rewards, batch.lengths
     sizes = np.bincount(batch.groups, minlength=len(batch.prompts))
-    flat = [np.ptp(rewards[batch.groups == g]) == 0 for g in np.flatnonzero(sizes > 1)]
     names = sorted({name for c in batch.components for name in c})
     found: Metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
-        "reward/failed": float(asked - len(batch.samples)),
+        "reward/failed": float(sum(batch.failures.values())),
         "groups/alone": float((sizes == 1).sum()),
         "groups/lost": float((sizes == 0).sum()),
-        "groups/equal": float(sum(flat)),
-        "advantage/max_abs": float(np.abs(advantages).max(initial=0.0)),
+        "groups/equal": float((~teaching(batch) & (sizes > 1)).sum()),
+        "groups/dropped": float(batch.dropped),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
         "length/truncated": float(np.mean([s.finish == "length" for s in batch.samples])),
@@ -65,20 +66,56 @@ def of_batch(batch: Batch, advantages: Floats, asked: int) -> Metrics:
     return found
 
 
+def of_credit(credit: Credit) -> Metrics:
+    """What became of the rewards: the largest advantage, the length penalty, KL in the reward, the critic's grasp."""
+    columns = credit.columns
+    assert columns.advantages is not None
+    found = {"advantage/max_abs": float(np.abs(columns.advantages).max(initial=0.0))}
+    if credit.penalty:
+        found["reward/overlong"] = credit.penalty
+    if credit.kl is not None:
+        found["kl"] = credit.kl
+    if columns.returns is not None and columns.values is not None:
+        spread = float(columns.returns.var())
+        found["critic/value_mean"] = float(columns.values.mean())
+        found["critic/explained_variance"] = (
+            1 - float((columns.returns - columns.values).var()) / spread if spread else 0.0
+        )
+    return found
+
+
 def of_updates(updates: list[Metrics]) -> Metrics:
     """From the policy's per-update sums to means: per update for loss and gradient, per token for the rest.
 
-    An update has `loss`, `grad_norm`, `lr`, the sums over its `tokens` of `kl`, `entropy`, `clipped` and `mismatch`, which is
-    |old - rollout|, and its largest, `mismatch_max`.
+    An update has `loss`, `grad_norm`, `lr` and the sums over its `tokens` of `kl`, `entropy`, `clip_low`, `clip_high` (tokens held
+    by the clip) and `mismatch`, which is |old - rollout|, and its largest, `mismatch_max`; where samples are corrected, also of
+    the `correction` weights, their squares, and of the tokens that weigh nothing.
     """
-    tokens = sum(u["tokens"] for u in updates) or 1.0
-    return {
-        "loss": sum(u["loss"] for u in updates) / len(updates),
-        "grad_norm": sum(u["grad_norm"] for u in updates) / len(updates),
+    if not updates:
+        return {}
+    total = {name: sum(u[name] for u in updates) for name in updates[0]}
+    tokens = total["tokens"] or 1.0
+    found = {
+        "loss": total["loss"] / len(updates),
+        "grad_norm": total["grad_norm"] / len(updates),
         "lr": updates[-1]["lr"],
-        "kl": sum(u["kl"] for u in updates) / tokens,
-        "entropy": sum(u["entropy"] for u in updates) / tokens,
-        "clip_fraction": sum(u["clipped"] for u in updates) / tokens,
-        "mismatch/mean_abs": sum(u["mismatch"] for u in updates) / tokens,
+        "kl": total["kl"] / tokens,
+        "entropy": total["entropy"] / tokens,
+        "clip_fraction": (total["clip_low"] + total["clip_high"]) / tokens,
+        "clip_fraction/low": total["clip_low"] / tokens,
+        "clip_fraction/high": total["clip_high"] / tokens,
+        "mismatch/mean_abs": total["mismatch"] / tokens,
         "mismatch/max_abs": max(u["mismatch_max"] for u in updates),
     }
+    if "correction" in total:
+        squares = total["correction_squared"] * tokens
+        found["correction/mean"] = total["correction"] / tokens
+        found["correction/masked"] = total["masked"] / tokens
+        found["correction/effective_share"] = total["correction"] ** 2 / squares if squares else 0.0
+    return found
+
+
+def of_critic(updates: list[Metrics]) -> Metrics:
+    """Means over a step's updates of the critic's `loss` and `grad_norm`."""
+    names = ("loss", "grad_norm", "lr") if updates else ()
+    return {f"critic/{name}": sum(u[name] for u in updates) / len(updates) for name in names}

@@ -11,31 +11,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlsys.types import Batch, Floats, Pack
+from rlsys.config import NORMALIZERS
+from rlsys.types import Batch, Columns, Floats, Pack
 
 
-def token_weights(lengths: Tensor, normalize: str, *, constant: int = 0) -> Tensor:
+def token_weights(lengths: Tensor, normalize: str, *, constant: int = 0, control_weight: float = 1e-3) -> Tensor:
     """The factor of each token's loss in a mini-batch of N sequences.  [N] -> [sum(lengths)]
 
     token_mean     1 / all tokens: every token counts the same (arXiv 2503.14476)
     sequence_mean  1 / (N x own length): every sequence counts the same, GRPO as published; lenient on long wrong answers
-    constant       1 / (N x constant): no length bias (Dr. GRPO, arXiv 2503.20783)
+    sequence_sum   1 / N: the plain policy gradient; the sum over a sequence, the mean over sequences
+    constant       1 / (N x constant): the same in other units, no length bias (Dr. GRPO, arXiv 2503.20783)
+    decoupled      control_weight / N for the first token, 1 / (N x the rest's length) for the rest (DeGRPO, arXiv 2505.13379)
     """
-    if lengths.dim() != 1 or (lengths < 0).any():
-        raise ValueError(f"token_weights: lengths must be [N] and not negative; got {lengths.tolist()}.")
-    repeats = lengths.long()
-    count, total = max(len(lengths), 1), max(int(repeats.sum()), 1)
+    if lengths.dim() != 1 or lengths.is_floating_point() or (lengths < 0).any():
+        raise ValueError(f"token_weights: lengths must be whole numbers [N], not negative; got {lengths.tolist()}.")
+    n, lengths = max(len(lengths), 1), lengths.long()
     if normalize == "token_mean":
-        per_sequence = torch.full((len(lengths),), 1.0 / total)
+        each = torch.full((len(lengths),), 1.0 / max(int(lengths.sum()), 1))
     elif normalize == "sequence_mean":
-        per_sequence = 1.0 / (count * repeats.clamp(min=1).float())
+        each = 1.0 / (n * lengths.clamp(min=1).float())
+    elif normalize == "sequence_sum":
+        each = torch.full((len(lengths),), 1.0 / n)
     elif normalize == "constant":
         if constant <= 0:
             raise ValueError(f"token_weights: normalize=constant needs constant > 0; it is {constant}.")
-        per_sequence = torch.full((len(lengths),), 1.0 / (count * constant))
+        each = torch.full((len(lengths),), 1.0 / (n * constant))
+    elif normalize == "decoupled":
+        if not control_weight >= 0:
+            raise ValueError(f"token_weights: control_weight is {control_weight}; it must be 0 or more.")
+        each = 1.0 / (n * (lengths - 1).clamp(min=1).float())
     else:
-        raise ValueError(f"token_weights: normalize is {normalize!r}; known: token_mean, sequence_mean, constant.")
-    return per_sequence.repeat_interleave(repeats)
+        raise ValueError(f"token_weights: normalize is {normalize!r}; known: {', '.join(NORMALIZERS)}.")
+    weights = each.repeat_interleave(lengths)
+    if normalize == "decoupled":
+        firsts = (lengths.cumsum(0) - lengths)[lengths > 0]
+        weights[firsts] = control_weight / n
+    return weights
 
 
 def pack(
@@ -44,35 +56,34 @@ def pack(
     *,
     ranks: int,
     tokens_per_pack: int,
-    advantages: Tensor | None = None,
-    normalize: str = "token_mean",
-    constant: int = 0,
-    old: list[Floats] | None = None,
-    ref: list[Floats] | None = None,
+    columns: Columns | None = None,
+    weights: Floats | None = None,
 ) -> list[list[Pack]]:
     """The samples `members` of a batch as packs, `[rank][i]`: every rank gets the same number, of about the same size.
 
-    Without `advantages` the packs are for scoring only.
+    `weights` are those of the members' tokens, end to end. Without them the packs are for scoring only. A sample whose tokens
+    all weigh nothing is left out.
     """
-    columns = [
+    columns = columns or Columns()
+    lengths = [len(batch.samples[m].tokens) for m in members]
+    flat = np.zeros(sum(lengths), dtype=np.float32) if weights is None else weights
+    own = np.split(flat, np.cumsum(lengths, dtype=np.int64))[:-1]
+    if weights is not None:
+        members, own = [m for m, w in zip(members, own, strict=True) if w.any()], [w for w in own if w.any()]
+    sequences = [
         np.concatenate([np.asarray(batch.prompts[batch.groups[m]].tokens), batch.samples[m].tokens]) for m in members
     ]
-    lengths = torch.tensor([len(batch.samples[m].tokens) for m in members], dtype=torch.long)
-    weights = np.split(token_weights(lengths, normalize, constant=constant).numpy(), np.cumsum(lengths.numpy())[:-1])
-    bins = spread([len(c) - 1 for c in columns], ranks, tokens_per_pack)
+    split = {name: batch.split(column) for name, column in vars(columns).items() if column is not None}
+    bins = spread([len(s) - 1 for s in sequences], ranks, tokens_per_pack)
 
     def one(chosen: list[int]) -> Pack:
         if not chosen:
-            return filler(old is not None, ref is not None)
-        inputs, completions = [len(columns[j]) - 1 for j in chosen], [int(lengths[j]) for j in chosen]
-        starts = np.cumsum([0, *inputs[:-1]])
+            return filler(columns)
         ids = [members[j] for j in chosen]
-
-        def join(arrays: list[Floats]) -> Floats:
-            return np.concatenate(arrays).astype(np.float32)
-
+        inputs, completions = [len(sequences[j]) - 1 for j in chosen], [len(batch.samples[m].tokens) for m in ids]
+        starts = np.cumsum([0, *inputs[:-1]])
         return Pack(
-            tokens=np.concatenate([columns[j][:-1] for j in chosen]).astype(np.int64),
+            tokens=np.concatenate([sequences[j][:-1] for j in chosen]).astype(np.int64),
             lengths=inputs,
             predict=np.concatenate(
                 [s + np.arange(n - c, n) for s, n, c in zip(starts, inputs, completions, strict=True)]
@@ -80,27 +91,23 @@ def pack(
             targets=np.concatenate([batch.samples[m].tokens for m in ids]).astype(np.int64),
             sequences=np.repeat(np.arange(len(chosen)), completions),
             samples=ids,
-            rollout=join([batch.samples[m].logprobs for m in ids]),
-            advantages=np.repeat(
-                advantages.numpy()[ids] if advantages is not None else np.zeros(len(ids)), completions
-            ).astype(np.float32),
-            weights=join([weights[j] for j in chosen]),
-            old=None if old is None else join([old[m] for m in ids]),
-            ref=None if ref is None else join([ref[m] for m in ids]),
+            rollout=np.concatenate([batch.samples[m].logprobs for m in ids]),
+            weights=np.concatenate([own[j] for j in chosen]),
+            columns=Columns(**{name: np.concatenate([parts[m] for m in ids]) for name, parts in split.items()}),
         )
 
     return [[one(b) for b in bins[rank::ranks]] for rank in range(ranks)]
 
 
-def unpack(packs: list[list[Pack]], values: list[list[Floats]], count: int) -> list[Floats]:
-    """Per-token values of packs, back in batch order: one array per sample."""
+def unpack(packs: list[list[Pack]], values: list[list[Floats]], count: int) -> Floats:
+    """Per-token values of packs, back in batch order, end to end.  [T]"""
     out: list[Floats] = [np.zeros(0, dtype=np.float32)] * count
     for rank_packs, rank_values in zip(packs, values, strict=True):
         for p, v in zip(rank_packs, rank_values, strict=True):
             ends = np.cumsum(np.bincount(p.sequences, minlength=len(p.samples)))
             for sample, own in zip(p.samples, np.split(v, ends[:-1]), strict=False):
                 out[sample] = own
-    return out
+    return np.concatenate(out)
 
 
 def spread(sizes: list[int], ranks: int, budget: int) -> list[list[int]]:
@@ -123,7 +130,7 @@ def spread(sizes: list[int], ranks: int, budget: int) -> list[list[int]]:
         count += ranks
 
 
-def filler(old: bool, ref: bool) -> Pack:
+def filler(columns: Columns) -> Pack:
     """A pack that adds nothing, for a rank with no sequence left: ZeRO's collectives need all ranks to take part."""
     no_floats, no_ints = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
     return Pack(
@@ -134,8 +141,6 @@ def filler(old: bool, ref: bool) -> Pack:
         sequences=no_ints,
         samples=[],
         rollout=no_floats,
-        advantages=no_floats,
         weights=no_floats,
-        old=no_floats if old else None,
-        ref=no_floats if ref else None,
+        columns=Columns(**{name: no_floats for name, column in vars(columns).items() if column is not None}),
     )

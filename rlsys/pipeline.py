@@ -32,12 +32,21 @@ class Collector:
         self.rollout, self.rewards, self.seed, self.max_failure_share = rollout, rewards, seed, max_failure_share
 
     def collect(
-        self, step: int | str, prompts: list[Prompt], *, samples: int, temperature: float, max_new_tokens: int
+        self,
+        step: int | str,
+        prompts: list[Prompt],
+        *,
+        samples: int,
+        temperature: float,
+        max_new_tokens: int,
+        greedy: bool = False,
     ) -> Batch:
+        """`samples` completions per prompt; with `greedy` one more at temperature 0, whose reward alone is kept."""
+        temperatures = [temperature] * samples + [0.0] * greedy
         requests = [
-            Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), temperature, max_new_tokens)
+            Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), t, max_new_tokens)
             for p in prompts
-            for i in range(samples)
+            for i, t in enumerate(temperatures)
         ]
         by_uid = {p.uid: p for p in prompts}
         judged: list[tuple[list[Sample], Future[list[Verdict]]]] = []
@@ -48,7 +57,7 @@ class Collector:
         done = time.perf_counter()
         if len(pairs) != len(requests):
             raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(pairs)} came back")
-        return self._assemble(step, prompts, pairs, done - sampled)
+        return self._assemble(step, prompts, pairs, done - sampled, samples, greedy)
 
     def _assemble(
         self,
@@ -56,11 +65,17 @@ class Collector:
         prompts: list[Prompt],
         pairs: list[tuple[Sample, Verdict]],
         reward_s: float,
+        samples: int,
+        greedy: bool,
     ) -> Batch:
         group = {p.uid: g for g, p in enumerate(prompts)}
         pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
         bad = [v for _, v in pairs if v.score is None]
-        good = [(s, v) for s, v in pairs if v.score is not None]
+        good = [(s, v) for s, v in pairs if v.score is not None and s.index < samples]
+        baseline = np.full(len(prompts), np.nan, dtype=np.float32)
+        for s, v in pairs:
+            if s.index == samples and v.score is not None:
+                baseline[group[s.uid]] = v.score
         if len(bad) > self.max_failure_share * len(pairs) or not good:
             raise RewardFailure(
                 f"step {step}: {len(bad)} of {len(pairs)} reward verdicts failed (reward.max_failure_share is {self.max_failure_share:g}). "
@@ -74,6 +89,7 @@ class Collector:
             components=[v.components for _, v in good],
             failures=dict(Counter(v.failure for v in bad)),
             reward_s=reward_s,
+            greedy=baseline if greedy else None,
         )
 
 

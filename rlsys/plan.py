@@ -33,5 +33,8 @@ def processes(c: Config) -> list[tuple[str, int, str]]:
         ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"),
     ]
     if c.reference.kl_coef:
-        rows.append(("reference", 1, f"KL coefficient {c.reference.kl_coef:g}, {c.algorithm.kl}"))
+        where = f"KL coefficient {c.reference.kl_coef:g}, {c.algorithm.kl}, in the {c.reference.kl_in}"
+        rows.append(("reference", 1, where))
+    if c.algorithm.advantage == "gae":
+        rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))
     return rows

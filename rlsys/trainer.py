@@ -1,31 +1,32 @@
 """The loop. Synchronous and one-step-ahead training are this same code, with `pipeline.max_lag` 0 and 1.
 
-prompts ─▶ rollout ─▶ reward ─▶ advantage by uid ─▶ pack ─▶ score ─▶ update ─▶ sync ─▶ (evaluate, save)
-              ▲                                                                 │
-              └──────────────────── weights, versioned and verified ────────────┘
+prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pack ─▶ update ─▶ sync ─▶ (evaluate, save)
+              ▲                                                              │
+              └──────────────────── weights, versioned and verified ─────────┘
 """
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from rlsys import advantages, checkpoint, metrics
+from rlsys import checkpoint, dynamic_sampling, kl, metrics
 from rlsys.config import Config
+from rlsys.credit import CreditAssignment
 from rlsys.data import Dataset
 from rlsys.evaluation import Evaluation, evaluate
-from rlsys.interfaces import Policy, Rewards, Rollout, Scorer
+from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import Clock, Metrics
-from rlsys.packing import pack, unpack
+from rlsys.packing import pack, token_weights, unpack
 from rlsys.pipeline import Collector, Pipeline
-from rlsys.plugins import find
 from rlsys.run_directory import RunDirectory
 from rlsys.schedule import learning_rate
 from rlsys.seeds import seed_of
-from rlsys.types import Batch, Floats
+from rlsys.types import Batch, Columns, Floats, Pack
 
 
 class Progress(Protocol):
@@ -44,16 +45,19 @@ class Trainer:
         rewards: Rewards,
         policy: Policy,
         reference: Scorer | None,
+        critic: Critic | None,
         run: RunDirectory,
         progress: Progress,
     ):
         self.config, self.run_directory, self.progress = config, run, progress
         self.train_data, self.evals = train, evals
-        self.rollout, self.policy, self.reference = rollout, policy, reference
+        self.rollout, self.policy, self.reference, self.critic = rollout, policy, reference, critic
         self.collector = Collector(
             rollout, rewards, seed=config.run.seed, max_failure_share=config.reward.max_failure_share
         )
-        self.advantage = find(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
+        self.credit = CreditAssignment(config)
+        self.position = self.asked = 0  # in the training data: what was trained on, and what was asked for
+        self.kl_coef = config.reference.kl_coef
 
     def run(self) -> None:
         """Trains from the newest checkpoint, or from the start, to `trainer.steps`."""
@@ -80,73 +84,82 @@ class Trainer:
         with clock("rollout"):
             batch = pipeline.next()  # at most `max_lag` updates old
         clock.split("rollout", "reward", batch.reward_s)
-        batch_advantages = self.advantages(step, batch)
 
         self.rollout.resting()
         with clock("score"):
-            old = self.old_logprobs(batch)
-            ref = self.reference_logprobs(batch)
+            scored = self.scored(batch)
+        credit = self.credit(step, batch, scored, self.kl_coef)
         with clock("update"):
-            updates = list(self.updates(step, batch, batch_advantages, old, ref))
-        require_finite(step, updates)
+            updates = list(self.updates(step, batch, credit.columns))
+        learned, of_critic = [u for u, _ in updates if u], [u for _, u in updates if u]
+        require_finite(step, learned)
 
         pipeline.drain()
         with clock("sync"):
             self.sync(step)
-        self.run_directory.samples(f"step-{step:06d}", batch, batch_advantages.numpy())
-        asked = self.config.trainer.prompts_per_step * self.config.trainer.samples_per_prompt
+        self.position = batch.position
+        self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages)
+        found = metrics.of_batch(batch) | metrics.of_updates(learned) | metrics.of_credit(credit)
+        found |= metrics.of_critic(of_critic) | ({"kl_coef": self.kl_coef} if self.reference else {})
+        self.adapt(found)
         times = clock.metrics()
-        found = metrics.of_batch(batch, batch_advantages.numpy(), asked) | metrics.of_updates(updates) | times
-        return found | {
-            "tokens_per_second": found["tokens"] / times["time/step"],
-            "lag": step - 1 - min(s.version for s in batch.samples),
-            "sync/version": step,
-        }
-
-    def sample(self, step: int) -> Batch:
-        """The judged samples of a step. Which prompts those are depends on nothing but the step."""
-        t, r = self.config.trainer, self.config.rollout
-        prompts = self.train_data.take((step - 1) * t.prompts_per_step, t.prompts_per_step)
-        self.rollout.generating()
-        return self.collector.collect(
-            step, prompts, samples=t.samples_per_prompt, temperature=r.temperature, max_new_tokens=r.max_new_tokens
+        return (
+            found
+            | times
+            | {
+                "tokens_per_second": found["tokens"] / times["time/step"],
+                "lag": step - 1 - min(s.version for s in batch.samples),
+                "sync/version": step,
+            }
         )
 
-    def advantages(self, step: int, batch: Batch) -> torch.Tensor:
-        """[N] One number per sample, from rewards and groups alone."""
-        a, rewards = self.config.algorithm, torch.from_numpy(batch.rewards)
-        if self.config.reward.shuffle:
-            order = np.random.default_rng(seed_of(self.config.run.seed, step, "shuffle")).permutation(len(rewards))
-            rewards = rewards[torch.from_numpy(order)]
-        options = {"std": a.std, "eps": a.epsilon} if a.advantage == "grpo" else {}
-        return self.advantage(
-            rewards, torch.from_numpy(batch.groups), lengths=torch.from_numpy(batch.lengths), **options
-        ).float()
+    def sample(self, step: int) -> Batch:
+        """The judged samples of a step. Which prompts those are follows from the seed and from what came before."""
+        t, r, d = self.config.trainer, self.config.rollout, self.config.dynamic_sampling
 
-    def old_logprobs(self, batch: Batch) -> list[Floats] | None:
-        """The policy's log-probs before this step's first update, or None where the update's own forward pass has them."""
-        if self.config.trainer.updates_per_step * self.config.trainer.epochs_per_step == 1:
-            return None
-        return self.score(self.policy, batch)
+        def ask(count: int) -> Batch:
+            prompts = self.train_data.take(self.asked, count)
+            self.asked += count
+            batch = self.collector.collect(
+                step,
+                prompts,
+                samples=t.samples_per_prompt,
+                temperature=r.temperature,
+                max_new_tokens=r.max_new_tokens,
+                greedy=self.config.algorithm.advantage == "remax",
+            )
+            return replace(batch, position=self.asked)
 
-    def reference_logprobs(self, batch: Batch) -> list[Floats] | None:
-        return self.score(self.reference, batch) if self.reference else None
+        self.rollout.generating()
+        if not d.enabled:
+            return ask(t.prompts_per_step)
+        batch = dynamic_sampling.fill(ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step)
+        self.asked = batch.position
+        return batch
 
-    def score(self, scorer: Scorer, batch: Batch) -> list[Floats]:
+    def scored(self, batch: Batch) -> Columns:
+        """What the present weights say of the batch, as far as this configuration needs it."""
+        c, t = self.config, self.config.trainer
+        in_reward = self.reference is not None and c.reference.kl_in == "reward"
+        # With one update and nothing else that asks, the update's own forward pass has the old log-probs.
+        old = t.updates_per_step * t.epochs_per_step > 1 or in_reward or c.entropy.control != "none"
+        return Columns(
+            old=self.score(self.policy, batch) if old else None,
+            ref=self.score(self.reference, batch) if self.reference else None,
+            values=self.score(self.critic, batch) if self.critic else None,
+        )
+
+    def score(self, scorer: Scorer, batch: Batch) -> Floats:
         packs = pack(
             batch, range(len(batch.samples)), ranks=scorer.ranks, tokens_per_pack=self.config.policy.tokens_per_pack
         )
         return unpack(packs, scorer.score(packs), len(batch.samples))
 
-    def updates(
-        self,
-        step: int,
-        batch: Batch,
-        batch_advantages: torch.Tensor,
-        old: list[Floats] | None,
-        ref: list[Floats] | None,
-    ) -> Iterator[Metrics]:
-        """One optimizer update per mini-batch of whole groups, `updates_per_step` of them in each of `epochs_per_step` passes."""
+    def updates(self, step: int, batch: Batch, columns: Columns) -> Iterator[tuple[Metrics, Metrics]]:
+        """One optimizer update per mini-batch of whole groups, `updates_per_step` of them in each of `epochs_per_step` passes.
+
+        Yields the policy's figures and the critic's, empty for the one that does not learn.
+        """
         c, t = self.config, self.config.trainer
         per_step = t.updates_per_step * t.epochs_per_step
         number = (step - 1) * per_step
@@ -156,26 +169,59 @@ class Trainer:
             )
             for groups in np.split(order, t.updates_per_step):
                 members = np.flatnonzero(np.isin(batch.groups, groups)).tolist()
-                packs = pack(
-                    batch,
-                    members,
-                    ranks=self.policy.ranks,
-                    tokens_per_pack=c.policy.tokens_per_pack,
-                    advantages=batch_advantages,
-                    normalize=c.algorithm.normalize,
-                    constant=c.algorithm.constant or c.rollout.max_new_tokens,
-                    old=old,
-                    ref=ref,
-                )
-                lr = learning_rate(
-                    number,
-                    peak=c.policy.lr,
-                    schedule=c.policy.lr_schedule,
-                    warmup=c.policy.warmup_updates,
-                    total=t.steps * per_step,
-                )
-                yield self.policy.update(packs, lr) | {"lr": lr}
+                weights = self.weights(batch, members)
+                policy, critic = {}, {}
+                if self.critic:
+                    lr = self.learning_rate(number, c.critic.lr, c.critic.warmup_updates)
+                    own = replace(columns, advantages=None, old=None, ref=None, anchor=None)
+                    critic = self.critic.update(self.packs(batch, members, own, weights, self.critic.ranks), lr)
+                    critic["lr"] = lr
+                if not self.critic or step > c.critic.alone_steps:
+                    lr = self.learning_rate(number, c.policy.lr, c.policy.warmup_updates)
+                    own = replace(columns, values=None, returns=None)
+                    packs = self.packs(batch, members, own, weights, self.policy.ranks)
+                    policy = self.policy.update(packs, lr, self.kl_coef) | {"lr": lr}
+                yield policy, critic
                 number += 1
+
+    def weights(self, batch: Batch, members: list[int]) -> Floats:
+        """What each token of a mini-batch weighs in its loss."""
+        a = self.config.algorithm
+        lengths = torch.from_numpy(batch.lengths[members])
+        masked = [self.config.overlong.mask and batch.samples[m].finish == "length" for m in members]
+        cut = torch.tensor(masked, dtype=torch.bool)
+        counted = token_weights(
+            torch.where(cut, 0, lengths),
+            a.normalize,
+            constant=a.constant or self.config.rollout.max_new_tokens,
+            control_weight=a.control_weight,
+        )
+        weights = torch.zeros(int(lengths.sum()))
+        weights[(~cut).repeat_interleave(lengths)] = counted
+        return weights.numpy()
+
+    def packs(
+        self, batch: Batch, members: list[int], columns: Columns, weights: Floats, ranks: int
+    ) -> list[list[Pack]]:
+        return pack(
+            batch,
+            members,
+            ranks=ranks,
+            tokens_per_pack=self.config.policy.tokens_per_pack,
+            columns=columns,
+            weights=weights,
+        )
+
+    def learning_rate(self, number: int, peak: float, warmup: int) -> float:
+        t = self.config.trainer
+        total = t.steps * t.updates_per_step * t.epochs_per_step
+        return learning_rate(number, peak=peak, schedule=self.config.policy.lr_schedule, warmup=warmup, total=total)
+
+    def adapt(self, found: Metrics) -> None:
+        """Moves the KL coefficient towards what keeps KL at its target."""
+        r = self.config.reference
+        if r.kl_target and "kl" in found:
+            self.kl_coef = kl.adapted(self.kl_coef, found["kl"], r.kl_target, horizon=r.kl_horizon)
 
     def evaluation(self, step: int) -> Metrics:
         if not self.evals:
@@ -198,8 +244,14 @@ class Trainer:
 
     def save(self, step: int) -> None:
         folder = Path(self.run_directory.path) / "checkpoints"
-        path = checkpoint.save(folder, step, {"step": step}, self.policy.save, self.config.checkpoint.keep_last)
+        state = {"step": step, "position": self.position, "kl_coef": self.kl_coef}
+        path = checkpoint.save(folder, step, state, self.fill, self.config.checkpoint.keep_last)
         self.run_directory.event("checkpoint", step=step, path=str(path.relative_to(self.run_directory.path)))
+
+    def fill(self, folder: str) -> None:
+        self.policy.save(folder)
+        if self.critic:
+            self.critic.save(folder)
 
     def resume(self) -> int:
         """Loads the newest checkpoint, if there is one, and returns its step."""
@@ -207,7 +259,12 @@ class Trainer:
         done = there[-1][0] if there else 0
         if there:
             self.policy.load(str(there[-1][1]))
+            if self.critic:
+                self.critic.load(str(there[-1][1]))
+            state = checkpoint.state(there[-1][1])
+            self.position, self.kl_coef = state["position"], state["kl_coef"]
             self.progress.note(f"resumed from {there[-1][1]}")
+        self.asked = self.position
         self.run_directory.rewind(done if done else -1)
         self.run_directory.event("resume" if done else "begin", step=done)
         return done

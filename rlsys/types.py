@@ -64,10 +64,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step trains on: every sample that has a finite score, groups standing together, with their prompts.
-
-    `old` and `ref` are filled by scoring, one array per sample like `Sample.logprobs`.
-    """
+    """What one step trains on: every sample that has a finite score, groups standing together, with their prompts."""
 
     prompts: list[Prompt]  # [groups], in data order
     samples: list[Sample]  # [N]
@@ -76,10 +73,29 @@ class Batch:
     components: list[dict[str, float]]  # [N]
     failures: dict[str, int] = field(default_factory=dict)  # reason → samples that left the batch
     reward_s: float = 0.0  # last sample to last verdict
+    greedy: Floats | None = None  # [groups] reward of a greedy completion, NaN where its verdict failed
+    dropped: int = 0  # groups that were sampled and taught nothing
+    position: int = 0  # in the training data, after this batch
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.array([len(s.tokens) for s in self.samples], dtype=np.int64)  # [N]
+
+    def split(self, column: Floats) -> list[Floats]:
+        """A per-token column, one array per sample.  [T] -> [N]"""
+        return np.split(column, np.cumsum(self.lengths))[:-1]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Per-token numbers of a batch, its samples end to end, each [T]. What a method does not use is None."""
+
+    advantages: Floats | None = None
+    old: Floats | None = None  # log-probs before the step; None: the policy is the one that is about to be updated
+    ref: Floats | None = None  # log-probs of the reference, for a KL term in the loss
+    anchor: Floats | None = None  # weight of a term that holds the token near `old`
+    values: Floats | None = None  # the critic's before the step
+    returns: Floats | None = None  # what the critic is to learn
 
 
 @dataclass(frozen=True)
@@ -97,7 +113,5 @@ class Pack:
     sequences: NDArray[np.int64]  # [K] sequence of each target, 0..S-1
     samples: list[int]  # [S] index of each sequence in the batch
     rollout: Floats  # [K]
-    advantages: Floats  # [K]
     weights: Floats  # [K] token weight, normalised over the whole mini-batch on all ranks
-    old: Floats | None = None  # [K]; None: the policy is the one that is about to be updated
-    ref: Floats | None = None  # [K]
+    columns: Columns  # each [K]

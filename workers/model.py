@@ -1,32 +1,43 @@
-"""Loads a Hugging Face causal language model for packed log-probs."""
+"""Loads a Hugging Face causal language model for packed sequences."""
 
 from typing import Any
 
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config, ConfigError, Policy
 
 # Logits that are transformed after lm_head are not what `LogprobHead` computes.
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-def load_packed(config: Config, path: str, dtype: str) -> Any:
-    """A `PackedLogprobs` around the model at `path`, dropout off."""
+def load(config: Config, path: str, settings: Policy) -> Any:
+    """The model at `path` with packed attention, dropout off."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlsys.attention import NAME
-    from rlsys.logprobs import PackedLogprobs
 
-    settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    if found := [name for name in UNSUPPORTED if getattr(settings, name, None) not in (None, 1, 1.0)]:
-        raise ConfigError(f"model.path: {path} scales or caps its logits ({', '.join(found)}), which is not supported.")
+    found = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    if transforms := [name for name in UNSUPPORTED if getattr(found, name, None) not in (None, 1, 1.0)]:
+        raise ConfigError(
+            f"model.path: {path} scales or caps its logits ({', '.join(transforms)}), which is not supported."
+        )
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        if hasattr(settings, name):
-            setattr(settings, name, 0.0)
+        if hasattr(found, name):
+            setattr(found, name, 0.0)
     lm = AutoModelForCausalLM.from_pretrained(
         path,
-        config=settings,
-        dtype=getattr(torch, dtype),
+        config=found,
+        dtype=getattr(torch, settings.dtype),
         attn_implementation=NAME,
         trust_remote_code=config.model.trust_remote_code,
     )
+    if settings.gradient_checkpointing:
+        lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3})
+    return lm
+
+
+def load_packed(config: Config, path: str) -> Any:
+    """A `PackedLogprobs` around it."""
+    from rlsys.logprobs import PackedLogprobs
+
+    lm = load(config, path, config.policy)
     return PackedLogprobs(lm, temperature=config.rollout.temperature, chunk=config.policy.logprob_chunk)

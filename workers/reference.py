@@ -23,9 +23,7 @@ class ReferenceWorker:
     def start(self, model: str) -> None:
         from workers.model import load_packed
 
-        self.packed = (
-            load_packed(self.config, model, self.config.policy.dtype).to(self.device).eval().requires_grad_(False)
-        )
+        self.packed = load_packed(self.config, model).to(self.device).eval().requires_grad_(False)
 
     def score(self, packs: list[Pack]) -> list[Floats]:
         with self.torch.no_grad():

@@ -137,19 +137,27 @@ class FakePolicy:
         self.events, self.rollout, self.ranks = events, rollout, ranks
         self.weight = 0.0
         self.updates: list[tuple[list[list[Pack]], float]] = []
+        self.kl_coefs: list[float] = []
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         self.events.append("score")
         assert len(packs) == self.ranks
         return [[p.rollout + np.float32(self.weight) for p in own] for own in packs]
 
-    def update(self, packs: list[list[Pack]], lr: float) -> Metrics:
+    def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> Metrics:
         self.events.append("update")
         self.updates.append((packs, lr))
+        self.kl_coefs.append(kl_coef)
         mine = [p for own in packs for p in own]
-        gradient = sum(float((p.weights * p.advantages * p.rollout).sum()) for p in mine)
-        gaps = [np.abs(p.old - p.rollout) if p.old is not None else 0 * p.rollout + abs(self.weight) for p in mine]
-        refs = [0 * p.rollout if p.ref is None else p.rollout + np.float32(self.weight) - p.ref for p in mine]
+        gradient = sum(float((p.weights * p.columns.advantages * p.rollout).sum()) for p in mine)
+        gaps = [
+            0 * p.rollout + abs(self.weight) if p.columns.old is None else np.abs(p.columns.old - p.rollout)
+            for p in mine
+        ]
+        refs = [
+            0 * p.rollout if p.columns.ref is None else p.rollout + np.float32(self.weight) - p.columns.ref
+            for p in mine
+        ]
         tokens = sum(len(p.targets) for p in mine)
         self.weight += lr * gradient
         return {
@@ -157,7 +165,8 @@ class FakePolicy:
             "grad_norm": abs(gradient),
             "kl": sum(float(r.sum()) for r in refs),
             "entropy": 1.5 * tokens,
-            "clipped": 0.25 * tokens,
+            "clip_low": 0.125 * tokens,
+            "clip_high": 0.125 * tokens,
             "mismatch": sum(float(g.sum()) for g in gaps),
             "mismatch_max": max(float(g.max(initial=0.0)) for g in gaps),
             "tokens": float(tokens),
@@ -174,6 +183,33 @@ class FakePolicy:
     def load(self, folder: str) -> None:
         self.events.append("load")
         self.weight = json.loads((Path(folder) / "weight.json").read_text())
+
+
+class FakeCritic:
+    """Values every token alike; each update moves the value towards the mean return."""
+
+    ranks = 1
+
+    def __init__(self, events: list[str]):
+        self.events, self.value = events, 0.0
+        self.updates: list[tuple[list[list[Pack]], float]] = []
+
+    def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        self.events.append("values")
+        return [[0 * p.rollout + np.float32(self.value) for p in own] for own in packs]
+
+    def update(self, packs: list[list[Pack]], lr: float) -> Metrics:
+        self.events.append("criticise")
+        self.updates.append((packs, lr))
+        gap = sum(float((p.weights * (p.columns.returns - self.value)).sum()) for own in packs for p in own)
+        self.value += lr * gap
+        return {"loss": gap * gap / 2, "grad_norm": abs(gap)}
+
+    def save(self, folder: str) -> None:
+        (Path(folder) / "value.json").write_text(json.dumps(self.value))
+
+    def load(self, folder: str) -> None:
+        self.value = json.loads((Path(folder) / "value.json").read_text())
 
 
 class FakeReference:

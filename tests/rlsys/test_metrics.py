@@ -5,14 +5,16 @@ import numpy as np
 import pytest
 from fakes import make_batch
 
-from rlsys.metrics import Clock, of_batch, of_updates
+from rlsys.credit import Credit
+from rlsys.metrics import Clock, of_batch, of_credit, of_critic, of_updates
+from rlsys.types import Columns
 
 
 def test_the_figures_of_a_batch_by_hand():
     batch = make_batch([1, 0, 1, 1, 0], [0, 0, 1, 1, 3], lengths=[2, 4, 1, 3, 5], prompt_lengths=[4, 4, 4, 4])
     batch = replace(batch, failures={"timeout": 2, "invalid": 1})
     batch.samples[1] = replace(batch.samples[1], finish="length")
-    found = of_batch(batch, np.array([0.5, -0.75, 0, 0, 0], dtype=np.float32), asked=8)
+    found = of_batch(batch)
     assert found == pytest.approx(
         {
             "reward/mean": 0.6,
@@ -21,7 +23,7 @@ def test_the_figures_of_a_batch_by_hand():
             "groups/alone": 1,  # group 3
             "groups/lost": 1,  # group 2
             "groups/equal": 1,  # group 1
-            "advantage/max_abs": 0.75,
+            "groups/dropped": 0,
             "length/mean": 3,
             "length/max": 5,
             "length/truncated": 0.2,
@@ -36,26 +38,24 @@ def test_the_figures_of_a_batch_by_hand():
 def test_components_are_shown_where_there_are_several():
     batch = make_batch([1.5, 0.5], [0, 0])
     several = replace(batch, components=[{"exact": 1.0, "form": 0.5}, {"exact": 0.0, "form": 0.5}])
-    found = of_batch(several, np.zeros(2, dtype=np.float32), asked=2)
+    found = of_batch(several)
     assert (found["reward/component/exact"], found["reward/component/form"]) == (0.5, 0.5)
     one = replace(batch, components=[{"exact": 1.5}, {"exact": 0.5}])
-    assert "reward/component/exact" not in of_batch(one, np.zeros(2, dtype=np.float32), asked=2)
+    assert "reward/component/exact" not in of_batch(one)
 
 
 def test_a_batch_of_one_sample_has_no_spread():
-    assert of_batch(make_batch([1], [0]), np.zeros(1, dtype=np.float32), asked=1)["reward/std"] == 0
+    assert of_batch(make_batch([1], [0]))["reward/std"] == 0
+
+
+FIRST = {"loss": 1.0, "grad_norm": 2.0, "lr": 0.1, "kl": 3.0, "entropy": 6.0, "clip_low": 0.0, "clip_high": 1.0}
+FIRST |= {"mismatch": 0.5, "mismatch_max": 0.3, "tokens": 6.0}
+SECOND = {"loss": 3.0, "grad_norm": 4.0, "lr": 0.2, "kl": 5.0, "entropy": 2.0, "clip_low": 2.0, "clip_high": 1.0}
+SECOND |= {"mismatch": 0.3, "mismatch_max": 0.2, "tokens": 2.0}
 
 
 def test_update_sums_become_means_per_update_and_per_token():
-    first = {"loss": 1.0, "grad_norm": 2.0, "lr": 0.1, "kl": 3.0, "entropy": 6.0, "clipped": 0.0}
-    second = {"loss": 3.0, "grad_norm": 4.0, "lr": 0.2, "kl": 5.0, "entropy": 2.0, "clipped": 4.0}
-    found = of_updates(
-        [
-            first | {"mismatch": 0.5, "mismatch_max": 0.3, "tokens": 6.0},
-            second | {"mismatch": 0.3, "mismatch_max": 0.2, "tokens": 2.0},
-        ]
-    )
-    assert found == pytest.approx(
+    assert of_updates([FIRST, SECOND]) == pytest.approx(
         {
             "loss": 2.0,
             "grad_norm": 3.0,
@@ -63,17 +63,50 @@ def test_update_sums_become_means_per_update_and_per_token():
             "kl": 1.0,  # 8 over 8 tokens
             "entropy": 1.0,
             "clip_fraction": 0.5,
+            "clip_fraction/low": 0.25,
+            "clip_fraction/high": 0.25,
             "mismatch/mean_abs": 0.1,
             "mismatch/max_abs": 0.3,
         }
     )
 
 
+def test_corrections_tell_how_many_samples_are_left():
+    """Weights 1, 1, 1, 1, 0, 0 and 2, 0: they do the work of 6² / 8 = 4.5 of the 8 tokens."""
+    first = FIRST | {"correction": 4.0, "correction_squared": 4.0, "masked": 2.0}
+    second = SECOND | {"correction": 2.0, "correction_squared": 4.0, "masked": 1.0}
+    found = of_updates([first, second])
+    assert found["correction/mean"] == 6 / 8
+    assert found["correction/masked"] == 3 / 8
+    assert found["correction/effective_share"] == pytest.approx(4.5 / 8)
+    nothing = FIRST | {"correction": 0.0, "correction_squared": 0.0, "masked": 6.0}
+    assert of_updates([nothing])["correction/effective_share"] == 0
+
+
 def test_an_update_without_tokens_divides_by_nothing():
-    nothing = dict.fromkeys(
-        ("loss", "grad_norm", "lr", "kl", "entropy", "clipped", "mismatch", "mismatch_max", "tokens"), 0.0
+    assert set(of_updates([dict.fromkeys(FIRST, 0.0)]).values()) == {0.0}
+
+
+def test_a_step_without_updates_has_no_figures_of_them():
+    assert of_updates([]) == of_critic([]) == {}
+
+
+def test_the_critic_s_figures_are_means_over_its_updates():
+    updates = [{"loss": 1.0, "grad_norm": 0.5, "lr": 0.1}, {"loss": 2.0, "grad_norm": 1.5, "lr": 0.3}]
+    assert of_critic(updates) == pytest.approx({"critic/loss": 1.5, "critic/grad_norm": 1.0, "critic/lr": 0.2})
+
+
+def test_what_became_of_the_rewards_by_hand():
+    columns = Columns(
+        advantages=np.array([0.5, -0.75], dtype=np.float32),
+        values=np.array([1, 2], dtype=np.float32),
+        returns=np.array([1, 4], dtype=np.float32),
     )
-    assert set(of_updates([nothing]).values()) == {0.0}
+    found = of_credit(Credit(columns, columns.advantages, kl=0.25, penalty=-0.125))
+    expected = {"advantage/max_abs": 0.75, "kl": 0.25, "reward/overlong": -0.125, "critic/value_mean": 1.5}
+    assert found == pytest.approx(expected | {"critic/explained_variance": 1 - 1 / 2.25})
+    plain = of_credit(Credit(Columns(advantages=columns.advantages), columns.advantages, kl=None, penalty=0.0))
+    assert plain == pytest.approx({"advantage/max_abs": 0.75})
 
 
 def test_the_clock_measures_phases_and_the_whole():

@@ -1,4 +1,5 @@
 import numpy as np
+import plain
 import pytest
 import torch
 from fakes import make_batch
@@ -7,12 +8,15 @@ from hypothesis import strategies as st
 
 from rlsys import tiny
 from rlsys.attention import NAME
+from rlsys.config import NORMALIZERS
 from rlsys.logprobs import PackedLogprobs
 from rlsys.losses import ppo_clip
 from rlsys.packing import filler, pack, spread, token_weights, unpack
-from rlsys.types import Batch, Prompt, Sample
+from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 
 # --- token_weights ---------------------------------------------------------------------------------------------------------
+
+OPTIONS = {"constant": {"constant": 7}, "decoupled": {"control_weight": 0.125}}
 
 
 @pytest.mark.parametrize(
@@ -20,36 +24,82 @@ from rlsys.types import Batch, Prompt, Sample
     [
         ("token_mean", [0.25, 0.25, 0.25, 0.25]),  # 4 tokens in all
         ("sequence_mean", [0.5, 1 / 6, 1 / 6, 1 / 6]),  # 2 sequences, of 1 and 3 tokens
+        ("sequence_sum", [0.5, 0.5, 0.5, 0.5]),  # 2 sequences
         ("constant", [0.1, 0.1, 0.1, 0.1]),  # 2 sequences, 5 tokens each by decree
+        ("decoupled", [5e-4, 5e-4, 0.25, 0.25]),  # the first of each by decree, then 2 more in one of 2 sequences
     ],
 )
 def test_the_weights_of_two_sequences_by_hand(normalize, expected):
     assert token_weights(torch.tensor([1, 3]), normalize, constant=5).tolist() == pytest.approx(expected)
 
 
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 30), max_size=20))
+def test_weights_equal_a_plain_loop_over_tokens(lengths):
+    for normalize in NORMALIZERS:
+        options = OPTIONS.get(normalize, {})
+        found = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **options)
+        assert found.dtype == torch.float32
+        assert found.tolist() == pytest.approx(plain.token_weights(lengths, normalize, **options), rel=1e-5), normalize
+
+
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
 def test_weights_add_up_to_what_their_name_says(lengths):
-    counts = torch.tensor(lengths)
+    counts, mean_length = torch.tensor(lengths), sum(lengths) / len(lengths)
     assert token_weights(counts, "token_mean").sum() == pytest.approx(1.0, rel=1e-5)
     assert token_weights(counts, "sequence_mean").sum() == pytest.approx(1.0, rel=1e-5)
-    mean_length = sum(lengths) / len(lengths)
+    assert token_weights(counts, "sequence_sum").sum() == pytest.approx(mean_length, rel=1e-5)
     assert token_weights(counts, "constant", constant=10).sum() == pytest.approx(mean_length / 10, rel=1e-5)
+    longer = sum(n > 1 for n in lengths) / len(lengths)
+    assert token_weights(counts, "decoupled", control_weight=0.5).sum() == pytest.approx(0.5 + longer, rel=1e-5)
     shares = [s.sum().item() for s in token_weights(counts, "sequence_mean").split(lengths)]
     assert shares == pytest.approx([1 / len(lengths)] * len(lengths), rel=1e-5)
 
 
-def test_a_sequence_without_tokens_has_no_weights():
-    assert token_weights(torch.tensor([0, 2]), "token_mean").tolist() == [0.5, 0.5]
-    assert token_weights(torch.tensor([0, 2]), "sequence_mean").tolist() == [0.25, 0.25]
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_the_weights_of_a_sequence_do_not_depend_on_where_it_stands(lengths, rng):
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    moved = [lengths[i] for i in order]
+    for normalize in NORMALIZERS:
+        options = OPTIONS.get(normalize, {})
+        before = token_weights(torch.tensor(lengths), normalize, **options).split(lengths)
+        after = token_weights(torch.tensor(moved), normalize, **options).split(moved)
+        assert all(torch.equal(after[k], before[i]) for k, i in enumerate(order)), normalize
 
 
-def test_wrong_weights_are_refused():
-    with pytest.raises(ValueError, match="token_mean, sequence_mean, constant"):
-        token_weights(torch.tensor([1]), "mean")
-    with pytest.raises(ValueError, match="constant > 0"):
-        token_weights(torch.tensor([1]), "constant")
-    with pytest.raises(ValueError, match=r"\[2, -1\]"):
-        token_weights(torch.tensor([2, -1]), "token_mean")
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_a_sequence_without_tokens_has_no_weights_but_is_a_sequence(normalize):
+    options = OPTIONS.get(normalize, {})
+    found = token_weights(torch.tensor([0, 2, 0, 1, 0]), normalize, **options)
+    expected = token_weights(torch.tensor([2, 1]), normalize, **options)
+    share = 1.0 if normalize == "token_mean" else 2 / 5  # of the sequences that there are
+    assert found.tolist() == pytest.approx((expected * share).tolist())
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_without_sequences_or_tokens_there_are_no_weights(normalize):
+    for lengths in ([], [0], [0, 0]):
+        found = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **OPTIONS.get(normalize, {}))
+        assert (found.shape, found.dtype) == ((0,), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "told"),
+    [
+        ([1], {"normalize": "mean"}, "normalize is 'mean'; known: token_mean, .*sequence_sum.*, decoupled"),
+        ([1], {"normalize": "constant"}, "constant > 0; it is 0"),
+        ([1], {"normalize": "constant", "constant": -5}, "constant > 0; it is -5"),
+        ([1], {"normalize": "decoupled", "control_weight": -0.1}, "control_weight is -0.1"),
+        ([1], {"normalize": "decoupled", "control_weight": float("nan")}, "control_weight is nan"),
+        ([2, -1], {"normalize": "token_mean"}, r"\[2, -1\]"),
+        ([1.5], {"normalize": "token_mean"}, r"\[1.5\]"),
+        ([[1, 2]], {"normalize": "token_mean"}, r"\[\[1, 2\]\]"),
+    ],
+)
+def test_wrong_weights_are_refused_with_their_value(lengths, options, told):
+    with pytest.raises(ValueError, match=f"^token_weights: .*{told}"):
+        token_weights(torch.tensor(lengths), **options)
 
 
 # --- spread ----------------------------------------------------------------------------------------------------------------
@@ -82,6 +132,10 @@ def test_the_example_in_the_docstring():
 # --- pack ------------------------------------------------------------------------------------------------------------------
 
 
+def floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float32)
+
+
 def two_sequences() -> Batch:
     """The example of `Pack`: prompt "ab", completions "cd." and "e.", with a=1 b=2 c=3 d=4 e=5 and .=9."""
 
@@ -99,43 +153,55 @@ def two_sequences() -> Batch:
 
 
 def test_two_sequences_are_packed_as_the_type_says():
-    old = [np.array([-1, -2, -3], dtype=np.float32), np.array([-4, -5], dtype=np.float32)]
-    [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, advantages=torch.tensor([0.5, -0.5]), old=old)
+    columns = Columns(advantages=floats(0.5, 0.5, 0.5, -0.5, -0.5), old=floats(-1, -2, -3, -4, -5))
+    weights = floats(0.1, 0.2, 0.3, 0.4, 0.5)
+    [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, columns=columns, weights=weights)
     assert p.tokens.tolist() == [1, 2, 3, 4, 1, 2, 5]
     assert p.lengths == [4, 3]
     assert p.predict.tolist() == [1, 2, 3, 5, 6]
     assert p.targets.tolist() == [3, 4, 9, 5, 9]
     assert p.sequences.tolist() == [0, 0, 0, 1, 1]
     assert p.samples == [0, 1]
-    assert p.advantages.tolist() == [0.5, 0.5, 0.5, -0.5, -0.5]
-    assert p.weights.tolist() == pytest.approx([0.2] * 5)
+    assert p.columns.advantages.tolist() == [0.5, 0.5, 0.5, -0.5, -0.5]
+    assert p.weights.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert p.rollout.tolist() == pytest.approx([-0.3, -0.4, -0.9, -0.5, -0.9])
-    assert p.old is not None
-    assert p.old.tolist() == [-1, -2, -3, -4, -5]
-    assert p.ref is None
+    assert p.columns.old.tolist() == [-1, -2, -3, -4, -5]
+    assert p.columns.ref is None
 
 
-def test_only_the_members_are_packed_and_weigh_one_together():
+def test_only_the_members_are_packed():
     batch = make_batch([0, 1, 0, 1], [0, 0, 1, 1], lengths=[2, 3, 4, 5])
-    packs = pack(batch, [1, 2], ranks=1, tokens_per_pack=100, advantages=torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    [[p]] = packs
+    columns = Columns(advantages=np.repeat(floats(1, 2, 3, 4), [2, 3, 4, 5]))
+    [[p]] = pack(batch, [1, 2], ranks=1, tokens_per_pack=100, columns=columns, weights=np.ones(7, dtype=np.float32))
     assert p.samples == [1, 2]
-    assert p.weights.tolist() == pytest.approx([1 / 7] * 7)
-    assert p.advantages.tolist() == [2.0] * 3 + [3.0] * 4
+    assert p.weights.tolist() == [1] * 7
+    assert p.columns.advantages.tolist() == [2.0] * 3 + [3.0] * 4
+
+
+def test_a_sample_that_weighs_nothing_is_left_out():
+    batch = make_batch([0, 1, 0], [0, 0, 1], lengths=[2, 3, 4])
+    weights = np.repeat(floats(1, 0, 1), [2, 3, 4])
+    columns = Columns(old=np.repeat(floats(-1, -2, -3), [2, 3, 4]))
+    [[p]] = pack(batch, [0, 1, 2], ranks=1, tokens_per_pack=100, columns=columns, weights=weights)
+    assert p.samples == [0, 2]
+    assert p.weights.tolist() == [1] * 6
+    assert p.columns.old.tolist() == [-1] * 2 + [-3] * 4
 
 
 def test_a_mini_batch_that_lost_all_its_samples_is_packs_that_add_nothing():
-    packs = pack(make_batch([0], [0]), [], ranks=2, tokens_per_pack=10, advantages=torch.zeros(1))
+    none = np.zeros(0, dtype=np.float32)
+    packs = pack(
+        make_batch([0], [0]), [], ranks=2, tokens_per_pack=10, columns=Columns(advantages=floats(0, 0, 0)), weights=none
+    )
     assert [len(own) for own in packs] == [1, 1]
     assert all(p.samples == [] and p.lengths == [1] and len(p.weights) == 0 for own in packs for p in own)
 
 
 def test_a_filler_carries_the_same_columns_as_its_neighbours():
     batch = make_batch([0], [0])
-    old = [np.zeros(3, dtype=np.float32)]
-    packs = pack(batch, [0], ranks=3, tokens_per_pack=10, old=old)
+    packs = pack(batch, [0], ranks=3, tokens_per_pack=10, columns=Columns(old=floats(0, 0, 0)))
     assert sum(p.samples == [] for own in packs for p in own) == 2
-    assert all(p.old is not None and p.ref is None for own in packs for p in own)
+    assert all(p.columns.old is not None and p.columns.ref is None for own in packs for p in own)
 
 
 BATCHES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=12).map(
@@ -148,12 +214,12 @@ BATCHES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, 
 )
 
 
-@given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.sampled_from(["token_mean", "sequence_mean", "constant"]))
-def test_every_token_is_packed_once_with_a_weight_that_knows_nothing_of_packs(batch, ranks, budget, normalize):
+@given(BATCHES, st.integers(1, 3), st.integers(1, 40))
+def test_every_token_is_packed_once_with_its_own_numbers(batch, ranks, budget):
     members = list(range(len(batch.samples)))
-    advantages = torch.arange(len(members), dtype=torch.float32)
-    options = {"advantages": advantages, "normalize": normalize, "constant": 7}
-    packs = pack(batch, members, ranks=ranks, tokens_per_pack=budget, **options)
+    advantages = np.arange(batch.lengths.sum(), dtype=np.float32)
+    columns, weights = Columns(advantages=advantages, ref=-advantages), advantages + 1
+    packs = pack(batch, members, ranks=ranks, tokens_per_pack=budget, columns=columns, weights=weights)
 
     assert len(packs) == ranks
     assert len({len(own) for own in packs}) == 1, "every rank has the same number of packs"
@@ -163,17 +229,15 @@ def test_every_token_is_packed_once_with_a_weight_that_knows_nothing_of_packs(ba
         assert sum(p.lengths) <= budget or len(p.lengths) == 1
     assert sorted(s for p in flat for s in p.samples) == members
 
-    expected_weights = token_weights(torch.from_numpy(batch.lengths), normalize, constant=7).numpy()
-    weights = unpack(packs, [[p.weights for p in own] for own in packs], len(members))
-    np.testing.assert_array_equal(np.concatenate(weights), expected_weights)
-    for name, expected in (
-        ("targets", [s.tokens for s in batch.samples]),
-        ("rollout", [s.logprobs for s in batch.samples]),
-        ("advantages", [np.full(n, m) for m, n in enumerate(batch.lengths)]),
+    for read, expected in (
+        (lambda p: p.weights, weights),
+        (lambda p: p.columns.advantages, advantages),
+        (lambda p: p.columns.ref, -advantages),
+        (lambda p: p.targets, np.concatenate([s.tokens for s in batch.samples])),
+        (lambda p: p.rollout, np.concatenate([s.logprobs for s in batch.samples])),
     ):
-        values = unpack(packs, [[getattr(p, name) for p in own] for own in packs], len(members))
-        for found, right in zip(values, expected, strict=True):
-            np.testing.assert_array_equal(found, right)
+        values = unpack(packs, [[read(p) for p in own] for own in packs], len(members))
+        np.testing.assert_array_equal(values, expected)
 
 
 @given(BATCHES, st.integers(1, 3), st.integers(1, 40))
@@ -190,7 +254,13 @@ def test_each_target_is_predicted_by_the_token_before_it(batch, ranks, budget):
 
 
 def test_fillers_unpack_to_nothing():
-    assert unpack([[filler(False, False)]], [[np.zeros(0, dtype=np.float32)]], 0) == []
+    none = np.zeros(0, dtype=np.float32)
+    found = unpack(
+        [[filler(Columns(old=none))], pack(make_batch([0], [0]), [0], ranks=1, tokens_per_pack=9)[0]],
+        [[none], [floats(1, 2, 3)]],
+        1,
+    )
+    assert found.tolist() == [1, 2, 3]
 
 
 # --- one update, whatever the packs ----------------------------------------------------------------------------------------
@@ -201,29 +271,31 @@ def update_of(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[fl
     model = tiny.untrained(0)
     model.set_attn_implementation(NAME)
     packed = PackedLogprobs(model, chunk=5)
-    advantages = torch.linspace(-1, 1, len(batch.samples))
-    old = [s.logprobs - 2.5 for s in batch.samples]
+    columns = Columns(
+        advantages=np.repeat(np.linspace(-1, 1, len(batch.samples), dtype=np.float32), batch.lengths),
+        old=np.concatenate([s.logprobs for s in batch.samples]) - np.float32(2.5),
+    )
+    weights = token_weights(torch.from_numpy(batch.lengths), normalize, constant=9, control_weight=0.5).numpy()
     total = 0.0
     packs = pack(
         batch,
         range(len(batch.samples)),
         ranks=ranks,
         tokens_per_pack=budget,
-        advantages=advantages,
-        normalize=normalize,
-        constant=9,
-        old=old,
+        columns=columns,
+        weights=weights,
     )
     for p in (p for own in packs for p in own):
         logprobs, _ = packed(p)
-        loss = ppo_clip(logprobs, torch.as_tensor(p.old), torch.as_tensor(p.advantages), torch.as_tensor(p.sequences))
+        old, advantages = torch.as_tensor(p.columns.old), torch.as_tensor(p.columns.advantages)
+        loss = ppo_clip(logprobs, old, advantages, torch.as_tensor(p.sequences))
         share = (loss * torch.as_tensor(p.weights)).sum()
         share.backward()
         total += share.item()
     return total, {name: w.grad for name, w in model.named_parameters()}
 
 
-@pytest.mark.parametrize("normalize", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("normalize", NORMALIZERS)
 @settings(max_examples=6)
 @given(ranks=st.integers(1, 3), budget=st.integers(8, 70))
 def test_packing_does_not_change_the_loss_nor_its_gradient(normalize, ranks, budget):

@@ -1,13 +1,25 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from fakes import FakePolicy, FakeProgress, FakeReference, FakeRewards, FakeRollout, make_config, make_dataset
+from fakes import (
+    FakeCritic,
+    FakePolicy,
+    FakeProgress,
+    FakeReference,
+    FakeRewards,
+    FakeRollout,
+    make_config,
+    make_dataset,
+)
 
+from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.pipeline import RewardFailure
 from rlsys.run_directory import RunDirectory, read_lines
 from rlsys.trainer import Trainer
+from rlsys.types import Verdict
 
 REQUIRED = [
     "step",
@@ -41,6 +53,7 @@ class Machines:
         self.run_directory = RunDirectory(self.config)
         self.rollout, self.rewards = FakeRollout(self.events), FakeRewards()
         self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
+        self.critic = FakeCritic(self.events)
         self.trainer = Trainer(
             self.config,
             train=make_dataset(10),
@@ -49,6 +62,7 @@ class Machines:
             rewards=self.rewards,
             policy=self.policy,
             reference=FakeReference(self.events) if reference else None,
+            critic=self.critic if self.config.algorithm.advantage == "gae" else None,
             run=self.run_directory,
             progress=self.progress,
         )
@@ -171,7 +185,7 @@ def test_passes_split_the_batch_differently(tmp_path):
 def test_with_one_update_nothing_is_scored_and_the_policy_is_its_own_anchor(tmp_path):
     machines = Machines(tmp_path, "trainer.updates_per_step=1").run()
     assert "score" not in machines.events
-    assert all(p.old is None for packs, _ in machines.policy.updates for own in packs for p in own)
+    assert all(p.columns.old is None for packs, _ in machines.policy.updates for own in packs for p in own)
     assert all(line["time/score"] < 0.1 for line in machines.lines[1:])
 
 
@@ -182,17 +196,17 @@ def test_old_log_probs_are_those_from_before_the_first_update_in_every_update(tm
     assert machines.policy.weight != 0
     for packs, _ in machines.policy.updates:
         for p in (p for own in packs for p in own):
-            np.testing.assert_array_equal(p.old, p.rollout)  # the fake's weight was 0 then
+            np.testing.assert_array_equal(p.columns.old, p.rollout)  # the fake's weight was 0 then
 
 
 def test_reference_log_probs_are_there_only_with_a_reference(tmp_path):
     with_one = Machines(tmp_path, "trainer.steps=1", reference=True).run()
     for packs, _ in with_one.policy.updates:
         for p in (p for own in packs for p in own):
-            np.testing.assert_allclose(p.ref, p.rollout - 0.5)
+            np.testing.assert_allclose(p.columns.ref, p.rollout - 0.5)
     without = Machines(tmp_path, "trainer.steps=2").run()
     assert without.policy.updates
-    assert all(p.ref is None for packs, _ in without.policy.updates for own in packs for p in own)
+    assert all(p.columns.ref is None for packs, _ in without.policy.updates for own in packs for p in own)
 
 
 def test_the_learning_rate_follows_the_number_of_updates(tmp_path):
@@ -226,6 +240,150 @@ def test_shuffled_rewards_are_the_same_rewards_on_other_samples(tmp_path):
     assert before == plain.column("step-000001", "reward") == shuffled.column("step-000001", "reward")
     assert before != after
     assert sorted(before) == sorted(after)
+
+
+# --- methods ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_critic_is_asked_before_the_step_and_learns_in_each_update(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=2", "algorithm.advantage=gae", "critic.lr=0.5").run()
+    step = [
+        "generating",
+        "generate",
+        "resting",
+        "score",
+        "values",
+        "criticise",
+        "update",
+        "criticise",
+        "update",
+        "sync",
+    ]
+    assert [e for e in machines.events if e != "save"][3:13] == step
+    for packs, lr in machines.critic.updates:
+        assert len(packs) == 1, "packed for the critic's ranks"
+        assert lr == 0.5
+        for p in packs[0]:
+            assert p.columns.returns is not None
+            assert p.columns.values is not None
+            assert p.columns.advantages is None
+    assert all(p.columns.returns is None for packs, _ in machines.policy.updates for own in packs for p in own)
+    assert 0 < machines.critic.value < 1
+    line = machines.lines[1]
+    assert {"critic/loss", "critic/grad_norm", "critic/lr", "critic/explained_variance"} <= set(line)
+
+
+def test_a_critic_may_learn_alone_at_first(tmp_path):
+    machines = Machines(tmp_path, "algorithm.advantage=gae", "critic.alone_steps=2").run()
+    assert len(machines.critic.updates) == 6
+    assert len(machines.policy.updates) == 2
+    assert "loss" not in machines.lines[1]
+    assert "loss" in machines.lines[3]
+
+
+def test_a_critic_resumes_with_its_policy(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    options = ["trainer.steps=4", "algorithm.advantage=gae", "critic.lr=0.5"]
+    whole = Machines(tmp_path / "whole", *options).run()
+    killed_while(Machines(tmp_path / "killed", *options), "update", 6)
+    again = Machines(tmp_path / "killed", *options).run()
+    assert learned(again.lines) == learned(whole.lines)
+    assert again.critic.value == whole.critic.value != 0
+
+
+def test_remax_asks_for_one_greedy_sample_more_and_does_not_train_on_it(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=1", "algorithm.advantage=remax", evals=0).run()
+    [requests] = machines.rollout.requests
+    assert [r.temperature for r in requests] == [1, 1, 1, 1, 0] * 4
+    assert machines.lines[1]["tokens"] == 16 * 7
+    rewards, advantages = machines.column("step-000001", "reward"), machines.column("step-000001", "advantage")
+    greedy = {(s.uid): machines.rewards.verdict(s, p).score for s, p in greedy_samples(machines)}
+    for uid, reward, advantage in zip(machines.column("step-000001", "uid"), rewards, advantages, strict=True):
+        assert advantage == reward - greedy[uid]
+
+
+def greedy_samples(machines: Machines):
+    prompts = {p.uid: p for p in make_dataset(10).take(0, 4)}
+    return [(s, prompts[s.uid]) for s in machines.rewards.seen if s.index == 4]
+
+
+def test_kl_in_the_reward_needs_old_log_probs_and_leaves_the_loss(tmp_path):
+    options = ["trainer.steps=1", "trainer.updates_per_step=1", "reference.kl_coef=0.25", "reference.kl_in=reward"]
+    machines = Machines(tmp_path, *options, "algorithm.kl=k1", "algorithm.advantage=raw", reference=True).run()
+    assert machines.events.count("score") == 1
+    assert all(p.columns.ref is None for packs, _ in machines.policy.updates for own in packs for p in own)
+    rewards, advantages = (np.array(machines.column("step-000001", c)) for c in ("reward", "advantage"))
+    np.testing.assert_allclose(advantages, rewards - 0.25 * 7 * 0.5, rtol=1e-6)  # the fake reference is 0.5 lower
+    assert machines.lines[1]["kl"] == pytest.approx(0.5)
+
+
+def test_an_adapted_coefficient_moves_towards_the_target_and_survives_a_restart(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    options = ["trainer.steps=4", "reference.kl_coef=0.1", "reference.kl_target=0.01", "reference.kl_horizon=1"]
+    whole = Machines(tmp_path / "whole", *options, reference=True).run()
+    coefs = [line["kl_coef"] for line in whole.lines[1:]]
+    assert coefs == pytest.approx([0.1, 0.12, 0.144, 0.1728]), "KL is far above: 20 % more each step"
+    assert whole.policy.kl_coefs == pytest.approx([c for c in coefs for _ in range(2)])
+    killed_while(Machines(tmp_path / "killed", *options, reference=True), "update", 6)
+    again = Machines(tmp_path / "killed", *options, reference=True).run()
+    assert [line["kl_coef"] for line in again.lines[1:]] == coefs
+
+
+def test_truncated_samples_can_be_left_out_of_the_loss_but_not_of_the_statistics(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=1", "overlong.mask=true", "trainer.updates_per_step=1", evals=0)
+    one = machines.rollout.one
+    machines.rollout.one = lambda r, v: replace(one(r, v), finish="length" if r.index == 0 else "stop")
+    machines.run()
+    [(packs, _)] = machines.policy.updates
+    mine = [p for own in packs for p in own]
+    assert sorted(s for p in mine for s in p.samples) == [i for i in range(16) if i % 4]
+    assert sum(float(p.weights.sum()) for p in mine) == pytest.approx(1.0), "the others weigh one together"
+    rewards, advantages = (np.array(machines.column("step-000001", c)).reshape(4, 4) for c in ("reward", "advantage"))
+    assert ((advantages > 0) == (rewards > rewards.mean(1, keepdims=True))).all()
+
+
+DYNAMIC = ["dynamic_sampling.enabled=true", "dynamic_sampling.max_rounds=50"]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_dynamic_sampling_trains_on_groups_that_differ_and_goes_on_behind_what_it_asked_for(tmp_path, lag):
+    machines = Machines(tmp_path, *DYNAMIC, f"pipeline.max_lag={lag}", evals=0).run()
+    asked = [uid for requests in machines.rollout.requests for uid in dict.fromkeys(r.uid for r in requests)]
+    stream = [p.uid for p in make_dataset(10).take(0, len(asked))]
+    assert list(dict.fromkeys(asked)) == stream[: len(set(asked))], "in order, none left out, some asked again"
+    trained = []
+    for step in (1, 2, 3):
+        rewards = np.array(machines.column(f"step-{step:06d}", "reward")).reshape(4, 4)
+        assert (np.ptp(rewards, 1) > 0).all()
+        trained += machines.column(f"step-{step:06d}", "uid")[::4]
+    dropped = sum(line["groups/dropped"] for line in machines.lines[1:])
+    assert trained == [uid for uid in stream if uid in trained]
+    assert len(set(trained)) == 12
+    assert stream.index(trained[-1]) + 1 == 12 + dropped > 12, "every prompt up to the last was trained on or dropped"
+
+
+def test_dynamic_sampling_killed_goes_on_as_if_it_had_not_been(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    options = ["trainer.steps=5", *DYNAMIC]
+    whole = Machines(tmp_path / "whole", *options).run()
+    killed_while(Machines(tmp_path / "killed", *options), "update", 8)
+    again = Machines(tmp_path / "killed", *options).run()
+    assert "load" in again.events
+    assert learned(again.lines) == learned(whole.lines)
+    assert again.policy.weight == whole.policy.weight
+    for step in range(1, 6):
+        assert again.column(f"step-{step:06d}", "uid") == whole.column(f"step-{step:06d}", "uid")
+
+
+def test_dynamic_sampling_that_finds_nothing_stops_the_run_with_a_sentence(tmp_path):
+    machines = Machines(tmp_path, "dynamic_sampling.enabled=true", "dynamic_sampling.max_rounds=3", evals=0)
+    machines.rewards.judge_one = lambda facts: Verdict(1.0, {"zigzag": 1.0})
+    with pytest.raises(NothingToLearn, match=r"0 of 4 groups .* after 3 rounds and 12 prompts"):
+        machines.run()
+    assert machines.policy.updates == []
 
 
 # --- failures --------------------------------------------------------------------------------------------------------------
@@ -263,8 +421,8 @@ def test_too_many_failures_stop_the_run_before_anything_is_learned(tmp_path):
 def test_an_update_that_is_not_finite_stops_the_run_before_the_engines_get_its_weights(tmp_path, figure):
     machines = Machines(tmp_path)
     update = machines.policy.update
-    machines.policy.update = lambda packs, lr: (
-        update(packs, lr) | ({figure: float("nan")} if len(machines.policy.updates) == 4 else {})
+    machines.policy.update = lambda packs, lr, kl_coef: (
+        update(packs, lr, kl_coef) | ({figure: float("nan")} if len(machines.policy.updates) == 4 else {})
     )
     with pytest.raises(FloatingPointError, match="step 2, update 2: "):
         machines.run()

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from rlsys.config import Config
-from rlsys.packing import pack, unpack
-from rlsys.types import Batch, Prompt, Sample
+from rlsys.packing import pack, token_weights, unpack
+from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import WorkerFailed
 from workers.sync.host_memory import view
 
 STEPS = 5
 LR = 2e-4
+KL_COEF = 0.1
 
 
 def ragged_batch(seed: int = 0) -> Batch:
@@ -32,6 +33,10 @@ def ragged_batch(seed: int = 0) -> Batch:
     ]
     rewards = rng.random(16).astype(np.float32)
     return Batch(prompts, samples, np.repeat(np.arange(4), 4), rewards, [{}] * 16)
+
+
+def mean_of_tokens(batch: Batch, members: list[int]) -> Floats:
+    return token_weights(torch.from_numpy(batch.lengths[members]), "token_mean").numpy()
 
 
 class NoEngines:
@@ -62,18 +67,18 @@ def train(
         batch = ragged_batch(step)
         everything = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
         old = unpack(everything, group.score(everything), 16)
-        advantages = torch.from_numpy(batch.rewards - batch.rewards.mean())
+        advantages = np.repeat(batch.rewards - batch.rewards.mean(), batch.lengths)
+        columns = Columns(advantages=advantages, old=old, ref=old)
         for members in (range(8), range(8, 16)):
             packs = pack(
                 batch,
                 list(members),
                 ranks=group.ranks,
                 tokens_per_pack=tokens_per_pack,
-                advantages=advantages,
-                old=old,
-                ref=old,
+                columns=columns,
+                weights=mean_of_tokens(batch, list(members)),
             )
-            found.append(group.update(packs, LR))
+            found.append(group.update(packs, LR, KL_COEF))
             if len(found) == updates:
                 return found
     return found
@@ -81,7 +86,7 @@ def train(
 
 def weights(group: PolicyGroup) -> torch.Tensor:
     """All parameters as the engines would get them."""
-    message, _ = group.all("send")[0]
+    message, _ = group.all.all("send")[0]
     memory = torch.from_file(message["path"], shared=True, size=message["size"], dtype=torch.uint8)
     return torch.cat([view(memory, d, s, o).flatten().clone() for _, d, s, o in message["layout"]])
 
@@ -153,6 +158,8 @@ def test_weights_that_are_not_finite_never_leave_the_policy(
 ) -> None:
     group = policy(changed(tiny(), "policy", ranks=1, clip_grad=0.0))
     batch = ragged_batch()
-    group.update(pack(batch, range(16), ranks=1, tokens_per_pack=4096, advantages=torch.ones(16)), lr=math.inf)
+    columns = Columns(advantages=np.ones(batch.lengths.sum(), dtype=np.float32))
+    weights = mean_of_tokens(batch, list(range(16)))
+    group.update(pack(batch, range(16), ranks=1, tokens_per_pack=4096, columns=columns, weights=weights), math.inf, 0.0)
     with pytest.raises(WorkerFailed, match="not finite"):
         group.sync(1)

@@ -1,0 +1,132 @@
+"""Credit assignment: from the verdicts on a batch to an advantage for each of its tokens.
+
+rewards ─▶ (shuffle) ─▶ overlong penalty ─▶ KL in the reward ─▶ estimator by group, or GAE ─▶ entropy control ─▶ columns [T]
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlsys import advantages, covariance, kl, overlong
+from rlsys.config import Config, ConfigError
+from rlsys.gae import gae, whiten
+from rlsys.options import options
+from rlsys.plugins import find
+from rlsys.seeds import seed_of
+from rlsys.types import Batch, Columns, Floats
+
+
+@dataclass(frozen=True)
+class Credit:
+    columns: Columns  # with advantages, and what else the update needs
+    advantages: Floats  # [N] of each sample; where its tokens differ, their mean
+    kl: float | None  # mean per token, where KL is in the reward
+    penalty: float  # mean that completions lost for their length
+
+
+class CreditAssignment:
+    def __init__(self, config: Config):
+        self.config = config
+        self.with_critic = config.algorithm.advantage == "gae"
+        if not self.with_critic:
+            self.estimator = find(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
+        self.kl = kl.ESTIMATORS[config.algorithm.kl]
+
+    def __call__(self, step: int, batch: Batch, columns: Columns, kl_coef: float) -> Credit:
+        """`columns` has what was scored: `old`, `ref` and `values`, as far as this configuration needs them."""
+        c = self.config
+        lengths = torch.from_numpy(batch.lengths)
+        sequences = torch.arange(len(lengths)).repeat_interleave(lengths)
+        rewards = self.shuffled(step, self.components(batch) if c.algorithm.advantage == "gdpo" else batch.rewards)
+        late = self.penalties(lengths)
+        taken_off, loss_of_kl = late, None
+        if columns.ref is not None and c.reference.kl_in == "reward":
+            assert columns.old is not None
+            loss_of_kl = kl_coef * self.kl(torch.from_numpy(columns.old), torch.from_numpy(columns.ref))  # [T]
+            columns = replace(columns, ref=None)  # it has no place in the loss any more
+        if self.with_critic:
+            columns = self.of_tokens(rewards + late, loss_of_kl, lengths, sequences, columns)
+        else:
+            if loss_of_kl is not None:
+                taken_off = late - torch.zeros(len(lengths)).index_add(0, sequences, loss_of_kl)
+            columns = replace(
+                columns, advantages=self.of_samples(batch, rewards, taken_off, lengths)[sequences].numpy()
+            )
+        assert columns.advantages is not None
+        per_sample = torch.zeros(len(lengths), dtype=torch.float64).index_add(
+            0, sequences, torch.from_numpy(columns.advantages).double()
+        ) / lengths.clamp(min=1)
+        return Credit(
+            self.controlled(step, columns),
+            per_sample.float().numpy(),
+            kl=None if loss_of_kl is None else float(loss_of_kl.mean()) / kl_coef,
+            penalty=float(late.mean()),
+        )
+
+    def components(self, batch: Batch) -> Floats:
+        """[N, K] The parts each sample's reward is the weighted sum of."""
+        names = list(batch.components[0])
+        if odd := [i for i, found in enumerate(batch.components) if list(found) != names]:
+            raise ConfigError(
+                f"algorithm.advantage gdpo needs the same reward components for every sample; one has "
+                f"{', '.join(names)}, another {', '.join(batch.components[odd[0]])}."
+            )
+        return np.array([[found[name] for name in names] for found in batch.components], dtype=np.float32)
+
+    def component_weights(self, batch: Batch) -> list[float]:
+        """[K] A function's named parts share its weight in `reward.functions`."""
+        weights = {spec.rpartition(":")[2]: weight for spec, weight in self.config.reward.functions.items()}
+        return [weights[name.partition("/")[0]] for name in batch.components[0]]
+
+    def shuffled(self, step: int, rewards: Floats) -> Tensor:
+        if not self.config.reward.shuffle:
+            return torch.from_numpy(rewards)
+        rng = np.random.default_rng(seed_of(self.config.run.seed, step, "shuffle"))
+        return torch.from_numpy(rewards[rng.permutation(len(rewards))])
+
+    def penalties(self, lengths: Tensor) -> Tensor:
+        """[N] What completions lose for coming near the length where they are cut."""
+        o = self.config.overlong
+        if not o.buffer:
+            return torch.zeros(len(lengths))
+        return overlong.penalty(lengths, longest=self.config.rollout.max_new_tokens, buffer=o.buffer, factor=o.penalty)
+
+    def of_samples(self, batch: Batch, rewards: Tensor, taken_off: Tensor, lengths: Tensor) -> Tensor:
+        """[N] One number per sample, from rewards and groups."""
+        weights = None
+        if rewards.dim() == 2:  # what is taken off is a component more
+            rewards = torch.cat([rewards, taken_off[:, None]], 1)
+            weights = [*self.component_weights(batch), 1.0]
+        else:
+            rewards = rewards + taken_off
+        greedy = None if batch.greedy is None else torch.from_numpy(batch.greedy[batch.groups])
+        given = options(self.estimator, self.config.algorithm, greedy=greedy, weights=weights)
+        found: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **given | {"lengths": lengths})
+        return found.float()
+
+    def of_tokens(
+        self, rewards: Tensor, loss_of_kl: Tensor | None, lengths: Tensor, sequences: Tensor, columns: Columns
+    ) -> Columns:
+        """GAE: the reward comes with a completion's last token, the KL with each."""
+        assert columns.values is not None
+        c, ends = self.config.critic, lengths.cumsum(0) - 1
+        amounts = torch.zeros(len(sequences)) if loss_of_kl is None else -loss_of_kl
+        amounts = amounts.index_add(0, ends[lengths > 0], rewards[lengths > 0])
+        found, returns = gae(amounts, torch.from_numpy(columns.values), sequences, gamma=c.gamma, lam=c.lam)
+        return replace(columns, advantages=(whiten(found) if c.whiten else found).numpy(), returns=returns.numpy())
+
+    def controlled(self, step: int, columns: Columns) -> Columns:
+        """Takes the tokens that cost most entropy out of the policy's loss, or holds them."""
+        e = self.config.entropy
+        if e.control == "none":
+            return columns
+        assert columns.old is not None
+        assert columns.advantages is not None
+        if e.control == "kl_cov":
+            held = covariance.kl_cov(columns.old, columns.advantages, share=e.share)
+            return replace(columns, anchor=(e.kl_coef * held).astype(np.float32))
+        rng = np.random.default_rng(seed_of(self.config.run.seed, step, "clip_cov"))
+        out = covariance.clip_cov(columns.old, columns.advantages, share=e.share, low=e.low, high=e.high, rng=rng)
+        return replace(columns, advantages=np.where(out, np.float32(0), columns.advantages))

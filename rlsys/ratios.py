@@ -1,0 +1,17 @@
+"""Ratios of probabilities from log-probs, held where single precision can follow."""
+
+from torch import Tensor
+
+FARTHEST = (
+    20.0  # a log-ratio beyond this counts as this: e^20 is hardly a ratio any more, and an infinite one no number
+)
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """The log-ratio between -FARTHEST and FARTHEST. The gradient is as if it were not held: what is far off can still come back."""
+    return log_ratio + (log_ratio.clamp(-FARTHEST, FARTHEST) - log_ratio).detach()
+
+
+def ratio(logprobs: Tensor, old: Tensor) -> Tensor:
+    """π / old.  [T], [T] -> [T]"""
+    return bounded(logprobs - old).exp()

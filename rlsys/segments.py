@@ -1,0 +1,44 @@
+"""Statistics over groups or sequences of a flat tensor, found by id, in any order and of any size. No Python loops."""
+
+import torch
+from torch import Tensor
+
+
+class Segments:
+    """`Segments(labels)` for integer labels [N]; M of them are distinct.
+
+    labels 7 3 7    ids 1 0 1    count 1 2    sum([10, 20, 30]) = 20 40    mean(...) = 20 20    spread([1, 2]) = 2 1 2
+    """
+
+    def __init__(self, labels: Tensor):
+        values, self.ids = torch.unique(labels, return_inverse=True)  # ids [N]
+        self.number = len(values)  # M
+        self.count = torch.bincount(self.ids, minlength=self.number)  # [M]
+
+    @classmethod
+    def one(cls, size: int, device: torch.device | str = "cpu") -> "Segments":
+        """All members in one segment."""
+        whole = cls.__new__(cls)
+        whole.ids, whole.number = torch.zeros(size, dtype=torch.long, device=device), 1
+        whole.count = torch.tensor([size], device=device)
+        return whole
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[N] -> [M]"""
+        return values.new_zeros(self.number).index_add(0, self.ids, values)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """[N] -> [M]"""
+        return self.sum(values) / self.count
+
+    def max(self, values: Tensor) -> Tensor:
+        """[N] -> [M]"""
+        return values.new_full((self.number,), -torch.inf).scatter_reduce(0, self.ids, values, "amax")
+
+    def min(self, values: Tensor) -> Tensor:
+        """[N] -> [M]"""
+        return -self.max(-values)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """What each segment has, to each of its members.  [M] -> [N]"""
+        return values[self.ids]

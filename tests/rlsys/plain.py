@@ -1,0 +1,441 @@
+"""The papers' formulas as loops over samples and tokens, in double precision and without torch: what the tensors are held against.
+
+ADVANTAGES[name](rewards, groups, **options) -> one advantage per sample
+LOSSES[name](logprobs, old, advantages, sequences, weights, **options) -> losses, and the gradient of Σ weight · loss by log-prob
+KL[name](logprobs, ref) -> values, and their derivatives by log-prob
+CORRECTIONS[name](old, rollout, sequences, **options) -> one weight per token
+
+Derivatives are worked out by hand; `differences` checks them against the values.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+Numbers = list[float]
+Pair = tuple[Numbers, Numbers]
+
+# --- advantages ----------------------------------------------------------------------------------------------------------
+
+
+def members(ids: Sequence[int]) -> list[list[int]]:
+    """The positions of each id.  [7, 3, 7] -> [[0, 2], [1]]"""
+    found: dict[int, list[int]] = {}
+    for i, label in enumerate(ids):
+        found.setdefault(label, []).append(i)
+    return list(found.values())
+
+
+def deviation(values: Numbers, std: str) -> float:
+    """sqrt(Σ (x - mean)² / (n - 1)) for `sample`, / n for `population`; 0 for a single value."""
+    if len(values) == 1:
+        return 0.0
+    squares = math.fsum((x - fmean(values)) ** 2 for x in values)
+    return math.sqrt(squares / (len(values) - 1 if std == "sample" else len(values)))
+
+
+def standardised(values: Numbers, std: str, eps: float) -> Numbers:
+    """(x - mean) / (deviation + eps); without the division for `none`; 0 for equal values."""
+    if min(values) == max(values):
+        return [0.0] * len(values)
+    below = 1.0 if std == "none" else deviation(values, std) + eps
+    return [(x - fmean(values)) / below for x in values]
+
+
+def grouped(function: Callable[[Numbers], Numbers], rewards: Numbers, groups: Sequence[int]) -> Numbers:
+    """A function of one group's rewards, applied to every group."""
+    out = [0.0] * len(rewards)
+    for own in members(groups):
+        for i, advantage in zip(own, function([rewards[i] for i in own]), strict=True):
+            out[i] = advantage
+    return out
+
+
+def grpo(rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6) -> Numbers:
+    """A_i = (r_i - mean(r)) / (std(r) + eps).  arXiv 2402.03300, section 4.1.2"""
+    return grouped(lambda own: standardised(own, std, eps), rewards, groups)
+
+
+def dr_grpo(rewards: Numbers, groups: Sequence[int]) -> Numbers:
+    """A_i = r_i - mean(r).  arXiv 2503.20783"""
+    return grouped(lambda own: [r - fmean(own) for r in own], rewards, groups)
+
+
+def rloo(rewards: Numbers, groups: Sequence[int]) -> Numbers:
+    """A_i = r_i - 1/(G-1) Σ_{j≠i} r_j.  arXiv 2402.14740"""
+
+    def one(own: Numbers) -> Numbers:
+        others = [own[:i] + own[i + 1 :] for i in range(len(own))]
+        return [r - fmean(rest) if rest else 0.0 for r, rest in zip(own, others, strict=True)]
+
+    return grouped(one, rewards, groups)
+
+
+def reinforce_pp(rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6) -> Numbers:
+    """A_i = (r_i - mean(batch)) / (std(batch) + eps).  arXiv 2501.03262"""
+    return standardised(rewards, std, eps)
+
+
+def reinforce_pp_baseline(
+    rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6
+) -> Numbers:
+    """A'_i = r_i - mean(group);  A_i = (A'_i - mean(batch of A')) / (std(batch of A') + eps).  arXiv 2501.03262"""
+    return standardised(dr_grpo(rewards, groups), std, eps)
+
+
+def opo(rewards: Numbers, groups: Sequence[int], *, lengths: Sequence[int]) -> Numbers:
+    """A_i = r_i - Σ_j l_j r_j / Σ_j l_j.  arXiv 2505.23585"""
+    out = [0.0] * len(rewards)
+    for own in members(groups):
+        total = sum(lengths[i] for i in own)
+        weights = [lengths[i] / total if total else 1 / len(own) for i in own]
+        baseline = math.fsum(w * rewards[i] for w, i in zip(weights, own, strict=True))
+        for i in own:
+            out[i] = rewards[i] - baseline
+    return out
+
+
+def grpo_passk(rewards: Numbers, groups: Sequence[int], *, std: str = "none", eps: float = 1e-6) -> Numbers:
+    """A_i = max_j r_j - max_{j≠i} r_j.  arXiv 2503.19595"""
+
+    def one(own: Numbers) -> Numbers:
+        others = [own[:i] + own[i + 1 :] for i in range(len(own))]
+        below = 1.0 if std == "none" else deviation(own, std) + eps
+        return [(max(own) - max(rest)) / below if rest else 0.0 for rest in others]
+
+    return grouped(one, rewards, groups)
+
+
+def gdpo(
+    rewards: list[Numbers],
+    groups: Sequence[int],
+    *,
+    weights: Sequence[float] | None = None,
+    std: str = "sample",
+    eps: float = 1e-6,
+    whiten: bool = False,
+) -> Numbers:
+    """A_i = Σ_k w_k (r_ik - mean_k) / (std_k + eps), at the end over the batch's deviation.  arXiv 2601.05242"""
+    columns = [list(column) for column in zip(*rewards, strict=True)]
+    total = [0.0] * len(groups)
+    for column, weight in zip(columns, weights or [1.0] * len(columns), strict=True):
+        for i, advantage in enumerate(grpo(column, groups, std=std, eps=eps)):
+            total[i] += weight * advantage
+    return standardised(total, "sample", eps) if whiten else total
+
+
+def max_rl(rewards: Numbers, groups: Sequence[int], *, eps: float = 1e-6) -> Numbers:
+    """A_i = (r_i - mean(r)) / (mean(r) + eps).  arXiv 2602.02710"""
+    return grouped(lambda own: [(r - fmean(own)) / (fmean(own) + eps) for r in own], rewards, groups)
+
+
+def remax(rewards: Numbers, groups: Sequence[int], *, greedy: Numbers) -> Numbers:
+    """A_i = r_i - r(greedy completion of the same prompt); 0 where that has no reward.  arXiv 2310.10505"""
+    return [0.0 if math.isnan(g) else r - g for r, g in zip(rewards, greedy, strict=True)]
+
+
+def raw(rewards: Numbers, groups: Sequence[int]) -> Numbers:
+    """A_i = r_i.  Williams 1992"""
+    return list(rewards)
+
+
+ADVANTAGES: dict[str, Callable[..., Numbers]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "opo": opo,
+    "grpo_passk": grpo_passk,
+    "gdpo": gdpo,
+    "max_rl": max_rl,
+    "remax": remax,
+    "raw": raw,
+}
+
+# --- losses --------------------------------------------------------------------------------------------------------------
+
+
+def bounded(value: float, advantage: float, low: float, high: float) -> float:
+    """min(x A, clip(x, low, high) A) / A: the advantage decides which of the two bounds counts."""
+    if advantage == 0:
+        return value
+    return min(value, high) if advantage > 0 else max(value, low)
+
+
+def ppo_clip(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> Pair:
+    """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A); for A < 0 at most -c A.  arXiv 1707.06347, 2503.14476, 1912.09729"""
+    losses, gradient = [], []
+    for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
+        r = math.exp(logprob - before)
+        kept = bounded(r, advantage, 1 - clip_low, 1 + clip_high)
+        if dual_clip is not None and advantage < 0:
+            kept = min(kept, dual_clip)
+        losses.append(-kept * advantage)
+        gradient.append(-weight * advantage * r if kept == r else 0.0)  # dr / d log π = r
+    return losses, gradient
+
+
+def gspo(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Pair:
+    """s = (π(y) / old(y))^(1/|y|);  -min(s A, clip(s, 1 - ε_low, 1 + ε_high) A).  arXiv 2507.18071, eq. 5 and 7"""
+    losses, gradient = [0.0] * len(logprobs), [0.0] * len(logprobs)
+    for own in members(sequences):
+        s = math.exp(sum(logprobs[t] - old[t] for t in own)) ** (1 / len(own))
+        for t in own:
+            kept = bounded(s, advantages[t], 1 - clip_low, 1 + clip_high)
+            losses[t] = -kept * advantages[t]
+            if kept == s:
+                for u in own:  # ds / d log π_u = s / |y|
+                    gradient[u] -= weights[t] * advantages[t] * s / len(own)
+    return losses, gradient
+
+
+def cispo(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+) -> Pair:
+    """-sg(clip(r, 1 - ε_low, 1 + ε_high)) A log π.  arXiv 2506.13585, eq. 4 and 5"""
+    losses, gradient = [], []
+    for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
+        kept = max(min(math.exp(logprob - before), 1 + clip_high), 1 - clip_low)
+        losses.append(-kept * advantage * logprob)
+        gradient.append(-weight * kept * advantage)
+    return losses, gradient
+
+
+def gmpo(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+) -> Pair:
+    """-A (Π_t min over the clip (e^-ε_low, e^ε_high) of r_t)^(1/|y|).  arXiv 2507.20673"""
+    losses, gradient = [0.0] * len(logprobs), [0.0] * len(logprobs)
+    for own in members(sequences):
+        ratios = {t: math.exp(logprobs[t] - old[t]) for t in own}
+        kept = {t: bounded(ratios[t], advantages[t], math.exp(-clip_low), math.exp(clip_high)) for t in own}
+        mean = math.prod(kept.values()) ** (1 / len(own))
+        for t in own:
+            losses[t] = -advantages[t] * mean
+            for u in own:  # d mean / d log π_u = mean / |y|, where u is not held
+                gradient[u] -= weights[t] * advantages[t] * mean / len(own) * (kept[u] == ratios[u])
+    return losses, gradient
+
+
+def sapo(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
+) -> Pair:
+    """-σ(τ (r - 1)) 4/τ A.  arXiv 2511.20347"""
+    losses, gradient = [], []
+    for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
+        r = math.exp(logprob - before)
+        tau = tau_positive if advantage > 0 else tau_negative
+        gate = 1 / (1 + math.exp(-tau * (r - 1)))
+        losses.append(-gate * 4 / tau * advantage)
+        gradient.append(-weight * advantage * 4 * gate * (1 - gate) * r)
+    return losses, gradient
+
+
+def dppo_tv(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    clip_low: float = 0.15,
+    clip_high: float = 0.15,
+) -> Pair:
+    """-M r A; M = 0 where A > 0 and π - old > δ_high, or A < 0 and old - π > δ_low.  arXiv 2602.04879"""
+    losses, gradient = [], []
+    for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
+        up = math.exp(logprob) - math.exp(before)
+        gone = up > clip_high if advantage > 0 else -up > clip_low
+        losses.append(0.0 if gone else -math.exp(logprob - before) * advantage)
+        gradient.append(weight * losses[-1])
+    return losses, gradient
+
+
+def reinforce(logprobs: Numbers, old: Numbers, advantages: Numbers, sequences: Sequence[int], weights: Numbers) -> Pair:
+    """-A log π.  Williams 1992"""
+    losses = [-a * p for a, p in zip(advantages, logprobs, strict=True)]
+    return losses, [-w * a for w, a in zip(weights, advantages, strict=True)]
+
+
+LOSSES: dict[str, Callable[..., Pair]] = {
+    "ppo_clip": ppo_clip,
+    "gspo": gspo,
+    "cispo": cispo,
+    "gmpo": gmpo,
+    "sapo": sapo,
+    "dppo_tv": dppo_tv,
+    "reinforce": reinforce,
+}
+
+
+def value_loss(values: Numbers, old: Numbers, returns: Numbers, *, clip: float = 0.2) -> Pair:
+    """½ max((V - R)², (clip(V, V_old ± ε) - R)²), and its derivative by V.  PPO as of arXiv 2005.12729"""
+    losses, slopes = [], []
+    for value, before, target in zip(values, old, returns, strict=True):
+        near = min(max(value, before - clip), before + clip)
+        free, held = (value - target) ** 2 / 2, (near - target) ** 2 / 2
+        losses.append(max(free, held))
+        slopes.append(value - target if near == value or free > held else 0.0)
+    return losses, slopes
+
+
+def differences(total: Callable[[Numbers], float], at: Numbers, step: float = 1e-6) -> Numbers:
+    """The gradient of a function by central differences."""
+    found = []
+    for i in range(len(at)):
+        up, down = [*at], [*at]
+        up[i], down[i] = at[i] + step, at[i] - step
+        found.append((total(up) - total(down)) / (2 * step))
+    return found
+
+
+# --- KL ------------------------------------------------------------------------------------------------------------------
+
+
+def k1(logprobs: Numbers, ref: Numbers) -> Pair:
+    """log(π/ref)"""
+    return [p - q for p, q in zip(logprobs, ref, strict=True)], [1.0] * len(ref)
+
+
+def k2(logprobs: Numbers, ref: Numbers) -> Pair:
+    """½ log²(π/ref)"""
+    gaps = k1(logprobs, ref)[0]
+    return [gap**2 / 2 for gap in gaps], gaps
+
+
+def k3(logprobs: Numbers, ref: Numbers) -> Pair:
+    """ref/π - 1 - log(ref/π).  Schulman 2020"""
+    shares = [math.exp(q - p) for p, q in zip(logprobs, ref, strict=True)]
+    return [share - 1 - math.log(share) for share in shares], [1 - share for share in shares]
+
+
+def k3_unbiased(logprobs: Numbers, ref: Numbers) -> Pair:
+    """The value of k3 with the derivative of k2, whose mean is the gradient of KL(π ‖ ref).  arXiv 2510.01555"""
+    return k3(logprobs, ref)[0], k2(logprobs, ref)[1]
+
+
+KL: dict[str, Callable[[Numbers, Numbers], Pair]] = {"k1": k1, "k2": k2, "k3": k3, "k3_unbiased": k3_unbiased}
+
+# --- corrections ---------------------------------------------------------------------------------------------------------
+
+
+def token_ratios(old: Numbers, rollout: Numbers, sequences: Sequence[int]) -> Numbers:
+    """old(y_t) / rollout(y_t)"""
+    return [math.exp(a - b) for a, b in zip(old, rollout, strict=True)]
+
+
+def sequence_ratios(old: Numbers, rollout: Numbers, sequences: Sequence[int]) -> Numbers:
+    """Π_t old(y_t) / rollout(y_t), for each token of the sequence"""
+    single, out = token_ratios(old, rollout, sequences), [0.0] * len(old)
+    for own in members(sequences):
+        for t in own:
+            out[t] = math.prod(single[u] for u in own)
+    return out
+
+
+def tis(old: Numbers, rollout: Numbers, sequences: Sequence[int], *, high: float = 2.0) -> Numbers:
+    """min(ratio, C)"""
+    return [min(r, high) for r in token_ratios(old, rollout, sequences)]
+
+
+def mis(old: Numbers, rollout: Numbers, sequences: Sequence[int], *, high: float = 2.0) -> Numbers:
+    """ratio · 1[ratio <= C]"""
+    return [r if r <= high else 0.0 for r in token_ratios(old, rollout, sequences)]
+
+
+def sequence_tis(old: Numbers, rollout: Numbers, sequences: Sequence[int], *, high: float = 2.0) -> Numbers:
+    """min(ratio of the sequence, C)"""
+    return [min(r, high) for r in sequence_ratios(old, rollout, sequences)]
+
+
+def sequence_mis(old: Numbers, rollout: Numbers, sequences: Sequence[int], *, high: float = 2.0) -> Numbers:
+    """ratio of the sequence · 1[ratio of the sequence <= C]"""
+    return [r if r <= high else 0.0 for r in sequence_ratios(old, rollout, sequences)]
+
+
+def icepop(old: Numbers, rollout: Numbers, sequences: Sequence[int], *, low: float = 0.5, high: float = 5.0) -> Numbers:
+    """ratio · 1[α <= ratio <= β].  arXiv 2510.18855"""
+    return [r if low <= r <= high else 0.0 for r in token_ratios(old, rollout, sequences)]
+
+
+CORRECTIONS: dict[str, Callable[..., Numbers]] = {
+    "tis": tis,
+    "mis": mis,
+    "sequence_tis": sequence_tis,
+    "sequence_mis": sequence_mis,
+    "icepop": icepop,
+}
+
+# --- sums and time -------------------------------------------------------------------------------------------------------
+
+
+def token_weights(
+    lengths: Sequence[int], normalize: str, *, constant: int = 0, control_weight: float = 1e-3
+) -> Numbers:
+    """The factor of every token in: 1/Σl ΣΣ, 1/N Σ 1/l Σ, 1/N ΣΣ, 1/(N L) ΣΣ, 1/N Σ (α first + 1/(l-1) Σ rest)."""
+    out, count = [], len(lengths)
+    for length in lengths:
+        for position in range(length):
+            if normalize == "token_mean":
+                out.append(1 / sum(lengths))
+            elif normalize == "sequence_mean":
+                out.append(1 / count / length)
+            elif normalize == "sequence_sum":
+                out.append(1 / count)
+            elif normalize == "constant":
+                out.append(1 / count / constant)
+            elif normalize == "decoupled":
+                out.append(control_weight / count if position == 0 else 1 / count / (length - 1))
+    return out
+
+
+def gae(rewards: Numbers, values: Numbers, sequences: Sequence[int], *, gamma: float = 1.0, lam: float = 1.0) -> Pair:
+    """A_t = δ_t + γ λ A_{t+1},  δ_t = r_t + γ V_{t+1} - V_t,  backwards from each end.  arXiv 1506.02438"""
+    advantages = [0.0] * len(rewards)
+    for own in members(sequences):
+        following, to_come = 0.0, 0.0
+        for t in reversed(own):
+            to_come = rewards[t] + gamma * following - values[t] + gamma * lam * to_come
+            advantages[t], following = to_come, values[t]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]

@@ -1,0 +1,92 @@
+"""The critic on real DeepSpeed: it learns what is to come, is the same on any number of ranks, and resumes exactly."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_policy import mean_of_tokens, ragged_batch
+
+from rlsys.config import Config
+from rlsys.packing import pack, unpack
+from rlsys.types import Columns, Floats
+from workers.critic import CriticGroup, CriticRank
+
+
+@pytest.fixture
+def critic(spawn: Callable[..., Any], model: str, tmp_path: Path) -> Callable[[Config], CriticGroup]:
+    def start(config: Config) -> CriticGroup:
+        actors = [spawn(CriticRank, config, i) for i in range(config.critic.ranks)]
+        group = CriticGroup(config, actors, tmp_path)
+        group.start(model)
+        return group
+
+    return start
+
+
+@pytest.fixture
+def configured(tiny: Callable[..., Config]) -> Callable[..., Config]:
+    return lambda *overrides: tiny("algorithm.advantage=gae", "critic.clip=10", *overrides)
+
+
+def values(group: CriticGroup, tokens_per_pack: int = 4096) -> Floats:
+    batch = ragged_batch()
+    packs = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
+    return unpack(packs, group.score(packs), 16)
+
+
+def learn(group: CriticGroup, updates: int, tokens_per_pack: int = 4096) -> list[dict[str, float]]:
+    """Updates towards a return that differs from sample to sample."""
+    batch, found = ragged_batch(), []
+    returns = np.repeat(np.linspace(-1, 1, 16, dtype=np.float32), batch.lengths)
+    for _ in range(updates):
+        columns = Columns(values=values(group), returns=returns)
+        weights = mean_of_tokens(batch, list(range(16)))
+        budget = {"ranks": group.ranks, "tokens_per_pack": tokens_per_pack}
+        packs = pack(batch, range(16), columns=columns, weights=weights, **budget)
+        found.append(group.update(packs, 1e-3))
+    return found
+
+
+def test_the_critic_expects_nothing_at_first_and_learns_what_comes(
+    critic: Callable[[Config], CriticGroup], configured: Callable[..., Config]
+) -> None:
+    group = critic(configured())
+    assert not values(group).any()
+    found = learn(group, 30)
+    expected = np.repeat(np.linspace(-1, 1, 16), ragged_batch().lengths)
+    assert found[0]["loss"] == pytest.approx(float((expected**2).mean() / 2), rel=1e-5)
+    assert found[-1]["loss"] < 0.2 * found[0]["loss"]
+    assert np.corrcoef(values(group), expected)[0, 1] > 0.8
+
+
+@pytest.mark.parametrize(("stage", "ranks", "tokens_per_pack"), [(2, 2, 40), (3, 2, 4096), (0, 1, 64)])
+def test_updates_do_not_depend_on_stage_ranks_and_budget(
+    critic: Callable[[Config], CriticGroup],
+    configured: Callable[..., Config],
+    stage: int,
+    ranks: int,
+    tokens_per_pack: int,
+) -> None:
+    one = critic(configured("policy.zero_stage=1"))
+    other = critic(configured(f"policy.zero_stage={stage}", f"critic.ranks={ranks}"))
+    for mine, theirs in zip(learn(one, 3), learn(other, 3, tokens_per_pack), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+    np.testing.assert_allclose(values(one), values(other), atol=1e-4)
+
+
+def test_a_loaded_critic_continues_as_if_never_stopped(
+    critic: Callable[[Config], CriticGroup], configured: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = configured("critic.ranks=2")
+    group = critic(config)
+    learn(group, 2)
+    group.save(str(tmp_path / "checkpoint"))
+    learn(group, 2)
+    other = critic(config)
+    other.load(str(tmp_path / "checkpoint"))
+    assert torch.from_numpy(values(other)).any()
+    learn(other, 2)
+    assert np.array_equal(values(other), values(group))

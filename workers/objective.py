@@ -1,0 +1,73 @@
+"""What the policy minimises, term by term, and what it tells of each pack."""
+
+from typing import Any
+
+import torch
+
+from rlsys import corrections, kl, losses
+from rlsys.config import Config
+from rlsys.options import options
+from rlsys.plugins import find
+from rlsys.types import Pack
+
+
+class Objective:
+    """`Objective(config, device)(pack, (logprobs, entropy))` is a pack's share of the loss, a scalar."""
+
+    def __init__(self, config: Config, device: Any):
+        a = config.algorithm
+        self.device, self.entropy_coef = device, config.entropy.coef
+        function = find(a.loss, losses.LOSSES, "algorithm.loss")
+        self.loss, self.loss_options = losses.telling(function), options(function, a)
+        self.correction = corrections.CORRECTIONS.get(config.correction.method)
+        self.correction_options = options(self.correction, config.correction) if self.correction else {}
+        self.kl = kl.ESTIMATORS[a.kl]
+
+    def begin(self, kl_coef: float) -> dict[str, float]:
+        """Starts a mini-batch; its sums are in what is returned, once all packs are through."""
+        names = ["loss", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "tokens"]
+        if self.correction:
+            names += ["correction", "correction_squared", "masked"]
+        self.kl_coef, self.found = kl_coef, dict.fromkeys(names, 0.0)
+        return self.found
+
+    def __call__(self, pack: Pack, answer: tuple[Any, Any]) -> Any:
+        logprobs, entropy = answer  # [K]
+        columns = pack.columns
+        old = logprobs.detach() if columns.old is None else self.tensor(columns.old)
+        rollout, sequences = self.tensor(pack.rollout), self.tensor(pack.sequences)
+
+        told = self.loss(logprobs, old, self.tensor(columns.advantages), sequences, **self.loss_options)
+        loss = told.loss
+        weight = self.correction(old, rollout, sequences, **self.correction_options) if self.correction else None
+        if weight is not None:
+            loss = loss * weight
+        divergence = None
+        if columns.ref is not None:
+            divergence = self.kl(logprobs, self.tensor(columns.ref))
+            loss = loss + self.kl_coef * divergence
+        if self.entropy_coef:
+            loss = loss - self.entropy_coef * entropy
+        if columns.anchor is not None:
+            loss = loss + self.tensor(columns.anchor) * kl.k2(logprobs, old)
+        total = (loss * self.tensor(pack.weights)).sum()
+
+        if pack.samples:
+            gap = (old - rollout).abs()
+            self.add(
+                loss=total.detach(), entropy=entropy.detach().sum(), clip_low=told.low.sum(), clip_high=told.high.sum()
+            )
+            self.add(mismatch=gap.sum(), tokens=len(pack.targets))
+            self.found["mismatch_max"] = max(self.found["mismatch_max"], gap.max().item())
+            if divergence is not None:
+                self.add(kl=divergence.detach().sum())
+            if weight is not None:
+                self.add(correction=weight.sum(), correction_squared=weight.square().sum(), masked=(weight == 0).sum())
+        return total
+
+    def add(self, **amounts: Any) -> None:
+        for name, amount in amounts.items():
+            self.found[name] += float(amount)
+
+    def tensor(self, values: Any) -> Any:
+        return torch.tensor(values, device=self.device)

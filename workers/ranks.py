@@ -1,0 +1,42 @@
+"""Several actors that act as one: the same call on all of them at the same time."""
+
+from pathlib import Path
+from typing import Any
+
+from rlsys.config import Config
+from rlsys.types import Pack
+from workers.process import gather
+
+
+class Ranks:
+    """The ranks of the policy, or of the critic. `Ranks("policy", ...).all("save", folder)`"""
+
+    def __init__(self, role: str, config: Config, actors: list[Any], logs: Path):
+        self.role, self.config, self.actors, self.logs = role, config, actors, logs
+
+    def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """The same call, with the same arguments, not waited for."""
+        return {f"{self.role}-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
+
+    def all(self, method: str, *arguments: Any, doing: str = "", timeout_s: float = 0) -> list[Any]:
+        """The same, and the answers by rank."""
+        return self._answers(self.calls(method, *arguments), doing or f"{self.role} {method}", timeout_s)
+
+    def share(self, method: str, packs: list[list[Pack]], *arguments: Any) -> list[Any]:
+        """The same call, each rank with its own packs."""
+        calls = {
+            f"{self.role}-{i}": getattr(a, method).remote(own, *arguments)
+            for i, (a, own) in enumerate(zip(self.actors, packs, strict=True))
+        }
+        return self._answers(calls, f"{self.role} {method}", 0)
+
+    def start(self, *arguments: Any) -> None:
+        """Rank 0 names a meeting point, then all meet there."""
+        limit, doing = self.config.cluster.start_timeout_s, f"starting the {self.role}"
+        first = {f"{self.role}-0": self.actors[0].where.remote()}
+        [where] = gather(first, doing, limit, self.logs).values()
+        self.all("start", *where, *arguments, doing=doing, timeout_s=limit)
+
+    def _answers(self, calls: dict[str, Any], doing: str, timeout_s: float) -> list[Any]:
+        found = gather(calls, doing, timeout_s or self.config.cluster.call_timeout_s, self.logs)
+        return list(found.values())
