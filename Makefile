@@ -15,7 +15,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test figures lint lock clean
+.PHONY: help install demo test figures recipes bench lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -42,6 +42,12 @@ test: install  ## run all tests that need no GPU
 
 figures: install  ## measure what the README says of the demo, about 5 minutes
 	$(BIN)/python tests/bench/demo_figures.py
+
+recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again
+	$(BIN)/python tests/bench/recipes.py
+
+bench: install  ## time every advantage estimator on 100,000 samples
+	$(BIN)/python tests/bench/advantages.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

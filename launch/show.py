@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rlsys import config as configuration
 from rlsys.config import Config
-from rlsys.plan import batch_arithmetic, processes
+from rlsys.plan import batch_arithmetic, method, processes
 
 
 def plan(config: Config, path: str, console: Console) -> None:
@@ -20,6 +20,10 @@ def plan(config: Config, path: str, console: Console) -> None:
     for what, how, number in batch_arithmetic(config):
         table.add_row(what, f"{number:,}", how)
     console.print(table)
+    algorithm = Table(title="\nMethod", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
+    for part, what in method(config):
+        algorithm.add_row(part, what)
+    console.print(algorithm)
     workers = Table(title="\nProcesses", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     workers.add_column("role")
     workers.add_column("number", justify="right")

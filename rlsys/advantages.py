@@ -101,15 +101,15 @@ def opo(rewards: Tensor, groups: Segments, *, lengths: Tensor | None = None) -> 
         raise ValueError("opo: lengths is None; the baseline weighs rewards by completion length.")
     empty = groups.spread(groups.sum(lengths.double()) == 0)
     weights = torch.where(empty, 1.0, lengths.double())
-    baseline = groups.sum(weights * rewards) / groups.sum(weights)
-    return torch.where(groups.spread(flat(rewards, groups)), 0.0, rewards - groups.spread(baseline))
+    shifted = shift(rewards, groups)
+    return shifted - groups.spread(groups.sum(weights * shifted) / groups.sum(weights))
 
 
 @estimator
 def grpo_passk(rewards: Tensor, groups: Segments, *, std: str = "none", eps: float = 1e-6) -> Tensor:
     """Best reward - second best for the best sample of a group, 0 for the others: what it adds to the group's maximum.
 
-    Tang et al. 2025, arXiv 2503.19595: best-of-G with a leave-one-out baseline. Two that share the best add nothing.
+    Tang et al. 2025, arXiv 2503.19595: best-of-G with a leave-one-out baseline, summed over the group. Two that share the best add nothing.
     """
     best = rewards == groups.spread(groups.max(rewards))
     second = groups.max(rewards.masked_fill(best, -torch.inf))
@@ -146,7 +146,7 @@ def gdpo(
 def max_rl(rewards: Tensor, groups: Segments, *, eps: float = 1e-6) -> Tensor:
     """(reward - group mean) / (group mean + eps), for rewards that are not negative.
 
-    Tajwar et al. 2026, arXiv 2602.02710: with rewards 0 and 1 this is the gradient of the likelihood of success, up to order G.
+    Tajwar et al. 2026, arXiv 2602.02710: with rewards 0 and 1 this climbs the log-likelihood of success, up to order G - 1.
     """
     if (rewards < 0).any():
         at = int((rewards < 0).nonzero()[0])
@@ -179,13 +179,14 @@ def raw(rewards: Tensor, groups: Segments) -> Tensor:
 
 
 def centre(rewards: Tensor, groups: Segments) -> Tensor:
-    """Reward - group mean; exactly 0 for equal rewards, also where their mean cannot be represented."""
-    return torch.where(groups.spread(flat(rewards, groups)), 0.0, rewards - groups.spread(groups.mean(rewards)))
+    """Reward - group mean.  [N] -> [N]"""
+    shifted = shift(rewards, groups)
+    return shifted - groups.spread(groups.mean(shifted))
 
 
-def flat(rewards: Tensor, groups: Segments) -> Tensor:
-    """Whether a group's rewards are all equal.  [N] -> [M] bool"""
-    return groups.max(rewards) == groups.min(rewards)
+def shift(rewards: Tensor, groups: Segments) -> Tensor:
+    """Reward - that of one of the group. Equal rewards become exactly 0, also where their mean could not be represented."""
+    return rewards - groups.spread(groups.one_of(rewards))
 
 
 def standardised(rewards: Tensor, groups: Segments, std: str, eps: float) -> Tensor:

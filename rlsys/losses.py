@@ -167,6 +167,7 @@ def dppo_tv(
     """-r A, left out once the token's probability itself, not its ratio, has moved too far to the side A pushes to.
 
     Qi et al. 2026, arXiv 2602.04879, with binary total variation |π - old|: rare tokens are freer than with a clipped ratio.
+    The paper measures from the policy that sampled; so does this where `old` is that policy.
     """
     moved = logprobs.detach().exp() - old.exp()
     low, high = held(moved, advantages, -clip_low, clip_high)

@@ -27,4 +27,4 @@ def refuse(function: str, given: dict[str, Any], known: Sequence[str], numbers: 
         if name not in known:
             raise ValueError(f"{function}: unknown option {name}={value!r}; known: {', '.join(known) or 'none'}.")
         if name in numbers and not (isinstance(value, int | float) and 0 <= value < math.inf):
-            raise ValueError(f"{function}: {name} is {value!r}; it must be a number of 0 or more.")
+            raise ValueError(f"{function}: {name} is {value!r}; it must be a finite number of 0 or more.")

@@ -5,6 +5,7 @@ update does not depend on the token budget, the number of ranks or the ZeRO stag
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,12 +35,14 @@ def token_weights(lengths: Tensor, normalize: str, *, constant: int = 0, control
     elif normalize == "sequence_sum":
         each = torch.full((len(lengths),), 1.0 / n)
     elif normalize == "constant":
-        if constant <= 0:
+        if not 0 < constant < math.inf:
             raise ValueError(f"token_weights: normalize=constant needs constant > 0; it is {constant}.")
         each = torch.full((len(lengths),), 1.0 / (n * constant))
     elif normalize == "decoupled":
-        if not control_weight >= 0:
-            raise ValueError(f"token_weights: control_weight is {control_weight}; it must be 0 or more.")
+        if not 0 <= control_weight < math.inf:
+            raise ValueError(
+                f"token_weights: control_weight is {control_weight}; it must be a finite number of 0 or more."
+            )
         each = 1.0 / (n * (lengths - 1).clamp(min=1).float())
     else:
         raise ValueError(f"token_weights: normalize is {normalize!r}; known: {', '.join(NORMALIZERS)}.")

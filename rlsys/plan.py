@@ -25,6 +25,36 @@ def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
     return rows
 
 
+def method(c: Config) -> list[tuple[str, str]]:
+    """Rows of (part, what it is): the algorithm in a few words."""
+    a = c.algorithm
+
+    def chosen(*names: str) -> str:
+        given = ", ".join(f"{n} {getattr(a, n):g}" for n in names if isinstance(getattr(a, n), float))
+        return f" ({given})" if given else ""
+
+    rows = [
+        ("advantage", f"{a.advantage}{f', deviation {a.std}' if a.std else ''}{chosen('eps')}"),
+        ("loss", a.loss + chosen("clip_low", "clip_high", "dual_clip", "tau_positive", "tau_negative")),
+        ("token weights", a.normalize),
+    ]
+    if c.reference.kl_coef:
+        target = f", adapted to {c.reference.kl_target:g} per token" if c.reference.kl_target else ""
+        rows.append(("KL", f"{a.kl} in the {c.reference.kl_in}, coefficient {c.reference.kl_coef:g}{target}"))
+    if c.correction.method != "none":
+        rows.append(("correction", c.correction.method))
+    if c.entropy.coef or c.entropy.control != "none":
+        rows.append(("entropy", f"bonus {c.entropy.coef:g}, control {c.entropy.control}"))
+    if c.overlong.mask or c.overlong.buffer:
+        parts = [f"penalty over the last {c.overlong.buffer} tokens"] * bool(c.overlong.buffer) + [
+            "mask"
+        ] * c.overlong.mask
+        rows.append(("overlong", ", ".join(parts)))
+    if c.dynamic_sampling.enabled:
+        rows.append(("dynamic sampling", f"at most {c.dynamic_sampling.max_rounds} rounds"))
+    return rows
+
+
 def processes(c: Config) -> list[tuple[str, int, str]]:
     """Rows of (role, how many, what it is)."""
     rows = [
@@ -33,8 +63,7 @@ def processes(c: Config) -> list[tuple[str, int, str]]:
         ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"),
     ]
     if c.reference.kl_coef:
-        where = f"KL coefficient {c.reference.kl_coef:g}, {c.algorithm.kl}, in the {c.reference.kl_in}"
-        rows.append(("reference", 1, where))
+        rows.append(("reference", 1, f"the model of step 0, frozen, {c.policy.dtype}"))
     if c.algorithm.advantage == "gae":
         rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))
     return rows

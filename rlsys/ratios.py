@@ -9,7 +9,8 @@ FARTHEST = (
 
 def bounded(log_ratio: Tensor) -> Tensor:
     """The log-ratio between -FARTHEST and FARTHEST. The gradient is as if it were not held: what is far off can still come back."""
-    return log_ratio + (log_ratio.clamp(-FARTHEST, FARTHEST) - log_ratio).detach()
+    finite = log_ratio.clamp(-1e4, 1e4)
+    return finite.clamp(-FARTHEST, FARTHEST).detach() + (finite - finite.detach())
 
 
 def ratio(logprobs: Tensor, old: Tensor) -> Tensor:

@@ -31,13 +31,13 @@ class Segments:
         """[N] -> [M]"""
         return self.sum(values) / self.count
 
+    def one_of(self, values: Tensor) -> Tensor:
+        """The value of one member, whichever.  [N] -> [M]"""
+        return values.new_zeros(self.number).scatter(0, self.ids, values)
+
     def max(self, values: Tensor) -> Tensor:
         """[N] -> [M]"""
         return values.new_full((self.number,), -torch.inf).scatter_reduce(0, self.ids, values, "amax")
-
-    def min(self, values: Tensor) -> Tensor:
-        """[N] -> [M]"""
-        return -self.max(-values)
 
     def spread(self, values: Tensor) -> Tensor:
         """What each segment has, to each of its members.  [M] -> [N]"""

@@ -11,9 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import torch
-
 from rlsys import checkpoint, dynamic_sampling, kl, metrics
 from rlsys.config import Config
 from rlsys.credit import CreditAssignment
@@ -21,11 +18,11 @@ from rlsys.data import Dataset
 from rlsys.evaluation import Evaluation, evaluate
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import Clock, Metrics
-from rlsys.packing import pack, token_weights, unpack
+from rlsys.minibatches import MiniBatch, mini_batches
+from rlsys.packing import pack, unpack
 from rlsys.pipeline import Collector, Pipeline
 from rlsys.run_directory import RunDirectory
 from rlsys.schedule import learning_rate
-from rlsys.seeds import seed_of
 from rlsys.types import Batch, Columns, Floats, Pack
 
 
@@ -102,16 +99,9 @@ class Trainer:
         found = metrics.of_batch(batch) | metrics.of_updates(learned) | metrics.of_credit(credit)
         found |= metrics.of_critic(of_critic) | ({"kl_coef": self.kl_coef} if self.reference else {})
         self.adapt(found)
-        times = clock.metrics()
-        return (
-            found
-            | times
-            | {
-                "tokens_per_second": found["tokens"] / times["time/step"],
-                "lag": step - 1 - min(s.version for s in batch.samples),
-                "sync/version": step,
-            }
-        )
+        found |= clock.metrics()
+        found["tokens_per_second"] = found["tokens"] / found["time/step"]
+        return found | {"lag": step - 1 - min(s.version for s in batch.samples), "sync/version": step}
 
     def sample(self, step: int) -> Batch:
         """The judged samples of a step. Which prompts those are follows from the seed and from what came before."""
@@ -156,61 +146,23 @@ class Trainer:
         return unpack(packs, scorer.score(packs), len(batch.samples))
 
     def updates(self, step: int, batch: Batch, columns: Columns) -> Iterator[tuple[Metrics, Metrics]]:
-        """One optimizer update per mini-batch of whole groups, `updates_per_step` of them in each of `epochs_per_step` passes.
+        """One optimizer update per mini-batch. Yields the policy's figures and the critic's, empty for one that does not learn."""
+        p, c = self.config.policy, self.config.critic
+        for mini in mini_batches(self.config, step, batch):
+            of_policy, of_critic = {}, {}
+            if self.critic:
+                lr = self.learning_rate(mini.number, c.lr, c.warmup_updates)
+                own = replace(columns, advantages=None, old=None, ref=None, anchor=None)
+                of_critic = self.critic.update(self.packs(batch, mini, own, self.critic.ranks), lr) | {"lr": lr}
+            if not self.critic or step > c.alone_steps:
+                lr = self.learning_rate(mini.number, p.lr, p.warmup_updates)
+                packs = self.packs(batch, mini, replace(columns, values=None, returns=None), self.policy.ranks)
+                of_policy = self.policy.update(packs, lr, self.kl_coef) | {"lr": lr}
+            yield of_policy, of_critic
 
-        Yields the policy's figures and the critic's, empty for the one that does not learn.
-        """
-        c, t = self.config, self.config.trainer
-        per_step = t.updates_per_step * t.epochs_per_step
-        number = (step - 1) * per_step
-        for epoch in range(t.epochs_per_step):
-            order = np.random.default_rng(seed_of(c.run.seed, step, epoch, "mini-batches")).permutation(
-                len(batch.prompts)
-            )
-            for groups in np.split(order, t.updates_per_step):
-                members = np.flatnonzero(np.isin(batch.groups, groups)).tolist()
-                weights = self.weights(batch, members)
-                policy, critic = {}, {}
-                if self.critic:
-                    lr = self.learning_rate(number, c.critic.lr, c.critic.warmup_updates)
-                    own = replace(columns, advantages=None, old=None, ref=None, anchor=None)
-                    critic = self.critic.update(self.packs(batch, members, own, weights, self.critic.ranks), lr)
-                    critic["lr"] = lr
-                if not self.critic or step > c.critic.alone_steps:
-                    lr = self.learning_rate(number, c.policy.lr, c.policy.warmup_updates)
-                    own = replace(columns, values=None, returns=None)
-                    packs = self.packs(batch, members, own, weights, self.policy.ranks)
-                    policy = self.policy.update(packs, lr, self.kl_coef) | {"lr": lr}
-                yield policy, critic
-                number += 1
-
-    def weights(self, batch: Batch, members: list[int]) -> Floats:
-        """What each token of a mini-batch weighs in its loss."""
-        a = self.config.algorithm
-        lengths = torch.from_numpy(batch.lengths[members])
-        masked = [self.config.overlong.mask and batch.samples[m].finish == "length" for m in members]
-        cut = torch.tensor(masked, dtype=torch.bool)
-        counted = token_weights(
-            torch.where(cut, 0, lengths),
-            a.normalize,
-            constant=a.constant or self.config.rollout.max_new_tokens,
-            control_weight=a.control_weight,
-        )
-        weights = torch.zeros(int(lengths.sum()))
-        weights[(~cut).repeat_interleave(lengths)] = counted
-        return weights.numpy()
-
-    def packs(
-        self, batch: Batch, members: list[int], columns: Columns, weights: Floats, ranks: int
-    ) -> list[list[Pack]]:
-        return pack(
-            batch,
-            members,
-            ranks=ranks,
-            tokens_per_pack=self.config.policy.tokens_per_pack,
-            columns=columns,
-            weights=weights,
-        )
+    def packs(self, batch: Batch, mini: MiniBatch, columns: Columns, ranks: int) -> list[list[Pack]]:
+        budget = self.config.policy.tokens_per_pack
+        return pack(batch, mini.members, ranks=ranks, tokens_per_pack=budget, columns=columns, weights=mini.weights)
 
     def learning_rate(self, number: int, peak: float, warmup: int) -> float:
         t = self.config.trainer

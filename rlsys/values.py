@@ -16,7 +16,7 @@ class PackedValues(nn.Module):
         super().__init__()
         self.decoder = lm.get_decoder()
         weight = next(self.decoder.parameters())
-        self.head = nn.Linear(lm.config.hidden_size, 1, dtype=weight.dtype)
+        self.head = nn.Linear(lm.config.hidden_size, 1, dtype=weight.dtype, device=weight.device)
         nn.init.zeros_(self.head.weight)  # nothing is expected of anything until something was seen
         nn.init.zeros_(self.head.bias)
 

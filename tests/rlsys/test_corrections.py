@@ -100,16 +100,7 @@ def test_a_huge_log_ratio_gives_a_finite_weight(name, gap):
         assert CORRECTIONS[name](old, rollout, sequences).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "gap",
-    [
-        25.0,
-        pytest.param(
-            1e30, marks=pytest.mark.xfail(strict=True, reason="x + (20 - x) is 0 for a large x: a ratio of 1")
-        ),
-        pytest.param(math.inf, marks=pytest.mark.xfail(strict=True, reason="and no number for an infinite one")),
-    ],
-)
+@pytest.mark.parametrize("gap", [25.0, 1e30, math.inf])
 def test_a_token_that_the_other_policy_never_samples_is_cut_off(gap):
     far = torch.zeros(1), torch.tensor([-gap]), torch.tensor([0])
     assert [f(*far).item() for f in (tis, sequence_tis)] == [2, 2]

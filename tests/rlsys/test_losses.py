@@ -270,8 +270,7 @@ def test_a_bad_token_that_became_far_more_likely_is_still_pushed_back_or_told():
     assert logprobs.grad > 0 or told.high
 
 
-LOST = pytest.mark.xfail(strict=True, reason="x + (20 - x) is not 20 for a large x, and no number for an infinite one")
-FAR = [25.0, 1e4, *(pytest.param(gap, marks=LOST) for gap in (1e8, 1e30, math.inf))]
+FAR = [25.0, 1e4, 1e8, 1e30, math.inf]
 
 
 @pytest.mark.parametrize("gap", FAR)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlsys.config import Config, Policy, Rollout, Trainer
 from rlsys.packing import pack
-from rlsys.plan import batch_arithmetic, processes
+from rlsys.plan import batch_arithmetic, method, processes
 
 
 def numbers(config: Config) -> dict[str, int]:
@@ -51,3 +51,30 @@ def test_the_reference_exists_only_where_it_weighs_something(tmp_path, kl_coef, 
     rows = processes(make_config(tmp_path, f"reference.kl_coef={kl_coef}"))
     assert [role for role, _, _ in rows] == roles
     assert [count for _, count, _ in rows][:3] == [2, 2, 2]
+
+
+def test_the_critic_exists_only_with_gae(tmp_path):
+    rows = processes(make_config(tmp_path, "algorithm.advantage=gae", "critic.ranks=3"))
+    assert rows[-1][:2] == ("critic", 3)
+    assert "critic" not in [role for role, _, _ in processes(make_config(tmp_path))]
+
+
+def test_the_method_in_a_few_words(tmp_path):
+    assert dict(method(make_config(tmp_path))) == {
+        "advantage": "grpo",
+        "loss": "ppo_clip",
+        "token weights": "token_mean",
+    }
+    overrides = ["algorithm.std=none", "algorithm.eps=0.5", "algorithm.clip_high=0.28", "algorithm.normalize=constant"]
+    overrides += ["reference.kl_coef=0.01", "reference.kl_target=0.1", "correction.method=tis", "entropy.coef=0.001"]
+    overrides += ["overlong.buffer=3", "overlong.mask=true", "dynamic_sampling.enabled=true"]
+    assert dict(method(make_config(tmp_path, *overrides))) == {
+        "advantage": "grpo, deviation none (eps 0.5)",
+        "loss": "ppo_clip (clip_high 0.28)",
+        "token weights": "constant",
+        "KL": "k3 in the loss, coefficient 0.01, adapted to 0.1 per token",
+        "correction": "tis",
+        "entropy": "bonus 0.001, control none",
+        "overlong": "penalty over the last 3 tokens, mask",
+        "dynamic sampling": "at most 20 rounds",
+    }

@@ -17,7 +17,6 @@ def test_the_example_in_the_docstring():
     assert segments.sum(torch.tensor([10.0, 20.0, 30.0])).tolist() == [20, 40]
     assert segments.mean(torch.tensor([10.0, 20.0, 30.0])).tolist() == [20, 20]
     assert segments.max(torch.tensor([10.0, 20.0, 30.0])).tolist() == [20, 30]
-    assert segments.min(torch.tensor([10.0, 20.0, 30.0])).tolist() == [20, 10]
     assert segments.spread(torch.tensor([1.0, 2.0])).tolist() == [2, 1, 2]
 
 
@@ -29,7 +28,6 @@ def test_every_member_is_given_what_a_plain_loop_finds_for_its_segment(members):
         (sum, segments.sum(tensor)),
         (lambda own: sum(own) / len(own), segments.mean(tensor)),
         (max, segments.max(tensor)),
-        (min, segments.min(tensor)),
         (len, segments.count),
     ):
         expected = [0.0] * len(values)
@@ -51,6 +49,16 @@ def test_without_members_there_are_no_segments():
     assert segments.number == 0
     assert segments.mean(torch.zeros(0)).tolist() == []
     assert segments.spread(segments.max(torch.zeros(0))).tolist() == []
+
+
+@given(MEMBERS)
+def test_one_of_is_the_value_of_a_member_and_whole_segments_are_one(members):
+    labels, values = [label for label, _ in members], [value for _, value in members]
+    segments, tensor = Segments(torch.tensor(labels, dtype=torch.long)), torch.tensor(values)
+    for i, found in enumerate(segments.spread(segments.one_of(tensor)).tolist()):
+        assert found in [v for label, v in members if label == labels[i]]
+    whole = Segments.one(len(values))
+    assert whole.spread(whole.sum(tensor)).tolist() == [sum(values)] * len(values)
 
 
 def test_negative_values_have_a_negative_maximum():

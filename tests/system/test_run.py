@@ -143,6 +143,49 @@ def test_a_run_from_start_to_export(rlsys: Rlsys, held_out: str, tmp_path: Path)
     assert told == {p: greedy(model, p) for p in told}, "transformers reads the export as the engines do"
 
 
+def test_ppo_with_a_critic_runs_and_resumes(rlsys: Rlsys, held_out: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    small = ["trainer.prompts_per_step=16", "checkpoint.every=2", "critic.alone_steps=1", "critic.ranks=2"]
+    command = ["train", "configs/ppo.yaml", f"run.dir={run}", held_out, *small]
+    first = rlsys(*command, "trainer.steps=2")
+    assert first.returncode == 0, first.stdout + first.stderr
+    second = rlsys(*command, "trainer.steps=3")
+    assert second.returncode == 0, second.stdout + second.stderr
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert [("loss" in line, "critic/loss" in line) for line in lines[1:]] == [
+        (False, True),
+        (True, True),
+        (True, True),
+    ]
+    assert lines[1]["critic/value_mean"] == 0, "nothing is expected at first"
+    assert lines[3]["critic/value_mean"] != 0, "what was learned before the restart is still known"
+    assert (run / "checkpoints" / "step-000002" / "critic").is_dir()
+
+
+def test_many_methods_in_one_run(rlsys: Rlsys, held_out: str, tmp_path: Path) -> None:
+    """A greedy baseline, dynamic sampling one step ahead, a correction, an adapted KL, entropy and length control."""
+    run = tmp_path / "run"
+    options = "algorithm.advantage=remax algorithm.loss=gmpo algorithm.normalize=decoupled algorithm.kl=k3_unbiased "
+    options += "correction.method=icepop reference.kl_coef=0.01 reference.kl_target=0.001 entropy.coef=0.001 "
+    options += "entropy.control=kl_cov entropy.share=0.1 overlong.mask=true overlong.buffer=4 pipeline.max_lag=1 "
+    options += "dynamic_sampling.enabled=true policy.zero_stage=3"
+    done = rlsys(
+        "train", "configs/tiny_cpu.yaml", f"run.dir={run}", held_out, *SMALL, "trainer.steps=3", *options.split()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = read_lines(run / "metrics.jsonl")[1:]
+    assert all(line["groups/equal"] == 0 for line in lines)
+    assert all(line["correction/effective_share"] > 0.5 for line in lines)
+    assert all(line["reward/overlong"] <= 0 for line in lines)
+    assert lines[-1]["kl_coef"] != 0.01
+    assert [line["lag"] for line in lines] == [0, 1, 1]
+    for step in (1, 2, 3):
+        samples = pyarrow.parquet.read_table(run / "samples" / f"step-{step:06d}.parquet").to_pylist()
+        assert len(samples) == 16
+        assert len({s["uid"] for s in samples}) == 4
+
+
 def greedy(model: Path, prompt: str) -> str:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
