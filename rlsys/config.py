@@ -26,7 +26,7 @@ LOSSES = {
     "gspo": ("clip_low", "clip_high"),
     "cispo": ("clip_low", "clip_high"),
     "gmpo": ("clip_low", "clip_high"),
-    "sapo": ("tau_positive", "tau_negative"),
+    "sapo": ("tau_pos", "tau_neg"),
     "dppo_tv": ("clip_low", "clip_high"),
     "reinforce": (),
 }
@@ -176,8 +176,8 @@ class Algorithm:
     clip_low: float | None = None  # how far the clip lets the ratio fall below 1 (0.2 for ppo_clip)
     clip_high: float | None = None  # how far above (0.2 for ppo_clip)
     dual_clip: float | None = None  # ppo_clip: bound of the ratio of bad tokens, above 1; null: none
-    tau_positive: float | None = None  # sapo: steepness of the gate for good tokens
-    tau_negative: float | None = None  # sapo: for bad tokens
+    tau_pos: float | None = None  # sapo: steepness of the gate for good tokens
+    tau_neg: float | None = None  # sapo: for bad tokens
     normalize: str = "token_mean"  # token_mean | sequence_mean | sequence_sum | constant | decoupled: weights of tokens
     constant: int = 0  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
     control_weight: float = 1e-3  # weight of the first token with normalize=decoupled

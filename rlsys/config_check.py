@@ -237,7 +237,7 @@ def _check_paths(c: Config) -> list[str]:
     return problems
 
 
-DIVIDE = ("tau_positive", "tau_negative")  # a gate of no steepness
+DIVIDE = ("tau_pos", "tau_neg")  # a gate of no steepness
 COMPARE_WITHIN_A_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
 
 

@@ -40,35 +40,34 @@ class CreditAssignment:
         lengths = torch.from_numpy(batch.lengths)
         sequences = torch.arange(len(lengths)).repeat_interleave(lengths)
         rewards = self.shuffled(step, self.components(batch) if c.algorithm.advantage == "gdpo" else batch.rewards)
-        late = self.penalties(lengths)
-        taken_off, loss_of_kl = late, None
-        if columns.ref is not None and c.reference.kl_in == "reward":
-            assert columns.old is not None
-            loss_of_kl = kl_coef * self.kl(torch.from_numpy(columns.old), torch.from_numpy(columns.ref))  # [T]
-            columns = replace(columns, ref=None)  # it has no place in the loss any more
+        late, divergence = self.penalties(lengths), self.divergence(columns)
+        cost = torch.zeros(len(sequences)) if divergence is None else kl_coef * divergence  # [T]
         if self.with_critic:
-            columns = self.of_tokens(rewards + late, loss_of_kl, lengths, sequences, columns)
+            columns = self.of_tokens(rewards + late, cost, lengths, sequences, columns)
         else:
-            if loss_of_kl is not None:
-                taken_off = late - torch.zeros(len(lengths)).index_add(0, sequences, loss_of_kl)
-            columns = replace(
-                columns, advantages=self.of_samples(batch, rewards, taken_off, lengths)[sequences].numpy()
-            )
-        assert columns.advantages is not None
-        per_sample = torch.zeros(len(lengths), dtype=torch.float64).index_add(
-            0, sequences, torch.from_numpy(columns.advantages).double()
-        ) / lengths.clamp(min=1)
+            taken_off = late - torch.zeros(len(lengths)).index_add(0, sequences, cost)
+            found = self.of_samples(batch, rewards, taken_off, lengths)
+            columns = replace(columns, advantages=found[sequences].numpy())
+        if divergence is not None:
+            columns = replace(columns, ref=None)  # it has no place in the loss any more
         return Credit(
             self.controlled(step, columns),
-            per_sample.float().numpy(),
-            kl=None if loss_of_kl is None else float(loss_of_kl.mean()) / kl_coef,
+            means(columns.advantages, lengths, sequences),
+            kl=None if divergence is None else float(divergence.mean()),
             penalty=float(late.mean()),
         )
 
+    def divergence(self, columns: Columns) -> Tensor | None:
+        """[T] The KL estimate of each token, where it goes into the reward."""
+        if columns.ref is None or self.config.reference.kl_in == "loss":
+            return None
+        assert columns.old is not None
+        return self.kl(torch.from_numpy(columns.old), torch.from_numpy(columns.ref))
+
     def components(self, batch: Batch) -> Floats:
         """[N, K] The parts each sample's reward is the weighted sum of."""
-        names = list(batch.components[0])
-        if odd := [i for i, found in enumerate(batch.components) if list(found) != names]:
+        names = sorted(batch.components[0])
+        if odd := [i for i, found in enumerate(batch.components) if sorted(found) != names]:
             raise ConfigError(
                 f"algorithm.advantage gdpo needs the same reward components for every sample; one has "
                 f"{', '.join(names)}, another {', '.join(batch.components[odd[0]])}."
@@ -78,7 +77,7 @@ class CreditAssignment:
     def component_weights(self, batch: Batch) -> list[float]:
         """[K] A function's named parts share its weight in `reward.functions`."""
         weights = {spec.rpartition(":")[2]: weight for spec, weight in self.config.reward.functions.items()}
-        return [weights[name.partition("/")[0]] for name in batch.components[0]]
+        return [weights[name.partition("/")[0]] for name in sorted(batch.components[0])]
 
     def shuffled(self, step: int, rewards: Floats) -> Tensor:
         if not self.config.reward.shuffle:
@@ -106,14 +105,11 @@ class CreditAssignment:
         found: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **given | {"lengths": lengths})
         return found.float()
 
-    def of_tokens(
-        self, rewards: Tensor, loss_of_kl: Tensor | None, lengths: Tensor, sequences: Tensor, columns: Columns
-    ) -> Columns:
-        """GAE: the reward comes with a completion's last token, the KL with each."""
+    def of_tokens(self, rewards: Tensor, cost: Tensor, lengths: Tensor, sequences: Tensor, columns: Columns) -> Columns:
+        """GAE: the reward comes with a completion's last token, the cost of KL with each."""
         assert columns.values is not None
         c, ends = self.config.critic, lengths.cumsum(0) - 1
-        amounts = torch.zeros(len(sequences)) if loss_of_kl is None else -loss_of_kl
-        amounts = amounts.index_add(0, ends[lengths > 0], rewards[lengths > 0])
+        amounts = (-cost).index_add(0, ends[lengths > 0], rewards[lengths > 0])
         found, returns = gae(amounts, torch.from_numpy(columns.values), sequences, gamma=c.gamma, lam=c.lam)
         return replace(columns, advantages=(whiten(found) if c.whiten else found).numpy(), returns=returns.numpy())
 
@@ -130,3 +126,11 @@ class CreditAssignment:
         rng = np.random.default_rng(seed_of(self.config.run.seed, step, "clip_cov"))
         out = covariance.clip_cov(columns.old, columns.advantages, share=e.share, low=e.low, high=e.high, rng=rng)
         return replace(columns, advantages=np.where(out, np.float32(0), columns.advantages))
+
+
+def means(advantages: Floats | None, lengths: Tensor, sequences: Tensor) -> Floats:
+    """The mean over each sample's tokens, exact where they are all alike.  [T] -> [N]"""
+    assert advantages is not None
+    total = torch.zeros(len(lengths), dtype=torch.float64)
+    total = total.index_add(0, sequences, torch.from_numpy(advantages).double())
+    return (total / lengths.clamp(min=1)).float().numpy()

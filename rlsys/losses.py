@@ -139,16 +139,16 @@ def sapo(
     advantages: Tensor,
     sequences: Tensor,
     *,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
 ) -> Told:
     """-(4/τ) σ(τ (r - 1)) A: a soft gate in place of the clip, τ by the sign of A.
 
     Gao et al. 2025, arXiv 2511.20347. On policy the gradient is the policy gradient's; away from it, it fades on both sides.
     """
-    if not (tau_positive and tau_negative):
-        raise ValueError(f"sapo: tau_positive is {tau_positive}, tau_negative {tau_negative}; both must be above 0.")
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    if not (tau_pos and tau_neg):
+        raise ValueError(f"sapo: tau_pos is {tau_pos}, tau_neg {tau_neg}; both must be above 0.")
+    tau = torch.where(advantages > 0, tau_pos, tau_neg)
     gate = torch.sigmoid(tau * (ratio(logprobs, old) - 1)) * 4 / tau
     never = torch.zeros_like(advantages, dtype=torch.bool)
     return Told(-gate * advantages, never, never)

@@ -35,7 +35,7 @@ def method(c: Config) -> list[tuple[str, str]]:
 
     rows = [
         ("advantage", f"{a.advantage}{f', deviation {a.std}' if a.std else ''}{chosen('eps')}"),
-        ("loss", a.loss + chosen("clip_low", "clip_high", "dual_clip", "tau_positive", "tau_negative")),
+        ("loss", a.loss + chosen("clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")),
         ("token weights", a.normalize),
     ]
     if c.reference.kl_coef:

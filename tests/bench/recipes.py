@@ -19,7 +19,7 @@ from rlsys.run_directory import read_lines
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).with_name("recipes.jsonl")
 RECIPES = ["tiny_cpu", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "degrpo", "ppo"]
-BARS = "▁▂▃▄▅▆▇█"
+KEY, BARS = "eval/zigzag/accuracy", "▁▂▃▄▅▆▇█"
 
 
 def run(recipe: str, seed: int) -> dict[str, Any]:
@@ -34,30 +34,36 @@ def run(recipe: str, seed: int) -> dict[str, Any]:
                 f"{recipe}, seed {seed}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
             )
         lines = read_lines(Path(place) / "run" / "metrics.jsonl")
-    accuracy = {line["step"]: round(line[KEY], 4) for line in lines if KEY in line}
+    accuracy = {str(found["step"]): round(found[KEY], 4) for found in lines if KEY in found}
     return {"recipe": recipe, "seed": seed, "seconds": round(time.monotonic() - began), "accuracy": accuracy}
 
 
-KEY = "eval/zigzag/accuracy"
-
-
 def table(results: list[dict[str, Any]]) -> str:
-    """One row per recipe: the last accuracy of each seed, and each seed's curve."""
-    seeds = sorted({r["seed"] for r in results})
-    rows = [
-        "| recipe | " + " | ".join(f"seed {s}" for s in seeds) + " | held-out accuracy over the run | seconds |",
-        "|---|" + "---|" * (len(seeds) + 2),
+    """One row per recipe: each seed's curve, the mean on the way, and each seed's end."""
+    seeds, on_the_way = sorted({r["seed"] for r in results}), ("0", "10", "20", "40")
+    heads = [
+        "recipe",
+        "curves",
+        *(f"mean at {step}" for step in on_the_way),
+        *(f"seed {s} at 80" for s in seeds),
+        "seconds",
     ]
+    rows = [line(heads), "|---" * len(heads) + "|"]
     for recipe in RECIPES:
         mine = sorted((r for r in results if r["recipe"] == recipe), key=lambda r: r["seed"])
         if not mine:
             continue
-        last = {r["seed"]: list(r["accuracy"].values())[-1] for r in mine}
-        cells = [f"{last[s]:.1%}" if s in last else "" for s in seeds]
         curves = " ".join(f"`{curve(list(r['accuracy'].values()))}`" for r in mine)
+        means = [sum(r["accuracy"][step] for r in mine) / len(mine) for step in on_the_way]
+        ends = {r["seed"]: list(r["accuracy"].values())[-1] for r in mine}
         times = [r["seconds"] for r in mine]
-        rows.append(f"| `{recipe}.yaml` | " + " | ".join(cells) + f" | {curves} | {min(times)}–{max(times)} |")
+        percent = [f"{m:.1%}" for m in means] + [f"{ends[s]:.1%}" if s in ends else "" for s in seeds]
+        rows.append(line([f"`{recipe}.yaml`", curves, *percent, f"{min(times)}–{max(times)}"]))
     return "\n".join(rows)
+
+
+def line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def curve(values: list[float]) -> str:

@@ -258,14 +258,14 @@ def sapo(
     sequences: Sequence[int],
     weights: Numbers,
     *,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
 ) -> Pair:
     """-σ(τ (r - 1)) 4/τ A.  arXiv 2511.20347"""
     losses, gradient = [], []
     for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
         r = math.exp(logprob - before)
-        tau = tau_positive if advantage > 0 else tau_negative
+        tau = tau_pos if advantage > 0 else tau_neg
         gate = 1 / (1 + math.exp(-tau * (r - 1)))
         losses.append(-gate * 4 / tau * advantage)
         gradient.append(-weight * advantage * 4 * gate * (1 - gate) * r)

@@ -413,7 +413,7 @@ def test_a_broken_file_is_refused_with_its_name(read, text, sentence):
         ("algorithm.std=", ["algorithm.std is ``", "sample, population, none"]),
         ("algorithm.eps=-1", ["algorithm.eps is -1", "0 or more"]),
         ("algorithm.clip_low=.nan", ["algorithm.clip_low is nan", "0 or more"]),
-        ("algorithm.loss=sapo algorithm.tau_negative=0", ["tau_negative is 0", "greater than 0"]),
+        ("algorithm.loss=sapo algorithm.tau_neg=0", ["tau_neg is 0", "greater than 0"]),
         ("algorithm.dual_clip=1", ["dual_clip is 1", "greater than 1, or null"]),
         ("algorithm.control_weight=-1", ["control_weight is -1", "0 or more"]),
         (
@@ -428,7 +428,7 @@ def test_a_broken_file_is_refused_with_its_name(read, text, sentence):
             "algorithm.loss=gspo algorithm.dual_clip=3",
             ["dual_clip is 3", "gspo does not use it", "algorithm.clip_low, algorithm.clip_high."],
         ),
-        ("algorithm.tau_positive=1", ["tau_positive is 1", "ppo_clip does not use it"]),
+        ("algorithm.tau_pos=1", ["tau_pos is 1", "ppo_clip does not use it"]),
         ("algorithm.whiten=true", ["algorithm.whiten is True", "grpo does not use it"]),
         ("correction.high=2", ["correction.high is 2", "correction.method none does not use it", "no options"]),
         (

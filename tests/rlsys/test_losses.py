@@ -22,7 +22,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gmpo": ("gmpo", {}),
     "gmpo two sides": ("gmpo", {"clip_low": 0.2, "clip_high": 0.7}),
     "sapo": ("sapo", {}),
-    "sapo steep": ("sapo", {"tau_positive": 3.0, "tau_negative": 0.5}),
+    "sapo steep": ("sapo", {"tau_pos": 3.0, "tau_neg": 0.5}),
     "dppo_tv": ("dppo_tv", {}),
     "dppo_tv two sides": ("dppo_tv", {"clip_low": 0.1, "clip_high": 0.3}),
     "reinforce": ("reinforce", {}),
@@ -349,8 +349,8 @@ def test_shapes_that_do_not_fit_are_refused_with_all_of_them(name):
         ("dppo_tv", {"clip_low": -1}, "clip_low is -1"),
         ("ppo_clip", {"dual_clip": 1.0}, "dual_clip is 1.0"),
         ("ppo_clip", {"dual_clip": 0.5}, "dual_clip is 0.5"),
-        ("sapo", {"tau_positive": 0.0}, "tau_positive is 0.0"),
-        ("sapo", {"tau_negative": -1.0}, "tau_negative is -1.0"),
+        ("sapo", {"tau_pos": 0.0}, "tau_pos is 0.0"),
+        ("sapo", {"tau_neg": -1.0}, "tau_neg is -1.0"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_value(name, options, told):
