@@ -54,10 +54,11 @@ class Cluster:
 @contextlib.contextmanager
 def started(config: Config, logs: Path, note: Note, *, model: str = "", training: bool = True) -> Iterator[Cluster]:
     """Starts Ray and all workers; ends all of them on the way out, whatever the way out is."""
-    if training and config.policy.port and port_is_taken(config.policy.port):
-        raise ConfigError(
-            f"policy.port: port {config.policy.port} is taken on this machine. Choose another, or 0 for any free one."
-        )
+    for role, port in (("policy", config.policy.port), ("critic", config.critic.port)):
+        if training and port and port_is_taken(port):
+            raise ConfigError(
+                f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
+            )
     note("starting Ray")
     with ray_session(config, logs) as ray:
         address = ray.get_runtime_context().gcs_address

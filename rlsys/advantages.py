@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsys.options import names, refuse
+from rlsys.options import accepted, names
 from rlsys.segments import Segments
 
 
@@ -21,11 +21,12 @@ def estimator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(function)
     def checked(rewards: Tensor, groups: Tensor, *, lengths: Tensor | None = None, **options: Any) -> Tensor:
-        refuse(name, options, known, numbers=("eps",))
+        options = accepted(name, options, known, numbers=("eps",))
         if options.get("std", "none") not in ("sample", "population", "none"):
             raise ValueError(f"{name}: std is {options['std']!r}; known: sample, population, none.")
         if groups.dim() != 1 or rewards.shape[:1] != groups.shape or rewards.dim() > 1 + (name == "gdpo"):
-            raise ValueError(f"{name}: rewards {list(rewards.shape)} and groups {list(groups.shape)} must both be [N].")
+            shapes = "be [N, K] and [N]" if name == "gdpo" else "both be [N]"
+            raise ValueError(f"{name}: rewards {list(rewards.shape)} and groups {list(groups.shape)} must {shapes}.")
         if groups.is_floating_point():
             raise ValueError(f"{name}: groups must be integer ids; they are {groups.dtype}.")
         if lengths is not None and not (lengths.shape == groups.shape and (lengths >= 0).all()):
@@ -144,13 +145,10 @@ def gdpo(
 
 @estimator
 def max_rl(rewards: Tensor, groups: Segments, *, eps: float = 1e-6) -> Tensor:
-    """(reward - group mean) / (group mean + eps), for rewards that are not negative.
+    """(reward - group mean) / (group mean + eps); made for rewards that are shares of success.
 
     Tajwar et al. 2026, arXiv 2602.02710: with rewards 0 and 1 this climbs the log-likelihood of success, up to order G - 1.
     """
-    if (rewards < 0).any():
-        at = int((rewards < 0).nonzero()[0])
-        raise ValueError(f"max_rl: rewards[{at}] is {rewards[at].item():g}; they are shares of success, 0 or more.")
     return over(centre(rewards, groups), groups.spread(groups.mean(rewards)) + eps)
 
 

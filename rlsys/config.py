@@ -133,7 +133,7 @@ class Reference:
     kl_coef: float = 0.0  # weight of the KL term; 0: no reference worker exists
     kl_in: str = "loss"  # loss | reward: a term of the loss, or taken off the reward before advantages
     kl_target: float = 0.0  # KL per token that kl_coef is adapted to keep; 0: kl_coef stays
-    kl_horizon: int = 10  # steps in which an adapted kl_coef changes by 20 % at most
+    kl_horizon: int = 10  # steps in which an adapted kl_coef changes by about 20 % at most
     gpus: float = 0.0  # GPUs it takes on a GPU cluster; a fraction shares one, 0 runs it on the CPU
 
 
@@ -145,7 +145,7 @@ class Critic:
     lr: float = 1e-5  # peak learning rate; policy.lr_schedule holds for it too
     warmup_updates: int = 0  # optimizer updates of linear warm-up
     alone_steps: int = 0  # first steps, in which the critic learns and the policy does not
-    clip: float = 0.2  # a value moves at most so far from its old one in a step
+    clip: float = 0.2  # a value that has moved so far from its old one learns no more in a step; 0: no clip
     gamma: float = 1.0  # discount of what is to come, per token
     lam: float = 1.0  # 1: the whole return counts; less: the critic's later estimates take its place
     whiten: bool = True  # bring advantages to mean 0 and deviation 1 over all tokens of the batch

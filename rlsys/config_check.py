@@ -3,9 +3,21 @@
 import difflib
 import json
 import math
+import re
+from collections import Counter
 from pathlib import Path
 
-from rlsys.config import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS, REWARDS, TRANSPORTS, Config
+from rlsys.config import (
+    ADVANTAGES,
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    LOSSES,
+    NORMALIZERS,
+    REWARDS,
+    TRANSPORTS,
+    Algorithm,
+    Config,
+)
 
 
 def check(config: Config) -> list[str]:
@@ -18,9 +30,8 @@ def check(config: Config) -> list[str]:
 
     def one_of(key: str, value: str, names: tuple[str, ...], user: bool = False) -> None:
         if value not in names and not (user and ":" in value):
-            near = difflib.get_close_matches(value, names, 1)
-            hint = f" Did you mean `{near[0]}`?" if near else ""
-            need(False, f"{key} is `{value}`; known: {', '.join(names)}{', or module:function' if user else ''}.{hint}")
+            known = f"{', '.join(names)}{', or module:function' if user else ''}"
+            need(False, f"{key} is `{value}`; known: {known}.{_hint(key, value, names)}")
 
     one_of("cluster.device", c.cluster.device, ("cpu", "gpu"))
     one_of("cluster.placement", c.cluster.placement, ("separate", "colocated"))
@@ -56,7 +67,7 @@ def check(config: Config) -> list[str]:
         "policy": ("ranks", "tokens_per_pack", "logprob_chunk", "lr", "threads"),
         "reward": ("workers", "timeout_s"),
         "cluster": ("start_timeout_s", "call_timeout_s"),
-        "critic": ("ranks", "lr", "clip"),
+        "critic": ("ranks", "lr"),
         "reference": ("kl_horizon",),
         "dynamic_sampling": ("max_rounds",),
     }
@@ -68,7 +79,7 @@ def check(config: Config) -> list[str]:
         "policy": ("warmup_updates", "weight_decay", "clip_grad", "port"),
         "rollout": ("max_prompt_tokens",),
         "reference": ("kl_coef", "kl_target", "gpus"),
-        "critic": ("warmup_updates", "alone_steps", "gamma", "lam", "port"),
+        "critic": ("warmup_updates", "alone_steps", "clip", "gamma", "lam", "port"),
         "entropy": ("coef", "share", "kl_coef"),
         "overlong": ("buffer", "penalty"),
         "reward": ("memory_mb",),
@@ -83,7 +94,7 @@ def check(config: Config) -> list[str]:
             value = getattr(getattr(c, section), name)
             need(0 <= value < math.inf, f"{section}.{name} is {value}; it must be a number of 0 or more.")
 
-    problems += _check_options(c)
+    problems += _check_options(c) + _check_weights(c)
     t = c.trainer
     if t.updates_per_step > 0 and t.prompts_per_step > 0 and t.prompts_per_step % t.updates_per_step:
         good = [n for n in range(1, t.prompts_per_step + 1) if t.prompts_per_step % n == 0]
@@ -120,6 +131,31 @@ def check(config: Config) -> list[str]:
     )
     need(c.critic.gamma <= 1, f"critic.gamma is {c.critic.gamma}; it must be between 0 and 1.")
     need(c.critic.lam <= 1, f"critic.lam is {c.critic.lam}; it must be between 0 and 1.")
+    with_critic = c.algorithm.advantage == "gae"
+    need(
+        not with_critic or not c.critic.alone_steps or c.critic.alone_steps < t.steps,
+        f"critic.alone_steps ({c.critic.alone_steps}) is not less than trainer.steps ({t.steps}): the policy would never learn. "
+        "Use fewer, or train longer.",
+    )
+    need(
+        not with_critic or not c.critic.port or c.critic.port != c.policy.port,
+        f"critic.port and policy.port are both {c.policy.port}; two meeting points need two ports. Change one, or use 0 for any free one.",
+    )
+    need(
+        c.entropy.control != "kl_cov" or t.updates_per_step * t.epochs_per_step != 1,
+        "entropy.control kl_cov has no gradient in a step's first update, and with trainer.updates_per_step 1 and epochs_per_step 1 "
+        "there is no other. Use 2 updates, or clip_cov.",
+    )
+    need(
+        c.algorithm.advantage != "gdpo" or c.reference.kl_in != "reward" or not c.reference.kl_coef,
+        f"algorithm.advantage gdpo brings each part of the reward to one deviation, so reference.kl_coef ({c.reference.kl_coef:g}) would "
+        "say nothing of KL in the reward. Use reference.kl_in loss.",
+    )
+    for name, count in Counter(spec.rpartition(":")[2] for spec in c.reward.functions).items():
+        need(
+            count == 1,
+            f"reward.functions has {count} functions called {name}, whose figures would be one. Give them different names.",
+        )
     need(
         c.overlong.buffer <= c.rollout.max_new_tokens,
         f"overlong.buffer ({c.overlong.buffer}) is longer than a completion can be, rollout.max_new_tokens ({c.rollout.max_new_tokens}).",
@@ -203,6 +239,21 @@ def check(config: Config) -> list[str]:
     return problems + _check_paths(c)
 
 
+def _hint(key: str, value: str, names: tuple[str, ...]) -> str:
+    """What a value that is not known was probably meant to be."""
+    small = value.lower()
+    if small in names:
+        return f" Did you mean `{small}`?"
+    if (key, small) in OTHER_NAMES:
+        return f" {OTHER_NAMES[key, small]}"
+    letters = re.sub("[^a-z]", "", small.replace("++", "pp"))
+    recipe = [name for name in RECIPES if name.replace("_", "") == letters]
+    if recipe and key in ("algorithm.advantage", "algorithm.loss"):
+        return f" {value} is a recipe of several options: configs/{recipe[0]}.yaml."
+    near = difflib.get_close_matches(small, names, 1)
+    return f" Did you mean `{near[0]}`?" if near else ""
+
+
 def _check_paths(c: Config) -> list[str]:
     """What can be seen of model, data and reward files without opening anything heavy."""
     problems = []
@@ -237,6 +288,19 @@ def _check_paths(c: Config) -> list[str]:
     return problems
 
 
+RECIPES = ("cispo", "dapo", "degrpo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "rloo")  # configs/<name>.yaml
+OTHER_NAMES = {  # values from elsewhere that no spelling leads to ours
+    ("algorithm.advantage", "ppo"): "PPO is algorithm.advantage gae: configs/ppo.yaml.",
+    ("algorithm.loss", "ppo"): "PPO's loss is ppo_clip; the whole recipe is configs/ppo.yaml.",
+    ("algorithm.normalize", "seq-mean-token-mean"): "Here that is sequence_mean.",
+    ("algorithm.normalize", "seq-mean-token-sum"): "Here that is sequence_sum.",
+    ("algorithm.normalize", "seq-mean-token-sum-norm"): "Here that is constant.",
+    ("algorithm.normalize", "dapo"): "Here that is token_mean.",
+    ("algorithm.normalize", "grpo"): "Here that is sequence_mean.",
+    ("algorithm.normalize", "dr_grpo"): "Here that is constant.",
+    ("algorithm.kl", "low_var_kl"): "Here that is k3.",
+}
+BOUNDS = {"icepop": (0.5, 5.0)}  # low and high of a correction that has both, as in its function
 DIVIDE = ("tau_pos", "tau_neg")  # a gate of no steepness
 COMPARE_WITHIN_A_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
 
@@ -263,13 +327,34 @@ def _check_options(c: Config) -> list[str]:
                 problems.append(
                     f"{section}.{option} is {value}, but {section}.{kind} {method} does not use it; it has {own}."
                 )
-    low, high = c.correction.low, c.correction.high
-    if low is not None and high is not None and low > high:
-        problems.append(f"correction.low ({low:g}) is above correction.high ({high:g}); every token would weigh 0.")
+    if c.correction.method in BOUNDS:
+        own_low, own_high = BOUNDS[c.correction.method]
+        low = own_low if c.correction.low is None else c.correction.low
+        high = own_high if c.correction.high is None else c.correction.high
+        if low > high:
+            problems.append(
+                f"correction.low ({low:g}) is above correction.high ({high:g}); every token would weigh 0. "
+                f"Null, for both, is {own_low:g} and {own_high:g}."
+            )
     if c.algorithm.dual_clip is not None and c.algorithm.dual_clip <= 1:
         problems.append(
             f"algorithm.dual_clip is {c.algorithm.dual_clip:g}; it must be greater than 1, or null for none."
         )
+    return problems
+
+
+def _check_weights(c: Config) -> list[str]:
+    """Options of one way to weigh tokens, given with another."""
+    if ":" in c.algorithm.advantage + c.algorithm.loss:
+        return []  # a user's function may ask for any option of the section
+    problems = []
+    for normalize, option in (("constant", "constant"), ("decoupled", "control_weight")):
+        value, default = getattr(c.algorithm, option), getattr(Algorithm(), option)
+        if value != default and c.algorithm.normalize != normalize:
+            problems.append(
+                f"algorithm.{option} is {value}, but algorithm.normalize {c.algorithm.normalize} does not use it. "
+                f"Use algorithm.normalize={normalize}, or go back to algorithm.{option}={default}."
+            )
     return problems
 
 

@@ -16,6 +16,57 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check
 
+# What verl and TRL call our options, by the last part of the name. configs/README.md says where the values differ.
+ELSEWHERE = {
+    "adv_estimator": "algorithm.advantage",
+    "norm_adv_by_std_in_grpo": "algorithm.std",
+    "scale_rewards": "algorithm.std",
+    "cliprange": "algorithm.clip_low",
+    "clip_ratio": "algorithm.clip_low",
+    "clip_ratio_low": "algorithm.clip_low",
+    "epsilon": "algorithm.clip_low",
+    "clip_ratio_high": "algorithm.clip_high",
+    "epsilon_high": "algorithm.clip_high",
+    "clip_ratio_c": "algorithm.dual_clip",
+    "delta": "algorithm.dual_clip",
+    "importance_sampling_level": "algorithm.loss",
+    "loss_agg_mode": "algorithm.normalize",
+    "loss_type": "algorithm.normalize",
+    "kl_loss_type": "algorithm.kl",
+    "kl_penalty": "algorithm.kl",
+    "beta": "reference.kl_coef",
+    "kl_loss_coef": "reference.kl_coef",
+    "init_kl_coef": "reference.kl_coef",
+    "use_kl_in_reward": "reference.kl_in",
+    "target_kl": "reference.kl_target",
+    "entropy_coef": "entropy.coef",
+    "entropy_coeff": "entropy.coef",
+    "mask_truncated_completions": "overlong.mask",
+    "overlong_buffer": "overlong.buffer",
+    "filter_groups": "dynamic_sampling.enabled",
+    "max_num_gen_batches": "dynamic_sampling.max_rounds",
+    "n": "trainer.samples_per_prompt",
+    "num_generations": "trainer.samples_per_prompt",
+    "train_batch_size": "trainer.prompts_per_step",
+    "ppo_mini_batch_size": "trainer.updates_per_step",
+    "ppo_epochs": "trainer.epochs_per_step",
+    "num_iterations": "trainer.epochs_per_step",
+    "max_steps": "trainer.steps",
+    "total_training_steps": "trainer.steps",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_completion_length": "rollout.max_new_tokens",
+    "gpu_memory_utilization": "rollout.gpu_memory",
+    "vllm_gpu_memory_utilization": "rollout.gpu_memory",
+    "tensor_model_parallel_size": "rollout.tensor_parallel",
+    "vllm_tensor_parallel_size": "rollout.tensor_parallel",
+    "learning_rate": "policy.lr",
+    "grad_clip": "policy.clip_grad",
+    "max_grad_norm": "policy.clip_grad",
+    "cliprange_value": "critic.clip",
+    "critic_warmup": "critic.alone_steps",
+}
+
 
 def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
     """Reads a YAML file and its bases, applies `key=value` overrides, and returns a checked configuration or raises `ConfigError`."""
@@ -156,14 +207,19 @@ def _options(kind: Any = Config, prefix: str = "") -> list[str]:
 def _suggest(key: str) -> str:
     if key == "base":
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
-    options = [*_options(), "base"]
-    near = difflib.get_close_matches(key, options, 1, 0.7)
-    leaf = [o for o in options if o.rpartition(".")[2] == key.rpartition(".")[2]]
-    leaf = leaf or [
-        o for o in options if difflib.get_close_matches(key.rpartition(".")[2], [o.rpartition(".")[2]], 1, 0.8)
-    ]
-    found = near or leaf[:1]
-    return f" Did you mean `{found[0]}`?" if found else " `rlsys validate --options` lists them all."
+    options, leaf = [*_options(), "base"], key.rpartition(".")[2]
+    found = (
+        _closest(key, [o for o in options if o.rpartition(".")[2] == leaf])
+        or ELSEWHERE.get(leaf)
+        or next(iter(difflib.get_close_matches(key, options, 1, 0.7)), None)
+        or next((o for o in options if difflib.get_close_matches(leaf, [o.rpartition(".")[2]], 1, 0.8)), None)
+    )
+    return f" Did you mean `{found}`?" if found else " `rlsys validate --options` lists them all."
+
+
+def _closest(key: str, options: list[str]) -> str | None:
+    """Of options of that name in several sections: the one whose section is spelt nearly so, or the first."""
+    return next(iter(difflib.get_close_matches(key, options, 1, 0.7) or options), None)
 
 
 def _name(kind: Any) -> str:

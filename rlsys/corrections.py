@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsys.options import names, refuse
+from rlsys.options import accepted, names
 from rlsys.ratios import bounded
 from rlsys.segments import Segments
 
@@ -26,7 +26,7 @@ def correction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         shapes = [list(t.shape) for t in (old, rollout, sequences)]
         if any(s != shapes[0] for s in shapes) or old.dim() != 1:
             raise ValueError(f"{name}: old, rollout and sequences are {', '.join(map(str, shapes))}; each must be [T].")
-        refuse(name, options, known, numbers=known)
+        options = accepted(name, options, known, numbers=known)
         with torch.no_grad():
             return function(old.float() - rollout.float(), sequences, **options)
 
@@ -36,25 +36,25 @@ def correction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @correction
 def tis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """min(ratio, high) of each token: truncated importance sampling (Yao et al. 2025; Ionides 2008)."""
-    return ratio(log_ratio).clamp(max=high)
+    return bounded(log_ratio).exp().clamp(max=high)
 
 
 @correction
 def mis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """The ratio of each token, 0 where it is above `high`: masked importance sampling (Liu, Li et al. 2025)."""
-    return between(ratio(log_ratio), 0.0, high)
+    return between(bounded(log_ratio).exp(), 0.0, high)
 
 
 @correction
 def sequence_tis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """min(ratio, high) of the whole sequence, the product of its tokens' ratios, for each of its tokens."""
-    return ratio(whole(log_ratio, sequences)).clamp(max=high)
+    return bounded(whole(log_ratio, sequences)).exp().clamp(max=high)
 
 
 @correction
 def sequence_mis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """The ratio of the whole sequence for each of its tokens; 0 for all of them where it is above `high`."""
-    return between(ratio(whole(log_ratio, sequences)), 0.0, high)
+    return between(bounded(whole(log_ratio, sequences)).exp(), 0.0, high)
 
 
 @correction
@@ -62,14 +62,10 @@ def icepop(log_ratio: Tensor, sequences: Tensor, *, low: float = 0.5, high: floa
     """The ratio of each token, 0 outside of [low, high]: masked on both sides (Ling team 2025, arXiv 2510.18855)."""
     if low > high:
         raise ValueError(f"icepop: low is {low}, above high, {high}; every token would weigh 0.")
-    return between(ratio(log_ratio), low, high)
+    return between(bounded(log_ratio).exp(), low, high)
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------------
-
-
-def ratio(log_ratio: Tensor) -> Tensor:
-    return bounded(log_ratio).exp()
 
 
 def whole(log_ratio: Tensor, sequences: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rlsys import advantages, covariance, kl, overlong
-from rlsys.config import Config, ConfigError
+from rlsys.config import ADVANTAGES, Config, ConfigError
 from rlsys.gae import gae, whiten
-from rlsys.options import options
+from rlsys.options import options, refuse_unheard
 from rlsys.plugins import find
 from rlsys.seeds import seed_of
 from rlsys.types import Batch, Columns, Floats
@@ -32,6 +32,7 @@ class CreditAssignment:
         self.with_critic = config.algorithm.advantage == "gae"
         if not self.with_critic:
             self.estimator = find(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
+            refuse_unheard(self.estimator, config.algorithm, "advantage", ADVANTAGES)
         self.kl = kl.ESTIMATORS[config.algorithm.kl]
 
     def __call__(self, step: int, batch: Batch, columns: Columns, kl_coef: float) -> Credit:
@@ -94,15 +95,20 @@ class CreditAssignment:
 
     def of_samples(self, batch: Batch, rewards: Tensor, taken_off: Tensor, lengths: Tensor) -> Tensor:
         """[N] One number per sample, from rewards and groups."""
-        weights = None
-        if rewards.dim() == 2:  # what is taken off is a component more
-            rewards = torch.cat([rewards, taken_off[:, None]], 1)
-            weights = [*self.component_weights(batch), 1.0]
+        weights, penalty = None, self.config.overlong.penalty
+        if rewards.dim() == 2:
+            weights = self.component_weights(batch)
+            if taken_off.any():  # the length penalty is a component more
+                rewards, weights = torch.cat([rewards, taken_off[:, None] / penalty], 1), [*weights, penalty]
         else:
             rewards = rewards + taken_off
+        if self.config.algorithm.advantage == "max_rl" and (rewards < 0).any():
+            raise ConfigError(
+                f"algorithm.advantage max_rl is for rewards of 0 or more; one is {float(rewards.min()):g}."
+            )
         greedy = None if batch.greedy is None else torch.from_numpy(batch.greedy[batch.groups])
-        given = options(self.estimator, self.config.algorithm, greedy=greedy, weights=weights)
-        found: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **given | {"lengths": lengths})
+        given = options(self.estimator, self.config.algorithm, lengths=lengths, greedy=greedy, weights=weights)
+        found: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **given)
         return found.float()
 
     def of_tokens(self, rewards: Tensor, cost: Tensor, lengths: Tensor, sequences: Tensor, columns: Columns) -> Columns:

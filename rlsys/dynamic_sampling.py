@@ -11,34 +11,41 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlsys.types import Batch
+
+MARGIN = 1.25  # asked for beyond what is expected to be enough: another round would cost more
 
 
 class NothingToLearn(RuntimeError):
     """Too few groups of a step had rewards that differ."""
 
 
-def fill(ask: Callable[[int], Batch], wanted: int, *, max_rounds: int, step: int) -> Batch:
-    """`ask(count)` samples and judges that many new prompts; the result has `wanted` groups whose rewards differ."""
+def fill(ask: Callable[[int], Batch], wanted: int, *, max_rounds: int, step: int, parts: bool = False) -> Batch:
+    """`ask(count)` samples and judges that many new prompts; the result has `wanted` groups whose rewards differ.
+
+    With `parts` it is enough that one of the reward's components differs.
+    """
     rounds: list[Batch] = []
     missing, count = wanted, wanted
     for _ in range(max_rounds):
         batch = ask(count)
-        good = np.flatnonzero(teaching(batch))
+        good = np.flatnonzero(teaching(batch, parts))
         if len(good) >= missing:
             rounds.append(first(batch, int(good[missing - 1]) + 1))
-            return join([only(batch, teaching(batch)) for batch in rounds])
+            return join([only(batch, teaching(batch, parts)) for batch in rounds])
         rounds.append(batch)
         missing -= len(good)
         share = (wanted - missing) / sum(len(b.prompts) for b in rounds)
-        count = min(wanted, math.ceil(missing / share)) if share else wanted
+        count = min(wanted, math.ceil(MARGIN * missing / share)) if share else wanted
     prompts = sum(len(batch.prompts) for batch in rounds)
-    means = [m for batch in rounds for m, teaches in zip(means_of(batch), teaching(batch), strict=True) if not teaches]
+    means = [m for b in rounds for m, teaches in zip(means_of(b), teaching(b, parts), strict=True) if not teaches]
     raise NothingToLearn(
         f"step {step}: {wanted - missing} of {wanted} groups have rewards that differ, after {max_rounds} rounds and {prompts} "
         f"prompts (dynamic_sampling.max_rounds). The groups of equal rewards have rewards from {min(means):g} to {max(means):g}. "
-        "Take easier or harder prompts, more samples_per_prompt, a smaller prompts_per_step, or dynamic_sampling.enabled=false."
+        "This run can go on with a larger dynamic_sampling.max_rounds, or with dynamic_sampling.enabled=false; a new one may "
+        "take easier or harder prompts, or more trainer.samples_per_prompt."
     )
 
 
@@ -49,12 +56,17 @@ def first(batch: Batch, count: int) -> Batch:
     return replace(only(batch, keep), dropped=batch.dropped, position=batch.position - left)
 
 
-def teaching(batch: Batch) -> np.ndarray:  # type: ignore[type-arg]
-    """Which groups have at least two rewards that differ.  [groups] bool"""
-    high, low = np.full(len(batch.prompts), -np.inf), np.full(len(batch.prompts), np.inf)
-    np.maximum.at(high, batch.groups, batch.rewards)
-    np.minimum.at(low, batch.groups, batch.rewards)
-    return high > low
+def teaching(batch: Batch, parts: bool = False) -> NDArray[np.bool_]:
+    """Which groups have at least two rewards that differ, or with `parts` two components of it.  [groups] bool"""
+    names = sorted({name for c in batch.components for name in c}) if parts else []
+    columns = [[c.get(name, 0.0) for name in names] for c in batch.components] if names else batch.rewards[:, None]
+    values = np.asarray(columns, dtype=np.float32)  # [N, K]
+    shape = (len(batch.prompts), values.shape[1])
+    high, low = np.full(shape, -np.inf), np.full(shape, np.inf)
+    np.maximum.at(high, batch.groups, values)
+    np.minimum.at(low, batch.groups, values)
+    found: NDArray[np.bool_] = np.any(high > low, axis=1)
+    return found
 
 
 def means_of(batch: Batch) -> list[float]:
@@ -64,7 +76,7 @@ def means_of(batch: Batch) -> list[float]:
     return list(total / np.maximum(count, 1))
 
 
-def only(batch: Batch, keep: np.ndarray) -> Batch:  # type: ignore[type-arg]
+def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
     """The batch with some of its groups.  keep [groups] bool"""
     samples = np.flatnonzero(keep[batch.groups])
     number = np.cumsum(keep) - 1  # of each group that stays
@@ -90,6 +102,8 @@ def join(batches: list[Batch]) -> Batch:
         groups=np.concatenate([b.groups + n for b, n in zip(batches, first, strict=False)]),
         rewards=np.concatenate([b.rewards for b in batches]),
         components=[c for b in batches for c in b.components],
+        asked=sum(b.asked for b in batches),
+        first_failure=next((b.first_failure for b in batches if b.first_failure), ""),
         failures={reason: sum(b.failures.get(reason, 0) for b in batches) for reason in reasons},
         reward_s=sum(b.reward_s for b in batches),
         greedy=None

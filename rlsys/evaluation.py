@@ -27,7 +27,9 @@ class Evaluation:
 def evaluate(collector: Collector, datasets: list[Dataset], *, step: int, max_new_tokens: int) -> Evaluation:
     # Two files may share a source, and then their lines share uids.
     prompts = [replace(p, uid=f"{p.uid}@{i}") for i, d in enumerate(datasets) for p in d.prompts]
-    batch = collector.collect(f"eval {step}", prompts, samples=1, temperature=0.0, max_new_tokens=max_new_tokens)
+    name = f"eval {step}"
+    batch = collector.collect(name, prompts, samples=1, temperature=0.0, max_new_tokens=max_new_tokens)
+    collector.checked(name, batch)
     source_of = np.array([p.source for p in prompts])
     scores = np.zeros(len(prompts))
     scores[batch.groups] = batch.rewards

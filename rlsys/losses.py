@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlsys.options import names, refuse
+from rlsys.options import accepted, names
 from rlsys.ratios import bounded, ratio
 from rlsys.segments import Segments
 
@@ -39,9 +39,7 @@ class PolicyLoss:
             raise ValueError(
                 f"{self.name}: logprobs, old, advantages and sequences are {', '.join(map(str, shapes))}; each must be [T]."
             )
-        if options.get("dual_clip", 0) is None:
-            del options["dual_clip"]
-        refuse(self.name, options, self.known, numbers=self.known)
+        options = accepted(self.name, options, self.known, numbers=self.known)
         return self.function(logprobs.float(), old.detach().float(), advantages.detach().float(), sequences, **options)
 
 

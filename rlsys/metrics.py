@@ -116,6 +116,8 @@ def of_updates(updates: list[Metrics]) -> Metrics:
 
 
 def of_critic(updates: list[Metrics]) -> Metrics:
-    """Means over a step's updates of the critic's `loss` and `grad_norm`."""
-    names = ("loss", "grad_norm", "lr") if updates else ()
-    return {f"critic/{name}": sum(u[name] for u in updates) / len(updates) for name in names}
+    """Means over a step's updates of the critic's `loss` and `grad_norm`, and its last `lr`."""
+    if not updates:
+        return {}
+    means = {f"critic/{name}": sum(u[name] for u in updates) / len(updates) for name in ("loss", "grad_norm")}
+    return means | {"critic/lr": updates[-1]["lr"]}

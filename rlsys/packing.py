@@ -5,7 +5,6 @@ update does not depend on the token budget, the number of ranks or the ZeRO stag
 """
 
 import heapq
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor
 
 from rlsys.config import NORMALIZERS
+from rlsys.options import accepted
 from rlsys.types import Batch, Columns, Floats, Pack
 
 
-def token_weights(lengths: Tensor, normalize: str, *, constant: int = 0, control_weight: float = 1e-3) -> Tensor:
+def token_weights(lengths: Tensor, normalize: str, **options: float) -> Tensor:
     """The factor of each token's loss in a mini-batch of N sequences.  [N] -> [sum(lengths)]
 
     token_mean     1 / all tokens: every token counts the same (arXiv 2503.14476)
@@ -24,7 +24,11 @@ def token_weights(lengths: Tensor, normalize: str, *, constant: int = 0, control
     sequence_sum   1 / N: the plain policy gradient; the sum over a sequence, the mean over sequences
     constant       1 / (N x constant): the same in other units, no length bias (Dr. GRPO, arXiv 2503.20783)
     decoupled      control_weight / N for the first token, 1 / (N x the rest's length) for the rest (DeGRPO, arXiv 2505.13379)
+
+    Options: `constant`, in tokens; `control_weight`, 1e-3 as in the paper. The others do without.
     """
+    options = accepted("token_weights", options, ("constant", "control_weight"), ("constant", "control_weight"))
+    constant, control_weight = options.get("constant", 0), options.get("control_weight", 1e-3)
     if lengths.dim() != 1 or lengths.is_floating_point() or (lengths < 0).any():
         raise ValueError(f"token_weights: lengths must be whole numbers [N], not negative; got {lengths.tolist()}.")
     n, lengths = max(len(lengths), 1), lengths.long()
@@ -35,14 +39,10 @@ def token_weights(lengths: Tensor, normalize: str, *, constant: int = 0, control
     elif normalize == "sequence_sum":
         each = torch.full((len(lengths),), 1.0 / n)
     elif normalize == "constant":
-        if not 0 < constant < math.inf:
+        if not constant:
             raise ValueError(f"token_weights: normalize=constant needs constant > 0; it is {constant}.")
         each = torch.full((len(lengths),), 1.0 / (n * constant))
     elif normalize == "decoupled":
-        if not 0 <= control_weight < math.inf:
-            raise ValueError(
-                f"token_weights: control_weight is {control_weight}; it must be a finite number of 0 or more."
-            )
         each = 1.0 / (n * (lengths - 1).clamp(min=1).float())
     else:
         raise ValueError(f"token_weights: normalize is {normalize!r}; known: {', '.join(NORMALIZERS)}.")
@@ -70,6 +70,8 @@ def pack(
     columns = columns or Columns()
     lengths = [len(batch.samples[m].tokens) for m in members]
     flat = np.zeros(sum(lengths), dtype=np.float32) if weights is None else weights
+    if len(flat) != sum(lengths):
+        raise ValueError(f"pack: weights has {len(flat)} numbers; the members have {sum(lengths)} tokens.")
     own = np.split(flat, np.cumsum(lengths, dtype=np.int64))[:-1]
     if weights is not None:
         members, own = [m for m, w in zip(members, own, strict=True) if w.any()], [w for w in own if w.any()]

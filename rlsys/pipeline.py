@@ -12,7 +12,7 @@ to the reward pool the moment it is seen; nothing waits for the slowest prompt b
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class Collector:
     def __init__(self, rollout: Rollout, rewards: Rewards, *, seed: int, max_failure_share: float):
         self.rollout, self.rewards, self.seed, self.max_failure_share = rollout, rewards, seed, max_failure_share
 
+    def checked(self, step: int | str, batch: Batch) -> Batch:
+        """The batch, unless too many of its verdicts failed."""
+        failed = sum(batch.failures.values())
+        if failed > self.max_failure_share * batch.asked or not batch.samples:
+            raise RewardFailure(
+                f"step {step}: {failed} of {batch.asked} reward verdicts failed (reward.max_failure_share is "
+                f"{self.max_failure_share:g}). The first: {batch.first_failure}"
+            )
+        return batch
+
     def collect(
         self,
         step: int | str,
@@ -41,7 +51,10 @@ class Collector:
         max_new_tokens: int,
         greedy: bool = False,
     ) -> Batch:
-        """`samples` completions per prompt; with `greedy` one more at temperature 0, whose reward alone is kept."""
+        """`samples` completions per prompt; with `greedy` one more at temperature 0, whose reward alone is kept.
+
+        A batch whose verdicts failed is a batch too, down to one without samples: see `checked`.
+        """
         temperatures = [temperature] * samples + [0.0] * greedy
         requests = [
             Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), t, max_new_tokens)
@@ -57,11 +70,10 @@ class Collector:
         done = time.perf_counter()
         if len(pairs) != len(requests):
             raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(pairs)} came back")
-        return self._assemble(step, prompts, pairs, done - sampled, samples, greedy)
+        return self._assemble(prompts, pairs, done - sampled, samples, greedy)
 
     def _assemble(
         self,
-        step: int | str,
         prompts: list[Prompt],
         pairs: list[tuple[Sample, Verdict]],
         reward_s: float,
@@ -76,18 +88,15 @@ class Collector:
         for s, v in pairs:
             if s.index == samples and v.score is not None:
                 baseline[group[s.uid]] = v.score
-        if len(bad) > self.max_failure_share * len(pairs) or not good:
-            raise RewardFailure(
-                f"step {step}: {len(bad)} of {len(pairs)} reward verdicts failed (reward.max_failure_share is {self.max_failure_share:g}). "
-                f"The first: {bad[0].failure}: {bad[0].detail}"
-            )
         return Batch(
             prompts=prompts,
             samples=[s for s, _ in good],
             groups=np.array([group[s.uid] for s, _ in good], dtype=np.int64),
             rewards=np.array([v.score for _, v in good], dtype=np.float32),
             components=[v.components for _, v in good],
+            asked=len(pairs),
             failures=dict(Counter(v.failure for v in bad)),
+            first_failure=f"{bad[0].failure}: {bad[0].detail}" if bad else "",
             reward_s=reward_s,
             greedy=baseline if greedy else None,
         )
@@ -108,9 +117,8 @@ class Pipeline:
         return self.ahead.popleft().result()
 
     def drain(self) -> None:
-        """Waits until the engines are idle."""
-        for batch in self.ahead:
-            batch.result()
+        """Waits until the engines are idle. What went wrong meanwhile is for `next` to say."""
+        wait(self.ahead)
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
-"""The batch arithmetic of a configuration, as a table with the numbers filled in."""
+"""What a configuration amounts to: its batch arithmetic, its method and its processes, as rows of tables."""
 
-from rlsys.config import Config
+from rlsys.config import Algorithm, Config, Correction, Critic
 
 
 def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
@@ -8,14 +8,26 @@ def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
     t, prompt, new = c.trainer, c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
     samples = t.prompts_per_step * t.samples_per_prompt
     per_update, updates = samples // t.updates_per_step, t.updates_per_step * t.epochs_per_step
+    greedy = int(c.algorithm.advantage == "remax")  # one completion more per prompt, judged and not trained on
+    per_prompt, per_engine = t.samples_per_prompt + greedy, -(-t.prompts_per_step // c.rollout.engines)
+    each = f"({t.samples_per_prompt} + 1 greedy)" if greedy else f"{t.samples_per_prompt}"
+    rounds = c.dynamic_sampling.enabled
     rows = [
         ("prompts per step", "trainer.prompts_per_step", t.prompts_per_step),
         ("samples per step", f"{t.prompts_per_step} prompts x {t.samples_per_prompt} samples_per_prompt", samples),
-        ("samples per engine", f"{samples} samples / {c.rollout.engines} engines", -(-samples // c.rollout.engines)),
+        (
+            "samples per engine" + " and round" * rounds,
+            f"{per_engine} prompts x {each}",  # a group stays together
+            per_engine * per_prompt,
+        ),
         ("samples per update", f"{samples} samples / {t.updates_per_step} updates_per_step", per_update),
         ("updates per step", f"{t.updates_per_step} updates x {t.epochs_per_step} epochs", updates),
         ("updates in all", f"{t.steps} steps x {updates} updates", t.steps * updates),
-        ("new tokens per step, at most", f"{samples} samples x {new} max_new_tokens", samples * new),
+        (
+            f"new tokens per {'round' if rounds else 'step'}, at most",
+            f"{t.prompts_per_step} prompts x {each} x {new}",
+            t.prompts_per_step * per_prompt * new,
+        ),
     ]
     if prompt:
         per_pack = c.policy.tokens_per_pack // (prompt + new - 1)  # the last token of a sequence is never an input
@@ -29,20 +41,27 @@ def method(c: Config) -> list[tuple[str, str]]:
     """Rows of (part, what it is): the algorithm in a few words."""
     a = c.algorithm
 
-    def chosen(*names: str) -> str:
-        given = ", ".join(f"{n} {getattr(a, n):g}" for n in names if isinstance(getattr(a, n), float))
+    def chosen(section: Algorithm | Correction, *names: str) -> str:
+        given = ", ".join(f"{n} {getattr(section, n):g}" for n in names if getattr(section, n) is not None)
         return f" ({given})" if given else ""
 
+    deviation = f", deviation {a.std}" if a.std else ""
+    weighs = {
+        "constant": f", {a.constant or c.rollout.max_new_tokens} tokens",
+        "decoupled": f" (control_weight {a.control_weight:g})",
+    }
     rows = [
-        ("advantage", f"{a.advantage}{f', deviation {a.std}' if a.std else ''}{chosen('eps')}"),
-        ("loss", a.loss + chosen("clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")),
-        ("token weights", a.normalize),
+        ("advantage", f"{a.advantage}{deviation}{chosen(a, 'eps')}{', whitened' if a.whiten else ''}"),
+        ("loss", a.loss + chosen(a, "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")),
+        ("token weights", a.normalize + weighs.get(a.normalize, "")),
     ]
+    if a.advantage == "gae":
+        rows.append(("critic", _critic(c.critic)))
     if c.reference.kl_coef:
         target = f", adapted to {c.reference.kl_target:g} per token" if c.reference.kl_target else ""
         rows.append(("KL", f"{a.kl} in the {c.reference.kl_in}, coefficient {c.reference.kl_coef:g}{target}"))
     if c.correction.method != "none":
-        rows.append(("correction", c.correction.method))
+        rows.append(("correction", c.correction.method + chosen(c.correction, "low", "high")))
     if c.entropy.coef or c.entropy.control != "none":
         rows.append(("entropy", f"bonus {c.entropy.coef:g}, control {c.entropy.control}"))
     if c.overlong.mask or c.overlong.buffer:
@@ -53,6 +72,11 @@ def method(c: Config) -> list[tuple[str, str]]:
     if c.dynamic_sampling.enabled:
         rows.append(("dynamic sampling", f"at most {c.dynamic_sampling.max_rounds} rounds"))
     return rows
+
+
+def _critic(c: Critic) -> str:
+    said = f"gamma {c.gamma:g}, lam {c.lam:g}, {f'clip {c.clip:g}' if c.clip else 'no clip'}"
+    return said + ", whitened" * c.whiten + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
 
 
 def processes(c: Config) -> list[tuple[str, int, str]]:

@@ -1,7 +1,7 @@
 """The run directory: what every tool reads.
 
 config.yaml     the resolved configuration        samples/      every sample of every step, parquet
-metrics.jsonl   one line per step                 checkpoints/  step-000040/: model/ (Hugging Face), optimizer/, state.json
+metrics.jsonl   one line per step                 checkpoints/  step-000040/: model/ (Hugging Face), optimizer/, critic/, state.json
 events.jsonl    starts, syncs, saves, stops      logs/         one file per process
 """
 
@@ -29,11 +29,15 @@ FREE_TO_CHANGE = (  # what a run may be continued with
     "trainer.steps",
     "reward.workers",
     "reward.timeout_s",
+    "reward.memory_mb",
+    "reward.max_failure_share",
+    "dynamic_sampling.",
     "rollout.engines",
     "rollout.gpu_memory",
     "rollout.kv_cache_mb",
     "rollout.max_sequences",
     "policy.port",
+    "critic.port",
     "policy.tokens_per_pack",
     "policy.logprob_chunk",
     "policy.gradient_checkpointing",

@@ -15,12 +15,13 @@ from rlsys import checkpoint, dynamic_sampling, kl, metrics
 from rlsys.config import Config
 from rlsys.credit import CreditAssignment
 from rlsys.data import Dataset
+from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.evaluation import Evaluation, evaluate
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import Clock, Metrics
 from rlsys.minibatches import MiniBatch, mini_batches
 from rlsys.packing import pack, unpack
-from rlsys.pipeline import Collector, Pipeline
+from rlsys.pipeline import Collector, Pipeline, RewardFailure
 from rlsys.run_directory import RunDirectory
 from rlsys.schedule import learning_rate
 from rlsys.types import Batch, Columns, Floats, Pack
@@ -66,7 +67,11 @@ class Trainer:
         pipeline = Pipeline(self.sample, first=done + 1, last=c.trainer.steps, max_lag=c.pipeline.max_lag)
         try:
             for step in range(done + 1, c.trainer.steps + 1):
-                found = self.step(step, pipeline)
+                try:
+                    found = self.step(step, pipeline)
+                except (NothingToLearn, RewardFailure):
+                    self.save_missed(step - 1)  # what was learned so far is good
+                    raise
                 if step == c.trainer.steps or (c.eval.every and step % c.eval.every == 0):
                     found |= self.evaluation(step)
                 # First the line, then the checkpoint: killed in between, the step is done again and its line replaced.
@@ -89,7 +94,8 @@ class Trainer:
         with clock("update"):
             updates = list(self.updates(step, batch, credit.columns))
         learned, of_critic = [u for u, _ in updates if u], [u for _, u in updates if u]
-        require_finite(step, learned)
+        require_finite(step, learned, "policy.lr")
+        require_finite(step, of_critic, "critic.lr")
 
         pipeline.drain()
         with clock("sync"):
@@ -121,11 +127,13 @@ class Trainer:
             return replace(batch, position=self.asked)
 
         self.rollout.generating()
-        if not d.enabled:
-            return ask(t.prompts_per_step)
-        batch = dynamic_sampling.fill(ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step)
-        self.asked = batch.position
-        return batch
+        if d.enabled:
+            parts = self.config.algorithm.advantage == "gdpo"
+            batch = dynamic_sampling.fill(ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step, parts=parts)
+            self.asked = batch.position
+        else:
+            batch = ask(t.prompts_per_step)
+        return self.collector.checked(step, batch)
 
     def scored(self, batch: Batch) -> Columns:
         """What the present weights say of the batch, as far as this configuration needs it."""
@@ -148,14 +156,15 @@ class Trainer:
     def updates(self, step: int, batch: Batch, columns: Columns) -> Iterator[tuple[Metrics, Metrics]]:
         """One optimizer update per mini-batch. Yields the policy's figures and the critic's, empty for one that does not learn."""
         p, c = self.config.policy, self.config.critic
+        alone = c.alone_steps if self.critic else 0
         for mini in mini_batches(self.config, step, batch):
             of_policy, of_critic = {}, {}
             if self.critic:
                 lr = self.learning_rate(mini.number, c.lr, c.warmup_updates)
                 own = replace(columns, advantages=None, old=None, ref=None, anchor=None)
                 of_critic = self.critic.update(self.packs(batch, mini, own, self.critic.ranks), lr) | {"lr": lr}
-            if not self.critic or step > c.alone_steps:
-                lr = self.learning_rate(mini.number, p.lr, p.warmup_updates)
+            if step > alone:
+                lr = self.learning_rate(mini.number, p.lr, p.warmup_updates, first_step=alone)
                 packs = self.packs(batch, mini, replace(columns, values=None, returns=None), self.policy.ranks)
                 of_policy = self.policy.update(packs, lr, self.kl_coef) | {"lr": lr}
             yield of_policy, of_critic
@@ -164,9 +173,11 @@ class Trainer:
         budget = self.config.policy.tokens_per_pack
         return pack(batch, mini.members, ranks=ranks, tokens_per_pack=budget, columns=columns, weights=mini.weights)
 
-    def learning_rate(self, number: int, peak: float, warmup: int) -> float:
+    def learning_rate(self, number: int, peak: float, warmup: int, first_step: int = 0) -> float:
+        """Of an update, for who learns from the step after `first_step` on."""
         t = self.config.trainer
-        total = t.steps * t.updates_per_step * t.epochs_per_step
+        per_step = t.updates_per_step * t.epochs_per_step
+        number, total = number - first_step * per_step, (t.steps - first_step) * per_step
         return learning_rate(number, peak=peak, schedule=self.config.policy.lr_schedule, warmup=warmup, total=total)
 
     def adapt(self, found: Metrics) -> None:
@@ -200,6 +211,12 @@ class Trainer:
         path = checkpoint.save(folder, step, state, self.fill, self.config.checkpoint.keep_last)
         self.run_directory.event("checkpoint", step=step, path=str(path.relative_to(self.run_directory.path)))
 
+    def save_missed(self, step: int) -> None:
+        """A checkpoint of a step that was done and not saved."""
+        there = checkpoint.found(self.run_directory.path / "checkpoints")
+        if step > (there[-1][0] if there else 0):
+            self.save(step)
+
     def fill(self, folder: str) -> None:
         self.policy.save(folder)
         if self.critic:
@@ -222,11 +239,11 @@ class Trainer:
         return done
 
 
-def require_finite(step: int, updates: list[Metrics]) -> None:
-    """Stops before weights that mean nothing reach the engines."""
+def require_finite(step: int, updates: list[Metrics], lr: str) -> None:
+    """Stops before weights that mean nothing reach the engines or a checkpoint."""
     for number, update in enumerate(updates, 1):
         if not (math.isfinite(update["loss"]) and math.isfinite(update["grad_norm"])):
             raise FloatingPointError(
                 f"step {step}, update {number}: loss {update['loss']}, gradient norm {update['grad_norm']}. The engines keep "
-                "their weights and the last checkpoint is good. A lower policy.lr or policy.dtype=float32 may help."
+                f"their weights and the last checkpoint is good. A lower {lr} or policy.dtype=float32 may help."
             )

@@ -71,7 +71,9 @@ class Batch:
     groups: NDArray[np.int64]  # [N] which prompt
     rewards: Floats  # [N]
     components: list[dict[str, float]]  # [N]
+    asked: int = 0  # verdicts asked for
     failures: dict[str, int] = field(default_factory=dict)  # reason → samples that left the batch
+    first_failure: str = ""  # in words
     reward_s: float = 0.0  # last sample to last verdict
     greedy: Floats | None = None  # [groups] reward of a greedy completion, NaN where its verdict failed
     dropped: int = 0  # groups that were sampled and taught nothing
@@ -83,6 +85,10 @@ class Batch:
 
     def split(self, column: Floats) -> list[Floats]:
         """A per-token column, one array per sample.  [T] -> [N]"""
+        if len(column) != self.lengths.sum():
+            raise ValueError(
+                f"Batch.split: the column has {len(column)} numbers; the batch has {self.lengths.sum()} tokens."
+            )
         return np.split(column, np.cumsum(self.lengths))[:-1]
 
 

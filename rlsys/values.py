@@ -36,7 +36,8 @@ class PackedValues(nn.Module):
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
     """½ max((v - R)², (clip(v, old - clip, old + clip) - R)²).  [T], [T], [T] -> [T]
 
-    `old` is the estimate that `returns` were made from: a critic that has moved `clip` away learns no more from this batch.
+    `old` is the estimate that `returns` were made from: a value that has moved `clip` towards the return learns no more from
+    this batch. A clip of 0 is none.
     """
     if not (values.shape == old.shape == returns.shape):
         raise ValueError(
@@ -45,5 +46,5 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float = 0.
     if not clip >= 0:
         raise ValueError(f"value_loss: clip is {clip}; it must be 0 or more.")
     values, old, returns = values.float(), old.detach().float(), returns.detach().float()
-    near = old + (values - old).clamp(-clip, clip)
+    near = old + (values - old).clamp(-clip, clip) if clip else values
     return torch.maximum((values - returns).square(), (near - returns).square()) / 2

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from rlsys import corrections, kl, losses
-from rlsys.config import Config
-from rlsys.options import options
+from rlsys.config import LOSSES, Config
+from rlsys.options import options, refuse_unheard
 from rlsys.plugins import find
 from rlsys.types import Pack
 
@@ -18,18 +18,22 @@ class Objective:
         a = config.algorithm
         self.device, self.entropy_coef = device, config.entropy.coef
         function = find(a.loss, losses.LOSSES, "algorithm.loss")
+        refuse_unheard(function, a, "loss", LOSSES)
         self.loss, self.loss_options = losses.telling(function), options(function, a)
         self.correction = corrections.CORRECTIONS.get(config.correction.method)
         self.correction_options = options(self.correction, config.correction) if self.correction else {}
         self.kl = kl.ESTIMATORS[a.kl]
 
-    def begin(self, kl_coef: float) -> dict[str, float]:
-        """Starts a mini-batch; its sums are in what is returned, once all packs are through."""
+    def begin(self, kl_coef: float) -> None:
+        """Starts a mini-batch."""
         names = ["loss", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "tokens"]
         if self.correction:
             names += ["correction", "correction_squared", "masked"]
-        self.kl_coef, self.found = kl_coef, dict.fromkeys(names, 0.0)
-        return self.found
+        self.kl_coef, self.sums = kl_coef, dict.fromkeys(names, torch.zeros((), device=self.device))
+
+    def end(self) -> dict[str, float]:
+        """The sums over the mini-batch's tokens, and the largest mismatch. Until here nothing waits for the device."""
+        return {name: total.item() for name, total in self.sums.items()}
 
     def __call__(self, pack: Pack, answer: tuple[Any, Any]) -> Any:
         logprobs, entropy = answer  # [K]
@@ -54,20 +58,18 @@ class Objective:
 
         if pack.samples:
             gap = (old - rollout).abs()
-            self.add(
-                loss=total.detach(), entropy=entropy.detach().sum(), clip_low=told.low.sum(), clip_high=told.high.sum()
-            )
-            self.add(mismatch=gap.sum(), tokens=len(pack.targets))
-            self.found["mismatch_max"] = max(self.found["mismatch_max"], gap.max().item())
+            self.add(loss=total, entropy=entropy, clip_low=told.low, clip_high=told.high, mismatch=gap)
+            self.add(tokens=torch.ones_like(gap))
+            self.sums["mismatch_max"] = torch.maximum(self.sums["mismatch_max"], gap.max())
             if divergence is not None:
-                self.add(kl=divergence.detach().sum())
+                self.add(kl=divergence)
             if weight is not None:
-                self.add(correction=weight.sum(), correction_squared=weight.square().sum(), masked=(weight == 0).sum())
+                self.add(correction=weight, correction_squared=weight.square(), masked=weight == 0)
         return total
 
-    def add(self, **amounts: Any) -> None:
-        for name, amount in amounts.items():
-            self.found[name] += float(amount)
+    def add(self, **columns: torch.Tensor) -> None:
+        for name, column in columns.items():
+            self.sums[name] = self.sums[name] + column.detach().sum()
 
     def tensor(self, values: Any) -> Any:
         return torch.tensor(values, device=self.device)

@@ -50,9 +50,9 @@ class PolicyRank:
 
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
         """One optimizer update on this rank's share of a mini-batch. See `rlsys.metrics.of_updates` for what it returns."""
-        found = self.objective.begin(kl_coef)
+        self.objective.begin(kl_coef)
         norm = self.zero.minimise(packs, self.objective, lr)
-        return found | {"grad_norm": norm}
+        return self.objective.end() | {"grad_norm": norm}
 
     # --- weights on their way out ---------------------------------------------------------------------------------------
 

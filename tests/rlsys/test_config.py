@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsys import advantages, config, config_load, corrections, data, kl, losses, packing
+from rlsys import advantages, config, config_check, config_load, corrections, data, kl, losses, packing
 from rlsys.config import Config, ConfigError
 from rlsys.config_load import load
 from rlsys.rewards import REWARDS
@@ -299,6 +299,61 @@ def test_an_unknown_option_is_refused_with_a_suggestion(refused):
 
 
 @pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("algorithm.lam", "critic.lam"),
+        ("algorithm.gamma", "critic.gamma"),
+        ("algorithm.kl_coef", "reference.kl_coef"),
+        ("algorithm.kl_in", "reference.kl_in"),
+        ("optimizer.lr", "policy.lr"),
+        ("critc.lr", "critic.lr"),
+    ],
+)
+def test_an_option_in_the_wrong_section_is_found_in_the_right_one(refused, key, ours):
+    [found] = refused("", f"{key}=1")
+    assert found.endswith(f"Did you mean `{ours}`?")
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("beta", "reference.kl_coef"),
+        ("actor.kl_loss_coef", "reference.kl_coef"),
+        ("actor.entropy_coeff", "entropy.coef"),
+        ("algorithm.epsilon", "algorithm.clip_low"),
+        ("rollout.n", "trainer.samples_per_prompt"),
+        ("policy.learning_rate", "policy.lr"),
+        ("algorithm.filter_groups", "dynamic_sampling.enabled"),
+    ],
+)
+def test_a_name_of_another_library_leads_to_ours(refused, key, ours):
+    [found] = refused("", f"{key}=1")
+    assert found.endswith(f"Did you mean `{ours}`?")
+
+
+def test_names_of_other_libraries_lead_to_options_there_are_and_are_no_name_of_ours():
+    ours = {key for key, _ in leaves()}
+    assert {*config_load.ELSEWHERE.values()} <= ours
+    assert not {*config_load.ELSEWHERE} & {key.rpartition(".")[2] for key in ours}
+
+
+def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_only_options_there_are():
+    text = (ROOT / "configs" / "README.md").read_text().partition("## Coming from verl or TRL")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in row.split("|")[1:-1]]
+        for row in text.splitlines()
+        if "`" in row and row.startswith("| ")
+    ]
+    named = {
+        (name.rpartition(".")[2], *re.findall(r"`([a-z_]+\.[a-z_0-9]+)", ours)[:1])
+        for verl, trl, ours, _ in rows
+        for name in re.findall(r"`([^`]+)`", verl + trl)
+    }
+    assert {*config_load.ELSEWHERE.items()} <= named
+    assert {ours for _, ours in named} <= {key for key, _ in leaves()}
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("trainer: {steps: ten}", "`trainer.steps` must be a whole number; 'ten' is a text."),
@@ -403,19 +458,30 @@ def test_a_broken_file_is_refused_with_its_name(read, text, sentence):
         ("run.seed=-1", ["run.seed is -1"]),
         ("algorithm.advantage=gpro", ["`gpro`", "known: grpo", "gae, or module:function", "Did you mean `grpo`?"]),
         ("algorithm.advantage=gea", ["`gea`", "Did you mean `gae`?"]),
-        ("algorithm.loss=ppo", ["`ppo`", "known: ppo_clip", "reinforce, or module:function"]),
+        ("algorithm.loss=ppo", ["`ppo`", "known: ppo_clip", "reinforce, or module:function", "PPO's loss is ppo_clip"]),
+        ("algorithm.advantage=GRPO", ["`GRPO`", "Did you mean `grpo`?"]),
+        ("algorithm.advantage=Gea", ["`Gea`", "Did you mean `gae`?"]),
+        ("algorithm.advantage=PPO", ["`PPO`", "PPO is algorithm.advantage gae"]),
+        ("algorithm.advantage=dapo", ["dapo is a recipe of several options: configs/dapo.yaml."]),
+        ("algorithm.advantage=gspo", ["gspo is a recipe of several options: configs/gspo.yaml."]),
+        ("algorithm.advantage=Dr.GRPO", ["Dr.GRPO is a recipe of several options: configs/dr_grpo.yaml."]),
+        ("algorithm.advantage=reinforce++", ["configs/reinforce_pp.yaml."]),
+        ("algorithm.loss=DeGRPO", ["configs/degrpo.yaml."]),
+        ("algorithm.loss=grpo", ["configs/grpo.yaml."]),
+        ("algorithm.normalize=seq-mean-token-mean", ["Here that is sequence_mean."]),
+        ("algorithm.normalize=token-mean", ["Did you mean `token_mean`?"]),
         ("algorithm.kl=k4", ["`k4`", "k1, k2, k3"]),
         ("algorithm.normalize=mean", ["`mean`", ", ".join(config.NORMALIZERS)]),
         ("correction.method=tiss", ["`tiss`", "known: none, tis", "Did you mean `tis`?"]),
         ("entropy.control=clip", ["`clip`", "none, clip_cov, kl_cov"]),
-        ("reference.kl_in=advantage", ["`advantage`", "loss, reward"]),
+        ("reference.kl_in=advantage reference.kl_coef=0.1", ["`advantage`", "loss, reward"]),
         ("algorithm.std=biased", ["`biased`", "sample, population, none"]),
         ("algorithm.std=", ["algorithm.std is ``", "sample, population, none"]),
         ("algorithm.eps=-1", ["algorithm.eps is -1", "0 or more"]),
         ("algorithm.clip_low=.nan", ["algorithm.clip_low is nan", "0 or more"]),
         ("algorithm.loss=sapo algorithm.tau_neg=0", ["tau_neg is 0", "greater than 0"]),
         ("algorithm.dual_clip=1", ["dual_clip is 1", "greater than 1, or null"]),
-        ("algorithm.control_weight=-1", ["control_weight is -1", "0 or more"]),
+        ("algorithm.normalize=decoupled algorithm.control_weight=-1", ["control_weight is -1", "0 or more"]),
         (
             "algorithm.advantage=rloo algorithm.eps=1e-4",
             ["algorithm.eps is 0.0001", "algorithm.advantage rloo does not use it", "no options"],
@@ -436,6 +502,24 @@ def test_a_broken_file_is_refused_with_its_name(read, text, sentence):
             ["correction.low is 0.5", "tis does not use it", "correction.high."],
         ),
         ("correction.method=icepop correction.low=2 correction.high=1", ["correction.low (2)", "correction.high (1)"]),
+        ("correction.method=icepop correction.low=6", ["correction.low (6)", "correction.high (5)", "0.5 and 5"]),
+        ("correction.method=icepop correction.high=0.4", ["correction.low (0.5)", "correction.high (0.4)"]),
+        (
+            "algorithm.advantage=gae trainer.steps=5 critic.alone_steps=5",
+            ["critic.alone_steps (5)", "trainer.steps (5)", "never learn"],
+        ),
+        (
+            "algorithm.advantage=gae critic.port=4000 policy.port=4000",
+            ["critic.port and policy.port are both 4000", "0 for any"],
+        ),
+        ("entropy.control=kl_cov", ["kl_cov", "no gradient", "Use 2 updates, or clip_cov"]),
+        (
+            "algorithm.advantage=gdpo reference.kl_in=reward reference.kl_coef=0.1",
+            ["gdpo", "kl_coef (0.1)", "kl_in loss"],
+        ),
+        ("reward.functions={exact: 1, 'json:exact': 1}", ["2 functions called exact", "different names"]),
+        ("algorithm.constant=5", ["algorithm.constant is 5", "normalize token_mean does not use it", "=0."]),
+        ("algorithm.control_weight=1", ["control_weight is 1", "normalize=decoupled", "=0.001."]),
         ("reference.kl_target=0.1", ["kl_target is 0.1", "kl_coef is 0"]),
         ("reference.kl_horizon=0", ["kl_horizon is 0", "greater than 0"]),
         (
@@ -444,18 +528,18 @@ def test_a_broken_file_is_refused_with_its_name(read, text, sentence):
         ),
         ("dynamic_sampling.max_rounds=0", ["max_rounds is 0", "greater than 0"]),
         ("overlong.buffer=513", ["overlong.buffer (513)", "rollout.max_new_tokens (512)"]),
-        ("overlong.penalty=-1", ["overlong.penalty is -1", "0 or more"]),
+        ("overlong.buffer=9 overlong.penalty=-1", ["overlong.penalty is -1", "0 or more"]),
         ("algorithm.advantage=max_rl overlong.buffer=9", ["max_rl", "0 or more", "overlong.buffer 0"]),
         (
             "algorithm.advantage=max_rl reference.kl_in=reward reference.kl_coef=0.1",
             ["max_rl", "0 or more", "reference.kl_in loss"],
         ),
         ("entropy.share=1.5", ["entropy.share is 1.5", "at most 1"]),
-        ("entropy.low=6", ["entropy.low (6)", "entropy.high (5)"]),
-        ("critic.gamma=1.01", ["critic.gamma is 1.01", "between 0 and 1"]),
-        ("critic.lam=1.01", ["critic.lam is 1.01", "between 0 and 1"]),
-        ("critic.clip=0", ["critic.clip is 0", "greater than 0"]),
-        ("critic.lr=0", ["critic.lr is 0", "greater than 0"]),
+        ("entropy.control=clip_cov entropy.low=6", ["entropy.low (6)", "entropy.high (5)"]),
+        ("algorithm.advantage=gae critic.gamma=1.01", ["critic.gamma is 1.01", "between 0 and 1"]),
+        ("algorithm.advantage=gae critic.lam=1.01", ["critic.lam is 1.01", "between 0 and 1"]),
+        ("algorithm.advantage=gae critic.clip=-1", ["critic.clip is -1", "0 or more"]),
+        ("algorithm.advantage=gae critic.lr=0", ["critic.lr is 0", "greater than 0"]),
         ("sync.transport=nccl", ["nccl needs GPUs", "auto"]),
         ("sync.transport=carrier_pigeon", ["`carrier_pigeon`", "shared_memory"]),
         ("cluster.device=tpu rollout.block_size=32", ["cluster.device is `tpu`"]),
@@ -503,6 +587,20 @@ def test_a_user_function_may_take_the_place_of_a_built_in_one(read):
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "remax", "raw", "gae"])
 def test_one_sample_per_prompt_is_enough_for_those_who_do_not_compare(read, advantage):
     assert read("", f"algorithm.advantage={advantage}", "trainer.samples_per_prompt=1").trainer.samples_per_prompt == 1
+
+
+def test_a_value_clip_of_zero_is_none(read):
+    assert read("", "algorithm.advantage=gae", "critic.clip=0").critic.clip == 0
+
+
+def test_kl_cov_takes_a_second_update_or_a_second_pass(read):
+    for more in ("trainer.updates_per_step=2", "trainer.epochs_per_step=2"):
+        assert read("", "entropy.control=kl_cov", more).entropy.control == "kl_cov"
+
+
+def test_a_user_function_may_ask_for_what_weighs_tokens_elsewhere(read):
+    found = read("", "algorithm.loss=my.module:f", "algorithm.constant=5", "algorithm.control_weight=1").algorithm
+    assert (found.constant, found.control_weight) == (5, 1)
 
 
 def test_a_user_function_may_have_any_option_there_is(read):
@@ -607,9 +705,21 @@ def test_every_option_of_a_method_is_a_field_that_may_be_null():
 
 
 def test_those_who_compare_within_a_group_are_advantages_there_are():
-    from rlsys.config_check import COMPARE_WITHIN_A_GROUP
+    assert {*config.ADVANTAGES} - {*config_check.COMPARE_WITHIN_A_GROUP} == {"reinforce_pp", "remax", "raw", "gae"}
 
-    assert {*config.ADVANTAGES} - {*COMPARE_WITHIN_A_GROUP} == {"reinforce_pp", "remax", "raw", "gae"}
+
+def test_the_bounds_known_of_corrections_are_those_of_their_functions():
+    both = {}
+    for name, function in corrections.CORRECTIONS.items():
+        defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+        if {"low", "high"} <= {*defaults}:
+            both[name] = (defaults["low"], defaults["high"])
+    assert both == config_check.BOUNDS
+
+
+def test_the_recipes_named_in_hints_are_the_files_for_methods_on_the_tiny_model():
+    files = {path.stem for path in CONFIGS if not path.stem.endswith("_gpu")}
+    assert {*config_check.RECIPES} == files - {"tiny_cpu"}
 
 
 def test_the_normalizers_listed_are_those_the_packing_knows():

@@ -138,7 +138,6 @@ def test_the_table_holds_what_it_names():
         (torch.zeros(2), {"tau": 3}, "unknown option tau=3; known: .*high"),
         (torch.zeros(2), {"high": -0.5}, "high is -0.5"),
         (torch.zeros(2), {"high": math.nan}, "high is nan"),
-        (torch.zeros(2), {"high": None}, "high is None"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_value(name, old, options, told):

@@ -57,7 +57,9 @@ def test_completions_near_the_limit_lose_reward_before_they_are_compared(credit)
 def test_kl_in_the_reward_is_taken_off_the_sample_and_not_again_in_the_loss(credit):
     batch = make_batch([1, 0], [0, 0], lengths=[2, 1])
     columns = Columns(old=floats(-1, -2, -3), ref=floats(-1.5, -1.0, -3.0))
-    found = credit(batch, columns, "algorithm.advantage=raw", "algorithm.kl=k1", "reference.kl_in=reward")
+    found = credit(
+        batch, columns, "algorithm.advantage=raw", "algorithm.kl=k1", "reference.kl_in=reward", "reference.kl_coef=0.5"
+    )
     assert found.advantages.tolist() == [1.25, 0], "k1 of the first is 0.5 - 1.0, of the second 0; coefficient 0.5"
     assert found.kl == pytest.approx(-0.5 / 3)
     assert found.columns.ref is None
@@ -81,6 +83,31 @@ def test_gdpo_normalises_each_part_on_its_own_and_weighs_it(credit, tmp_path):
     )
 
 
+def test_for_gdpo_the_length_penalty_is_a_part_with_its_own_weight(credit):
+    batch = replace(make_batch([1, 1], [0, 0], lengths=[3, 7]), components=[{"zigzag": 1.0}, {"zigzag": 1.0}])
+    options = ["algorithm.advantage=gdpo", "algorithm.std=population", "overlong.buffer=4"]
+    for penalty in (0.25, 2.0):
+        found = credit(batch, None, *options, f"overlong.penalty={penalty}").advantages
+        assert found.tolist() == pytest.approx([penalty, -penalty], abs=1e-4)
+
+
+def test_max_rl_refuses_negative_rewards(credit):
+    with pytest.raises(ConfigError, match="max_rl is for rewards of 0 or more; one is -1"):
+        credit(make_batch([1, -1], [0, 0]), None, "algorithm.advantage=max_rl")
+
+
+def test_a_user_s_estimator_gets_what_it_names_and_is_told_what_it_misses(credit, tmp_path):
+    (tmp_path / "mine.py").write_text("def f(rewards, groups, eps=0.5, *, lengths): return rewards * eps + lengths\n")
+    (tmp_path / "plain.py").write_text("def f(rewards, groups): return rewards\n")
+    batch = make_batch([1, 0], [0, 0], lengths=[1, 3])
+    assert credit(batch, None, f"algorithm.advantage={tmp_path}/mine.py:f").advantages.tolist() == [1.5, 3]
+    set_ = credit(batch, None, f"algorithm.advantage={tmp_path}/mine.py:f", "algorithm.eps=2")
+    assert set_.advantages.tolist() == [3, 3]
+    assert credit(batch, None, f"algorithm.advantage={tmp_path}/plain.py:f").advantages.tolist() == [1, 0]
+    with pytest.raises(ConfigError, match=r"algorithm\.std is none, but .* it has eps, lengths"):
+        credit(batch, None, f"algorithm.advantage={tmp_path}/mine.py:f", "algorithm.std=none")
+
+
 def test_gdpo_refuses_samples_of_different_parts(credit):
     batch = replace(make_batch([0, 0], [0, 0]), components=[{"zigzag": 1.0}, {"form": 1.0}])
     with pytest.raises(ConfigError, match="one has zigzag, another form"):
@@ -90,7 +117,13 @@ def test_gdpo_refuses_samples_of_different_parts(credit):
 def test_gae_pays_the_reward_with_the_last_token_and_the_kl_with_each(credit):
     batch = make_batch([1, 0], [0, 0], lengths=[2, 1])
     columns = Columns(old=floats(-1, -2, -3), ref=floats(-1.5, -1.0, -3.0), values=floats(0.5, 0.25, 0.75))
-    options = ["algorithm.advantage=gae", "algorithm.kl=k1", "reference.kl_in=reward", "critic.whiten=false"]
+    options = [
+        "algorithm.advantage=gae",
+        "algorithm.kl=k1",
+        "reference.kl_in=reward",
+        "reference.kl_coef=0.5",
+        "critic.whiten=false",
+    ]
     found = credit(batch, columns, *options)
     # Token rewards are -0.25 and 0.5 + 1 for the first, 0 for the second; what is still to come is 1.25, 1.5 and 0.
     assert found.columns.returns.tolist() == [1.25, 1.5, 0]

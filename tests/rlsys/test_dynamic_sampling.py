@@ -74,6 +74,25 @@ def test_a_group_teaches_where_at_least_two_rewards_differ():
     assert teaching(batch).tolist() == [False, True, False, False, False], "equal, good, alone, lost, alone"
 
 
+def test_parts_of_a_reward_may_differ_where_their_sum_does_not():
+    batch = replace(make_batch([1, 1], [0, 0]), components=[{"a": 1.0, "b": 0.0}, {"b": 1.0, "a": 0.0}])
+    assert teaching(batch).tolist() == [False]
+    assert teaching(batch, parts=True).tolist() == [True]
+    same = replace(batch, components=[{"a": 1.0, "b": 0.0}, {"b": 0.0, "a": 1.0}])
+    assert teaching(same, parts=True).tolist() == [False]
+
+
+def test_a_round_without_verdicts_is_a_round_without_groups():
+    empty = replace(
+        make_batch([], [], prompt_lengths=[4]), failures={"timeout": 2}, asked=2, first_failure="timeout: x"
+    )
+    stream = Stream([GOOD, GOOD])
+    batches = iter([lambda n: empty, lambda n: stream(n)])
+    batch = fill(lambda n: next(batches)(n), 2, max_rounds=2, step=1)
+    assert [p.uid for p in batch.prompts] == ["u0", "u1"]
+    assert (batch.failures, batch.asked, batch.first_failure) == ({"timeout": 2}, 2, "timeout: x")
+
+
 def test_some_groups_of_a_batch_keep_their_own_samples():
     batch = make_batch([1, 2, 3, 4, 5], [0, 1, 1, 2, 2], lengths=[1, 2, 3, 4, 5])
     batch = replace(batch, greedy=np.array([7, 8, 9], dtype=np.float32), components=[{"a": i} for i in range(5)])

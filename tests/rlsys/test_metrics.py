@@ -91,9 +91,9 @@ def test_a_step_without_updates_has_no_figures_of_them():
     assert of_updates([]) == of_critic([]) == {}
 
 
-def test_the_critic_s_figures_are_means_over_its_updates():
+def test_the_critic_s_figures_are_means_over_its_updates_and_its_last_learning_rate():
     updates = [{"loss": 1.0, "grad_norm": 0.5, "lr": 0.1}, {"loss": 2.0, "grad_norm": 1.5, "lr": 0.3}]
-    assert of_critic(updates) == pytest.approx({"critic/loss": 1.5, "critic/grad_norm": 1.0, "critic/lr": 0.2})
+    assert of_critic(updates) == pytest.approx({"critic/loss": 1.5, "critic/grad_norm": 1.0, "critic/lr": 0.3})
 
 
 def test_what_became_of_the_rewards_by_hand():

@@ -89,7 +89,7 @@ def test_without_sequences_or_tokens_there_are_no_weights(normalize):
     [
         ([1], {"normalize": "mean"}, "normalize is 'mean'; known: token_mean, .*sequence_sum.*, decoupled"),
         ([1], {"normalize": "constant"}, "constant > 0; it is 0"),
-        ([1], {"normalize": "constant", "constant": -5}, "constant > 0; it is -5"),
+        ([1], {"normalize": "constant", "constant": -5}, "constant is -5"),
         ([1], {"normalize": "decoupled", "control_weight": -0.1}, "control_weight is -0.1"),
         ([1], {"normalize": "decoupled", "control_weight": float("nan")}, "control_weight is nan"),
         ([2, -1], {"normalize": "token_mean"}, r"\[2, -1\]"),

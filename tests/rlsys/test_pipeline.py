@@ -81,11 +81,14 @@ def test_more_failures_than_allowed_stop_the_run(broken, share, stops):
     rewards = FakeRewards()
     uids = [p.uid for p in make_dataset(3).take(0, 3)]
     rewards.broken = set([(uid, i) for uid in uids for i in range(4)][:broken])
+    batch, _ = collect(rewards)
+    assert len(batch.samples) == 12 - broken
+    collector = Collector(FakeRollout([]), rewards, seed=0, max_failure_share=share)
     if stops:
         with pytest.raises(RewardFailure, match=rf"step 1: {broken} of 12 .*timeout: no verdict after 10 s"):
-            collect(rewards, share=share)
+            collector.checked(1, batch)
     else:
-        assert len(collect(rewards, share=share)[0].samples) == 12 - broken
+        assert collector.checked(1, batch) is batch
 
 
 def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
@@ -190,6 +193,20 @@ def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does(
     drained.join(10)
     assert not drained.is_alive()
     assert pipeline.next().rewards[0] == 2
+    pipeline.close()
+
+
+def test_what_went_wrong_while_draining_is_raised_by_the_next_batch():
+    def start(step: int):
+        if step == 2:
+            raise RuntimeError("no more")
+        return make_batch([float(step)], [0])
+
+    pipeline = Pipeline(start, first=1, last=2, max_lag=1)
+    pipeline.next()
+    pipeline.drain()
+    with pytest.raises(RuntimeError, match="no more"):
+        pipeline.next()
     pipeline.close()
 
 

@@ -32,6 +32,23 @@ def test_the_table_says_where_numbers_come_from(tmp_path):
     assert rows["samples per step"] == "4 prompts x 4 samples_per_prompt"
 
 
+def test_remax_asks_for_one_completion_more_per_prompt(tmp_path):
+    overrides = ["algorithm.advantage=remax", "rollout.engines=3"]
+    found = numbers(make_config(tmp_path, *overrides))
+    assert found["samples per step"] == 16, "that are trained on"
+    assert found["samples per engine"] == 10, "two of four whole groups, of 4 + 1"
+    assert found["new tokens per step, at most"] == 140, "4 x 5 x 7"
+    rows = {what: how for what, how, _ in batch_arithmetic(make_config(tmp_path, *overrides))}
+    assert rows["new tokens per step, at most"] == "4 prompts x (4 + 1 greedy) x 7"
+
+
+def test_dynamic_sampling_asks_for_a_batch_at_most_in_each_round(tmp_path):
+    found = numbers(make_config(tmp_path, "dynamic_sampling.enabled=true"))
+    assert found["new tokens per round, at most"] == 112
+    assert found["samples per engine and round"] == 8
+    assert "new tokens per step, at most" not in found
+
+
 @given(samples=st.integers(1, 20), ranks=st.integers(1, 3), new=st.integers(1, 9), budget=st.integers(20, 80))
 def test_packs_of_the_longest_sequences_are_as_many_as_planned(samples, ranks, new, budget):
     config = Config(
@@ -71,10 +88,31 @@ def test_the_method_in_a_few_words(tmp_path):
     assert dict(method(make_config(tmp_path, *overrides))) == {
         "advantage": "grpo, deviation none (eps 0.5)",
         "loss": "ppo_clip (clip_high 0.28)",
-        "token weights": "constant",
+        "token weights": "constant, 7 tokens",
         "KL": "k3 in the loss, coefficient 0.01, adapted to 0.1 per token",
         "correction": "tis",
         "entropy": "bonus 0.001, control none",
         "overlong": "penalty over the last 3 tokens, mask",
         "dynamic sampling": "at most 20 rounds",
     }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part", "said"),
+    [
+        ("algorithm.advantage=gdpo algorithm.whiten=true", "advantage", "gdpo, whitened"),
+        ("algorithm.advantage=gdpo algorithm.whiten=false", "advantage", "gdpo"),
+        ("algorithm.normalize=constant algorithm.constant=5", "token weights", "constant, 5 tokens"),
+        ("algorithm.normalize=decoupled", "token weights", "decoupled (control_weight 0.001)"),
+        ("correction.method=icepop", "correction", "icepop"),
+        ("correction.method=icepop correction.low=0.25 correction.high=4", "correction", "icepop (low 0.25, high 4)"),
+        ("algorithm.advantage=gae", "critic", "gamma 1, lam 1, clip 0.2, whitened"),
+        (
+            "algorithm.advantage=gae critic.lam=0.95 critic.clip=0 critic.whiten=false critic.alone_steps=2",
+            "critic",
+            "gamma 1, lam 0.95, no clip, alone for 2 steps",
+        ),
+    ],
+)
+def test_the_method_names_what_its_parts_are_told(tmp_path, overrides, part, said):
+    assert dict(method(make_config(tmp_path, *overrides.split())))[part] == said

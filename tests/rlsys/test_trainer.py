@@ -281,6 +281,24 @@ def test_a_critic_may_learn_alone_at_first(tmp_path):
     assert "loss" in machines.lines[3]
 
 
+def test_the_policy_s_warm_up_begins_when_the_policy_begins(tmp_path):
+    options = ["algorithm.advantage=gae", "critic.alone_steps=1", "policy.warmup_updates=4", "policy.lr=1"]
+    machines = Machines(tmp_path, *options, "critic.warmup_updates=2", "critic.lr=1").run()
+    assert [lr for _, lr in machines.policy.updates] == [0.25, 0.5, 0.75, 1]
+    assert [lr for _, lr in machines.critic.updates] == [0.5, 1, 1, 1, 1, 1]
+
+
+def test_a_critic_that_is_not_finite_stops_the_run_before_a_checkpoint_has_it(tmp_path):
+    machines = Machines(tmp_path, "algorithm.advantage=gae", "checkpoint.every=1")
+    update = machines.critic.update
+    machines.critic.update = lambda packs, lr: (
+        update(packs, lr) | ({"loss": float("nan")} if len(machines.critic.updates) == 4 else {})
+    )
+    with pytest.raises(FloatingPointError, match=r"step 2, update 2: .* critic\.lr"):
+        machines.run()
+    assert [p.name for p in (machines.run_directory.path / "checkpoints").iterdir()] == ["step-000001"]
+
+
 def test_a_critic_resumes_with_its_policy(tmp_path):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
@@ -376,6 +394,34 @@ def test_dynamic_sampling_killed_goes_on_as_if_it_had_not_been(tmp_path):
     assert again.policy.weight == whole.policy.weight
     for step in range(1, 6):
         assert again.column(f"step-{step:06d}", "uid") == whole.column(f"step-{step:06d}", "uid")
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_step_that_finds_nothing_leaves_what_was_learned_before_in_a_checkpoint(tmp_path, lag):
+    options = [*DYNAMIC, f"pipeline.max_lag={lag}", "checkpoint.every=0", "trainer.steps=4"]
+    machines = Machines(tmp_path, *options, evals=0)
+    judge = machines.rewards.judge_one
+    machines.rewards.judge_one = lambda facts: (
+        judge(facts) if machines.rollout.version == 0 else Verdict(1.0, {"zigzag": 1.0})  # solved at once
+    )
+    with pytest.raises(NothingToLearn, match="can go on with a larger dynamic_sampling"):
+        machines.run()
+    done = machines.lines[-1]["step"]
+    assert done == 1 + lag, "the batches that were found are trained on"
+    again = Machines(tmp_path, *options, "dynamic_sampling.enabled=false", evals=0).run()
+    assert "load" in again.events
+    assert [line["step"] for line in again.lines] == [0, 1, 2, 3, 4]
+    assert len(again.policy.updates) == 2 * (4 - done)
+
+
+def test_failed_verdicts_are_counted_over_the_step_and_not_over_a_round(tmp_path):
+    machines = Machines(tmp_path, *DYNAMIC, "trainer.steps=1", "reward.max_failure_share=0.4", evals=0)
+    stream = make_dataset(10).take(0, 40)
+    machines.rewards.broken = {(p.uid, i) for p in stream[4:6] for i in range(4)}  # a whole small round, perhaps
+    machines.run()
+    line = machines.lines[1]
+    asked = sum(len(requests) for requests in machines.rollout.requests)
+    assert line["reward/failed"] == 8 <= 0.4 * asked
 
 
 def test_dynamic_sampling_that_finds_nothing_stops_the_run_with_a_sentence(tmp_path):

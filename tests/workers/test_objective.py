@@ -36,9 +36,10 @@ PACK = Pack(
 )
 
 
-def objective(config: Config, kl_coef: float = 0.0) -> tuple[Objective, dict[str, float]]:
+def objective(config: Config, kl_coef: float = 0.0) -> Objective:
     made = Objective(config, "cpu")
-    return made, made.begin(kl_coef)
+    made.begin(kl_coef)
+    return made
 
 
 def answer() -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +51,7 @@ def with_columns(**columns: Floats) -> Pack:
 
 
 def test_on_policy_it_is_the_weighted_sum_of_the_policy_gradient(tiny: Callable[..., Config]) -> None:
-    made, found = objective(tiny())
+    made = objective(tiny())
     logprobs, entropy = answer()
     total = made(PACK, (logprobs, entropy))
     total.backward()  # type: ignore[no-untyped-call]
@@ -58,30 +59,30 @@ def test_on_policy_it_is_the_weighted_sum_of_the_policy_gradient(tiny: Callable[
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-0.5, -0.25, 0.5])
     assert entropy.grad is None
-    assert found["loss"] == pytest.approx(-0.25)
-    assert found["entropy"] == pytest.approx(0.6)
-    assert (found["tokens"], found["kl"], found["mismatch"], found["clip_low"], found["clip_high"]) == (3, 0, 0, 0, 0)
-    assert "correction" not in found
+    assert made.end()["loss"] == pytest.approx(-0.25)
+    assert made.end()["entropy"] == pytest.approx(0.6)
+    assert [made.end()[name] for name in ("tokens", "kl", "mismatch", "clip_low", "clip_high")] == [3, 0, 0, 0, 0]
+    assert "correction" not in made.end()
 
 
 def test_without_old_log_probs_the_policy_is_its_own_anchor(tiny: Callable[..., Config]) -> None:
-    made, _ = objective(tiny())
+    made = objective(tiny())
     own = replace(PACK, columns=Columns(advantages=PACK.columns.advantages))
     assert made(own, answer()).item() == made(PACK, answer()).item()
 
 
 def test_the_kl_term_has_the_coefficient_of_the_call(tiny: Callable[..., Config]) -> None:
-    made, found = objective(tiny("algorithm.kl=k2"), kl_coef=0.5)
+    made = objective(tiny("algorithm.kl=k2"), kl_coef=0.5)
     plain = made(PACK, answer()).item()
     total = made(with_columns(ref=LOGPROBS - 1), answer()).item()
     assert total - plain == pytest.approx(0.5 * 0.5 * 1.0), (
         "coefficient, k2 of a log-ratio of 1, weights of one together"
     )
-    assert found["kl"] == pytest.approx(1.5)
+    assert made.end()["kl"] == pytest.approx(1.5)
 
 
 def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[..., Config]) -> None:
-    made, _ = objective(tiny("entropy.coef=2"))
+    made = objective(tiny("entropy.coef=2"))
     logprobs, entropy = answer()
     total = made(PACK, (logprobs, entropy))
     total.backward()  # type: ignore[no-untyped-call]
@@ -91,7 +92,7 @@ def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[...
 
 
 def test_an_anchor_holds_its_tokens_near_their_old_log_probs(tiny: Callable[..., Config]) -> None:
-    made, _ = objective(tiny("algorithm.loss=reinforce"))
+    made = objective(tiny("algorithm.loss=reinforce"))
     pack = with_columns(old=LOGPROBS - floats(0, 2, 2), anchor=floats(3, 3, 0))
     logprobs, entropy = answer()
     plain = made(with_columns(old=LOGPROBS - floats(0, 2, 2)), answer()).item()
@@ -100,22 +101,22 @@ def test_an_anchor_holds_its_tokens_near_their_old_log_probs(tiny: Callable[...,
 
 
 def test_a_correction_weighs_the_policy_loss_but_not_the_kl(tiny: Callable[..., Config]) -> None:
-    made, found = objective(tiny("correction.method=mis", "correction.high=1.5"), kl_coef=1.0)
+    made = objective(tiny("correction.method=mis", "correction.high=1.5"), kl_coef=1.0)
     rollout = LOGPROBS - np.log(floats(0.5, 1.0, 2.0))  # ratios old / rollout
     pack = replace(with_columns(ref=LOGPROBS - 1), rollout=rollout)
     total = made(pack, answer()).item()
     kl = math.exp(-1)  # k3 of a log-ratio of 1: e^-1 + 1 - 1
     assert total == pytest.approx(-0.5 * 0.5 - 0.25 * 1.0 + 0.0 + kl, rel=1e-5)
-    assert found["correction"] == pytest.approx(1.5)
-    assert found["correction_squared"] == pytest.approx(1.25)
-    assert found["masked"] == 1
-    assert found["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
+    assert made.end()["correction"] == pytest.approx(1.5)
+    assert made.end()["correction_squared"] == pytest.approx(1.25)
+    assert made.end()["masked"] == 1
+    assert made.end()["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
 
 
 def test_tokens_held_by_the_clip_are_counted_on_their_side(tiny: Callable[..., Config]) -> None:
-    made, found = objective(tiny("algorithm.clip_low=0.1", "algorithm.clip_high=0.3"))
+    made = objective(tiny("algorithm.clip_low=0.1", "algorithm.clip_high=0.3"))
     made(with_columns(old=LOGPROBS - np.log(floats(1.5, 1.2, 0.8))), answer())
-    assert (found["clip_low"], found["clip_high"]) == (1, 1)
+    assert (made.end()["clip_low"], made.end()["clip_high"]) == (1, 1)
 
 
 def test_a_loss_of_the_users_own_gets_the_options_it_names(
@@ -126,16 +127,16 @@ def test_a_loss_of_the_users_own_gets_the_options_it_names(
         out.write(
             "def mine(logprobs, old, advantages, sequences, *, clip_high): return clip_high * advantages * logprobs\n"
         )
-    made, found = objective(tiny(f"algorithm.loss={file}:mine", "algorithm.clip_high=3"))
+    made = objective(tiny(f"algorithm.loss={file}:mine", "algorithm.clip_high=3"))
     assert made(PACK, answer()).item() == pytest.approx(3 * (-0.5 - 0.5 + 0.25))
-    assert found["clip_high"] == 0
+    assert made.end()["clip_high"] == 0
 
 
 def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Config]) -> None:
-    made, found = objective(tiny("correction.method=tis", "entropy.coef=1"), kl_coef=1.0)
+    made = objective(tiny("correction.method=tis", "entropy.coef=1"), kl_coef=1.0)
     nothing = torch.zeros(0, requires_grad=True)
     none = floats()
     total = made(filler(Columns(advantages=none, old=none, ref=none, anchor=none)), (nothing, nothing))
     total.backward()  # type: ignore[no-untyped-call]
     assert total.item() == 0
-    assert set(found.values()) == {0.0}
+    assert set(made.end().values()) == {0.0}
