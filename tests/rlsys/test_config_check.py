@@ -1,0 +1,226 @@
+import json
+
+import pytest
+
+from rlsys import config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            "trainer.prompts_per_step=10 trainer.updates_per_step=4",
+            ["(10)", "(4)", "updates_per_step 5", "prompts_per_step 12"],
+        ),
+        (
+            "trainer.samples_per_prompt=1",
+            ["samples_per_prompt is 1", "grpo", "at least 2", "reinforce_pp, remax, raw or gae"],
+        ),
+        ("trainer.samples_per_prompt=1 algorithm.advantage=rloo", ["samples_per_prompt is 1", "rloo compares"]),
+        ("policy.tokens_per_pack=1000 rollout.max_prompt_tokens=512", ["(1000)", "(512)", "= 1024", "at least 1024"]),
+        ("rollout.top_p=0.9", ["top_p=0.9", "incomparable", "Use top_p 1"]),
+        ("rollout.top_k=50", ["top_k=50", "top_k -1"]),
+        ("policy.zero_stage=4", ["zero_stage is 4", "0, 1, 2 and 3"]),
+        ("policy.zero_stage=0 policy.offload_optimizer=true", ["offload_optimizer", "it is 0"]),
+        ("policy.offload_params=true", ["offload_params needs policy.zero_stage 3; it is 2"]),
+        ("pipeline.max_lag=2", ["max_lag is 2", "on-policy"]),
+        ("reward.functions={}", ["reward.functions is empty"]),
+        ("reward.functions=exakt", ["`exakt`", "exact, contains, math, zigzag, countdown", "Did you mean `exact`?"]),
+        ("reward.functions={exact: .inf}", ["weight of exact is inf"]),
+        ("reward.max_failure_share=1.5", ["max_failure_share is 1.5"]),
+        ("rollout.gpu_memory=90", ["gpu_memory is 90", "between 0 and 1"]),
+        ("rollout.block_size=16", ["block_size is 16", "multiples of 32"]),
+        ("rollout.block_size=0", ["block_size is 0", "greater than 0"]),
+        ("rollout.tensor_parallel=2", ["tensor_parallel is 2", "more engines"]),
+        ("rollout.temperature=0", ["temperature is 0", "greater than 0"]),
+        ("rollout.temperature=.inf", ["temperature is inf"]),
+        ("rollout.temperature=.nan", ["temperature is nan"]),
+        ("trainer.steps=0", ["trainer.steps is 0", "greater than 0"]),
+        ("trainer.updates_per_step=0", ["trainer.updates_per_step is 0"]),
+        ("policy.clip_grad=-1", ["policy.clip_grad is -1", "0 or more"]),
+        ("run.seed=-1", ["run.seed is -1"]),
+        ("algorithm.advantage=gpro", ["`gpro`", "known: grpo", "gae, or module:function", "Did you mean `grpo`?"]),
+        ("algorithm.advantage=gea", ["`gea`", "Did you mean `gae`?"]),
+        ("algorithm.loss=ppo", ["`ppo`", "known: ppo_clip", "reinforce, or module:function", "PPO's loss is ppo_clip"]),
+        ("algorithm.advantage=GRPO", ["`GRPO`", "Did you mean `grpo`?"]),
+        ("algorithm.advantage=Gea", ["`Gea`", "Did you mean `gae`?"]),
+        ("algorithm.advantage=PPO", ["`PPO`", "PPO is algorithm.advantage gae"]),
+        ("algorithm.advantage=dapo", ["dapo is a recipe of several options: configs/dapo.yaml."]),
+        ("algorithm.advantage=gspo", ["gspo is a recipe of several options: configs/gspo.yaml."]),
+        ("algorithm.advantage=Dr.GRPO", ["Dr.GRPO is a recipe of several options: configs/dr_grpo.yaml."]),
+        ("algorithm.advantage=reinforce++", ["configs/reinforce_pp.yaml."]),
+        ("algorithm.loss=DeGRPO", ["configs/degrpo.yaml."]),
+        ("algorithm.loss=grpo", ["configs/grpo.yaml."]),
+        ("algorithm.normalize=seq-mean-token-mean", ["Here that is sequence_mean."]),
+        ("algorithm.normalize=token-mean", ["Did you mean `token_mean`?"]),
+        ("algorithm.kl=k4", ["`k4`", "k1, k2, k3"]),
+        ("algorithm.normalize=mean", ["`mean`", ", ".join(config.NORMALIZERS)]),
+        ("correction.method=tiss", ["`tiss`", "known: none, tis", "Did you mean `tis`?"]),
+        ("entropy.control=clip", ["`clip`", "none, clip_cov, kl_cov"]),
+        ("reference.kl_in=advantage reference.kl_coef=0.1", ["`advantage`", "loss, reward"]),
+        ("algorithm.std=biased", ["`biased`", "sample, population, none"]),
+        ("algorithm.std=", ["algorithm.std is ``", "sample, population, none"]),
+        ("algorithm.eps=-1", ["algorithm.eps is -1", "0 or more"]),
+        ("algorithm.clip_low=.nan", ["algorithm.clip_low is nan", "0 or more"]),
+        ("algorithm.loss=sapo algorithm.tau_neg=0", ["tau_neg is 0", "greater than 0"]),
+        ("algorithm.dual_clip=1", ["dual_clip is 1", "greater than 1, or null"]),
+        ("algorithm.normalize=decoupled algorithm.control_weight=-1", ["control_weight is -1", "0 or more"]),
+        (
+            "algorithm.advantage=rloo algorithm.eps=1e-4",
+            ["algorithm.eps is 0.0001", "algorithm.advantage rloo does not use it", "no options"],
+        ),
+        (
+            "algorithm.advantage=max_rl algorithm.std=none",
+            ["algorithm.std is none", "max_rl does not use it", "it has algorithm.eps."],
+        ),
+        (
+            "algorithm.loss=gspo algorithm.dual_clip=3",
+            ["dual_clip is 3", "gspo does not use it", "algorithm.clip_low, algorithm.clip_high."],
+        ),
+        ("algorithm.tau_pos=1", ["tau_pos is 1", "ppo_clip does not use it"]),
+        ("algorithm.whiten=true", ["algorithm.whiten is True", "grpo does not use it"]),
+        ("correction.high=2", ["correction.high is 2", "correction.method none does not use it", "no options"]),
+        (
+            "correction.method=tis correction.low=0.5",
+            ["correction.low is 0.5", "tis does not use it", "correction.high."],
+        ),
+        ("correction.method=icepop correction.low=2 correction.high=1", ["correction.low (2)", "correction.high (1)"]),
+        ("correction.method=icepop correction.low=6", ["correction.low (6)", "correction.high (5)", "0.5 and 5"]),
+        ("correction.method=icepop correction.high=0.4", ["correction.low (0.5)", "correction.high (0.4)"]),
+        (
+            "algorithm.advantage=gae trainer.steps=5 critic.alone_steps=5",
+            ["critic.alone_steps (5)", "trainer.steps (5)", "never learn"],
+        ),
+        (
+            "algorithm.advantage=gae critic.port=4000 policy.port=4000",
+            ["critic.port and policy.port are both 4000", "0 for any"],
+        ),
+        ("entropy.control=kl_cov", ["kl_cov", "no gradient", "Use 2 updates, or clip_cov"]),
+        (
+            "algorithm.advantage=gdpo reference.kl_in=reward reference.kl_coef=0.1",
+            ["gdpo", "kl_coef (0.1)", "kl_in loss"],
+        ),
+        ("reward.functions={exact: 1, 'json:exact': 1}", ["2 functions called exact", "different names"]),
+        ("algorithm.constant=5", ["algorithm.constant is 5", "normalize token_mean does not use it", "=0."]),
+        ("algorithm.control_weight=1", ["control_weight is 1", "normalize=decoupled", "=0.001."]),
+        ("reference.kl_target=0.1", ["kl_target is 0.1", "kl_coef is 0"]),
+        ("reference.kl_horizon=0", ["kl_horizon is 0", "greater than 0"]),
+        (
+            "dynamic_sampling.enabled=true trainer.samples_per_prompt=1 algorithm.advantage=raw",
+            ["dynamic_sampling", "samples_per_prompt 1", "every group"],
+        ),
+        ("dynamic_sampling.max_rounds=0", ["max_rounds is 0", "greater than 0"]),
+        ("overlong.buffer=513", ["overlong.buffer (513)", "rollout.max_new_tokens (512)"]),
+        ("overlong.buffer=9 overlong.penalty=-1", ["overlong.penalty is -1", "0 or more"]),
+        ("algorithm.advantage=max_rl overlong.buffer=9", ["max_rl", "0 or more", "overlong.buffer 0"]),
+        (
+            "algorithm.advantage=max_rl reference.kl_in=reward reference.kl_coef=0.1",
+            ["max_rl", "0 or more", "reference.kl_in loss"],
+        ),
+        ("entropy.share=1.5", ["entropy.share is 1.5", "at most 1"]),
+        ("entropy.control=clip_cov entropy.low=6", ["entropy.low (6)", "entropy.high (5)"]),
+        ("algorithm.advantage=gae critic.gamma=1.01", ["critic.gamma is 1.01", "between 0 and 1"]),
+        ("algorithm.advantage=gae critic.lam=1.01", ["critic.lam is 1.01", "between 0 and 1"]),
+        ("algorithm.advantage=gae critic.clip=-1", ["critic.clip is -1", "0 or more"]),
+        ("algorithm.advantage=gae critic.lr=0", ["critic.lr is 0", "greater than 0"]),
+        ("sync.transport=nccl", ["nccl needs GPUs", "auto"]),
+        ("sync.transport=carrier_pigeon", ["`carrier_pigeon`", "shared_memory"]),
+        ("cluster.device=tpu rollout.block_size=32", ["cluster.device is `tpu`"]),
+        ("cluster.placement=colocated", ["colocated shares GPUs"]),
+        ("cluster.device=gpu cluster.placement=colocated rollout.engines=4 policy.ranks=2", ["(4)", "(2)"]),
+        ("cluster.device=gpu cluster.placement=colocated pipeline.max_lag=1", ["max_lag 1"]),
+        (
+            "cluster.device=gpu cluster.placement=colocated algorithm.advantage=gae critic.ranks=3",
+            ["critic.ranks (3)", "policy.ranks (2)"],
+        ),
+        ("cluster.device=gpu sync.transport=cuda_ipc", ["cuda_ipc", "colocated"]),
+        ("cluster.device=gpu sync.transport=nccl cluster.placement=colocated", ["nccl", "use cuda_ipc"]),
+        ("model.path=builtin:huge", ["builtin:huge", "builtin:tiny"]),
+        ("model.path=./no_model", ["no_model/config.json does not exist"]),
+        ("data.train=gone.jsonl", ["data.train: gone.jsonl does not exist", "from /"]),
+        ("data.train=builtin:zagzig", ["data.train is `builtin:zagzig`", "builtin:zigzag"]),
+        ("data.train=some.yaml", ["some.yaml must end in .jsonl or .parquet"]),
+        ("eval.datasets=gone.parquet", ["eval.datasets: gone.parquet does not exist"]),
+        ("reward.functions=gone.py:f", ["the file gone.py (of `gone.py:f`) does not exist"]),
+        ("reward.functions='os:'", ["names no function", "os:my_function"]),
+        ("reward.functions=[os:]", ["names no function"]),
+        ("algorithm.advantage=gone.py:f", ["algorithm.advantage: the file gone.py"]),
+        ("algorithm.loss=gone.py:f", ["algorithm.loss: the file gone.py"]),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_with_the_numbers(refused, overrides, parts):
+    found = refused("", *overrides.split(" ") if "{" not in overrides else [overrides])
+    hits = [sentence for sentence in found if all(part in sentence for part in parts)]
+    assert len(hits) == 1, found
+    assert len(found) == 1, found
+    assert hits[0].endswith((".", "?", ")."))
+
+
+def test_all_that_does_not_fit_is_told_at_once(refused):
+    found = refused("", "rollout.top_p=0.9", "algorithm.kl=k4", "data.train=gone.jsonl", "trainer.samples_per_prompt=1")
+    assert len(found) == 4
+
+
+def test_a_user_function_may_take_the_place_of_a_built_in_one(read):
+    assert (
+        read("", "algorithm.advantage=my.module:f", "trainer.samples_per_prompt=1").algorithm.advantage == "my.module:f"
+    )
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "remax", "raw", "gae"])
+def test_one_sample_per_prompt_is_enough_for_those_who_do_not_compare(read, advantage):
+    assert read("", f"algorithm.advantage={advantage}", "trainer.samples_per_prompt=1").trainer.samples_per_prompt == 1
+
+
+def test_a_value_clip_of_zero_is_none(read):
+    assert read("", "algorithm.advantage=gae", "critic.clip=0").critic.clip == 0
+
+
+def test_kl_cov_takes_a_second_update_or_a_second_pass(read):
+    for more in ("trainer.updates_per_step=2", "trainer.epochs_per_step=2"):
+        assert read("", "entropy.control=kl_cov", more).entropy.control == "kl_cov"
+
+
+def test_a_user_function_may_ask_for_what_weighs_tokens_elsewhere(read):
+    found = read("", "algorithm.loss=my.module:f", "algorithm.constant=5", "algorithm.control_weight=1").algorithm
+    assert (found.constant, found.control_weight) == (5, 1)
+
+
+def test_a_user_function_may_have_any_option_there_is(read):
+    assert (
+        read("", "algorithm.advantage=my.module:f", "algorithm.eps=0.5", "algorithm.whiten=true").algorithm.eps == 0.5
+    )
+
+
+def test_a_colocated_gpu_run_is_accepted(read):
+    overrides = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=4", "policy.ranks=4"]
+    assert read("", *overrides, "sync.transport=cuda_ipc").cluster.placement == "colocated"
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+
+    def write(text: str) -> str:
+        (folder / "config.json").write_text(text)
+        return f"model.path={folder}"
+
+    return write
+
+
+def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refused, read, model):
+    prompts = "rollout.max_prompt_tokens=512"
+    [found] = refused("", model(json.dumps({"max_position_embeddings": 1000})), prompts)
+    assert "= 1024" in found
+    assert "window is 1000 tokens" in found
+    assert "by 24" in found
+    assert read("", model(json.dumps({"max_position_embeddings": 1024})), prompts).model.path
+    assert read("", model(json.dumps({"max_position_embeddings": 1000}))).model.path
+    assert read("", model("{}")).model.path
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_damaged_model_directory_is_refused(refused, model, text):
+    [found] = refused("", model(text))
+    assert "config.json is not a JSON object" in found
