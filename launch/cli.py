@@ -1,4 +1,4 @@
-"""`rlsys`: train, validate, eval, export. Exit codes: 0 done, 1 failed, 2 configuration or usage, 130 interrupted."""
+"""`rlsys`: train, validate, eval, compare, rescore, export. Exit codes: 0 done, 1 failed, 2 configuration or usage, 130 interrupted."""
 
 import os
 import signal
@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 
+from launch.convert import convert
 from rlsys import __version__
 from rlsys.config import ConfigError
 
@@ -63,14 +64,54 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
 @click.option(
     "--data", multiple=True, help="Data set to evaluate on, instead of eval.datasets. May be given several times."
 )
-@click.option("--out", type=click.Path(), help="Write every sample to this .parquet file.")
-def evaluate(
-    target: str, overrides: tuple[str, ...], config: str | None, data: tuple[str, ...], out: str | None
-) -> None:
-    """Accuracy of TARGET (a run, a checkpoint, or a model directory) with greedy decoding."""
+@click.option("--samples", type=click.IntRange(1), help="Completions per prompt, instead of eval.samples.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), help="Instead of eval.temperature. 0 is greedy, and for one sample only."
+)
+@click.option("--out", type=click.Path(), help="Write every sample to this .parquet file, for compare and rescore.")
+@click.option("--json", type=click.Path(), help="Write the figures to this file; - is the standard output.")
+def evaluate(target: str, overrides: tuple[str, ...], **options: Any) -> None:
+    """Accuracy, pass@k and maj@k of TARGET (a run, a checkpoint, a model directory, or a hub name)."""
+    from launch.evaluate import Wanted
     from launch.evaluate import evaluate as run
 
-    run(target, config, data, out, overrides, console)
+    run(Wanted(target, overrides=overrides, **options), console)
+
+
+@commands.command()
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@click.option("--step", type=click.IntRange(0), help="Evaluation of this step, for runs; by default the newest.")
+@click.option(
+    "--lines", type=click.IntRange(0), default=5, show_default=True, help="Prompts that changed most to show."
+)
+def compare(a: str, b: str, step: int | None, lines: int) -> None:
+    """Whether B is better than A, prompt by prompt. Each is a run, or a .parquet file from `eval --out` or a run's samples/."""
+    from launch.compare import compare as run
+
+    run(a, b, step, lines, console)
+
+
+@commands.command()
+@click.argument("target", type=click.Path(), metavar="RUN")
+@OVERRIDES
+@click.option(
+    "--reward",
+    "rewards",
+    multiple=True,
+    required=True,
+    metavar="NAME[=WEIGHT]",
+    help="Built-in, module:function or file.py:function; or NAME={weight: 1, option: value}. May be given several times.",
+)
+@click.option("--steps", metavar="A-B", help="Only these steps.")
+@click.option("--out", type=click.Path(), help="Write old and new reward of every sample to this .parquet file.")
+def rescore(
+    target: str, overrides: tuple[str, ...], rewards: tuple[str, ...], steps: str | None, out: str | None
+) -> None:
+    """What another reward would have said of the saved samples of RUN (or of a .parquet file of them), offline."""
+    from launch.rescore import rescore as run
+
+    run(target, rewards, steps, out, overrides, console)
 
 
 @commands.command()
@@ -87,6 +128,9 @@ def export(source: str, target: str, force: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+commands.add_command(convert)
 
 
 def main() -> NoReturn:

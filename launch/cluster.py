@@ -10,11 +10,12 @@ from launch.local_ray import ray_session
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.progress import Note
+from rlsys.rewards.settings import services
 from workers.critic import CriticGroup, CriticRank
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
-from workers.reward import RewardPool, RewardWorker
+from workers.reward import OPTIONS, RewardPool, RewardWorker
 from workers.rollout import RolloutGroup, RolloutWorker
 
 
@@ -37,7 +38,7 @@ class Cluster:
 
     def ready(self, longest_prompt: int) -> "Cluster":
         """Waits until every worker has its model, and connects policy and engines."""
-        self.rewards.start()
+        self.rewards.start(self.note)
         if self.policy:
             self.policy.start(self.model, self.transport)
         if self.reference:
@@ -104,7 +105,13 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
     critics = [
         spawn(CriticRank, f"critic-{i}", places.critic(i), threads, i) for i in range(config.critic.ranks * criticised)
     ]
-    judges = [spawn(RewardWorker, f"reward-{i}", {}, {}, i) for i in range(config.reward.workers)]
+    judges = [
+        [
+            spawn(RewardWorker, f"reward-{n}-{i}", OPTIONS | places.reward(service.gpus), {}, n, i)
+            for i in range(service.workers)
+        ]
+        for n, service in enumerate(services(config))
+    ]
 
     path = model or find_model(config, note)
     rollout = RolloutGroup(config, engines, logs)
@@ -187,6 +194,9 @@ class Places:
     def reference(self) -> dict[str, Any]:
         return {"num_gpus": self.reference_gpus} if self.reference_gpus else {}
 
+    def reward(self, gpus: float) -> dict[str, Any]:
+        return {"num_gpus": gpus} if gpus else {"scheduling_strategy": "SPREAD"}
+
     def _at(self, bundle: int, gpus: float) -> dict[str, Any]:
         if self.group is None:
             return {}
@@ -210,13 +220,15 @@ def _placement(ray: Any, config: Config, training: bool) -> Places:
     critics = config.critic.ranks * (training and config.algorithm.advantage == "gae")
     engine_bundles = [{"GPU": r.tensor_parallel, "CPU": 1}] * r.engines
     bundles = engine_bundles + ([] if colocated or not training else [{"GPU": 1, "CPU": 1}] * (p.ranks + critics))
-    need = sum(b["GPU"] for b in bundles) + config.reference.gpus * (training and not colocated)
+    models = sum(service.gpus for service in services(config))
+    need = sum(b["GPU"] for b in bundles) + config.reference.gpus * (training and not colocated) + models
     have = ray.cluster_resources().get("GPU", 0)
     if need > have:
         raise ConfigError(
             f"rollout.engines ({r.engines}) × rollout.tensor_parallel ({r.tensor_parallel})"
             + ("" if colocated or not training else f" + policy.ranks ({p.ranks})")
             + (f" + critic.ranks ({critics})" if critics and not colocated else "")
+            + (f" + reward models ({models:g})" if models else "")
             + f" needs {need:g} GPUs; the cluster has {have:g}. Use fewer, or cluster.placement colocated."
         )
     group = ray.util.placement_group(bundles, strategy="PACK")

@@ -1,76 +1,185 @@
-"""Accuracy of a model that is already there: engines and rewards, no trainer."""
+"""Figures of a model that is already there: engines and rewards, no trainer."""
 
-import dataclasses
+import json
+import re
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
-from launch.datasets import load_one
+from launch import datasets
 from launch.export import model_directory
+from launch.printing import say, table
 from rlsys import config_check, config_load
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config, ConfigError, HeldOutSource
+from rlsys.config_named import named
+from rlsys.evaluation import Evaluation, Score
 from rlsys.evaluation import evaluate as run_evaluation
 from rlsys.pipeline import Collector
 from rlsys.progress import Progress
-from rlsys.run_directory import write_samples
+from rlsys.run_directory import write
+from rlsys.samples import write_samples
+
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def evaluate(
-    target: str,
-    config_path: str | None,
-    datasets: tuple[str, ...],
-    out: str | None,
-    overrides: tuple[str, ...],
-    console: Console,
-) -> None:
-    model = "" if target.startswith("builtin:") else str(model_directory(Path(target)).resolve())
-    config = settings(target, config_path, datasets, overrides)
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for; None is what the configuration says."""
+
+    target: str  # a run, a checkpoint, a model directory, a hub name, or builtin:tiny
+    config: str | None = None
+    data: tuple[str, ...] = ()
+    samples: int | None = None
+    temperature: float | None = None
+    out: str | None = None  # parquet file for every sample
+    json: str | None = None  # file for the figures; "-" is the standard output
+    overrides: tuple[str, ...] = ()
+
+
+def evaluate(wanted: Wanted, console: Console) -> None:
+    model = model_of(wanted)
+    config = settings(wanted)
+    for option, file in (("--out", wanted.out), ("--json", wanted.json)):
+        if file and file != "-" and not Path(file).parent.is_dir():
+            raise ConfigError(f"{option}: the directory of {file} does not exist.")
+    datasets.peek(replace(config, data=replace(config.data, train={})))
     from launch.cluster import started
 
+    # With the figures on the standard output, nothing else is.
+    chatter = Console(stderr=True) if wanted.json == "-" else console
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-eval-") as logs,
-        Progress(console, 0) as progress,
+        Progress(chatter, 0) as progress,
         started(config, Path(logs), progress.note, model=model, training=False) as cluster,
     ):
-        loaded = [
-            load_one(config, path, cluster.tokenizer, cluster.window, progress.note) for path in config.eval.datasets
+        held_out = [
+            datasets.load_one(config, name, cluster.tokenizer, cluster.window, progress.note)
+            for name in config.eval.datasets
         ]
-        cluster.ready(max(d.longest for d in loaded))
-        collector = Collector(
-            cluster.rollout,
-            cluster.rewards,
+        cluster.ready(max(h.longest for h in held_out))
+        asked = sum(h.samples * len(h.prompts) for h in held_out)
+        progress.note(f"sampling {asked:,} completions of {sum(len(h.prompts) for h in held_out):,} prompts")
+        found = run_evaluation(
+            Collector(cluster.rollout, cluster.rewards, seed=config.run.seed, reward=config.reward),
+            held_out,
+            step=0,
+            max_new_tokens=config.rollout.max_new_tokens,
+            pass_score=config.eval.pass_score,
             seed=config.run.seed,
-            max_failure_share=config.reward.max_failure_share,
         )
-        result = run_evaluation(collector, loaded, step=0, max_new_tokens=config.rollout.max_new_tokens)
-    for source, value in result.accuracy.items():
-        console.print(f"{source}: accuracy {value:.1%} of {result.counts[source]} prompts", highlight=False)
-    for reason, count in result.failures.items():
-        console.print(f"{count} verdicts failed ({reason}) and count as 0", style="yellow", highlight=False)
-    if out:
-        write_samples(Path(out), result.batch)
-        console.print(f"samples: {out}", highlight=False, soft_wrap=True)
+    if wanted.out:
+        write_samples(Path(wanted.out), found.batch)
+    if wanted.json == "-":
+        print(as_json(wanted, found))
+        return
+    show(found, console)
+    if wanted.json:
+        write(Path(wanted.json), as_json(wanted, found) + "\n")
+        say(console, f"figures: {wanted.json}")
+    if wanted.out:
+        say(console, f"samples: {wanted.out}")
 
 
-def settings(target: str, config_path: str | None, datasets: tuple[str, ...], overrides: tuple[str, ...]) -> Config:
+def model_of(wanted: Wanted) -> str:
+    """The directory or hub name of the target; empty for the built-in model, which is made where it is needed."""
+    if wanted.target.startswith("builtin:"):
+        return ""
+    place = Path(wanted.target).expanduser()
+    # `runs/dmeo` beside a directory `runs` is a slip of the pen, and no hub name.
+    on_hub = HUB_NAME.fullmatch(wanted.target) and not Path(place.parts[0]).exists()
+    if wanted.config and on_hub:
+        return wanted.target
+    try:
+        return str(model_directory(place).resolve())
+    except ConfigError as error:
+        if on_hub and not place.exists():
+            raise ConfigError(f"{error} A model of the hub, such as owner/name, needs --config CONFIG.yaml.") from None
+        raise
+
+
+def settings(wanted: Wanted) -> Config:
     """The configuration to judge by: the one given, or the one of the run that the target belongs to."""
-    if config_path is None:
-        place = Path(target).resolve()
+    path = wanted.config
+    if path is None:
+        place = Path(wanted.target).resolve()
         owner = next(
             (p for p in (place, *place.parents) if (p / "config.yaml").is_file() and (p / "metrics.jsonl").is_file()),
             None,
         )
         if owner is None:
             raise ConfigError(
-                f"{target} belongs to no run, so rewards and sampling are unknown. Give --config CONFIG.yaml."
+                f"{wanted.target} belongs to no run, so rewards and sampling are unknown. Give --config CONFIG.yaml."
             )
-        config_path = str(owner / "config.yaml")
-    config = config_load.load(config_path, overrides)
-    if datasets:
-        config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, datasets=list(datasets)))
-        if problems := config_check.check(config):
-            raise ConfigError(problems)
-    if not config.eval.datasets:
+        path = str(owner / "config.yaml")
+    config = config_load.load(path, wanted.overrides)
+    sets: dict[str, HeldOutSource] = config.eval.datasets
+    if wanted.data:
+        sets = named("eval.datasets", list(wanted.data)) | {n: s for n, s in sets.items() if n in wanted.data}
+    if not sets:
         raise ConfigError("nothing to evaluate on: eval.datasets is empty. Give --data FILE.")
+    e, many, warm = config.eval, wanted.samples, wanted.temperature
+    if many is not None:
+        e, sets = replace(e, samples=many), {name: replace(source, samples=None) for name, source in sets.items()}
+    if warm is not None:
+        e, sets = (
+            replace(e, temperature=warm),
+            {name: replace(source, temperature=None) for name, source in sets.items()},
+        )
+    config = replace(config, eval=replace(e, datasets=sets))
+    if problems := config_check.check(config):
+        raise ConfigError(problems)
     return config
+
+
+def as_json(wanted: Wanted, found: Evaluation) -> str:
+    scores = {name: score.metrics() for name, score in found.scores.items()}
+    return json.dumps({"target": wanted.target, "scores": scores, "failures": found.batch.failures}, indent=2)
+
+
+def show(found: Evaluation, console: Console) -> None:
+    """The answer of each source in a sentence, then what it rests on, then what several samples are worth."""
+    console.print()
+    for name, score in found.scores.items():
+        say(console, f"{name}: {sentence(score)}")
+    counts = table("source", "prompts", "samples", "length", "truncated", "failed")
+    for name, s in found.scores.items():
+        cells = f"{s.prompts:,}", f"{s.asked:,}", f"{s.length:.1f}", f"{s.truncated:.1%}", f"{s.failed:,}"
+        counts.add_row(Text(name), *cells)
+    console.print()
+    console.print(counts)
+    ks = sorted({int(n.partition("@")[2]) for s in found.scores.values() for n in s.figures if n.startswith("pass@")})
+    if ks:
+        several = table("source", "k", *map(str, ks))
+        for name, s in found.scores.items():
+            for kind in ("pass", "maj"):
+                figures = [s.figures.get(f"{kind}@{k}") for k in ks]
+                if any(figures):
+                    several.add_row(
+                        Text(name if kind == "pass" else ""),
+                        f"{kind}@k",
+                        *(f"{f.value:.1%}" if f else "" for f in figures),
+                    )
+        console.print()
+        console.print(several)
+        for name, s in found.scores.items():
+            fewer = {k: s.figures[f"pass@{k}"].prompts for k in ks if f"pass@{k}" in s.figures}
+            said = ", ".join(f"@{k} of {n}" for k, n in fewer.items() if n < s.prompts)
+            if said:
+                say(console, f"{name}: {said} prompts; the others have fewer samples left", "yellow")
+    for reason, count in found.batch.failures.items():
+        say(console, f"{count} verdicts failed ({reason}) and are left out", "yellow")
+    if found.batch.first_failure:
+        say(console, f"The first: {found.batch.first_failure}", "yellow")
+
+
+def sentence(score: Score) -> str:
+    accuracy = score.figures.get("accuracy")
+    if accuracy is None:
+        return f"no verdict on any of {score.prompts} prompts"
+    return (
+        f"accuracy {accuracy.value:.1%} of {accuracy.prompts} prompts, "
+        f"95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}"
+    )

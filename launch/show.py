@@ -9,6 +9,8 @@ from rich.table import Table
 
 from rlsys import config as configuration
 from rlsys.config import Config
+from rlsys.config_load import flatten
+from rlsys.config_named import NAMED
 from rlsys.plan import batch_arithmetic, method, processes
 
 
@@ -47,14 +49,18 @@ def options(console: Console) -> None:
     }
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("option", "default", "meaning"):
-        table.add_column(name)
-    defaults = Config()
+        table.add_column(name, overflow="fold")
+    defaults, defaults_of = Config(), flatten(Config())
     for section in dataclasses.fields(Config):
         values = getattr(defaults, section.name)
         for field in dataclasses.fields(values):
             table.add_row(
                 f"{section.name}.{field.name}",
-                repr(getattr(values, field.name)),
+                repr(defaults_of[f"{section.name}.{field.name}"]),
                 comments[type(values).__name__, field.name],
             )
+    for key, kind in NAMED.items():
+        default = kind()
+        for name in kind.__annotations__:  # a held-out set has what a training set has, and these
+            table.add_row(f"{key}.NAME.{name}", repr(getattr(default, name)), comments[kind.__name__, name])
     console.print(table)

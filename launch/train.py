@@ -1,5 +1,7 @@
 """A training run from configuration to summary."""
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +39,7 @@ def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
     datasets.peek(config)
     with started(config, run.logs, progress.note) as cluster:
         run.event("start", ray=cluster.address)
-        prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note)
+        prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
         cluster.ready(prompts.longest_prompt)
         assert cluster.policy is not None
         Trainer(
@@ -66,27 +68,39 @@ def summary(config: Config, run: RunDirectory, console: Console) -> None:
     lines = [line for line in read_lines(run.path / "metrics.jsonl") if any(k.endswith("/accuracy") for k in line)]
     console.print()
     if len(lines) > 1:
-        for key in (k for k in lines[-1] if k.startswith("eval/") and k.endswith("/accuracy")):
-            source = key.split("/")[1]
+        for key in (k for k in lines[-1] if k in lines[0] and k.startswith("eval/") and k.endswith("/accuracy")):
+            source = key.removeprefix("eval/").removesuffix("/accuracy")
             console.print(
-                f"{source}: held-out accuracy {lines[0].get(key, 0):.1%} before, {lines[-1][key]:.1%} after {lines[-1]['step']} steps"
+                f"{source}: held-out accuracy {lines[0][key]:.1%} before, {lines[-1][key]:.1%} after {lines[-1]['step']} steps"
             )
         before, after = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
-        then = {row["uid"]: row for row in before}
+        then = first_of_each(before)
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("prompt", "before", "", "after", ""):
             table.add_column(name, max_width=40, overflow="ellipsis", no_wrap=True)
-        for row in [r for r in after if r["uid"] in then][:5]:
+        for row in [r for uid, r in first_of_each(after).items() if uid in then][:5]:
             old = then[row["uid"]]
             table.add_row(
                 Text(row["prompt"]),
                 Text(old["completion"]),
-                f"{old['reward']:g}",
+                score(old["reward"]),
                 Text(row["completion"]),
-                f"{row['reward']:g}",
+                score(row["reward"]),
             )
         console.print(table)
     console.print(f"\nrun directory: {run.path}", highlight=False, soft_wrap=True)
     console.print(
         f"export the model: rlsys export {run.path} MODEL_DIRECTORY", style="dim", highlight=False, soft_wrap=True
     )
+
+
+def first_of_each(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The first sample of each prompt, by uid."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(row["uid"], row)
+    return found
+
+
+def score(reward: float | None) -> str:
+    return "–" if reward is None else f"{reward:g}"

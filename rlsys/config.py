@@ -5,6 +5,7 @@ The comment beside a field is its documentation; a default is a recommendation. 
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 # Methods by name, each with its options in `algorithm` or `correction`. The functions are in the files of these names.
 ADVANTAGES = {
@@ -39,7 +40,6 @@ CORRECTIONS = {
 }
 KL_ESTIMATORS = ("k1", "k2", "k3", "k3_unbiased")
 NORMALIZERS = ("token_mean", "sequence_mean", "sequence_sum", "constant", "decoupled")
-REWARDS = ("exact", "contains", "math", "zigzag", "countdown")
 TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
 
 
@@ -74,11 +74,51 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Function:
+    """A reward function. In YAML `name: weight`, or `name: {weight: 1.0, some_option: value, …}`."""
+
+    weight: float = 1.0  # the sum of functions' scores, each times its weight, is the reward
+    function: str = ""  # built-in, module:function or file.py:function; empty: the name
+    deadline_s: float | None = None  # seconds it may take; null: reward.timeout_s, and for `model` at least 120
+    options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set. In YAML `path`, `path: weight`, or `name: {path: …, weight: …, …}`; null is what `data` says."""
+
+    path: str = ""  # file, directory, hub name or builtin:<task>; empty: the name
+    weight: float | None = None  # share of prompts from this set; null for all: each row once an epoch
+    split: str = "train"  # of a Hugging Face data set
+    subset: str = ""  # of a Hugging Face data set that has several
+    source: str = ""  # its name in figures; empty: the row's own field `source`, or the file's name
+    prompt_key: str | None = None  # as in data
+    answer_key: str | None = None  # as in data
+    system: str | None = None  # as in data
+    template: str | None = None  # as in data
+    as_chat: bool | None = None  # as in data
+    reward: dict[str, Function] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
+
+
+@dataclass(frozen=True)
+class HeldOutSource(Source):
+    samples: int | None = None  # as in eval
+    temperature: float | None = None  # as in eval
+
+
+@dataclass(frozen=True)
 class Data:
-    train: str = "builtin:zigzag"  # a .jsonl or .parquet file, or builtin:<task>
-    prompt_key: str = "prompt"  # the field with the prompt: text, or a list of chat messages
+    train: dict[str, Source] = field(
+        default_factory=lambda: {"builtin:zigzag": Source("builtin:zigzag")}
+    )  # JSONL, JSON, CSV or parquet files, Hugging Face data sets (directory or hub name), builtin:<task>
+    prompt_key: str = "prompt"  # the field with the prompt: text, or a list of chat messages; a.b is b in a
+    answer_key: str = "answer"  # the field that reward functions get as `answer`
+    system: str = ""  # system message put before prompts that have none; makes a chat of a text
+    template: str = ""  # Jinja file that makes a text of messages; empty: the tokenizer's own chat template
+    as_chat: bool = False  # whether a text prompt becomes a user message, and goes through the template
     shuffle: bool = True  # a new order each epoch, a pure function of run.seed
     overlong: str = "error"  # error | skip: prompts that rollout.max_prompt_tokens does not allow
+    on_bad_row: str = "error"  # error | skip: rows that cannot be read; skipped ones are counted and listed
 
 
 @dataclass(frozen=True)
@@ -154,14 +194,23 @@ class Critic:
 
 @dataclass(frozen=True)
 class Reward:
-    functions: dict[str, float] = field(
-        default_factory=lambda: {"zigzag": 1.0}
-    )  # built-in, module:function or file.py:function → weight
-    workers: int = 2  # reward processes
-    timeout_s: float = 10.0  # a sample past this has its process killed
-    memory_mb: int = 0  # address space of a reward process, MiB; 0: no limit
+    functions: dict[str, Function] = field(
+        default_factory=lambda: {"zigzag": Function(function="zigzag")}
+    )  # built-in, module:function or file.py:function → weight, or weight and options
+    workers: int = 2  # reward processes, spread over the cluster
+    timeout_s: float = 10.0  # a function that has not judged a sample by then has its process killed
+    memory_mb: int = 4096  # memory a reward process may take, MiB; 0: no limit
+    batch: int = 32  # samples a batched function gets at once, at most
+    concurrency: int = 64  # samples that the async functions of a process are at together
+    on_failure: str = "drop"  # drop (leaves its group) | abort | score: x, for a sample whose verdict failed
     max_failure_share: float = 0.5  # more failed verdicts than this in a step stop the run
     shuffle: bool = False  # debugging: shuffle rewards within the batch; nothing can be learned then
+
+    @property
+    def failure_score(self) -> float | None:
+        """x of `on_failure: "score: x"`, or None where a failed verdict has no score."""
+        word, colon, score = self.on_failure.partition(":")
+        return float(score) if colon and word.strip() == "score" else None
 
 
 @dataclass(frozen=True)
@@ -227,10 +276,11 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Eval:
-    datasets: list[str] = field(
-        default_factory=list
-    )  # files like data.train; each row's source is its file's name unless it says
+    datasets: dict[str, HeldOutSource] = field(default_factory=dict)  # as data.train; without weights
     every: int = 10  # steps between evaluations; also before the first and after the last; 0: only those two
+    samples: int = 1  # completions per prompt
+    temperature: float = 0.0  # 0: greedy
+    pass_score: float = 1.0  # a completion with at least this score counts as solved in pass@k
 
 
 @dataclass(frozen=True)

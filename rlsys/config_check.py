@@ -4,7 +4,6 @@ import difflib
 import json
 import math
 import re
-from collections import Counter
 from pathlib import Path
 
 from rlsys.config import (
@@ -13,11 +12,12 @@ from rlsys.config import (
     KL_ESTIMATORS,
     LOSSES,
     NORMALIZERS,
-    REWARDS,
     TRANSPORTS,
     Algorithm,
     Config,
 )
+from rlsys.config_check_sets import check_data_sets, check_rewards
+from rlsys.rewards.check import of_user_function
 
 
 def check(config: Config) -> list[str]:
@@ -36,6 +36,7 @@ def check(config: Config) -> list[str]:
     one_of("cluster.device", c.cluster.device, ("cpu", "gpu"))
     one_of("cluster.placement", c.cluster.placement, ("separate", "colocated"))
     one_of("data.overlong", c.data.overlong, ("error", "skip"))
+    one_of("data.on_bad_row", c.data.on_bad_row, ("error", "skip"))
     one_of("rollout.dtype", c.rollout.dtype, ("float32", "bfloat16"))
     one_of("policy.dtype", c.policy.dtype, ("float32", "bfloat16"))
     one_of("policy.lr_schedule", c.policy.lr_schedule, ("constant", "linear", "cosine"))
@@ -49,10 +50,6 @@ def check(config: Config) -> list[str]:
     one_of("algorithm.normalize", c.algorithm.normalize, NORMALIZERS)
     one_of("algorithm.kl", c.algorithm.kl, KL_ESTIMATORS)
     one_of("sync.transport", c.sync.transport, TRANSPORTS)
-    for name, weight in c.reward.functions.items():
-        one_of("reward.functions", name, REWARDS, user=True)
-        need(math.isfinite(weight), f"reward.functions: the weight of {name} is {weight}; it must be a finite number.")
-
     positive = {
         "trainer": ("steps", "prompts_per_step", "samples_per_prompt", "updates_per_step", "epochs_per_step"),
         "rollout": (
@@ -65,7 +62,7 @@ def check(config: Config) -> list[str]:
             "kv_cache_mb",
         ),
         "policy": ("ranks", "tokens_per_pack", "logprob_chunk", "lr", "threads"),
-        "reward": ("workers", "timeout_s"),
+        "reward": ("workers", "timeout_s", "batch", "concurrency"),
         "cluster": ("start_timeout_s", "call_timeout_s"),
         "critic": ("ranks", "lr"),
         "reference": ("kl_horizon",),
@@ -151,11 +148,6 @@ def check(config: Config) -> list[str]:
         f"algorithm.advantage gdpo brings each part of the reward to one deviation, so reference.kl_coef ({c.reference.kl_coef:g}) would "
         "say nothing of KL in the reward. Use reference.kl_in loss.",
     )
-    for name, count in Counter(spec.rpartition(":")[2] for spec in c.reward.functions).items():
-        need(
-            count == 1,
-            f"reward.functions has {count} functions called {name}, whose figures would be one. Give them different names.",
-        )
     need(
         c.overlong.buffer <= c.rollout.max_new_tokens,
         f"overlong.buffer ({c.overlong.buffer}) is longer than a completion can be, rollout.max_new_tokens ({c.rollout.max_new_tokens}).",
@@ -187,14 +179,7 @@ def check(config: Config) -> list[str]:
         c.pipeline.max_lag in (0, 1),
         f"pipeline.max_lag is {c.pipeline.max_lag}; 0 (on-policy) and 1 (generate the next batch while training this one) exist.",
     )
-    need(
-        bool(c.reward.functions),
-        "reward.functions is empty; name at least one, such as `reward.functions: {exact: 1.0}`.",
-    )
-    need(
-        0 <= c.reward.max_failure_share <= 1,
-        f"reward.max_failure_share is {c.reward.max_failure_share}; it is a share between 0 and 1.",
-    )
+    problems += check_rewards(c) + check_data_sets(c)
     need(0 < c.rollout.gpu_memory < 1, f"rollout.gpu_memory is {c.rollout.gpu_memory}; it is a share between 0 and 1.")
     need(
         c.cluster.device == "gpu" or c.rollout.block_size % 32 == 0,
@@ -270,22 +255,8 @@ def _check_paths(c: Config) -> list[str]:
             )
         else:
             problems += _check_config_file(c, config_file)
-    for key, path in [("data.train", c.data.train), *(("eval.datasets", p) for p in c.eval.datasets)]:
-        if path.startswith("builtin:"):
-            if path.partition(":")[2] not in ("zigzag", "zigzag_heldout"):
-                problems.append(f"{key} is `{path}`; built in: builtin:zigzag, builtin:zigzag_heldout.")
-        elif not Path(path).expanduser().is_file():
-            problems.append(f"{key}: {path} does not exist (from {Path.cwd()}).")
-        elif Path(path).suffix not in (".jsonl", ".parquet"):
-            problems.append(f"{key}: {path} must end in .jsonl or .parquet.")
-    own = [("algorithm.advantage", c.algorithm.advantage), ("algorithm.loss", c.algorithm.loss)]
-    for key, spec in [*own, *(("reward.functions", spec) for spec in c.reward.functions)]:
-        file, _, name = spec.rpartition(":")
-        if file.endswith(".py") and not Path(file).expanduser().is_file():
-            problems.append(f"{key}: the file {file} (of `{spec}`) does not exist (from {Path.cwd()}).")
-        if ":" in spec and not name.isidentifier():
-            problems.append(f"{key}: `{spec}` names no function; write {file}:my_function.")
-    return problems
+    problems += of_user_function("algorithm.advantage", c.algorithm.advantage)
+    return problems + of_user_function("algorithm.loss", c.algorithm.loss)
 
 
 RECIPES = ("cispo", "dapo", "degrpo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "rloo")  # configs/<name>.yaml

@@ -1,11 +1,13 @@
 """From defaults ← YAML ← `key=value` to a checked `Config`. Unknown keys and wrong types are collected and raised together.
 
 A YAML file may start from another. `base: tiny_cpu.yaml` on its top level, a path from its own folder, reads that file first, and
-its base before it; a value replaces the base's, lists and `reward.functions` as a whole. `${section.option}` refers within a file.
+its base before it; a value replaces the base's, lists and named functions or data sets as a whole. `${section.option}` refers
+within a file.
 """
 
 import dataclasses
 import difflib
+import operator
 import types
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -15,8 +17,10 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check
+from rlsys.config_named import NAMED, changed, compact, named
 
-# What verl and TRL call our options, by the last part of the name. configs/README.md says where the values differ.
+# What verl, TRL and OpenRLHF call our options, by the last part of the name, or the last two where one would lead astray.
+# configs/README.md says where the values differ.
 ELSEWHERE = {
     "adv_estimator": "algorithm.advantage",
     "norm_adv_by_std_in_grpo": "algorithm.std",
@@ -65,6 +69,50 @@ ELSEWHERE = {
     "max_grad_norm": "policy.clip_grad",
     "cliprange_value": "critic.clip",
     "critic_warmup": "critic.alone_steps",
+    "custom_reward_function": "reward.functions",
+    "reward_manager": "reward.functions",
+    "reward_model": "reward.functions",
+    "sandbox_fusion": "reward.functions",
+    "reward_funcs": "reward.functions",
+    "reward_weights": "reward.functions",
+    "reward_model_path": "reward.functions",
+    "reward_pretrain": "reward.functions",
+    "remote_rm_url": "reward.functions",
+    "train_files": "data.train",
+    "train_dataset": "data.train",
+    "dataset_name": "data.train",
+    "dataset_config": "data.train",
+    "dataset_train_split": "data.train",
+    "prompt_data": "data.train",
+    "prompt_data_probs": "data.train",
+    "prompt_split": "data.train",
+    "input_key": "data.prompt_key",
+    "label_key": "data.answer_key",
+    "system_prompt": "data.system",
+    "input_template": "data.template",
+    "apply_chat_template": "data.as_chat",
+    "shuffle_dataset": "data.shuffle",
+    "filter_overlong_prompts": "data.overlong",
+    "truncation": "data.overlong",
+    "val_files": "eval.datasets",
+    "eval_dataset": "eval.datasets",
+    "eval_split": "eval.datasets",
+    "dataset_test_split": "eval.datasets",
+    "test_freq": "eval.every",
+    "val_before_train": "eval.every",
+    "eval_steps": "eval.every",
+    "eval_strategy": "eval.every",
+    "eval_on_start": "eval.every",
+    "val_kwargs": "eval.samples",
+    "val_kwargs.n": "eval.samples",
+    "num_generations_eval": "eval.samples",
+    "eval_n_samples_per_prompt": "eval.samples",
+    "val_kwargs.temperature": "eval.temperature",
+    "do_sample": "eval.temperature",
+    "eval_temperature": "eval.temperature",
+    "rollout_data_dir": "run.dir",
+    "validation_data_dir": "run.dir",
+    "log_completions": "run.dir",
 }
 
 
@@ -88,17 +136,27 @@ def build(
     """Merges the sources over the defaults; unknown keys and wrong types are collected and raised together."""
     problems: list[str] = []
     merged: dict[str, tuple[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {key: operator.attrgetter(key)(Config()) for key in NAMED}
     sources = [(name, _items(file, name)) for file, name in [*(bases or []), (tree, where)]]
     for source, items in [*sources, ("command line", _overrides(overrides, problems))]:
         for key, value in items:
             kind = _kind(key)
             if kind is None:
                 problems.append(f"{source}: unknown option `{key}`.{_suggest(key)}")
-                continue
-            if get_origin(kind) is list and isinstance(value, str):
-                value = [value]
-            merged.pop(key, None)  # what is said last is applied last: reward.functions=… after reward.functions.math=…
-            merged[key] = source, _weighted(value) if key == "reward.functions" else value
+            elif section := _named(key):
+                try:
+                    whole = key == section
+                    entries[section] = (
+                        named(key, value)
+                        if whole
+                        else changed(section, entries[section], key[len(section) + 1 :], value)
+                    )
+                except ValueError as error:
+                    problems.append(f"{source}: {error}")
+            else:
+                if key == "reward.on_failure" and isinstance(value, dict) and list(value) == ["score"]:
+                    value = f"score: {value['score']}"
+                merged[key] = source, [value] if get_origin(kind) is list and isinstance(value, str) else value
     schema = OmegaConf.structured(Config)
     OmegaConf.set_readonly(schema, False)
     for section in schema:
@@ -107,12 +165,11 @@ def build(
         try:
             if isinstance(value, list) and any(isinstance(v, list | dict | None) for v in value):
                 raise ValidationError
-            if isinstance(value, dict):
-                OmegaConf.update(schema, key, value, merge=False)
-            else:
-                OmegaConf.update(schema, key, value)
+            OmegaConf.update(schema, key, value)
         except OmegaConfBaseException:
             problems.append(f"{source}: `{key}` must be {_name(_kind(key))}; {value!r} is {_name(type(value))}.")
+    for key, found in entries.items():
+        OmegaConf.update(schema, key, found, merge=False)
     if problems:
         raise ConfigError(problems)
     try:
@@ -124,12 +181,19 @@ def build(
 
 
 def to_yaml(config: Config) -> str:
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    tree = OmegaConf.to_container(OmegaConf.structured(config))
+    assert isinstance(tree, dict)
+    for key, value in flatten(config).items():
+        if key in NAMED:
+            section, _, name = key.partition(".")
+            tree[section][name] = value
+    return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 
 def flatten(config: Config) -> dict[str, Any]:
     """`{"run.seed": 0, …}`: what two configurations are compared by."""
-    return dict(_flatten(OmegaConf.structured(config)))
+    short = {key: compact(operator.attrgetter(key)(config)) for key in NAMED}
+    return dict(_flatten(OmegaConf.structured(config))) | short
 
 
 # --- files ---------------------------------------------------------------------------------------------------------------
@@ -189,12 +253,17 @@ def _kind(key: str) -> Any:
     kind: Any = Config
     for part in key.split("."):
         if not dataclasses.is_dataclass(kind):
-            return get_args(kind)[1] if get_origin(kind) is dict else None
+            return Any if get_origin(kind) is dict else None
         fields = {f.name: f.type for f in dataclasses.fields(kind)}
         if part not in fields:
             return None
         kind = fields[part]
     return kind
+
+
+def _named(key: str) -> str | None:
+    """The mapping of functions or data sets that the option is, or is in."""
+    return next((section for section in NAMED if f"{key}.".startswith(f"{section}.")), None)
 
 
 def _options(kind: Any = Config, prefix: str = "") -> list[str]:
@@ -209,12 +278,19 @@ def _suggest(key: str) -> str:
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
     options, leaf = [*_options(), "base"], key.rpartition(".")[2]
     found = (
-        _closest(key, [o for o in options if o.rpartition(".")[2] == leaf])
-        or ELSEWHERE.get(leaf)
+        _elsewhere(key)
+        or _closest(key, [o for o in options if o.rpartition(".")[2] == leaf])
         or next(iter(difflib.get_close_matches(key, options, 1, 0.7)), None)
         or next((o for o in options if difflib.get_close_matches(leaf, [o.rpartition(".")[2]], 1, 0.8)), None)
     )
     return f" Did you mean `{found}`?" if found else " `rlsys validate --options` lists them all."
+
+
+def _elsewhere(key: str) -> str | None:
+    """Ours for a name from elsewhere, which its last known part decides.  "reward_model.path" -> "reward.functions" """
+    parts = key.split(".")
+    names = [name for i in reversed(range(len(parts))) for name in (".".join(parts[i - 1 : i + 1]), parts[i])]
+    return next((ELSEWHERE[name] for name in names if name in ELSEWHERE), None)
 
 
 def _closest(key: str, options: list[str]) -> str | None:
@@ -226,8 +302,6 @@ def _name(kind: Any) -> str:
     origin = get_origin(kind)
     if origin is types.UnionType:
         return f"{_name(get_args(kind)[0])}, or null"
-    if origin is dict:
-        return "a mapping of names to weights, such as {exact: 1.0}"
     if origin is list:
         return f"a list of {_name(get_args(kind)[0]).split(' ', 1)[1]}s"
     if dataclasses.is_dataclass(kind):
@@ -275,11 +349,3 @@ def _overrides(overrides: list[str], problems: list[str]) -> list[tuple[str, Any
         else:
             items.append((key, OmegaConf.to_container(parsed) if OmegaConf.is_config(parsed) else parsed))
     return items
-
-
-def _weighted(functions: Any) -> Any:
-    """`exact`, `[exact, my.py:f]` and `{exact: 1.0}` all name reward functions; the first two mean weight 1."""
-    if isinstance(functions, str):
-        return {functions: 1.0}
-    named = isinstance(functions, list) and all(isinstance(f, str) for f in functions)
-    return dict.fromkeys(functions, 1.0) if named else functions

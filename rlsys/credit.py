@@ -14,6 +14,7 @@ from rlsys.config import ADVANTAGES, Config, ConfigError
 from rlsys.gae import gae, whiten
 from rlsys.options import options, refuse_unheard
 from rlsys.plugins import find
+from rlsys.rewards.check import title
 from rlsys.seeds import seed_of
 from rlsys.types import Batch, Columns, Floats
 
@@ -77,7 +78,7 @@ class CreditAssignment:
 
     def component_weights(self, batch: Batch) -> list[float]:
         """[K] A function's named parts share its weight in `reward.functions`."""
-        weights = {spec.rpartition(":")[2]: weight for spec, weight in self.config.reward.functions.items()}
+        weights = {title(name): f.weight for name, f in self.config.reward.functions.items()}
         return [weights[name.partition("/")[0]] for name in sorted(batch.components[0])]
 
     def shuffled(self, step: int, rewards: Floats) -> Tensor:

@@ -80,6 +80,7 @@ def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
     """The batch with some of its groups.  keep [groups] bool"""
     samples = np.flatnonzero(keep[batch.groups])
     number = np.cumsum(keep) - 1  # of each group that stays
+    uids = {p.uid for p, good in zip(batch.prompts, keep, strict=True) if good}
     return replace(
         batch,
         prompts=[p for p, good in zip(batch.prompts, keep, strict=True) if good],
@@ -87,6 +88,8 @@ def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
         groups=number[batch.groups[samples]],
         rewards=batch.rewards[samples],
         components=[batch.components[i] for i in samples],
+        answers=[batch.answers[i] for i in samples if batch.answers],
+        failed=[(s, v) for s, v in batch.failed if s.uid in uids],
         greedy=None if batch.greedy is None else batch.greedy[keep],
         dropped=batch.dropped + int((~keep).sum()),
     )
@@ -102,6 +105,8 @@ def join(batches: list[Batch]) -> Batch:
         groups=np.concatenate([b.groups + n for b, n in zip(batches, first, strict=False)]),
         rewards=np.concatenate([b.rewards for b in batches]),
         components=[c for b in batches for c in b.components],
+        answers=[a for b in batches for a in b.answers],
+        failed=[pair for b in batches for pair in b.failed],
         asked=sum(b.asked for b in batches),
         first_failure=next((b.first_failure for b in batches if b.first_failure), ""),
         failures={reason: sum(b.failures.get(reason, 0) for b in batches) for reason in reasons},

@@ -13,9 +13,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import numpy as np
 
+from rlsys.config import Reward
 from rlsys.interfaces import Rewards, Rollout
 from rlsys.seeds import seed_of
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
@@ -28,16 +30,20 @@ class RewardFailure(RuntimeError):
 class Collector:
     """Samples prompts, has the samples judged, and puts the batch together."""
 
-    def __init__(self, rollout: Rollout, rewards: Rewards, *, seed: int, max_failure_share: float):
-        self.rollout, self.rewards, self.seed, self.max_failure_share = rollout, rewards, seed, max_failure_share
+    def __init__(self, rollout: Rollout, rewards: Rewards, *, seed: int, reward: Reward):
+        self.rollout, self.rewards, self.seed = rollout, rewards, seed
+        self.abort, self.max_failure_share = reward.on_failure == "abort", reward.max_failure_share
+        self.failure_score = reward.failure_score
 
     def checked(self, step: int | str, batch: Batch) -> Batch:
         """The batch, unless too many of its verdicts failed."""
         failed = sum(batch.failures.values())
-        if failed > self.max_failure_share * batch.asked or not batch.samples:
+        limit = 0 if self.abort else self.max_failure_share * batch.asked
+        if failed > limit or not batch.samples:
+            rule = "on_failure is abort" if self.abort else f"max_failure_share is {self.max_failure_share:g}"
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(batch.failures.items()))
             raise RewardFailure(
-                f"step {step}: {failed} of {batch.asked} reward verdicts failed (reward.max_failure_share is "
-                f"{self.max_failure_share:g}). The first: {batch.first_failure}"
+                f"step {step}: {failed} of {batch.asked} reward verdicts failed ({reasons}); reward.{rule}. The first: {batch.first_failure}"
             )
         return batch
 
@@ -61,6 +67,22 @@ class Collector:
             for p in prompts
             for i, t in enumerate(temperatures)
         ]
+        baseline = samples if greedy else None
+        return self.answered(step, prompts, requests, baseline=baseline, failure_score=self.failure_score)
+
+    def answered(
+        self,
+        step: int | str,
+        prompts: list[Prompt],
+        requests: list[Request],
+        *,
+        baseline: int | None = None,
+        failure_score: float | None = None,
+    ) -> Batch:
+        """The judged completions of any requests of these prompts; of those with index `baseline` the reward alone is kept.
+
+        A failed verdict has the score `failure_score`, or none.
+        """
         by_uid = {p.uid: p for p in prompts}
         judged: list[tuple[list[Sample], Future[list[Verdict]]]] = []
         for finished in self.rollout.generate(requests):
@@ -70,35 +92,39 @@ class Collector:
         done = time.perf_counter()
         if len(pairs) != len(requests):
             raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(pairs)} came back")
-        return self._assemble(prompts, pairs, done - sampled, samples, greedy)
+        return self._assemble(prompts, pairs, done - sampled, baseline, failure_score)
 
     def _assemble(
         self,
         prompts: list[Prompt],
         pairs: list[tuple[Sample, Verdict]],
         reward_s: float,
-        samples: int,
-        greedy: bool,
+        baseline: int | None,
+        failure_score: float | None,
     ) -> Batch:
         group = {p.uid: g for g, p in enumerate(prompts)}
         pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
         bad = [v for _, v in pairs if v.score is None]
-        good = [(s, v) for s, v in pairs if v.score is not None and s.index < samples]
-        baseline = np.full(len(prompts), np.nan, dtype=np.float32)
+        if failure_score is not None:
+            pairs = [(s, replace(v, score=failure_score) if v.score is None else v) for s, v in pairs]
+        good = [(s, v) for s, v in pairs if v.score is not None and s.index != baseline]
+        greedy = np.full(len(prompts), np.nan, dtype=np.float32)
         for s, v in pairs:
-            if s.index == samples and v.score is not None:
-                baseline[group[s.uid]] = v.score
+            if s.index == baseline and v.score is not None:
+                greedy[group[s.uid]] = v.score
         return Batch(
             prompts=prompts,
             samples=[s for s, _ in good],
             groups=np.array([group[s.uid] for s, _ in good], dtype=np.int64),
             rewards=np.array([v.score for _, v in good], dtype=np.float32),
             components=[v.components for _, v in good],
+            answers=[v.answer for _, v in good],
+            failed=[(s, v) for s, v in pairs if v.score is None and s.index != baseline],
             asked=len(pairs),
             failures=dict(Counter(v.failure for v in bad)),
             first_failure=f"{bad[0].failure}: {bad[0].detail}" if bad else "",
             reward_s=reward_s,
-            greedy=baseline if greedy else None,
+            greedy=None if baseline is None else greedy,
         )
 
 

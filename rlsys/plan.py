@@ -1,6 +1,7 @@
 """What a configuration amounts to: its batch arithmetic, its method and its processes, as rows of tables."""
 
 from rlsys.config import Algorithm, Config, Correction, Critic
+from rlsys.rewards.settings import RewardSettings, services
 
 
 def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
@@ -79,11 +80,20 @@ def _critic(c: Critic) -> str:
     return said + ", whitened" * c.whiten + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
 
 
+def _reward(service: RewardSettings) -> tuple[str, int, str]:
+    used = dict.fromkeys(name for functions in service.functions.values() for name in functions)
+    models = [f.options.get("path", "") for functions in service.functions.values() for f in functions.values()]
+    if service.spare:
+        return "reward", service.workers, ", ".join(used)
+    where = f"{service.gpus:g} GPUs" if service.gpus else "CPU"
+    return "reward model", service.workers, f"{models[0]}, {where}"
+
+
 def processes(c: Config) -> list[tuple[str, int, str]]:
     """Rows of (role, how many, what it is)."""
     rows = [
         ("rollout", c.rollout.engines, f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}"),
-        ("reward", c.reward.workers, ", ".join(c.reward.functions)),
+        *(_reward(service) for service in services(c)),
         ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"),
     ]
     if c.reference.kl_coef:

@@ -33,13 +33,20 @@ def find(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Calla
 
 
 def _file(path: Path) -> Any:
+    """The file as a module. One that is named twice, and has not changed, is run once."""
     if not path.is_file():
         raise ConfigError(f"the file {path} does not exist (from {Path.cwd()}).")
-    name = f"rlsys_user_{path.stem}"
+    name, state = f"rlsys_user_{path.stem}", (path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
+    if state in _FILES:
+        return _FILES[state]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     assert spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    _FILES[state] = module
     return module
+
+
+_FILES: dict[tuple[Path, int, int], Any] = {}

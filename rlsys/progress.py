@@ -80,6 +80,7 @@ class Progress:
         return [
             f"{step}/{self.steps}",
             cell("reward/mean", ".3f"),
+            cell("reward/failed", ",.0f") if found.get("reward/failed") else "",
             accuracy(found),
             cell("kl", ".4f"),
             cell("entropy", ".3f"),
@@ -107,9 +108,10 @@ class Progress:
 
 def accuracy(found: Metrics) -> str:
     """The mean over the data sets, where this step was evaluated."""
-    values = [v for k, v in found.items() if k.startswith("eval/") and k.endswith("/accuracy")]
+    accuracies = {k: v for k, v in found.items() if k.startswith("eval/") and k.endswith("/accuracy")}
+    values = [v for k, v in accuracies.items() if k != "eval/all/accuracy"] or list(accuracies.values())
     return f"{sum(values) / len(values):.1%}" if values else ""
 
 
-COLUMNS = ("step", "reward", "accuracy", "kl", "entropy", "mismatch", "tokens/s", "s/step", "eta")
+COLUMNS = ("step", "reward", "failed", "accuracy", "kl", "entropy", "mismatch", "tokens/s", "s/step", "eta")
 Note = Callable[[str], None]

@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlsys import config_load
 from rlsys.config import Config, ConfigError
+from rlsys.samples import write_samples
 from rlsys.types import Batch, Floats
 
 FREE_TO_CHANGE = (  # what a run may be continued with
@@ -30,6 +29,8 @@ FREE_TO_CHANGE = (  # what a run may be continued with
     "reward.workers",
     "reward.timeout_s",
     "reward.memory_mb",
+    "reward.batch",
+    "reward.concurrency",
     "reward.max_failure_share",
     "dynamic_sampling.",
     "rollout.engines",
@@ -113,30 +114,6 @@ class RunDirectory:
 
     def samples(self, name: str, batch: Batch, advantages: Floats | None = None) -> None:
         write_samples(self.path / "samples" / f"{name}.parquet", batch, advantages)
-
-
-def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) -> None:
-    """Every sample of a batch, columnar; written aside and renamed."""
-    import pyarrow
-    import pyarrow.parquet
-
-    prompts = [batch.prompts[g] for g in batch.groups]
-    columns: dict[str, Any] = {
-        "uid": [s.uid for s in batch.samples],
-        "index": [s.index for s in batch.samples],
-        "source": [p.source for p in prompts],
-        "prompt": [p.text for p in prompts],
-        "completion": [s.text for s in batch.samples],
-        "reward": batch.rewards,
-        "advantage": advantages if advantages is not None else np.zeros(len(batch.samples), dtype=np.float32),
-        "finish": [s.finish for s in batch.samples],
-        "version": [s.version for s in batch.samples],
-        "tokens": [s.tokens for s in batch.samples],
-        "rollout_logprobs": [s.logprobs for s in batch.samples],
-    }
-    aside = target.with_name(f".{target.name}.tmp")
-    pyarrow.parquet.write_table(pyarrow.table(columns), aside)
-    aside.rename(target)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

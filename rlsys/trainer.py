@@ -16,7 +16,7 @@ from rlsys.config import Config
 from rlsys.credit import CreditAssignment
 from rlsys.data import Dataset
 from rlsys.dynamic_sampling import NothingToLearn
-from rlsys.evaluation import Evaluation, evaluate
+from rlsys.evaluation import HeldOut, evaluate
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import Clock, Metrics
 from rlsys.minibatches import MiniBatch, mini_batches
@@ -38,7 +38,7 @@ class Trainer:
         config: Config,
         *,
         train: Dataset,
-        evals: list[Dataset],
+        evals: list[HeldOut],
         rollout: Rollout,
         rewards: Rewards,
         policy: Policy,
@@ -50,12 +50,11 @@ class Trainer:
         self.config, self.run_directory, self.progress = config, run, progress
         self.train_data, self.evals = train, evals
         self.rollout, self.policy, self.reference, self.critic = rollout, policy, reference, critic
-        self.collector = Collector(
-            rollout, rewards, seed=config.run.seed, max_failure_share=config.reward.max_failure_share
-        )
+        self.collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
         self.credit = CreditAssignment(config)
         self.position = self.asked = 0  # in the training data: what was trained on, and what was asked for
         self.kl_coef = config.reference.kl_coef
+        self.failures_told: set[str] = set()
 
     def run(self) -> None:
         """Trains from the newest checkpoint, or from the start, to `trainer.steps`."""
@@ -86,6 +85,7 @@ class Trainer:
         with clock("rollout"):
             batch = pipeline.next()  # at most `max_lag` updates old
         clock.split("rollout", "reward", batch.reward_s)
+        self.tell_failures(step, batch)
 
         self.rollout.resting()
         with clock("score"):
@@ -108,6 +108,19 @@ class Trainer:
         found |= clock.metrics()
         found["tokens_per_second"] = found["tokens"] / found["time/step"]
         return found | {"lag": step - 1 - min(s.version for s in batch.samples), "sync/version": step}
+
+    def tell_failures(self, step: int, batch: Batch) -> None:
+        """The first failed verdict of each reason, once in a run: a line on the screen, all of it in events.jsonl."""
+        found = [(v.failure, v.detail) for _, v in batch.failed]
+        if not found and batch.first_failure:  # failed verdicts have a score here
+            reason, _, detail = batch.first_failure.partition(": ")
+            found = [(reason, detail)]
+        for reason, detail in found:
+            if reason not in self.failures_told:
+                self.failures_told.add(reason)
+                first_line = detail.strip().partition("\n")[0]
+                self.progress.note(f"step {step}: a reward verdict failed ({reason}): {first_line}")
+                self.run_directory.event("reward failure", step=step, reason=reason, detail=detail)
 
     def sample(self, step: int) -> Batch:
         """The judged samples of a step. Which prompts those are follows from the seed and from what came before."""
@@ -190,8 +203,13 @@ class Trainer:
         if not self.evals:
             return {}
         self.rollout.generating()
-        result: Evaluation = evaluate(
-            self.collector, self.evals, step=step, max_new_tokens=self.config.rollout.max_new_tokens
+        result = evaluate(
+            self.collector,
+            self.evals,
+            step=step,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+            pass_score=self.config.eval.pass_score,
+            seed=self.config.run.seed,
         )
         self.run_directory.samples(f"eval-{step:06d}", result.batch)
         return result.metrics()

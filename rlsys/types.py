@@ -22,6 +22,8 @@ class Prompt:
     text: str
     tokens: list[int]  # [P]
     row: dict[str, Any]  # everything else in the row; reward functions may ask for it
+    messages: list[dict[str, Any]] | None = None  # the chat that `text` was rendered from
+    rewards: str = ""  # whose reward functions judge it: those of this data set, or "" for reward.functions
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ class Verdict:
 
     score: float | None
     components: dict[str, float] = field(default_factory=dict)
-    failure: str = ""  # timeout | crash | exception | invalid
+    failure: str = ""  # timeout | crash | memory | exception | invalid
     detail: str = ""  # traceback or sentence
+    answer: str | None = None  # what the completion's final answer was taken to be, if the function says so
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Batch:
     groups: NDArray[np.int64]  # [N] which prompt
     rewards: Floats  # [N]
     components: list[dict[str, float]]  # [N]
+    answers: list[str | None] = field(default_factory=list)  # [N] final answers, where the reward says them
+    failed: list[tuple[Sample, Verdict]] = field(default_factory=list)  # samples without a score, and why
     asked: int = 0  # verdicts asked for
     failures: dict[str, int] = field(default_factory=dict)  # reason → samples that left the batch
     first_failure: str = ""  # in words

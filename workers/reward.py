@@ -1,152 +1,132 @@
-"""The reward pool: Ray actors, each watching one process that runs the reward functions.
+"""The reward pool: Ray actors, each with a process that runs reward functions, and one more for each reward model.
 
-    driver ──samples──▶ RewardWorker (actor) ──one at a time──▶ reward process (user's code)
-           ◀─verdicts──                      ◀──verdict, or silence past the deadline: the process is killed and replaced
-
-Functions run outside the actor because only another process can be stopped for certain. Verdicts come back as JSON: nothing
-the user's code sends is unpickled.
+driver ──lists of samples──▶ RewardWorker (actor) ──▶ RewardRunner ──▶ reward process (user's code)
+       ◀─verdicts, or samples that another one's end sent back──
 """
 
-import contextlib
-import json
-import os
-import pickle
-import signal
-import socket
-import subprocess
-import sys
+import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config
+from rlsys.progress import Note
+from rlsys.rewards.judge import combined, facts
+from rlsys.rewards.settings import RewardSettings, services
 from rlsys.types import Prompt, Sample, Verdict
-from workers.process import gather, settle
+from workers.process import WorkerFailed, explain, gather, settle
+from workers.reward_dispatch import LISTS, Dispatcher, Submit, Verdicts, room
+from workers.reward_runner import Answer, Item, RewardRunner
 
-START_S = 120.0  # importing a user's file may take a while
+OPTIONS = {"max_concurrency": LISTS + 1, "max_restarts": 3, "max_task_retries": 3}  # Ray's
 
 
 class RewardWorker:
-    def __init__(self, config: Config, index: int, logs: str):
-        settle(f"reward-{index}", logs)
-        self.config = config
-        self.begin()
+    """The actor around a runner."""
 
-    def ready(self) -> None:
+    def __init__(self, config: Config, service: int, index: int, logs: str):
+        settle(f"reward-{service}-{index}" if service else f"reward-{index}", logs)
+        self.runner = RewardRunner(services(config)[service])
+
+    def ready(self) -> dict[str, Any]:
         """Waits until the reward functions are imported; raises what is wrong with them."""
-        if self.connection is None:
-            self.begin()
-        self.await_import()
+        return self.runner.ready.result()
 
-    def judge(self, facts: list[dict[str, Any]]) -> list[Verdict]:
-        return [self.one(f) for f in facts]
+    def judge(self, items: list[Item]) -> list[Answer]:
+        return self.runner.judge(items)
 
-    def one(self, facts: dict[str, Any]) -> Verdict:
-        if self.connection is None:
-            self.begin()
-            self.await_import()
-        assert self.connection is not None
-        try:
-            self.connection.send_bytes(pickle.dumps(facts))
-            if not self.connection.poll(self.config.reward.timeout_s):
-                self.end()
-                return Verdict(
-                    None,
-                    failure="timeout",
-                    detail=f"no verdict after reward.timeout_s = {self.config.reward.timeout_s:g} s; process killed",
-                )
-            answer = json.loads(self.connection.recv_bytes())
-            return Verdict(answer["score"], answer["components"], answer["failure"], answer["detail"])
-        except (EOFError, OSError, ValueError, KeyError, TypeError):
-            code = self.end()
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            return Verdict(None, failure="crash", detail=f"the reward process ended: {how}")
 
-    def begin(self) -> None:
-        ours, theirs = socket.socketpair()
-        arguments = [
-            json.dumps(self.config.reward.functions),
-            str(self.config.reward.memory_mb),
-            str(theirs.fileno()),
-            str(os.getpid()),
-        ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "workers.reward_process", *arguments],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # so that what it starts can be killed with it
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"},
-        )
-        theirs.close()
-        self.connection: Connection | None = Connection(ours.detach())
-        self.imported = False
+@dataclass
+class Service:
+    """Workers that run the same functions."""
 
-    def await_import(self) -> None:
-        if self.imported:
-            return
-        assert self.connection is not None
-        try:
-            if not self.connection.poll(START_S):
-                self.end()
-                raise ConfigError(
-                    f"reward.functions: importing {', '.join(self.config.reward.functions)} took more than {START_S:g} s."
-                )
-            problem = json.loads(self.connection.recv_bytes())
-        except EOFError:
-            code = self.end()
-            raise ConfigError(
-                f"reward.functions: importing {', '.join(self.config.reward.functions)} ended the process (exit code {code})."
-            ) from None
-        if problem:
-            self.end()
-            raise ConfigError(problem)
-        self.imported = True
-
-    def end(self) -> int:
-        """Kills the process and all it started; returns its exit code."""
-        assert self.connection is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        code = self.process.wait()
-        self.connection.close()
-        self.connection = None
-        return code
+    settings: RewardSettings
+    actors: dict[str, Any]  # by name
+    dispatcher: Dispatcher | None = None
 
 
 class RewardPool:
     """Deals samples to the workers. Implements `rlsys.interfaces.Rewards`."""
 
-    def __init__(self, config: Config, actors: list[Any], logs: Path):
-        self.config, self.actors, self.logs, self.turn = config, actors, logs, 0
+    def __init__(self, config: Config, actors: list[list[Any]], logs: Path):
+        self.config, self.logs = config, logs
+        self.services = [
+            Service(s, {f"reward-{n}-{i}" if n else f"reward-{i}": a for i, a in enumerate(own)})
+            for n, (s, own) in enumerate(zip(services(config), actors, strict=True))
+        ]
 
-    def start(self) -> None:
-        calls = {f"reward-{i}": a.ready.remote() for i, a in enumerate(self.actors)}
-        gather(calls, "starting the reward pool", self.config.cluster.start_timeout_s, self.logs)
+    def start(self, note: Note = lambda _: None) -> None:
+        limit = self.config.cluster.start_timeout_s
+        calls = {
+            name: a.ready.options(max_task_retries=0).remote() for s in self.services for name, a in s.actors.items()
+        }
+        ready = gather(calls, "starting the reward pool", limit, self.logs)
+        for service in self.services:
+            first = ready[next(iter(service.actors))]
+            service.dispatcher = Dispatcher(
+                [self.submit(name, actor) for name, actor in service.actors.items()], **room(service.settings, first)
+            )
+        for said in dict.fromkeys(said for found in ready.values() for said in found["notes"]):
+            note(said)
+
+    def submit(self, name: str, actor: Any) -> Submit:
+        def call(items: list[Item]) -> Future[list[Answer]]:
+            answers: Future[list[Answer]] = Future()
+
+            def done(ref: "Future[list[Answer]]") -> None:
+                error = ref.exception()
+                if error is None:
+                    answers.set_result(ref.result())
+                else:
+                    answers.set_exception(explain(error, name, "judging samples", self.logs))  # type: ignore[arg-type]
+
+            actor.judge.remote(items).future().add_done_callback(done)
+            return answers
+
+        return call
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
-        facts = [
-            prompts[s.uid].row
-            | {"prompt": prompts[s.uid].text, "completion": s.text, "finish": s.finish, "source": prompts[s.uid].source}
-            for s in samples
-        ]
-        share = -(-len(facts) // len(self.actors))
-        parts = [facts[i : i + share] for i in range(0, len(facts), share)]
-        workers = [(self.turn + i) % len(self.actors) for i in range(len(parts))]
-        calls = {f"reward-{w}": self.actors[w].judge.remote(part) for w, part in zip(workers, parts, strict=True)}
-        self.turn += len(parts)
-        return Verdicts(calls, self.config.cluster.call_timeout_s, self.logs)
+        items = [Item(prompts[s.uid].rewards, facts(prompts[s.uid], s)) for s in samples]
+        parts = []
+        for service in self.services:
+            assert service.dispatcher is not None
+            which = [i for i, item in enumerate(items) if item.set in service.settings.functions]
+            parts.append((which, service.dispatcher.judge([items[i] for i in which])))
+        return Sum(len(samples), parts, self.config.cluster.call_timeout_s, self.logs)
 
 
-class Verdicts(Future[list[Verdict]]):
-    """Verdicts on their way; asked for once, when everything is sampled."""
+class Sum(Future[list[Verdict]]):
+    """What several services say of the same samples, added up when the last one has said it."""
 
-    def __init__(self, calls: dict[str, Any], timeout_s: float, logs: Path):
+    def __init__(self, count: int, parts: Sequence[tuple[list[int], Verdicts]], timeout_s: float, logs: Path):
         super().__init__()
-        self.calls, self.timeout_s, self.logs = calls, timeout_s, logs
+        self.count, self.parts, self.timeout_s, self.logs = count, parts, timeout_s, logs
+        self.missing, self.lock = len(parts), threading.Lock()
+        for _, verdicts in parts:
+            verdicts.add_done_callback(self.one)
+
+    def one(self, done: "Future[list[Verdict]]") -> None:
+        with self.lock:
+            self.missing -= 1
+            if self.done():
+                return
+            if error := done.exception():
+                self.set_exception(error)
+            elif not self.missing:
+                of_sample: list[list[Verdict]] = [[] for _ in range(self.count)]
+                for which, verdicts in self.parts:
+                    for i, verdict in zip(which, verdicts.result(), strict=True):
+                        of_sample[i].append(verdict)
+                self.set_result([combined(found) for found in of_sample])
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
-        if not self.done():
-            parts = gather(self.calls, "judging samples", timeout or self.timeout_s, self.logs)
-            self.set_result([verdict for part in parts.values() for verdict in part])
-        return super().result()
+        try:
+            return super().result(timeout or self.timeout_s)
+        except TimeoutError:
+            missing = sum(verdicts.missing for _, verdicts in self.parts)
+            raise WorkerFailed(
+                f"judging samples: {missing} verdicts are missing after {timeout or self.timeout_s:g} s "
+                f"(cluster.call_timeout_s). Logs: {self.logs}"
+            ) from None

@@ -2,8 +2,11 @@
 
     def reward(prompt, completion, answer, **row) -> float | dict[str, float]
 
-A function asks by name for only what it wants: `prompt` and `completion` are texts, `finish` is "stop" or "length", anything
-else is a field of the data row. It may return a number, or named components that are added up and logged. It may raise.
+A function asks by name for only what it wants: `prompt` and `completion` are texts, `answer` is the row's field that
+`data.answer_key` names, `finish` is "stop" or "length", `tokens` how many the completion has, `messages` the chat, `source` the
+data set; anything else is a field of the data row, or an option from the configuration. It may return a number, or named
+components that are added up and logged; with them may come `answer`, the text it took for the final answer. It may raise: then
+the sample has no verdict. It may be async, and with `completions` instead of `completion` it judges a list at a time.
 """
 
 from rlsys.rewards.functions import REWARDS

@@ -1,60 +1,263 @@
-"""Turns weighted reward functions into one verdict per sample."""
+"""Turns weighted reward functions into verdicts. Nothing a function does raises through it.
+
+A function is one of three kinds, which its signature tells:
+
+    def f(completion, …)           judges one sample at a time
+    async def f(completion, …)     judges many at the same time, each on its own
+    def f(completions, …)          batched, async or not: judges a list at once, and returns as many scores
+"""
 
 import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.config import ConfigError
+from rlsys.config import ConfigError, Function
 from rlsys.plugins import find
-from rlsys.rewards.functions import REWARDS
-from rlsys.types import Verdict
+from rlsys.rewards.check import title
+from rlsys.rewards.functions import CHECKS, REWARDS
+from rlsys.rewards.start import PREPARE
+from rlsys.types import Prompt, Sample, Verdict
+
+Facts = dict[str, Any]  # of one sample, by the names that functions ask for
+PLURAL = {"prompts": "prompt", "completions": "completion", "answers": "answer"}
+
+
+@dataclass
+class Term:
+    """One function of the sum. Calls it, and reads what it returned."""
+
+    name: str
+    function: Callable[..., Any]
+    weight: float
+    options: dict[str, Any]
+    deadline_s: float  # 0: none
+    batched: bool = field(init=False)
+    waits: bool = field(init=False)  # whether it is async
+    wanted: dict[str, inspect.Parameter] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wanted = dict(inspect.signature(self.function).parameters)
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in self.wanted.values())
+        self.batched = "completions" in self.wanted
+        call = getattr(self.function, "__call__", None)  # noqa: B004  an object may be the function
+        self.waits = inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+        if not self.takes_all and (unheard := sorted(set(self.options) - set(self.wanted))):
+            raise ConfigError(
+                f"reward.functions.{self.name} has no argument `{unheard[0]}`; it has {', '.join(self.wanted) or 'none'}."
+            )
+
+    def call(self, facts: Sequence[Facts]) -> Any:
+        """What the function returns for one sample, or for all of them if it is batched."""
+        together = self.listed(facts) if self.batched else facts[0]
+        if self.takes_all:
+            return self.function(**(together | self.options))
+        given = {name: together[name] for name in self.wanted if name in together} | self.options
+        missing = [
+            n
+            for n, p in self.wanted.items()
+            if n not in given and p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+        ]
+        if missing:
+            raise ConfigError(
+                f"it asks for {', '.join(missing)}, but a sample has only {', '.join(sorted(together))}. "
+                "data.answer_key names the field that is `answer`."
+            )
+        return self.function(**given)
+
+    @staticmethod
+    def listed(facts: Sequence[Facts]) -> Facts:
+        """A list of each fact, by its plural name where it has one; None where a sample has no such fact."""
+        names = dict.fromkeys(name for f in facts for name in f)
+        plural = {one: many for many, one in PLURAL.items()}
+        return {plural.get(name, name): [f.get(name) for f in facts] for name in names}
+
+    def read(self, returned: Any, count: int) -> list[Verdict]:
+        """Verdicts from what the function returned for so many samples."""
+        if not self.batched:
+            return [self.verdict(returned)]
+        try:
+            found = list(returned)
+        except TypeError:
+            return [self.invalid(f"{self.name} returned {returned!r:.80}; a batched function returns a list.")] * count
+        if len(found) != count:
+            return [self.invalid(f"{self.name} returned {len(found)} rewards for {count} samples.")] * count
+        return [self.verdict(value) for value in found]
+
+    def verdict(self, result: Any) -> Verdict:
+        parts, answer = {self.name: result}, None
+        if isinstance(result, dict):
+            result = dict(result)
+            answer = result.pop("answer", None)
+            bare = list(result) == ["score"]
+            parts = {self.name: result["score"]} if bare else {f"{self.name}/{k}": v for k, v in result.items()}
+            if not parts:
+                return self.invalid(f"{self.name} returned a dict without numbers.")
+        components: dict[str, float] = {}
+        for part, value in parts.items():
+            try:
+                score = float(value)
+            except Exception:  # whatever the value's own __float__ raises
+                return self.invalid(f"{part} returned {_shown(value)}; a reward is a number.")
+            if isinstance(value, str | bytes) or not math.isfinite(score):
+                return self.invalid(f"{part} returned {_shown(value)}; a reward must be a finite number.")
+            components[part] = score
+        return Verdict(
+            self.weight * sum(components.values()), components, answer=None if answer is None else str(answer)
+        )
+
+    @staticmethod
+    def invalid(sentence: str) -> Verdict:
+        return Verdict(None, failure="invalid", detail=sentence)
+
+    def failed(self, error: BaseException) -> Verdict:
+        reason = "memory" if isinstance(error, MemoryError) else "exception"
+        trace = "".join(traceback.format_exception(error))
+        return Verdict(None, failure=reason, detail=f"{self.name}: {type(error).__name__}: {_said(error)}\n{trace}")
+
+
+Now = Callable[
+    [Sequence[int], float], None
+]  # which samples are being judged from now on, and for how many seconds at most
 
 
 class Judge:
-    """`Judge({"exact": 1.0, "my.py:brevity": 0.1})(facts)` → a verdict; nothing a function does raises through it."""
+    """`Judge({"exact": Function(function="exact")})`; it loads what its functions need."""
 
-    def __init__(self, functions: dict[str, float]):
-        self.functions = [
-            (spec.rpartition(":")[2], find(spec, REWARDS, "reward.functions"), weight)
-            for spec, weight in functions.items()
-        ]
+    def __init__(self, functions: dict[str, Function], *, timeout_s: float = 0.0):
+        self.terms = []
+        for name, f in functions.items():
+            if f.function in CHECKS:
+                CHECKS[f.function](f.options)
+            function = find(f.function, REWARDS, "reward.functions")
+            self.terms.append(Term(title(name), function, f.weight, f.options, f.deadline_s or timeout_s))
+            if f.function in PREPARE:
+                PREPARE[f.function](f.options)
+        self.at_once = [t for t in self.terms if not t.waits]
+        self.later = [t for t in self.terms if t.waits]
+        self.batched = any(t.batched for t in self.terms)
 
-    def __call__(self, facts: dict[str, Any]) -> Verdict:
-        components: dict[str, float] = {}
-        total = 0.0
-        for name, function, weight in self.functions:
-            try:
-                result = _call(function, facts)
-            except BaseException as error:  # SystemExit too: a user's function must not end the process unseen
-                return Verdict(
-                    None,
-                    failure="exception",
-                    detail=f"{name}: {type(error).__name__}: {error}\n{traceback.format_exc()}",
-                )
-            parts = {f"{name}/{k}": v for k, v in result.items()} if isinstance(result, dict) else {name: result}
-            for part, value in parts.items():
-                try:
-                    score = float(value)
-                except Exception:  # whatever the value's own __float__ raises
-                    return Verdict(None, failure="invalid", detail=f"{part} returned {value!r}; a reward is a number.")
-                if not math.isfinite(score):
-                    return Verdict(None, failure="invalid", detail=f"{part} returned {score}; a reward must be finite.")
-                components[part] = score
-                total += weight * score
-        return Verdict(total, components)
+    def __call__(self, facts: Facts) -> Verdict:
+        """The verdict on one sample, here and now."""
+        [parts] = self.judge([facts])
+        if self.later and not failed(parts):
+            [parts] = asyncio.run(self.finish([facts], [parts]))
+        return self.total(parts)
+
+    def judge(self, facts: Sequence[Facts], now: Now = lambda *_: None) -> list[dict[str, Verdict]]:
+        """What every function that is not async says of each sample, by name."""
+        parts: list[dict[str, Verdict]] = [{} for _ in facts]
+        for term in self.at_once:
+            rest = [i for i, p in enumerate(parts) if not failed(p)]
+            for share in [rest] if term.batched and rest else [[i] for i in rest]:
+                now(share, term.deadline_s)
+                verdicts = _called(term, [facts[i] for i in share])
+                if len(share) > 1 and any(v.failure for v in verdicts):  # one must not take the others down
+                    verdicts = [self.alone(term, facts[i], i, now) for i in share]
+                for i, verdict in zip(share, verdicts, strict=True):
+                    parts[i][term.name] = verdict
+        return parts
+
+    @staticmethod
+    def alone(term: Term, facts: Facts, i: int, now: Now) -> Verdict:
+        now([i], term.deadline_s)
+        return _called(term, [facts])[0]
+
+    async def finish(self, facts: Sequence[Facts], parts: list[dict[str, Verdict]]) -> list[dict[str, Verdict]]:
+        """The same with what every async function says, each under its own deadline."""
+        for term in self.later:
+            rest = [i for i, p in enumerate(parts) if not failed(p)]
+            shares = [rest] if term.batched and rest else [[i] for i in rest]
+            found = await asyncio.gather(*(self._awaited(term, [facts[i] for i in share]) for share in shares))
+            for share, verdicts in zip(shares, found, strict=True):
+                for i, verdict in zip(share, verdicts, strict=True):
+                    parts[i][term.name] = verdict
+        return parts
+
+    async def _awaited(self, term: Term, facts: Sequence[Facts]) -> list[Verdict]:
+        verdicts = await self._once(term, facts)
+        if len(facts) > 1 and any(v.failure for v in verdicts):
+            verdicts = [v for f in facts for v in await self._once(term, [f])]
+        return verdicts
+
+    @staticmethod
+    async def _once(term: Term, facts: Sequence[Facts]) -> list[Verdict]:
+        deadline = asyncio.timeout(term.deadline_s or None)
+        try:
+            async with deadline:
+                return term.read(await term.call(facts), len(facts))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return [late(term.name, term.deadline_s) if deadline.expired() else term.failed(error)] * len(facts)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that `finish` takes at most: a batch that failed is judged again, one by one."""
+        return sum(t.deadline_s * (2 if t.batched else 1) for t in self.later)
+
+    def total(self, parts: dict[str, Verdict]) -> Verdict:
+        """One verdict of all functions' verdicts: their sum, or the first failure."""
+        return combined([parts[t.name] for t in self.terms if t.name in parts])
 
 
-def _call(function: Callable[..., Any], facts: dict[str, Any]) -> Any:
-    wanted = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in wanted.values()):
-        given = facts
-    else:
-        given = {name: facts[name] for name in wanted if name in facts}
-        missing = [n for n, p in wanted.items() if n not in facts and p.default is p.empty]
-        if missing:
-            raise ConfigError(f"it asks for {', '.join(missing)}, but a sample has only {', '.join(sorted(facts))}.")
-    result = function(**given)
-    return asyncio.run(result) if inspect.isawaitable(result) else result  # type: ignore[arg-type]
+def facts(prompt: Prompt, sample: Sample) -> Facts:
+    """What a reward function may ask for."""
+    return prompt.row | {
+        "prompt": prompt.text,
+        "completion": sample.text,
+        "finish": sample.finish,
+        "tokens": len(sample.tokens),
+        "messages": prompt.messages,
+        "source": prompt.source,
+    }
+
+
+def combined(verdicts: Sequence[Verdict]) -> Verdict:
+    """The sum of several verdicts on one sample, or the first failure. The first answer that one names is the sample's."""
+    if failure := next((v for v in verdicts if v.failure), None):
+        return failure
+    components = {name: score for v in verdicts for name, score in v.components.items()}
+    score = sum(v.score for v in verdicts if v.score is not None)
+    if not math.isfinite(score):
+        return Term.invalid(f"the weighted sum of {', '.join(components)} is {score}.")
+    return Verdict(score, components, answer=next((v.answer for v in verdicts if v.answer is not None), None))
+
+
+def failed(parts: dict[str, Verdict]) -> bool:
+    return any(v.failure for v in parts.values())
+
+
+def late(what: str, timeout_s: float) -> Verdict:
+    return Verdict(None, failure="timeout", detail=f"{what}: no verdict after reward.timeout_s = {timeout_s:g} s")
+
+
+def _called(term: Term, facts: Sequence[Facts]) -> list[Verdict]:
+    try:
+        returned = term.call(facts)
+        if inspect.isawaitable(returned):  # a plain function that returns a coroutine
+            returned = asyncio.run(_await(returned))
+        return term.read(returned, len(facts))
+    except BaseException as error:  # SystemExit too: a user's function must not end the process unseen
+        return [term.failed(error)] * len(facts)
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(it cannot be shown)"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlsys import config_load, tiny
-from rlsys.config import Config
+from rlsys.config import Config, Function
 from rlsys.data import Dataset
 from rlsys.metrics import Metrics
 from rlsys.rewards import Judge
@@ -115,7 +115,8 @@ class FakeRewards:
     """Judges at once, with real reward functions. Completions in `broken` fail."""
 
     def __init__(self, functions: dict[str, float] | None = None):
-        self.judge_one, self.broken = Judge(functions or {"zigzag": 1.0}), set[tuple[str, int]]()
+        chosen = {name: Function(weight, name) for name, weight in (functions or {"zigzag": 1.0}).items()}
+        self.judge_one, self.broken = Judge(chosen), set[tuple[str, int]]()
         self.seen: list[Sample] = []
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:

@@ -25,9 +25,21 @@ from rlsys import config
         ("policy.offload_params=true", ["offload_params needs policy.zero_stage 3; it is 2"]),
         ("pipeline.max_lag=2", ["max_lag is 2", "on-policy"]),
         ("reward.functions={}", ["reward.functions is empty"]),
-        ("reward.functions=exakt", ["`exakt`", "exact, contains, math, zigzag, countdown", "Did you mean `exact`?"]),
+        ("reward.functions=exakt", ["`exakt`", "exact, contains, regex, math, code", "Did you mean `exact`?"]),
         ("reward.functions={exact: .inf}", ["weight of exact is inf"]),
         ("reward.max_failure_share=1.5", ["max_failure_share is 1.5"]),
+        ("reward.on_failure=zero", ["reward.on_failure is `zero`", "drop, abort, or score: x"]),
+        ("reward.on_failure=score:much", ["reward.on_failure is `score:much`"]),
+        ("algorithm.advantage=gdpo reward.on_failure=score:0", ["gdpo compares components", "drop or abort"]),
+        ("reward.functions={exact: {pattern: x}}", ["reward.functions.exact has no option `pattern`"]),
+        ("reward.functions={regex: 1}", ["reward.functions.regex", "pattern"]),
+        ("reward.functions={model: 1}", ["reward.functions.model", "`path` is missing"]),
+        ("eval.datasets={x: {path: builtin:zigzag, reward: exakt}}", ["eval.datasets.x.reward is `exakt`"]),
+        ("data.train={builtin:zigzag: 1, builtin:zigzag_heldout: null}", ["data.train: the weights are 1.0, None"]),
+        ("data.train={builtin:zigzag: 0}", ["data.train: the weights are 0.0", "above 0"]),
+        ("eval.samples=4", ["eval.samples is 4, and temperature 0 gives the same completion 4 times"]),
+        ("eval.datasets={builtin:zigzag: {samples: 0}}", ["eval.datasets.builtin:zigzag.samples is 0"]),
+        ("eval.datasets={builtin:zigzag: {weight: 2}}", ["eval.datasets.builtin:zigzag has a weight"]),
         ("rollout.gpu_memory=90", ["gpu_memory is 90", "between 0 and 1"]),
         ("rollout.block_size=16", ["block_size is 16", "multiples of 32"]),
         ("rollout.block_size=0", ["block_size is 0", "greater than 0"]),
@@ -138,8 +150,8 @@ from rlsys import config
         ("model.path=builtin:huge", ["builtin:huge", "builtin:tiny"]),
         ("model.path=./no_model", ["no_model/config.json does not exist"]),
         ("data.train=gone.jsonl", ["data.train: gone.jsonl does not exist", "from /"]),
-        ("data.train=builtin:zagzig", ["data.train is `builtin:zagzig`", "builtin:zigzag"]),
-        ("data.train=some.yaml", ["some.yaml must end in .jsonl or .parquet"]),
+        ("data.train=builtin:zagzig", ["data.train: builtin:zagzig does not exist", "builtin:zigzag"]),
+        ("data.train=some.yaml", ["some.yaml must end in .jsonl", "or .parquet"]),
         ("eval.datasets=gone.parquet", ["eval.datasets: gone.parquet does not exist"]),
         ("reward.functions=gone.py:f", ["the file gone.py (of `gone.py:f`) does not exist"]),
         ("reward.functions='os:'", ["names no function", "os:my_function"]),
@@ -224,3 +236,14 @@ def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refuse
 def test_a_damaged_model_directory_is_refused(refused, model, text):
     [found] = refused("", model(text))
     assert "config.json is not a JSON object" in found
+
+
+def test_gdpo_wants_the_same_reward_functions_for_every_data_set(refused):
+    found = refused("", "algorithm.advantage=gdpo", "data.train={builtin:zigzag: {reward: exact}}")
+    assert "gdpo compares the same components" in found[0]
+    assert "reward of its own" in found[0]
+
+
+def test_a_set_in_training_and_evaluation_has_one_reward_or_two_names(refused):
+    found = refused("", "eval.datasets={builtin:zigzag: {reward: exact}}")
+    assert "both have a set builtin:zigzag, with different reward functions" in found[0]

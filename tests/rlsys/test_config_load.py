@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlsys import config, config_load
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config, ConfigError, Function
 from rlsys.config_load import load
 
 ROOT = Path(__file__).parents[2]
@@ -34,13 +34,13 @@ def test_the_file_wins_over_defaults_and_the_command_line_over_the_file(read):
         ("run.dir=a/b c", "run.dir", "a/b c"),
         ("run.dir=a: b", "run.dir", "a: b"),
         ("run.dir=x=y", "run.dir", "x=y"),
-        ("eval.datasets=builtin:zigzag", "eval.datasets", ["builtin:zigzag"]),
+        ("eval.datasets=builtin:zigzag", "eval.datasets", {"builtin:zigzag": None}),
         (
             "eval.datasets=[builtin:zigzag, builtin:zigzag_heldout]",
             "eval.datasets",
-            ["builtin:zigzag", "builtin:zigzag_heldout"],
+            {"builtin:zigzag": None, "builtin:zigzag_heldout": None},
         ),
-        ("eval.datasets=[]", "eval.datasets", []),
+        ("eval.datasets=[]", "eval.datasets", {}),
         ("reward.functions=exact", "reward.functions", {"exact": 1.0}),
         ("reward.functions=[exact, contains]", "reward.functions", {"exact": 1.0, "contains": 1.0}),
         ("reward.functions={exact: 0.5}", "reward.functions", {"exact": 0.5}),
@@ -58,7 +58,7 @@ def test_values_on_the_command_line_are_yaml(read, override, key, value):
 
 @pytest.mark.parametrize("value", ["exact", "[exact]", "{exact: 1}"])
 def test_reward_functions_in_a_file_may_be_a_name_a_list_or_a_mapping(read, value):
-    assert read(f"reward: {{functions: {value}}}").reward.functions == {"exact": 1.0}
+    assert read(f"reward: {{functions: {value}}}").reward.functions == {"exact": Function(1.0, "exact")}
 
 
 def test_an_empty_directory_means_the_name_of_the_file(read):
@@ -127,16 +127,20 @@ def test_lists_reward_functions_and_nulls_replace_those_of_the_base(files):
         }
     )
     found = load("b.yaml")
-    assert found.reward.functions == {"zigzag": 1.0}
-    assert found.eval.datasets == ["builtin:zigzag"]
+    assert found.reward.functions == {"zigzag": Function(1.0, "zigzag")}
+    assert list(found.eval.datasets) == ["builtin:zigzag"]
     assert found.algorithm.eps is None
 
 
 def test_what_is_said_last_holds_for_reward_functions_too(files):
     files({"a.yaml": "reward: {functions: [exact]}", "b.yaml": "base: a.yaml\nreward.functions.contains: 2"})
-    assert load("b.yaml").reward.functions == {"exact": 1.0, "contains": 2.0}
-    assert load("b.yaml", ["reward.functions=zigzag"]).reward.functions == {"zigzag": 1.0}
-    assert load("b.yaml", ["reward.functions.exact=0"]).reward.functions == {"exact": 0.0, "contains": 2.0}
+
+    def weights(*overrides: str) -> dict[str, float]:
+        return {name: f.weight for name, f in load("b.yaml", overrides).reward.functions.items()}
+
+    assert weights() == {"exact": 1.0, "contains": 2.0}
+    assert weights("reward.functions=zigzag") == {"zigzag": 1.0}
+    assert weights("reward.functions.exact=0") == {"exact": 0.0, "contains": 2.0}
 
 
 def test_values_refer_to_values_of_the_same_file(files):
@@ -280,6 +284,16 @@ def test_an_option_in_the_wrong_section_is_found_in_the_right_one(refused, key, 
         ("rollout.n", "trainer.samples_per_prompt"),
         ("policy.learning_rate", "policy.lr"),
         ("algorithm.filter_groups", "dynamic_sampling.enabled"),
+        ("reward_model.overlong_buffer.len", "overlong.buffer"),
+        ("reward_model.path", "reward.functions"),
+        ("reward.custom_reward_function.path", "reward.functions"),
+        ("remote_rm_url", "reward.functions"),
+        ("data.train_files", "data.train"),
+        ("input_key", "data.prompt_key"),
+        ("actor_rollout_ref.rollout.val_kwargs.n", "eval.samples"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature", "eval.temperature"),
+        ("actor_rollout_ref.rollout.temperature", "rollout.temperature"),
+        ("trainer.test_freq", "eval.every"),
     ],
 )
 def test_a_name_of_another_library_leads_to_ours(refused, key, ours):
@@ -290,20 +304,21 @@ def test_a_name_of_another_library_leads_to_ours(refused, key, ours):
 def test_names_of_other_libraries_lead_to_options_there_are_and_are_no_name_of_ours():
     ours = {*config_load.flatten(Config())}
     assert {*config_load.ELSEWHERE.values()} <= ours
-    assert not {*config_load.ELSEWHERE} & {key.rpartition(".")[2] for key in ours}
+    assert not {*config_load.ELSEWHERE} & {part for key in ours for part in key.split(".")}
 
 
 def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_only_options_there_are():
-    text = (ROOT / "configs" / "README.md").read_text().partition("## Coming from verl or TRL")[2].partition("\n## ")[0]
+    text = (ROOT / "configs" / "README.md").read_text().partition("## Coming from verl, TRL or OpenRLHF")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in row.split("|")[1:-1]]
         for row in text.splitlines()
         if "`" in row and row.startswith("| ")
     ]
     named = {
-        (name.rpartition(".")[2], *re.findall(r"`([a-z_]+\.[a-z_0-9]+)", ours)[:1])
-        for verl, trl, ours, _ in rows
-        for name in re.findall(r"`([^`]+)`", verl + trl)
+        (".".join(name.split(".")[-parts:]), *re.findall(r"`([a-z_]+\.[a-z_0-9]+)", ours)[:1])
+        for *elsewhere, ours, _ in rows
+        for name in re.findall(r"`([^`]+)`", "".join(elsewhere))
+        for parts in (1, 2)
     }
     assert {*config_load.ELSEWHERE.items()} <= named
     assert {ours for _, ours in named} <= {*config_load.flatten(Config())}
@@ -320,15 +335,18 @@ def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_onl
         ("policy: {lr: fast}", "`policy.lr` must be a number; 'fast' is a text."),
         ("sync: {verify: perhaps}", "`sync.verify` must be a truth value; 'perhaps' is a text."),
         ("run: {dir: [a]}", "`run.dir` must be a text; ['a'] is a list."),
-        ("eval: {datasets: 3}", "`eval.datasets` must be a list of texts; 3 is a whole number."),
-        ("eval: {datasets: [[a]]}", "`eval.datasets` must be a list of texts; [['a']] is a list."),
-        ("eval: {datasets: [null]}", "`eval.datasets` must be a list of texts; [None] is a list."),
+        ("eval: {datasets: 3}", "`eval.datasets` must be a path, a list of paths, or a mapping"),
+        ("eval: {datasets: [[a]]}", "`eval.datasets` must be a path, a list of paths, or a mapping"),
+        ("eval: {datasets: [null]}", "`eval.datasets` must be a path, a list of paths, or a mapping"),
         ("trainer: 3", "`trainer` must be a section with options steps, prompts_per_step"),
         ("trainer:", "`trainer` must be a section with options steps, prompts_per_step"),
         ("reward: {functions: [exact: 1]}", "`reward.functions` must be a mapping of names to weights"),
         ("reward: {functions: [3]}", "`reward.functions` must be a mapping of names to weights"),
         ("reward: {functions: 3}", "`reward.functions` must be a mapping of names to weights"),
-        ("reward: {functions: {exact: much}}", "`reward.functions` must be a mapping of names to weights"),
+        (
+            "reward: {functions: {exact: much}}",
+            "`reward.functions.exact` must be a number, its weight, or a mapping of settings",
+        ),
         ("algorithm: {eps: little}", "`algorithm.eps` must be a number, or null; 'little' is a text."),
         ("algorithm: {std: [none]}", "`algorithm.std` must be a text, or null; ['none'] is a list."),
         ("algorithm: {whiten: perhaps}", "`algorithm.whiten` must be a truth value, or null; 'perhaps' is a text."),
@@ -341,7 +359,7 @@ def test_a_wrong_type_is_refused_in_words(refused, text, sentence):
 
 def test_a_wrong_weight_on_the_command_line_is_refused(refused):
     assert refused("", "reward.functions.exact=much") == [
-        "command line: `reward.functions.exact` must be a number; 'much' is a text."
+        "command line: `reward.functions.exact` must be a number, its weight, or a mapping of settings; it is 'much'."
     ]
 
 

@@ -1,13 +1,16 @@
 import json
-from collections import Counter
+import re
 
-import pyarrow
-import pyarrow.parquet
 import pytest
-from fakes import make_dataset
+from data_files import lines, load, refused, table
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rlsys import data, tiny
 from rlsys.config import ConfigError
+from rlsys.data import Form, Origin
+from rlsys.data.prepare import canonical
+from rlsys.data.store import Joined, repeats
 
 
 @pytest.fixture(scope="module")
@@ -15,197 +18,274 @@ def tokenizer():
     return tiny.make_tokenizer()
 
 
-@pytest.fixture
-def chat_tokenizer():
-    tokenizer = tiny.make_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
-        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    )
-    return tokenizer
-
-
-def lines(tmp_path, *rows, name: str = "sums.jsonl") -> str:
-    file = tmp_path / name
-    file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return str(file)
-
-
-def load(path, tokenizer, **options):
-    return data.load(path, tokenizer, **({"prompt_key": "prompt", "max_prompt_tokens": 7} | options))
+# --- rows become prompts ---------------------------------------------------------------------------------------------------
 
 
 def test_a_row_becomes_a_prompt_with_its_other_fields(tmp_path, tokenizer):
-    path = lines(tmp_path, {"prompt": "12>", "answer": "21", "level": 3})
-    [prompt] = load(path, tokenizer).prompts
-    assert (prompt.uid, prompt.source, prompt.text) == ("sums:1", "sums", "12>")
-    assert prompt.tokens == [3, 4, 12]
+    [prompt] = load(lines(tmp_path, {"prompt": "12>", "answer": "21", "level": 3}), tokenizer)
+    assert re.fullmatch("sums:[0-9a-f]{12}", prompt.uid)
+    assert (prompt.source, prompt.text, prompt.tokens) == ("sums", "12>", [3, 4, 12])
     assert prompt.row == {"answer": "21", "level": 3}
+    assert (prompt.messages, prompt.rewards) == (None, "")
 
 
-def test_a_row_may_name_its_source(tmp_path, tokenizer):
+def test_a_row_may_name_its_source_and_the_configuration_has_the_last_word(tmp_path, tokenizer):
     path = lines(tmp_path, {"prompt": "1>", "source": "easy"}, {"prompt": "2>"})
-    assert [p.source for p in load(path, tokenizer).prompts] == ["easy", "sums"]
+    assert [p.source for p in load(path, tokenizer)] == ["easy", "sums"]
+    assert [p.source for p in load(path, tokenizer, source="both")] == ["both", "both"]
 
 
-def test_empty_lines_are_passed_over_and_counted(tmp_path, tokenizer):
-    path = lines(tmp_path, "", {"prompt": "1>"}, "  ", {"prompt": "2>"})
-    assert [p.uid for p in load(path, tokenizer).prompts] == ["sums:2", "sums:4"]
-
-
-def test_the_prompt_may_be_under_another_name(tmp_path, tokenizer):
-    path = lines(tmp_path, {"question": "1>", "prompt": "kept"})
-    [prompt] = load(path, tokenizer, prompt_key="question").prompts
+def test_prompt_and_answer_may_be_under_other_names(tmp_path, tokenizer):
+    path = lines(tmp_path, {"question": "1>", "prompt": "kept", "solution": "4"})
+    [prompt] = load(path, tokenizer, prompt_key="question", answer_key="solution")
     assert prompt.text == "1>"
-    assert prompt.row == {"prompt": "kept"}
+    assert prompt.row == {"prompt": "kept", "solution": "4", "answer": "4"}
+
+
+def test_prompt_and_answer_may_be_within_other_fields(tmp_path, tokenizer):
+    rows = [{"extra": {"question": "1>"}, "reward_model": {"ground_truth": "4", "style": "rule"}}]
+    keys = {"prompt_key": "extra.question", "answer_key": "reward_model.ground_truth"}
+    for path in (lines(tmp_path, *rows), table(tmp_path, rows)):
+        [prompt] = load(path, tokenizer, **keys)
+        assert (prompt.text, prompt.row["answer"], prompt.row["reward_model"]["style"]) == ("1>", "4", "rule")
+
+
+def test_a_field_that_has_a_dot_in_its_name_is_itself(tmp_path, tokenizer):
+    [prompt] = load(lines(tmp_path, {"a.b": "1>", "a": {"b": "2>"}}), tokenizer, prompt_key="a.b")
+    assert prompt.text == "1>"
+
+
+@pytest.mark.parametrize("row", [{"prompt": "1>"}, {"prompt": "1>", "answer": None}])
+def test_a_row_without_an_answer_is_a_prompt_without_an_answer(tmp_path, tokenizer, row):
+    [prompt] = load(lines(tmp_path, row), tokenizer)
+    assert "answer" not in prompt.row
+
+
+def test_an_answer_that_is_not_a_number_is_a_bad_row(tmp_path, tokenizer):
+    said = refused(lines(tmp_path, '{"prompt": "1>", "answer": NaN}'), tokenizer)
+    assert "sums.jsonl:1: the answer (`answer`) is NaN" in said[0]
 
 
 def test_parquet_rows_are_rows(tmp_path, tokenizer):
-    path = tmp_path / "sums.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["12>", "3>"], "answer": [12, 3]}), path)
-    first, second = load(str(path), tokenizer).prompts
-    assert (first.uid, first.tokens, first.row) == ("sums:1", [3, 4, 12], {"answer": 12})
-    assert (second.uid, second.text, second.row) == ("sums:2", "3>", {"answer": 3})
-
-
-def test_chat_messages_in_parquet_go_through_the_template(tmp_path, chat_tokenizer):
-    path = tmp_path / "chat.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": [[{"role": "user", "content": "12"}]]}), path)
-    [prompt] = load(str(path), chat_tokenizer).prompts
-    assert (prompt.text, prompt.tokens) == ("12>", [3, 4, 12])
+    path = table(tmp_path, [{"prompt": "12>", "answer": 12}, {"prompt": "3>", "answer": 3}])
+    first, second = load(path, tokenizer)
+    assert (first.tokens, first.row) == ([3, 4, 12], {"answer": 12})
+    assert (second.text, second.row) == ("3>", {"answer": 3})
 
 
 def test_the_built_in_task_can_be_loaded(tokenizer):
     train = load("builtin:zigzag", tokenizer)
     assert len(train) == tiny.TRAIN_PROMPTS
-    assert train.prompts[0].uid == "zigzag:1"
-    assert all(len(p.tokens) == 7 for p in train.prompts)
+    assert train.longest == 7
+    assert all(len(p.tokens) == 7 for p in train)
 
 
-# --- what is wrong is said with file and line -----------------------------------------------------------------------------
+# --- uids ------------------------------------------------------------------------------------------------------------------
 
 
-def problem(path, tokenizer, **options) -> str:
-    with pytest.raises(ConfigError) as error:
-        load(path, tokenizer, **options)
-    return str(error.value)
+def test_a_uid_is_of_the_row_and_its_source_whatever_stands_around_it(tmp_path, tokenizer):
+    row = {"prompt": "1>", "answer": "2"}
+    [alone] = load(lines(tmp_path, row), tokenizer)
+    among = load(lines(tmp_path, {"prompt": "3>"}, "", {"answer": "2", "prompt": "1>"}, name="SUMS.jsonl"), tokenizer)
+    [column] = load(table(tmp_path, [row | {"level": None}]), tokenizer)
+    assert among[1].uid == column.uid == alone.uid
+    assert among[0].uid != alone.uid
+    [renamed] = load(lines(tmp_path, row, name="other.jsonl"), tokenizer)
+    assert renamed.uid == alone.uid.replace("sums", "other")
 
 
-def test_a_row_without_a_prompt_is_refused_with_its_line_and_fields(tmp_path, tokenizer):
-    said = problem(lines(tmp_path, {"prompt": "1>"}, {"question": "2>", "answer": "2"}), tokenizer)
-    assert "sums.jsonl:2: the row has no field `prompt`; it has question, answer" in said
-    assert "data.prompt_key" in said
+def test_identical_rows_are_numbered_and_repeated_prompts_are_told(tmp_path, tokenizer):
+    rows = [{"prompt": "1>"}, {"prompt": "2>"}, {"prompt": "1>"}, {"prompt": "1>"}, {"prompt": "1>", "answer": "x"}]
+    notes = []
+    uids = [p.uid for p in load(lines(tmp_path, *rows), tokenizer, notes=notes)]
+    assert [uid.partition("~")[2] for uid in uids] == ["", "", "2", "3", ""]
+    assert len({uid.partition("~")[0] for uid in uids}) == 3
+    assert "5 prompts; 3 repeat a prompt that is there already" in notes[0]
 
 
-def test_a_line_that_is_not_json_is_refused_with_its_column(tmp_path, tokenizer):
-    assert "sums.jsonl:2: not JSON: " in problem(lines(tmp_path, {"prompt": "1>"}, '{"prompt": }'), tokenizer)
-    assert "at column 12" in problem(lines(tmp_path, '{"prompt": }'), tokenizer)
+def test_a_row_that_is_in_two_sets_has_two_uids(tmp_path, tokenizer):
+    one = load(lines(tmp_path, {"prompt": "1>"}, {"prompt": "2>"}), tokenizer, source="a")
+    two = load(lines(tmp_path, {"prompt": "2>"}, {"prompt": "3>"}, name="more.jsonl"), tokenizer, source="a")
+    joined = Joined([one, two])
+    uids = [p.uid for p in joined]
+    assert [p.text for p in joined] == ["1>", "2>", "2>", "3>"]
+    assert uids[2] == f"{uids[1]}~2"
+    assert len(set(uids)) == 4
+    assert [p.text for p in joined[1:3]] == ["2>", "2>"]
+    assert joined[-1].text == "3>"
 
 
-def test_a_line_that_is_not_text_is_refused(tmp_path, tokenizer):
-    file = tmp_path / "latin.jsonl"
-    file.write_bytes(b'{"prompt": "1>"}\n{"prompt": "\xe9>"}\n')
-    assert "latin.jsonl:2: not UTF-8" in problem(str(file), tokenizer)
+@given(st.lists(st.integers(0, 5)))
+def test_repetitions_are_counted_as_by_hand(numbers):
+    import numpy as np
+
+    by_hand = [numbers[: i + 1].count(n) for i, n in enumerate(numbers)]
+    assert repeats(np.array(numbers, dtype=np.uint64)).tolist() == by_hand
 
 
-def test_a_row_that_is_not_an_object_is_refused(tmp_path, tokenizer):
-    assert "sums.jsonl:1: a row is an object" in problem(lines(tmp_path, '["1>"]'), tokenizer)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
 
 
-@pytest.mark.parametrize("name", ["empty.jsonl", "empty.parquet"])
-def test_a_file_without_rows_is_refused(tmp_path, tokenizer, name):
-    path = lines(tmp_path, name=name)
-    if name.endswith("parquet"):
-        pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), path)
-    assert "holds no prompts; it is empty" in problem(path, tokenizer)
+@given(st.dictionaries(st.text(), JSON, max_size=4), st.randoms())
+def test_the_order_of_fields_and_empty_fields_do_not_change_what_a_row_is(row, random):
+    items = list(row.items())
+    random.shuffle(items)
+    assert canonical(dict(items)) == canonical(row)
+    assert (
+        canonical({"nothing": None} | row) == canonical({k: v for k, v in row.items() if k != "nothing"})
+        or "nothing" in row
+    )
+    assert json.loads(canonical(row)).keys() == {k for k, v in row.items() if v is not None}
 
 
-def test_a_damaged_parquet_file_is_refused(tmp_path, tokenizer):
-    assert "not a readable parquet file" in problem(lines(tmp_path, "nonsense", name="bad.parquet"), tokenizer)
+# --- rows that cannot be used ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", ["", None, 3, [], ["text"], [{"role": "user"}]])
-def test_what_is_neither_text_nor_messages_is_refused(tmp_path, chat_tokenizer, prompt):
-    said = problem(lines(tmp_path, {"prompt": "1>"}, {"prompt": prompt}), chat_tokenizer)
-    assert "sums.jsonl:2: a prompt is a text or a list of {role, content} messages" in said
+def test_every_bad_row_is_told_at_once_with_file_line_and_reason(tmp_path, tokenizer):
+    rows = [
+        '{"prompt": }',
+        {"prompt": "1>"},
+        {"question": "2>", "answer": "2"},
+        '["1>"]',
+        {"prompt": ""},
+        {"prompt": 3},
+    ]
+    said = refused(lines(tmp_path, *rows), tokenizer)
+    assert [line.rpartition("sums.jsonl:")[2][:2] for line in said[:-1]] == ["1:", "3:", "4:", "5:", "6:"]
+    assert "not JSON: Expecting value at column 12" in said[0]
+    assert "the row has no field `prompt`; it has question, answer. Set data.prompt_key" in said[1]
+    assert "a row is an object such as" in said[2]
+    assert "5 of 6 rows cannot be used (2 not a prompt, 1 not JSON, 1 without a prompt, 1 not an object)" in said[-1]
+    assert "data.on_bad_row=skip" in said[-1]
 
 
-def test_messages_without_a_chat_template_are_refused(tmp_path, tokenizer):
-    said = problem(lines(tmp_path, {"prompt": [{"role": "user", "content": "1"}]}), tokenizer)
-    assert "sums.jsonl:1" in said
-    assert "no chat template" in said
+def test_of_many_bad_rows_ten_are_told(tmp_path, tokenizer):
+    said = refused(lines(tmp_path, {"prompt": "1>"}, *["nonsense"] * 50), tokenizer)
+    assert len(said) == 11
+    assert "50 of 51 rows cannot be used (50 not JSON)" in said[-1]
 
 
-def test_what_the_chat_template_refuses_is_refused_with_its_line(tmp_path, chat_tokenizer):
-    rows = [{"prompt": [{"role": role, "content": "1"}]} for role in ("user", "system")]
-    said = problem(lines(tmp_path, *rows), chat_tokenizer)
-    assert "sums.jsonl:2" in said
-    assert "no system messages" in said
+def test_bad_rows_can_be_left_out_and_are_counted_and_listed(tmp_path, tokenizer):
+    path = lines(tmp_path, {"prompt": "1>"}, "nonsense", {"prompt": "2>"}, {"prompt": None}, {"prompt": 4}, "[]")
+    notes = []
+    rows = load(path, tokenizer, on_bad_row="skip", notes=notes)
+    assert [p.text for p in rows] == ["1>", "2>"]
+    assert (
+        "2 prompts; left out 4 of 6 rows that cannot be used (2 not a prompt, 1 not JSON, 1 not an object)" in notes[0]
+    )
+    assert [n.strip().removeprefix(path)[:3] for n in notes[1:-1]] == [":2:", ":4:", ":5:"]
+    assert notes[-1].strip() == "and 1 more"
+    assert data.write_bad_rows(tmp_path / "bad.jsonl", [rows.stored]) == 4
+    listed = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert [b["line"] for b in listed] == [2, 4, 5, 6]
+    assert (listed[0]["file"], listed[0]["reason"]) == (path, "not JSON")
+
+
+def test_a_set_of_which_everything_is_bad_is_an_error_all_the_same(tmp_path, tokenizer):
+    said = refused(lines(tmp_path, "nonsense", '{"prompt": 3}'), tokenizer, on_bad_row="skip")
+    assert "sums.jsonl:1: not JSON" in said[0]
+    assert "holds no prompts: none of its 2 rows can be used (1 not JSON, 1 not a prompt)" in said[-1]
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.parquet", "empty.csv", "empty.json"])
+@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
+def test_a_file_without_rows_is_refused(tmp_path, tokenizer, name, on_bad_row):
+    path = table(tmp_path, [], name) if name.endswith("parquet") else lines(tmp_path, name=name)
+    [said] = refused(path, tokenizer, on_bad_row=on_bad_row)
+    assert "holds no prompts; it is empty" in said
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", " \n", None, 3, [], ["text"], [{"role": "user"}], [{"role": "user", "content": ""}], "\ud800"]
+)
+def test_what_is_neither_text_nor_messages_is_a_bad_row(tmp_path, tokenizer, prompt):
+    path = lines(tmp_path, {"prompt": "1>"}, {"prompt": prompt})
+    said = refused(path, tokenizer)
+    assert "sums.jsonl:2: " in said[0]
+    assert [p.text for p in load(path, tokenizer, on_bad_row="skip")] == ["1>"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.integers(0, 19), st.sampled_from([b"\xff", b"{", b"[1]", b"7", b'{"prompt": 1}', b"\x00", b'{"prompt":"1>"'])
+    )
+)
+def test_damage_at_any_line_never_costs_another_row(tmp_path, tokenizer, damage):
+    whole = [json.dumps({"prompt": f"{n:02}>"}).encode() for n in range(20)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(damage.get(n, line) for n, line in enumerate(whole)) + b"\n")
+    if len(damage) == 20:
+        assert refused(str(tmp_path / "a.jsonl"), tokenizer, on_bad_row="skip")
+        return
+    rows = load(str(tmp_path / "a.jsonl"), tokenizer, on_bad_row="skip")
+    assert [p.text for p in rows] == [f"{n:02}>" for n in range(20) if n not in damage]
+    assert [bad.line for bad in rows.stored.all_bad()] == [n + 1 for n in sorted(damage)]
+
+
+# --- prompts that are too long ---------------------------------------------------------------------------------------------
 
 
 def test_an_overlong_prompt_is_an_error_with_both_numbers(tmp_path, tokenizer):
-    said = problem(lines(tmp_path, {"prompt": "1>"}, {"prompt": "12345678>"}), tokenizer)
+    [said] = refused(lines(tmp_path, {"prompt": "1>"}, {"prompt": "12345678>"}), tokenizer)
     assert "sums.jsonl:2: the prompt has 9 tokens; at most 7 fit (rollout.max_prompt_tokens)" in said
     assert "data.overlong=skip" in said
 
 
+def test_of_many_overlong_prompts_ten_are_told(tmp_path, tokenizer):
+    said = refused(lines(tmp_path, *[{"prompt": "12345678" + "9" * n} for n in range(30)]), tokenizer)
+    assert len(said) == 11
+    assert "20 more prompts are too long; the longest has 37 tokens" in said[-1]
+
+
 def test_overlong_prompts_can_be_left_out_and_are_counted(tmp_path, tokenizer):
     path = lines(tmp_path, {"prompt": "1>"}, {"prompt": "12345678>"}, {"prompt": "123456>"})
-    loaded = load(path, tokenizer, overlong="skip")
-    assert [p.uid for p in loaded.prompts] == ["sums:1", "sums:3"]
-    assert loaded.skipped == 1
+    notes = []
+    rows = load(path, tokenizer, overlong="skip", notes=notes)
+    assert [p.text for p in rows] == ["1>", "123456>"]
+    assert rows.longest == 7
+    assert "2 prompts; left out 1 of more than 7 tokens" in notes[0]
 
 
 def test_leaving_out_everything_is_refused(tmp_path, tokenizer):
-    said = problem(lines(tmp_path, {"prompt": "12345678>"}), tokenizer, overlong="skip")
+    [said] = refused(lines(tmp_path, {"prompt": "12345678>"}), tokenizer, overlong="skip")
     assert "all 1 are longer than 7 tokens" in said
 
 
-# --- the order -------------------------------------------------------------------------------------------------------------
-
-
-def test_an_epoch_has_every_prompt_once():
-    taken = make_dataset(12).take(0, 36)
-    for epoch in range(3):
-        rows = [p.text for p in taken[12 * epoch : 12 * epoch + 12]]
-        assert len(set(rows)) == 12
-
-
-def test_each_epoch_has_its_own_order_and_each_seed_too():
-    texts = [p.text for p in make_dataset(12).take(0, 24)]
-    assert texts[:12] != texts[12:]
-    assert texts[:12] != [p.text for p in make_dataset(12, seed=1).take(0, 12)]
-
-
-def test_the_order_depends_on_seed_and_position_only():
-    whole = make_dataset(12).take(0, 60)
-    jumping = make_dataset(12)
-    for position, count in ((40, 9), (0, 5), (11, 3), (23, 30), (40, 9)):
-        assert jumping.take(position, count) == whole[position : position + count]
-
-
-def test_without_shuffling_prompts_come_as_in_the_file():
-    dataset = make_dataset(5, shuffle=False)
-    assert [p.uid.split("#")[0] for p in dataset.take(3, 5)] == [dataset.prompts[i].uid for i in (3, 4, 0, 1, 2)]
-
-
-def test_every_use_of_a_row_has_its_own_uid():
-    uids = Counter(p.uid for p in make_dataset(5).take(0, 30))
-    assert max(uids.values()) == 1
-    assert "zigzag:3#0" in uids
-    assert "zigzag:3#5" in uids
+def test_held_out_prompts_that_are_trained_on_are_told(tmp_path, tokenizer):
+    train = load(lines(tmp_path, {"prompt": "1>"}, {"prompt": "2>"}), tokenizer)
+    held_out = load(
+        lines(tmp_path, {"prompt": "2>", "answer": "other"}, {"prompt": "3>"}, name="test.jsonl"), tokenizer
+    )
+    assert "test: 1 of 2 held-out prompts are also trained on" in data.contamination("test", held_out, [train])
+    assert not data.contamination("train", train, [load(lines(tmp_path, {"prompt": "9>"}), tokenizer)])
 
 
 # --- a first look ----------------------------------------------------------------------------------------------------------
 
 
+def peek(path, on_bad_row="error", **form):
+    data.peek(Origin(path), Form(**form), on_bad_row)
+
+
 def test_a_first_look_finds_what_is_wrong_with_every_row(tmp_path):
     with pytest.raises(ConfigError, match=r"sums\.jsonl:1: the row has no field `prompt`"):
-        data.peek(lines(tmp_path, {"question": "1>"}), "prompt")
+        peek(lines(tmp_path, {"question": "1>"}))
     with pytest.raises(ConfigError, match="it is empty"):
-        data.peek(lines(tmp_path), "prompt")
+        peek(lines(tmp_path))
+    with pytest.raises(ConfigError, match="none of its rows can be used"):
+        peek(lines(tmp_path, {"question": "1>"}), "skip")
+    with pytest.raises(ConfigError, match="not a readable parquet file"):
+        peek(lines(tmp_path, "nonsense", name="bad.parquet"))
 
 
 def test_a_first_look_reads_no_further(tmp_path):
-    data.peek(lines(tmp_path, {"question": "1>"}, "not json"), "question")
-    data.peek("builtin:zigzag", "prompt")
+    peek(lines(tmp_path, {"question": "1>"}, "not json"), prompt_key="question")
+    peek("builtin:zigzag")
+
+
+def test_a_first_look_passes_over_bad_rows_that_may_be_left_out(tmp_path):
+    peek(lines(tmp_path, "nonsense", {"question": "1>"}, {"prompt": "1>"}), "skip")

@@ -33,7 +33,7 @@ def loaded(code: str) -> set[str]:
 
 
 def test_the_check_sees_imports_inside_functions():
-    assert "pyarrow" in imported("rlsys/data.py")
+    assert "pyarrow" in imported("rlsys/data/store.py")
 
 
 @pytest.mark.parametrize("file", files("rlsys"))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
+from rlsys.config import Reward
 from rlsys.pipeline import Collector, Pipeline, RewardFailure
 from rlsys.types import Verdict
 
@@ -13,7 +14,7 @@ from rlsys.types import Verdict
 
 def collect(rewards=None, *, prompts=None, samples: int = 4, share: float = 0.5, step=1, seed: int = 0):
     rollout = FakeRollout([])
-    collector = Collector(rollout, rewards or FakeRewards(), seed=seed, max_failure_share=share)
+    collector = Collector(rollout, rewards or FakeRewards(), seed=seed, reward=Reward(max_failure_share=share))
     batch = collector.collect(
         step, prompts or make_dataset(3).take(0, 3), samples=samples, temperature=1.0, max_new_tokens=7
     )
@@ -83,12 +84,36 @@ def test_more_failures_than_allowed_stop_the_run(broken, share, stops):
     rewards.broken = set([(uid, i) for uid in uids for i in range(4)][:broken])
     batch, _ = collect(rewards)
     assert len(batch.samples) == 12 - broken
-    collector = Collector(FakeRollout([]), rewards, seed=0, max_failure_share=share)
+    collector = Collector(FakeRollout([]), rewards, seed=0, reward=Reward(max_failure_share=share))
     if stops:
         with pytest.raises(RewardFailure, match=rf"step 1: {broken} of 12 .*timeout: no verdict after 10 s"):
             collector.checked(1, batch)
     else:
         assert collector.checked(1, batch) is batch
+
+
+def broken_once() -> FakeRewards:
+    rewards = FakeRewards()
+    rewards.broken = {(make_dataset(3).take(0, 3)[1].uid, 2)}
+    return rewards
+
+
+def test_one_failure_stops_a_run_that_is_told_to_abort():
+    rewards = broken_once()
+    batch, _ = collect(rewards)
+    collector = Collector(FakeRollout([]), rewards, seed=0, reward=Reward(on_failure="abort"))
+    with pytest.raises(RewardFailure, match=r"1 of 12 .*\(timeout 1\); reward.on_failure is abort. The first: timeout"):
+        collector.checked(1, batch)
+    assert collector.checked(1, collect()[0]).failures == {}
+
+
+def test_a_failed_verdict_may_be_given_a_score_and_is_counted_all_the_same():
+    collector = Collector(FakeRollout([]), broken_once(), seed=0, reward=Reward(on_failure="score: -0.5"))
+    batch = collector.collect(1, make_dataset(3).take(0, 3), samples=4, temperature=1.0, max_new_tokens=7)
+    assert (len(batch.samples), batch.rewards[6], batch.failures) == (12, -0.5, {"timeout": 1})
+    strict = Reward(on_failure="score: -0.5", max_failure_share=0.05)
+    with pytest.raises(RewardFailure, match="1 of 12"):
+        Collector(FakeRollout([]), FakeRewards(), seed=0, reward=strict).checked(1, batch)
 
 
 def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
@@ -101,7 +126,7 @@ def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
                 yield finished
 
     rewards = FakeRewards()
-    Collector(Watching([]), rewards, seed=0, max_failure_share=0).collect(
+    Collector(Watching([]), rewards, seed=0, reward=Reward(max_failure_share=0)).collect(
         1, make_dataset(3).take(0, 3), samples=2, temperature=1.0, max_new_tokens=7
     )
     assert seen == [0, 2, 4]
@@ -114,7 +139,7 @@ def test_an_engine_that_loses_a_sample_is_noticed():
                 yield finished[1:]
 
     with pytest.raises(RuntimeError, match="4 samples were asked for, 3 came back"):
-        Collector(Losing([]), FakeRewards(), seed=0, max_failure_share=0).collect(
+        Collector(Losing([]), FakeRewards(), seed=0, reward=Reward(max_failure_share=0)).collect(
             1, [make_prompt()], samples=4, temperature=1.0, max_new_tokens=7
         )
 

@@ -238,10 +238,17 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
         "completion": "48",
         "reward": 0.0,
         "advantage": -0.5,
+        "answer": None,
+        "components": "{}",
+        "failure": None,
+        "detail": None,
         "finish": "length",
         "version": 2,
         "tokens": [6, 10],
         "rollout_logprobs": [-0.125, -0.25],
+        "rewards": "",
+        "row": "{}",
+        "messages": None,
     }
     assert read_samples(run.path, "step-000001")[0] == {
         "uid": "p0",

@@ -16,6 +16,7 @@ from fakes import (
 )
 
 from rlsys.dynamic_sampling import NothingToLearn
+from rlsys.evaluation import HeldOut
 from rlsys.pipeline import RewardFailure
 from rlsys.run_directory import RunDirectory, read_lines
 from rlsys.trainer import Trainer
@@ -57,7 +58,7 @@ class Machines:
         self.trainer = Trainer(
             self.config,
             train=make_dataset(10),
-            evals=[make_dataset(6, source=name) for name in ("easy", "hard")[:evals]],
+            evals=[HeldOut(name, make_dataset(6, source=name).prompts) for name in ("easy", "hard")[:evals]],
             rollout=self.rollout,
             rewards=self.rewards,
             policy=self.policy,
@@ -443,7 +444,10 @@ def test_failed_verdicts_leave_the_groups_and_are_counted(tmp_path):
     [_, line] = machines.lines
     assert line["reward/failed"] == line["failure/timeout"] == 2
     assert line["tokens"] == 14 * 7
-    assert machines.column("step-000001", "uid").count(uid) == 2
+    kept = zip(*(machines.column("step-000001", name) for name in ("uid", "index", "reward", "failure")), strict=True)
+    lost = {index: failure for of, index, reward, failure in kept if of == uid and reward is None}
+    assert lost == {0: "timeout", 3: "timeout"}, "kept, without a score"
+    assert len(machines.column("step-000001", "uid")) == 16
 
 
 def test_a_whole_mini_batch_without_verdicts_is_an_empty_update(tmp_path):

@@ -40,8 +40,15 @@ def spawn(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`spawn(PolicyRank, config, 0)` starts an actor that is killed after the test."""
     actors = []
 
-    def start(kind: type, config: Config, *arguments: Any, environment: dict[str, str] | None = None) -> Any:
-        options = {"num_cpus": 0, "runtime_env": {"env_vars": environment or {"OMP_NUM_THREADS": "1"}}}
+    def start(
+        kind: type,
+        config: Config,
+        *arguments: Any,
+        environment: dict[str, str] | None = None,
+        ray_options: dict[str, Any] | None = None,
+    ) -> Any:
+        options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": environment or {"OMP_NUM_THREADS": "1"}}}
+        options |= ray_options or {}
         actors.append(ray.remote(kind).options(**options).remote(config, *arguments, str(tmp_path)))
         return actors[-1]
 

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from rlsys.config import Config, ConfigError
+from rlsys.rewards.settings import services
 from rlsys.types import Prompt, Sample, Verdict
-from workers.reward import RewardPool, RewardWorker
+from workers.reward import OPTIONS, RewardPool, RewardWorker
 
 TRAPS = """
 import os, subprocess, sys, time
@@ -48,7 +49,11 @@ def pool(spawn: Callable[..., Any], tiny: Callable[..., Config], tmp_path: Path)
     def start(source: str = TRAPS, *overrides: str) -> RewardPool:
         (tmp_path / "traps.py").write_text(source)
         config = tiny(f"reward.functions={tmp_path}/traps.py:trap", "reward.timeout_s=1.5", *overrides)
-        pool = RewardPool(config, [spawn(RewardWorker, config, i) for i in range(config.reward.workers)], tmp_path)
+        actors = [
+            [spawn(RewardWorker, config, n, i, ray_options=OPTIONS) for i in range(service.workers)]
+            for n, service in enumerate(services(config))
+        ]
+        pool = RewardPool(config, actors, tmp_path)
         pool.start()
         return pool
 
@@ -83,7 +88,7 @@ def test_every_trap_gets_a_verdict_and_the_others_their_score(pool: Callable[...
         "exception",
         "invalid",
         "invalid",
-        "exception",
+        "memory",
         "timeout",
     ]
     assert all(v.score is None and v.detail for v in verdicts[::2])
@@ -97,7 +102,7 @@ def test_the_process_ends_with_its_actor(pool: Callable[..., RewardPool], tmp_pa
     started = pool(source, "reward.workers=1")
     pid = int(judge(started, ["who?"], tmp_path)[0].score or 0)
     assert runs(pid)
-    ray.kill(started.actors[0])
+    ray.kill(started.services[0].actors["reward-0"])
     deadline = time.monotonic() + 10
     while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -118,3 +123,123 @@ def test_a_function_that_cannot_be_imported_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         pool(source)
+
+
+def test_async_functions_wait_together_and_one_that_hangs_takes_nobody_down(
+    pool: Callable[..., RewardPool], tmp_path: Path
+) -> None:
+    source = """
+import asyncio, os
+async def trap(completion):
+    await asyncio.sleep(1000 if completion == "hang" else 0.3)
+    return os.getpid()
+"""
+    started = pool(source, "reward.workers=1")
+    began = time.monotonic()
+    verdicts = judge(started, ["hang"] + ["ok"] * 40, tmp_path)
+    assert time.monotonic() - began < 5
+    assert verdicts[0].failure == "timeout"
+    assert len({v.score for v in verdicts[1:]}) == 1, "one process judged them all"
+
+
+def test_an_async_function_that_blocks_is_killed_and_the_others_are_judged(
+    pool: Callable[..., RewardPool], tmp_path: Path
+) -> None:
+    source = """
+import time
+async def trap(completion):
+    if completion == "hang":
+        time.sleep(1000)
+    return len(completion)
+"""
+    verdicts = judge(pool(source), ["ok", "hang", "ok", "good"], tmp_path)
+    assert [(v.score, v.failure) for v in verdicts] == [(2, ""), (None, "timeout"), (2, ""), (4, "")]
+
+
+def test_in_a_batch_only_the_samples_that_fail_fail(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
+    source = """
+import ctypes, time
+def trap(completions, folder):
+    assert folder == [folder[0]] * len(completions)
+    if "hang" in completions:
+        time.sleep(1000)
+    if "segfault" in completions:
+        ctypes.string_at(0)
+    if "lost" in completions:
+        return [1.0] * (len(completions) - 1)
+    return [{"length": len(c), "answer": c} for c in completions]
+"""
+    verdicts = judge(pool(source), ["ok", "hang", "good", "segfault", "lost", "fine"], tmp_path)
+    assert [(v.score, v.failure, v.answer) for v in verdicts] == [
+        (2, "", "ok"),
+        (None, "timeout", None),
+        (4, "", "good"),
+        (None, "crash", None),
+        (None, "invalid", None),
+        (4, "", "fine"),
+    ]
+
+
+def test_a_process_in_which_threads_pile_up_is_replaced(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
+    source = """
+import os, threading, time
+def trap(completion):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    return os.getpid()
+"""
+    verdicts = judge(pool(source, "reward.workers=1"), ["ok"] * 150, tmp_path)
+    assert not any(v.failure for v in verdicts)
+    assert len({v.score for v in verdicts}) == 5
+
+
+def test_a_slow_import_is_waited_for_once_and_not_after_a_kill(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
+    source = """
+import time
+time.sleep(2)
+def trap(completion):
+    if completion == "hang":
+        time.sleep(1000)
+    return 1.0
+"""
+    started = pool(source, "reward.workers=1")
+    time.sleep(4)  # the process that stands by has come up
+    began = time.monotonic()
+    verdicts = judge(started, ["hang", "ok"], tmp_path)
+    assert [v.failure for v in verdicts] == ["timeout", ""]
+    assert time.monotonic() - began < 3
+
+
+def test_a_data_set_may_have_reward_functions_of_its_own(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def own(completion):\n    return -len(completion)\n")
+    started = pool(
+        "def trap(completion):\n    return len(completion)\n",
+        f"eval.datasets={{held: {{path: 'builtin:zigzag_heldout', reward: '{tmp_path}/own.py:own'}}}}",
+    )
+    none = np.zeros(0)
+    samples = [Sample(uid, 0, "four", none, none, "stop", 0) for uid in ("p", "q")]
+    prompts = {"p": Prompt("p", "made", "?", [2], {}), "q": Prompt("q", "made", "?", [2], {}, rewards="held")}
+    assert [v.score for v in started.judge(samples, prompts).result()] == [4, -4]
+
+
+def test_trivial_verdicts_are_cheap_and_one_comes_at_once(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
+    started = pool("def trap(completion):\n    return 1.0\n")
+    judge(started, ["warm"] * 500, tmp_path)
+    waits = []
+    for _ in range(50):
+        began = time.perf_counter()
+        judge(started, ["one"], tmp_path)
+        waits.append(time.perf_counter() - began)
+    assert np.median(waits) < 0.01  # 5 ms on an idle machine
+    best = 0.0
+    for _ in range(3):
+        began = time.perf_counter()
+        parts = [
+            started.judge(
+                [Sample("p", i, "ok", np.zeros(0), np.zeros(0), "stop", 0)], {"p": Prompt("p", "m", "?", [2], {})}
+            )
+            for i in range(2000)
+        ]
+        assert [part.result()[0].score for part in parts] == [1.0] * 2000
+        best = max(best, 2000 / (time.perf_counter() - began))
+    print(f"{best:.0f} verdicts/s, {np.median(waits) * 1000:.1f} ms")
+    assert best > 1500  # 2,000 and more on an idle machine

@@ -1,0 +1,23 @@
+"""Sentences and tables that read the same on a terminal and in a file."""
+
+from rich.console import Console
+from rich.table import Table
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)
+
+
+def end(text: str, width: int) -> str:
+    """One line of its end, where the answer stands."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else f"…{flat[1 - width :]}"
+
+
+def table(first: str, *others: str) -> Table:
+    """Plain columns, the first one text."""
+    found = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    found.add_column(first, overflow="fold", min_width=8)
+    for name in others:
+        found.add_column(name, justify="right", no_wrap=True)
+    return found

@@ -1,0 +1,41 @@
+"""Tokenized prompts, dealt in an order that depends on nothing but the seed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlsys.data.order import Order, Shuffled
+from rlsys.data.store import Joined, Rows
+from rlsys.types import Prompt
+
+
+class Dataset:
+    """Tokenized prompts. `take(position, count)` is the training stream: a new order each epoch, without an end.
+
+    `prompts` is a list, or rows that are read when they are asked for.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int = 0, shuffle: bool = True, order: Order | None = None):
+        self.prompts = prompts
+        self.order = order or Shuffled(len(prompts), seed=seed, shuffle=shuffle)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        if isinstance(self.prompts, Rows | Joined):
+            return self.prompts.longest
+        return max(len(p.tokens) for p in self.prompts)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, i: int) -> Prompt:
+        return self.prompts[i]
+
+    def take(self, position: int, count: int) -> list[Prompt]:
+        """`count` prompts from `position` on, each with the uid of this use of its row."""
+        taken = []
+        for p in range(position, position + count):
+            i, epoch = self.order(p)
+            row = self.prompts[i]
+            taken.append(replace(row, uid=f"{row.uid}#{epoch}"))
+        return taken

@@ -1,0 +1,162 @@
+"""One pass over a data set: read ─▶ render ─▶ tokenize ─▶ store. Memory does not grow with the data."""
+
+import base64
+import datetime
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlsys.config import ConfigError
+from rlsys.data import cache
+from rlsys.data.cache import Note
+from rlsys.data.origin import Origin, Place, locate
+from rlsys.data.readers import Bad, Row, hugging_face, read
+from rlsys.data.render import Form, Refusal, Rendered, Renderer, facts, template_text
+from rlsys.data.store import Stored, Writer
+
+VERSION = 1  # of what is stored; another one prepares anew
+ROWS, CHARACTERS = 1000, 4_000_000  # tokenized together, at most
+PATIENCE_S = 10.0  # between notes
+
+
+class Preparation:
+    """`Preparation(tokenizer, note)(origin, form)` is a data set ready to be chosen from."""
+
+    def __init__(self, tokenizer: Any, note: Note):
+        self.tokenizer, self.note = tokenizer, note
+
+    def __call__(self, origin: Origin, form: Form) -> Stored:
+        place = locate(origin)
+        if place.kind == "builtin" or (
+            place.kind == "files" and sum(f.stat().st_size for f in place.files) < cache.SMALL
+        ):
+            return self.filled(origin, place, form, None)
+        template = form.template and template_text(form.template)
+        key = [VERSION, asdict(origin), asdict(form), template, self.fingerprint, *self.contents(origin, place)]
+        return cache.kept(place.name, key, lambda folder: self.filled(origin, place, form, folder), note=self.note)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return cache.of_tokenizer(self.tokenizer)
+
+    def contents(self, origin: Origin, place: Place) -> list[Any]:
+        if place.kind == "files":
+            return [[str(file), *cache.of_file(file)] for file in place.files]
+        return [hugging_face(origin, place)._fingerprint]
+
+    def filled(self, origin: Origin, place: Place, form: Form, folder: Path | None) -> Stored:
+        renderer, writer = Renderer(form, self.tokenizer), Writer(folder)
+        try:
+            began = said = time.monotonic()
+            for batch in batches(read(origin, place)):
+                self.take(origin, place, renderer, writer, batch)
+                if time.monotonic() - said > PATIENCE_S:
+                    said = time.monotonic()
+                    rate = writer.facts.read / (said - began)
+                    self.note(f"{origin.path}: {writer.facts.read:,} rows prepared, {rate:,.0f} a second")
+            writer.facts.own_system = renderer.own_system
+            return writer.finish()
+        except BaseException:
+            writer.close()
+            raise
+
+    def take(self, origin: Origin, place: Place, renderer: Renderer, writer: Writer, batch: list[Row | Bad]) -> None:
+        usable: list[tuple[dict[str, Any], Rendered]] = []
+        for row in batch:
+            if isinstance(row, Bad):
+                writer.refuse(row)
+                continue
+            try:
+                asked = renderer(row.fields)
+                source = origin.source or str(row.fields.get("source") or place.name)
+                record: dict[str, Any] = {
+                    "file": row.file,
+                    "line": row.line,
+                    "hash": number(canonical(row.fields), 6),
+                    "same": number(asked.text, 8),
+                    "source": source.encode(errors="replace").decode(),
+                    "text": asked.text,
+                    "messages": asked.messages and plain(asked.messages),
+                    "row": plain(facts(row.fields, renderer.form)),
+                }
+            except Refusal as error:
+                writer.refuse(Bad(row.file, row.line, error.reason, error.detail))
+            except RecursionError:
+                writer.refuse(Bad(row.file, row.line, "nested too deep", "the row is nested too deep."))
+            except ConfigError as error:
+                raise ConfigError(f"{row.where}: {error}") from None
+            else:
+                usable.append((record, asked))
+        records = []
+        for (record, asked), tokens in zip(usable, self.tokens([asked for _, asked in usable]), strict=True):
+            if tokens:
+                records.append(record | {"tokens": tokens, "length": len(tokens)})
+            else:
+                said = f"the prompt {asked.text[:80]!r} has no tokens."
+                writer.refuse(Bad(record["file"], record["line"], "without tokens", said))
+        writer.add(records)
+
+    def tokens(self, asked: list[Rendered]) -> list[list[int]]:
+        """Of many texts at once, which keeps all cores busy."""
+        found: list[list[int]] = [[] for _ in asked]
+        for special in (True, False):
+            places = [i for i, a in enumerate(asked) if a.special is special]
+            if places:
+                encoded = self.tokenizer(
+                    [asked[i].text for i in places],
+                    add_special_tokens=special,
+                    return_attention_mask=False,
+                    return_token_type_ids=False,
+                    verbose=False,
+                )
+                for i, tokens in zip(places, encoded["input_ids"], strict=True):
+                    found[i] = tokens
+        return found
+
+
+def batches(rows: Iterator[Row | Bad]) -> Iterator[list[Row | Bad]]:
+    batch: list[Row | Bad] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += sum(len(v) for v in row.fields.values() if isinstance(v, str)) if isinstance(row, Row) else 0
+        if len(batch) >= ROWS or size >= CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def plain(value: Any) -> str:
+    """As JSON. What JSON does not know becomes text: dates in ISO form, decimals in digits, bytes in base64."""
+    return json.dumps(value, default=_other)
+
+
+def canonical(fields: dict[str, Any]) -> str:
+    """The same text for the same row, wherever it stands: fields in order, and nothing where there is nothing."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_other)
+    if "null" in text:  # parquet has a null where JSON has no field
+        text = json.dumps(_without_nulls(json.loads(text)), sort_keys=True, separators=(",", ":"))
+    return text
+
+
+def number(text: str, size: int) -> int:
+    """The first bytes of its SHA-256."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big")
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
+
+
+def _other(value: Any) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)

@@ -1,0 +1,358 @@
+"""Files to rows, one after the other in bounded memory. What cannot be read comes as a `Bad`, and reading goes on behind it.
+
+.jsonl .jsonl.gz .jsonl.zst   by lines            .parquet   by batches of a row group
+.csv                          by records          .json      the text of the whole file is held in memory
+"""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlsys import tiny
+from rlsys.config import ConfigError
+from rlsys.data.origin import Origin, Place
+
+BATCH = 1000  # rows of parquet and Arrow data held as Python objects at a time
+LONGEST_RECORD = 1 << 20  # characters of a CSV record over several lines: more is a quote that nobody closes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Row("data/sums.jsonl", 17, {"prompt": "1 + 1 =", "answer": 2})"""
+
+    file: str
+    line: int  # of a parquet file or a hub data set: the row
+    fields: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """What cannot be used. Bad("data/sums.jsonl", 17, "not JSON", "not JSON: Expecting value at column 12.")"""
+
+    file: str
+    line: int
+    reason: str  # what it is counted under
+    detail: str
+    rows: int = 1
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.detail}"
+
+
+def read(origin: Origin, place: Place) -> Iterator[Row | Bad]:
+    """Every row of a data set, in the order of its files."""
+    if place.kind == "builtin":
+        for line, fields in enumerate(tiny.rows(place.name), 1):
+            yield Row(place.name, line, fields)
+    elif place.kind in ("saved", "hub"):
+        yield from _tables(origin.path, hugging_face(origin, place))
+    else:
+        for file in place.files:
+            # The file as the user wrote it, or below the folder as the user wrote it.
+            name = origin.path if len(place.files) == 1 and Path(origin.path).expanduser() == file else str(file)
+            yield from _file(file, name)
+
+
+def _file(file: Path, name: str) -> Iterator[Row | Bad]:
+    kind = {".jsonl": json_lines, ".gz": _gzipped, ".zst": _zstandard, ".json": json_file, ".csv": csv_file}
+    try:
+        yield from kind.get(file.suffix, parquet_file)(file, name)
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}.") from None
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------------
+
+
+def json_lines(file: Path, name: str) -> Iterator[Row | Bad]:
+    with file.open("rb") as lines:
+        yield from _lines(lines, name)
+
+
+def _gzipped(file: Path, name: str) -> Iterator[Row | Bad]:
+    yield from _compressed(partial(gzip.GzipFile, file), name)
+
+
+def _zstandard(file: Path, name: str) -> Iterator[Row | Bad]:
+    import pyarrow
+
+    yield from _compressed(lambda: io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd")), name)
+
+
+def _compressed(open_again: Callable[[], io.BufferedIOBase], name: str) -> Iterator[Row | Bad]:
+    """Of a file that was cut off, what is there. One that is damaged within is left out: its checksum stands at its end, and
+    before that noise may look like rows."""
+    broken = ""
+    try:
+        with open_again() as stream:
+            while stream.read(1 << 20):
+                pass
+    except (EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        broken = str(error).rstrip(".")
+        if not isinstance(error, EOFError) and "Truncated" not in broken:
+            yield Bad(name, 1, "damaged file", f"the compressed file is damaged: {broken}.")
+            return
+    line = 0
+    try:
+        with open_again() as stream:
+            for found in _lines(stream, name):
+                line = found.line
+                yield found
+    except (EOFError, OSError):
+        yield Bad(name, line + 1, "damaged file", f"the compressed file is cut off here: {broken}.")
+
+
+def _lines(lines: Iterable[bytes], name: str) -> Iterator[Row | Bad]:
+    for line, text in enumerate(lines, 1):
+        text = text.removeprefix(b"\xef\xbb\xbf") if line == 1 else text  # a byte order mark
+        if text.strip():
+            yield _row(text, name, line)
+
+
+def _row(text: bytes, name: str, line: int) -> Row | Bad:
+    try:
+        return _object(json.loads(text.decode().rstrip("\r\n")), name, line)
+    except json.JSONDecodeError as error:
+        return Bad(name, line, "not JSON", f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}.")
+    except UnicodeDecodeError as error:
+        return Bad(name, line, "not UTF-8", f"not UTF-8: {error.reason} at byte {error.start + 1}.")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+        return Bad(name, line, "not JSON", f"not JSON that can be read: {error}.")
+
+
+def _object(value: Any, name: str, line: int) -> Row | Bad:
+    if isinstance(value, dict):
+        return Row(name, line, value)
+    said = json.dumps(value, ensure_ascii=False)[:60]
+    return Bad(name, line, "not an object", f'a row is an object such as {{"prompt": "…"}}; this one is {said}.')
+
+
+def json_file(file: Path, name: str) -> Iterator[Row | Bad]:
+    """An array of objects, {"data": [objects]}, one object, or JSON lines that are called .json."""
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        yield Bad(name, 1, "not UTF-8", f"not UTF-8: {error.reason} at byte {error.start + 1}.")
+        return
+    if text.lstrip().startswith("["):
+        yield from _array(text, name)
+        return
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        first = text.lstrip().partition("\n")[0]
+        if isinstance(_row(first.encode(), name, 1), Row):
+            yield from _lines((line.encode() for line in text.split("\n")), name)
+        elif text.strip():
+            yield Bad(name, getattr(error, "lineno", 1), "not JSON", f"not JSON: {error}.")
+        return
+    if isinstance(whole, dict) and isinstance(whole.get("data"), list):
+        for number, value in enumerate(whole["data"], 1):
+            yield _object(value, name, number)
+    else:
+        yield _object(whole, name, 1)
+
+
+def _array(text: str, name: str) -> Iterator[Row | Bad]:
+    """Item by item, so that each has its line. After one that is not JSON the rest cannot be read."""
+    decoder, line, seen = json.JSONDecoder(), 1, 0
+
+    def skip(position: int, marks: str) -> int:
+        while position < len(text) and (text[position].isspace() or text[position] in marks):
+            position += 1
+        return position
+
+    position, comma = skip(text.index("[") + 1, ""), ","
+    while position < len(text) and text[position] != "]":
+        line, seen = line + text.count("\n", seen, position), position
+        try:
+            value, position = decoder.raw_decode(text, position)
+            behind = skip(position, "")
+            comma = text[behind : behind + 1]
+            if comma not in (",", "]") or not comma:
+                raise json.JSONDecodeError("Expecting ',' or ']'", text, behind)
+            yield _object(value, name, line)
+            position = skip(behind + 1, "") if comma == "," else behind
+        except (ValueError, RecursionError) as error:
+            at = getattr(error, "lineno", line)
+            said = getattr(error, "msg", str(error))
+            yield Bad(name, at, "not JSON", f"not JSON: {said}. The rest of the array cannot be read.")
+            return
+    if position >= len(text):
+        yield Bad(name, line, "not JSON", "not JSON: the array does not end. The file may have been cut off.")
+
+
+# --- CSV -----------------------------------------------------------------------------------------------------------------
+
+
+def csv_file(file: Path, name: str) -> Iterator[Row | Bad]:
+    """The first record names the fields. Values are texts; quoted ones may have line breaks."""
+    csv.field_size_limit(1 << 30)
+    # What is not UTF-8 becomes surrogates, by which it is known afterwards.
+    with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        records = _records(_Lines(lines))
+        header = next(records, None)
+        if header is None:
+            return
+        line, names = header
+        if isinstance(names, str) or len(set(names)) != len(names):
+            said = names if isinstance(names, str) else f"its fields are {', '.join(map(repr, names))}"
+            yield Bad(name, line, "bad header", f"the first line must name the fields, each once; {said}.")
+            return
+        for line, values in records:
+            if isinstance(values, str):
+                yield Bad(name, line, "not CSV", f"not CSV: {values}.")
+            elif len(values) != len(names):
+                yield Bad(
+                    name,
+                    line,
+                    "wrong number of fields",
+                    f"the line has {len(values)} fields; the header has {len(names)}.",
+                )
+            elif any(_escaped(value) for value in values):
+                yield Bad(name, line, "not UTF-8", "not UTF-8.")
+            else:
+                fields = dict(zip(names, values, strict=True))
+                fields.pop("", None)  # an index that pandas has written
+                yield Row(name, line, fields)
+
+
+def _escaped(text: str) -> bool:
+    return not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text)
+
+
+class _Lines:
+    """Hands lines to the CSV reader, and takes back those of a record that did not end."""
+
+    def __init__(self, lines: Iterable[str]):
+        self.lines, self.waiting = iter(lines), deque[str]()
+        self.record: list[str] = []
+        self.number = self.size = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        if self.size > LONGEST_RECORD:
+            raise csv.Error(f"a quote is not closed within {LONGEST_RECORD} characters")
+        text = self.waiting.popleft() if self.waiting else next(self.lines)
+        self.record.append(text)
+        self.number, self.size = self.number + 1, self.size + len(text)
+        return text
+
+    def begin(self) -> int:
+        """A new record; the number of its first line."""
+        self.record, self.size = [], 0
+        return self.number + 1
+
+    def take_back(self) -> None:
+        """All lines of the record but its first."""
+        self.waiting.extendleft(reversed(self.record[1:]))
+        self.number -= len(self.record) - 1
+
+
+def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | str]]:
+    """`(line, values)`, or `(line, what is wrong)`: a quote that is not closed costs its own line only."""
+    reader = csv.reader(lines, strict=True)
+    while True:
+        line = lines.begin()
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            lines.take_back()
+            yield line, str(error)
+            continue
+        if values:
+            yield line, values
+
+
+# --- columns -------------------------------------------------------------------------------------------------------------
+
+
+def parquet_file(file: Path, name: str) -> Iterator[Row | Bad]:
+    """A row group that cannot be decoded is left out whole: half of its columns would be of other rows."""
+    import pyarrow.parquet
+
+    try:
+        # Without these two, all of a row group is in memory at once.
+        bounded = {"pre_buffer": False, "buffer_size": 1 << 20}
+        source = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True, **bounded)
+    except Exception as error:  # whatever the library makes of the bytes
+        yield Bad(name, 1, "damaged file", f"{file.name} is not a readable parquet file: {_said(error)}")
+        return
+    with source:
+        line = 0
+        for group in range(source.num_row_groups):
+            count = source.metadata.row_group(group).num_rows
+            try:
+                for _ in source.iter_batches(BATCH, row_groups=[group]):
+                    pass  # decoded twice, so that nothing of a damaged group is used and no group is held in memory
+            except Exception as error:
+                last = line + count
+                said = f"row group {group + 1} (rows {line + 1} to {last}) cannot be decoded: {_said(error)}"
+                yield Bad(name, line + 1, "damaged row group", said, count)
+                line = last
+                continue
+            for batch in source.iter_batches(BATCH, row_groups=[group]):
+                yield from _batch(batch, name, line)
+                line += batch.num_rows
+
+
+def _tables(name: str, dataset: Any) -> Iterator[Row | Bad]:
+    line = 0
+    for table in dataset.with_format("arrow").iter(BATCH):
+        yield from _batch(table, name, line)
+        line += table.num_rows
+
+
+def _batch(batch: Any, name: str, line: int) -> Iterator[Row | Bad]:
+    try:
+        rows = batch.to_pylist()
+    except UnicodeDecodeError:  # one row's; find it
+        if batch.num_rows == 1:
+            yield Bad(name, line + 1, "not UTF-8", "not UTF-8.")
+            return
+        for i in range(batch.num_rows):
+            yield from _batch(batch.slice(i, 1), name, line + i)
+        return
+    for number, fields in enumerate(rows, line + 1):
+        yield Row(name, number, fields)
+
+
+def hugging_face(origin: Origin, place: Place) -> Any:
+    """A data set of the datasets library: saved on disk, or from the hub by way of its cache."""
+    import datasets
+
+    try:
+        if place.kind == "saved":
+            return datasets.load_from_disk(str(place.files[0]))
+        return datasets.load_dataset(origin.path, origin.subset or None, split=origin.split)
+    except Exception as error:  # the library raises of every kind: no network, no such name, split or subset
+        way_out = (
+            "" if place.kind == "saved" else f" There is no {Path(origin.path).absolute()} either, if a file was meant."
+        )
+        raise ConfigError(f"{origin.path} cannot be loaded: {type(error).__name__}: {_said(error)}{way_out}") from None
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".") + "."

@@ -1,0 +1,186 @@
+"""A row to the text the model is asked, and its tokens.
+
+    text                              as it is
+    text, with as_chat or a system    a user message, after the system message ─┐
+    messages                          after the system message ─────────────────┴▶ chat template, with the opening of the answer
+
+The chat template is the tokenizer's, or a Jinja file of the user's; through a file go texts too.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlsys.config import ConfigError
+
+Message = dict[str, Any]
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Form:
+    """How rows are meant. Form(prompt_key="question", answer_key="reward_model.ground_truth", system="Think first.")"""
+
+    prompt_key: str = "prompt"
+    answer_key: str = "answer"
+    system: str = ""
+    template: str = ""  # a Jinja file
+    as_chat: bool = False
+
+
+class Refusal(ValueError):
+    """Why a row cannot become a prompt: the reason it is counted under, and a sentence."""
+
+    def __init__(self, reason: str, detail: str):
+        self.reason, self.detail = reason, detail
+        super().__init__(detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    text: str
+    messages: list[Message] | None  # the chat it was rendered from
+    special: bool  # whether the tokenizer adds its special tokens; a template has written its own
+
+
+class Renderer:
+    """`Renderer(form, tokenizer)(fields)` is what is asked, or raises `Refusal`."""
+
+    def __init__(self, form: Form, tokenizer: Any):
+        self.form, self.tokenizer = form, tokenizer
+        self.render_own = compiled(form.template, tokenizer.special_tokens_map) if form.template else None
+        self.own_system = 0  # rows whose own system message was kept
+
+    def __call__(self, fields: dict[str, Any]) -> Rendered:
+        prompt = find_prompt(fields, self.form.prompt_key)
+        if isinstance(prompt, str) and not (self.form.as_chat or self.form.system or self.form.template):
+            return Rendered(prompt, None, True)
+        messages = self.with_system([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        text = self.own(messages, prompt, fields) if self.render_own else self.tokenizers(messages, prompt)
+        _require_unicode(text)
+        return Rendered(text, messages, False)
+
+    def with_system(self, messages: list[Message]) -> list[Message]:
+        if not self.form.system:
+            return messages
+        if messages[0]["role"] in ("system", "developer"):
+            self.own_system += 1
+            return messages
+        return [{"role": "system", "content": self.form.system}, *messages]
+
+    def tokenizers(self, messages: list[Message], prompt: str | list[Message]) -> str:
+        if not self.tokenizer.chat_template:
+            raise ConfigError(
+                "the prompt is a list of chat messages, but the tokenizer has no chat template. "
+                "Use plain text prompts, or give a Jinja file in data.template."
+                if isinstance(prompt, list)
+                else f"{'data.system' if self.form.system else 'data.as_chat'} makes chat messages of a text, but the tokenizer has no "
+                "chat template. Leave it out, or give a Jinja file in data.template."
+            )
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template may raise what it likes
+            raise Refusal(
+                "refused by the template", f"the tokenizer's chat template refuses these messages: {error}"
+            ) from error
+        return str(text)
+
+    def own(self, messages: list[Message], prompt: str | list[Message], fields: dict[str, Any]) -> str:
+        assert self.render_own
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        try:
+            return self.render_own(messages=messages, prompt=text, system=self.form.system, row=fields)
+        except Exception as error:  # the same
+            said = f"{self.form.template} refuses this row: {type(error).__name__}: {error}"
+            raise Refusal("refused by the template", said) from error
+
+
+def compiled(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
+    """A user's Jinja file, in a sandbox, with what chat templates of tokenizers may expect."""
+    from jinja2 import TemplateSyntaxError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> str:
+        raise ValueError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals["raise_exception"] = raise_exception
+    try:
+        template = environment.from_string(template_text(path))
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"data.template: {path}:{error.lineno}: not a Jinja template: {error.message}") from None
+
+    def render(**facts: Any) -> str:
+        return template.render(**special_tokens, tools=None, documents=None, add_generation_prompt=True, **facts)
+
+    return render
+
+
+def template_text(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").removesuffix("\n")
+    except OSError as error:
+        raise ConfigError(f"data.template: {path} cannot be read: {error.strerror} (from {Path.cwd()}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"data.template: {path} is not UTF-8 text.") from None
+
+
+def find(fields: dict[str, Any], key: str) -> Any:
+    """`a.b` is the field of that name, or field b of the field a. `MISSING` where there is none, or nothing in it."""
+    value: Any = fields
+    for part in [key] if key in fields else key.split("."):
+        if not isinstance(value, dict) or value.get(part) is None:
+            return MISSING
+        value = value[part]
+    return value
+
+
+def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
+    prompt = find(fields, key)
+    if prompt is MISSING and key not in fields:
+        raise Refusal(
+            "without a prompt",
+            f"the row has no field `{key}`; it has {', '.join(map(str, fields)) or 'none'}. Set data.prompt_key to the field with the prompt.",
+        )
+    if isinstance(prompt, str) and prompt.strip():
+        _require_unicode(prompt)
+        return prompt
+    if isinstance(prompt, list) and prompt and all(_is_message(m) for m in prompt):
+        # Parquet gives every message every key that any has.
+        messages = [{k: v for k, v in m.items() if v is not None or k == "content"} for m in prompt]
+        if any(m["content"].strip() if isinstance(m["content"], str) else m["content"] for m in messages):
+            return messages
+    said = None if prompt is MISSING else prompt
+    raise Refusal(
+        "not a prompt",
+        f"a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {repr(said)[:80]}.",
+    )
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+        return False
+    content = message["content"]
+    return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
+
+
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refusal(
+            "not Unicode", f"the prompt has half of a surrogate pair at character {error.start + 1}."
+        ) from None
+
+
+def facts(fields: dict[str, Any], form: Form) -> dict[str, Any]:
+    """What reward functions may ask for: the row without its prompt and source, and the answer under that name."""
+    kept = {k: v for k, v in fields.items() if k not in (form.prompt_key, "source")}
+    answer = find(fields, form.answer_key)
+    if isinstance(answer, float) and math.isnan(answer):
+        raise Refusal("answer not a number", f"the answer (`{form.answer_key}`) is NaN; no completion could be right.")
+    kept.pop("answer", None)
+    return kept if answer is MISSING else kept | {"answer": answer}

@@ -1,0 +1,238 @@
+"""Prepared rows, written once in a pass and read at random through a memory map. Writer and reader stand together.
+
+    rows.arrow    one record per usable row, in the order of the data: `SCHEMA`
+    bad.jsonl     what could not be used: file, line, reason, detail, rows
+    facts.json    counts; written last, so a folder without it is not finished
+
+How long prompts may be is not decided here: every length is kept, and `keep` chooses.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsys.data.readers import Bad
+from rlsys.types import Prompt
+
+FIELDS = {
+    "file": "string",
+    "line": "int64",
+    "hash": "uint64",  # of the whole row: 48 bits
+    "same": "uint64",  # of the prompt's text
+    "length": "int32",  # tokens
+    "source": "string",
+    "text": "string",
+    "messages": "string",  # JSON, or null
+    "row": "string",  # JSON
+}
+
+
+@dataclass
+class Facts:
+    """What a pass has found. Facts(read=1000, bad={"not JSON": 3}, own_system=12, bytes=81000)"""
+
+    read: int = 0  # rows, the bad ones included
+    bad: dict[str, int] = field(default_factory=dict)  # reason → rows
+    own_system: int = 0  # rows that kept their own system message
+    bytes: int = 0  # of rows.arrow
+
+
+class Writer:
+    """Takes rows in batches. `folder` None keeps everything in memory."""
+
+    SHOWN = 10  # bad rows that are kept in memory, of those that go into a file
+
+    def __init__(self, folder: Path | None):
+        self.folder, self.facts = folder, Facts()
+        self.memory: list[dict[str, Any]] = []
+        self.first: list[Bad] = []
+        if folder:
+            import pyarrow
+
+            self.schema = pyarrow.schema([*FIELDS.items(), ("tokens", pyarrow.list_(pyarrow.int32()))])
+            self.sink: Any = pyarrow.OSFile(str(folder / "rows.arrow"), "wb")
+            self.rows = pyarrow.ipc.new_file(self.sink, self.schema)
+            self.bad = (folder / "bad.jsonl").open("w", encoding="utf-8")
+
+    def add(self, records: list[dict[str, Any]]) -> None:
+        """Each has the columns of `FIELDS`, and `tokens`."""
+        self.facts.read += len(records)
+        if not self.folder:
+            self.memory += records
+            return
+        import pyarrow
+
+        columns = {name: [record[name] for record in records] for name in self.schema.names}
+        self.rows.write_batch(pyarrow.record_batch(columns, schema=self.schema))
+
+    def refuse(self, bad: Bad) -> None:
+        self.facts.read += bad.rows
+        self.facts.bad[bad.reason] = self.facts.bad.get(bad.reason, 0) + bad.rows
+        if self.folder:
+            self.bad.write(json.dumps(asdict(bad)) + "\n")
+        if not self.folder or len(self.first) < self.SHOWN:
+            self.first.append(bad)
+
+    def finish(self) -> "Stored":
+        if not self.folder:
+            column = {n: np.array([r[n] for r in self.memory], dtype=FIELDS[n]) for n in ("length", "hash", "same")}
+            return Stored(self.facts, self.memory, column["length"], column["hash"], column["same"], self.first)
+        self.rows.close()
+        self.close()
+        self.facts.bytes = (self.folder / "rows.arrow").stat().st_size
+        (self.folder / "facts.json").write_text(json.dumps(asdict(self.facts)))
+        return stored(self.folder)
+
+    def close(self) -> None:
+        if self.folder:
+            self.bad.close()
+            self.sink.close()
+
+
+class Table:
+    """Records of a memory-mapped file."""
+
+    def __init__(self, file: Path):
+        import pyarrow
+
+        self.table = pyarrow.ipc.open_file(pyarrow.memory_map(str(file))).read_all()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        [record] = self.table.slice(i, 1).to_pylist()
+        return dict(record)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Of numbers. pyarrow's own `to_numpy` would import pandas."""
+        kind = np.dtype(FIELDS[name])
+        parts = [
+            np.frombuffer(chunk.buffers()[1], kind, len(chunk), chunk.offset * kind.itemsize)
+            for chunk in self.table.column(name).chunks
+            if len(chunk)
+        ]
+        return np.concatenate([np.empty(0, kind), *parts])
+
+
+def stored(folder: Path) -> "Stored":
+    """What a pass has left in a folder. Raises `OSError` or `ValueError` where that is not whole."""
+    facts = Facts(**json.loads((folder / "facts.json").read_text()))
+    if (size := (folder / "rows.arrow").stat().st_size) != facts.bytes:
+        raise ValueError(f"rows.arrow has {size} bytes, not {facts.bytes}")
+    table, bad = Table(folder / "rows.arrow"), folder / "bad.jsonl"
+    with bad.open(encoding="utf-8") as lines:
+        first = [Bad(**json.loads(line)) for line in islice(lines, Writer.SHOWN)]
+    return Stored(facts, table, table.column("length"), table.column("hash"), table.column("same"), first, bad)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """All usable rows of a data set. Of one that lies in a file, nothing but what is asked for is in memory."""
+
+    facts: Facts
+    records: Table | list[dict[str, Any]]
+    lengths: NDArray[np.int32]  # [N] tokens of each prompt
+    hashes: NDArray[np.uint64]  # [N]
+    texts: NDArray[np.uint64]  # [N] a hash of each prompt's text
+    first_bad: list[Bad]
+    bad_file: Path | None = None  # with all of them; None: `first_bad` has all
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def where(self, i: int) -> str:
+        return f"{self.records[i]['file']}:{self.records[i]['line']}"
+
+    def all_bad(self) -> list[Bad]:
+        if self.bad_file is None:
+            return self.first_bad
+        return [Bad(**json.loads(line)) for line in self.bad_file.read_text(encoding="utf-8").splitlines()]
+
+
+class Rows(Sequence[Prompt]):
+    """Chosen rows of a data set as prompts, each made when it is asked for."""
+
+    def __init__(self, stored: Stored, chosen: NDArray[np.int64], *, rewards: str = ""):
+        self.stored, self.chosen, self.rewards = stored, chosen, rewards
+        self.repeats = repeats(stored.hashes)[chosen]  # [N] 1, 2 for its first repetition, …
+
+    @property
+    def longest(self) -> int:
+        return int(self.stored.lengths[self.chosen].max(initial=0))
+
+    @property
+    def hashes(self) -> NDArray[np.uint64]:
+        return self.stored.hashes[self.chosen]
+
+    @property
+    def texts(self) -> NDArray[np.uint64]:
+        return self.stored.texts[self.chosen]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @overload
+    def __getitem__(self, i: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Prompt]: ...
+    def __getitem__(self, i: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        row = self.stored.records[int(self.chosen[i])]
+        again = f"~{self.repeats[i]}" if self.repeats[i] > 1 else ""
+        return Prompt(
+            f"{row['source'].casefold()}:{row['hash']:012x}{again}",
+            row["source"],
+            row["text"],
+            row["tokens"],
+            json.loads(row["row"]),
+            json.loads(row["messages"]) if row["messages"] else None,
+            self.rewards,
+        )
+
+
+class Joined(Sequence[Prompt]):
+    """Several sequences of prompts, end to end. A row that is in two of them has two uids."""
+
+    def __init__(self, parts: list[Rows]):
+        self.parts = parts
+        self.starts = np.cumsum([0, *map(len, parts)])
+        counted = repeats(np.concatenate([p.hashes for p in parts]))
+        for part, own in zip(parts, np.split(counted, self.starts[1:-1]), strict=True):
+            part.repeats = own
+
+    @property
+    def longest(self) -> int:
+        return max(p.longest for p in self.parts)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @overload
+    def __getitem__(self, i: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Prompt]: ...
+    def __getitem__(self, i: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        i = range(len(self))[i]
+        part = int(np.searchsorted(self.starts, i, side="right")) - 1
+        return self.parts[part][i - int(self.starts[part])]
+
+
+def repeats(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """How often each was there up to here.  [N] -> [N]    [7, 8, 7, 7] -> [1, 1, 2, 3]"""
+    order = np.argsort(hashes, kind="stable")
+    ordered, places = hashes[order], np.arange(len(hashes))
+    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] + np.uint64(1)) != 0)
+    begin = np.repeat(begins, np.diff(np.append(begins, len(hashes))))
+    counted = np.empty(len(hashes), dtype=np.int64)
+    counted[order] = places - begin + 1
+    return counted

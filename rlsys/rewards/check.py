@@ -1,0 +1,71 @@
+"""What is wrong with reward functions, as far as it can be seen without running a user's file."""
+
+import difflib
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlsys.config import ConfigError, Function
+from rlsys.options import names
+from rlsys.rewards.functions import CHECKS, REWARDS
+
+
+def problems(key: str, functions: dict[str, Function]) -> list[str]:
+    """Sentences about the functions of one mapping; `key` is the option it stands in."""
+    found = []
+    for name, f in functions.items():
+        if f.function in REWARDS:
+            found += of_options(f"{key}.{name}", f, REWARDS[f.function])
+        elif ":" in f.function:
+            found += of_user_function(key, f.function)
+        else:
+            near = difflib.get_close_matches(f.function.lower(), REWARDS, 1)
+            found.append(
+                f"{key} is `{f.function}`; known: {', '.join(REWARDS)}, or module:function."
+                + (f" Did you mean `{near[0]}`?" if near else "")
+            )
+        if not math.isfinite(f.weight):
+            found.append(f"{key}: the weight of {name} is {f.weight}; it must be a finite number.")
+    for name, count in Counter(map(title, functions)).items():
+        if count > 1:
+            found.append(
+                f"{key} has {count} functions called {name}, whose figures would be one. Give them different names, such as "
+                f"my_{name}: {{function: …}}."
+            )
+    return found
+
+
+def of_user_function(key: str, spec: str) -> list[str]:
+    """Whether `module:function` or `file.py:function` can be one."""
+    file, colon, name = spec.rpartition(":")
+    if file.endswith(".py") and not Path(file).expanduser().is_file():
+        return [f"{key}: the file {file} (of `{spec}`) does not exist (from {Path.cwd()})."]
+    if colon and not name.isidentifier():
+        return [f"{key}: `{spec}` names no function; write {file}:my_function."]
+    return []
+
+
+def of_options(key: str, f: Function, function: Callable[..., Any]) -> list[str]:
+    """Options that the function does not have, and values it cannot use."""
+    known = names(function)
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
+        known = [*known, *f.options]
+    for option in f.options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, 1)
+            way_out = f" Did you mean `{near[0]}`?" if near else f" It has {', '.join(known) or 'none'}."
+            return [f"{key} has no option `{option}`.{way_out}"]
+    try:
+        if f.function in CHECKS:
+            CHECKS[f.function](f.options)
+    except ConfigError as error:
+        return [f"{key}: {problem}" for problem in error.problems]
+    return []
+
+
+def title(name: str) -> str:
+    """What a function is called in figures.  "my.py:brevity" -> "brevity" """
+    return name.rpartition(":")[2]

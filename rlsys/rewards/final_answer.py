@@ -1,0 +1,102 @@
+"""Where in a text its final answer stands.
+
+A box counts before everything else, and the last one that says anything. Without one it is what follows `####` or "the answer is",
+or else the last formula or number.
+"""
+
+import re
+
+BOX = re.compile(r"\\(?:boxed|fbox|framebox)\b\s*")
+JOINED = re.compile(  # what may stand between two boxes of one answer; never backtracks
+    r"(?>[ \t$,;}&]|\\[()\[\],;:! ]|\\q?quad|\\text\{\s*+|\b(?:and|or)\b)*+"
+)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$", re.DOTALL)
+ANNOUNCED = re.compile(r"(?i)\banswer\b[^.:\n]{0,40}?(?:\bis\b|\bare\b|:|=)[\s:*]*")
+NUMBER = re.compile(
+    r"(?<![\w.])(?:[-−]\s?)?[$€£]?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d)|\d)(?:\s\d+(?=/))?(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent|pct))?"
+)
+END = re.compile(r"\.(?=\s|\*|$)|;|\*\*|\n|,?\s+(?:since|because|which|where)\b")  # of a sentence
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+LONGEST = 1000  # characters; what is longer is no final answer
+MOST_BOXES = 50
+TAIL = 4000  # characters; an answer without a box is looked for at the end only
+
+
+def final_answer(text: str, boxed_only: bool = False) -> str:
+    """The final answer as it is written, or nothing.  "... so $x = \\boxed{\\frac{1}{2}}$." -> "\\frac{1}{2}" """
+    found = boxed(text)
+    if not found and not boxed_only:
+        found = unboxed(text.strip()[-TAIL:])
+    return found if len(found) <= LONGEST else ""
+
+
+def unboxed(text: str) -> str:
+    """The final answer of a text without a box."""
+    if "####" in text:
+        return text.rpartition("####")[2].strip().partition("\n")[0]
+    if tagged := re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL):
+        return str(tagged[-1])
+    if ANNOUNCED.search(text):
+        return _announced(text)
+    return text if _is_bare(text) else _last(text)
+
+
+def _is_bare(text: str) -> bool:
+    """Whether the text is nothing but an answer: a formula without dollars, or a few words."""
+    words = len(WORD.findall(re.sub(r"\\text\w*\{[^}]*\}", "", text)))
+    return len(text) <= 200 and not FORMULA.search(text) and words <= (0 if re.search(r"\d", text) else 3)
+
+
+def boxed(text: str) -> str:
+    """What the last box says; boxes with nothing but "and", "or" or a comma between them are one answer."""
+    found = list(BOX.finditer(text))[-MOST_BOXES:]
+    boxes = [box for box in (_content(text, start) for start in reversed(found)) if box[1]]
+    if not boxes:
+        return ""
+    first, content, _ = boxes[0]
+    parts = [content]
+    for start, content, end in boxes[1:]:
+        if end > first:  # it holds the box that is read
+            continue
+        if not JOINED.fullmatch(text, end, first):
+            break
+        first = start
+        if content != parts[0]:
+            parts.insert(0, content)
+    return ", ".join(parts)
+
+
+def _content(text: str, box: re.Match[str]) -> tuple[int, str, int]:
+    """Start, content and end of one box. A box that never closes says nothing."""
+    start = box.end()
+    if text[start : start + 1] != "{":
+        token = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])").match(text, start)
+        return box.start(), token[0].rstrip(".,") if token else "", token.end() if token else start
+    depth = 0
+    for brace in re.compile(r"(?<!\\)[{}]").finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return box.start(), text[start + 1 : brace.start()].strip(), brace.end()
+    return box.start(), "", len(text)
+
+
+def _announced(text: str) -> str:
+    """What follows the last "answer is" or "Answer:", to the end of its sentence."""
+    rest = text[list(ANNOUNCED.finditer(text))[-1].end() :]
+    inside = [(m.start(), m.end()) for m in FORMULA.finditer(rest)]
+    ends = (m.start() for m in END.finditer(rest) if not any(a < m.start() < b for a, b in inside))
+    sentence = re.split(r"\b(?:is|are)\b", rest[: next(ends, len(rest))])[-1].strip("*\"'` ")
+    bare = FORMULA.sub(lambda m: _formula(m), sentence)
+    return bare if len(WORD.findall(re.sub(r"\\text\w*\{[^}]*\}", "", bare))) < 4 else _last(sentence)
+
+
+def _formula(found: re.Match[str]) -> str:
+    return str(next(filter(None, found.groups())))
+
+
+def _last(text: str) -> str:
+    """The last formula or the last number, whichever comes later."""
+    formulas, numbers = list(FORMULA.finditer(text)), list(NUMBER.finditer(text))
+    if formulas and (not numbers or formulas[-1].end() >= numbers[-1].end()):
+        return _formula(formulas[-1])
+    return numbers[-1][0].strip() if numbers else ""

@@ -1,0 +1,160 @@
+"""One way of writing for what LaTeX and plain text write in many. Texts only: nothing is parsed or evaluated here."""
+
+import re
+
+SIGNS = str.maketrans(
+    {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # the full-width letters and digits
+    | dict.fromkeys("\u2212\u2013\u2014\u2010\u2011", "-")
+    | dict.fromkeys("\u00a0\u2009\u202f\u3000\t\n\r~", " ")
+    | dict.fromkeys('“”„"', "")
+    | {
+        "’": "'",
+        "′": "'",
+        "×": "\\times ",
+        "⋅": "\\cdot ",
+        "·": "\\cdot ",
+        "∙": "\\cdot ",
+        "÷": "/",
+        "⁄": "/",
+        "∕": "/",
+    }
+    | {
+        "π": "\\pi ",
+        "√": "\\sqrt",
+        "∞": "\\infty ",
+        "≤": "\\le ",
+        "≥": "\\ge ",
+        "≠": "\\neq ",
+        "≈": "\\approx ",
+        "±": "\\pm ",
+    }
+    | {"∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta "}
+    | {"°": "^\\circ", "º": "^\\circ", "²": "^{2}", "³": "^{3}", "⁴": "^{4}", "¹": "^{1}", "⁻": "^-", "…": "\\ldots "}
+    | {"½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}"}
+    | {"ℝ": "\\mathbb{R}", "⟨": "\\langle ", "⟩": "\\rangle ", "，": ",", "。": "."}
+)
+RULES = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"\\\\(?=\s*[a-zA-Z])(?![^&]*\\end)", r"\\"),  # \\frac, escaped once too often
+        (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "),  # space between the rows of a matrix
+        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|mathstrut|strut)(?![A-Za-z])", ""),
+        (r"(?<!\\)\\!\s*|(?<!\\)\\,|\\(?:thinspace|negthinspace)(?![A-Za-z])", ""),
+        (r"(?<!\\)\\[;: >]|\\q?quad(?![A-Za-z])|\\(?:hspace|phantom)\{[^}]*\}", " "),
+        (r"(?<!\\)\\[()\[\]]|\\?\$|\\?[€£¥]", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"(\d*\.\d*?)(\d{1,6}?)\2{2,}(?:\.\.\.|\\[lc]?dots)", r"\1\\overline{\2}"),  # 0.333...
+        (r"\\(?:l|r)?dots(?:[bcmo])?(?![A-Za-z])|\\ldots", r"\\ldots "),
+        (
+            r"\\(?:text(?:bf|it|rm|normal|tt|sf|sc)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|bm|boldsymbol)\s*(?=\{)",
+            r"\\text",
+        ),
+        (r"\\(?:rm|bf|it)(?![A-Za-z])", ""),
+        (
+            r"(?<![\d}])(?<![\d}] )\\text\{([A-Za-z])\}|\\text\{([eid])\}",
+            r"\1\2",
+        ),  # a variable or a choice; behind a number, a unit
+        (r"\\text\{([\d.,\s+\-]*)\}", r"\1"),
+        (r"(?:\\text\{\s*)?(?:\\?%|\b(?:percent(?:age)?|pct)\b)(?:\s*\})?", "%"),
+        (r"[,;]?\s*(?:\\text\{\s*[,;]?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ", "),
+        (r"\{\s*,\s*\}", ","),
+        (
+            r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])|\s*(?:\\text\{\s*)?\bdegrees?\b(?!\s*(?:[CF]|Celsius|Fahrenheit))(?:\s*\})?",
+            r"^\\circ ",
+        ),
+        (r"\\(?:leqslant|leq)(?![A-Za-z])|<=", r"\\le "),
+        (r"\\(?:geqslant|geq)(?![A-Za-z])|>=", r"\\ge "),
+        (r"\\(?:ne|not\s*=)(?![A-Za-z])|!=", r"\\neq "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\approxeq|\\simeq|\\doteq|~=", r"\\approx "),
+        (r"\\(?:land|wedge)(?![A-Za-z])", ","),
+        (r"\*\*", "^"),
+        (r"\\(?:l|r)?vert(?![A-Za-z])", "|"),
+        (
+            r"(?<![\\A-Za-z])(sqrt|pi|sin|cos|tan|cot|sec|csc|log|ln|infty|arcsin|arccos|arctan|theta|alpha|beta)(?![A-Za-z])",
+            r"\\\1 ",
+        ),
+        (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\sqrt\s*(\d|[a-zA-Z])", r"\\sqrt{\1}"),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"),
+        (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
+        (r"\\frac\s+", r"\\frac"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+        (r"(?i)(?<=:\d\d)\s*(?:\\text\{\s*)?a\.?m\.?(?:\s*\})?", " am"),
+        (r"(?i)(?<=:\d\d)\s*(?:\\text\{\s*)?p\.?m\.?(?:\s*\})?", " pm"),
+        (r"\s+", " "),
+    )
+]
+WRAPPERS = {"{": "}", "(": ")"}
+
+
+def plain(text: str) -> str:
+    """The text in one way of writing.  "$\\left(\\dfrac12,\\, 3\\right)$." -> "(\\frac{1}{2},3)" """
+    text = re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(SIGNS))  # of any script
+    for pattern, by in RULES:
+        text = pattern.sub(by, text)
+    return unwrapped(trimmed(text))
+
+
+def trimmed(text: str) -> str:
+    """Without blanks and the punctuation of the sentence around it."""
+    before = None
+    while before != text:
+        before, text = text, text.strip().strip("`").rstrip("\\,;:").strip()
+        if text.startswith("**") and text.endswith("**"):
+            text = text[2:-2]
+        if text.endswith(".") and not text.endswith(".."):
+            text = text[:-1]
+    return text
+
+
+def unwrapped(text: str) -> str:
+    """Without braces or parentheses around the whole of it, unless they hold several things.  "(5)" -> "5" """
+    while len(text) > 1 and WRAPPERS.get(text[0]) == text[-1] and closing(text, 0) == len(text) - 1:
+        inner = text[1:-1].strip()
+        if not inner or (text[0] == "(" and len(parts(inner, ",;")) > 1):
+            break
+        text = inner
+    return text
+
+
+def closing(text: str, start: int) -> int:
+    """Where the bracket at `start` closes, or -1. `[0, 1)` is a pair: intervals are written so."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += text[place] in "([{"
+        depth -= text[place] in ")]}"
+        if depth == 0:
+            return place
+    return -1
+
+
+def parts(text: str, separators: str) -> list[str]:
+    """The text cut at separators outside of all brackets.  "1,(2,3)" -> "1", "(2,3)" """
+    found, depth, last = [], 0, 0
+    for place, char in enumerate(text):
+        depth += char in "([{"
+        depth -= char in ")]}"
+        if depth == 0 and char in separators:
+            found.append(text[last:place].strip())
+            last = place + 1
+    return [*found, text[last:].strip()]
+
+
+def squeezed(text: str) -> str:
+    """What two texts that say the same letter by letter have in common.  "\\text{No  solution}" -> "nosolution" """
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
+    text = re.sub(r"^(?:an?|the)\s+(?=[A-Za-z]{3})", "", text.strip(), flags=re.IGNORECASE)
+    bare = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)  # "2 3" is not 23
+    return bare.lower() if re.search(r"(?<![\\A-Za-z])[A-Za-z]{3,}", text) or bare.lower() in ("no", "yes") else bare

@@ -1,0 +1,95 @@
+"""The reward `model`: a sequence-classification model scores prompt and completion. It runs as a worker of its own."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from rlsys.config import ConfigError
+
+
+def model(
+    prompts: list[str],
+    completions: list[str],
+    messages: list[Any],
+    *,
+    path: str,
+    dtype: str = "float32",
+    gpus: float = 0.0,
+    batch: int = 16,
+    max_tokens: int = 0,
+    label: int = 0,
+) -> list[float]:
+    """The model's logit of `label` for the chat with the completion as its last message, or for prompt and completion as they are.
+
+    `path` is a directory or hub name; `gpus` what its worker takes, 0: it runs on the CPU; texts longer than `max_tokens`
+    (0: what the model can see) lose their beginning.
+    """
+    scorer = loaded(path, dtype, bool(gpus))
+    texts = [scorer.text(p, c, m) for p, c, m in zip(prompts, completions, messages, strict=True)]
+    return scorer.scores(texts, batch=batch, max_tokens=max_tokens, label=label)
+
+
+class Scorer:
+    def __init__(self, path: str, dtype: str, on_gpu: bool):
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.torch, self.device = torch, "cuda" if on_gpu else "cpu"
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="right", truncation_side="left")
+            found = AutoModelForSequenceClassification.from_pretrained(path, dtype=getattr(torch, dtype))
+        except Exception as error:
+            said = " ".join(str(error).split())[:300]
+            raise ConfigError(f"reward model: {path} cannot be loaded: {type(error).__name__}: {said}") from error
+        self.model = found.to(self.device).eval().requires_grad_(False)
+        settings = self.model.config.get_text_config()
+        self.window = getattr(settings, "max_position_embeddings", 0) or 1 << 30  # not every architecture has one
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        if settings.pad_token_id is None:
+            self.model.config.pad_token_id = self.tokenizer.pad_token_id
+
+    def text(self, prompt: str, completion: str, messages: list[dict[str, Any]] | None) -> str:
+        if not self.tokenizer.chat_template or not messages:
+            return prompt + completion
+        chat = [*messages, {"role": "assistant", "content": completion}]
+        return str(self.tokenizer.apply_chat_template(chat, tokenize=False))
+
+    def scores(self, texts: Sequence[str], *, batch: int, max_tokens: int, label: int) -> list[float]:
+        """[N] Texts of about one length go together, so that little is padded."""
+        longest = min(max_tokens or self.window, self.window)
+        special = not self.tokenizer.chat_template
+        tokens = [self.tokenizer(t, truncation=True, max_length=longest, add_special_tokens=special) for t in texts]
+        order = sorted(range(len(texts)), key=lambda i: len(tokens[i]["input_ids"]))
+        found = [0.0] * len(texts)
+        for first in range(0, len(order), batch):
+            share = order[first : first + batch]
+            padded = self.tokenizer.pad([tokens[i] for i in share], return_tensors="pt").to(self.device)
+            with self.torch.no_grad():
+                logits = self.model(**padded).logits.float()  # [batch, labels]
+            if label >= logits.shape[1]:
+                raise ConfigError(
+                    f"reward model: label is {label}, but the model has {logits.shape[1]} labels, from 0 on."
+                )
+            for i, score in zip(share, logits[:, label].tolist(), strict=True):
+                found[i] = score
+        return found
+
+
+@functools.lru_cache(maxsize=4)
+def loaded(path: str, dtype: str, on_gpu: bool) -> Scorer:
+    return Scorer(path, dtype, on_gpu)
+
+
+def check(options: dict[str, Any]) -> None:
+    if not options.get("path"):
+        raise ConfigError("`path` is missing: the reward model's directory or hub name.")
+    if options.get("dtype", "float32") not in ("float32", "bfloat16", "float16"):
+        raise ConfigError(f"`dtype` is {options['dtype']!r}; it may be float32, bfloat16 or float16.")
+
+
+def prepare(options: dict[str, Any]) -> None:
+    """Loads the model before the first sample comes."""
+    loaded(options["path"], options.get("dtype", "float32"), bool(options.get("gpus", 0.0)))

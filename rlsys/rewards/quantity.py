@@ -1,0 +1,150 @@
+"""Numbers as people write them, exactly, and the units behind them."""
+
+import re
+from fractions import Fraction
+
+DECIMAL = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?"
+SIGN = r"(?P<sign>[-+]?)\s*"
+FORMS = [
+    re.compile(SIGN + form)
+    for form in (
+        rf"(?P<number>{DECIMAL})",
+        r"(?P<number>\d{1,3}(?: \d{3})+)",  # 1 000 000
+        r"(?P<number>\d*\.\d*)(?:\\overline\{?|\\bar\{?|\\dot\{?|\()(?P<repeat>\d+)[})]?",
+        r"(?:(?P<whole>\d+)\s*)?\\frac\{\s*(?P<neg>-?)(?P<over>\d+)\s*\}\{\s*(?P<under>\d+)\s*\}",
+        r"(?:(?P<whole>\d+)(?:\s+|\s*\+\s*|-(?=\d+/)))?(?P<over>\d+)\s*/\s*(?P<under>\d+)",
+        rf"(?P<number>{DECIMAL})\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*(?P<power>[-+]?\s*\d{{1,3}})\s*\}}?",
+        rf"(?P<number>{DECIMAL})[eE](?P<power>[-+]?\d{{1,3}})",
+        r"(?:10)\s*\^\s*\{?\s*(?P<power>[-+]?\s*\d{1,3})\s*\}?",
+        rf"(?P<number>{DECIMAL})\s*(?:\\text\{{\s*)?(?P<scale>hundred|thousand|million|billion|trillion)\s*\}}?",
+    )
+]
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+LONGEST = 400  # digits; a longer one is a text
+UNITS = {
+    name: unit
+    for unit, names in {
+        "mm": "mm millimeter millimetre",
+        "cm": "cm centimeter centimetre",
+        "m": "m meter metre",
+        "km": "km kilometer kilometre",
+        "in": "in inch inche",
+        "ft": "ft foot feet",
+        "yd": "yd yard",
+        "mi": "mi mile",
+        "mg": "mg milligram",
+        "g": "g gram",
+        "kg": "kg kilogram",
+        "lb": "lb lbs pound",
+        "oz": "oz ounce",
+        "ml": "ml mL milliliter millilitre",
+        "l": "l L liter litre",
+        "s": "s sec second",
+        "min": "min minute",
+        "h": "h hr hour",
+        "day": "day",
+        "week": "week",
+        "month": "month",
+        "year": "year yr",
+        "dollar": "dollar USD usd",
+        "cent": "cent",
+        "mph": "mph",
+        "kmh": "kmh kmph km/h",
+        "m/s": "m/s",
+        "cm/s": "cm/s",
+        "rad": "rad radian",
+        "N": "N newton",
+        "J": "J joule",
+        "W": "W watt",
+        "V": "V volt",
+        "K": "K kelvin",
+        "Hz": "Hz hertz",
+    }.items()
+    for name in names.split()
+}
+FUNCTIONS = {
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "log",
+    "exp",
+    "mod",
+    "max",
+    "min",
+    "gcd",
+    "lcm",
+    "det",
+    "for",
+    "all",
+    "any",
+}
+IN_TEXT = re.compile(r"(?P<core>.+?)\s*\\text\{(?P<unit>[^{}]*)\}\s*(?:\^\s*\{?(?P<power>\d)\}?)?")
+IN_LETTERS = re.compile(
+    r"(?P<core>[-+]?(?:[\d.,/ +]|\\frac\{\d+\}\{\d+\}|\\sqrt\{\d+\}|\\pi)*[\d}i])(?P<gap>\s*)(?P<unit>[A-Za-z][A-Za-z .'/-]*?)\s*(?:\^\s*\{?(?P<power>\d)\}?)?"
+)
+
+
+def number(text: str) -> Fraction | None:
+    """The exact value of a number that stands alone.  "1{,}234.5", "-\\frac{2}{3}", "1 1/2", "0.\\overline{3}", "3 \\times 10^{-2}" """
+    if len(text) > LONGEST:
+        return None
+    for form in FORMS:
+        if (found := form.fullmatch(text)) and (value := _value(found.groupdict(""))) is not None:
+            return value
+    return None
+
+
+def _value(said: dict[str, str]) -> Fraction | None:
+    sign = -1 if (said["sign"] == "-") != (said.get("neg") == "-") else 1
+    if under := said.get("under"):
+        if int(under) == 0 or (said["whole"] and (said.get("neg") or int(said["over"]) >= int(under))):
+            return None
+        return sign * (int(said["whole"] or 0) + Fraction(int(said["over"]), int(under)))
+    digits = said.get("number", "1").replace(",", "").replace(" ", "")
+    if not digits.strip("."):
+        return None
+    value = Fraction(digits.rstrip("."))
+    if repeat := said.get("repeat"):
+        places = len(digits.partition(".")[2])
+        value += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10**places)
+    power = int(said.get("power", "").replace(" ", "") or 0) + SCALES.get(said.get("scale", ""), 0)
+    return sign * value * Fraction(10) ** power
+
+
+def with_unit(text: str) -> tuple[str, str]:
+    """What is measured, and the unit.  "5\\text{ cm}^2" -> "5", "cm^2";  "12 apples" -> "12", "apple";  "3x" -> "3x", "" """
+    if (found := IN_TEXT.fullmatch(text)) and re.search(r"[\d\\]|^[a-zA-Z]$", found["core"]):
+        name = found["unit"].strip()
+        if name in SCALES or re.search(r"\d(?!$)|\b(?:or|and)\b", name):
+            return text, ""
+        return found["core"], _unit(name, found["power"])
+    if found := IN_LETTERS.fullmatch(text):
+        name = found["unit"].strip(" .")
+        known = _unit(name, None) in UNITS.values() and (len(name) > 1 or bool(found["gap"]))
+        words = bool(found["gap"]) and re.match(r"[A-Za-z]{3}", name) and not FUNCTIONS & set(name.split())
+        if (known or words) and not set(name.split()) & set(SCALES):
+            return found["core"].strip(), _unit(name, found["power"])
+    return text, ""
+
+
+def _unit(name: str, power: str | None) -> str:
+    found = re.fullmatch(r"(?:(sq|square|cubic|cu)\b\.?\s*)?(.*?)\.?", name)
+    assert found is not None, name
+    kind, name = found.groups()
+    power = {"sq": "2", "square": "2", "cubic": "3", "cu": "3"}.get(kind or "", power or "")
+    base = (
+        UNITS.get(name)
+        or UNITS.get(name.removesuffix("s"))
+        or UNITS.get(name.lower().removesuffix("s"))
+        or name.removesuffix("s")
+    )
+    return f"{base}^{power}" if power and power != "1" else base
+
+
+def at_odds(one: str, other: str) -> bool:
+    """Whether two units are known to differ. What is not known, such as apples, is taken for a word of the sentence."""
+    known = set(UNITS.values())
+    return one != other and one.partition("^")[0] in known and other.partition("^")[0] in known

@@ -1,0 +1,58 @@
+"""What reward processes are told: which functions they run, and within what limits."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rlsys.config import Config, Function
+
+Sets = dict[str, dict[str, Function]]  # by data set; "" is reward.functions
+MODEL_S = 120.0
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    functions: Sets
+    timeout_s: float
+    memory_mb: int
+    batch: int
+    concurrency: int
+    start_s: float = 300.0  # what importing the functions, or loading a model, may take
+    spare: bool = True  # whether a second process stands by
+    workers: int = 1
+    gpus: float = 0.0  # of each worker
+
+
+def services(config: Config) -> list[RewardSettings]:
+    """One for the pool of reward processes, if it has anything to do, and one for each reward model."""
+    r = config.reward
+    sets = {"": r.functions} | {
+        name: source.reward
+        for name, source in (*config.data.train.items(), *config.eval.datasets.items())
+        if source.reward
+    }
+    common = RewardSettings(sets, r.timeout_s, r.memory_mb, r.batch, r.concurrency, config.cluster.start_timeout_s)
+    pool = replace(common, functions=chosen(sets, lambda f: f.function != "model"), workers=r.workers)
+    found = [pool] if pool.functions else []
+    models = {
+        json.dumps(f.options, sort_keys=True): f for fs in sets.values() for f in fs.values() if f.function == "model"
+    }
+    for f in models.values():
+        found.append(
+            replace(
+                common,
+                functions=chosen(sets, lambda g, f=f: g.function == "model" and g.options == f.options),  # type: ignore[misc]
+                timeout_s=max(r.timeout_s, MODEL_S),
+                memory_mb=0,
+                spare=False,
+                batch=f.options.get("batch", r.batch),
+                gpus=f.options.get("gpus", 0.0),
+            )
+        )
+    return found
+
+
+def chosen(sets: Sets, which: Callable[[Function], bool]) -> Sets:
+    """The functions that `which` is true of; sets without any are left out."""
+    found = {name: {n: f for n, f in functions.items() if which(f)} for name, functions in sets.items()}
+    return {name: functions for name, functions in found.items() if functions}

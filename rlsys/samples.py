@@ -1,0 +1,127 @@
+"""Samples on disk: a parquet file per step and per evaluation, one row per sample, judged or not.
+
+uid index source prompt completion      what was asked, which sample of its group, what came
+reward advantage answer components      what the reward functions said; reward is null where they failed
+failure detail                          why, and its first line
+finish version tokens rollout_logprobs  how the engine made it
+rewards row messages                    what a reward function asks for, so that another one can judge it later
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlsys.config import ConfigError
+from rlsys.types import Batch, Floats, Prompt, Sample, Verdict
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A sample read back. What the engine computed it with, tokens and log-probs, stays on disk."""
+
+    prompt: Prompt
+    sample: Sample
+    verdict: Verdict
+    advantage: float | None
+
+
+def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) -> None:
+    """Every sample of a batch, groups standing together; written aside and renamed."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    group = {p.uid: g for g, p in enumerate(batch.prompts)}
+    judged = [
+        Verdict(float(r), c, answer=a)
+        for r, c, a in zip(batch.rewards, batch.components, batch.answers or [None] * len(batch.samples), strict=True)
+    ]
+    rows = list(zip(batch.groups.tolist(), batch.samples, judged, none_or(advantages, len(judged)), strict=True))
+    rows += [(group[s.uid], s, verdict, None) for s, verdict in batch.failed]
+    rows.sort(key=lambda row: row[0])
+    prompts = [batch.prompts[g] for g, *_ in rows]
+    facts = {p.uid: (as_json(p.row), as_json(p.messages) if p.messages else None) for p in batch.prompts}
+    samples, verdicts = [s for _, s, _, _ in rows], [v for _, _, v, _ in rows]
+    columns = {
+        "uid": pa.array([s.uid for s in samples], pa.string()),
+        "index": pa.array([s.index for s in samples], pa.int64()),
+        "source": pa.array([p.source for p in prompts], pa.string()),
+        "prompt": pa.array([p.text for p in prompts], pa.string()),
+        "completion": pa.array([s.text for s in samples], pa.string()),
+        "reward": pa.array([v.score for v in verdicts], pa.float32()),
+        "advantage": pa.array([advantage for *_, advantage in rows], pa.float32()),
+        "answer": pa.array([v.answer for v in verdicts], pa.string()),
+        "components": pa.array([as_json(v.components) for v in verdicts], pa.string()),
+        "failure": pa.array([v.failure or None for v in verdicts], pa.string()),
+        "detail": pa.array([first_line(v.detail) or None for v in verdicts], pa.string()),
+        "finish": pa.array([s.finish for s in samples], pa.string()),
+        "version": pa.array([s.version for s in samples], pa.int64()),
+        "tokens": pa.array([s.tokens for s in samples], pa.list_(pa.int32())),
+        "rollout_logprobs": pa.array([s.logprobs for s in samples], pa.list_(pa.float32())),
+        "rewards": pa.array([p.rewards for p in prompts], pa.string()),
+        "row": pa.array([facts[p.uid][0] for p in prompts], pa.string()),
+        "messages": pa.array([facts[p.uid][1] for p in prompts], pa.string()),
+    }
+    aside = target.with_name(f".{target.name}.tmp")
+    pyarrow.parquet.write_table(pa.table(columns), aside, compression="zstd")  # a group's texts repeat
+    aside.rename(target)
+
+
+def saved_samples(file: Path) -> Iterator[Saved]:
+    """The samples of a file, in its order. A file of an older version lacks columns; what was in them is empty."""
+    prompts: dict[str, Prompt] = {}
+    nothing = np.array([], dtype=np.int32), np.array([], dtype=np.float32)
+    for row in read_rows(file, left_out=("tokens", "rollout_logprobs")):
+        uid = row["uid"]
+        if uid not in prompts:
+            prompts[uid] = Prompt(
+                uid,
+                row["source"],
+                row["prompt"],
+                [],
+                json.loads(row.get("row") or "{}"),
+                messages=json.loads(row.get("messages") or "null"),
+                rewards=row.get("rewards") or "",
+            )
+        yield Saved(
+            prompts[uid],
+            Sample(uid, row["index"], row["completion"], *nothing, row["finish"], row["version"]),
+            Verdict(
+                row["reward"],
+                json.loads(row.get("components") or "{}"),
+                row.get("failure") or "",
+                row.get("detail") or "",
+                row.get("answer"),
+            ),
+            row["advantage"],
+        )
+
+
+def read_rows(file: Path, left_out: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+        names = table.schema_arrow.names
+    except Exception as error:
+        raise ConfigError(f"{file} is not a readable parquet file: {error}") from None
+    if missing := [n for n in ("uid", "prompt", "completion", "reward", "version") if n not in names]:
+        raise ConfigError(f"{file} holds no samples: it has no column {', '.join(missing)}, only {', '.join(names)}.")
+    for part in table.iter_batches(1024, columns=[name for name in names if name not in left_out]):
+        yield from part.to_pylist()
+
+
+def none_or(numbers: Floats | None, count: int) -> list[float | None]:
+    return [None] * count if numbers is None else [float(n) for n in numbers]
+
+
+def as_json(value: Any) -> str:
+    """What JSON cannot say, such as a date, becomes its text."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:500]

@@ -1,0 +1,172 @@
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from launch import datasets
+from rlsys import config_load, tiny
+from rlsys.config import ConfigError
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny.make_tokenizer()
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """`read({"train": …}, …)`: a configuration with these options in `data` and `eval`, in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(data, held_out=None, **more):
+        tree = {"data": data, "eval": {"datasets": held_out or {}}, "rollout": {"max_new_tokens": 8}} | more
+        (tmp_path / "some.yaml").write_text(json.dumps(tree))
+        return config_load.load("some.yaml")
+
+    return read
+
+
+def lines(name, *rows):
+    with open(name, "w") as out:
+        out.writelines((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+
+
+def numbered(first, count):
+    return [{"prompt": f"{n:03}>"} for n in range(first, first + count)]
+
+
+def load(config, tokenizer, folder=None, window=15):
+    notes = []
+    return datasets.load(config, tokenizer, window, notes.append, folder), notes
+
+
+def test_a_mixed_set_with_corrupt_rows_is_loaded(read, tokenizer, tmp_path):
+    lines("a.jsonl", *numbered(0, 30), "{", {"question": "1>"}, *numbered(30, 10))
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([*numbered(100, 9), {"prompt": None}, *numbered(110, 10)]),
+        "b.parquet",
+        row_group_size=10,
+    )
+    start = pyarrow.parquet.ParquetFile("b.parquet").metadata.row_group(1).column(0).dictionary_page_offset
+    with open("b.parquet", "r+b") as file:
+        file.seek(start)
+        file.write(b"\xa5" * 40)
+    config = read({"train": {"a.jsonl": 3, "b.parquet": 1}, "on_bad_row": "skip"})
+    datasets.peek(config)
+    loaded, notes = load(config, tokenizer, tmp_path)
+    assert (len(loaded.train), loaded.longest_prompt) == (49, 4)
+    assert sum(p.source == "b" for p in loaded.train.take(0, 1000)) == 250
+    assert notes[0] == "a.jsonl: 40 prompts; left out 2 of 42 rows that cannot be used (1 not JSON, 1 without a prompt)"
+    assert "b.parquet: 9 prompts; left out 11 of 20 rows" in notes[3]
+    assert f"4 bad rows are listed in {tmp_path}/bad_rows.jsonl" in notes[-3]
+    assert [note.partition(",")[0] for note in notes[-2:]] == [
+        "a.jsonl: 75.0% of the prompts",
+        "b.parquet: 25.0% of the prompts",
+    ]
+    listed = [json.loads(line) for line in (tmp_path / "bad_rows.jsonl").read_text().splitlines()]
+    assert [(b["file"], b["line"], b["rows"]) for b in listed] == [
+        ("a.jsonl", 31, 1),
+        ("a.jsonl", 32, 1),
+        ("b.parquet", 10, 1),
+        ("b.parquet", 11, 10),
+    ]
+    with pytest.raises(ConfigError) as error:
+        load(read({"train": {"a.jsonl": 3, "b.parquet": 1}}), tokenizer)
+    assert len(error.value.problems) == 6, "what is wrong with both is told at once"
+
+
+def test_sets_without_weights_are_one_set_of_which_each_row_comes_once_an_epoch(read, tokenizer):
+    lines("a.jsonl", *numbered(0, 5))
+    lines("b.jsonl", *numbered(100, 3))
+    loaded, _ = load(read({"train": ["a.jsonl", "b.jsonl"]}), tokenizer)
+    assert sorted(p.text for p in loaded.train.take(8, 8)) == sorted(
+        r["prompt"] for r in [*numbered(0, 5), *numbered(100, 3)]
+    )
+    ordered, _ = load(read({"train": ["a.jsonl", "b.jsonl"], "shuffle": False}), tokenizer)
+    assert [p.text[:3] for p in ordered.train.take(0, 8)] == ["000", "001", "002", "003", "004", "100", "101", "102"]
+
+
+def test_each_set_may_have_its_own_form(read, tokenizer):
+    lines("a.jsonl", {"q": "1>", "gold": {"value": "7"}})
+    lines("b.jsonl", {"prompt": "2>", "answer": "8"})
+    loaded, _ = load(
+        read(
+            {
+                "train": {
+                    "first": {
+                        "path": "a.jsonl",
+                        "prompt_key": "q",
+                        "answer_key": "gold.value",
+                        "source": "A",
+                        "reward": "contains",
+                    },
+                    "b.jsonl": None,
+                },
+                "shuffle": False,
+            },
+            reward={"functions": "exact"},
+        ),
+        tokenizer,
+    )
+    one, two = loaded.train.take(0, 2)
+    assert (one.source, one.row["answer"], one.rewards) == ("A", "7", "first")
+    assert (two.source, two.row["answer"], two.rewards) == ("b", "8", "")
+
+
+def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):
+    lines("a.jsonl", *numbered(0, 2))
+    held_out = {"zigzag": {"path": "builtin:zigzag_heldout"}, "a.jsonl": {"samples": 4, "temperature": 0.5}}
+    config = read({"train": "builtin:zigzag"}, held_out)
+    loaded, notes = load(config, tokenizer)
+    assert [(h.name, len(h.prompts), h.samples, h.temperature) for h in loaded.held_out] == [
+        ("zigzag", 256, 1, 0.0),
+        ("a.jsonl", 2, 4, 0.5),
+    ]
+    assert loaded.longest_prompt == 7
+    assert notes == ["a.jsonl: 2 prompts"]
+    one = datasets.load_one(config, "a.jsonl", tokenizer, 15, notes.append)
+    assert (one.name, list(one.prompts), one.samples) == ("a.jsonl", list(loaded.held_out[1].prompts), 4)
+
+
+def test_held_out_prompts_that_are_trained_on_are_told(read, tokenizer):
+    lines("a.jsonl", *numbered(0, 10))
+    lines("b.jsonl", *numbered(8, 10))
+    _, notes = load(read({"train": "a.jsonl"}, "b.jsonl"), tokenizer)
+    assert notes[-1] == "b.jsonl: 2 of 10 held-out prompts are also trained on; accuracy on them is no test"
+
+
+def test_a_file_that_is_trained_and_evaluated_on_is_told_of_once(read, tokenizer):
+    lines("a.jsonl", *numbered(0, 10))
+    _, notes = load(read({"train": "a.jsonl"}, "a.jsonl"), tokenizer)
+    assert notes[0] == "a.jsonl: 10 prompts"
+    assert "10 of 10 held-out prompts" in notes[1]
+
+
+def test_the_window_decides_where_no_limit_is_given(read, tokenizer):
+    lines("a.jsonl", {"prompt": "1>"}, {"prompt": "12345678>"})
+    for window, most in ((15, 7), (16, 8)):
+        with pytest.raises(ConfigError) as error:
+            load(read({"train": "a.jsonl"}), tokenizer, window=window)
+        assert f"a.jsonl:2: the prompt has 9 tokens; at most {most} fit (the model's window of {window} less" in str(
+            error.value
+        )
+    assert len(load(read({"train": "a.jsonl"}), tokenizer, window=17)[0].train) == 2
+    assert len(load(read({"train": "a.jsonl"}), tokenizer, window=0)[0].train) == 2
+    with pytest.raises(ConfigError, match="no room for a prompt"):
+        load(read({"train": "a.jsonl"}), tokenizer, window=8)
+
+
+def test_a_first_look_tells_of_every_set(read):
+    lines("a.jsonl", {"question": "1>"})
+    lines("b.jsonl", "nonsense")
+    with pytest.raises(ConfigError) as error:
+        datasets.peek(read({"train": "a.jsonl"}, "b.jsonl"))
+    assert [p[:10] for p in error.value.problems] == ["a.jsonl:1:", "b.jsonl:1:"]
+
+
+@pytest.mark.parametrize("option", [{"weight": 1}, {"template": "gone.jinja"}, {"split": "test"}])
+def test_settings_of_a_set_that_do_not_fit_are_refused_before_anything_is_read(read, option):
+    lines("a.jsonl", *numbered(0, 2))
+    with pytest.raises(ConfigError, match=r"weight|gone\.jinja does not exist|it has no splits"):
+        read({"train": {"a.jsonl": option, "builtin:zigzag": None}})

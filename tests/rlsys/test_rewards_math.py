@@ -1,0 +1,258 @@
+"""The pairs are in `math_pairs`; here is where the answer stands in a completion, and what a completion may not achieve."""
+
+import math as numbers
+from pathlib import Path
+
+import pytest
+from math_pairs import DIFFERENT, EQUAL
+
+from rlsys.rewards.final_answer import final_answer
+from rlsys.rewards.latex import plain
+from rlsys.rewards.mathematics import math, vote
+
+
+def score(completion: str, answer: object, **options: bool) -> float:
+    return math(completion, answer, **options)["score"]
+
+
+@pytest.mark.parametrize(("said", "answer"), EQUAL)
+def test_equal_answers_are_equal(said, answer):
+    assert score(f"So the answer is $\\boxed{{{said}}}$.", answer) == 1
+
+
+@pytest.mark.parametrize(("said", "answer"), DIFFERENT)
+def test_different_answers_are_different(said, answer):
+    assert score(f"So the answer is $\\boxed{{{said}}}$.", answer) == 0
+
+
+# --- where the answer stands -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("\\boxed{1}\n\nno wait\n\n\\boxed{4}", "4"),  # the last box counts
+        ("\\boxed{4} because 2 + 2 = 4, as in step 7.", "4"),  # and what comes after it does not
+        ("\\boxed{\\boxed{4}}", "4"),
+        ("\\boxed{4} I hope \\boxed{} is filled.", "4"),  # an empty box says nothing
+        ("\\boxed 4", "4"),
+        ("\\fbox{4}", "4"),
+        ("$\\boxed{-2}$ and $\\boxed{1}$", "1, -2"),  # boxes joined are one answer
+        ("$\\boxed{1}$, $\\boxed{2}$, or $\\boxed{3}$", "1, 2, 3"),
+        ("$\\boxed{4}$, that is $\\boxed{4}$", "4"),
+        ("\\boxed{\\frac{\\sqrt{3}}{2}}", "\\frac{\\sqrt{3}}{2}"),
+        ("\\boxed{\\{1, 2\\}}", "1,2"),
+        ("<think>\\boxed{5}?</think> It is \\boxed{4}.", "4"),
+        ("She has 2 + 2 = <<2+2=4>>4.\n#### 4", "4"),
+        ("<answer>4</answer>", "4"),
+        ("The answer is 4.", "4"),
+        ("The answer is -4.", "-4"),
+        ("**Answer:** 4 apples", "4"),
+        ("The answer is **4**.", "4"),
+        ("The final answer is $\\frac{1}{2}$. I hope it is correct.", "0.5"),
+        ("Final Answer: The volume of $ABC$ is 12. I hope it is correct.", "12"),
+        ("The answer is (B).", "B"),
+        ("The answer is Monday.", "\\text{Monday}"),
+        ("Answer: 10 apples, since 5 + 5 = 10.", "10"),
+        ("the answer is $\\frac{2}{4}$", "\\frac{1}{2}"),
+        ("Therefore the length is $3\\sqrt{2}$ units.", "3\\sqrt{2}"),
+        ("Janet makes $18 every day.", "18"),
+        ("So the probability is 1/2.", "0.5"),
+        ("It costs 1,234 dollars.", "1234"),
+        ("(1,2)", "(1,2)"),
+        ("x = 3", "3"),
+        ("\\frac{1}{2}", "0.5"),
+    ],
+)
+def test_the_final_answer_is_found_where_people_write_it(completion, answer):
+    assert score(completion, answer) == 1
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("\\boxed{4}\n\nno wait\n\n\\boxed{1}", "4"),
+        ("$\\boxed{1}$ or $\\boxed{2}$", "2"),
+        ("\\boxed{1}, \\boxed{2}, \\boxed{3}, \\boxed{4}", "4"),
+        ("It is 4, and not \\boxed{5}.", "4"),
+        ("The answer is 4. No: the answer is 5.", "4"),
+        ("I do not know", "4"),
+        ("AZ4B", "4"),
+        ("", "4"),
+        ("\\boxed{}", "4"),
+        ("\\boxed", "4"),
+        ("Put it in \\boxed{...}", "4"),
+    ],
+)
+def test_what_is_not_the_final_answer_does_not_count(completion, answer):
+    assert score(completion, answer) == 0
+
+
+def test_only_a_box_counts_where_that_is_asked_for():
+    assert score("\\boxed{4}", "4", boxed_only=True) == 1
+    assert math("The answer is 4.", "4", boxed_only=True) == {"score": 0.0, "answer": ""}
+
+
+def test_a_long_text_is_searched_at_its_end_for_an_answer_without_a_box():
+    assert score("The answer is 5. " + "Hmm. " * 5000 + "The answer is 4.", "4") == 1
+
+
+# --- the reference ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        4,
+        4.0,
+        "4",
+        " 4 ",
+        "$4$",
+        "\\boxed{4}",
+        "#### 4",
+        "so $x = \\boxed{4}$.",
+        "$\\frac{8}{2}$",
+        ["4"],
+        "\\text{4}",
+        "x = 4",
+    ],
+)
+def test_a_reference_may_be_written_in_many_ways(answer):
+    assert score("\\boxed{4}", answer) == 1
+    assert score("\\boxed{5}", answer) == 0
+
+
+def test_a_list_of_references_is_wanted_whole():
+    assert score("\\boxed{3, 2}", ["2", "3"]) == 1
+    assert score("\\boxed{2}", ["2", "3"]) == 0
+
+
+@pytest.mark.parametrize("answer", [None, "", "  ", "$$", "\\boxed{}", "#### ", []])
+def test_a_row_without_a_reference_is_a_failure_and_not_a_zero(answer):
+    with pytest.raises(ValueError, match="nothing to compare with"):
+        math("\\boxed{4}", answer)
+
+
+def test_a_reference_that_is_no_mathematics_is_compared_as_a_text():
+    assert score("\\boxed{\\text{The  Moon}}", "the moon") == 1
+    assert score("\\boxed{\\text{The sun}}", "the moon") == 0
+    assert score("\\boxed{\\foo{1}{x}}", "\\foo{1}{ x}") == 1
+    assert score("\\boxed{x +}", "x +") == 1
+    assert score("\\boxed{x -}", "x +") == 0
+
+
+# --- votes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "voted"),
+    [
+        (["42", "42.0", "$42$", "42 \\text{ cm}", "\\$42", "x = 42"], "42"),
+        (["\\frac{1}{2}", "0.5", "\\frac{2}{4}", "1/2"], "1/2"),
+        (["28\\%", "28"], "28"),
+        (["3, 1", "1 \\text{ and } 3", "\\{1,3\\}", "x=3 \\text{ or } x=1"], "1, 3"),
+        (["(1,2)", "( 1, 2.0 )"], "(1, 2)"),
+        (["[1,2)"], "[1, 2)"),
+        (["\\sqrt{8}", "2\\sqrt{2}"], "2*sqrt(2)"),
+        (["(x+1)^2", "x^2+2x+1"], "x**2 + 2*x + 1"),
+        (["\\text{(B)}", "B", "(B) 12"], "B"),
+        (["\\text{Evelyn}", "evelyn"], "evelyn"),
+        (["2,5"], "2, 5"),
+        (["1,234"], "1234"),
+    ],
+)
+def test_equal_answers_give_one_vote(texts, voted):
+    assert {vote(plain(text)) for text in texts} == {voted}
+
+
+def test_a_wrong_answer_votes_too():
+    assert math("\\boxed{\\frac{2}{6}}", "4") == {"score": 0.0, "answer": "1/3"}
+
+
+# --- what may not be achieved ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9**9**9**9",
+        "9^{9^{9^9}}",
+        "(9^{99})^{9999}",
+        "100000000!",
+        "((9!)!)!",
+        "e^{e^{e^{e^{10}}}}",
+        "(1+x)^{1000000}",
+        "(a+b+c)^{2000}",
+        "\\binom{1000000}{500000}",
+        "\\sum_{n=1}^{10^9} n",
+        "1/0",
+        "\\frac{0}{0}",
+        "0^{-1}",
+        "\\infty",
+        "\\infty-\\infty",
+        "\\log(\\log(0))",
+        "\\tan 90^\\circ",
+        "(" * 500 + "1" + ")" * 499,
+        "\\frac{1}{" * 30 + "3" + "}" * 30,
+        "\\sqrt{" * 30 + "2" + "}" * 30,
+        "1+" * 5000,
+        "9" * 100_000,
+        "-" * 3000,
+        "|" * 50 + "x" + "|" * 50,
+        "\\text{" * 5000,
+        "\\begin{pmatrix}" * 500,
+        ",".join(map(str, range(5000))),
+        "1,2," * 8,
+        "\\pm 1" * 12,
+        "$" * 20_000,
+        "\\[" * 20_000,
+        "\\ " * 50_000,
+        "\\boxed{" * 5000,
+        "\\boxed{}" * 5000,
+        "answer is " * 5000,
+        "\x00",
+        "\ud800",
+        "²",
+        "=" * 1000,
+        "1e999",
+        "\\alpha" * 150 + "5 = 3",
+        "x_{1}'" * 150 + "5 = 3",
+        "\\text{ a}" * 100 + "5 = 3",
+        "\\boxed{1}" + "\\text{  " * 200 + "x" + "}" * 200 + "\\boxed{2}",
+        "1 " * 400 + "x",
+        "1.2" * 300 + "...",
+    ],
+)
+def test_whatever_a_completion_says_is_soon_judged_and_never_raises(text):
+    for completion in (text, f"\\boxed{{{text}}}"):
+        for answer in ("17", "x^2+1", "(1,2)", "x > 5", "\\text{Evelyn}"):
+            assert score(completion, answer) == 0
+
+
+@pytest.mark.parametrize("quote", ["", "\\text"])
+def test_nothing_in_a_completion_is_run(tmp_path: Path, quote):
+    file = tmp_path / "made"
+    for code in (f"__import__('os').system('touch {file}')", f"open('{file}', 'w')", f"exec(\"open('{file}', 'w')\")"):
+        assert score(f"\\boxed{{{quote}{{{code}}}}}", "0") == 0
+        assert score(code, "0") == 0
+    assert not file.exists()
+
+
+def test_infinity_is_equal_to_itself_only():
+    assert score("\\boxed{\\infty}", "\\infty") == 1
+    assert score("\\boxed{+\\infty}", "∞") == 1
+    assert score("\\boxed{-\\infty}", "\\infty") == 0
+    assert score("\\boxed{\\infty}", 10**30) == 0
+
+
+def test_a_float_from_json_is_the_number_it_shows():
+    assert score("\\boxed{0.3}", 0.1 + 0.2) == 1
+    assert score("\\boxed{100000000000000000000}", 1e20) == 1
+    with pytest.raises(ValueError, match="nothing to compare with"):
+        math("\\boxed{4}", numbers.nan)
+
+
+def test_the_final_answer_is_given_as_it_is_written():
+    assert final_answer("... so $x = \\boxed{\\frac{1}{2}}$.") == "\\frac{1}{2}"
+    assert final_answer("nothing at all, to be honest, and I mean it") == ""

@@ -1,0 +1,88 @@
+import pytest
+
+from rlsys.rewards.text import contains, exact, regex
+
+
+@pytest.mark.parametrize(("completion", "score"), [("4", 1), (" 4\n", 1), ("4.", 0), ("", 0), ("44", 0)])
+def test_exact_compares_texts_but_for_blanks_at_the_ends(completion, score):
+    assert exact(completion, "4")["score"] == score
+    assert exact(completion, 4)["score"] == score
+
+
+def test_exact_votes_for_what_it_compares():
+    assert exact(" Paris\n", "paris", ignore_case=True) == {"score": 1.0, "answer": "paris"}
+    assert exact(" Paris\n", "paris") == {"score": 0.0, "answer": "Paris"}
+
+
+def test_exact_takes_any_of_several_answers():
+    assert exact("NYC", ["New York", "NYC"])["score"] == 1
+    assert exact("LA", ["New York", "NYC"])["score"] == 0
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [("<think>5?</think>4", 1), ("<think>4</think>5", 0), ("4", 0), ("5</think>6</think> 4", 1), ("4</think>", 0)],
+)
+def test_exact_after_a_mark_reads_what_follows_the_last_one(completion, score):
+    assert exact(completion, "4", after="</think>")["score"] == score
+
+
+@pytest.mark.parametrize(("completion", "score"), [("it is 4.", 1), ("44", 1), ("four", 0)])
+def test_contains_looks_for_the_answer(completion, score):
+    assert contains(completion, " 4 ") == score
+
+
+def test_contains_may_overlook_case_and_what_comes_before_a_mark():
+    assert contains("It is PARIS.", "Paris", ignore_case=True) == 1
+    assert contains("It is PARIS.", "Paris") == 0
+    assert contains("Paris?</think>Rome.", "Paris", after="</think>") == 0
+    assert contains("Lyon or Paris", ["Rome", "Paris"]) == 1
+
+
+@pytest.mark.parametrize("answer", [None, "", "  ", [], ["4", ""]])
+def test_a_row_without_an_answer_is_a_failure_and_not_a_zero(answer):
+    for reward in (exact, contains):
+        with pytest.raises(ValueError, match="nothing to compare with"):
+            reward("4", answer)
+    with pytest.raises(ValueError, match="nothing to compare with"):
+        regex("4", answer, pattern="(.)", group=1)
+
+
+@pytest.mark.parametrize(
+    ("completion", "options", "score"),
+    [
+        ("I say 42.", {"pattern": r"\d+"}, 1),
+        ("I say nothing.", {"pattern": r"\d+"}, 0),
+        ("I say 42.", {"pattern": r"\d+", "whole": True}, 0),
+        ("42", {"pattern": r"\d+", "whole": True}, 1),
+        ("YES", {"pattern": "yes"}, 0),
+        ("YES", {"pattern": "yes", "ignore_case": True}, 1),
+        ("a\nb", {"pattern": "^b"}, 0),
+        ("a\nb", {"pattern": "^b", "multiline": True}, 1),
+        ("a\nb", {"pattern": "a.b"}, 0),
+        ("a\nb", {"pattern": "a.b", "dot_all": True}, 1),
+        ("", {"pattern": "^$"}, 1),
+    ],
+)
+def test_regex_without_a_group_asks_only_for_a_match(completion, options, score):
+    assert regex(completion, **options) == score
+
+
+@pytest.mark.parametrize(
+    ("completion", "score", "said"),
+    [
+        ("Answer: 4", 1, "4"),
+        ("Answer: 5\nAnswer: 4", 1, "4"),  # the last one counts
+        ("Answer: 4\nAnswer: 5", 0, "5"),
+        ("Answer: 44", 0, "44"),
+        ("4", 0, ""),
+        ("Answer: ", 0, ""),
+    ],
+)
+def test_regex_with_a_group_compares_what_it_caught_last(completion, score, said):
+    assert regex(completion, 4, pattern=r"Answer: ?(?P<n>\d*)", group="n") == {"score": score, "answer": said}
+    assert regex(completion, "4", pattern=r"Answer: ?(\d*)", group=1) == {"score": score, "answer": said}
+
+
+def test_a_group_that_took_no_part_caught_nothing():
+    assert regex("b", "a", pattern="(a)|b", group=1) == {"score": 0.0, "answer": ""}

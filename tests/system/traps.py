@@ -1,0 +1,36 @@
+"""A reward function that does to one sample in five what users' functions do at their worst, and judges the others truly."""
+
+import ctypes
+import hashlib
+import os
+import threading
+import time
+
+from rlsys.rewards.functions import zigzag
+
+time.sleep(2)  # a slow import
+
+
+def trap(prompt: str, completion: str, finish: str) -> object:
+    luck = int.from_bytes(hashlib.sha256(os.urandom(8)).digest()[:2]) % 1000
+    match luck:
+        case 0:
+            time.sleep(1000)
+        case 1 | 2:
+            while True:
+                pass
+        case 3 | 4:
+            ctypes.string_at(0)
+        case 5 | 6:
+            os._exit(0)
+        case 7 | 8:
+            bytearray(64 << 30)
+        case n if n < 20:
+            return float("nan")
+        case n if n < 40:
+            return ["one", None, {}, {"part": "much"}, b"1"][n % 5]
+        case n if n < 140:
+            raise [KeyError, ValueError, SystemExit, RecursionError][n % 4]("no luck")
+        case n if n < 200:
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    return {"right": zigzag(prompt, completion, finish)}
