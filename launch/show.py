@@ -11,7 +11,7 @@ from rlsys import config as configuration
 from rlsys.config import Config
 from rlsys.config_load import flatten
 from rlsys.config_named import NAMED
-from rlsys.plan import batch_arithmetic, method, processes
+from rlsys.plan import batch_arithmetic, data_sets, method, processes
 
 
 def plan(config: Config, path: str, console: Console) -> None:
@@ -26,6 +26,12 @@ def plan(config: Config, path: str, console: Console) -> None:
     for part, what in method(config):
         algorithm.add_row(part, what)
     console.print(algorithm)
+    data = Table(title="\nData", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("for", "set", "how", "reward"):
+        data.add_column(heading, overflow="fold", style="dim" if heading == "how" else None)
+    for row in data_sets(config):
+        data.add_row(*row)
+    console.print(data)
     workers = Table(title="\nProcesses", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     workers.add_column("role")
     workers.add_column("number", justify="right")

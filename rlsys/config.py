@@ -79,7 +79,9 @@ class Function:
 
     weight: float = 1.0  # the sum of functions' scores, each times its weight, is the reward
     function: str = ""  # built-in, module:function or file.py:function; empty: the name
-    deadline_s: float | None = None  # seconds it may take; null: reward.timeout_s, and for `model` at least 120
+    deadline_s: float | None = (
+        None  # seconds it may take; null: reward.timeout_s, or more for model, http, judge and code
+    )
     options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
 
 
@@ -201,7 +203,7 @@ class Reward:
     timeout_s: float = 10.0  # a function that has not judged a sample by then has its process killed
     memory_mb: int = 4096  # memory a reward process may take, MiB; 0: no limit
     batch: int = 32  # samples a batched function gets at once, at most
-    concurrency: int = 64  # samples that the async functions of a process are at together
+    concurrency: int = 64  # samples that the async functions of a process are at together, about
     on_failure: str = "drop"  # drop (leaves its group) | abort | score: x, for a sample whose verdict failed
     max_failure_share: float = 0.5  # more failed verdicts than this in a step stop the run
     shuffle: bool = False  # debugging: shuffle rewards within the batch; nothing can be learned then

@@ -1,6 +1,6 @@
 """What a configuration amounts to: its batch arithmetic, its method and its processes, as rows of tables."""
 
-from rlsys.config import Algorithm, Config, Correction, Critic
+from rlsys.config import Algorithm, Config, Correction, Critic, Function
 from rlsys.rewards.settings import RewardSettings, services
 
 
@@ -78,6 +78,26 @@ def method(c: Config) -> list[tuple[str, str]]:
 def _critic(c: Critic) -> str:
     said = f"gamma {c.gamma:g}, lam {c.lam:g}, {f'clip {c.clip:g}' if c.clip else 'no clip'}"
     return said + ", whitened" * c.whiten + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
+
+
+def data_sets(c: Config) -> list[tuple[str, str, str, str]]:
+    """Rows of (what for, which set, how much of it, what judges it)."""
+    total = sum(source.weight or 0 for source in c.data.train.values())
+    rows = []
+    for name, source in c.data.train.items():
+        share = f"{source.weight / total:.1%} of the prompts" if source.weight else "every row once an epoch"
+        rows.append(("train", name, share, _sum(source.reward or c.reward.functions)))
+    for name, held_out in c.eval.datasets.items():
+        samples = c.eval.samples if held_out.samples is None else held_out.samples
+        temperature = c.eval.temperature if held_out.temperature is None else held_out.temperature
+        how = f"temperature {temperature:g}" if temperature else "greedy"
+        rows.append(("evaluate", name, f"{samples} per prompt, {how}", _sum(held_out.reward or c.reward.functions)))
+    return rows
+
+
+def _sum(functions: dict[str, Function]) -> str:
+    """ "exact + 0.1 length" """
+    return " + ".join(name if f.weight == 1 else f"{f.weight:g} {name}" for name, f in functions.items())
 
 
 def _reward(service: RewardSettings) -> tuple[str, int, str]:

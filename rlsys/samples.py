@@ -21,7 +21,7 @@ from rlsys.types import Batch, Floats, Prompt, Sample, Verdict
 
 @dataclass(frozen=True)
 class Saved:
-    """A sample read back. What the engine computed it with, tokens and log-probs, stays on disk."""
+    """A sample read back. Of its tokens there are as many as there were, all 0: which they were, and log-probs, stays on disk."""
 
     prompt: Prompt
     sample: Sample
@@ -53,7 +53,7 @@ def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) 
         "completion": pa.array([s.text for s in samples], pa.string()),
         "reward": pa.array([v.score for v in verdicts], pa.float32()),
         "advantage": pa.array([advantage for *_, advantage in rows], pa.float32()),
-        "answer": pa.array([v.answer for v in verdicts], pa.string()),
+        "answer": pa.array([None if v.answer is None else unicode(v.answer) for v in verdicts], pa.string()),
         "components": pa.array([as_json(v.components) for v in verdicts], pa.string()),
         "failure": pa.array([v.failure or None for v in verdicts], pa.string()),
         "detail": pa.array([first_line(v.detail) or None for v in verdicts], pa.string()),
@@ -73,8 +73,7 @@ def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) 
 def saved_samples(file: Path) -> Iterator[Saved]:
     """The samples of a file, in its order. A file of an older version lacks columns; what was in them is empty."""
     prompts: dict[str, Prompt] = {}
-    nothing = np.array([], dtype=np.int32), np.array([], dtype=np.float32)
-    for row in read_rows(file, left_out=("tokens", "rollout_logprobs")):
+    for row in read_rows(file):
         uid = row["uid"]
         if uid not in prompts:
             prompts[uid] = Prompt(
@@ -88,7 +87,15 @@ def saved_samples(file: Path) -> Iterator[Saved]:
             )
         yield Saved(
             prompts[uid],
-            Sample(uid, row["index"], row["completion"], *nothing, row["finish"], row["version"]),
+            Sample(
+                uid,
+                row["index"],
+                row["completion"],
+                np.zeros(row["count"], dtype=np.int32),
+                np.zeros(0, dtype=np.float32),
+                row["finish"],
+                row["version"],
+            ),
             Verdict(
                 row["reward"],
                 json.loads(row.get("components") or "{}"),
@@ -100,7 +107,9 @@ def saved_samples(file: Path) -> Iterator[Saved]:
         )
 
 
-def read_rows(file: Path, left_out: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+def read_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The columns of each sample, and instead of its tokens their `count`."""
+    import pyarrow.compute
     import pyarrow.parquet
 
     try:
@@ -110,8 +119,13 @@ def read_rows(file: Path, left_out: tuple[str, ...] = ()) -> Iterator[dict[str, 
         raise ConfigError(f"{file} is not a readable parquet file: {error}") from None
     if missing := [n for n in ("uid", "prompt", "completion", "reward", "version") if n not in names]:
         raise ConfigError(f"{file} holds no samples: it has no column {', '.join(missing)}, only {', '.join(names)}.")
-    for part in table.iter_batches(1024, columns=[name for name in names if name not in left_out]):
-        yield from part.to_pylist()
+    for part in table.iter_batches(1024, columns=[name for name in names if name != "rollout_logprobs"]):
+        counts = [0] * len(part)
+        if "tokens" in names:
+            counts = pyarrow.compute.list_value_length(part.column("tokens")).to_pylist()
+            part = part.drop_columns(["tokens"])
+        for row, count in zip(part.to_pylist(), counts, strict=True):
+            yield row | {"count": count}
 
 
 def none_or(numbers: Floats | None, count: int) -> list[float | None]:
@@ -120,8 +134,14 @@ def none_or(numbers: Floats | None, count: int) -> list[float | None]:
 
 def as_json(value: Any) -> str:
     """What JSON cannot say, such as a date, becomes its text."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if text == unicode(text) else json.dumps(value, default=str)
+
+
+def unicode(text: str) -> str:
+    """Half of a surrogate pair, which no file can hold, becomes a question mark."""
+    return text.encode(errors="replace").decode()
 
 
 def first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:500]
+    return unicode(text.strip().partition("\n")[0][:500])

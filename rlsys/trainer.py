@@ -72,7 +72,12 @@ class Trainer:
                     self.save_missed(step - 1)  # what was learned so far is good
                     raise
                 if step == c.trainer.steps or (c.eval.every and step % c.eval.every == 0):
-                    found |= self.evaluation(step)
+                    try:
+                        found |= self.evaluation(step)
+                    except RewardFailure:
+                        self.record(step, found)
+                        self.save_missed(step)
+                        raise
                 # First the line, then the checkpoint: killed in between, the step is done again and its line replaced.
                 self.record(step, found)
                 if step == c.trainer.steps or (c.checkpoint.every and step % c.checkpoint.every == 0):

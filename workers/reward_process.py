@@ -52,7 +52,8 @@ class Server:
         self.loop: asyncio.AbstractEventLoop | None = None
         if any(judge.later for judge in self.judges.values()):
             self.loop = asyncio.new_event_loop()
-            self.places = asyncio.Semaphore(settings.concurrency)
+            together = settings.batch if self.batched else 1
+            self.places = asyncio.Semaphore(max(1, settings.concurrency // together))
             threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.threads = threading.active_count()
 

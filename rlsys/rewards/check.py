@@ -27,6 +27,8 @@ def problems(key: str, functions: dict[str, Function]) -> list[str]:
                 f"{key} is `{f.function}`; known: {', '.join(REWARDS)}, or module:function."
                 + (f" Did you mean `{near[0]}`?" if near else "")
             )
+        if f.deadline_s is not None and not 0 < f.deadline_s < math.inf:
+            found.append(f"{key}.{name}.deadline_s is {f.deadline_s}; it must be a number of seconds above 0, or null.")
         if not math.isfinite(f.weight):
             found.append(f"{key}: the weight of {name} is {f.weight}; it must be a finite number.")
     for name, count in Counter(map(title, functions)).items():

@@ -19,7 +19,7 @@ from rlsys.config import ConfigError, Function
 from rlsys.plugins import find
 from rlsys.rewards.check import title
 from rlsys.rewards.functions import CHECKS, REWARDS
-from rlsys.rewards.start import PREPARE
+from rlsys.rewards.start import PREPARE, deadline
 from rlsys.types import Prompt, Sample, Verdict
 
 Facts = dict[str, Any]  # of one sample, by the names that functions ask for
@@ -133,7 +133,7 @@ class Judge:
             if f.function in CHECKS:
                 CHECKS[f.function](f.options)
             function = find(f.function, REWARDS, "reward.functions")
-            self.terms.append(Term(title(name), function, f.weight, f.options, f.deadline_s or timeout_s))
+            self.terms.append(Term(title(name), function, f.weight, f.options, deadline(f, timeout_s)))
             if f.function in PREPARE:
                 PREPARE[f.function](f.options)
         self.at_once = [t for t in self.terms if not t.waits]
@@ -232,7 +232,11 @@ def failed(parts: dict[str, Verdict]) -> bool:
 
 
 def late(what: str, timeout_s: float) -> Verdict:
-    return Verdict(None, failure="timeout", detail=f"{what}: no verdict after reward.timeout_s = {timeout_s:g} s")
+    return Verdict(
+        None,
+        failure="timeout",
+        detail=f"{what}: no verdict after {timeout_s:g} s (reward.timeout_s, or its deadline_s)",
+    )
 
 
 def _called(term: Term, facts: Sequence[Facts]) -> list[Verdict]:

@@ -89,6 +89,11 @@ def check(options: dict[str, Any]) -> None:
     if options.get("dtype", "float32") not in ("float32", "bfloat16", "float16"):
         raise ConfigError(f"`dtype` is {options['dtype']!r}; it may be float32, bfloat16 or float16.")
 
+    for name, least in (("batch", 1), ("max_tokens", 0), ("label", 0), ("gpus", 0)):
+        value = options.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            raise ConfigError(f"`{name}` is {value!r}; it must be a number of {least} or more.")
+
 
 def prepare(options: dict[str, Any]) -> None:
     """Loads the model before the first sample comes."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from rlsys.config import Config, Function
 
 Sets = dict[str, dict[str, Function]]  # by data set; "" is reward.functions
-MODEL_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ def services(config: Config) -> list[RewardSettings]:
             replace(
                 common,
                 functions=chosen(sets, lambda g, f=f: g.function == "model" and g.options == f.options),  # type: ignore[misc]
-                timeout_s=max(r.timeout_s, MODEL_S),
                 memory_mb=0,
                 spare=False,
                 batch=f.options.get("batch", r.batch),

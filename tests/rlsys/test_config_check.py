@@ -33,6 +33,8 @@ from rlsys import config
         ("algorithm.advantage=gdpo reward.on_failure=score:0", ["gdpo compares components", "drop or abort"]),
         ("reward.functions={exact: {pattern: x}}", ["reward.functions.exact has no option `pattern`"]),
         ("reward.functions={regex: 1}", ["reward.functions.regex", "pattern"]),
+        ("reward.functions={exact: {deadline_s: 0}}", ["reward.functions.exact.deadline_s is 0.0", "above 0"]),
+        ("reward.functions={model: {path: x, batch: 0}}", ["`batch` is 0; it must be a number of 1 or more"]),
         ("reward.functions={model: 1}", ["reward.functions.model", "`path` is missing"]),
         ("eval.datasets={x: {path: builtin:zigzag, reward: exakt}}", ["eval.datasets.x.reward is `exakt`"]),
         ("data.train={builtin:zigzag: 1, builtin:zigzag_heldout: null}", ["data.train: the weights are 1.0, None"]),

@@ -10,6 +10,7 @@ from fakes import FakeRewards, FakeRollout, make_dataset, make_prompt
 from rlsys.config import ConfigError, Reward
 from rlsys.evaluation import HeldOut, evaluate
 from rlsys.pipeline import Collector
+from rlsys.rewards.judge import facts
 from rlsys.samples import saved_samples, write_samples
 from rlsys.types import Verdict
 
@@ -267,6 +268,7 @@ def test_every_sample_is_kept_with_what_another_reward_would_ask_for(tmp_path):
         [whole] = [p for p in chat if p.uid == k.sample.uid]
         assert k.prompt == replace(whole, tokens=[])
         assert sorted(k.sample.text) == sorted("864152")
+        assert facts(k.prompt, k.sample)["tokens"] == 7, "as many tokens as there were"
 
 
 def test_rows_that_json_cannot_say_are_kept_as_text(tmp_path):

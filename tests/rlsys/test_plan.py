@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlsys.config import Config, Policy, Rollout, Trainer
 from rlsys.packing import pack
-from rlsys.plan import batch_arithmetic, method, processes
+from rlsys.plan import batch_arithmetic, data_sets, method, processes
 
 
 def numbers(config: Config) -> dict[str, int]:
@@ -116,3 +116,19 @@ def test_the_method_in_a_few_words(tmp_path):
 )
 def test_the_method_names_what_its_parts_are_told(tmp_path, overrides, part, said):
     assert dict(method(make_config(tmp_path, *overrides.split())))[part] == said
+
+
+def test_data_sets_tell_their_share_and_what_judges_them(read):
+    found = data_sets(
+        read(
+            "reward: {functions: {exact: 1, length: {weight: 0.1, at_most: 5}}}\n"
+            "data: {train: {builtin:zigzag: 3, held: {path: builtin:zigzag_heldout, weight: 1, reward: zigzag}}}\n"
+            "eval: {samples: 4, temperature: 0.5, datasets: {builtin:zigzag_heldout: {samples: 1, temperature: 0}}}\n"
+        )
+    )
+    assert found == [
+        ("train", "builtin:zigzag", "75.0% of the prompts", "exact + 0.1 length"),
+        ("train", "held", "25.0% of the prompts", "zigzag"),
+        ("evaluate", "builtin:zigzag_heldout", "1 per prompt, greedy", "exact + 0.1 length"),
+    ]
+    assert data_sets(read(""))[0][2] == "every row once an epoch"

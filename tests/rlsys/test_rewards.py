@@ -5,8 +5,10 @@ import sys
 import pytest
 
 from rlsys.config import ConfigError
+from rlsys.config_named import functions
 from rlsys.rewards import REWARDS
 from rlsys.rewards.functions import CHECKS
+from rlsys.rewards.start import deadline
 
 
 def test_every_reward_says_in_its_first_line_what_it_gives():
@@ -99,3 +101,19 @@ def test_a_token_in_place_of_its_variable_is_refused_and_not_repeated(name, more
     with pytest.raises(ConfigError, match="not the token itself") as refused:
         CHECKS[name]({"url": "http://x/v1", "token_env": "hf_abc123"} | more)
     assert "abc123" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({"exact": 1}, 10),
+        ({"exact": {"deadline_s": 3}}, 3),
+        ({"judge": {"url": "u", "model": "m"}}, 245),
+        ({"http": {"url": "u", "timeout_s": 1}}, 10),
+        ({"http": {"url": "u", "deadline_s": 5}}, 5),
+        ({"model": {"path": "m"}}, 120),
+    ],
+)
+def test_a_function_with_a_time_limit_of_its_own_gets_to_use_it(given, seconds):
+    [function] = functions("reward.functions", given).values()
+    assert deadline(function, 10.0) == seconds

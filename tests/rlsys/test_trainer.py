@@ -415,6 +415,39 @@ def test_a_step_that_finds_nothing_leaves_what_was_learned_before_in_a_checkpoin
     assert len(again.policy.updates) == 2 * (4 - done)
 
 
+def test_rewards_that_fail_in_an_evaluation_leave_the_step_before_it_in_a_checkpoint(tmp_path):
+    options = ["eval.every=2", "checkpoint.every=0", "trainer.steps=3"]
+    machines = Machines(tmp_path, *options)
+    judge = machines.rewards.judge_one
+
+    def failing(facts):
+        return judge(facts) if machines.rollout.version < 2 else Verdict(None, failure="crash", detail="gone")
+
+    machines.rewards.judge_one = failing
+    with pytest.raises(RewardFailure, match="eval 2"):
+        machines.run()
+    assert [line["step"] for line in machines.lines] == [0, 1, 2]
+    again = Machines(tmp_path, *options).run()
+    assert "load" in again.events
+    assert [line["step"] for line in again.lines] == [0, 1, 2, 3]
+
+
+def test_the_first_failure_of_each_reason_is_told_once(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=2", "reward.max_failure_share=0.95")
+    judge = machines.rewards.judge_one
+    machines.rewards.judge_one = lambda facts: (
+        Verdict(None, failure="exception", detail="f: KeyError: 'x'\nTraceback …")
+        if facts["completion"] < "5"
+        else judge(facts)
+    )
+    machines.run()
+    assert [n for n in machines.progress.notes if "verdict failed" in n] == [
+        "step 1: a reward verdict failed (exception): f: KeyError: 'x'"
+    ]
+    [event] = [e for e in read_lines(machines.run_directory.path / "events.jsonl") if e["event"] == "reward failure"]
+    assert event["detail"].endswith("Traceback …")
+
+
 def test_failed_verdicts_are_counted_over_the_step_and_not_over_a_round(tmp_path):
     machines = Machines(tmp_path, *DYNAMIC, "trainer.steps=1", "reward.max_failure_share=0.4", evals=0)
     stream = make_dataset(10).take(0, 40)
