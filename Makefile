@@ -46,8 +46,9 @@ figures: install  ## measure what the README says of the demo, about 5 minutes
 recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again
 	$(BIN)/python tests/bench/recipes.py
 
-bench: install  ## time every advantage estimator on 100,000 samples
+bench: install  ## time every advantage estimator on 100,000 samples, and the reward pool
 	$(BIN)/python tests/bench/advantages.py
+	$(BIN)/python tests/bench/rewards.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
 from workers.reward import OPTIONS, RewardPool, RewardWorker
+from workers.reward import name as reward_name
 from workers.rollout import RolloutGroup, RolloutWorker
 
 
@@ -107,7 +108,7 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
     ]
     judges = [
         [
-            spawn(RewardWorker, f"reward-{n}-{i}", OPTIONS | places.reward(service.gpus), {}, n, i)
+            spawn(RewardWorker, reward_name(n, i), OPTIONS | places.reward(service.gpus), {}, n, i)
             for i in range(service.workers)
         ]
         for n, service in enumerate(services(config))

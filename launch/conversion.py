@@ -1,5 +1,6 @@
 """A public data set read with the code that reads training data, converted, freed of repetitions, and written."""
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -46,16 +47,20 @@ def write(converter: Converter, source: str, out: Path, wishes: Wishes, *, split
     origin, counts = Origin(source, split, subset), Counts()
     rows = [row(q, wishes) for q in chosen(questions(converter, origin, counts), wishes, counts)]
     if not rows:
+        passed = f"; {counts.passed_over:,} were not asked for (--start, --level)" if counts.passed_over else ""
         raise ConfigError(
-            [*counts.first, f"{source}: none of {counts.read:,} rows became a prompt; nothing is written."]
+            [*counts.first, f"{source}: none of {counts.read:,} rows became a prompt{passed}. Nothing is written."]
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         _write(rows, aside, out.suffix)
         aside.rename(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}.") from None
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
     return said(source, out, len(rows), counts)
 
 

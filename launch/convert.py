@@ -32,7 +32,7 @@ def command(name: str, converter: Converter) -> click.Command:
     @click.option(
         "--name", default=name, show_default=True, help="The field `source` of each row, its name in figures."
     )
-    @click.option("--start", default=0, help="Questions to leave out at the beginning.")
+    @click.option("--start", default=0, type=click.IntRange(0), help="Questions to leave out at the beginning.")
     @click.option("--count", default=None, type=click.IntRange(1), help="Questions to write at most.")
     @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
     def run(places: tuple[str, ...], split: str, subset: str | None, force: bool, **options: Any) -> None:

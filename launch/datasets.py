@@ -40,6 +40,8 @@ def load(config: Config, tokenizer: Any, window: int, note: Note, folder: Path |
     found = read(config, sources(config), tokenizer, window, note, folder)
     train, held_out = found[: len(config.data.train)], found[len(config.data.train) :]
     stream = mixed(config, train, note)
+    if said := data.shared(train):
+        note(said)
     for name, rows in zip(config.eval.datasets, held_out, strict=True):
         if said := data.contamination(name, rows, train):
             note(said)

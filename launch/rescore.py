@@ -23,7 +23,7 @@ from rlsys.rescoring import Disagreements, Tally, tally
 from rlsys.rewards.check import problems
 from rlsys.rewards.judge import combined, facts
 from rlsys.rewards.settings import services
-from rlsys.samples import Saved, as_json, first_line, saved_samples
+from rlsys.samples import Saved, as_json, first_line, has_rows, opened, saved_samples
 from rlsys.types import Verdict
 
 ROWS = 20  # lines that training steps take in the table, at most
@@ -56,6 +56,13 @@ def rescore(
                     first_failures.setdefault(verdict.failure, first_line(verdict.detail))
             keep(file, saved, verdicts)
     show(found, disagreements, first_failures, console)
+    if older := [file for file in files if not has_rows(file)]:
+        say(
+            console,
+            f"{len(older):,} of {len(files):,} files are of an older version, which did not keep the rows: functions that "
+            "ask for `answer` or other fields of a row cannot judge them.",
+            "yellow",
+        )
     if out:
         console.print()
         say(console, f"old and new rewards: {out}")
@@ -220,9 +227,7 @@ def share(part: int, whole: int) -> str:
 @contextlib.contextmanager
 def watched(files: list[Path], console: Console) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, a line now and then elsewhere."""
-    import pyarrow.parquet
-
-    total = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)
+    total = sum(opened(file).metadata.num_rows for file in files)
     if console.is_terminal:
         columns = TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Bar(*columns, console=console, transient=True) as bar:

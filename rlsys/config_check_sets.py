@@ -53,7 +53,8 @@ def check_data_sets(c: Config) -> list[str]:
     weights = [source.weight for source in c.data.train.values()]
     if any(w is not None for w in weights) and not all(w is not None and 0 < w < math.inf for w in weights):
         problems.append(
-            f"data.train: the weights are {', '.join(map(str, weights))}; give every set a weight above 0, or none of them."
+            f"data.train: the weights are {', '.join(map(str, weights))} (of {', '.join(c.data.train)}); "
+            "give every set a weight above 0, or none of them."
         )
     for name, held_out in c.eval.datasets.items():
         if held_out.weight is not None:

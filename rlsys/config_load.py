@@ -8,12 +8,13 @@ within a file.
 import dataclasses
 import difflib
 import operator
+import re
 import types
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check
@@ -114,10 +115,19 @@ ELSEWHERE = {
     "validation_data_dir": "run.dir",
     "log_completions": "run.dir",
 }
+LITERAL = " A text that has ${ in it is written with \\${."
 
 
 def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
     """Reads a YAML file and its bases, applies `key=value` overrides, and returns a checked configuration or raises `ConfigError`."""
+    config = unchecked(path, overrides)
+    if problems := check(config):
+        raise ConfigError(problems)
+    return config
+
+
+def unchecked(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """The same without a look at what fits together and is there: every option is known and of the right type."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file.{_near(path)}")
@@ -125,8 +135,6 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Confi
     config = build(tree, list(overrides), where, bases)
     if not config.run.dir:
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=f"runs/{path.stem}"))
-    if problems := check(config):
-        raise ConfigError(problems)
     return config
 
 
@@ -165,11 +173,9 @@ def build(
         try:
             if isinstance(value, list) and any(isinstance(v, list | dict | None) for v in value):
                 raise ValidationError
-            OmegaConf.update(schema, key, value)
+            OmegaConf.update(schema, key, literal(value))
         except OmegaConfBaseException:
             problems.append(f"{source}: `{key}` must be {_name(_kind(key))}; {value!r} is {_name(type(value))}.")
-    for key, found in entries.items():
-        OmegaConf.update(schema, key, found, merge=False)
     if problems:
         raise ConfigError(problems)
     try:
@@ -177,23 +183,34 @@ def build(
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
     assert isinstance(config, Config)
+    for key, found in entries.items():
+        section, _, name = key.partition(".")
+        with_entries = dataclasses.replace(getattr(config, section), **{name: found})
+        config = dataclasses.replace(config, **{section: with_entries})
     return config
 
 
 def to_yaml(config: Config) -> str:
-    tree = OmegaConf.to_container(OmegaConf.structured(config))
-    assert isinstance(tree, dict)
+    tree: dict[str, dict[str, Any]] = {}
     for key, value in flatten(config).items():
-        if key in NAMED:
-            section, _, name = key.partition(".")
-            tree[section][name] = value
+        section, _, name = key.partition(".")
+        tree.setdefault(section, {})[name] = literal(value)
     return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 
 def flatten(config: Config) -> dict[str, Any]:
     """`{"run.seed": 0, …}`: what two configurations are compared by."""
-    short = {key: compact(operator.attrgetter(key)(config)) for key in NAMED}
-    return dict(_flatten(OmegaConf.structured(config))) | short
+    values = {key: operator.attrgetter(key)(config) for key in _options()}
+    return values | {key: compact(values[key]) for key in NAMED}
+
+
+def literal(value: Any) -> Any:
+    """What OmegaConf reads as this very value: a `${` in a text refers to nothing.  "${x}" -> "\\${x}" """
+    if isinstance(value, dict):
+        return {k: literal(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [literal(v) for v in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 # --- files ---------------------------------------------------------------------------------------------------------------
@@ -225,7 +242,8 @@ def _read(path: Path) -> DictConfig:
     try:
         tree = OmegaConf.load(path)
     except Exception as error:  # the YAML parser's own errors name line and column
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        way_out = LITERAL if isinstance(error, OmegaConfBaseException) else ""
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}{way_out}") from None
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{path} must hold a mapping such as `trainer: {{steps: 10}}`.")
     return tree
@@ -242,7 +260,8 @@ def _items(tree: DictConfig, where: str) -> list[tuple[str, Any]]:
     try:
         return _flatten(tree)
     except OmegaConfBaseException as error:  # an interpolation that leads nowhere, a `???`
-        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from None
+        way_out = "" if isinstance(error, MissingMandatoryValue) else f".{LITERAL}"
+        raise ConfigError(f"{where}: {str(error).splitlines()[0]}{way_out}") from None
 
 
 # --- names and kinds of options ------------------------------------------------------------------------------------------
@@ -328,7 +347,7 @@ def _flatten(tree: DictConfig, prefix: str = "") -> list[tuple[str, Any]]:
         ):
             items += _flatten(value, f"{key}.") if _kind(key) is not None else [(key, None)]
         else:
-            items.append((key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value))
+            items.append((key, OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value))
     return items
 
 
@@ -341,11 +360,13 @@ def _overrides(overrides: list[str], problems: list[str]) -> list[tuple[str, Any
             problems.append(f"command line: `{text}` is not key=value, such as trainer.steps=10.")
             continue
         try:
-            parsed = OmegaConf.create(f"value: {value}" if value else "value: ''")["value"]
+            tree = OmegaConf.create(f"value: {value}" if value else "value: ''")
+            OmegaConf.resolve(tree)
+            parsed = tree["value"]
         except Exception:  # not YAML: a text such as a path with a colon and a blank
             parsed = value
         if isinstance(parsed, DictConfig) and dataclasses.is_dataclass(_kind(key)):
             items += _flatten(parsed, f"{key}.")
         else:
-            items.append((key, OmegaConf.to_container(parsed) if OmegaConf.is_config(parsed) else parsed))
+            items.append((key, OmegaConf.to_container(parsed, resolve=True) if OmegaConf.is_config(parsed) else parsed))
     return items

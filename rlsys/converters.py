@@ -41,7 +41,7 @@ def gsm8k(row: Fields) -> Question:
     _, mark, answer = _text(row, "answer").rpartition("####")
     if not mark:
         raise ValueError("the answer has no `####` before its final number")
-    return Question(_text(row, "question"), _not_empty(answer.replace(",", "")))
+    return Question(_text(row, "question"), _not_empty(re.sub("[,$]", "", answer).strip().rstrip(".")))
 
 
 def math(row: Fields) -> Question:
@@ -85,7 +85,9 @@ def deepscaler(row: Fields) -> Question:
 
 def last_boxed(text: str) -> str:
     r"""What is in the last \boxed{…}, braces within it included.  "\boxed{1} or \boxed{\frac{1}{2}}" -> "\frac{1}{2}" """
-    for start in reversed([m.end() for m in re.finditer(r"\\f?boxed\s*", text)]):
+    boxes = [list(re.finditer(rf"\\{name}(?![a-zA-Z])\s*", text)) for name in ("boxed", "fbox", "framebox")]
+    marks = next(filter(None, boxes), [])
+    for start in reversed([m.end() for m in marks]):
         if text[start : start + 1] != "{":
             if word := re.match(r"[^\s$.,]+", text[start:]):  # \boxed 5
                 return word[0]
@@ -110,6 +112,8 @@ def _text(row: Fields, key: str) -> str:
 
 
 def _answer(value: Any) -> str:
+    if isinstance(value, list | dict):
+        raise ValueError(f"the answer is not a text or a number; it is {value!r:.60}")
     return _not_empty("" if value is None else str(value))
 
 

@@ -104,7 +104,7 @@ class Collector:
     ) -> Batch:
         group = {p.uid: g for g, p in enumerate(prompts)}
         pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
-        bad = [v for _, v in pairs if v.score is None]
+        failed = [(s, v) for s, v in pairs if v.score is None]
         if failure_score is not None:
             pairs = [(s, replace(v, score=failure_score) if v.score is None else v) for s, v in pairs]
         good = [(s, v) for s, v in pairs if v.score is not None and s.index != baseline]
@@ -119,10 +119,10 @@ class Collector:
             rewards=np.array([v.score for _, v in good], dtype=np.float32),
             components=[v.components for _, v in good],
             answers=[v.answer for _, v in good],
-            failed=[(s, v) for s, v in pairs if v.score is None and s.index != baseline],
+            failed=[(s, v) for s, v in failed if s.index != baseline],
             asked=len(pairs),
-            failures=dict(Counter(v.failure for v in bad)),
-            first_failure=f"{bad[0].failure}: {bad[0].detail}" if bad else "",
+            failures=dict(Counter(v.failure for _, v in failed)),
+            first_failure=f"{failed[0][1].failure}: {failed[0][1].detail}" if failed else "",
             reward_s=reward_s,
             greedy=None if baseline is None else greedy,
         )

@@ -18,6 +18,9 @@ import numpy as np
 from rlsys.config import ConfigError
 from rlsys.types import Batch, Floats, Prompt, Sample, Verdict
 
+# What every version has written.
+NEEDED = ("uid", "index", "source", "prompt", "completion", "reward", "advantage", "finish", "version")
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -35,12 +38,14 @@ def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) 
     import pyarrow.parquet
 
     group = {p.uid: g for g, p in enumerate(batch.prompts)}
-    judged = [
-        Verdict(float(r), c, answer=a)
-        for r, c, a in zip(batch.rewards, batch.components, batch.answers or [None] * len(batch.samples), strict=True)
-    ]
+    failed = {(s.uid, s.index): (s, verdict) for s, verdict in batch.failed}
+    judged = []
+    answers = batch.answers or [None] * len(batch.samples)
+    for s, reward, components, answer in zip(batch.samples, batch.rewards, batch.components, answers, strict=True):
+        _, why = failed.pop((s.uid, s.index), (s, Verdict(None)))  # it may have failed and have a score all the same
+        judged.append(Verdict(float(reward), components, why.failure, why.detail, answer))
     rows = list(zip(batch.groups.tolist(), batch.samples, judged, none_or(advantages, len(judged)), strict=True))
-    rows += [(group[s.uid], s, verdict, None) for s, verdict in batch.failed]
+    rows += [(group[s.uid], s, verdict, None) for s, verdict in failed.values()]
     rows.sort(key=lambda row: row[0])
     prompts = [batch.prompts[g] for g, *_ in rows]
     facts = {p.uid: (as_json(p.row), as_json(p.messages) if p.messages else None) for p in batch.prompts}
@@ -110,14 +115,10 @@ def saved_samples(file: Path) -> Iterator[Saved]:
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     """The columns of each sample, and instead of its tokens their `count`."""
     import pyarrow.compute
-    import pyarrow.parquet
 
-    try:
-        table = pyarrow.parquet.ParquetFile(file)
-        names = table.schema_arrow.names
-    except Exception as error:
-        raise ConfigError(f"{file} is not a readable parquet file: {error}") from None
-    if missing := [n for n in ("uid", "prompt", "completion", "reward", "version") if n not in names]:
+    table = opened(file)
+    names = table.schema_arrow.names
+    if missing := [n for n in NEEDED if n not in names]:
         raise ConfigError(f"{file} holds no samples: it has no column {', '.join(missing)}, only {', '.join(names)}.")
     for part in table.iter_batches(1024, columns=[name for name in names if name != "rollout_logprobs"]):
         counts = [0] * len(part)
@@ -126,6 +127,21 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
             part = part.drop_columns(["tokens"])
         for row, count in zip(part.to_pylist(), counts, strict=True):
             yield row | {"count": count}
+
+
+def opened(file: Path) -> Any:
+    """A `pyarrow.parquet.ParquetFile`."""
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except Exception as error:
+        raise ConfigError(f"{file} is not a readable parquet file: {error}") from None
+
+
+def has_rows(file: Path) -> bool:
+    """Whether samples were saved with the rows of their prompts, which earlier versions did not keep."""
+    return "row" in opened(file).schema_arrow.names
 
 
 def none_or(numbers: Floats | None, count: int) -> list[float | None]:

@@ -116,16 +116,12 @@ class Trainer:
 
     def tell_failures(self, step: int, batch: Batch) -> None:
         """The first failed verdict of each reason, once in a run: a line on the screen, all of it in events.jsonl."""
-        found = [(v.failure, v.detail) for _, v in batch.failed]
-        if not found and batch.first_failure:  # failed verdicts have a score here
-            reason, _, detail = batch.first_failure.partition(": ")
-            found = [(reason, detail)]
-        for reason, detail in found:
-            if reason not in self.failures_told:
-                self.failures_told.add(reason)
-                first_line = detail.strip().partition("\n")[0]
-                self.progress.note(f"step {step}: a reward verdict failed ({reason}): {first_line}")
-                self.run_directory.event("reward failure", step=step, reason=reason, detail=detail)
+        for _, verdict in batch.failed:
+            if verdict.failure not in self.failures_told:
+                self.failures_told.add(verdict.failure)
+                first_line = verdict.detail.strip().partition("\n")[0]
+                self.progress.note(f"step {step}: a reward verdict failed ({verdict.failure}): {first_line}")
+                self.run_directory.event("reward failure", step=step, reason=verdict.failure, detail=verdict.detail)
 
     def sample(self, step: int) -> Batch:
         """The judged samples of a step. Which prompts those are follows from the seed and from what came before."""

@@ -23,11 +23,16 @@ from workers.reward_runner import Answer, Item, RewardRunner
 OPTIONS = {"max_concurrency": LISTS + 1, "max_restarts": 3, "max_task_retries": 3}  # Ray's
 
 
+def name(service: int, index: int) -> str:
+    """Of a worker: reward-0, reward-1, …; reward models are services of their own, reward-1-0."""
+    return f"reward-{service}-{index}" if service else f"reward-{index}"
+
+
 class RewardWorker:
     """The actor around a runner."""
 
     def __init__(self, config: Config, service: int, index: int, logs: str):
-        settle(f"reward-{service}-{index}" if service else f"reward-{index}", logs)
+        settle(name(service, index), logs)
         self.runner = RewardRunner(services(config)[service])
 
     def ready(self) -> dict[str, Any]:
@@ -53,7 +58,7 @@ class RewardPool:
     def __init__(self, config: Config, actors: list[list[Any]], logs: Path):
         self.config, self.logs = config, logs
         self.services = [
-            Service(s, {f"reward-{n}-{i}" if n else f"reward-{i}": a for i, a in enumerate(own)})
+            Service(s, {name(n, i): a for i, a in enumerate(own)})
             for n, (s, own) in enumerate(zip(services(config), actors, strict=True))
         ]
 

@@ -1,7 +1,7 @@
 """Prompts from data that people already have: files, folders, Hugging Face data sets, several mixed. README.md shows how."""
 
 from rlsys.data.dataset import Dataset
-from rlsys.data.keep import Rules, choose, contamination, notes, write_bad_rows
+from rlsys.data.keep import Rules, choose, contamination, notes, shared, write_bad_rows
 from rlsys.data.order import Shuffled, Weighted
 from rlsys.data.origin import Origin
 from rlsys.data.peek import peek
@@ -24,5 +24,6 @@ __all__ = [
     "contamination",
     "notes",
     "peek",
+    "shared",
     "write_bad_rows",
 ]

@@ -92,7 +92,8 @@ def of_file(file: Path) -> list[Any]:
     """What a file is known by."""
     status = file.stat()
     if status.st_size > HASHED:
-        return [str(file.resolve()), status.st_size, status.st_mtime_ns]
+        # The second time is the system's own: nobody can set it back, as copying programs do with the first.
+        return [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     return [status.st_size, hashlib.sha256(file.read_bytes()).hexdigest()]
 
 

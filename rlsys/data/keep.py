@@ -84,6 +84,13 @@ def contamination(held_out: str, rows: Rows, train: list[Rows]) -> str:
     )
 
 
+def shared(train: list[Rows]) -> str:
+    """A sentence, where sets repeat prompts of each other."""
+    together = int((repeats(np.concatenate([t.texts for t in train])) > 1).sum())
+    within = sum(int((repeats(t.texts) > 1).sum()) for t in train)
+    return f"data.train: {together - within:,} prompts are there already in another set" if together > within else ""
+
+
 def write_bad_rows(file: Path, sets: list[Stored]) -> int:
     """Every bad row of every set, a line each; no file where there are none."""
     bad = [bad for one in sets for bad in one.all_bad()]

@@ -63,7 +63,9 @@ def locate(origin: Origin) -> Place:
         return _saved(origin, place) or _folder(origin, place)
     if looks_like_hub_name(path):
         return Place("hub", path.rpartition("/")[2])
-    raise ConfigError(f"{path} does not exist (from {Path.cwd()}).")
+    listed = " It is taken as one name; give a folder, or files as a list: [a.jsonl, b.jsonl]."
+    way_out = listed if set(path) & set("*?[,") else ""
+    raise ConfigError(f"{path} does not exist (from {Path.cwd()}).{way_out}")
 
 
 def _whole(origin: Origin, what: str) -> None:

@@ -18,8 +18,9 @@ from rlsys.data.origin import Origin, Place, locate
 from rlsys.data.readers import Bad, Row, hugging_face, read
 from rlsys.data.render import Form, Refusal, Rendered, Renderer, facts, template_text
 from rlsys.data.store import Stored, Writer
+from rlsys.samples import unicode
 
-VERSION = 1  # of what is stored; another one prepares anew
+VERSION = 2  # of what is stored; another one prepares anew
 ROWS, CHARACTERS = 1000, 4_000_000  # tokenized together, at most
 PATIENCE_S = 10.0  # between notes
 
@@ -47,7 +48,9 @@ class Preparation:
     def contents(self, origin: Origin, place: Place) -> list[Any]:
         if place.kind == "files":
             return [[str(file), *cache.of_file(file)] for file in place.files]
-        return [hugging_face(origin, place)._fingerprint]
+        fingerprint = hugging_face(origin, place)._fingerprint
+        files = [file for folder in place.files for file in sorted(folder.iterdir()) if file.is_file()]
+        return [fingerprint, *map(cache.of_file, files)]
 
     def filled(self, origin: Origin, place: Place, form: Form, folder: Path | None) -> Stored:
         renderer, writer = Renderer(form, self.tokenizer), Writer(folder)
@@ -79,7 +82,7 @@ class Preparation:
                     "line": row.line,
                     "hash": number(canonical(row.fields), 6),
                     "same": number(asked.text, 8),
-                    "source": source.encode(errors="replace").decode(),
+                    "source": unicode(source),
                     "text": asked.text,
                     "messages": asked.messages and plain(asked.messages),
                     "row": plain(facts(row.fields, renderer.form)),

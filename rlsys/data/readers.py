@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from rlsys.config import ConfigError
 from rlsys.data.origin import Origin, Place
 
 BATCH = 1000  # rows of parquet and Arrow data held as Python objects at a time
+ESCAPES = re.compile("[\udc80-\udcff]")
 LONGEST_RECORD = 1 << 20  # characters of a CSV record over several lines: more is a quote that nobody closes
 
 
@@ -147,32 +149,31 @@ def _object(value: Any, name: str, line: int) -> Row | Bad:
 
 def json_file(file: Path, name: str) -> Iterator[Row | Bad]:
     """An array of objects, {"data": [objects]}, one object, or JSON lines that are called .json."""
-    try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        yield Bad(name, 1, "not UTF-8", f"not UTF-8: {error.reason} at byte {error.start + 1}.")
-        return
+    text = file.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     if text.lstrip().startswith("["):
         yield from _array(text, name)
         return
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
-        first = text.lstrip().partition("\n")[0]
-        if isinstance(_row(first.encode(), name, 1), Row):
-            yield from _lines((line.encode() for line in text.split("\n")), name)
+        lines = [line.encode(errors="surrogateescape") for line in text.split("\n")]
+        # The first may be a bad one. Objects within a damaged file of another form are indented.
+        if any(line.startswith(b"{") and isinstance(_row(line, name, 1), Row) for line in lines):
+            yield from _lines(lines, name)
         elif text.strip():
             yield Bad(name, getattr(error, "lineno", 1), "not JSON", f"not JSON: {error}.")
         return
-    if isinstance(whole, dict) and isinstance(whole.get("data"), list):
-        for number, value in enumerate(whole["data"], 1):
+    rows = whole["data"] if isinstance(whole, dict) and isinstance(whole.get("data"), list) else [whole]
+    damaged = _escaped(text)
+    for number, value in enumerate(rows, 1):
+        if damaged and _escaped(json.dumps(value, ensure_ascii=False)):
+            yield Bad(name, number, "not UTF-8", "not UTF-8.")
+        else:
             yield _object(value, name, number)
-    else:
-        yield _object(whole, name, 1)
 
 
 def _array(text: str, name: str) -> Iterator[Row | Bad]:
-    """Item by item, so that each has its line. After one that is not JSON the rest cannot be read."""
+    """Item by item, so that each has its line. After one that is not JSON it goes on where the next one surely begins."""
     decoder, line, seen = json.JSONDecoder(), 1, 0
 
     def skip(position: int, marks: str) -> int:
@@ -189,15 +190,29 @@ def _array(text: str, name: str) -> Iterator[Row | Bad]:
             comma = text[behind : behind + 1]
             if comma not in (",", "]") or not comma:
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, behind)
-            yield _object(value, name, line)
+            utf8 = not _escaped(text[seen:position])
+            yield _object(value, name, line) if utf8 else Bad(name, line, "not UTF-8", "not UTF-8.")
             position = skip(behind + 1, "") if comma == "," else behind
         except (ValueError, RecursionError) as error:
             at = getattr(error, "lineno", line)
             said = getattr(error, "msg", str(error))
-            yield Bad(name, at, "not JSON", f"not JSON: {said}. The rest of the array cannot be read.")
-            return
+            position = _next_item(text, seen)
+            rest = "" if position else " The rest of the array cannot be read."
+            yield Bad(name, at, "not JSON", f"not JSON: {said}.{rest}")
+            if not position:
+                return
     if position >= len(text):
         yield Bad(name, line, "not JSON", "not JSON: the array does not end. The file may have been cut off.")
+
+
+def _next_item(text: str, start: int) -> int:
+    """Where the item after a damaged one begins, if items begin lines that are indented alike; 0 where that cannot be told."""
+    indent = text[text.rfind("\n", 0, start) + 1 : start]
+    if indent.strip(" \t"):
+        return 0
+    # An object within the damaged item is indented further; where nothing is indented, one that stands on a line is a row.
+    begin = re.compile(rf"\n{indent}(?=\{{)" if indent else r"\n(?=\{[ \t]*[^ \t\r\n])").search(text, start)
+    return begin.end() if begin else 0
 
 
 # --- CSV -----------------------------------------------------------------------------------------------------------------
@@ -206,7 +221,6 @@ def _array(text: str, name: str) -> Iterator[Row | Bad]:
 def csv_file(file: Path, name: str) -> Iterator[Row | Bad]:
     """The first record names the fields. Values are texts; quoted ones may have line breaks."""
     csv.field_size_limit(1 << 30)
-    # What is not UTF-8 becomes surrogates, by which it is known afterwards.
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         records = _records(_Lines(lines))
         header = next(records, None)
@@ -236,7 +250,8 @@ def csv_file(file: Path, name: str) -> Iterator[Row | Bad]:
 
 
 def _escaped(text: str) -> bool:
-    return not text.isascii() and any("\udc80" <= c <= "\udcff" for c in text)
+    """Whether there were bytes that are not UTF-8: `surrogateescape` has made these of them."""
+    return not text.isascii() and bool(ESCAPES.search(text))
 
 
 class _Lines:
@@ -328,9 +343,13 @@ def _tables(name: str, dataset: Any) -> Iterator[Row | Bad]:
 def _batch(batch: Any, name: str, line: int) -> Iterator[Row | Bad]:
     try:
         rows = batch.to_pylist()
-    except UnicodeDecodeError:  # one row's; find it
+    except (ValueError, OverflowError) as error:  # one row's; find it
         if batch.num_rows == 1:
-            yield Bad(name, line + 1, "not UTF-8", "not UTF-8.")
+            if isinstance(error, UnicodeDecodeError):
+                yield Bad(name, line + 1, "not UTF-8", "not UTF-8.")
+            else:  # a date after the year 9999, a time zone that nobody knows
+                said = f"a value cannot be read: {_said(error)} Leave its column out, or make it a text."
+                yield Bad(name, line + 1, "not readable", said)
             return
         for i in range(batch.num_rows):
             yield from _batch(batch.slice(i, 1), name, line + i)

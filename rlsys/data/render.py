@@ -7,9 +7,11 @@
 The chat template is the tokenizer's, or a Jinja file of the user's; through a file go texts too.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from rlsys.config import ConfigError
 
 Message = dict[str, Any]
 MISSING = object()
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -99,15 +102,24 @@ class Renderer:
 
 def compiled(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
     """A user's Jinja file, in a sandbox, with what chat templates of tokenizers may expect."""
-    from jinja2 import TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError, Undefined
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> str:
         raise ValueError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.globals["raise_exception"] = raise_exception
+    class Named(Undefined):
+        """May be asked for and tested. A prompt with a hole where a misspelt name stands is refused."""
+
+        def __str__(self) -> str:
+            return str(self._fail_with_undefined_error())
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], undefined=Named
+    )
+    environment.globals |= {"raise_exception": raise_exception, **dict.fromkeys(SPECIAL_TOKENS, "")}
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own is for web pages
     try:
         template = environment.from_string(template_text(path))
     except TemplateSyntaxError as error:
@@ -150,8 +162,8 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
         return prompt
     if isinstance(prompt, list) and prompt and all(_is_message(m) for m in prompt):
         # Parquet gives every message every key that any has.
-        messages = [{k: v for k, v in m.items() if v is not None or k == "content"} for m in prompt]
-        if any(m["content"].strip() if isinstance(m["content"], str) else m["content"] for m in messages):
+        messages = [{k: v for k, v in m.items() if v is not None} | {"content": content_of(m)} for m in prompt]
+        if any(m["content"] and m["content"].strip() for m in messages):
             return messages
     said = None if prompt is MISSING else prompt
     raise Refusal(
@@ -161,10 +173,26 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
 
 
 def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
-    content = message["content"]
+    content = message.get("content")
     return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
+
+
+def content_of(message: Message) -> str | None:
+    """Its text. A list of text parts is one text, as many templates would print the list itself."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for part in content:
+        is_text = isinstance(part, dict) and part.get("type", "text") == "text"
+        text = part.get("text") if is_text else part
+        if not isinstance(text, str):
+            kind = f"`{part['type']}`" if isinstance(part, dict) and part.get("type") else repr(part)[:40]
+            raise Refusal("not text", f"a message has a part that is no text: {kind}. Models are asked by text alone.")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _require_unicode(text: str) -> None:

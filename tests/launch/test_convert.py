@@ -169,6 +169,11 @@ def test_nothing_is_written_where_nothing_can_be_used_and_nothing_is_overwritten
     file = table(tmp_path / "a.parquet", [{"question": "q", "answer": "72"}])
     with pytest.raises(ConfigError, match="none of 1 rows became a prompt"):
         run("gsm8k", file, tmp_path / "out.jsonl")
+    good = table(tmp_path / "b.parquet", [{"question": "q", "answer": "#### 72"}])
+    with pytest.raises(ConfigError, match=r"became a prompt; 1 were not asked for \(--start, --level\)"):
+        run("gsm8k", good, tmp_path / "out.jsonl", "--start", 1)
+    with pytest.raises(ConfigError, match=r"a\.parquet/out\.jsonl cannot be written: "):
+        run("gsm8k", good, tmp_path / "a.parquet" / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
     (tmp_path / "out.jsonl").write_text("mine")
     with pytest.raises(ConfigError, match="Give --force"):

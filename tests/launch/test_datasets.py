@@ -129,6 +129,17 @@ def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):
     assert (one.name, list(one.prompts), one.samples) == ("a.jsonl", list(loaded.held_out[1].prompts), 4)
 
 
+def test_prompts_that_are_in_several_sets_are_told(read, tokenizer):
+    lines("a.jsonl", *numbered(0, 5), *numbered(0, 2))
+    lines("b.jsonl", *numbered(3, 5))
+    _, notes = load(read({"train": ["a.jsonl", "b.jsonl"]}), tokenizer)
+    assert notes == [
+        "a.jsonl: 7 prompts; 2 repeat a prompt that is there already",
+        "b.jsonl: 5 prompts",
+        "data.train: 2 prompts are there already in another set",
+    ]
+
+
 def test_held_out_prompts_that_are_trained_on_are_told(read, tokenizer):
     lines("a.jsonl", *numbered(0, 10))
     lines("b.jsonl", *numbered(8, 10))

@@ -118,6 +118,20 @@ def test_a_set_of_the_configuration_keeps_its_settings_when_it_is_named(config):
     assert found == {"builtin:zigzag_heldout": (4, 0.5), "": (1, 0.0)}
 
 
+def test_a_set_that_is_named_twice_is_evaluated_once(config):
+    found = ways(settings(Wanted("m", config, data=("builtin:zigzag", "builtin:zigzag"))))
+    assert found == {"builtin:zigzag": (None, None), "": (1, 0.0)}
+
+
+def test_what_was_trained_on_and_other_held_out_sets_need_not_be_there_any_more(tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {train: gone.jsonl}\neval: {datasets: gone_too.jsonl}\n")
+    found = settings(Wanted("m", str(tmp_path / "c.yaml"), data=("builtin:zigzag",)))
+    assert list(found.eval.datasets) == ["builtin:zigzag"]
+    with pytest.raises(ConfigError) as error:
+        settings(Wanted("m", str(tmp_path / "c.yaml")))
+    assert [p.partition(" (")[0] for p in error.value.problems] == ["eval.datasets: gone_too.jsonl does not exist"]
+
+
 def test_several_greedy_samples_are_refused(config):
     with pytest.raises(ConfigError, match=r"eval.samples is 8, and temperature 0 gives the same completion"):
         settings(Wanted("m", config, samples=8, temperature=0.0))

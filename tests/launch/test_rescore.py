@@ -132,6 +132,19 @@ def test_only_the_steps_asked_for_are_judged(run, own):
     assert "evaluation 0" not in text
 
 
+def test_samples_of_an_older_version_are_judged_as_far_as_they_go_and_that_is_told(run, own):
+    import pyarrow.parquet
+
+    file = run / "samples" / "eval-000002.parquet"
+    table = pyarrow.parquet.read_table(file)
+    pyarrow.parquet.write_table(
+        table.drop_columns(["row", "messages", "rewards", "components", "answer", "failure", "detail"]), file
+    )
+    text = told(file, f"{own}:one")
+    assert "1 of 1 samples have both rewards." in text
+    assert "1 of 1 files are of an older version, which did not keep the rows" in text
+
+
 @pytest.mark.parametrize(
     ("target", "steps", "said"),
     [
@@ -139,6 +152,7 @@ def test_only_the_steps_asked_for_are_judged(run, own):
         (".", None, "holds no samples"),
         ("run", "7-9", "no samples of these steps; its last step is 2"),
         ("run", "two", "it must be a step such as 40"),
+        ("run/config.yaml", None, "not a readable parquet file"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(run, own, monkeypatch, target, steps, said):

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -68,6 +69,27 @@ def test_an_empty_directory_means_the_name_of_the_file(read):
 
 def test_values_may_refer_to_each_other(read):
     assert read("trainer: {steps: 8}\ncheckpoint:\n  every: ${trainer.steps}").checkpoint.every == 8
+
+
+def test_values_within_named_entries_may_refer_to_the_file_too(read):
+    text = "trainer: {steps: 8}\nreward:\n  functions: {exact: {weight: '${trainer.steps}'}}"
+    assert read(text).reward.functions["exact"].weight == 8
+
+
+@pytest.mark.parametrize(
+    "text", ["${x}", "\\${x}", "\\\\${x}", "$\\{(.*)}", "${", "a\\b \\d ${oc.env:HOME}", "ü ${run.seed}"]
+)
+def test_a_text_may_hold_what_looks_like_a_reference(read, text, tmp_path):
+    (tmp_path / "a.py").write_text("def f(completion, option): return 0")
+    tree = config_load.literal({"data": {"system": text}, "reward": {"functions": {"a.py:f": {"option": text}}}})
+    before = read(json.dumps(tree))
+    assert (before.data.system, before.reward.functions["a.py:f"].options) == (text, {"option": text})
+    assert read(config_load.to_yaml(before)) == before
+
+
+def test_a_reference_that_leads_nowhere_is_refused_with_the_way_to_write_a_text(refused):
+    [problem] = refused("data: {system: '${nowhere}'}")
+    assert problem.endswith("A text that has ${ in it is written with \\${.")
 
 
 def test_what_is_written_reads_the_same(read):

@@ -19,6 +19,7 @@ def test_gsm8k_has_its_answer_behind_four_marks():
         "answer": "In May 48/2 = <<48/2=24>>24 clips.\nAltogether 1,072.\n#### 1,072",
     }
     assert gsm8k(row) == Question("How many clips?", "1072")
+    assert gsm8k(row | {"answer": "#### $-2,125.50."}).answer == "-2125.50"
 
 
 def test_math_has_its_answer_in_the_last_box():
@@ -42,7 +43,9 @@ def test_math_has_its_answer_in_the_last_box():
             "\\left\\{ x : x > \\frac{1}{2} \\right\\}",
         ),
         ("\\boxed{\\text{(A)}}.", "\\text{(A)}"),
-        ("\\fbox{3} then \\fboxed{4}", "4"),
+        ("\\fbox{3} then \\fbox{4}", "4"),
+        ("\\boxed{3}, as \\fbox{4} is only a frame", "3"),
+        ("\\framebox{4}", "4"),
         ("$\\boxed 7$", "7"),
         ("\\boxed{1} and \\boxed{2", "1"),
     ],
@@ -104,6 +107,7 @@ def test_deepscaler_has_its_answer_beside_it():
         (countdown, {"target": 3, "nums": ["1", "2"]}, "`nums` is not a list"),
         (deepscaler, {"problem": "p", "answer": ""}, "empty"),
         (deepscaler, {"problem": 3, "answer": "1"}, "`problem` is not a text"),
+        (deepscaler, {"problem": "p", "answer": ["3"]}, "not a text or a number; it is ['3']"),
     ],
 )
 def test_a_row_of_another_form_is_refused_with_a_reason(convert, row, said):

@@ -94,6 +94,20 @@ def test_a_uid_is_of_the_row_and_its_source_whatever_stands_around_it(tmp_path, 
     assert renamed.uid == alone.uid.replace("sums", "other")
 
 
+def test_a_uid_does_not_depend_on_the_kind_of_file(tmp_path):
+    chat = tiny.make_tokenizer()
+    chat.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
+    rows = [
+        {"prompt": [{"role": "user", "content": "1"}], "answer": {"value": 2.5}, "more": None},
+        {"prompt": [{"role": "user", "content": "2", "name": "ann"}], "answer": None, "more": ["a", "b"]},
+    ]
+    bare = [{k: v for k, v in row.items() if v is not None} for row in rows]
+    (tmp_path / "a.json").write_text(json.dumps(bare))
+    paths = [lines(tmp_path, *bare, name="a.jsonl"), table(tmp_path, rows, name="a.parquet"), str(tmp_path / "a.json")]
+    one, two, three = ([p.uid for p in load(path, chat)] for path in paths)
+    assert one == two == three
+
+
 def test_identical_rows_are_numbered_and_repeated_prompts_are_told(tmp_path, tokenizer):
     rows = [{"prompt": "1>"}, {"prompt": "2>"}, {"prompt": "1>"}, {"prompt": "1>"}, {"prompt": "1>", "answer": "x"}]
     notes = []

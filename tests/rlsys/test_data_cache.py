@@ -129,6 +129,31 @@ def test_a_large_file_is_known_by_size_and_time_of_change(path, monkeypatch):
     assert tokenizer.texts == 100
 
 
+def test_a_large_file_that_was_changed_and_its_time_set_back_is_prepared_anew(path, monkeypatch):
+    monkeypatch.setattr(cache, "HASHED", 10)
+    tokenizer, before = tiny.make_tokenizer(), os.stat(path)
+    prepared(path, tokenizer)
+    text = Path(path).read_text()
+    Path(path).write_text(text.replace("007>", "700>"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "700>" in [p.text for p in prompts(prepared(path, tokenizer))]
+
+
+def test_a_saved_data_set_whose_files_were_changed_is_prepared_anew(tmp_path):
+    import datasets
+
+    for name in "ab":
+        datasets.Dataset.from_list([{"prompt": f"{'ab'.index(name)}>"}]).save_to_disk(tmp_path / name)
+    tokenizer = Counting()
+    prepared(tmp_path / "a", tokenizer)
+    prepared(tmp_path / "a", tokenizer)
+    assert tokenizer.texts == 1
+    [old], [new] = (list((tmp_path / name).glob("*.arrow")) for name in "ab")
+    old.unlink()
+    old.write_bytes(new.read_bytes())
+    assert [p.text for p in prompts(prepared(tmp_path / "a", tokenizer))] == ["1>"]
+
+
 @pytest.mark.parametrize("damage", ["facts.json", "rows.arrow", "bad.jsonl"])
 def test_what_is_not_whole_is_made_again(path, damage):
     tokenizer = Counting()

@@ -98,6 +98,66 @@ def test_json_files_hold_arrays_or_data_or_lines(tmp_path, text, at):
     assert (prompts(rows), [r.line for r in rows], bad) == (["a", "b"], at, [])
 
 
+def test_of_lines_that_are_called_json_a_bad_one_costs_no_other_even_if_it_is_the_first(tmp_path):
+    (tmp_path / "a.json").write_text('{"prompt": }\n{"prompt": "a"}\n{"prompt": "b"}\n{"prom')
+    rows, bad = found(tmp_path / "a.json")
+    assert (prompts(rows), [b.line for b in bad]) == (["a", "b"], [1, 4])
+
+
+def test_a_damaged_item_and_one_that_is_not_utf_8_cost_themselves_only(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'[\n{"prompt": },\n{"prom,\n{"prompt": "\xe9"},\n{"prompt": "b"}]')
+    rows, bad = found(tmp_path / "a.json")
+    assert prompts(rows) == ["b"]
+    assert [(b.line, b.reason) for b in bad] == [(2, "not JSON"), (3, "not JSON"), (4, "not UTF-8")]
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2, "\t"])
+@pytest.mark.parametrize("damage", [('"b"', ""), ('"b"', '"b'), ("}", ""), ("{", "[")])
+def test_a_damaged_item_of_a_json_array_costs_no_other_if_items_begin_lines(tmp_path, indent, damage):
+    items = [
+        json.dumps({"prompt": [{"role": "user", "content": c}], "answer": {"is": c}}, indent=indent) for c in "abcd"
+    ]
+    items[1] = items[1].replace(*damage)
+    (tmp_path / "a.json").write_text("[\n" + ",\n".join(items) + "\n]")
+    if indent:  # as json.dump writes it
+        indented = [" " + item.replace("\n", "\n ") for item in items]
+        (tmp_path / "a.json").write_text("[\n" + ",\n".join(indented) + "\n]")
+    rows, [bad] = found(tmp_path / "a.json")
+    assert [r.fields["answer"]["is"] for r in rows] == ["a", "c", "d"]
+    text = (tmp_path / "a.json").read_text().splitlines()
+    assert [text[r.line - 1].strip()[0] for r in rows] == ["{"] * 3
+    assert "rest" not in bad.detail
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'[{"prompt": "a"}, {"prompt": "\xe9"}, {"prompt": "b"}]',
+        b'{"data": [{"prompt": "a"}, {"prompt": "\xe9"}, {"prompt": "b"}]}',
+        b'{"prompt": "a"}\n{"prompt": "\xe9"}\n{"prompt": "b"}',
+        b'[\n{"prompt": "a"},\n{"prompt": "\xe9},\n{"prompt": "b"}]',
+    ],
+)
+def test_what_is_not_utf_8_in_a_json_file_costs_its_own_row_only(tmp_path, text):
+    (tmp_path / "a.json").write_bytes(text)
+    rows, [bad] = found(tmp_path / "a.json")
+    assert (prompts(rows), bad.reason in ("not UTF-8", "not JSON")) == (["a", "b"], True)
+
+
+def test_where_nothing_is_indented_objects_within_a_damaged_item_are_no_rows(tmp_path):
+    text = json.dumps([{"prompt": [{"role": "user", "content": c}]} for c in "ab"], indent=0)
+    (tmp_path / "a.json").write_text(text.replace('"role"', "role", 1))
+    rows, [bad] = found(tmp_path / "a.json")
+    assert (rows, bad.line) == ([], 5)
+    assert "The rest of the array cannot be read." in bad.detail
+
+
+def test_objects_within_a_damaged_json_file_are_no_rows(tmp_path):
+    (tmp_path / "a.json").write_text('{"data": [\n  {"prompt": },\n  {"prompt": "b"}\n]}')
+    rows, [bad] = found(tmp_path / "a.json")
+    assert (rows, bad.line, bad.reason) == ([], 2, "not JSON")
+
+
 def test_a_json_file_may_be_one_row(tmp_path):
     (tmp_path / "1.json").write_text('{\n  "prompt": "a"\n}')
     rows, bad = found(tmp_path / "1.json")
@@ -108,7 +168,7 @@ def test_a_json_file_may_be_one_row(tmp_path):
     ("text", "kept", "line", "said"),
     [
         ('[{"prompt": "a"},\n{"prompt": }]', 1, 2, "Expecting value"),
-        ('[{"prompt": "a"}\n{"prompt": "b"}]', 0, 2, "Expecting ',' or ']'"),
+        ('[{"prompt": "a"} {"prompt": "b"}]', 0, 1, "Expecting ',' or ']'"),
         ('[{"prompt": "a"},\n{"prompt": "b"},', 2, 2, "does not end"),
         ('[{"prompt": "a"},\n{"prompt": "b"', 1, 2, "The rest of the array cannot be read"),
         ('[{"prompt": "a"},\n7,{"prompt": "b"}]', 2, 2, "a row is an object"),
@@ -258,6 +318,14 @@ def test_text_in_parquet_that_is_not_utf_8_is_one_bad_row(tmp_path):
     assert (prompts(rows), bad.line, bad.reason) == (["a", "c"], 2, "not UTF-8")
 
 
+def test_a_date_that_python_has_none_for_costs_its_own_row_only(tmp_path):
+    dates = pyarrow.array([0, 10**18, 1], pyarrow.timestamp("us"))
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b", "c"], "seen": dates}), tmp_path / "a.parquet")
+    rows, [bad] = found(tmp_path / "a.parquet")
+    assert (prompts(rows), bad.line, bad.reason) == (["a", "c"], 2, "not readable")
+    assert "Leave its column out, or make it a text." in bad.detail
+
+
 @pytest.mark.parametrize("keep", [0, 3, 200, -1])
 def test_a_parquet_file_that_was_cut_off_is_a_damaged_file(tmp_path, keep):
     path = table(tmp_path, [{"prompt": f"{n:05}"} for n in range(300)])
@@ -361,6 +429,8 @@ def test_why_a_hub_name_cannot_be_had_is_said(tmp_path, monkeypatch):
     ("path", "said"),
     [
         ("gone.jsonl", "gone.jsonl does not exist"),
+        ("data/*.jsonl", "It is taken as one name; give a folder, or files as a list: [a.jsonl, b.jsonl]."),
+        ("a.jsonl,b.jsonl", "It is taken as one name"),
         ("data/gone", "data/gone does not exist"),
         ("gsm8k", "gsm8k does not exist"),
         ("./openai/gsm8k", "does not exist"),

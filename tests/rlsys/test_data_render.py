@@ -146,6 +146,41 @@ def test_a_jinja_file_cannot_reach_out_of_its_sandbox(tmp_path, tokenizer):
     assert "SecurityError" in said[0]
 
 
+def test_a_name_that_a_jinja_file_prints_and_nobody_knows_is_refused(tmp_path, tokenizer):
+    path = lines(tmp_path, {"prompt": "1", "unit": "2"}, {"prompt": "3"})
+    first, second, _ = refused(path, tokenizer, template=jinja(tmp_path, "{{ promt }}{{ prompt }}"))[:3]
+    assert "sums.jsonl:1" in first
+    assert "'promt' is undefined" in second
+    [bad, _] = refused(path, tokenizer, template=jinja(tmp_path, "{{ row.unit }}{{ prompt }}"))
+    assert "sums.jsonl:2" in bad
+    assert "has no attribute 'unit'" in bad
+    template = jinja(
+        tmp_path, "{{ bos_token }}{% if row.nothing %}9{% endif %}{{ row.unit | default('5') }}{{ prompt }}"
+    )
+    assert [p.text for p in load(path, tokenizer, template=template)] == ["21", "53"]
+
+
+def test_tojson_writes_json_and_no_web_page(tmp_path, tokenizer):
+    template = jinja(tmp_path, "{{ row.facts | tojson }}{{ prompt }}")
+    [prompt] = load(lines(tmp_path, {"prompt": "1", "facts": {"2": ">"}}), tokenizer, template=template, longest=99)
+    assert prompt.text == '{"2": ">"}1'
+
+
+def test_a_list_of_text_parts_is_one_text_and_other_parts_are_refused(tmp_path, chat):
+    parts = [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]
+    [prompt] = load(lines(tmp_path, {"prompt": [user(parts)]}), chat)
+    assert (prompt.text, prompt.messages) == ("12>", [user("12")])
+    image = {"type": "image", "url": "a.png", "text": ""}
+    [bad, _] = refused(lines(tmp_path, {"prompt": [user([image, *parts])]}), chat)[:2]
+    assert "a message has a part that is no text: `image`" in bad
+
+
+def test_an_assistant_that_calls_a_tool_needs_no_content(tmp_path, chat):
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    [prompt] = load(lines(tmp_path, {"prompt": [user("1"), call, user("2")]}), chat, longest=99)
+    assert prompt.messages == [user("1"), call | {"content": None}, user("2")]
+
+
 def test_chat_templates_of_the_hub_work_as_files(tmp_path, tokenizer):
     template = jinja(
         tmp_path,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes import FakeRewards, FakeRollout, make_dataset, make_prompt
+from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
 from rlsys.config import ConfigError, Reward
 from rlsys.evaluation import HeldOut, evaluate
@@ -279,6 +279,18 @@ def test_rows_that_json_cannot_say_are_kept_as_text(tmp_path):
     assert kept.prompt.row == {"when": "2024-01-02", "was": {"1": "é"}}
 
 
+def test_texts_that_no_file_can_hold_do_not_stop_a_run(tmp_path):
+    batch = make_batch([1.0], [0])
+    prompt = replace(batch.prompts[0], row={"answer": "\ud800", "name": "ü"})
+    verdict = Verdict(None, failure="exception", detail="\ud800 was read")
+    batch = replace(batch, prompts=[prompt], answers=["7\ud800"])
+    batch = replace(batch, failed=[(replace(batch.samples[0], index=1), verdict)])
+    write_samples(tmp_path / "a.parquet", batch)
+    judged, failed = saved_samples(tmp_path / "a.parquet")
+    assert judged.prompt.row == {"answer": "\ud800", "name": "ü"}
+    assert (judged.verdict.answer, failed.verdict.detail) == ("7?", "? was read")
+
+
 def test_a_file_that_holds_no_samples_is_refused(tmp_path):
     import pyarrow
     import pyarrow.parquet
@@ -287,5 +299,5 @@ def test_a_file_that_holds_no_samples_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a readable parquet file"):
         list(saved_samples(tmp_path / "text.parquet"))
     pyarrow.parquet.write_table(pyarrow.table({"uid": ["a"], "prompt": [json.dumps(1)]}), tmp_path / "data.parquet")
-    with pytest.raises(ConfigError, match="no column completion, reward, version, only uid, prompt"):
+    with pytest.raises(ConfigError, match=r"no column index, source, completion, .*, version, only uid, prompt"):
         list(saved_samples(tmp_path / "data.parquet"))

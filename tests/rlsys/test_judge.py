@@ -231,3 +231,34 @@ def test_verdicts_of_several_services_are_added_up():
     assert found == Verdict(0.5, {"a": 1.0, "b": -1.0}, answer="7")
     assert combined([Verdict(1.0, {"a": 1.0}), Verdict(None, failure="crash")]).failure == "crash"
     assert combined([Verdict(1e308, {"a": 1e308})] * 2).failure == "invalid"
+
+
+def test_arguments_may_have_to_come_without_their_names(tmp_path):
+    assert judge(tmp_path, "def f(prompt, completion, /, level, **rest): return int(completion) + level").score == 7
+    assert judge(tmp_path, "def f(completion, bonus=2, /): return bonus").score == 2
+    (tmp_path / "listed.py").write_text("def f(completions, /): return [int(c) for c in completions]")
+    listed = Judge({f"{tmp_path}/listed.py:f": 1.0}).judge([FACTS, FACTS])
+    assert [parts["f"].score for parts in listed] == [4, 4]
+
+
+def test_an_exception_that_cannot_be_shown_is_one_all_the_same(tmp_path):
+    source = "class Bad(Exception):\n    def __str__(self): raise SystemExit\ndef f(): raise Bad"
+    assert judge(tmp_path, source).failure == "exception"
+
+
+def test_what_is_told_can_be_written_to_a_file(tmp_path):
+    odd = "'" + chr(92) + "ud800'"
+    assert judge(tmp_path, f"def f(): raise ValueError({odd})").detail.encode()
+    assert judge(tmp_path, f"def f(): return {{'score': 1, 'answer': {odd}}}").answer == "?"
+    assert "".join(judge(tmp_path, f"def f(): return {{{odd}: 1}}").components).encode()
+
+
+def test_a_long_traceback_keeps_its_beginning_and_its_end(tmp_path):
+    detail = judge(tmp_path, "def f(): raise ValueError('begin' + 'x' * 10**7 + 'end')").detail
+    assert len(detail) < 100_000
+    assert "begin" in detail[:100]
+    assert detail.strip().endswith("end")
+
+
+def test_bytes_are_no_number(tmp_path):
+    assert judge(tmp_path, "def f(): return bytearray(b'1')").failure == "invalid"

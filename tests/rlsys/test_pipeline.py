@@ -7,6 +7,7 @@ from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_promp
 
 from rlsys.config import Reward
 from rlsys.pipeline import Collector, Pipeline, RewardFailure
+from rlsys.samples import saved_samples, write_samples
 from rlsys.types import Verdict
 
 # --- collecting one batch --------------------------------------------------------------------------------------------------
@@ -107,10 +108,14 @@ def test_one_failure_stops_a_run_that_is_told_to_abort():
     assert collector.checked(1, collect()[0]).failures == {}
 
 
-def test_a_failed_verdict_may_be_given_a_score_and_is_counted_all_the_same():
+def test_a_failed_verdict_may_be_given_a_score_and_is_counted_all_the_same(tmp_path):
     collector = Collector(FakeRollout([]), broken_once(), seed=0, reward=Reward(on_failure="score: -0.5"))
     batch = collector.collect(1, make_dataset(3).take(0, 3), samples=4, temperature=1.0, max_new_tokens=7)
     assert (len(batch.samples), batch.rewards[6], batch.failures) == (12, -0.5, {"timeout": 1})
+    write_samples(tmp_path / "step.parquet", batch)
+    kept = [saved.verdict for saved in saved_samples(tmp_path / "step.parquet")]
+    assert len(kept) == 12
+    assert [(i, v.score, v.detail) for i, v in enumerate(kept) if v.failure] == [(6, -0.5, "no verdict after 10 s")]
     strict = Reward(on_failure="score: -0.5", max_failure_share=0.05)
     with pytest.raises(RewardFailure, match="1 of 12"):
         Collector(FakeRollout([]), FakeRewards(), seed=0, reward=strict).checked(1, batch)

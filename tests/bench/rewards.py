@@ -1,0 +1,55 @@
+"""Verdicts per second, and the time that one verdict takes, of a function that does nothing: what the reward pool itself costs."""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from launch.local_ray import ray_session
+from rlsys.config_load import load
+from rlsys.rewards.settings import services
+from rlsys.types import Prompt, Sample
+from workers.reward import OPTIONS, RewardPool, RewardWorker
+
+SAMPLES, GROUP, ALONE = 20_000, 16, 200
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "trivial.py").write_text("def trivial(completion):\n    return 1.0\n")
+        config = load(ROOT / "configs" / "tiny_cpu.yaml", [f"reward.functions={folder}/trivial.py:trivial"])
+        with ray_session(config, Path(folder)) as ray:
+            kind = ray.remote(RewardWorker).options(num_cpus=0, **OPTIONS)
+            actors = [
+                [kind.remote(config, n, i, folder) for i in range(service.workers)]
+                for n, service in enumerate(services(config))
+            ]
+            pool = RewardPool(config, actors, Path(folder))
+            pool.start()
+            measure(pool)
+
+
+def measure(pool: RewardPool) -> None:
+    none, prompts = np.zeros(0), {"p": Prompt("p", "made", "2+2=", [], {"answer": "4"})}
+
+    def samples(count: int) -> list[Sample]:
+        return [Sample("p", i, "The answer is 4.", none, none, "stop", 0) for i in range(count)]
+
+    pool.judge(samples(500), prompts).result()
+    waits = []
+    for _ in range(ALONE):
+        began = time.perf_counter()
+        pool.judge(samples(1), prompts).result()
+        waits.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    groups = [pool.judge(samples(GROUP), prompts) for _ in range(SAMPLES // GROUP)]
+    assert all(v.score == 1.0 for group in groups for v in group.result())
+    rate = SAMPLES / (time.perf_counter() - began)
+    print(f"{rate:,.0f} verdicts/s; one alone after {statistics.median(waits) * 1000:.1f} ms (median of {ALONE})")
+
+
+if __name__ == "__main__":
+    main()
