@@ -1,6 +1,6 @@
 """The process that runs reward functions. `workers.reward_runner` starts, feeds, watches and kills it.
 
-    runner ──pickle [(number, set, facts), …]──▶ process      set: which functions judge; "" for reward.functions
+    runner ──pickle [(number, set, pickled facts), …]──▶ process      set: which functions judge; "" for reward.functions
            ◀── {"ready": true, …}, or {"problem": sentence}    once, when the functions are imported
            ◀── {"now": [numbers], "within": s, "place": …}  these, and no others, are being judged in the main thread; or
                                                                these too in the loop. From here their deadline runs
@@ -43,6 +43,7 @@ class Server:
         from rlsys.rewards import Judge
 
         self.connection, self.settings, self.lock = connection, settings, threading.Lock()
+        self.pid = os.getpid()
         self.judges = {
             name: Judge(functions, timeout_s=settings.timeout_s) for name, functions in settings.functions.items()
         }
@@ -58,6 +59,8 @@ class Server:
         self.threads = threading.active_count()
 
     def say(self, **message: Any) -> None:
+        if os.getpid() != self.pid:  # a function has forked, and its child came back from it
+            os._exit(0)
         with self.lock:
             self.connection.send_bytes(json.dumps(message).encode())
 
@@ -69,7 +72,7 @@ class Server:
         notes = [NOTES[name]() for name in NOTES if name in used]
         self.say(ready=True, batched=self.batched, waits=self.loop is not None, notes=notes)
         while not self.spent:
-            for share in self.shares(pickle.loads(self.connection.recv_bytes())):
+            for share in self.shares(self.unpacked(pickle.loads(self.connection.recv_bytes()))):
                 self.judge(share)
                 if self.spent:
                     break
@@ -78,6 +81,17 @@ class Server:
         while self.unfinished:
             threading.Event().wait(0.01)
         self.say(bye=self.spent)
+
+    def unpacked(self, items: list[tuple[int, str, bytes]]) -> list[Any]:
+        """The items with their facts. A row may hold what cannot be loaded here: its sample alone has failed."""
+        found = []
+        for number, which, packed in items:
+            try:
+                found.append((number, which, pickle.loads(packed)))
+            except Exception as error:
+                sentence = f"the sample cannot be read in a reward process: {type(error).__name__}: {error}"
+                self.answer(number, Verdict(None, failure="exception", detail=sentence))
+        return found
 
     def shares(self, items: list[Any]) -> list[list[Any]]:
         """What is judged in one go: samples of one set, several where a function takes lists."""
@@ -91,6 +105,7 @@ class Server:
         numbers, facts = [number for number, _, _ in items], [facts for _, _, facts in items]
         judge = self.judges[items[0][1]]
         parts = judge.judge(facts, lambda which, within: self.now([numbers[i] for i in which], within, "thread"))
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that a function left set would go off in another sample
         if self.loop and judge.later:
             self.now([], 0.0, "thread")
             with self.lock:
@@ -127,6 +142,14 @@ def main(fd: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the runner
     if os.getppid() != parent:
         return
+    os.set_inheritable(fd, False)  # if a child held it, the runner would not see that this process has ended
+    held = [fd]
+
+    def let_go() -> None:
+        while held:
+            os.close(held.pop())
+
+    os.register_at_fork(after_in_child=let_go)
     connection = Connection(fd)
     try:
         settings: RewardSettings = pickle.loads(connection.recv_bytes())
@@ -138,7 +161,9 @@ def main(fd: int, parent: int) -> None:
         except ConfigError as error:
             return connection.send_bytes(json.dumps({"problem": str(error)}).encode())
         except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return connection.send_bytes(json.dumps({"problem": f"{type(error).__name__}: {error}"}).encode())
+            return connection.send_bytes(
+                json.dumps({"problem": f"loading the reward functions raised {type(error).__name__}: {error}"}).encode()
+            )
         server.serve()
     except EOFError:
         return

@@ -8,24 +8,29 @@ because only another process can be stopped for certain.
 import contextlib
 import os
 import pickle
+import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from json import loads
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rlsys.config import ConfigError
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
 
-IDLE_S = 30.0  # a process that has samples and judges none for so long is not well
+IDLE_S = 30.0  # a process that has samples and says nothing for so long is not well
+STARTS = 3  # times in a row that importing may fail, once it has worked
+END_S = 5.0  # for the kernel to end what is killed
+MARK = "RLSYS_REWARD_PROCESS"  # in the environment of a process and of all that it starts
 
 
 @dataclass
@@ -39,34 +44,97 @@ Answer = Verdict | Item  # an item comes back where another sample took the proc
 
 
 class Process:
-    """A process and the two ends of what is said. `ready` when its functions are imported."""
+    """A process and what is said to it and by it. `facts` are there when its functions are imported.
+
+    Neither end waits for the other here: a process that hangs in the middle of a message must not hold up the keeper.
+    """
 
     def __init__(self, settings: RewardSettings):
-        ours, theirs = socket.socketpair()
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "workers.reward_process", str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # so that what it starts can be killed with it
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"}
-            | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-        with contextlib.suppress(OSError):  # it is already dead: reading will say so
-            self.connection.send_bytes(pickle.dumps(settings))
+        self.socket, theirs = socket.socketpair()
+        self.mark = uuid.uuid4().hex
+        try:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "workers.reward_process", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # so that what it starts can be killed with it
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"}
+                | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), MARK: self.mark},
+            )
+        except BaseException:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.socket.setblocking(False)
+        self.unsent, self.unread = bytearray(), bytearray()
+        self.gone = False  # it has closed its end
         self.began = time.monotonic()
         self.facts: dict[str, Any] | None = None  # what it said of itself when it was ready
         self.free = False
+        self.send(settings)
+
+    def send(self, message: Any) -> None:
+        data = pickle.dumps(message)
+        # As a multiprocessing.Connection reads it.
+        self.unsent += struct.pack("!i", len(data)) if len(data) < 1 << 31 else struct.pack("!iQ", -1, len(data))
+        self.unsent += data
+        self.push()
+
+    def push(self) -> None:
+        """Sends as much as it takes now."""
+        try:
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has died: reading will say so
+            self.unsent.clear()
+
+    def said(self) -> list[dict[str, Any]]:
+        """The messages that have come whole."""
+        try:
+            while data := self.socket.recv(1 << 20):
+                self.unread += data
+            self.gone = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.gone = True
+        messages = []
+        while len(self.unread) >= 4:
+            end = 4 + int.from_bytes(self.unread[:4], "big")
+            if len(self.unread) < end:
+                break
+            messages.append(loads(bytes(self.unread[4:end])))
+            del self.unread[:end]
+        return messages
 
     def end(self) -> str:
         """Kills it and all it started; returns how it ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         code = self.child.wait()
-        self.connection.close()
+        self.socket.close()
+        mark, until = f"{MARK}={self.mark}".encode(), time.monotonic() + END_S
+        while sum(_killed(int(name), mark) for name in os.listdir("/proc") if name.isdigit()):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.001)  # until they are gone; what they have started meanwhile is found next
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _killed(pid: int, mark: bytes) -> bool:
+    """Kills a process that has the mark, whatever group or parent it has made for itself."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if mark not in file.read().split(b"\0"):
+                return False
+        os.kill(pid, signal.SIGKILL)
+        return True
+    except OSError:  # it has ended, or is another user's
+        return False
 
 
 class RewardRunner:
@@ -80,7 +148,12 @@ class RewardRunner:
         self.ready: Future[dict[str, Any]] = Future()
         self.problem: ConfigError | None = None
         self.closing = False
+        self.starts = 0  # that have failed in a row
         self.heard, self.alarm = socket.socketpair()
+        self.alarm.setblocking(False)
+        self.over = False
+        self.process: Process | None = None
+        self.spare: Process | None = None
         self.keeper = threading.Thread(target=self.keep, daemon=True, name="reward-keeper")
         self.keeper.start()
 
@@ -89,7 +162,7 @@ class RewardRunner:
         futures: list[Future[Answer]] = [Future() for _ in items]
         self.waiting.extend(zip(items, futures, strict=True))
         self.wake()
-        if not self.keeper.is_alive():
+        if self.over:
             self.give_up(self.problem or ConfigError("the reward runner was closed"))
         return [future.result() for future in futures]
 
@@ -99,37 +172,53 @@ class RewardRunner:
         self.keeper.join()
 
     def wake(self) -> None:
-        self.alarm.send(b".")
+        with contextlib.suppress(OSError):  # it has been woken often enough, or is over
+            self.alarm.send(b".")
 
     # --- the keeper --------------------------------------------------------------------------------------------------------
 
     def keep(self) -> None:
-        self.process = Process(self.settings)
-        self.spare: Process | None = None
         try:
+            self.process = Process(self.settings)
             while not self.closing and self.problem is None:
                 self.feed()
-                ready = wait([self.heard, *self.connections()], self.patience())
+                ready = self.wait()
                 if self.heard in ready:
                     self.heard.recv(4096)
-                for process in [p for p in (self.process, self.spare) if p and p.connection in ready]:
-                    self.hear(process)
+                for process in self.processes():
+                    if process.socket in ready:
+                        process.push()
+                        self.hear(process)
                 self.watch()
         except BaseException as error:  # never leave a caller waiting
             self.problem = ConfigError(f"the reward runner failed: {type(error).__name__}: {error}")
             raise
         finally:
-            self.process.end()
-            if self.spare:
-                self.spare.end()
-            self.give_up(self.problem or ConfigError("the reward runner was closed"))
+            self.over = True
+            try:
+                for process in self.processes():
+                    process.end()
+            finally:
+                self.give_up(self.problem or ConfigError("the reward runner was closed"))
+                self.heard.close()
+                self.alarm.close()
 
-    def connections(self) -> list[Connection]:
-        return [p.connection for p in (self.process, self.spare) if p]
+    def processes(self) -> list[Process]:
+        return [p for p in (self.process, self.spare) if p]
+
+    def wait(self) -> list[Any]:
+        """The sockets that have something to read, or room for what is unsent, when there are any or something is due."""
+        with selectors.PollSelector() as selector:
+            selector.register(self.heard, selectors.EVENT_READ)
+            for process in self.processes():
+                selector.register(
+                    process.socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if process.unsent else 0)
+                )
+            return [key.fileobj for key, _ in selector.select(self.patience())]
 
     def feed(self) -> None:
         """Hands over what is waiting, if the process's main thread is free to take it."""
-        if not (self.waiting and self.process.facts and self.process.free):
+        if not (self.waiting and self.process and self.process.facts and self.process.free):
             return
         items = []
         while self.waiting:
@@ -137,39 +226,46 @@ class RewardRunner:
             if self.sent and (item.alone or next(iter(self.sent.values()))[0].alone):
                 break
             self.waiting.popleft()
+            try:
+                facts = pickle.dumps(item.facts)
+            except Exception as error:  # a row may hold anything
+                sentence = f"the sample cannot be sent to a reward process: {type(error).__name__}: {error}"
+                future.set_result(Verdict(None, failure="exception", detail=sentence))
+                continue
             self.number += 1
             self.sent[self.number] = item, future
-            items.append((self.number, item.set, item.facts))
+            items.append((self.number, item.set, facts))
         if not items:
             return
         self.process.free = False
-        self.fed = time.monotonic()
-        with contextlib.suppress(OSError):  # it has died: reading will say so
-            self.process.connection.send_bytes(pickle.dumps(items))
+        self.heard_at = time.monotonic()
+        self.process.send(items)
 
     def hear(self, process: Process) -> None:
         try:
-            while self.problem is None and process.connection.poll():
-                self.told(process, loads(process.connection.recv_bytes()))
-                if process not in (self.process, self.spare):
+            for message in process.said():
+                self.told(process, message)
+                if self.problem or process not in self.processes():
                     return
-        except (EOFError, OSError, ValueError, KeyError, TypeError):  # it has died, or user's code wrote to the socket
-            if process is self.spare:
-                self.spare.end()
-                self.spare = None
-            elif process.facts is None:
-                how = process.end()
-                self.problem = ConfigError(f"{self.names()}: importing ended the process ({how}).")
-            else:
-                self.replace("crash")
+        except (OSError, ValueError, KeyError, TypeError):  # it has died, or user's code wrote to the socket
+            process.gone = True
+        if process.gone and process.facts is None:
+            self.failed(process, "importing ended the process")
+        elif process.gone and process is self.spare:
+            self.spare = None
+            process.end()
+        elif process.gone:
+            self.replace("crash")
 
     def told(self, process: Process, message: dict[str, Any]) -> None:
+        self.heard_at = time.monotonic()
         if "problem" in message:
-            self.problem = ConfigError(message["problem"])
+            self.failed(process, message["problem"])
         elif "ready" in message:
             process.facts, process.free = message, True
             if process is self.process and not self.ready.done():
                 self.ready.set_result(message)
+            self.starts = 0
             self.stand_by()
         elif "now" in message:
             limit = time.monotonic() + message["within"], message["within"]
@@ -191,6 +287,22 @@ class RewardRunner:
             print(f"reward process replaced: {message['bye']}", flush=True)
             self.replace("bye")
 
+    def failed(self, process: Process, sentence: str) -> None:
+        """Its functions could not be imported: tried again if they could be before, else a problem of the configuration."""
+        how = process.end()
+        if sentence == "importing ended the process":
+            sentence = f"{self.names()}: importing ended the process ({how})."
+        sentence = sentence.encode(errors="replace").decode()
+        print(f"reward process did not start: {sentence}", flush=True)
+        if process is self.spare:
+            self.spare = None
+            return
+        self.starts += 1
+        if not self.ready.done() or self.starts >= STARTS:
+            self.problem = ConfigError(sentence)
+        else:
+            self.process = Process(self.settings)
+
     @property
     def deadlines(self) -> dict[int, tuple[float, float]]:
         return self.judging["thread"] | self.judging["loop"]
@@ -199,24 +311,26 @@ class RewardRunner:
         """Seconds until the next thing is due."""
         deadlines = self.deadlines
         due = [until for until, _ in deadlines.values()]
-        due += [p.began + self.settings.start_s for p in (self.process, self.spare) if p and p.facts is None]
+        due += [p.began + self.settings.start_s for p in self.processes() if p.facts is None]
         if self.sent and not deadlines:
-            due.append(self.fed + IDLE_S)
+            due.append(self.heard_at + IDLE_S)
         return max(0.0, min(due) - time.monotonic()) if due else IDLE_S
 
     def watch(self) -> None:
         """Ends what is past its deadline."""
         now = time.monotonic()
-        if self.process.facts is None and now > self.process.began + self.settings.start_s:
-            self.problem = ConfigError(f"{self.names()}: importing took more than {self.settings.start_s:g} s.")
-        elif any(until <= now for until, _ in self.deadlines.values()):
+        for process in self.processes():
+            if process.facts is None and now > process.began + self.settings.start_s:
+                self.failed(process, f"{self.names()}: importing took more than {self.settings.start_s:g} s.")
+        if any(until <= now for until, _ in self.deadlines.values()):
             self.replace("timeout")
-        elif self.sent and not self.deadlines and now > self.fed + IDLE_S:
+        elif self.sent and not self.deadlines and now > self.heard_at + IDLE_S:
             self.judging["thread"] = dict.fromkeys(self.sent, (now, IDLE_S))
             self.replace("crash")
 
     def replace(self, why: str) -> None:
         """Kills the process, says what became of its samples, and goes on with the spare one."""
+        assert self.process is not None
         now = time.monotonic()
         how = self.process.end()
         deadlines = self.deadlines if why != "bye" else {}
@@ -245,9 +359,12 @@ class RewardRunner:
     def give_up(self, error: ConfigError) -> None:
         if not self.ready.done():
             self.ready.set_exception(error)
-        for _, future in [*self.sent.values(), *self.waiting]:
+        for _, future in self.sent.values():
             if not future.done():
                 future.set_exception(error)
+        with contextlib.suppress(IndexError):
+            while True:
+                self.waiting.popleft()[1].set_exception(error)
 
     def names(self) -> str:
         used = {f.function for functions in self.settings.functions.values() for f in functions.values()}

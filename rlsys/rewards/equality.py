@@ -95,7 +95,7 @@ def reading(text: str) -> tuple[str, list[str]]:
         return (text[0] + text[-1] if len(inside) == 2 else "()"), inside
     if angle := re.fullmatch(r"\\langle(.*)\\rangle", text):
         return "()", parts(angle[1], ",")
-    listed = spread(parts(text, ",;")) if number(text) is None else [text]
+    listed = spread(parts(text, ",;")) if number(with_unit(text)[0]) is None else [text]  # 1,000 dollars are one
     names = [named(part)[0] for part in listed]
     if len(set(names)) == len(names) > 1 and all(names):  # x = 3, y = 4 is a pair
         return "()", [part for _, part in sorted(zip(names, listed, strict=True))]
@@ -134,7 +134,7 @@ def _same_parts(kind: str, ones: list[str], other_kind: str, others: list[str]) 
 def _same_one(gold: str, answer: str) -> bool:
     """Two answers that are no lists: numbers with units, texts, expressions."""
     (gold, unit), (answer, other) = with_unit(gold), with_unit(answer)
-    if at_odds(unit, other):
+    if at_odds(unit, other) or ("rad" in (unit, other) and "\\circ" in gold + answer):
         return False
     gold, answer = without_degrees(gold), without_degrees(answer)
     if gold.endswith("%") or answer.endswith("%"):

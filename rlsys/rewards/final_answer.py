@@ -8,12 +8,12 @@ import re
 
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\b\s*")
 JOINED = re.compile(  # what may stand between two boxes of one answer; never backtracks
-    r"(?>[ \t$,;}&]|\\[()\[\],;:! ]|\\q?quad|\\text\{\s*+|\b(?:and|or)\b)*+"
+    r"(?>[ \t$,;}&]|\\[()\[\],;:! ]|\\q?quad|\\text\{\s*+|\b(?:and|or|maybe|perhaps|possibly)\b)*+"
 )
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$", re.DOTALL)
 ANNOUNCED = re.compile(r"(?i)\banswer\b[^.:\n]{0,40}?(?:\bis\b|\bare\b|:|=)[\s:*]*")
 NUMBER = re.compile(
-    r"(?<![\w.])(?:[-−]\s?)?[$€£]?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d)|\d)(?:\s\d+(?=/))?(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent|pct))?"
+    r"(?<![\w.^])(?:[-−]\s?)?[$€£]?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d)|\d)(?:\s\d+(?=/))?(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent|pct))?"
 )
 END = re.compile(r"\.(?=\s|\*|$)|;|\*\*|\n|,?\s+(?:since|because|which|where)\b")  # of a sentence
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")

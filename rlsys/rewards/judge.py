@@ -23,6 +23,7 @@ from rlsys.rewards.start import PREPARE, deadline
 from rlsys.types import Prompt, Sample, Verdict
 
 Facts = dict[str, Any]  # of one sample, by the names that functions ask for
+LONGEST = 30_000  # characters of a traceback's beginning, and of its end
 PLURAL = {"prompts": "prompt", "completions": "completion", "answers": "answer"}
 
 
@@ -53,20 +54,20 @@ class Term:
     def call(self, facts: Sequence[Facts]) -> Any:
         """What the function returns for one sample, or for all of them if it is batched."""
         together = self.listed(facts) if self.batched else facts[0]
-        if self.takes_all:
-            return self.function(**(together | self.options))
-        given = {name: together[name] for name in self.wanted if name in together} | self.options
+        wanted = together if self.takes_all else {name: together[name] for name in self.wanted if name in together}
+        given = wanted | self.options
         missing = [
             n
             for n, p in self.wanted.items()
-            if n not in given and p.default is p.empty and p.kind is not p.VAR_POSITIONAL
+            if n not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
         if missing:
             raise ConfigError(
                 f"it asks for {', '.join(missing)}, but a sample has only {', '.join(sorted(together))}. "
                 "data.answer_key names the field that is `answer`."
             )
-        return self.function(**given)
+        unnamed = [n for n, p in self.wanted.items() if p.kind is p.POSITIONAL_ONLY and n in given]
+        return self.function(*[given.pop(n) for n in unnamed], **given)
 
     @staticmethod
     def listed(facts: Sequence[Facts]) -> Facts:
@@ -93,7 +94,7 @@ class Term:
             result = dict(result)
             answer = result.pop("answer", None)
             bare = list(result) == ["score"]
-            parts = {self.name: result["score"]} if bare else {f"{self.name}/{k}": v for k, v in result.items()}
+            parts = {self.name: result["score"]} if bare else {_clean(f"{self.name}/{k}"): v for k, v in result.items()}
             if not parts:
                 return self.invalid(f"{self.name} returned a dict without numbers.")
         components: dict[str, float] = {}
@@ -102,21 +103,26 @@ class Term:
                 score = float(value)
             except Exception:  # whatever the value's own __float__ raises
                 return self.invalid(f"{part} returned {_shown(value)}; a reward is a number.")
-            if isinstance(value, str | bytes) or not math.isfinite(score):
+            if isinstance(value, str | bytes | bytearray) or not math.isfinite(score):
                 return self.invalid(f"{part} returned {_shown(value)}; a reward must be a finite number.")
             components[part] = score
         return Verdict(
-            self.weight * sum(components.values()), components, answer=None if answer is None else str(answer)
+            self.weight * sum(components.values()), components, answer=None if answer is None else _clean(str(answer))
         )
 
     @staticmethod
     def invalid(sentence: str) -> Verdict:
-        return Verdict(None, failure="invalid", detail=sentence)
+        return Verdict(None, failure="invalid", detail=_clean(sentence))
 
     def failed(self, error: BaseException) -> Verdict:
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # what filled the memory goes, or no word could be said of it
         reason = "memory" if isinstance(error, MemoryError) else "exception"
         trace = "".join(traceback.format_exception(error))
-        return Verdict(None, failure=reason, detail=f"{self.name}: {type(error).__name__}: {_said(error)}\n{trace}")
+        detail = f"{self.name}: {type(error).__name__}: {_said(error)[:LONGEST]}\n{trace}"
+        if len(detail) > 2 * LONGEST:
+            detail = f"{detail[:LONGEST]}\n…\n{detail[-LONGEST:]}"
+        return Verdict(None, failure=reason, detail=_clean(detail))
 
 
 Now = Callable[
@@ -263,5 +269,10 @@ def _shown(value: Any) -> str:
 def _said(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
+    except BaseException:
         return "(it cannot be shown)"
+
+
+def _clean(text: str) -> str:
+    """Without the halves of characters that no file can hold."""
+    return text.encode(errors="replace").decode()

@@ -56,9 +56,10 @@ RULES = [
             r"\1\2",
         ),  # a variable or a choice; behind a number, a unit
         (r"\\text\{([\d.,\s+\-]*)\}", r"\1"),
+        (r"\\text\{\s*(\d[\d.,]*)\s+([A-Za-z]{3,})\.?\s*\}", r"\1 \\text{\2}"),  # 18 dollars
         (r"(?:\\text\{\s*)?(?:\\?%|\b(?:percent(?:age)?|pct)\b)(?:\s*\})?", "%"),
         (r"[,;]?\s*(?:\\text\{\s*[,;]?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ", "),
-        (r"\{\s*,\s*\}", ","),
+        (r"\{\s*([.,])\s*\}", r"\1"),
         (
             r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])|\s*(?:\\text\{\s*)?\bdegrees?\b(?!\s*(?:[CF]|Celsius|Fahrenheit))(?:\s*\})?",
             r"^\\circ ",
@@ -90,9 +91,12 @@ RULES = [
         (r"\\frac\s+", r"\\frac"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
-        (r"(?i)(?<=:\d\d)\s*(?:\\text\{\s*)?a\.?m\.?(?:\s*\})?", " am"),
-        (r"(?i)(?<=:\d\d)\s*(?:\\text\{\s*)?p\.?m\.?(?:\s*\})?", " pm"),
+        (r"(?i)(?:(?<=:\d\d)\s*|(?<=\d)\s+|(?<=\d)(?=\\))(?:\\text\{\s*)?a\.?m\b\.?(?:\s*\})?", " am"),
+        (r"(?i)(?:(?<=:\d\d)\s*|(?<=\d)\s+|(?<=\d)(?=\\))(?:\\text\{\s*)?p\.?m\b\.?(?:\s*\})?", " pm"),
+        (r"\\text\{\s*(\d+) ([ap]m)", r"\1 \2"),
         (r"\s+", " "),
+        (r"^\s*\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\|)\s*(.+?)\s*\\\}\s*\.?\s*$", r"\1"),
+        (r"^\s*(?:[a-z]\s*\\in\s*)?\\mathbb\s*\{?R\}?\s*$", r"(-\\infty,\\infty)"),
     )
 ]
 WRAPPERS = {"{": "}", "(": ")"}

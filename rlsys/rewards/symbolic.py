@@ -29,7 +29,9 @@ READING = LatexExtractionConfig(
     ),
 )
 logging.getLogger("math_verify.parser").setLevel(logging.ERROR)  # it warns that it has no time limit
-HEAVY = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|frac\{d|partial|gcd|lcm|det|max|min|sup)(?![A-Za-z])")
+HEAVY = re.compile(
+    r"\\(?:int|iint|oint|sum|prod|lim|frac\{\s*d[^{}]*\}\{\s*d\s*[a-zA-Z]|partial|gcd|lcm|det|max|min|sup)(?![A-Za-z])"
+)
 GROWING = (sympy.exp, sympy.factorial, sympy.gamma, sympy.binomial, sympy.sinh, sympy.cosh)
 CHOOSE = re.compile(r"\\(?:[dt]?binom|choose)(?![A-Za-z])")  # worked out as it is parsed
 

@@ -59,6 +59,8 @@ def test_different_answers_are_different(said, answer):
         ("Janet makes $18 every day.", "18"),
         ("So the probability is 1/2.", "0.5"),
         ("It costs 1,234 dollars.", "1234"),
+        ("The answer is 1,234 dollars.", "1234"),
+        ("The area is 12 cm^2.", "12"),
         ("(1,2)", "(1,2)"),
         ("x = 3", "3"),
         ("\\frac{1}{2}", "0.5"),
@@ -73,6 +75,7 @@ def test_the_final_answer_is_found_where_people_write_it(completion, answer):
     [
         ("\\boxed{4}\n\nno wait\n\n\\boxed{1}", "4"),
         ("$\\boxed{1}$ or $\\boxed{2}$", "2"),
+        ("$\\boxed{1}$, or maybe $\\boxed{2}$", "2"),
         ("\\boxed{1}, \\boxed{2}, \\boxed{3}, \\boxed{4}", "4"),
         ("It is 4, and not \\boxed{5}.", "4"),
         ("The answer is 4. No: the answer is 5.", "4"),
