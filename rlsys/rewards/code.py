@@ -1,6 +1,6 @@
 """The reward `code`: runs the program in a completion against tests.
 
-The tests are a field of the row. What they may be:
+The tests are the row's field `tests`, or else its answer: the field that `data.answer_key` names. What they may be:
 
     {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                      what is given on standard input, and what is to be printed
     {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}          arguments of a function, and what it is to return
@@ -21,7 +21,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,8 +41,9 @@ LONGEST_TOKEN = 40  # characters of a number, when numbers are compared
 
 def code(
     completion: str,
-    tests: Any,
+    tests: Any = None,
     entry_point: str = "",
+    answer: Any = None,
     *,
     timeout_s: float = 6.0,
     memory_mb: int = 512,
@@ -55,11 +55,11 @@ def code(
     """1 if the program in the completion passes all tests; with `share`, how many of them it passes, from 0 to 1.
 
     The program is the last fenced block marked as Python, or else the last unmarked one; with `unfenced`, the whole completion if there is
-    no fence. `timeout_s` is for all tests together, and should be below the function's deadline. `tolerance` is how far a number may be
+    no fence. `timeout_s` is what the program may take for all tests together, and should be below the function's deadline. `tolerance` is how far a number may be
     off, relative to the expected one where that is above 1.
     """
     level = chosen(isolation)
-    wanted = read(tests, entry_point)
+    wanted = read(answer if tests is None else tests, entry_point)
     program = fenced(completion) if "```" in completion or not unfenced else completion
     if program is None:
         return 0.0
@@ -96,29 +96,29 @@ class Trial:
     stop: bool  # at the first test that fails
 
     def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.timeout_s
+        self.left = self.timeout_s  # of the program's own seconds: those that a sandbox takes to start are not its doing
 
     def prints(self, pairs: list[tuple[str, str]]) -> tuple[int, int]:
         """How many of the pairs are right, and how many there are."""
         passed = 0
         for given, expected in pairs:
-            left = self.deadline - time.monotonic()
-            right = left > 0 and self.prints_right(given, expected, left)
+            right = self.left > 0 and self.prints_right(given, expected)
             passed += right
             if self.stop and not right:
                 break
         return passed, len(pairs)
 
-    def prints_right(self, given: str, expected: str, left: float) -> bool:
+    def prints_right(self, given: str, expected: str) -> bool:
         ran = sandbox.run(
             self.program,
             stdin=given,
-            wall_s=left,
-            cpu_s=left,
+            wall_s=self.left,
+            cpu_s=self.left,
             memory_mb=self.memory_mb,
             output_kb=64 + 2 * len(expected.encode()) // 1024,
             level=self.level,
         )
+        self.left -= ran.seconds
         return ran.ok and alike(ran.stdout, expected, self.tolerance)
 
     def returns(self, wanted: Wanted) -> tuple[int, int]:

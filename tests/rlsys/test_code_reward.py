@@ -403,3 +403,16 @@ def test_the_secret_of_a_home_folder_scores_nothing(tmp_path):
     file = Path(tmp_path / "answer")
     file.write_text("3")
     assert score(f"print(open({str(file)!r}).read())", {"inputs": [""], "outputs": ["3"]}) == 0.0
+
+
+def test_the_tests_may_be_the_rows_answer():
+    program = "```python\ndef add(a, b):\n    return a + b\n```"
+    assert code(program, answer="def check(f):\n    assert f(1, 2) == 3", entry_point="add") == 1.0
+    assert code(program, answer=["assert add(1, 2) == 4"]) == 0.0
+    with pytest.raises(ValueError, match="the row's tests are 'None'"):
+        code(program)
+
+
+def test_many_quick_tests_do_not_use_up_the_time_of_a_program():
+    pairs = {"inputs": [str(i) for i in range(40)], "outputs": [str(i + 1) for i in range(40)]}
+    assert code("```python\nprint(int(input()) + 1)\n```", pairs, timeout_s=1.0) == 1.0
