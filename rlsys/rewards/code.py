@@ -96,7 +96,9 @@ class Trial:
     stop: bool  # at the first test that fails
 
     def __post_init__(self) -> None:
-        self.left = self.timeout_s  # of the program's own seconds: those that a sandbox takes to start are not its doing
+        self.left = (
+            self.timeout_s
+        )  # of the program's own seconds: those that a sandbox takes to start are not its doing
 
     def prints(self, pairs: list[tuple[str, str]]) -> tuple[int, int]:
         """How many of the pairs are right, and how many there are."""
