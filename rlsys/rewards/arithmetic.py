@@ -3,13 +3,14 @@
 import ast
 import operator
 from fractions import Fraction
-from typing import Any
+
+from rlsys.rewards.scored import Scored
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 LONGEST_EXPRESSION = 200  # characters
 
 
-def countdown(completion: str, numbers: list[int], target: int) -> dict[str, Any]:
+def countdown(completion: str, numbers: list[int], target: int) -> Scored:
     """1 if the completion's answer makes `target` from `numbers`, each used once, with + - * / and parentheses.
 
     The answer is in the last <answer>…</answer>, or else on the last line that is nothing but an expression. `= 24` may follow.
@@ -22,11 +23,11 @@ def countdown(completion: str, numbers: list[int], target: int) -> dict[str, Any
         except SyntaxError:
             continue
         except ZeroDivisionError:
-            return {"score": 0.0, "answer": ""}
+            return Scored(0.0, "")
         values, used = {value for value, _ in sides}, sides[0][1]
         right = values == {Fraction(target)} and sorted(used) == sorted(map(int, numbers))
-        return {"score": float(right), "answer": "".join(text.partition("=")[0].split())}
-    return {"score": 0.0, "answer": ""}
+        return Scored(right, "".join(text.partition("=")[0].split()))
+    return Scored(0.0, "")
 
 
 def arithmetic(text: str) -> tuple[Fraction, list[int]]:

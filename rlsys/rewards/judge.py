@@ -19,6 +19,7 @@ from rlsys.config import ConfigError, Function
 from rlsys.plugins import find
 from rlsys.rewards.check import title
 from rlsys.rewards.functions import CHECKS, REWARDS
+from rlsys.rewards.scored import Scored
 from rlsys.rewards.start import PREPARE, deadline
 from rlsys.types import Prompt, Sample, Verdict
 
@@ -56,6 +57,8 @@ class Term:
         together = self.listed(facts) if self.batched else facts[0]
         wanted = together if self.takes_all else {name: together[name] for name in self.wanted if name in together}
         given = wanted | self.options
+        for name in {"answer", "answers"} & {n for n, p in self.wanted.items() if p.default is p.empty} - set(given):
+            given[name] = [None] * len(facts) if name == "answers" else None  # the row has none
         missing = [
             n
             for n, p in self.wanted.items()
@@ -89,7 +92,7 @@ class Term:
         return [self.verdict(value) for value in found]
 
     def verdict(self, result: Any) -> Verdict:
-        parts, answer = {self.name: result}, None
+        parts, answer = {self.name: result}, result.answer if isinstance(result, Scored) else None
         if isinstance(result, dict):
             result = dict(result)
             answer = result.pop("answer", None)
@@ -125,9 +128,8 @@ class Term:
         return Verdict(None, failure=reason, detail=_clean(detail))
 
 
-Now = Callable[
-    [Sequence[int], float], None
-]  # which samples are being judged from now on, and for how many seconds at most
+# Which samples are being judged from now on, and for how many seconds at most
+Now = Callable[[Sequence[int], float], None]
 
 
 class Judge:

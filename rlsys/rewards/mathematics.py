@@ -12,9 +12,10 @@ from rlsys.rewards.equality import MOST_PARTS, choice, is_text, named, readings,
 from rlsys.rewards.final_answer import BOX, boxed, final_answer
 from rlsys.rewards.latex import plain, squeezed
 from rlsys.rewards.quantity import number, with_unit
+from rlsys.rewards.scored import Scored
 
 
-def math(completion: str, answer: Any, *, boxed_only: bool = False) -> dict[str, Any]:
+def math(completion: str, answer: Any, *, boxed_only: bool = False) -> Scored:
     """1 if the completion's final answer is mathematically equal to `answer`.
 
     The last box that says anything is the answer; boxes joined by "and", "or" or a comma are one answer of several parts. Without
@@ -25,7 +26,7 @@ def math(completion: str, answer: Any, *, boxed_only: bool = False) -> dict[str,
     """
     right = gold(answer)
     said = plain(final_answer(completion, boxed_only))
-    return {"score": float(bool(said) and same(right, said)), "answer": vote(said) if said else ""}
+    return Scored(bool(said) and same(right, said), vote(said) if said else "")
 
 
 def gold(answer: Any) -> str:

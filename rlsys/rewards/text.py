@@ -4,20 +4,18 @@ import re
 from typing import Any
 
 from rlsys.config import ConfigError
+from rlsys.rewards.scored import Scored
 
 LONGEST = 1000  # characters of an answer that is voted for
 
 
-def exact(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> dict[str, Any]:
+def exact(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> Scored:
     """1 if the completion is the answer, or one of a list of answers; blanks at the ends aside.
 
     `after`: only what follows the last such mark counts, as "####" or "</think>"; a completion without it has no answer.
     """
     said = folded(rest(completion, after), ignore_case)
-    return {
-        "score": float(said in [folded(a, ignore_case) for a in references("exact", answer)]),
-        "answer": said[:LONGEST],
-    }
+    return Scored(said in [folded(a, ignore_case) for a in references("exact", answer)], said[:LONGEST])
 
 
 def contains(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> float:
@@ -36,7 +34,7 @@ def regex(
     ignore_case: bool = False,
     multiline: bool = False,
     dot_all: bool = False,
-) -> float | dict[str, Any]:
+) -> float:
     """1 if the pattern is found in the completion; with `group`, if what the group caught in the last match is the answer.
 
     `whole`: the pattern must match all of the completion. `multiline` and `dot_all` are Python's re.M and re.S.
@@ -47,7 +45,7 @@ def regex(
         return float(found is not None)
     right = [folded(a, ignore_case) for a in references("regex", answer)]
     said = folded((found[group] or "") if found else "", ignore_case)
-    return {"score": float(found is not None and said in right), "answer": said}
+    return Scored(found is not None and said in right, said)
 
 
 def last(matches: Any) -> re.Match[str] | None:

@@ -453,6 +453,6 @@ if __name__ == "__main__":
     from rlsys.rewards.mathematics import math
 
     print(f"{len(EQUAL)} equal pairs, {len(DIFFERENT)} different ones")
-    for name, score in (("math-verify", by_math_verify), ("math", lambda c, a: math(c, a)["score"])):
+    for name, score in (("math-verify", by_math_verify), ("math", lambda c, a: math(c, a))):
         missed, taken = mistakes(score)
         print(f"{name}: {len(missed)} equal ones missed, {len(taken)} different ones taken for equal")

@@ -79,7 +79,7 @@ def test_countdown_is_asked_for_in_words_that_its_reward_understands():
     assert question.text.startswith("Use each of the numbers 44, 19, 35 exactly once")
     assert question.text.endswith("to make 98.")
     assert question.facts == {"numbers": [44, 19, 35], "target": 98}
-    assert REWARDS["countdown"]("<answer>44 + 19 + 35</answer>", **question.facts)["score"] == 1.0
+    assert REWARDS["countdown"]("<answer>44 + 19 + 35</answer>", **question.facts) == 1.0
 
 
 def test_deepscaler_has_its_answer_beside_it():

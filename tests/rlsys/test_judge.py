@@ -50,6 +50,16 @@ def test_a_missing_field_is_named_with_the_ones_there(tmp_path):
     assert "answer, completion, finish, level, prompt, source" in verdict.detail
 
 
+def test_an_answer_that_the_row_does_not_have_is_none(tmp_path):
+    facts = {name: value for name, value in FACTS.items() if name != "answer"}
+    assert judge(tmp_path, "def f(prompt, completion, answer, **row): return answer is None", facts=facts).score == 1
+    assert judge(tmp_path, "def f(completion, answer='4'): return answer == completion", facts=facts).score == 1
+    assert judge(tmp_path, "def f(completions, answers): return [answers == [None]]", facts=facts).score == 1
+    verdict = Judge({"exact": 1.0})(facts)
+    assert verdict.failure == "exception"
+    assert "ValueError" in verdict.detail
+
+
 def test_named_components_are_added_up_and_kept(tmp_path):
     verdict = judge(tmp_path, "def f(): return {'form': 0.25, 'content': 0.5}", weight=2.0)
     assert verdict == Verdict(1.5, {"f/form": 0.25, "f/content": 0.5})

@@ -4,7 +4,7 @@ from rlsys.rewards.arithmetic import arithmetic, countdown
 
 
 def score(completion: str, numbers: list, target) -> float:
-    return countdown(completion, numbers, target)["score"]
+    return countdown(completion, numbers, target)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_countdown_fails_where_the_row_makes_no_sense():
     ],
 )
 def test_countdown_votes_for_the_expression_without_blanks(completion, answer):
-    assert countdown(completion, [1, 2, 8], 24)["answer"] == answer
+    assert countdown(completion, [1, 2, 8], 24).answer == answer

@@ -11,8 +11,13 @@ from rlsys.rewards.latex import plain
 from rlsys.rewards.mathematics import math, vote
 
 
+def told(found):
+    """Score and answer."""
+    return float(found), found.answer
+
+
 def score(completion: str, answer: object, **options: bool) -> float:
-    return math(completion, answer, **options)["score"]
+    return math(completion, answer, **options)
 
 
 @pytest.mark.parametrize(("said", "answer"), EQUAL)
@@ -93,7 +98,7 @@ def test_what_is_not_the_final_answer_does_not_count(completion, answer):
 
 def test_only_a_box_counts_where_that_is_asked_for():
     assert score("\\boxed{4}", "4", boxed_only=True) == 1
-    assert math("The answer is 4.", "4", boxed_only=True) == {"score": 0.0, "answer": ""}
+    assert told(math("The answer is 4.", "4", boxed_only=True)) == (0.0, "")
 
 
 def test_a_long_text_is_searched_at_its_end_for_an_answer_without_a_box():
@@ -169,7 +174,7 @@ def test_equal_answers_give_one_vote(texts, voted):
 
 
 def test_a_wrong_answer_votes_too():
-    assert math("\\boxed{\\frac{2}{6}}", "4") == {"score": 0.0, "answer": "1/3"}
+    assert told(math("\\boxed{\\frac{2}{6}}", "4")) == (0.0, "1/3")
 
 
 # --- what may not be achieved ----------------------------------------------------------------------------------------------

@@ -3,20 +3,25 @@ import pytest
 from rlsys.rewards.text import contains, exact, regex
 
 
+def told(found):
+    """Score and answer."""
+    return float(found), found.answer
+
+
 @pytest.mark.parametrize(("completion", "score"), [("4", 1), (" 4\n", 1), ("4.", 0), ("", 0), ("44", 0)])
 def test_exact_compares_texts_but_for_blanks_at_the_ends(completion, score):
-    assert exact(completion, "4")["score"] == score
-    assert exact(completion, 4)["score"] == score
+    assert exact(completion, "4") == score
+    assert exact(completion, 4) == score
 
 
 def test_exact_votes_for_what_it_compares():
-    assert exact(" Paris\n", "paris", ignore_case=True) == {"score": 1.0, "answer": "paris"}
-    assert exact(" Paris\n", "paris") == {"score": 0.0, "answer": "Paris"}
+    assert told(exact(" Paris\n", "paris", ignore_case=True)) == (1.0, "paris")
+    assert told(exact(" Paris\n", "paris")) == (0.0, "Paris")
 
 
 def test_exact_takes_any_of_several_answers():
-    assert exact("NYC", ["New York", "NYC"])["score"] == 1
-    assert exact("LA", ["New York", "NYC"])["score"] == 0
+    assert exact("NYC", ["New York", "NYC"]) == 1
+    assert exact("LA", ["New York", "NYC"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -24,7 +29,7 @@ def test_exact_takes_any_of_several_answers():
     [("<think>5?</think>4", 1), ("<think>4</think>5", 0), ("4", 0), ("5</think>6</think> 4", 1), ("4</think>", 0)],
 )
 def test_exact_after_a_mark_reads_what_follows_the_last_one(completion, score):
-    assert exact(completion, "4", after="</think>")["score"] == score
+    assert exact(completion, "4", after="</think>") == score
 
 
 @pytest.mark.parametrize(("completion", "score"), [("it is 4.", 1), ("44", 1), ("four", 0)])
@@ -80,9 +85,9 @@ def test_regex_without_a_group_asks_only_for_a_match(completion, options, score)
     ],
 )
 def test_regex_with_a_group_compares_what_it_caught_last(completion, score, said):
-    assert regex(completion, 4, pattern=r"Answer: ?(?P<n>\d*)", group="n") == {"score": score, "answer": said}
-    assert regex(completion, "4", pattern=r"Answer: ?(\d*)", group=1) == {"score": score, "answer": said}
+    assert told(regex(completion, 4, pattern=r"Answer: ?(?P<n>\d*)", group="n")) == (score, said)
+    assert told(regex(completion, "4", pattern=r"Answer: ?(\d*)", group=1)) == (score, said)
 
 
 def test_a_group_that_took_no_part_caught_nothing():
-    assert regex("b", "a", pattern="(a)|b", group=1) == {"score": 0.0, "answer": ""}
+    assert told(regex("b", "a", pattern="(a)|b", group=1)) == (0.0, "")
