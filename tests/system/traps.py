@@ -12,7 +12,7 @@ time.sleep(2)  # a slow import
 
 
 def trap(prompt: str, completion: str, finish: str) -> object:
-    luck = int.from_bytes(hashlib.sha256(os.urandom(8)).digest()[:2]) % 1000
+    luck = int.from_bytes(hashlib.sha256(os.urandom(8)).digest()[:4]) % 2000
     match luck:
         case 0:
             time.sleep(1000)
@@ -23,14 +23,14 @@ def trap(prompt: str, completion: str, finish: str) -> object:
             ctypes.string_at(0)
         case 5 | 6:
             os._exit(0)
-        case 7 | 8:
+        case 7 | 8 | 9:
             bytearray(64 << 30)
-        case n if n < 20:
-            return float("nan")
         case n if n < 40:
+            return float("nan")
+        case n if n < 80:
             return ["one", None, {}, {"part": "much"}, b"1"][n % 5]
-        case n if n < 140:
+        case n if n < 280:
             raise [KeyError, ValueError, SystemExit, RecursionError][n % 4]("no luck")
-        case n if n < 200:
+        case n if n < 400:
             threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
     return {"right": zigzag(prompt, completion, finish)}
