@@ -31,7 +31,7 @@ def test_a_run_learns_whatever_its_reward_function_does(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert lines[-1]["step"] == 14
-    assert lines[-1]["eval/zigzag/accuracy"] > 0.4 > lines[0]["eval/zigzag/accuracy"]
+    assert lines[-1]["eval/zigzag/accuracy"] > lines[0]["eval/zigzag/accuracy"] + 0.1
     failed = {reason: sum(line.get(f"failure/{reason}", 0) for line in lines) for reason in REASONS}
     assert all(failed.values()), failed
     assert sum(failed.values()) == sum(line.get("reward/failed", 0) for line in lines)

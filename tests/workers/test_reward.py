@@ -206,7 +206,7 @@ def trap(completion):
     began = time.monotonic()
     verdicts = judge(started, ["hang", "ok"], tmp_path)
     assert [v.failure for v in verdicts] == ["timeout", ""]
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 3.5, "another import would take 2 s more"
 
 
 def test_a_data_set_may_have_reward_functions_of_its_own(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
