@@ -56,7 +56,6 @@ class Worker:
     submit: Submit
     lists: int = 0  # that it is at
     alone: bool = False  # whether it is at a sample that wants to be alone
-    lost: bool = False
 
 
 def room(settings: RewardSettings, ready: dict[str, Any]) -> dict[str, int]:
@@ -86,7 +85,7 @@ class Dispatcher:
     def deal(self) -> None:
         """Gives what is waiting to who has room, the least busy first."""
         while self.waiting:
-            free = [w for w in self.workers if not w.lost and w.lists < self.most_lists() and not w.alone]
+            free = [w for w in self.workers if w.lists < self.most_lists() and not w.alone]
             alone = self.waiting[0].item.alone
             if alone:
                 free = [w for w in free if not w.lists]
