@@ -15,7 +15,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test figures recipes bench lint lock clean
+.PHONY: help install demo test figures recipes bench soak lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,9 +46,14 @@ figures: install  ## measure what the README says of the demo, about 5 minutes
 recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again
 	$(BIN)/python tests/bench/recipes.py
 
-bench: install  ## time every advantage estimator on 100,000 samples, and the reward pool
+bench: install  ## time advantage estimators, the reward pool, exact arithmetic, and what proving weights costs
 	$(BIN)/python tests/bench/advantages.py
 	$(BIN)/python tests/bench/rewards.py
+	$(BIN)/python tests/bench/exact.py
+	$(BIN)/python tests/bench/sync_proof.py
+
+soak: install  ## train 2,000 steps, a process chosen at random killed every 20, about an hour
+	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

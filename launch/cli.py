@@ -1,6 +1,7 @@
-"""`rlsys`: train, validate, eval, compare, rescore, export. Exit codes: 0 done, 1 failed, 2 configuration or usage, 130 interrupted."""
+"""`rlsys`: the command line. Exit codes: 0 done, or stopped by SIGTERM and saved; 1 failed; 2 configuration or usage; 130 interrupted."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -12,8 +13,11 @@ import click
 from rich.console import Console
 
 from launch.convert import convert
+from launch.supervise import LOST
 from rlsys import __version__
 from rlsys.config import ConfigError
+from rlsys.failures import WorkerLost, disk_trouble
+from rlsys.secrets import hidden
 
 console, errors = Console(), Console(stderr=True)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -28,14 +32,31 @@ def commands() -> None:
 @commands.command()
 @click.argument("config", type=click.Path())
 @OVERRIDES
-def train(config: str, overrides: tuple[str, ...]) -> None:
+def train(config: str, overrides: tuple[str, ...]) -> int:
     """Runs CONFIG, or continues its run from the newest checkpoint."""
+    from launch.supervise import supervised
     from rlsys.config_load import load
 
     loaded = load(config, overrides)
-    from launch.train import train as run
+    command = shlex.join(["rlsys", "train", config, *overrides])
 
-    run(loaded, console)
+    def drive(cause: str) -> int:
+        def work() -> None:
+            from launch.train import train as run
+
+            run(loaded, console, command=command, cause=cause)
+
+        return _guarded(work)
+
+    def tidy() -> None:
+        from launch.local_ray import remove_leftovers
+
+        remove_leftovers()
+
+    def tell(text: str) -> None:
+        errors.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    return supervised(drive, loaded.run.max_restarts, tell, tidy)
 
 
 @commands.command()
@@ -53,6 +74,34 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
     from rlsys.config_load import load
 
     show.plan(load(config, overrides), config, console)
+
+
+@commands.command()
+@click.argument("config", type=click.Path(), required=False)
+@OVERRIDES
+def doctor(config: str | None, overrides: tuple[str, ...]) -> int:
+    """Compares what engines and policy of CONFIG say of the same samples, and names what explains a gap."""
+    if config is None:
+        raise click.UsageError("Missing argument 'CONFIG': whose engines and policy are to be compared.")
+    from rlsys.config_load import load
+
+    loaded = load(config, overrides)
+    from launch.doctor import doctor as run
+
+    return run(loaded, console)
+
+
+@commands.command()
+@click.argument("config", type=click.Path())
+@OVERRIDES
+def check(config: str, overrides: tuple[str, ...]) -> int:
+    """Computes one update of CONFIG by several ranks, ZeRO stages and pack budgets, and compares the gradients."""
+    from rlsys.config_load import load
+
+    loaded = load(config, overrides)
+    from launch.check import check as run
+
+    return run(loaded, console)
 
 
 @commands.command("eval")
@@ -139,6 +188,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, _interrupt)  # a shell's background jobs begin with it ignored
     sys.path.append(os.getcwd())  # where a user's module:function is looked for; last, so that it hides nothing
     code = _guarded(lambda: commands.main(standalone_mode=False))
+    code = 1 if code == LOST else code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads that wait for dead workers would hold a plain exit back
@@ -153,17 +203,29 @@ def _guarded(run: Callable[[], object]) -> int:
         return 2
     except ConfigError as error:
         for problem in error.problems:
-            errors.print(f"✗ {problem}", style="red", highlight=False, markup=False, soft_wrap=True)
+            _say(problem)
         return 2
     except (KeyboardInterrupt, click.Abort):
         errors.print("Interrupted. Run the same command again to go on from the last checkpoint.", highlight=False)
         return 130
+    except WorkerLost as error:
+        _say(str(error))
+        return LOST
     except Exception as error:
+        if trouble := disk_trouble(error):
+            _say(trouble)
+            return 1
         if os.environ.get("RLSYS_TRACEBACK"):
             errors.print_exception()
-        errors.print(f"✗ {type(error).__name__}: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _say(f"{type(error).__name__}: {error}")
+        if type(error).__module__.startswith("ray."):  # Ray itself is gone
+            return LOST
         errors.print("RLSYS_TRACEBACK=1 shows where in the driver it was raised.", style="dim", highlight=False)
         return 1
+
+
+def _say(problem: str) -> None:
+    errors.print(f"✗ {hidden(problem)}", style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

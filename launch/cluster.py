@@ -1,12 +1,13 @@
 """Builds a run out of its parts: who is started where, in what order, and what each is told. The only file that knows all."""
 
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.local_ray import ray_session
+from launch.local_ray import address_for_commands, ray_session, remove_leftovers
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.progress import Note
@@ -15,9 +16,9 @@ from workers.critic import CriticGroup, CriticRank
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
-from workers.reward import OPTIONS, RewardPool, RewardWorker
-from workers.reward import name as reward_name
+from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
 from workers.rollout import RolloutGroup, RolloutWorker
+from workers.waiting import Watch
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Cluster:
 
     def ready(self, longest_prompt: int) -> "Cluster":
         """Waits until every worker has its model, and connects policy and engines."""
-        self.rewards.start(self.note)
+        self.rewards.start()
         if self.policy:
             self.policy.start(self.model, self.transport)
         if self.reference:
@@ -54,26 +55,61 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def started(config: Config, logs: Path, note: Note, *, model: str = "", training: bool = True) -> Iterator[Cluster]:
+def started(config: Config, watch: Watch, *, model: str = "", training: bool = True) -> Iterator[Cluster]:
     """Starts Ray and all workers; ends all of them on the way out, whatever the way out is."""
+    remove_leftovers()  # they may hold a port
     for role, port in (("policy", config.policy.port), ("critic", config.critic.port)):
         if training and port and port_is_taken(port):
             raise ConfigError(
                 f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
             )
-    note("starting Ray")
-    with ray_session(config, logs) as ray:
-        address = ray.get_runtime_context().gcs_address
-        note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
-        actors: list[Any] = []
+    watch.note("starting Ray")
+    with ray_session(config, watch.logs) as ray:
+        address = address_for_commands(ray)
+        watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
+        actors = Actors(ray, config, watch)
         try:
-            yield _spawn(ray, config, logs, note, actors, model, training)
+            yield _spawn(ray, config, watch, actors, model, training)
         finally:
-            for actor in actors:
-                ray.kill(actor)
+            actors.end()
 
 
-def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], model: str, training: bool) -> Cluster:
+class Actors:
+    """Every actor of the run, by the name of its worker."""
+
+    def __init__(self, ray: Any, config: Config, watch: Watch):
+        self.ray, self.config, self.logs = ray, config, str(watch.logs)
+        self.all: list[Any] = []
+        self.started: Counter[str] = Counter()
+
+    def spawner(
+        self,
+        kind: type,
+        options: Callable[[str], dict[str, Any]],
+        environment: dict[str, str],
+        numbers: Callable[[str], Iterable[int]] = lambda name: map(int, name.split("-")[1:]),
+    ) -> Callable[[str], Any]:
+        """`spawn("rollout-1")` starts a worker of this kind; and again, where the one before it was lost."""
+
+        def spawn(name: str) -> Any:
+            self.started[name] += 1
+            again = f"-again-{self.started[name] - 1}" if self.started[name] > 1 else ""
+            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": {"env_vars": environment}}
+            actor = (
+                self.ray.remote(kind).options(**settings | options(name)).remote(self.config, *numbers(name), self.logs)
+            )
+            self.all.append(actor)
+            return actor
+
+        return spawn
+
+    def end(self) -> None:
+        for actor in self.all:
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.kill(actor)
+
+
+def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, training: bool) -> Cluster:
     """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
     from workers.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
 
@@ -81,54 +117,42 @@ def _spawn(ray: Any, config: Config, logs: Path, note: Note, actors: list[Any], 
     places = _placement(ray, config, training)
     referenced = training and config.reference.kl_coef > 0
     criticised = training and config.algorithm.advantage == "gae"
-
-    def spawn(kind: type, name: str, place: dict[str, Any], environment: dict[str, str], *arguments: Any) -> Any:
-        options = {"name": f"rlsys-{name}", "num_cpus": 0, "runtime_env": {"env_vars": environment}} | place
-        actors.append(ray.remote(kind).options(**options).remote(config, *arguments, str(logs)))
-        return actors[-1]
-
-    note(
+    watch.note(
         f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
         + (f", {config.policy.ranks} policy ranks" if training else "")
         + (", a reference" if referenced else "")
         + (f", {config.critic.ranks} critic ranks" if criticised else "")
     )
-    engine_environment = CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT
     threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
-    engines = [
-        spawn(RolloutWorker, f"rollout-{i}", places.engine(i), engine_environment, i)
-        for i in range(config.rollout.engines)
-    ]
-    ranks = [
-        spawn(PolicyRank, f"policy-{i}", places.rank(i), threads, i) for i in range(config.policy.ranks * training)
-    ]
-    scorer = spawn(ReferenceWorker, "reference", places.reference(), threads) if referenced else None
-    critics = [
-        spawn(CriticRank, f"critic-{i}", places.critic(i), threads, i) for i in range(config.critic.ranks * criticised)
-    ]
-    judges = [
-        [
-            spawn(RewardWorker, reward_name(n, i), OPTIONS | places.reward(service.gpus), {}, n, i)
-            for i in range(service.workers)
-        ]
-        for n, service in enumerate(services(config))
-    ]
+    gpus = [service.gpus for service in services(config)]
 
-    path = model or find_model(config, note)
-    rollout = RolloutGroup(config, engines, logs)
+    def judging(name: str) -> dict[str, Any]:
+        return OPTIONS | places.reward(gpus[numbers(name)[0]])
+
+    engine = actors.spawner(RolloutWorker, places.engine, CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT)
+    rollout = RolloutGroup(config, engine, watch)
+    rank = actors.spawner(PolicyRank, places.rank, threads)
+    policy = PolicyGroup(config, rank, rollout, watch) if training else None
+    scorer = actors.spawner(ReferenceWorker, lambda _: places.reference(), threads)
+    reference = Reference(config, scorer, watch) if referenced else None
+    critics = actors.spawner(CriticRank, places.critic, threads)
+    critic = CriticGroup(config, critics, watch) if criticised else None
+    rewards = RewardPool(config, actors.spawner(RewardWorker, judging, {}, numbers), watch)
+
+    path = model or find_model(config, watch.note)
     return Cluster(
         config,
-        note,
+        watch.note,
         model=path,
         tokenizer=load_tokenizer(path, config),
         window=load_window(path, config),
         transport=choose_transport(ray, config),
-        address=ray.get_runtime_context().gcs_address,
+        address=address_for_commands(ray),
         rollout=rollout,
-        rewards=RewardPool(config, judges, logs),
-        policy=PolicyGroup(config, ranks, rollout, logs) if training else None,
-        reference=Reference(config, scorer, logs) if scorer else None,
-        critic=CriticGroup(config, critics, logs) if critics else None,
+        rewards=rewards,
+        policy=policy,
+        reference=reference,
+        critic=critic,
     )
 
 
@@ -183,14 +207,14 @@ class Places:
     critic_offset: int = 0
     reference_gpus: float = 0.0
 
-    def engine(self, index: int) -> dict[str, Any]:
-        return self._at(index, self.engine_gpus)
+    def engine(self, name: str) -> dict[str, Any]:
+        return self._at(name, 0, self.engine_gpus)
 
-    def rank(self, index: int) -> dict[str, Any]:
-        return self._at(self.rank_offset + index, self.rank_gpus)
+    def rank(self, name: str) -> dict[str, Any]:
+        return self._at(name, self.rank_offset, self.rank_gpus)
 
-    def critic(self, index: int) -> dict[str, Any]:
-        return self._at(self.critic_offset + index, self.critic_gpus)
+    def critic(self, name: str) -> dict[str, Any]:
+        return self._at(name, self.critic_offset, self.critic_gpus)
 
     def reference(self) -> dict[str, Any]:
         return {"num_gpus": self.reference_gpus} if self.reference_gpus else {}
@@ -198,11 +222,12 @@ class Places:
     def reward(self, gpus: float) -> dict[str, Any]:
         return {"num_gpus": gpus} if gpus else {"scheduling_strategy": "SPREAD"}
 
-    def _at(self, bundle: int, gpus: float) -> dict[str, Any]:
+    def _at(self, name: str, offset: int, gpus: float) -> dict[str, Any]:
         if self.group is None:
             return {}
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        bundle = offset + int(name.rpartition("-")[2])
         return {
             "num_gpus": gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle),

@@ -47,13 +47,14 @@ def evaluate(wanted: Wanted, console: Console) -> None:
             raise ConfigError(f"{option}: the directory of {file} does not exist.")
     datasets.peek(replace(config, data=replace(config.data, train={})))
     from launch.cluster import started
+    from workers.waiting import Watch
 
     # With the figures on the standard output, nothing else is.
     chatter = Console(stderr=True) if wanted.json == "-" else console
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-eval-") as logs,
         Progress(chatter, 0) as progress,
-        started(config, Path(logs), progress.note, model=model, training=False) as cluster,
+        started(config, Watch(Path(logs), note=progress.note), model=model, training=False) as cluster,
     ):
         held_out = [
             datasets.load_one(config, name, cluster.tokenizer, cluster.window, progress.note)

@@ -14,8 +14,11 @@ def model_directory(source: Path) -> Path:
     if (source / "config.json").is_file():
         return source
     if (source / "model" / "config.json").is_file():
+        if (source / checkpoint.SUMS).is_file():
+            checkpoint.require_whole(source)
         return source / "model"
     if there := checkpoint.found(source / "checkpoints"):
+        checkpoint.require_whole(there[-1][1])
         return there[-1][1] / "model"
     raise ConfigError(f"{source} holds no model: no config.json, no model/, no finished checkpoint in checkpoints/.")
 

@@ -1,7 +1,11 @@
-"""A private Ray on this machine: started for one run, gone without a trace after it."""
+"""A private Ray on this machine: started for one run, gone without a trace after it.
+
+It listens on loopback only, in a folder of its own that others may not enter, and demands a token.
+"""
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -23,7 +27,9 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late call after the end must not start another Ray
     terminated = signal.getsignal(signal.SIGTERM)
     import ray
+    from ray._private import worker
 
+    worker.listen_error_messages = lambda *_: None  # Ray's own words on every worker that dies; ours name the cause
     address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
     if address:
         try:
@@ -46,22 +52,25 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
         )
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"rlsys-{os.getpid()}-", dir=short_temporary_directory()))
-    (folder / "tmp").mkdir()
+    (folder / "tmp").mkdir()  # Ray lets everyone into its own folder and its sockets: it gets one inside, "r"
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
     # Where libraries leave their things, in the workers and here.
     os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor")}
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
+    keep_token_private()
     try:
-        ray.init(
-            num_cpus=max(os.cpu_count() or 1, 2),
-            include_dashboard=True,  # `ray list actors` asks it
-            dashboard_host="127.0.0.1",
-            dashboard_port=port or None,
-            log_to_driver=False,
-            logging_level="error",
-            configure_logging=True,
-            _temp_dir=str(folder),
-            object_store_memory=object_store_bytes(),
-        )
+        with on_loopback():
+            ray.init(
+                num_cpus=max(os.cpu_count() or 1, 2),
+                include_dashboard=True,  # `ray list actors` asks it
+                dashboard_host="127.0.0.1",
+                dashboard_port=port or None,
+                log_to_driver=False,
+                logging_level="error",
+                configure_logging=True,
+                _temp_dir=str(folder / "r"),
+                object_store_memory=object_store_bytes(),
+            )
         signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
         yield ray
     finally:
@@ -69,14 +78,60 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
             children = psutil.Process().children(recursive=True)
             ray.shutdown()
             end(children)
-            keep_logs(folder, logs / "ray")
+            keep_logs(folder / "r", logs / "ray")
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """A Ray that starts now takes 127.0.0.1 for its node's address; then none of its processes listens anywhere else.
+
+    `ray.init(_node_ip_address="127.0.0.1")` would be replaced by the host's own address. The switch used here is Ray's for macOS
+    and Windows. Its environment variable is read at import, and would hold for clusters that are joined too.
+    """
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def address_for_commands(ray: Any) -> str:
+    """What `ray list actors --address` needs.
+
+    For a private Ray that is its dashboard: Ray's commands take 127.0.0.1:PORT for PORT of the host's own address, where nothing listens.
+    """
+    from ray._private.worker import get_dashboard_url
+
+    address: str = ray.get_runtime_context().gcs_address
+    return f"http://{get_dashboard_url()}" if address.startswith(("127.", "[::1]")) else address
+
+
+def keep_token_private() -> None:
+    """Ray would write its token as any other file, readable by all who may enter the home directory."""
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    file = Path.home() / ".ray" / "auth_token"
+    if file.is_file():
+        with contextlib.suppress(PermissionError):  # not ours to change
+            file.chmod(0o600)
+        return
+    file.parent.mkdir(exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=file.parent)
+    with open(handle, "w") as out:
+        out.write(secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):  # another run has been faster
+        os.link(aside, file)
+    os.unlink(aside)
 
 
 def short_temporary_directory() -> str:
     """Ray's sockets lie deep in its folder, and the path of a socket has at most 107 characters."""
-    usual = tempfile.gettempdir()
-    return usual if len(usual) <= 24 else "/tmp"
+    pid, usual = os.getpid(), tempfile.gettempdir()
+    deepest = f"/rlsys-{pid}-12345678/r/session_2026-01-01_00-00-00_000000_{pid}/sockets/dash_MetricsHead"
+    return usual if len(usual) + len(deepest) <= 107 else "/tmp"
 
 
 def object_store_bytes() -> int:
@@ -103,6 +158,8 @@ def keep_logs(folder: Path, target: Path) -> None:
             shutil.rmtree(target, ignore_errors=True)
             with contextlib.suppress(OSError, shutil.Error):
                 shutil.copytree(session / "logs", target, symlinks=True)
+                for place in (target, *(p for p in target.rglob("*") if p.is_dir())):
+                    place.chmod(0o755)  # Ray lets everyone write
 
 
 def remove_leftovers() -> None:

@@ -1,5 +1,7 @@
 """A training run from configuration to summary."""
 
+import contextlib
+import signal
 from typing import Any
 
 from rich.console import Console
@@ -7,60 +9,86 @@ from rich.table import Table
 from rich.text import Text
 
 from launch import datasets
-from rlsys import checkpoint
+from rlsys.checkpoint import Checkpoints
 from rlsys.config import Config
+from rlsys.failures import Abandoned
 from rlsys.progress import Progress
 from rlsys.run_directory import RunDirectory, read_lines, read_samples
+from rlsys.stopping import Stop
 
 
-def train(config: Config, console: Console) -> None:
+def train(config: Config, console: Console, *, command: str = "the same command", cause: str = "") -> None:
+    """Runs, or goes on. `cause` is why a driver takes over from another one; `command` is what a user types to go on."""
+    stop = Stop()
+    signal.signal(signal.SIGTERM, lambda *_: stop.request(config.run.grace_s))
     run = RunDirectory(config)
     try:
-        console.print(f"run directory {run.path}", highlight=False, soft_wrap=True)
-        if (done := finished_steps(run)) >= config.trainer.steps:
+        if cause:
+            run.event("restart", cause=cause)
+        else:
+            console.print(f"run directory {run.path}", highlight=False, soft_wrap=True)
+        last = config.trainer.steps
+        checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
+        there = checkpoints.newest(lambda text: console.print(text, highlight=False, soft_wrap=True))
+        done = there.step if there and not there.state["owed"] else 0
+        if done >= last:
             console.print(
                 f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew."
             )
         else:
-            with Progress(console, config.trainer.steps) as progress:
-                _train(config, run, progress)
-        summary(config, run, console)
+            with Progress(console, last) as progress:
+                done = _train(config, run, progress, stop)
+        if done >= last:
+            return summary(config, run, console)
+        run.event("stop", cause="asked to stop", step=done)
+        console.print(
+            f"stopped after step {done}, which is saved. Resume with: {command}"
+            if done
+            else f"stopped before the first step was done. Start again with: {command}",
+            highlight=False,
+            soft_wrap=True,
+        )
     except BaseException as error:
-        run.event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
+        with contextlib.suppress(OSError):  # on a full disk: what is raised says so
+            run.event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
         raise
     finally:
         run.close()
 
 
-def _train(config: Config, run: RunDirectory, progress: Progress) -> None:
+def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) -> int:
+    """The last step that is done and saved."""
     from launch.cluster import started
     from rlsys.trainer import Trainer
+    from workers.waiting import Watch
 
     datasets.peek(config)
-    with started(config, run.logs, progress.note) as cluster:
-        run.event("start", ray=cluster.address)
-        prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
-        cluster.ready(prompts.longest_prompt)
-        assert cluster.policy is not None
-        Trainer(
-            config,
-            train=prompts.train,
-            evals=prompts.held_out,
-            rollout=cluster.rollout,
-            rewards=cluster.rewards,
-            policy=cluster.policy,
-            reference=cluster.reference,
-            critic=cluster.critic,
-            run=run,
-            progress=progress,
-        ).run()
-        progress.note("stopping")
-    run.event("done", step=config.trainer.steps)
-
-
-def finished_steps(run: RunDirectory) -> int:
-    there = checkpoint.found(run.path / "checkpoints")
-    return there[-1][0] if there else 0
+    watch = Watch.of(config, run.logs, stop, progress.note, run.event)
+    try:
+        with started(config, watch) as cluster:
+            run.event("start", ray=cluster.address)
+            prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
+            cluster.ready(prompts.longest_prompt)
+            assert cluster.policy is not None
+            done = Trainer(
+                config,
+                train=prompts.train,
+                evals=prompts.held_out,
+                rollout=cluster.rollout,
+                rewards=cluster.rewards,
+                policy=cluster.policy,
+                reference=cluster.reference,
+                critic=cluster.critic,
+                run=run,
+                progress=progress,
+                stop=stop,
+            ).run()
+            progress.note("stopping")
+    except Abandoned:  # while workers were coming up
+        return Checkpoints(run.path / "checkpoints", 0).last
+    if done == config.trainer.steps:
+        run.event("done", step=done)
+    return done
 
 
 def summary(config: Config, run: RunDirectory, console: Console) -> None:

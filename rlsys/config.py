@@ -55,6 +55,8 @@ class ConfigError(ValueError):
 class Run:
     dir: str = ""  # the run directory; empty: runs/<name of the YAML file>
     seed: int = 0  # every random choice follows from it
+    max_restarts: int = 10  # times it goes on from its last checkpoint by itself, after policy, driver or Ray were lost
+    grace_s: float = 25.0  # after SIGTERM: seconds in which a step may still finish, before it is abandoned
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,6 @@ class Cluster:
     placement: str = "separate"  # separate | colocated: whether engines and policy ranks share GPUs
     dashboard_port: int = 0  # port of the private cluster's dashboard; 0: any free one
     start_timeout_s: float = 600.0  # how long all workers together may take to come up
-    call_timeout_s: float = 3600.0  # how long any single call to a worker may take
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ class Trainer:
     samples_per_prompt: int = 16  # completions in a group
     updates_per_step: int = 1  # mini-batches, one optimizer update each, in a pass over the batch
     epochs_per_step: int = 1  # passes over the batch
+    max_mismatch: float | None = None  # mean |rollout - old| log-prob of a step that stops it; null: by dtype and lag
+    max_skipped: int = 3  # updates in a row with a loss or gradient that is not finite; one more stops the run
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class Rollout:
     kv_cache_mb: int = 64  # KV cache of a CPU engine, MiB
     gpu_memory: float = 0.85  # share of a GPU's memory a GPU engine takes
     enforce_eager: bool = True  # false: CUDA graphs; slower start, faster decoding
+    exact: bool = False  # CPU: engine and trainer compute alike; rollout and old log-probs are equal bit for bit
 
 
 @dataclass(frozen=True)
@@ -268,7 +272,7 @@ class DynamicSampling:
 @dataclass(frozen=True)
 class Sync:
     transport: str = "auto"  # auto | shared_memory | object_store | nccl | cuda_ipc
-    verify: bool = True  # compare the engines' fingerprints with the policy's after each sync
+    verify: bool = True  # each engine proves after each sync, tensor by tensor, that it has the policy's weights
 
 
 @dataclass(frozen=True)
@@ -289,6 +293,13 @@ class Eval:
 class Checkpoint:
     every: int = 50  # steps between checkpoints; also after the last; 0: only that one
     keep_last: int = 2  # older ones are removed; 0: keep all
+    keep_best: str = ""  # a figure, such as eval/all/accuracy: its best step is saved and kept too; -figure: the lowest
+
+
+@dataclass(frozen=True)
+class Watchdog:
+    stall_s: float = 1800.0  # a worker that is waited for, and of which nothing is heard for so long, has stalled
+    action: str = "restart"  # restart | abort: what becomes of it, after its stacks were saved
 
 
 @dataclass(frozen=True)
@@ -312,3 +323,4 @@ class Config:
     pipeline: Pipeline = field(default_factory=Pipeline)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    watchdog: Watchdog = field(default_factory=Watchdog)

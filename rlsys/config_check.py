@@ -50,6 +50,7 @@ def check(config: Config) -> list[str]:
     one_of("algorithm.normalize", c.algorithm.normalize, NORMALIZERS)
     one_of("algorithm.kl", c.algorithm.kl, KL_ESTIMATORS)
     one_of("sync.transport", c.sync.transport, TRANSPORTS)
+    one_of("watchdog.action", c.watchdog.action, ("restart", "abort"))
     positive = {
         "trainer": ("steps", "prompts_per_step", "samples_per_prompt", "updates_per_step", "epochs_per_step"),
         "rollout": (
@@ -63,7 +64,8 @@ def check(config: Config) -> list[str]:
         ),
         "policy": ("ranks", "tokens_per_pack", "logprob_chunk", "lr", "threads"),
         "reward": ("workers", "timeout_s", "batch", "concurrency"),
-        "cluster": ("start_timeout_s", "call_timeout_s"),
+        "cluster": ("start_timeout_s",),
+        "watchdog": ("stall_s",),
         "critic": ("ranks", "lr"),
         "reference": ("kl_horizon",),
         "dynamic_sampling": ("max_rounds",),
@@ -81,10 +83,11 @@ def check(config: Config) -> list[str]:
         "overlong": ("buffer", "penalty"),
         "reward": ("memory_mb",),
         "algorithm": ("constant", "control_weight"),
+        "trainer": ("max_skipped",),
         "eval": ("every",),
         "checkpoint": ("every", "keep_last"),
         "cluster": ("dashboard_port",),
-        "run": ("seed",),
+        "run": ("seed", "max_restarts", "grace_s"),
     }
     for section, names in not_negative.items():
         for name in names:
@@ -93,6 +96,16 @@ def check(config: Config) -> list[str]:
 
     problems += _check_options(c) + _check_weights(c)
     t = c.trainer
+    need(
+        t.max_mismatch is None or 0 < t.max_mismatch < math.inf,
+        f"trainer.max_mismatch is {t.max_mismatch}; it must be a number greater than 0, or null for what suits dtype and lag.",
+    )
+    need(
+        not c.rollout.exact
+        or (c.cluster.device == "cpu" and c.rollout.dtype == c.policy.dtype == "float32" and c.policy.threads == 1),
+        "rollout.exact is there for cluster.device cpu with rollout.dtype and policy.dtype float32 and policy.threads 1. "
+        "Use those, or rollout.exact false.",
+    )
     if t.updates_per_step > 0 and t.prompts_per_step > 0 and t.prompts_per_step % t.updates_per_step:
         good = [n for n in range(1, t.prompts_per_step + 1) if t.prompts_per_step % n == 0]
         need(
@@ -128,6 +141,12 @@ def check(config: Config) -> list[str]:
     )
     need(c.critic.gamma <= 1, f"critic.gamma is {c.critic.gamma}; it must be between 0 and 1.")
     need(c.critic.lam <= 1, f"critic.lam is {c.critic.lam}; it must be between 0 and 1.")
+    slowest = max([c.reward.timeout_s, *(f.deadline_s or 0.0 for f in c.reward.functions.values())])
+    need(
+        c.watchdog.stall_s > slowest,
+        f"watchdog.stall_s ({c.watchdog.stall_s:g}) is not more than what a reward function may take ({slowest:g} s): every slow "
+        "verdict would be a stall. Use a larger stall_s, or shorter deadlines.",
+    )
     with_critic = c.algorithm.advantage == "gae"
     need(
         not with_critic or not c.critic.alone_steps or c.critic.alone_steps < t.steps,

@@ -2,23 +2,27 @@
 
 A YAML file may start from another. `base: tiny_cpu.yaml` on its top level, a path from its own folder, reads that file first, and
 its base before it; a value replaces the base's, lists and named functions or data sets as a whole. `${section.option}` refers
-within a file.
+within a file, `${oc.env:NAME}` to the environment: in an option of a reward function it stays a reference, see `secrets`.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import operator
+import os
 import re
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config, ConfigError, Function
 from rlsys.config_check import check
 from rlsys.config_named import NAMED, changed, compact, named
+from rlsys.secrets import FromEnvironment, given, hidden, suspects
 
 # What verl, TRL and OpenRLHF call our options, by the last part of the name, or the last two where one would lead astray.
 # configs/README.md says where the values differ.
@@ -58,6 +62,8 @@ ELSEWHERE = {
     "num_iterations": "trainer.epochs_per_step",
     "max_steps": "trainer.steps",
     "total_training_steps": "trainer.steps",
+    "save_total_limit": "checkpoint.keep_last",
+    "max_actor_ckpt_to_keep": "checkpoint.keep_last",
     "max_prompt_length": "rollout.max_prompt_tokens",
     "max_response_length": "rollout.max_new_tokens",
     "max_completion_length": "rollout.max_new_tokens",
@@ -115,6 +121,7 @@ ELSEWHERE = {
     "validation_data_dir": "run.dir",
     "log_completions": "run.dir",
 }
+MARK = re.compile("\0oc\\.env:([^\0]+)\0")  # where a value referred to the environment
 LITERAL = " A text that has ${ in it is written with \\${."
 
 
@@ -145,9 +152,18 @@ def build(
     problems: list[str] = []
     merged: dict[str, tuple[str, Any]] = {}
     entries: dict[str, dict[str, Any]] = {key: operator.attrgetter(key)(Config()) for key in NAMED}
-    sources = [(name, _items(file, name)) for file, name in [*(bases or []), (tree, where)]]
-    for source, items in [*sources, ("command line", _overrides(overrides, problems))]:
-        for key, value in items:
+    with _references_kept():
+        sources = [(name, _items(file, name)) for file, name in [*(bases or []), (tree, where)]]
+        sources.append(("command line", _overrides(overrides, problems)))
+    for source, items in sources:
+        for key, marked in items:
+            try:
+                value = _referring(marked)
+                if not _named(key) or (key in NAMED and not isinstance(value, dict)):
+                    value = given(value)
+            except ConfigError as error:
+                problems.append(f"{source}: `{key}`: {error}")
+                continue
             kind = _kind(key)
             if kind is None:
                 problems.append(f"{source}: unknown option `{key}`.{_suggest(key)}")
@@ -177,7 +193,7 @@ def build(
         except OmegaConfBaseException:
             problems.append(f"{source}: `{key}` must be {_name(_kind(key))}; {value!r} is {_name(type(value))}.")
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([hidden(problem) for problem in problems])
     try:
         config = OmegaConf.to_object(schema)
     except OmegaConfBaseException as error:
@@ -185,8 +201,10 @@ def build(
     assert isinstance(config, Config)
     for key, found in entries.items():
         section, _, name = key.partition(".")
-        with_entries = dataclasses.replace(getattr(config, section), **{name: found})
+        with_entries = dataclasses.replace(getattr(config, section), **{name: _known(found)})
         config = dataclasses.replace(config, **{section: with_entries})
+    if problems := [problem for key, value in flatten(config).items() for problem in suspects(key, value)]:
+        raise ConfigError(problems)
     return config
 
 
@@ -210,6 +228,8 @@ def literal(value: Any) -> Any:
         return {k: literal(v) for k, v in value.items()}
     if isinstance(value, list):
         return [literal(v) for v in value]
+    if isinstance(value, FromEnvironment):
+        return str(value)
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
@@ -262,6 +282,61 @@ def _items(tree: DictConfig, where: str) -> list[tuple[str, Any]]:
     except OmegaConfBaseException as error:  # an interpolation that leads nowhere, a `???`
         way_out = "" if isinstance(error, MissingMandatoryValue) else f".{LITERAL}"
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}{way_out}") from None
+
+
+# --- the environment -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _references_kept() -> Iterator[None]:
+    """What OmegaConf resolves meanwhile has marks where the environment is referred to, and not its values."""
+    from omegaconf.resolvers import oc
+
+    def settled(text: Any) -> Any:
+        return MARK.sub(lambda mark: oc.env(mark[1]), text) if isinstance(text, str) else text
+
+    def env(name: str, *default: Any) -> Any:
+        name = settled(name)
+        return oc.env(name, *default) if default and name not in os.environ else f"\0oc.env:{name}\0"
+
+    def decode(text: str | None, _parent_: Any, _node_: Any) -> Any:
+        return oc.decode(settled(text), _parent_, _node_)
+
+    OmegaConf.register_resolver("oc.env", env, replace=True)
+    OmegaConf.register_resolver("oc.decode", decode, replace=True, annotation_validation="off")
+    try:
+        yield
+    finally:
+        OmegaConf.register_resolver("oc.env", oc.env, replace=True, annotation_validation="off")
+        OmegaConf.register_resolver("oc.decode", oc.decode, replace=True, annotation_validation="off")
+
+
+def _referring(value: Any) -> Any:
+    """The marks made into references again.  "Bearer \\0oc.env:KEY\\0" -> FromEnvironment("Bearer ${oc.env:KEY}")"""
+    if isinstance(value, dict):
+        return {given(_referring(k)): _referring(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_referring(v) for v in value]
+    if not isinstance(value, str) or not MARK.search(value):
+        return value
+    parts = MARK.split(value)
+    # Before a reference a \ is written twice.
+    texts = [re.sub(r"(\\+)$", r"\1\1", literal(text)) for text in parts[:-1:2]]
+    references = [f"{text}${{oc.env:{name}}}" for text, name in zip(texts, parts[1::2], strict=True)]
+    return FromEnvironment("".join(references) + literal(parts[-1]))
+
+
+def _known(entries: dict[str, Any]) -> dict[str, Any]:
+    """Entries in which only options of functions still refer to the environment."""
+    found = {}
+    for name, entry in entries.items():
+        kept = ("options", "reward")
+        fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+        values = {k: given(v) for k, v in fields.items() if k not in kept}
+        if not isinstance(entry, Function):
+            values["reward"] = _known(entry.reward)
+        found[name] = dataclasses.replace(entry, **values)
+    return found
 
 
 # --- names and kinds of options ------------------------------------------------------------------------------------------

@@ -1,29 +1,57 @@
-"""A number that tells whether two processes hold the same weights, bit for bit.
+"""Numbers below 2^64 that tell whether two processes hold the same weights, bit for bit.
 
-The engine fuses matrices (q, k and v into one) and splits them over devices, so the fingerprint must not depend on how
-elements are grouped: each element's bits are scrambled into 64 and the results added, modulo 2^64. Zero adds nothing, so
-padding rows do not count. A flipped bit or a stale tensor changes the sum; two elements that changed places do not.
+`of_bytes`   the tensor's bytes in order, at the speed of memory. For whole tensors on CPU.
+`of_places`  every element scrambled with its place, and added up: shares of a tensor on several devices add up to the whole.
+`of_bits`    every element scrambled alone, and added up: it does not see that elements, or tensors, changed places.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 
 import torch
+import xxhash
 from torch import Tensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 24
 _FACTORS = (-7046029254386353131, -4658895280553007687)  # 0x9E3779B97F4A7C15 and 0xBF58476D1CE4E5B9 as signed
+MODULUS = 1 << 64
 
 
-def fingerprint(tensors: Iterable[Tensor]) -> int:
+def of_bytes(tensor: Tensor) -> int:
+    flat = tensor.detach().contiguous().view(-1)
+    return xxhash.xxh3_64_intdigest(flat.view(_BITS[flat.element_size()]).numpy().data)
+
+
+def of_places(tensor: Tensor, whole: Iterable[int], at: tuple[int, int] = (0, 0)) -> int:
+    """`tensor` is all of a tensor of shape `whole`, or the part of it that begins in row and column `at`."""
+    rows = tensor.detach().reshape(len(tensor), -1)
+    width = math.prod(list(whole)[1:])
+    row, column = at
+    columns = torch.arange(column, column + rows.shape[1], device=tensor.device)
     total = 0
-    for tensor in tensors:
-        flat = tensor.detach().reshape(-1)
-        bits = flat.view(_BITS[flat.element_size()])
-        for part in bits.split(_CHUNK):
-            x = part.to(torch.int64)
-            for factor, shift in zip(_FACTORS, (29, 32), strict=True):
-                x = x * factor
-                x = x ^ (x >> shift)
-            total += int(x.sum())
-    return total % (1 << 64)
+    for part in rows.split(max(1, _CHUNK // rows.shape[1])):
+        place = torch.arange(row, row + len(part), device=tensor.device)[:, None] * width + columns
+        total += int(_scrambled(_bits(part) ^ _scrambled(place + 1)).sum())
+        row += len(part)
+    return total % MODULUS
+
+
+def of_bits(tensors: Iterable[Tensor]) -> int:
+    """Of all of them together. Zero adds nothing, so padding does not count."""
+    return sum(int(_scrambled(_bits(part)).sum()) for tensor in tensors for part in _chunks(tensor)) % MODULUS
+
+
+def _chunks(tensor: Tensor) -> Iterator[Tensor]:
+    yield from tensor.detach().reshape(-1).split(_CHUNK)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
+
+
+def _scrambled(x: Tensor) -> Tensor:
+    for factor, shift in zip(_FACTORS, (29, 32), strict=True):
+        x = x * factor
+        x = x ^ (x >> shift)
+    return x

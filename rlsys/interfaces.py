@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlsys.types import Floats, Pack, Prompt, Request, Sample, Verdict
+
+if TYPE_CHECKING:
+    from rlsys.diagnosis import ModelFacts, Variant
 
 
 class Rollout(Protocol):
@@ -39,6 +42,18 @@ class Scorer(Protocol):
         ...
 
 
+class Rescorer(Scorer, Protocol):
+    """A policy that computes as if: what finds out why engines and policy disagree."""
+
+    def rescored(self, packs: list[list[Pack]], variant: "Variant") -> list[list[Floats]]:
+        """`packs[rank][i]` → log-probs [K, samplings]."""
+        ...
+
+    def facts(self, texts: list[str]) -> "ModelFacts":
+        """What the model's files say, and the tokens they make of some texts."""
+        ...
+
+
 class Critic(Scorer, Protocol):
     """The critic's ranks, as one."""
 
@@ -46,12 +61,18 @@ class Critic(Scorer, Protocol):
         """One optimizer update on one mini-batch. Returns its loss and gradient norm."""
         ...
 
-    def save(self, folder: str) -> None: ...
+    def save(self, folder: str) -> None:
+        """Sets its state aside and begins to write it; `saved` says when it is there."""
+        ...
+
+    def saved(self, wait: bool) -> dict[str, str] | None:
+        """What the last `save` wrote: file, by its path in the folder → SHA-256. None: it is still being written."""
+        ...
 
     def load(self, folder: str) -> None: ...
 
 
-class Policy(Scorer, Protocol):
+class Policy(Rescorer, Protocol):
     """The policy ranks, as one."""
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
@@ -62,6 +83,14 @@ class Policy(Scorer, Protocol):
         """Brings every engine to the policy's weights, which are called `version` from now on, and proves it."""
         ...
 
-    def save(self, folder: str) -> None: ...
+    def save(self, folder: str) -> None:
+        """Sets its state aside and begins to write it; `saved` says when it is there."""
+        ...
 
-    def load(self, folder: str) -> None: ...
+    def saved(self, wait: bool) -> dict[str, str] | None:
+        """What the last `save` wrote: file, by its path in the folder → SHA-256. None: it is still being written."""
+        ...
+
+    def load(self, folder: str) -> None:
+        """From what any number of ranks and any ZeRO stage wrote."""
+        ...

@@ -1,11 +1,13 @@
 """The one forward pass: policy, old and reference log-probs all come from `PackedLogprobs`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlsys import exact
 from rlsys.attention import layout
 from rlsys.types import Pack
 
@@ -22,6 +24,7 @@ class PackedLogprobs(nn.Module):
             raise ValueError(
                 f"{type(lm).__name__}: the output layer must be a linear layer without bias; it is {head}."
             )
+        head.linear = exact.linear if isinstance(head, exact.Linear) else F.linear
         head.__class__ = LogprobHead
         head.temperature, head.chunk = temperature, chunk
         self.lm = lm
@@ -46,9 +49,10 @@ class LogprobHead(nn.Linear):
 
     temperature: float
     chunk: int
+    linear: Callable[[Tensor, Tensor], Tensor]
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return ChunkedLogprobs.apply(hidden, self.weight, targets, self.temperature, self.chunk)
+        return ChunkedLogprobs.apply(hidden, self.weight, targets, self.temperature, self.chunk, self.linear)
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -60,13 +64,19 @@ class ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.linear = temperature, chunk, linear
         logprobs, entropies = [], []
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            whole = (F.linear(h, weight).float() / temperature).log_softmax(-1)  # [chunk, V]
+            whole = (linear(h, weight).float() / temperature).log_softmax(-1)  # [chunk, V]
             logprobs.append(whole.gather(-1, t[:, None])[:, 0])
             entropies.append(-(whole.exp() * whole).sum(-1))
         entropy = torch.cat(entropies)
@@ -74,14 +84,14 @@ class ChunkedLogprobs(torch.autograd.Function):
         return torch.cat(logprobs), entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         grad = torch.zeros_like(entropy) if grad is None else grad
         for start in range(0, len(hidden), ctx.chunk):
             where = slice(start, start + ctx.chunk)
             h, t, g = hidden[where], targets[where], grad[where, None]
-            whole = (F.linear(h, weight).float() / ctx.temperature).log_softmax(-1)
+            whole = (ctx.linear(h, weight).float() / ctx.temperature).log_softmax(-1)
             p = whole.exp()
             slope = -g * p
             slope.scatter_add_(-1, t[:, None], g)
@@ -90,4 +100,4 @@ class ChunkedLogprobs(torch.autograd.Function):
             slope = (slope / ctx.temperature).to(h.dtype)
             grad_hidden[where] = slope @ weight
             grad_weight += (slope.t() @ h).float()
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None

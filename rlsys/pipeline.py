@@ -11,13 +11,15 @@ to the reward pool the moment it is seen; nothing waits for the slowest prompt b
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 
 from rlsys.config import Reward
+from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.interfaces import Rewards, Rollout
 from rlsys.seeds import seed_of
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
@@ -129,22 +131,47 @@ class Collector:
 
 
 class Pipeline:
-    """Batches `first` to `last` in order; `start(step)` samples and judges one."""
+    """Batches in order, `start(step)` samples and judges one. `ready` are those from step `first` on that are there already."""
 
-    def __init__(self, start: Callable[[int], Batch], *, first: int, last: int, max_lag: int):
-        self.start, self.upcoming, self.last, self.max_lag = start, first, last, max_lag
-        self.ahead: deque[Future[Batch]] = deque()
+    def __init__(
+        self, start: Callable[[int], Batch], *, first: int, last: int, max_lag: int, ready: Sequence[Batch] = ()
+    ):
+        self.start, self.last, self.max_lag = start, last, max_lag
+        self.upcoming = first + len(ready)
+        self.ahead: deque[Future[Batch]] = deque(done(batch) for batch in ready)
+        self.before: list[Future[Batch]] = []
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="collect")  # one: batches are generated in order
 
     def next(self) -> Batch:
+        self.before = list(self.ahead)
         while len(self.ahead) <= self.max_lag and self.upcoming <= self.last:
             self.ahead.append(self.thread.submit(self.start, self.upcoming))
             self.upcoming += 1
         return self.ahead.popleft().result()
 
     def drain(self) -> None:
-        """Waits until the engines are idle. What went wrong meanwhile is for `next` to say."""
+        """Waits until the engines are idle. That nothing can be learned from a batch is for `next` to say.
+
+        A batch that was lost could not be made again once the engines have new weights: so the present step must not count.
+        """
         wait(self.ahead)
+        for future in self.ahead:
+            if (error := future.exception()) and not isinstance(error, RewardFailure | NothingToLearn):
+                raise error
+
+    def pending(self, *, undo: bool = False) -> list[Batch]:
+        """What the engines have sampled ahead of the last step; with `undo`, ahead of the step before it.
+
+        With `undo`, batches that are still being made are left out: they can be made again, from the same weights.
+        """
+        whole = takewhile(lambda f: f.done() and not f.exception(), self.before if undo else list(self.ahead))
+        return [future.result() for future in whole]
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def done(batch: Batch) -> Future[Batch]:
+    future: Future[Batch] = Future()
+    future.set_result(batch)
+    return future

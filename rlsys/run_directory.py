@@ -1,8 +1,8 @@
 """The run directory: what every tool reads.
 
 config.yaml     the resolved configuration        samples/      every sample of every step, parquet
-metrics.jsonl   one line per step                 checkpoints/  step-000040/: model/ (Hugging Face), optimizer/, critic/, state.json
-events.jsonl    starts, syncs, saves, stops      logs/         one file per process
+metrics.jsonl   one line per step                 checkpoints/  step-000040/, see `checkpoint`; damaged-step-000040/, set aside
+events.jsonl    starts, syncs, faults, stops      logs/         of each process: .log, .pid (where it is), .stacks (what it was at)
 """
 
 import contextlib
@@ -17,15 +17,21 @@ from typing import Any
 from rlsys import config_load
 from rlsys.config import Config, ConfigError
 from rlsys.samples import write_samples
+from rlsys.secrets import hidden
 from rlsys.types import Batch, Floats
 
 FREE_TO_CHANGE = (  # what a run may be continued with
     "run.dir",
+    "run.max_restarts",
+    "run.grace_s",
+    "watchdog.",
     "cluster.",
     "eval.",
     "checkpoint.",
     "sync.",
     "trainer.steps",
+    "trainer.max_mismatch",
+    "trainer.max_skipped",
     "reward.workers",
     "reward.timeout_s",
     "reward.memory_mb",
@@ -38,7 +44,12 @@ FREE_TO_CHANGE = (  # what a run may be continued with
     "rollout.kv_cache_mb",
     "rollout.max_sequences",
     "policy.port",
+    "policy.ranks",
+    "policy.zero_stage",
+    "policy.offload_optimizer",
+    "policy.offload_params",
     "critic.port",
+    "critic.ranks",
     "policy.tokens_per_pack",
     "policy.logprob_chunk",
     "policy.gradient_checkpointing",
@@ -71,11 +82,17 @@ class RunDirectory:
             ) from None
         if known.is_file() and (self.path / "metrics.jsonl").is_file():
             self._refuse_changes(config, known)
-        write(known, config_load.to_yaml(config))
-        for name in ("samples", "checkpoints", "logs"):
-            (self.path / name).mkdir(exist_ok=True)
-        for leftover in (self.path / "checkpoints").glob(".*"):
-            shutil.rmtree(leftover)
+        try:
+            write(known, config_load.to_yaml(config))
+            for name in ("samples", "checkpoints", "logs"):
+                (self.path / name).mkdir(exist_ok=True)
+            for leftover in (self.path / "checkpoints").glob(".*"):
+                shutil.rmtree(leftover)
+            for place in self.logs.glob("*.pid"):  # of workers that are no more
+                place.unlink()
+            end_last_line(self.path / "events.jsonl")
+        except PermissionError as error:  # the directory is another user's, the lock in it open to all
+            raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
     def _refuse_changes(self, config: Config, known: Path) -> None:
         from omegaconf import OmegaConf
@@ -100,7 +117,8 @@ class RunDirectory:
 
     def event(self, kind: str, **facts: Any) -> None:
         with (self.path / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **facts}) + "\n")
+            told = {name: hidden(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **told}) + "\n")
 
     def metrics(self, line: dict[str, float]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
@@ -114,6 +132,13 @@ class RunDirectory:
 
     def samples(self, name: str, batch: Batch, advantages: Floats | None = None) -> None:
         write_samples(self.path / "samples" / f"{name}.parquet", batch, advantages)
+
+
+def end_last_line(file: Path) -> None:
+    """So that what is added behind a line that was cut off is a line of its own."""
+    if file.is_file() and not file.read_bytes().endswith(b"\n"):
+        with file.open("a") as out:
+            out.write("\n")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -5,18 +5,20 @@ prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pa
               └──────────────────── weights, versioned and verified ─────────┘
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
-from rlsys import checkpoint, dynamic_sampling, kl, metrics
+from rlsys import agreement, dynamic_sampling, kl, metrics
+from rlsys.best import Best
+from rlsys.checkpoint import Checkpoints
 from rlsys.config import Config
 from rlsys.credit import CreditAssignment
 from rlsys.data import Dataset
+from rlsys.diagnosis import disagreement
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.evaluation import HeldOut, evaluate
+from rlsys.failures import Abandoned
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import Clock, Metrics
 from rlsys.minibatches import MiniBatch, mini_batches
@@ -24,6 +26,8 @@ from rlsys.packing import pack, unpack
 from rlsys.pipeline import Collector, Pipeline, RewardFailure
 from rlsys.run_directory import RunDirectory
 from rlsys.schedule import learning_rate
+from rlsys.skips import Skips
+from rlsys.stopping import Stop
 from rlsys.types import Batch, Columns, Floats, Pack
 
 
@@ -46,8 +50,9 @@ class Trainer:
         critic: Critic | None,
         run: RunDirectory,
         progress: Progress,
+        stop: Stop | None = None,
     ):
-        self.config, self.run_directory, self.progress = config, run, progress
+        self.config, self.run_directory, self.progress, self.stop = config, run, progress, stop or Stop()
         self.train_data, self.evals = train, evals
         self.rollout, self.policy, self.reference, self.critic = rollout, policy, reference, critic
         self.collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
@@ -55,40 +60,71 @@ class Trainer:
         self.position = self.asked = 0  # in the training data: what was trained on, and what was asked for
         self.kl_coef = config.reference.kl_coef
         self.failures_told: set[str] = set()
+        self.checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
+        self.best = Best(config.checkpoint.keep_best)
+        self.skips, self.critic_skips = (
+            Skips(config.trainer.max_skipped, lr, run.event) for lr in ("policy.lr", "critic.lr")
+        )
+        self.done = self.saved = 0  # the last step whose weights there are, and the last in a checkpoint
+        self.owed: Metrics = {}  # figures of the last step, where its evaluation is still to be made
+        self.changing = False  # whether the weights are between two steps
+        self.ahead = False  # whether the batch of the step after `done` has been taken
 
-    def run(self) -> None:
-        """Trains from the newest checkpoint, or from the start, to `trainer.steps`."""
-        c = self.config
-        done = self.resume()
-        self.sync(done)
-        if done == 0:
-            self.record(0, self.evaluation(0))
-        pipeline = Pipeline(self.sample, first=done + 1, last=c.trainer.steps, max_lag=c.pipeline.max_lag)
+    def run(self) -> int:
+        """Trains from the newest checkpoint, or from the start, to `trainer.steps`, or till it is told to stop.
+
+        Returns the last step that is done; what is done is saved.
+        """
+        pending = self.resume()
+        self.sync(self.done)
+        self.compare()
+        if self.owed or self.done == 0:
+            self.settle_debts()
+            self.best.beaten(self.done, self.line)
+            self.saved = 0  # it still owes what is paid now
+        last, max_lag = self.config.trainer.steps, self.config.pipeline.max_lag
+        self.pipeline = Pipeline(self.sample, first=self.done + 1, last=last, max_lag=max_lag, ready=pending)
+        self.stop.working = True  # from here on there is something to finish
         try:
-            for step in range(done + 1, c.trainer.steps + 1):
-                try:
-                    found = self.step(step, pipeline)
-                except (NothingToLearn, RewardFailure):
-                    self.save_missed(step - 1)  # what was learned so far is good
-                    raise
-                if step == c.trainer.steps or (c.eval.every and step % c.eval.every == 0):
-                    try:
-                        found |= self.evaluation(step)
-                    except RewardFailure:
-                        self.record(step, found)
-                        self.save_missed(step)
-                        raise
-                # First the line, then the checkpoint: killed in between, the step is done again and its line replaced.
-                self.record(step, found)
-                if step == c.trainer.steps or (c.checkpoint.every and step % c.checkpoint.every == 0):
-                    self.save(step)
+            while self.done < last and not self.stop.requested:
+                self.train(self.done + 1)
+        except Abandoned:
+            if self.changing:  # half of an update is worth nothing
+                return self.checkpoints.last
+        except (NothingToLearn, RewardFailure):
+            if self.owed:
+                self.record(self.done, self.owed)
+            self.save_missed()  # what was learned so far is good
+            self.finish_saving(wait=True)
+            raise
         finally:
-            pipeline.close()
+            self.pipeline.close()
+        try:
+            self.stop.saving = True
+            self.save_missed()
+            self.finish_saving(wait=True)
+        except Abandoned:
+            return self.checkpoints.last
+        return self.done
 
-    def step(self, step: int, pipeline: Pipeline) -> Metrics:
+    def train(self, step: int) -> None:
+        """One step and what belongs to it. First its line, then its checkpoint: killed in between, it is done again."""
+        c = self.config
+        found = self.step(step)
+        if step == c.trainer.steps or (c.eval.every and step % c.eval.every == 0):
+            self.owed = found
+        self.settle_debts() if self.owed else self.record(step, found)
+        better = self.best.beaten(step, self.line)
+        if better or step == c.trainer.steps or (c.checkpoint.every and step % c.checkpoint.every == 0):
+            self.save()
+        self.finish_saving(wait=False)
+
+    def step(self, step: int) -> Metrics:
         clock = Clock()
+        self.ahead = True
         with clock("rollout"):
-            batch = pipeline.next()  # at most `max_lag` updates old
+            batch = self.pipeline.next()  # at most `max_lag` updates old
+        self.finish_saving(wait=False)
         clock.split("rollout", "reward", batch.reward_s)
         self.tell_failures(step, batch)
 
@@ -96,22 +132,24 @@ class Trainer:
         with clock("score"):
             scored = self.scored(batch)
         credit = self.credit(step, batch, scored, self.kl_coef)
+        self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages)
+        self.changing = True
         with clock("update"):
             updates = list(self.updates(step, batch, credit.columns))
-        learned, of_critic = [u for u, _ in updates if u], [u for _, u in updates if u]
-        require_finite(step, learned, "policy.lr")
-        require_finite(step, of_critic, "critic.lr")
+        learned = self.skips.good(step, batch, [u for u, _ in updates if u])
+        of_critic = self.critic_skips.good(step, batch, [u for _, u in updates if u])
+        found = metrics.of_batch(batch) | metrics.of_updates(learned) | metrics.of_credit(credit)
+        require_agreement(self.config, step, found)
 
-        pipeline.drain()
+        self.pipeline.drain()
         with clock("sync"):
             self.sync(step)
-        self.position = batch.position
-        self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages)
-        found = metrics.of_batch(batch) | metrics.of_updates(learned) | metrics.of_credit(credit)
+        self.done, self.position, self.changing, self.ahead = step, batch.position, False, False
         found |= metrics.of_critic(of_critic) | ({"kl_coef": self.kl_coef} if self.reference else {})
         self.adapt(found)
         found |= clock.metrics()
         found["tokens_per_second"] = found["tokens"] / found["time/step"]
+        found["update/skipped"] = sum(u["skipped"] for both in updates for u in both if u)
         return found | {"lag": step - 1 - min(s.version for s in batch.samples), "sync/version": step}
 
     def tell_failures(self, step: int, batch: Batch) -> None:
@@ -215,54 +253,98 @@ class Trainer:
         self.run_directory.samples(f"eval-{step:06d}", result.batch)
         return result.metrics()
 
+    def compare(self) -> None:
+        """Whether engines and policy say the same of a few samples, before anything is learned from any."""
+        prompts = self.train_data.take(self.position, agreement.PROMPTS)
+        found = agreement.measure(self.rollout, self.policy, prompts, self.config)
+        self.progress.note(str(found))
+        self.run_directory.event("agreement", **found.facts())
+        if not found.fine:
+            older = {
+                f"the checkpoint of step {step}": str(path / "model") for step, path in self.checkpoints.found()[-1:]
+            }
+            raise disagreement(found, self.policy, self.config, older)
+
     def sync(self, step: int) -> None:
         """The engines take the weights; their version is the step that made them."""
         self.policy.sync(step)
         self.run_directory.event("sync", version=step)
 
     def record(self, step: int, found: Metrics) -> None:
+        self.line = found
         self.run_directory.metrics({"step": step} | found)
         self.progress.step(step, found)
 
-    def save(self, step: int) -> None:
-        folder = Path(self.run_directory.path) / "checkpoints"
-        state = {"step": step, "position": self.position, "kl_coef": self.kl_coef}
-        path = checkpoint.save(folder, step, state, self.fill, self.config.checkpoint.keep_last)
-        self.run_directory.event("checkpoint", step=step, path=str(path.relative_to(self.run_directory.path)))
+    def settle_debts(self) -> None:
+        """The evaluation that is due, and the line that waits for it."""
+        self.record(self.done, self.owed | self.evaluation(self.done))
+        self.owed = {}
 
-    def save_missed(self, step: int) -> None:
+    # --- checkpoints ----------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Begins a checkpoint of the last step that is done."""
+        if self.checkpoints.step != self.saved:  # it was cut off before every learner had begun: it is begun anew
+            self.checkpoints.step = None
+        self.finish_saving(wait=True)  # one at a time
+        state = {
+            "step": self.done,
+            "position": self.position,
+            "kl_coef": self.kl_coef,
+            "owed": self.owed,
+            "best": vars(self.best),
+            "skips": [[s.in_a_row, s.first] for s in (self.skips, self.critic_skips)],
+        }
+        folder = self.checkpoints.begin(self.done, state, self.pipeline.pending(undo=self.ahead))
+        for learner in self.learners:
+            learner.save(folder)
+        self.saved = self.done
+
+    def save_missed(self) -> None:
         """A checkpoint of a step that was done and not saved."""
-        there = checkpoint.found(self.run_directory.path / "checkpoints")
-        if step > (there[-1][0] if there else 0):
-            self.save(step)
+        if self.done > self.saved:
+            self.save()
 
-    def fill(self, folder: str) -> None:
-        self.policy.save(folder)
-        if self.critic:
-            self.critic.save(folder)
+    def finish_saving(self, wait: bool) -> None:
+        """Puts the checkpoint that was begun in place, as soon as all of it is on disk."""
+        if self.checkpoints.step is None:
+            return
+        written = [learner.saved(wait) for learner in self.learners]
+        if None not in written:
+            step = self.checkpoints.step
+            path = self.checkpoints.complete({name: sum for found in written if found for name, sum in found.items()})
+            self.run_directory.event("checkpoint", step=step, path=str(path.relative_to(self.run_directory.path)))
 
-    def resume(self) -> int:
-        """Loads the newest checkpoint, if there is one, and returns its step."""
-        there = checkpoint.found(self.run_directory.path / "checkpoints")
-        done = there[-1][0] if there else 0
+    @property
+    def learners(self) -> list[Policy | Critic]:
+        return [self.policy, self.critic] if self.critic else [self.policy]
+
+    def resume(self) -> list[Batch]:
+        """Goes back to the newest checkpoint that is whole, if there is one. Returns what was sampled ahead of it."""
+        there = self.checkpoints.newest(self.progress.note)
         if there:
-            self.policy.load(str(there[-1][1]))
-            if self.critic:
-                self.critic.load(str(there[-1][1]))
-            state = checkpoint.state(there[-1][1])
-            self.position, self.kl_coef = state["position"], state["kl_coef"]
-            self.progress.note(f"resumed from {there[-1][1]}")
-        self.asked = self.position
-        self.run_directory.rewind(done if done else -1)
-        self.run_directory.event("resume" if done else "begin", step=done)
-        return done
+            for learner in self.learners:
+                learner.load(str(there.path))
+            state = there.state
+            self.done, self.position, self.kl_coef = there.step, state["position"], state["kl_coef"]
+            self.owed = state["owed"]
+            if state["best"]["figure"] == self.best.figure:
+                self.best = Best(**state["best"])
+            for skips, known in zip((self.skips, self.critic_skips), state["skips"], strict=True):
+                skips.in_a_row, skips.first = known
+            self.progress.note(f"resumed from {there.path}")
+        pending = there.pending if there else []
+        self.saved, self.asked = self.done, pending[-1].position if pending else self.position
+        self.run_directory.rewind(self.done - bool(self.owed) if self.done else -1)
+        self.run_directory.event("resume" if there else "begin", step=self.done)
+        return pending
 
 
-def require_finite(step: int, updates: list[Metrics], lr: str) -> None:
-    """Stops before weights that mean nothing reach the engines or a checkpoint."""
-    for number, update in enumerate(updates, 1):
-        if not (math.isfinite(update["loss"]) and math.isfinite(update["grad_norm"])):
-            raise FloatingPointError(
-                f"step {step}, update {number}: loss {update['loss']}, gradient norm {update['grad_norm']}. The engines keep "
-                f"their weights and the last checkpoint is good. A lower {lr} or policy.dtype=float32 may help."
-            )
+def require_agreement(config: Config, step: int, found: Metrics) -> None:
+    """Stops a run whose samples are no longer the policy's own."""
+    gap, limit = found.get("mismatch/mean_abs", 0.0), agreement.step_limit(config)
+    if gap > limit:
+        raise agreement.Disagreement(
+            f"step {step}: rollout and old log-probs differ by {gap:.2g} on average, more than trainer.max_mismatch ({limit:g}). "
+            "The last checkpoint is from before. `rlsys doctor CONFIG` finds out why; a larger trainer.max_mismatch goes on all the same."
+        )

@@ -1,5 +1,6 @@
 """The critic of PPO: DeepSpeed ranks as Ray actors that estimate what reward is still to come. There only with advantage gae."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from rlsys.config import Config
 from rlsys.types import Floats, Pack
 from workers.process import free_port, settle
 from workers.ranks import Ranks
+from workers.state_writer import Saved, StateWriter, merged
+from workers.waiting import Watch
 
 
 class CriticRank:
@@ -34,6 +37,7 @@ class CriticRank:
         join(c.cluster.device, self.rank, c.critic.ranks, address, port, c.run.seed)
         self.zero = ZeroEngine(PackedValues(load(c, model, c.policy)), c.policy, c.critic.lr)
         self.device, self.value_loss = self.zero.engine.device, value_loss
+        self.writer = StateWriter()
 
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Values [K] of each pack under the present weights."""
@@ -42,7 +46,9 @@ class CriticRank:
     def update(self, packs: list[Pack], lr: float) -> dict[str, float]:
         import torch
 
-        total = 0.0
+        from workers.culprit import Culprit
+
+        total, culprit = 0.0, Culprit(self.device)
 
         def loss_of(pack: Pack, values: Any) -> Any:
             nonlocal total
@@ -50,26 +56,43 @@ class CriticRank:
                 torch.tensor(column, device=self.device)
                 for column in (pack.columns.values, pack.columns.returns, pack.weights)
             )
-            loss = (self.value_loss(values, old, returns, clip=self.config.critic.clip) * weights).sum()
+            losses = self.value_loss(values, old, returns, clip=self.config.critic.clip) * weights
+            culprit.watch(pack, values, losses)
+            loss = losses.sum()
             total += loss.item()
             return loss
 
-        norm = self.zero.minimise(packs, loss_of, lr)
-        return {"loss": total, "grad_norm": norm}
+        found = self.zero.minimise(packs, loss_of, lr)
+        return {"loss": total, "culprit": culprit.sample()} | found
 
     def save(self, folder: str) -> None:
-        self.zero.save(Path(folder) / "critic")
+        """`critic/` holds the fp32 weights and Adam's state, a share of each rank."""
+        from workers.zero_state import MOMENTS, WEIGHT
+
+        self.writer.wait()  # one copy of the state at a time
+        share = self.zero.state.share(self.named(), (WEIGHT, *MOMENTS))
+        self.writer.begin(Path(folder), {f"critic/{self.zero.part()}": share})
+
+    def saved(self, wait: bool) -> Saved:
+        return self.writer.saved(wait)
 
     def load(self, folder: str) -> None:
-        self.zero.load(Path(folder) / "critic")
+        from workers.tensor_files import TensorFiles
+
+        self.writer.wait()
+        parts = TensorFiles(sorted((Path(folder) / "critic").glob("*.safetensors")))
+        self.zero.state.restore(self.named(), parts, None)
+
+    def named(self) -> dict[str, Any]:
+        return dict(self.zero.engine.module.named_parameters())
 
 
 class CriticGroup:
     """All ranks as one, for the driver. Implements `rlsys.interfaces.Critic`."""
 
-    def __init__(self, config: Config, actors: list[Any], logs: Path):
-        self.all = Ranks("critic", config, actors, logs)
-        self.ranks = len(actors)
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
+        self.ranks = config.critic.ranks
+        self.all = Ranks("critic", self.ranks, config, spawn, watch)
 
     def start(self, model: str) -> None:
         self.all.start(model)
@@ -79,10 +102,14 @@ class CriticGroup:
 
     def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
         found = self.all.share("update", packs, lr)
-        return {"loss": sum(f["loss"] for f in found), "grad_norm": found[0]["grad_norm"]}
+        loss, culprit = sum(f["loss"] for f in found), min(f["culprit"] for f in found)
+        return {"loss": loss, "culprit": culprit} | {name: found[0][name] for name in ("grad_norm", "skipped")}
 
     def save(self, folder: str) -> None:
         self.all.all("save", folder, doing="saving the critic")
+
+    def saved(self, wait: bool) -> dict[str, str] | None:
+        return merged(self.all.all("saved", wait, doing="writing the critic"))
 
     def load(self, folder: str) -> None:
         self.all.all("load", folder, doing="loading the critic")

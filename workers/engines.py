@@ -11,8 +11,10 @@ from typing import Any, Protocol
 from rlsys.config import Config
 from rlsys.types import Request
 
+# An engine with all its processes is on one node: they talk to each other there and nowhere else.
+LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 # Set before vLLM is imported, in the actor's runtime environment.
-CPU_ENVIRONMENT = {
+CPU_ENVIRONMENT = LOOPBACK | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -20,7 +22,7 @@ CPU_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-GPU_ENVIRONMENT = {
+GPU_ENVIRONMENT = LOOPBACK | {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
@@ -64,7 +66,12 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
         "weight_transfer_config": {"backend": backend},
     }
     if config.cluster.device == "cpu":
-        return found | {"enforce_eager": True, "kv_cache_memory_bytes": r.kv_cache_mb << 20}
+        # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
+        return found | {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": r.kv_cache_mb << 20,
+            "enable_chunked_prefill": False,
+        }
     found.pop("block_size")
     return found | {
         "gpu_memory_utilization": r.gpu_memory,
@@ -90,11 +97,15 @@ def sampling(request: Request, stop_ids: list[int]) -> Any:
 class InProcessEngine:
     """vLLM's synchronous engine, stepped from the actor's event loop."""
 
-    def __init__(self, settings: dict[str, Any]):
+    def __init__(self, settings: dict[str, Any], exact: bool = False):
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        register_architecture(settings["model"])
+        if exact:
+            from workers import exact_engine
+
+            exact_engine.install()
+        register_architecture(settings["model"], settings["trust_remote_code"])
         self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), enable_multiprocessing=False)
 
     async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
@@ -174,7 +185,7 @@ class AsyncEngine:
         await self.engine.wake_up(tags=[part])
 
 
-def register_architecture(model: str) -> None:
+def register_architecture(model: str, trust_remote_code: bool) -> None:
     """Names the model's class to vLLM, which would otherwise start a process that imports vLLM again to inspect it."""
     import importlib
 
@@ -182,7 +193,7 @@ def register_architecture(model: str) -> None:
     from vllm import ModelRegistry
     from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
 
-    for name in AutoConfig.from_pretrained(model).architectures or []:
+    for name in AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).architectures or []:
         if name in _TEXT_GENERATION_MODELS:
             module, cls = _TEXT_GENERATION_MODELS[name]
             ModelRegistry.register_model(

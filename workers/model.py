@@ -8,12 +8,13 @@ from rlsys.config import Config, ConfigError, Policy
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-def load(config: Config, path: str, settings: Policy) -> Any:
-    """The model at `path` with packed attention, dropout off."""
+def load(config: Config, path: str, settings: Policy, exact: bool = False) -> Any:
+    """The model at `path` with packed attention, dropout off. `exact`: in the engine's arithmetic."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlsys.attention import NAME
+    from rlsys import attention
+    from rlsys.exact import install
 
     found = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
     if transforms := [name for name in UNSUPPORTED if getattr(found, name, None) not in (None, 1, 1.0)]:
@@ -27,9 +28,11 @@ def load(config: Config, path: str, settings: Policy) -> Any:
         path,
         config=found,
         dtype=getattr(torch, settings.dtype),
-        attn_implementation=NAME,
+        attn_implementation=attention.EXACT if exact else attention.NAME,
         trust_remote_code=config.model.trust_remote_code,
     )
+    if exact:
+        install(lm)
     if settings.gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3})
     return lm
@@ -39,5 +42,5 @@ def load_packed(config: Config, path: str) -> Any:
     """A `PackedLogprobs` around it."""
     from rlsys.logprobs import PackedLogprobs
 
-    lm = load(config, path, config.policy)
+    lm = load(config, path, config.policy, config.rollout.exact)
     return PackedLogprobs(lm, temperature=config.rollout.temperature, chunk=config.policy.logprob_chunk)

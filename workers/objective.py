@@ -9,6 +9,7 @@ from rlsys.config import LOSSES, Config
 from rlsys.options import options, refuse_unheard
 from rlsys.plugins import find
 from rlsys.types import Pack
+from workers.culprit import Culprit
 
 
 class Objective:
@@ -30,6 +31,7 @@ class Objective:
         if self.correction:
             names += ["correction", "correction_squared", "masked"]
         self.kl_coef, self.sums = kl_coef, dict.fromkeys(names, torch.zeros((), device=self.device))
+        self.culprit = Culprit(self.device)
 
     def end(self) -> dict[str, float]:
         """The sums over the mini-batch's tokens, and the largest mismatch. Until here nothing waits for the device."""
@@ -54,7 +56,9 @@ class Objective:
             loss = loss - self.entropy_coef * entropy
         if columns.anchor is not None:
             loss = loss + self.tensor(columns.anchor) * kl.k2(logprobs, old)
-        total = (loss * self.tensor(pack.weights)).sum()
+        loss = loss * self.tensor(pack.weights)
+        total = loss.sum()
+        self.culprit.watch(pack, logprobs, loss)
 
         if pack.samples:
             gap = (old - rollout).abs()

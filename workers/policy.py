@@ -1,17 +1,22 @@
 """The policy: DeepSpeed ZeRO ranks as Ray actors, and the driver's one handle to them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from rlsys.config import Config
+from rlsys.diagnosis import STEP_0, ModelFacts, Variant
+from rlsys.failures import WorkerFailed
 from rlsys.types import Floats, Pack
-from workers.process import free_port, gather, settle
+from workers.process import free_port, settle
 from workers.ranks import Ranks
-from workers.rollout import RolloutGroup
+from workers.rollout import Delivery, RolloutGroup
+from workers.state_writer import Saved, StateWriter, merged
 from workers.sync import SENDERS, Message
+from workers.waiting import Watch
 
 
 class PolicyRank:
@@ -43,6 +48,7 @@ class PolicyRank:
         self.objective = Objective(c, self.zero.engine.device)
         self.dtype = getattr(torch, c.rollout.dtype)
         self.sender = SENDERS[transport](self.rank, c.rollout.engines * c.rollout.tensor_parallel)
+        self.writer = StateWriter()
 
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Log-probs [K] of each pack under the present weights."""
@@ -51,8 +57,8 @@ class PolicyRank:
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
         """One optimizer update on this rank's share of a mini-batch. See `rlsys.metrics.of_updates` for what it returns."""
         self.objective.begin(kl_coef)
-        norm = self.zero.minimise(packs, self.objective, lr)
-        return self.objective.end() | {"grad_norm": norm}
+        found = self.zero.minimise(packs, self.objective, lr)
+        return self.objective.end() | found | {"culprit": self.objective.culprit.sample()}
 
     # --- weights on their way out ---------------------------------------------------------------------------------------
 
@@ -65,12 +71,10 @@ class PolicyRank:
 
     def weights(self) -> Iterator[tuple[str, Any]]:
         """Whole tensors in the engines' dtype; a tied head appears once. Refuses weights that are not finite."""
-        import torch
-
         for name, parameter in self.lm.named_parameters():
             with self.zero.gathered(parameter):
                 whole = parameter.detach().to(self.dtype, copy=hasattr(parameter, "ds_id"))
-            if not torch.isfinite(whole).all():
+            if not all(extreme.isfinite() for extreme in whole.aminmax()):  # reads memory ten times as fast as isfinite
                 raise FloatingPointError(f"{name} is not finite after the last update; the engines keep their weights.")
             yield name, whole
 
@@ -80,20 +84,19 @@ class PolicyRank:
     def connect(self) -> None:
         self.sender.connect()
 
-    def send(self) -> tuple[Message, int]:
-        """Hands the weights to the transport. Returns its message for the engines and the weights' fingerprint."""
-        from rlsys.fingerprint import fingerprint
+    def send(self) -> tuple[Message, dict[str, str]]:
+        """Hands the weights to the transport. Returns its message for the engines and rank 0's fingerprint of each tensor."""
+        from workers.proof import shown, tensor_print
 
-        prints: list[int] = []
+        prints: dict[str, str] = {}
 
         def printed() -> Iterator[tuple[str, Any]]:
             for name, whole in self.weights():
                 if self.config.sync.verify and self.rank == 0:
-                    prints.append(fingerprint([whole]))
+                    prints[name] = shown(tensor_print(whole, by_place=self.config.cluster.device == "gpu"))
                 yield name, whole
 
-        message = self.sender.send(printed())
-        return message, sum(prints) % (1 << 64)
+        return self.sender.send(printed()), prints
 
     def sent(self) -> None:
         self.sender.sent()
@@ -101,32 +104,74 @@ class PolicyRank:
     # --- checkpoints ----------------------------------------------------------------------------------------------------
 
     def save(self, folder: str) -> None:
-        """`model/` is a Hugging Face directory; `optimizer/` is DeepSpeed's own."""
-        from transformers import AutoTokenizer
+        """`model/` is a Hugging Face directory, of rank 0; `optimizer/` holds Adam's state, a share of each rank, and the fp32
+        weights where `model/` does not hold them: it may be bfloat16, or named as transformers does on disk only."""
+        from transformers.core_model_loading import revert_weight_conversion
 
-        self.zero.save(Path(folder) / "optimizer")
+        from workers.zero_state import MOMENTS, WEIGHT
+
+        self.writer.wait()  # one copy of the state at a time
+        named = dict(self.lm.named_parameters())
+        bare = self.config.policy.dtype == "float32" and not self.lm._weight_conversions
+        share = self.zero.state.share(named, MOMENTS if bare else (WEIGHT, *MOMENTS))
         whole = {}
-        for name, parameter in self.lm.named_parameters():
+        for name, parameter in named.items():
             with self.zero.gathered(parameter):
                 if self.rank == 0:
-                    whole[name] = parameter.detach().to("cpu", copy=hasattr(parameter, "ds_id"))
+                    whole[name] = parameter.detach().to("cpu", copy=True)
+        tensors, others = {f"optimizer/{self.zero.part()}": share}, {}
         if self.rank == 0:
-            target = Path(folder) / "model"
-            self.lm.save_pretrained(target, state_dict=whole)
-            AutoTokenizer.from_pretrained(
-                self.source, trust_remote_code=self.config.model.trust_remote_code
-            ).save_pretrained(target)
+            converted = revert_weight_conversion(self.lm, whole) if self.lm._weight_conversions else whole
+            tensors["model/model.safetensors"] = converted
+            others["model"] = self.describe
+        self.writer.begin(Path(folder), tensors, others)
+
+    def describe(self, folder: Path) -> None:
+        """All of a Hugging Face directory but the weights."""
+        from transformers import AutoTokenizer
+
+        self.lm.save_pretrained(folder, state_dict={})
+        AutoTokenizer.from_pretrained(
+            self.source, trust_remote_code=self.config.model.trust_remote_code
+        ).save_pretrained(folder)
+
+    def saved(self, wait: bool) -> Saved:
+        return self.writer.saved(wait)
 
     def load(self, folder: str) -> None:
-        self.zero.load(Path(folder) / "optimizer")
+        from workers.tensor_files import TensorFiles
+        from workers.zero_state import WEIGHT
+
+        self.writer.wait()
+        parts = TensorFiles(sorted((Path(folder) / "optimizer").glob("*.safetensors")))
+        own = any(name.startswith(f"{WEIGHT}/") for name in parts.place)
+        model = None if own else TensorFiles([Path(folder) / "model" / "model.safetensors"])
+        self.zero.state.restore(dict(self.lm.named_parameters()), parts, model)
+
+    # --- what if ---------------------------------------------------------------------------------------------------------
+
+    def rescored(self, packs: list[Pack], variant: Variant) -> list[Floats]:
+        """Log-probs [K, samplings] of each pack as a variant of the forward pass would have them."""
+        from workers.variants import rescored
+
+        if variant.weights == STEP_0:
+            variant = replace(variant, weights=self.source)
+        return rescored(self.zero.scored, self.lm, packs, variant, self.config.model.trust_remote_code)
+
+    def facts(self, texts: list[str]) -> ModelFacts:
+        """What the model's files say, and the tokens they make of some texts."""
+        from workers.variants import model_facts
+
+        return model_facts(self.source, texts, self.config.model.trust_remote_code)
 
 
 class PolicyGroup:
     """All ranks as one, for the driver. Implements `rlsys.interfaces.Policy`."""
 
-    def __init__(self, config: Config, actors: list[Any], engines: RolloutGroup, logs: Path):
-        self.config, self.engines, self.logs = config, engines, logs
-        self.all, self.ranks = Ranks("policy", config, actors, logs), len(actors)
+    def __init__(self, config: Config, spawn: Callable[[str], Any], engines: RolloutGroup, watch: Watch):
+        self.config, self.engines, self.watch = config, engines, watch
+        self.ranks = config.policy.ranks
+        self.all = Ranks("policy", self.ranks, config, spawn, watch)
 
     def start(self, model: str, transport: str) -> None:
         self.concurrent = SENDERS[transport].concurrent
@@ -135,8 +180,13 @@ class PolicyGroup:
     def connect(self) -> None:
         """Introduces the ranks to the engines."""
         self.invitations = self.all.all("invite")
-        calls = self.all.calls("connect") | self.engines.calls("connect", self.invitations[0])
-        gather(calls, "connecting policy and engines", self.config.cluster.start_timeout_s, self.logs)
+        limit = self.config.cluster.start_timeout_s
+        if self.concurrent:
+            calls = self.all.calls("connect") | self.engines.calls("connect", self.invitations[0])
+            self.watch.gather(calls, "connecting policy and engines", limit)
+        else:
+            self.all.all("connect", timeout_s=limit)
+            self.engines.connect(self.invitations[0])
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return self.all.share("score", packs)
@@ -144,32 +194,54 @@ class PolicyGroup:
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
         found = self.all.share("update", packs, lr, kl_coef)
         together = {name: sum(f[name] for f in found) for name in found[0]}
-        return together | {"grad_norm": found[0]["grad_norm"], "mismatch_max": max(f["mismatch_max"] for f in found)}
+        together |= {name: found[0][name] for name in ("grad_norm", "skipped")}  # the same on all ranks
+        together["mismatch_max"] = max(f["mismatch_max"] for f in found)
+        return together | {"culprit": min(f["culprit"] for f in found)}
 
     def sync(self, version: int) -> None:
-        """Sends the weights, lets every engine take them, and compares fingerprints.
+        """Sends the weights, and has every engine prove that it took them. What did not arrive whole is sent once more.
 
         A transport either leaves a message the engines then follow, or needs them to listen while it sends (`concurrent`).
         """
-        limit = self.config.cluster.call_timeout_s
-        sending = self.all.calls("send")
-        if self.concurrent:
-            taking = self.engines.calls("take", self.invitations, version)
-            answers = gather(sending | taking, "syncing weights", limit, self.logs)
-        else:
-            answers = gather(sending, "sending weights", limit, self.logs)
-            taking = self.engines.calls("take", [answers[name][0] for name in sending], version)
-            answers |= gather(taking, "taking weights", limit, self.logs)
-        self.all.all("sent")
-        expected = answers["policy-0"][1]
-        if self.config.sync.verify and (wrong := [name for name in taking if answers[name] != expected]):
-            raise RuntimeError(
-                f"weights of version {version} did not arrive whole: {', '.join(wrong)} answered with another fingerprint than the policy's "
-                f"{expected:016x}. Training on samples of unknown weights would be worthless; the run stops here. Try another sync.transport."
-            )
+        for _ in range(2):
+            wrong = self.sent_together(version) if self.concurrent else self.sent(version)
+            self.all.all("sent")
+            if not wrong:
+                return
+            self.watch.event("weights did not arrive", version=version, engines=wrong)
+            self.watch.note("\n".join(f"weights of version {version}: {name}: {what}" for name, what in wrong.items()))
+        name, what = next(iter(wrong.items()))
+        raise WorkerFailed(
+            f"weights of version {version} did not arrive whole at {', '.join(wrong)}, nor when they were sent again. {name}: {what}. "
+            "Training on samples of unknown weights would be worthless; the run stops here. Try another sync.transport."
+        )
+
+    def sent(self, version: int) -> dict[str, str]:
+        """What is wrong at which engine."""
+        answers = self.all.all("send", doing="sending weights")
+        try:
+            return self.engines.take(Delivery([message for message, _ in answers], version, answers[0][1]))
+        except WorkerFailed:
+            self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
+            raise
+
+    def sent_together(self, version: int) -> dict[str, str]:
+        sending, taking = self.all.calls("send"), self.engines.calls("take", self.invitations, version)
+        answers = self.watch.gather(sending | taking, "syncing weights")
+        self.engines.delivery = Delivery(self.invitations, version, answers["policy-0"][1])
+        return self.engines.delivery.wrong({name: answers[name] for name in taking})
 
     def save(self, folder: str) -> None:
         self.all.all("save", folder, doing="saving a checkpoint")
 
+    def saved(self, wait: bool) -> dict[str, str] | None:
+        return merged(self.all.all("saved", wait, doing="writing a checkpoint"))
+
     def load(self, folder: str) -> None:
         self.all.all("load", folder, doing="loading a checkpoint")
+
+    def rescored(self, packs: list[list[Pack]], variant: Variant) -> list[list[Floats]]:
+        return self.all.share("rescored", packs, variant)
+
+    def facts(self, texts: list[str]) -> ModelFacts:
+        return self.all.all("facts", texts)[0]

@@ -1,22 +1,11 @@
-"""What every worker process does first, and how the driver waits for workers."""
+"""What every worker process does first, and ports."""
 
-import faulthandler
 import os
 import socket
-import time
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
-
-from rlsys.config import ConfigError
-
-
-class WorkerFailed(RuntimeError):
-    """A worker died, raised, or did not answer. The sentence names it, its own words and its log."""
+from workers import places, stacks
 
 
 def settle(name: str, logs: str) -> None:
@@ -28,47 +17,8 @@ def settle(name: str, logs: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    faulthandler.enable()
-
-
-def gather(calls: Mapping[str, Any], doing: str, timeout_s: float, logs: Path) -> dict[str, Any]:
-    """The answers of `{worker name: object ref}`. The first failure is raised at once, with the tail of that worker's log."""
-    names = {ref: name for name, ref in calls.items()}
-    answers: dict[str, Any] = {}
-    deadline = time.monotonic() + timeout_s
-    while pending := [ref for ref, name in names.items() if name not in answers]:
-        ready, _ = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
-            late = ", ".join(names[ref] for ref in pending)
-            raise WorkerFailed(
-                f"{doing}: no answer from {late} after {timeout_s:g} s (cluster.call_timeout_s or start_timeout_s). Logs: {logs}"
-            )
-        name = names[ready[0]]
-        try:
-            answers[name] = ray.get(ready[0])
-        except RayError as error:
-            raise explain(error, name, doing, logs) from None
-    return {name: answers[name] for name in calls}
-
-
-def explain(error: RayError, name: str, doing: str, logs: Path) -> Exception:
-    """The root cause of a failed call: the worker's own exception, or what its log says last."""
-    if isinstance(error, RayTaskError):
-        if isinstance(error.cause, ConfigError):
-            return error.cause
-        return WorkerFailed(
-            f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error}\nIts log: {logs / name}.log"
-        )
-    what = "died" if isinstance(error, RayActorError) else "failed"
-    return WorkerFailed(f"{doing}: {name} {what}: {error}\n{tail(logs / f'{name}.log')}")
-
-
-def tail(log: Path, lines: int = 20) -> str:
-    if not log.is_file():
-        return f"(no log at {log})"
-    return f"Last lines of {log}:\n" + "\n".join(
-        "  " + line for line in log.read_text(errors="replace").splitlines()[-lines:]
-    )
+    places.tell(name, Path(logs))
+    stacks.offer(name, Path(logs))
 
 
 def free_port() -> int:

@@ -1,18 +1,22 @@
 """Several actors that act as one: the same call on all of them at the same time."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rlsys.config import Config
 from rlsys.types import Pack
-from workers.process import gather
+from workers.waiting import Watch
 
 
 class Ranks:
-    """The ranks of the policy, or of the critic. `Ranks("policy", ...).all("save", folder)`"""
+    """The ranks of the policy, or of the critic. `Ranks("policy", ...).all("save", folder)`
 
-    def __init__(self, role: str, config: Config, actors: list[Any], logs: Path):
-        self.role, self.config, self.actors, self.logs = role, config, actors, logs
+    They hold collectives and parts of one state: where one is lost, all are. That is for the whole run to mend.
+    """
+
+    def __init__(self, role: str, count: int, config: Config, spawn: Callable[[str], Any], watch: Watch):
+        self.role, self.config, self.watch = role, config, watch
+        self.actors = [spawn(f"{role}-{i}") for i in range(count)]
 
     def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """The same call, with the same arguments, not waited for."""
@@ -34,9 +38,8 @@ class Ranks:
         """Rank 0 names a meeting point, then all meet there."""
         limit, doing = self.config.cluster.start_timeout_s, f"starting the {self.role}"
         first = {f"{self.role}-0": self.actors[0].where.remote()}
-        [where] = gather(first, doing, limit, self.logs).values()
+        [where] = self.watch.gather(first, doing, limit).values()
         self.all("start", *where, *arguments, doing=doing, timeout_s=limit)
 
     def _answers(self, calls: dict[str, Any], doing: str, timeout_s: float) -> list[Any]:
-        found = gather(calls, doing, timeout_s or self.config.cluster.call_timeout_s, self.logs)
-        return list(found.values())
+        return list(self.watch.gather(calls, doing, timeout_s).values())

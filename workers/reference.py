@@ -1,11 +1,13 @@
 """The reference: the policy of step 0, frozen, scoring what the policy learns from."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rlsys.config import Config
 from rlsys.types import Floats, Pack
-from workers.process import gather, settle
+from workers.crew import Crew
+from workers.process import settle
+from workers.waiting import Watch
 
 
 class ReferenceWorker:
@@ -35,17 +37,12 @@ class Reference:
 
     ranks = 1
 
-    def __init__(self, config: Config, actor: Any, logs: Path):
-        self.config, self.actor, self.logs = config, actor, logs
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
+        self.config, self.crew = config, Crew(["reference"], spawn, watch)
 
     def start(self, model: str) -> None:
-        gather(
-            {"reference": self.actor.start.remote(model)},
-            "starting the reference",
-            self.config.cluster.start_timeout_s,
-            self.logs,
-        )
+        limit = self.config.cluster.start_timeout_s
+        self.crew.call("start", model, doing="starting the reference", limit_s=limit, keep=True)
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        call = {"reference": self.actor.score.remote(packs[0])}
-        return [gather(call, "score", self.config.cluster.call_timeout_s, self.logs)["reference"]]
+        return list(self.crew.call("score", packs[0], doing="scoring by the reference").values())

@@ -5,27 +5,35 @@ driver ──lists of samples──▶ RewardWorker (actor) ──▶ RewardRunn
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlsys.config import Config
-from rlsys.progress import Note
+from rlsys.failures import WorkerLost
 from rlsys.rewards.judge import combined, facts
 from rlsys.rewards.settings import RewardSettings, services
 from rlsys.types import Prompt, Sample, Verdict
-from workers.process import WorkerFailed, explain, gather, settle
+from workers.places import end_processes
+from workers.process import settle
 from workers.reward_dispatch import LISTS, Dispatcher, Submit, Verdicts, room
 from workers.reward_runner import Answer, Item, RewardRunner
+from workers.waiting import TICK_S, Watch, explain
 
-OPTIONS = {"max_concurrency": LISTS + 1, "max_restarts": 3, "max_task_retries": 3}  # Ray's
+# Ray's: it starts a worker again that is lost, and gives it again what it was at.
+OPTIONS = {"max_concurrency": LISTS + 1, "max_restarts": -1, "max_task_retries": -1}
 
 
 def name(service: int, index: int) -> str:
     """Of a worker: reward-0, reward-1, …; reward models are services of their own, reward-1-0."""
     return f"reward-{service}-{index}" if service else f"reward-{index}"
+
+
+def numbers(name: str) -> tuple[int, int]:
+    """Service and index of the worker of that name."""
+    *service, index = (int(part) for part in name.split("-")[1:])
+    return (service or [0])[0], index
 
 
 class RewardWorker:
@@ -55,26 +63,27 @@ class Service:
 class RewardPool:
     """Deals samples to the workers. Implements `rlsys.interfaces.Rewards`."""
 
-    def __init__(self, config: Config, actors: list[list[Any]], logs: Path):
-        self.config, self.logs = config, logs
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
+        self.config, self.watch = config, watch
         self.services = [
-            Service(s, {name(n, i): a for i, a in enumerate(own)})
-            for n, (s, own) in enumerate(zip(services(config), actors, strict=True))
+            Service(s, {name(n, i): spawn(name(n, i)) for i in range(s.workers)})
+            for n, s in enumerate(services(config))
         ]
 
-    def start(self, note: Note = lambda _: None) -> None:
+    def start(self) -> None:
         limit = self.config.cluster.start_timeout_s
         calls = {
             name: a.ready.options(max_task_retries=0).remote() for s in self.services for name, a in s.actors.items()
         }
-        ready = gather(calls, "starting the reward pool", limit, self.logs)
+        ready = self.watch.gather(calls, "starting the reward pool", limit)
         for service in self.services:
             first = ready[next(iter(service.actors))]
             service.dispatcher = Dispatcher(
-                [self.submit(name, actor) for name, actor in service.actors.items()], **room(service.settings, first)
+                {name: self.submit(name, actor) for name, actor in service.actors.items()},
+                **room(service.settings, first),
             )
         for said in dict.fromkeys(said for found in ready.values() for said in found["notes"]):
-            note(said)
+            self.watch.note(said)
 
     def submit(self, name: str, actor: Any) -> Submit:
         def call(items: list[Item]) -> Future[list[Answer]]:
@@ -85,7 +94,7 @@ class RewardPool:
                 if error is None:
                     answers.set_result(ref.result())
                 else:
-                    answers.set_exception(explain(error, name, "judging samples", self.logs))  # type: ignore[arg-type]
+                    answers.set_exception(explain(error, name, "judging samples", self.watch.logs))  # type: ignore[arg-type]
 
             actor.judge.remote(items).future().add_done_callback(done)
             return answers
@@ -99,39 +108,59 @@ class RewardPool:
             assert service.dispatcher is not None
             which = [i for i, item in enumerate(items) if item.set in service.settings.functions]
             parts.append((which, service.dispatcher.judge([items[i] for i in which])))
-        return Sum(len(samples), parts, self.config.cluster.call_timeout_s, self.logs)
+        return Sum([s.uid for s in samples], parts, self)
+
+    def stalled(self, waited_s: float, uids: list[str]) -> None:
+        """Ends the workers that have samples and say nothing: Ray starts them again, with the same samples."""
+        late = {
+            name: s.actors[name] for s in self.services if s.dispatcher is not None for name in s.dispatcher.at_work()
+        }
+        lost = self.watch.stalled(list(late), "judging samples", waited_s, uids)
+        if not late or not isinstance(lost, WorkerLost):
+            raise lost
+        self.watch.event("replaced", worker=", ".join(late), cause=str(lost))
+        end_processes(list(late), self.watch.logs)
 
 
 class Sum(Future[list[Verdict]]):
     """What several services say of the same samples, added up when the last one has said it."""
 
-    def __init__(self, count: int, parts: Sequence[tuple[list[int], Verdicts]], timeout_s: float, logs: Path):
+    def __init__(self, uids: list[str], parts: Sequence[tuple[list[int], Verdicts]], pool: RewardPool):
         super().__init__()
-        self.count, self.parts, self.timeout_s, self.logs = count, parts, timeout_s, logs
-        self.missing, self.lock = len(parts), threading.Lock()
+        self.uids, self.parts, self.pool = uids, parts, pool
+        self.open, self.lock = len(parts), threading.Lock()
         for _, verdicts in parts:
             verdicts.add_done_callback(self.one)
 
     def one(self, done: "Future[list[Verdict]]") -> None:
         with self.lock:
-            self.missing -= 1
+            self.open -= 1
             if self.done():
                 return
             if error := done.exception():
                 self.set_exception(error)
-            elif not self.missing:
-                of_sample: list[list[Verdict]] = [[] for _ in range(self.count)]
+            elif not self.open:
+                of_sample: list[list[Verdict]] = [[] for _ in self.uids]
                 for which, verdicts in self.parts:
                     for i, verdict in zip(which, verdicts.result(), strict=True):
                         of_sample[i].append(verdict)
                 self.set_result([combined(found) for found in of_sample])
 
+    def missing(self) -> int:
+        return sum(verdicts.missing for _, verdicts in self.parts)
+
     def result(self, timeout: float | None = None) -> list[Verdict]:
-        try:
-            return super().result(timeout or self.timeout_s)
-        except TimeoutError:
-            missing = sum(verdicts.missing for _, verdicts in self.parts)
-            raise WorkerFailed(
-                f"judging samples: {missing} verdicts are missing after {timeout or self.timeout_s:g} s "
-                f"(cluster.call_timeout_s). Logs: {self.logs}"
-            ) from None
+        """Waits as long as verdicts come in: workers from which none does have stalled."""
+        patience, missing = self.pool.watch.patience(timeout or 0), self.missing()
+        while True:
+            try:
+                return super().result(TICK_S)
+            except TimeoutError:
+                if self.done():  # it came just now
+                    return super().result()
+            if missing != self.missing():
+                missing = self.missing()
+                patience.heard()
+            elif waited := patience.over():
+                self.pool.stalled(waited, list(dict.fromkeys(self.uids)))
+                patience.heard(self.pool.config.cluster.start_timeout_s)

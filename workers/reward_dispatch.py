@@ -7,7 +7,7 @@ behind a sample that hangs. What comes back unjudged, because another sample too
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +53,7 @@ class Place:
 
 @dataclass
 class Worker:
+    name: str
     submit: Submit
     lists: int = 0  # that it is at
     alone: bool = False  # whether it is at a sample that wants to be alone
@@ -68,8 +69,8 @@ def room(settings: RewardSettings, ready: dict[str, Any]) -> dict[str, int]:
 class Dispatcher:
     """`together` is how many samples a process judges at once: 1, or more where functions are async or batched."""
 
-    def __init__(self, submits: Sequence[Submit], *, together: int = 1, lists: int = 1):
-        self.workers = [Worker(submit) for submit in submits]
+    def __init__(self, submits: Mapping[str, Submit], *, together: int = 1, lists: int = 1):
+        self.workers = [Worker(name, submit) for name, submit in submits.items()]
         self.together, self.lists = together, lists
         self.waiting: deque[Place] = deque()
         self.pace = 0.001  # seconds per verdict, of late
@@ -81,6 +82,10 @@ class Dispatcher:
             self.waiting.extend(Place(item, verdicts, i) for i, item in enumerate(items))
             self.deal()
         return verdicts
+
+    def at_work(self) -> list[str]:
+        """The workers that have samples to judge."""
+        return [w.name for w in self.workers if w.lists]
 
     def deal(self) -> None:
         """Gives what is waiting to who has room, the least busy first."""

@@ -22,4 +22,5 @@ def local_rewards(settings: RewardSettings) -> Iterator[Dispatcher]:
         def submit(runner: RewardRunner) -> Submit:
             return lambda items: threads.submit(runner.judge, items)
 
-        yield Dispatcher([submit(runner) for runner in runners], **room(settings, ready[0]))
+        submits = {f"reward-{i}": submit(runner) for i, runner in enumerate(runners)}
+        yield Dispatcher(submits, **room(settings, ready[0]))

@@ -236,7 +236,8 @@ class RewardRunner:
         for number, (item, future) in self.sent.items():
             if number not in guilty:
                 future.set_result(item)
-            elif len(guilty) > 1:  # which one it was, being alone will show
+            elif len(guilty) > 1 or (why == "crash" and not item.alone):
+                # Which one it was, or whether somebody else has ended the process, being alone will show.
                 future.set_result(replace(item, alone=True))
             elif why == "timeout":
                 sentence = (

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from workers.proof import Answer, Chart, Manifest
 from workers.sync import host_memory
 
 
@@ -9,11 +10,12 @@ def keep_weights_plain() -> None:
     """On CPU, vLLM repacks linear weights into private buffers and drops the originals, and a tied head's copy is missed when
     weights are reloaded. Plain weights are loaded in place, can be fingerprinted, and multiply as the trainer's do.
     """
-    import torch
     from vllm.model_executor.layers import utils
 
+    from rlsys import exact
+
     def plain(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
+        layer.cpu_linear = exact.linear
 
     utils.dispatch_cpu_unquantized_gemm = plain
 
@@ -21,19 +23,31 @@ def keep_weights_plain() -> None:
 class WorkerExtension:
     """Methods reachable through `collective_rpc`."""
 
-    def rlsys_fingerprint(self) -> int:
-        """Of the parameters this worker computes with. Shards of a tensor-parallel engine add up; copies count once."""
-        from vllm.distributed import get_tensor_model_parallel_rank
-
-        from rlsys.fingerprint import fingerprint
+    def rlsys_rows_matter(self) -> list[str]:
+        """Matrices whose product with a token depends, on this machine, on the other tokens of the batch."""
+        from rlsys.exact import rows_matter
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        seen: dict[int, Any] = {}
-        for parameter in model.parameters():
-            sharded = hasattr(parameter, "output_dim") or hasattr(parameter, "input_dim")
-            if sharded or get_tensor_model_parallel_rank() == 0:
-                seen.setdefault(parameter.data_ptr(), parameter)
-        return fingerprint(seen.values())
+        alike = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
+        return [name for name, p in alike.values() if rows_matter(p.detach())]
+
+    def rlsys_chart(self, manifest: Manifest) -> list[str]:
+        """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""
+        from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+        from vllm.platforms import current_platform
+
+        self.rlsys_found = Chart(
+            self.model_runner.get_model(),  # type: ignore[attr-defined]
+            manifest,
+            get_tensor_model_parallel_rank(),
+            get_tensor_model_parallel_world_size(),
+            by_place=not current_platform.is_cpu(),
+        )
+        return self.rlsys_found.lost
+
+    def rlsys_prove(self) -> Answer:
+        """Fingerprints of the parameters this worker computes with."""
+        return self.rlsys_found.answer()
 
 
 def _prepare() -> None:

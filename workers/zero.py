@@ -1,12 +1,12 @@
-"""A model under DeepSpeed ZeRO: scored, minimised, saved. The policy and the critic are such models.
+"""A model under DeepSpeed ZeRO: scored and minimised. The policy and the critic are such models.
 
 Every method holds a collective: all ranks call it at the same time, with the same number of packs.
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rlsys.config import Policy
@@ -17,10 +17,19 @@ class ZeroEngine:
     def __init__(self, model: Any, settings: Policy, lr: float):
         import deepspeed
 
+        from workers.guarded_adamw import GuardedAdamW
+        from workers.zero_state import ZeroState
+
+        betas, decay = (settings.beta1, settings.beta2), settings.weight_decay
         self.deepspeed, self.settings = deepspeed, settings
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=model, model_parameters=model.parameters(), config=deepspeed_config(settings, lr)
+            model=model,
+            model_parameters=model.parameters(),
+            optimizer=lambda parameters: GuardedAdamW(parameters, lr=lr, betas=betas, weight_decay=decay),
+            config=deepspeed_config(settings),
         )
+        self.adam = self.engine.basic_optimizer
+        self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
 
     def scored(self, packs: list[Pack]) -> list[Any]:
         """The model's answer to each pack under the present weights."""
@@ -30,21 +39,38 @@ class ZeroEngine:
         with torch.no_grad():
             return [self.engine(pack) for pack in packs]
 
-    def minimise(self, packs: list[Pack], loss_of: Callable[[Pack, Any], Any], lr: float) -> float:
-        """One optimizer update; returns the norm of the gradient. `loss_of(pack, answer)` is this pack's share of the loss."""
+    def minimise(self, packs: list[Pack], loss_of: Callable[[Pack, Any], Any], lr: float) -> dict[str, float]:
+        """One optimizer update, or none at all where the loss or its gradient is not finite on any rank.
+
+        `loss_of(pack, answer)` is this pack's share of the loss. Returns the norm of the gradient, and whether it was `skipped`.
+        """
+        import torch
+
         self.engine.train()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        norm = 0.0
+        bad = torch.zeros((), dtype=torch.int32, device=self.engine.device)
         for i, pack in enumerate(packs):
             last = i == len(packs) - 1
             self.engine.set_gradient_accumulation_boundary(last)
+            loss = loss_of(pack, self.engine(pack))
+            bad += ~loss.detach().isfinite()
             # DeepSpeed averages over ranks; our weights are already global.
-            self.engine.backward(loss_of(pack, self.engine(pack)) * self.deepspeed.comm.get_world_size())
-            if last and self.settings.zero_stage == 0:
-                norm = self.gradient_norm()
+            self.engine.backward(loss * self.deepspeed.comm.get_world_size())
+            if last:
+                norm = self.guard(bad)
             self.engine.step()
-        return norm if self.settings.zero_stage == 0 else float(self.engine.get_global_grad_norm())
+        if self.settings.zero_stage:
+            norm = float(self.engine.get_global_grad_norm())
+        return {"grad_norm": norm, "skipped": float(not self.adam.stepped)}
+
+    def guard(self, bad: Any) -> float:
+        """Tells Adam whether to step. A loss may be infinite and its gradient not; the other way round DeepSpeed itself sees
+        with ZeRO 1 to 3, and clears up. ZeRO 0 looks at no norm: there it is computed here, and returned."""
+        self.deepspeed.comm.all_reduce(bad)
+        norm = 0.0 if self.settings.zero_stage else self.gradient_norm()
+        self.adam.begin(good=not bad.item() and math.isfinite(norm))
+        return norm
 
     def gradient_norm(self) -> float:
         """ZeRO 0 keeps whole gradients and reports no norm."""
@@ -58,11 +84,9 @@ class ZeroEngine:
         whole = not hasattr(parameter, "ds_id")
         return contextlib.nullcontext() if whole else self.deepspeed.zero.GatheredParameters([parameter])
 
-    def save(self, folder: Path) -> None:
-        self.engine.save_checkpoint(str(folder), tag="state")
-
-    def load(self, folder: Path) -> None:
-        self.engine.load_checkpoint(str(folder), tag="state")
+    def part(self) -> str:
+        """The name of the file with this rank's share of the state."""
+        return f"part-{self.deepspeed.comm.get_rank():05}-of-{self.deepspeed.comm.get_world_size():05}.safetensors"
 
 
 def prepare(device: str, threads: int) -> None:
@@ -82,7 +106,11 @@ def prepare(device: str, threads: int) -> None:
 def join(device: str, rank: int, ranks: int, address: str, port: int, seed: int) -> None:
     """Meets the other ranks."""
     import deepspeed
+    import ray
     import torch
+    from deepspeed.constants import default_pg_timeout
+
+    from workers.meeting import meeting, stay_on
 
     os.environ |= {
         "RANK": str(rank),
@@ -91,11 +119,18 @@ def join(device: str, rank: int, ranks: int, address: str, port: int, seed: int)
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-    deepspeed.init_distributed(dist_backend="gloo" if device == "cpu" else "nccl", verbose=False)
+    stay_on(ray.util.get_node_ip_address())
+    store = meeting(address, port, rank, ranks, default_pg_timeout)
+    backend = "gloo" if device == "cpu" else "nccl"
+    own = torch.device("cuda", 0) if device == "gpu" and ranks > 1 else None  # as DeepSpeed would
+    torch.distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=ranks, timeout=default_pg_timeout, device_id=own
+    )
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)  # finds the ranks together
     torch.manual_seed(seed)
 
 
-def deepspeed_config(p: Policy, lr: float) -> dict[str, Any]:
+def deepspeed_config(p: Policy) -> dict[str, Any]:
     """The DeepSpeed configuration, from ours."""
     zero: dict[str, Any] = {"stage": p.zero_stage}
     if p.offload_optimizer:
@@ -110,11 +145,7 @@ def deepspeed_config(p: Policy, lr: float) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,  # the boundary is set by hand: the number of packs varies
         "gradient_clipping": p.clip_grad,
         "zero_optimization": zero,
-        "bf16": {"enabled": p.dtype == "bfloat16"},
-        "optimizer": {
-            "type": "AdamW",
-            "params": {"lr": lr, "betas": [p.beta1, p.beta2], "weight_decay": p.weight_decay, "torch_adam": True},
-        },
+        "bf16": {"enabled": p.dtype == "bfloat16", "check_grad_overflow": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,

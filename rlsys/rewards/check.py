@@ -11,12 +11,18 @@ from typing import Any
 from rlsys.config import ConfigError, Function
 from rlsys.options import names
 from rlsys.rewards.functions import CHECKS, REWARDS
+from rlsys.secrets import given, hidden, variables
 
 
 def problems(key: str, functions: dict[str, Function]) -> list[str]:
     """Sentences about the functions of one mapping; `key` is the option it stands in."""
     found = []
     for name, f in functions.items():
+        try:
+            given(f.options)
+        except ConfigError as error:
+            found.append(f"{key}.{name}: {error}")
+            continue
         if f.function in REWARDS:
             found += of_options(f"{key}.{name}", f, REWARDS[f.function])
         elif ":" in f.function:
@@ -62,9 +68,9 @@ def of_options(key: str, f: Function, function: Callable[..., Any]) -> list[str]
             return [f"{key} has no option `{option}`.{way_out}"]
     try:
         if f.function in CHECKS:
-            CHECKS[f.function](f.options)
+            CHECKS[f.function](given(f.options))
     except ConfigError as error:
-        return [f"{key}: {problem}" for problem in error.problems]
+        return [f"{key}: {hidden(problem, variables(f.options))}" for problem in error.problems]
     return []
 
 

@@ -21,6 +21,7 @@ from rlsys.rewards.check import title
 from rlsys.rewards.functions import CHECKS, REWARDS
 from rlsys.rewards.scored import Scored
 from rlsys.rewards.start import PREPARE, deadline
+from rlsys.secrets import given, hidden, variables
 from rlsys.types import Prompt, Sample, Verdict
 
 Facts = dict[str, Any]  # of one sample, by the names that functions ask for
@@ -37,6 +38,7 @@ class Term:
     weight: float
     options: dict[str, Any]
     deadline_s: float  # 0: none
+    secret: list[str] = field(default_factory=list)  # environment variables whose values nobody is to read
     batched: bool = field(init=False)
     waits: bool = field(init=False)  # whether it is async
     wanted: dict[str, inspect.Parameter] = field(init=False)
@@ -125,7 +127,7 @@ class Term:
         detail = f"{self.name}: {type(error).__name__}: {_said(error)[:LONGEST]}\n{trace}"
         if len(detail) > 2 * LONGEST:
             detail = f"{detail[:LONGEST]}\n…\n{detail[-LONGEST:]}"
-        return Verdict(None, failure=reason, detail=_clean(detail))
+        return Verdict(None, failure=reason, detail=_clean(hidden(detail, self.secret)))
 
 
 # Which samples are being judged from now on, and for how many seconds at most
@@ -138,12 +140,14 @@ class Judge:
     def __init__(self, functions: dict[str, Function], *, timeout_s: float = 0.0):
         self.terms = []
         for name, f in functions.items():
+            options = given(f.options)
             if f.function in CHECKS:
-                CHECKS[f.function](f.options)
+                CHECKS[f.function](options)
             function = find(f.function, REWARDS, "reward.functions")
-            self.terms.append(Term(title(name), function, f.weight, f.options, deadline(f, timeout_s)))
+            secret = variables(f.options)
+            self.terms.append(Term(title(name), function, f.weight, options, deadline(f, timeout_s), secret))
             if f.function in PREPARE:
-                PREPARE[f.function](f.options)
+                PREPARE[f.function](options)
         self.at_once = [t for t in self.terms if not t.waits]
         self.later = [t for t in self.terms if t.waits]
         self.batched = any(t.batched for t in self.terms)

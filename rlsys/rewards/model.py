@@ -38,8 +38,12 @@ class Scorer:
         logging.disable_progress_bar()
         self.torch, self.device = torch, "cuda" if on_gpu else "cpu"
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="right", truncation_side="left")
-            found = AutoModelForSequenceClassification.from_pretrained(path, dtype=getattr(torch, dtype))
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                path, padding_side="right", truncation_side="left", trust_remote_code=False
+            )
+            found = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=getattr(torch, dtype), trust_remote_code=False
+            )
         except Exception as error:
             said = " ".join(str(error).split())[:300]
             raise ConfigError(f"reward model: {path} cannot be loaded: {type(error).__name__}: {said}") from error

@@ -9,9 +9,9 @@ import numpy as np
 
 from launch.local_ray import ray_session
 from rlsys.config_load import load
-from rlsys.rewards.settings import services
 from rlsys.types import Prompt, Sample
-from workers.reward import OPTIONS, RewardPool, RewardWorker
+from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
+from workers.waiting import Watch
 
 SAMPLES, GROUP, ALONE = 20_000, 16, 200
 ROOT = Path(__file__).parents[2]
@@ -23,11 +23,8 @@ def main() -> None:
         config = load(ROOT / "configs" / "tiny_cpu.yaml", [f"reward.functions={folder}/trivial.py:trivial"])
         with ray_session(config, Path(folder)) as ray:
             kind = ray.remote(RewardWorker).options(num_cpus=0, **OPTIONS)
-            actors = [
-                [kind.remote(config, n, i, folder) for i in range(service.workers)]
-                for n, service in enumerate(services(config))
-            ]
-            pool = RewardPool(config, actors, Path(folder))
+            watch = Watch(Path(folder))
+            pool = RewardPool(config, lambda name: kind.remote(config, *numbers(name), folder), watch)
             pool.start()
             measure(pool)
 

@@ -11,6 +11,7 @@ import pytest
 
 from launch import cli
 from rlsys import __version__, config_load
+from rlsys.checkpoint import SUMS, render, sha256
 from rlsys.config import Config, ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,10 @@ def finished(tmp_path) -> Path:
     run = tmp_path / "run"
     for step in (2, 4):
         make_model(run / "checkpoints" / f"step-{step:06d}" / "model", f"weights {step}")
-        (run / "checkpoints" / f"step-{step:06d}" / "state.json").write_text(json.dumps({"step": step}))
+        folder = run / "checkpoints" / f"step-{step:06d}"
+        (folder / "state.json").write_text(json.dumps({"step": step}))
+        files = {str(p.relative_to(folder)): sha256(p) for p in folder.rglob("*") if p.is_file()}
+        (folder / SUMS).write_text(render(files))
     make_model(run / "checkpoints" / ".step-000006" / "model", "weights 6")
     (run / "config.yaml").write_text(config_load.to_yaml(Config()))
     (run / "metrics.jsonl").write_text("")

@@ -1,6 +1,8 @@
 """Small machines with real behaviour: a rollout that samples, a policy that has one weight and learns, a rule that judges."""
 
+import hashlib
 import json
+import math
 import random
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import numpy as np
 from rlsys import config_load, tiny
 from rlsys.config import Config, Function
 from rlsys.data import Dataset
+from rlsys.failures import WorkerFailed
 from rlsys.metrics import Metrics
 from rlsys.rewards import Judge
 from rlsys.types import Batch, Floats, Pack, Prompt, Request, Sample, Verdict
@@ -136,14 +139,21 @@ class FakePolicy:
 
     def __init__(self, events: list[str], rollout: FakeRollout, ranks: int = 2):
         self.events, self.rollout, self.ranks = events, rollout, ranks
-        self.weight = 0.0
+        self.weight = self.synced = 0.0
         self.updates: list[tuple[list[list[Pack]], float]] = []
         self.kl_coefs: list[float] = []
+        self.bad: dict[int, int] = {}  # number of an update → the sample that spoils it
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         self.events.append("score")
         assert len(packs) == self.ranks
-        return [[p.rollout + np.float32(self.weight) for p in own] for own in packs]
+        return [[p.rollout + np.float32(self.weight - self.synced) for p in own] for own in packs]
+
+    def rescored(self, packs: list[list[Pack]], variant: Any) -> list[list[Floats]]:
+        raise WorkerFailed("a fake has one way to compute")
+
+    def facts(self, texts: list[str]) -> Any:
+        raise WorkerFailed("a fake has no files")
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> Metrics:
         self.events.append("update")
@@ -152,16 +162,26 @@ class FakePolicy:
         mine = [p for own in packs for p in own]
         gradient = sum(float((p.weights * p.columns.advantages * p.rollout).sum()) for p in mine)
         gaps = [
-            0 * p.rollout + abs(self.weight) if p.columns.old is None else np.abs(p.columns.old - p.rollout)
+            0 * p.rollout + abs(self.weight - self.synced)
+            if p.columns.old is None
+            else np.abs(p.columns.old - p.rollout)
             for p in mine
         ]
         refs = [
-            0 * p.rollout if p.columns.ref is None else p.rollout + np.float32(self.weight) - p.columns.ref
+            0 * p.rollout
+            if p.columns.ref is None
+            else p.rollout + np.float32(self.weight - self.synced) - p.columns.ref
             for p in mine
         ]
         tokens = sum(len(p.targets) for p in mine)
-        self.weight += lr * gradient
+        culprit = self.bad.get(len(self.updates), math.inf)
+        if culprit < math.inf:
+            gradient = math.nan
+        else:
+            self.weight += lr * gradient
         return {
+            "skipped": float(culprit < math.inf),
+            "culprit": culprit,
             "loss": -gradient,
             "grad_norm": abs(gradient),
             "kl": sum(float(r.sum()) for r in refs),
@@ -175,11 +195,15 @@ class FakePolicy:
 
     def sync(self, version: int) -> None:
         self.events.append("sync")
-        self.rollout.version, self.rollout.weight = version, self.weight
+        self.rollout.version, self.rollout.weight, self.synced = version, self.weight, self.weight
 
     def save(self, folder: str) -> None:
         self.events.append("save")
-        (Path(folder) / "weight.json").write_text(json.dumps(self.weight))
+        self.file = Path(folder) / "weight.json"
+        self.file.write_text(json.dumps(self.weight))
+
+    def saved(self, wait: bool) -> dict[str, str]:
+        return {self.file.name: hashlib.sha256(self.file.read_bytes()).hexdigest()}
 
     def load(self, folder: str) -> None:
         self.events.append("load")
@@ -204,10 +228,14 @@ class FakeCritic:
         self.updates.append((packs, lr))
         gap = sum(float((p.weights * (p.columns.returns - self.value)).sum()) for own in packs for p in own)
         self.value += lr * gap
-        return {"loss": gap * gap / 2, "grad_norm": abs(gap)}
+        return {"loss": gap * gap / 2, "grad_norm": abs(gap), "skipped": 0.0, "culprit": math.inf}
 
     def save(self, folder: str) -> None:
-        (Path(folder) / "value.json").write_text(json.dumps(self.value))
+        self.file = Path(folder) / "value.json"
+        self.file.write_text(json.dumps(self.value))
+
+    def saved(self, wait: bool) -> dict[str, str]:
+        return {self.file.name: hashlib.sha256(self.file.read_bytes()).hexdigest()}
 
     def load(self, folder: str) -> None:
         self.value = json.loads((Path(folder) / "value.json").read_text())

@@ -3,7 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.fingerprint import fingerprint
+from rlsys.fingerprint import MODULUS, of_bits, of_bytes, of_places
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 def weights(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -11,61 +13,88 @@ def weights(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [torch.randn(4, 6, generator=generator).to(dtype), torch.randn(6, generator=generator).to(dtype)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_equal_weights_have_equal_fingerprints(dtype):
-    assert fingerprint(weights(dtype)) == fingerprint([w.clone() for w in weights(dtype)])
-    assert 0 < fingerprint(weights(dtype)) < 2**64
+def by_place(tensor):
+    return of_places(tensor, tensor.shape)
 
 
-def test_fusing_and_splitting_tensors_changes_nothing():
-    a, b = weights()
-    expected = fingerprint([a, b])
-    assert fingerprint([torch.cat([a.flatten(), b])]) == expected
-    assert fingerprint([a[:2], a[2:], b[:1], b[1:]]) == expected
-    assert fingerprint([b, a.t()]) == expected
+def alone(tensor):
+    return of_bits([tensor])
 
 
-def test_the_sum_of_fingerprints_is_the_fingerprint_of_all():
-    assert sum(fingerprint([w]) for w in weights()) % 2**64 == fingerprint(weights())
+EACH = pytest.mark.parametrize("fingerprint", [of_bytes, by_place, alone])
 
 
-def test_rows_of_zeros_do_not_count():
-    a, b = weights()
-    assert fingerprint([torch.cat([a, torch.zeros(3, 6)]), b, torch.zeros(5), torch.zeros(0)]) == fingerprint([a, b])
-    assert fingerprint([]) == 0
+@EACH
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_weights_have_equal_fingerprints(fingerprint, dtype):
+    for w in weights(dtype):
+        assert fingerprint(w) == fingerprint(w.clone())
+        assert 0 < fingerprint(w) < MODULUS
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(st.integers(0, 15), st.integers(0, 5), st.integers(0, 3))
+def test_a_flipped_bit_changes_the_fingerprint(fingerprint, dtype, bit, column, row):
+    a, _ = weights(dtype)
+    expected = fingerprint(a)
+    bits = a.view(torch.int32 if dtype is torch.float32 else torch.int16)
+    bits[row, column] ^= 1 << bit if bit < 15 else -(1 << 15)
+    assert fingerprint(a) != expected
+
+
+@EACH
+def test_two_changes_that_cancel_each_other_change_the_fingerprint(fingerprint):
+    a, _ = weights()
+    expected = fingerprint(a)
+    a.view(torch.int32)[0, 0] += 1
+    a.view(torch.int32)[3, 5] -= 1
+    assert fingerprint(a) != expected
+    assert fingerprint(torch.tensor([1.0, -1.0])) != fingerprint(torch.tensor([2.0, -2.0]))
+
+
+@EACH
+def test_the_same_numbers_in_another_precision_are_other_weights(fingerprint):
+    a, _ = weights(torch.bfloat16)
+    assert fingerprint(a.float()) != fingerprint(a)
+
+
+@pytest.mark.parametrize("fingerprint", [of_bytes, by_place])
+def test_elements_that_changed_places_are_other_weights(fingerprint):
+    a, _ = weights()
+    assert fingerprint(a.flip(0)) != fingerprint(a)
+    assert fingerprint(a.flip(1)) != fingerprint(a)
+    assert fingerprint(a.t()) != fingerprint(a)
+
+
+@EACH
+def test_rows_of_a_fused_matrix_are_as_the_matrix_they_came_from(fingerprint):
+    a, _ = weights()
+    fused = torch.cat([torch.ones(3, 6), a, torch.ones(2, 6)])
+    assert fingerprint(fused.narrow(0, 3, 4)) == fingerprint(a)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@given(st.integers(0, 15), st.integers(0, 5), st.integers(0, 3))
-def test_a_flipped_bit_changes_the_fingerprint(dtype, bit, column, row):
+def test_shares_by_place_add_up_to_the_whole(dtype):
     a, b = weights(dtype)
-    expected = fingerprint([a, b])
-    bits = a.view(torch.int32 if dtype is torch.float32 else torch.int16)
-    bits[row, column] ^= 1 << bit if bit < 15 else -(1 << 15)
-    assert fingerprint([a, b]) != expected
+    rows = of_places(a[:1], a.shape) + of_places(a[1:], a.shape, (1, 0))
+    columns = of_places(a[:, :4], a.shape) + of_places(a[:, 4:], a.shape, (0, 4))
+    assert rows % MODULUS == columns % MODULUS == of_places(a, a.shape)
+    assert (of_places(b[:3], b.shape) + of_places(b[3:], b.shape, (3, 0))) % MODULUS == of_places(b, b.shape)
 
 
-def test_two_changes_that_cancel_each_other_change_the_fingerprint():
+def test_bits_alone_do_not_depend_on_grouping_or_padding():
     a, b = weights()
-    expected = fingerprint([a, b])
-    a.view(torch.int32)[0, 0] += 1
-    a.view(torch.int32)[3, 5] -= 1
-    assert fingerprint([a, b]) != expected
-    assert fingerprint([torch.tensor([1.0, -1.0])]) != fingerprint([torch.tensor([2.0, -2.0])])
-
-
-def test_a_stale_tensor_changes_the_fingerprint():
-    a, b = weights()
-    assert fingerprint([a, b + 1e-6]) != fingerprint([a, b])
-    assert fingerprint([a, torch.zeros_like(b)]) != fingerprint([a, b])
-
-
-def test_the_same_numbers_in_another_precision_are_other_weights():
-    a, b = weights(torch.bfloat16)
-    assert fingerprint([a.float(), b.float()]) != fingerprint([a, b])
+    expected = of_bits([a, b])
+    assert of_bits([torch.cat([a.flatten(), b])]) == expected
+    assert of_bits([b, a.t()]) == expected
+    assert (of_bits([a]) + of_bits([b])) % MODULUS == expected
+    assert of_bits([torch.cat([a, torch.zeros(3, 6)]), b, torch.zeros(0)]) == expected
+    assert of_bits([]) == 0
 
 
 def test_long_tensors_are_read_in_parts(monkeypatch):
-    expected = fingerprint(weights())
-    monkeypatch.setattr("rlsys.fingerprint._CHUNK", 5)
-    assert fingerprint(weights()) == expected
+    a, b = weights()
+    expected = by_place(a), of_bits([a, b])
+    monkeypatch.setattr("rlsys.fingerprint._CHUNK", 7)
+    assert (by_place(a), of_bits([a, b])) == expected

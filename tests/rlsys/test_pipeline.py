@@ -6,6 +6,8 @@ import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
 from rlsys.config import Reward
+from rlsys.dynamic_sampling import NothingToLearn
+from rlsys.failures import Abandoned, WorkerLost
 from rlsys.pipeline import Collector, Pipeline, RewardFailure
 from rlsys.samples import saved_samples, write_samples
 from rlsys.types import Verdict
@@ -226,17 +228,32 @@ def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does(
     pipeline.close()
 
 
-def test_what_went_wrong_while_draining_is_raised_by_the_next_batch():
+def failing_at_2(error: Exception) -> Pipeline:
     def start(step: int):
         if step == 2:
-            raise RuntimeError("no more")
+            raise error
         return make_batch([float(step)], [0])
 
     pipeline = Pipeline(start, first=1, last=2, max_lag=1)
     pipeline.next()
+    return pipeline
+
+
+@pytest.mark.parametrize("error", [RewardFailure("no more"), NothingToLearn("no more")])
+def test_a_batch_that_teaches_nothing_is_told_when_its_turn_comes(error):
+    pipeline = failing_at_2(error)
     pipeline.drain()
-    with pytest.raises(RuntimeError, match="no more"):
+    assert pipeline.pending() == []
+    with pytest.raises(type(error), match="no more"):
         pipeline.next()
+    pipeline.close()
+
+
+@pytest.mark.parametrize("error", [Abandoned(), WorkerLost("died")])
+def test_a_batch_that_was_lost_must_be_made_again_from_the_weights_that_are_still_there(error):
+    pipeline = failing_at_2(error)
+    with pytest.raises(type(error)):
+        pipeline.drain()
     pipeline.close()
 
 

@@ -144,7 +144,7 @@ def test_what_changes_the_learning_may_not_change(tmp_path, override):
         "eval.every=1",
         "eval.datasets=builtin:zigzag_heldout",
         "checkpoint.keep_last=5",
-        "cluster.call_timeout_s=5",
+        "watchdog.stall_s=50",
         "sync.verify=false",
         "reward.workers=7",
         "reward.timeout_s=1",
@@ -272,3 +272,18 @@ def test_a_file_is_replaced_whole(tmp_path):
         assert still_open.read() == "old"
     assert file.read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_an_event_behind_a_line_that_was_cut_off_is_a_line_of_its_own(tmp_path):
+    config = make_config(tmp_path)
+    run = RunDirectory(config)
+    run.event("first")
+    run.close()
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write('{"time": 1, "eve')
+    (run.path / "logs" / "policy-0.pid").write_text("{}")
+    again = RunDirectory(config)
+    again.event("second")
+    again.close()
+    assert [e["event"] for e in read_lines(run.path / "events.jsonl")] == ["first", "second"]
+    assert not list((run.path / "logs").iterdir())

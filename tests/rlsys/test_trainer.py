@@ -15,12 +15,13 @@ from fakes import (
     make_dataset,
 )
 
+from rlsys.agreement import Disagreement
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.evaluation import HeldOut
 from rlsys.pipeline import RewardFailure
 from rlsys.run_directory import RunDirectory, read_lines
 from rlsys.trainer import Trainer
-from rlsys.types import Verdict
+from rlsys.types import Request, Verdict
 
 REQUIRED = [
     "step",
@@ -76,6 +77,11 @@ class Machines:
         return self
 
     @property
+    def asked(self) -> list[list[Request]]:
+        """What the engines were asked for, after the few samples at the start that only compare them with the policy."""
+        return self.rollout.requests[1:]
+
+    @property
     def lines(self) -> list[dict]:
         return read_lines(self.run_directory.path / "metrics.jsonl")
 
@@ -97,7 +103,7 @@ def test_a_run_is_told_in_order(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=2", reference=True).run()
     step = ["generating", "generate", "resting", "score", "reference", "update", "update", "sync"]
     evaluation = ["generating", "generate"]
-    assert machines.events == ["sync", *evaluation, *step, *step, *evaluation, "save"]
+    assert machines.events == ["sync", *evaluation, "score", *evaluation, *step, *step, *evaluation, "save"]
 
 
 def test_each_step_has_one_line_with_the_promised_names(tmp_path):
@@ -131,7 +137,7 @@ def test_the_figures_are_those_of_the_machines(tmp_path):
 
 def test_without_evaluation_sets_nothing_is_evaluated(tmp_path):
     machines = Machines(tmp_path, evals=0).run()
-    assert machines.events.count("generate") == 3
+    assert len(machines.asked) == 3
     assert machines.lines[0] == {"step": 0}
 
 
@@ -150,7 +156,7 @@ def test_every_sample_of_every_step_is_kept(tmp_path):
 def test_the_prompts_of_a_step_are_the_next_ones_of_the_data(tmp_path):
     machines = Machines(tmp_path, evals=0).run()
     expected = [p.uid for p in make_dataset(10).take(0, 12)]
-    found = [uid for requests in machines.rollout.requests for uid in dict.fromkeys(r.uid for r in requests)]
+    found = [uid for requests in machines.asked for uid in dict.fromkeys(r.uid for r in requests)]
     assert found == expected
 
 
@@ -185,15 +191,15 @@ def test_passes_split_the_batch_differently(tmp_path):
 
 def test_with_one_update_nothing_is_scored_and_the_policy_is_its_own_anchor(tmp_path):
     machines = Machines(tmp_path, "trainer.updates_per_step=1").run()
-    assert "score" not in machines.events
+    assert machines.events.count("score") == 1, "at the start, to compare"
     assert all(p.columns.old is None for packs, _ in machines.policy.updates for own in packs for p in own)
     assert all(line["time/score"] < 0.1 for line in machines.lines[1:])
 
 
 def test_old_log_probs_are_those_from_before_the_first_update_in_every_update(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=1", "trainer.epochs_per_step=2").run()
-    assert machines.events.index("score") < machines.events.index("update")
-    assert machines.events.count("score") == 1
+    assert machines.events.count("score") == 2
+    assert "update" not in machines.events[: machines.events.index("score", machines.events.index("resting"))]
     assert machines.policy.weight != 0
     for packs, _ in machines.policy.updates:
         for p in (p for own in packs for p in own):
@@ -260,7 +266,7 @@ def test_a_critic_is_asked_before_the_step_and_learns_in_each_update(tmp_path):
         "update",
         "sync",
     ]
-    assert [e for e in machines.events if e != "save"][3:13] == step
+    assert [e for e in machines.events if e != "save"][6:16] == step
     for packs, lr in machines.critic.updates:
         assert len(packs) == 1, "packed for the critic's ranks"
         assert lr == 0.5
@@ -290,12 +296,12 @@ def test_the_policy_s_warm_up_begins_when_the_policy_begins(tmp_path):
 
 
 def test_a_critic_that_is_not_finite_stops_the_run_before_a_checkpoint_has_it(tmp_path):
-    machines = Machines(tmp_path, "algorithm.advantage=gae", "checkpoint.every=1")
+    machines = Machines(tmp_path, "algorithm.advantage=gae", "checkpoint.every=1", "trainer.max_skipped=0")
     update = machines.critic.update
     machines.critic.update = lambda packs, lr: (
-        update(packs, lr) | ({"loss": float("nan")} if len(machines.critic.updates) == 4 else {})
+        update(packs, lr) | {"skipped": float(len(machines.critic.updates) == 4), "culprit": 3.0}
     )
-    with pytest.raises(FloatingPointError, match=r"step 2, update 2: .* critic\.lr"):
+    with pytest.raises(FloatingPointError, match=r"step 2, update 2: sample 3 of prompt zigzag:.* critic\.lr"):
         machines.run()
     assert [p.name for p in (machines.run_directory.path / "checkpoints").iterdir()] == ["step-000001"]
 
@@ -313,7 +319,7 @@ def test_a_critic_resumes_with_its_policy(tmp_path):
 
 def test_remax_asks_for_one_greedy_sample_more_and_does_not_train_on_it(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=1", "algorithm.advantage=remax", evals=0).run()
-    [requests] = machines.rollout.requests
+    [requests] = machines.asked
     assert [r.temperature for r in requests] == [1, 1, 1, 1, 0] * 4
     assert machines.lines[1]["tokens"] == 16 * 7
     rewards, advantages = machines.column("step-000001", "reward"), machines.column("step-000001", "advantage")
@@ -330,7 +336,7 @@ def greedy_samples(machines: Machines):
 def test_kl_in_the_reward_needs_old_log_probs_and_leaves_the_loss(tmp_path):
     options = ["trainer.steps=1", "trainer.updates_per_step=1", "reference.kl_coef=0.25", "reference.kl_in=reward"]
     machines = Machines(tmp_path, *options, "algorithm.kl=k1", "algorithm.advantage=raw", reference=True).run()
-    assert machines.events.count("score") == 1
+    assert machines.events.count("score") == 2
     assert all(p.columns.ref is None for packs, _ in machines.policy.updates for own in packs for p in own)
     rewards, advantages = (np.array(machines.column("step-000001", c)) for c in ("reward", "advantage"))
     np.testing.assert_allclose(advantages, rewards - 0.25 * 7 * 0.5, rtol=1e-6)  # the fake reference is 0.5 lower
@@ -369,7 +375,7 @@ DYNAMIC = ["dynamic_sampling.enabled=true", "dynamic_sampling.max_rounds=50"]
 @pytest.mark.parametrize("lag", [0, 1])
 def test_dynamic_sampling_trains_on_groups_that_differ_and_goes_on_behind_what_it_asked_for(tmp_path, lag):
     machines = Machines(tmp_path, *DYNAMIC, f"pipeline.max_lag={lag}", evals=0).run()
-    asked = [uid for requests in machines.rollout.requests for uid in dict.fromkeys(r.uid for r in requests)]
+    asked = [uid for requests in machines.asked for uid in dict.fromkeys(r.uid for r in requests)]
     stream = [p.uid for p in make_dataset(10).take(0, len(asked))]
     assert list(dict.fromkeys(asked)) == stream[: len(set(asked))], "in order, none left out, some asked again"
     trained = []
@@ -383,10 +389,11 @@ def test_dynamic_sampling_trains_on_groups_that_differ_and_goes_on_behind_what_i
     assert stream.index(trained[-1]) + 1 == 12 + dropped > 12, "every prompt up to the last was trained on or dropped"
 
 
-def test_dynamic_sampling_killed_goes_on_as_if_it_had_not_been(tmp_path):
+@pytest.mark.parametrize("lag", [0, 1])
+def test_dynamic_sampling_killed_goes_on_as_if_it_had_not_been(tmp_path, lag):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    options = ["trainer.steps=5", *DYNAMIC]
+    options = ["trainer.steps=5", *DYNAMIC, f"pipeline.max_lag={lag}"]
     whole = Machines(tmp_path / "whole", *options).run()
     killed_while(Machines(tmp_path / "killed", *options), "update", 8)
     again = Machines(tmp_path / "killed", *options).run()
@@ -454,7 +461,7 @@ def test_failed_verdicts_are_counted_over_the_step_and_not_over_a_round(tmp_path
     machines.rewards.broken = {(p.uid, i) for p in stream[4:6] for i in range(4)}  # a whole small round, perhaps
     machines.run()
     line = machines.lines[1]
-    asked = sum(len(requests) for requests in machines.rollout.requests)
+    asked = sum(len(requests) for requests in machines.asked)
     assert line["reward/failed"] == 8 <= 0.4 * asked
 
 
@@ -500,16 +507,61 @@ def test_too_many_failures_stop_the_run_before_anything_is_learned(tmp_path):
     assert machines.policy.updates == []
 
 
-@pytest.mark.parametrize("figure", ["loss", "grad_norm"])
-def test_an_update_that_is_not_finite_stops_the_run_before_the_engines_get_its_weights(tmp_path, figure):
-    machines = Machines(tmp_path)
-    update = machines.policy.update
-    machines.policy.update = lambda packs, lr, kl_coef: (
-        update(packs, lr, kl_coef) | ({figure: float("nan")} if len(machines.policy.updates) == 4 else {})
-    )
-    with pytest.raises(FloatingPointError, match="step 2, update 2: "):
+def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path):
+    machines = Machines(tmp_path, "trainer.steps=2", "checkpoint.every=1")
+    machines.policy.bad = {2: 5}
+    machines.run()
+    assert [line["update/skipped"] for line in machines.lines[1:]] == [1, 0]
+    assert all(np.isfinite(value) for line in machines.lines for value in line.values())
+    [event] = [e for e in read_lines(machines.run_directory.path / "events.jsonl") if e["event"] == "skipped update"]
+    fifth = (machines.column("step-000001", "uid")[5], machines.column("step-000001", "index")[5])
+    assert event["sample"] == f"sample {fifth[1]} of prompt {fifth[0]}"
+    assert (event["step"], event["update"], event["loss"]) == (1, 2, "nan")
+
+
+def test_too_many_such_updates_in_a_row_stop_the_run_and_name_the_first_sample(tmp_path):
+    machines = Machines(tmp_path, "trainer.max_skipped=1")
+    machines.policy.bad = {1: 0, 3: 9, 4: 2}  # the second update is good
+    with pytest.raises(
+        FloatingPointError, match=r"2 updates in a row .* began at step 2, update 1: sample 1 of prompt"
+    ):
         machines.run()
     assert machines.rollout.version == 1
+    assert [line["step"] for line in machines.lines] == [0, 1]
+    assert len(machines.column("step-000002", "uid")) == 16, "the samples can be looked at"
+
+
+def test_a_row_of_skipped_updates_goes_on_behind_a_restart(tmp_path):
+    options = ["trainer.max_skipped=1", "checkpoint.every=1"]
+    machines = Machines(tmp_path, *options)
+    machines.policy.bad = {2: 0}
+    killed_while(machines, "update", 3)
+    again = Machines(tmp_path, *options)
+    again.policy.bad = {1: 0}
+    with pytest.raises(FloatingPointError, match="began at step 1, update 2"):
+        again.run()
+
+
+def test_engines_that_disagree_with_the_policy_stop_the_run_before_the_first_step(tmp_path):
+    machines = Machines(tmp_path)
+    machines.policy.synced = 0.5
+    machines.policy.sync = lambda version: None
+    with pytest.raises(Disagreement, match=r"mean 0\.5, largest 0\.5 over 56 tokens; the mean may be 0\.001"):
+        machines.run()
+    assert machines.policy.updates == []
+
+
+def test_a_run_that_drifts_is_stopped(tmp_path):
+    machines = Machines(tmp_path, "trainer.updates_per_step=1", "trainer.max_mismatch=0.25", "checkpoint.every=1")
+    sync = machines.policy.sync
+
+    def late(version: int) -> None:
+        sync(version)
+        machines.policy.synced -= 0.3 * (version == 1)
+
+    machines.policy.sync = late
+    with pytest.raises(Disagreement, match=r"step 2: .* differ by 0\.3 on average, more than trainer\.max_mismatch"):
+        machines.run()
     assert [line["step"] for line in machines.lines] == [0, 1]
 
 
@@ -565,10 +617,11 @@ def killed_while(machines: Machines, moment: str, count: int) -> None:
         ("update", 9, 4),  # step 5
     ],
 )
-def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, moment, count, left):
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, moment, count, left, lag):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    options = ["trainer.steps=5", "eval.every=1"]
+    options = ["trainer.steps=5", "eval.every=1", f"pipeline.max_lag={lag}"]
     whole = Machines(tmp_path / "whole", *options, reference=True).run()
 
     killed_while(Machines(tmp_path / "killed", *options, reference=True), moment, count)
@@ -623,9 +676,11 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path):
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
     first = Machines(tmp_path).run()
     newest = first.run_directory.path / "checkpoints" / "step-000003"
-    (newest / "state.json").unlink()
+    text = (newest / "weight.json").read_text()
+    (newest / "weight.json").write_text(text[:-1] + str((int(text[-1]) + 1) % 10))
     again = Machines(tmp_path).run()
     assert len(again.policy.updates) == 2, "step 3 is done again, from step 2"
+    assert "step-000003/weight.json" in again.progress.notes[0]
     assert again.policy.weight == first.policy.weight
 
 
@@ -633,11 +688,13 @@ def test_starts_and_checkpoints_are_events(tmp_path):
     Machines(tmp_path).run()
     machines = Machines(tmp_path, "trainer.steps=4").run()
     events = read_lines(machines.run_directory.path / "events.jsonl")
-    told = [(e["event"], e["step"]) for e in events if e["event"] != "sync"]
+    told = [(e["event"], e["step"]) for e in events if e["event"] not in ("sync", "agreement")]
     assert told == [("begin", 0), ("checkpoint", 2), ("checkpoint", 3), ("resume", 3), ("checkpoint", 4)]
     assert [e["version"] for e in events if e["event"] == "sync"] == [0, 1, 2, 3, 3, 4]
     assert next(e["path"] for e in events if e["event"] == "checkpoint") == "checkpoints/step-000002"
-    assert machines.progress.notes == [f"resumed from {machines.run_directory.path}/checkpoints/step-000003"]
+    resumed, agreed = machines.progress.notes
+    assert resumed == f"resumed from {machines.run_directory.path}/checkpoints/step-000003"
+    assert agreed == "rollout and policy agree: mean 0, largest 0 over 56 tokens"
 
 
 def test_checkpoints_are_made_as_often_as_asked_and_after_the_last_step(tmp_path):
@@ -653,3 +710,89 @@ def test_zero_checkpoints_and_evaluations_are_only_those_at_the_ends(tmp_path):
     machines = Machines(tmp_path, "checkpoint.every=0", "eval.every=0").run()
     assert [line["step"] for line in machines.lines if "eval/easy/accuracy" in line] == [0, 3]
     assert machines.events.count("save") == 1
+
+
+# --- stopping in good order ------------------------------------------------------------------------------------------------
+
+
+def stopped_while(machines: Machines, method: str, count: int, *, grace_s: float) -> int:
+    """Runs until the `count`th call of a method of the policy, or of the rollout; there it is told to stop."""
+    machine = machines.policy if hasattr(machines.policy, method) else machines.rollout
+    real, calls = getattr(machine, method), []
+
+    def told(*arguments):
+        calls.append(method)
+        if len(calls) == count:
+            machines.trainer.stop.request(grace_s)
+            machines.trainer.stop.check()
+        return real(*arguments)
+
+    setattr(machine, method, told)
+    try:
+        return machines.trainer.run()
+    finally:
+        machines.run_directory.close()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    ("method", "count", "grace_s", "done"),
+    [
+        ("update", 3, 60, 2),  # in step 2, which is finished
+        ("score", 3, -1, 1),  # in step 2, which is abandoned before it changed anything
+        ("update", 4, -1, 0),  # in the middle of step 2: nothing was saved yet
+        ("update", 8, -1, 2),  # in the middle of step 4: step 2 was saved
+        ("generate", 3, 60, 1),
+    ],
+)
+def test_a_run_that_is_told_to_stop_goes_on_later_as_if_it_had_not_been(tmp_path, method, count, grace_s, done, lag):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "stopped").mkdir()
+    options = ["trainer.steps=5", "eval.every=5", f"pipeline.max_lag={lag}"]
+    whole = Machines(tmp_path / "whole", *options).run()
+    first = Machines(tmp_path / "stopped", *options)
+    assert stopped_while(first, method, count, grace_s=grace_s) == done
+    again = Machines(tmp_path / "stopped", *options).run()
+    assert ("load" in again.events) == (done > 0)
+    assert learned(again.lines) == learned(whole.lines)
+    assert again.policy.weight == whole.policy.weight != 0
+    for step in range(1, 6):
+        assert again.column(f"step-{step:06d}", "completion") == whole.column(f"step-{step:06d}", "completion")
+
+
+def test_an_evaluation_that_was_abandoned_is_made_up_for(tmp_path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "stopped").mkdir()
+    options = ["trainer.steps=4", "checkpoint.every=0"]
+    whole = Machines(tmp_path / "whole", *options).run()
+    first = Machines(tmp_path / "stopped", *options)
+    assert stopped_while(first, "generate", 5, grace_s=-1) == 2  # comparing, eval 0, steps 1 and 2, eval 2
+    assert [line["step"] for line in first.lines] == [0, 1]
+    again = Machines(tmp_path / "stopped", *options).run()
+    assert learned(again.lines) == learned(whole.lines)
+
+
+# --- the best checkpoint ---------------------------------------------------------------------------------------------------
+
+
+def test_a_best_step_whose_evaluation_was_abandoned_is_the_best_all_the_same(tmp_path):
+    options = ["trainer.steps=6", "checkpoint.keep_best=eval/easy/accuracy", "checkpoint.keep_last=1"]
+    options += ["checkpoint.every=0", "eval.every=1"]
+    kept = []
+    for name, stops in (("whole", 0), ("stopped", 6)):
+        (tmp_path / name).mkdir()
+        for _ in range(stops):  # each start compares, evaluates what is owed, and is stopped in its step's evaluation
+            stopped_while(Machines(tmp_path / name, *options), "generate", 4, grace_s=-1)
+        machines = Machines(tmp_path / name, *options).run()
+        kept.append(sorted(p.name for p in (machines.run_directory.path / "checkpoints").iterdir()))
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("figure", ["reward/mean", "-reward/mean"])
+def test_the_best_step_is_saved_and_kept(tmp_path, figure):
+    options = ["trainer.steps=8", f"checkpoint.keep_best={figure}", "checkpoint.keep_last=1", "checkpoint.every=0"]
+    machines = Machines(tmp_path, *options).run()
+    sign = -1 if figure.startswith("-") else 1
+    best = max(machines.lines[1:], key=lambda line: sign * line["reward/mean"])["step"]
+    kept = sorted(p.name for p in (machines.run_directory.path / "checkpoints").iterdir())
+    assert kept == sorted({f"step-{best:06d}", "step-000008"})

@@ -12,6 +12,11 @@ time.sleep(2)  # a slow import
 
 
 def trap(prompt: str, completion: str, finish: str) -> object:
+    fate = int.from_bytes(hashlib.sha256(f"{prompt}{completion}".encode()).digest()[:4]) % 500
+    if fate == 0:  # whenever it is tried: a sample whose process has ended is judged once more
+        ctypes.string_at(0)
+    if fate == 1:
+        os._exit(0)
     luck = int.from_bytes(hashlib.sha256(os.urandom(8)).digest()[:4]) % 2000
     match luck:
         case 0:

@@ -13,13 +13,14 @@ from rlsys.config import Config
 from rlsys.packing import pack, unpack
 from rlsys.types import Columns, Floats
 from workers.critic import CriticGroup, CriticRank
+from workers.waiting import Watch
 
 
 @pytest.fixture
 def critic(spawn: Callable[..., Any], model: str, tmp_path: Path) -> Callable[[Config], CriticGroup]:
     def start(config: Config) -> CriticGroup:
-        actors = [spawn(CriticRank, config, i) for i in range(config.critic.ranks)]
-        group = CriticGroup(config, actors, tmp_path)
+        ranks = {f"critic-{i}": i for i in range(config.critic.ranks)}
+        group = CriticGroup(config, lambda name: spawn(CriticRank, config, ranks[name]), Watch(tmp_path))
         group.start(model)
         return group
 
@@ -37,10 +38,15 @@ def values(group: CriticGroup, tokens_per_pack: int = 4096) -> Floats:
     return unpack(packs, group.score(packs), 16)
 
 
-def learn(group: CriticGroup, updates: int, tokens_per_pack: int = 4096) -> list[dict[str, float]]:
-    """Updates towards a return that differs from sample to sample."""
+def learn(
+    group: CriticGroup, updates: int, tokens_per_pack: int = 4096, spoiled: int | None = None
+) -> list[dict[str, float]]:
+    """Updates towards a return that differs from sample to sample, and that of one sample may be no number."""
     batch, found = ragged_batch(), []
-    returns = np.repeat(np.linspace(-1, 1, 16, dtype=np.float32), batch.lengths)
+    by_sample = np.linspace(-1, 1, 16, dtype=np.float32)
+    if spoiled is not None:
+        by_sample[spoiled] = np.nan
+    returns = np.repeat(by_sample, batch.lengths)
     for _ in range(updates):
         columns = Columns(values=values(group), returns=returns)
         weights = mean_of_tokens(batch, list(range(16)))
@@ -84,9 +90,15 @@ def test_a_loaded_critic_continues_as_if_never_stopped(
     group = critic(config)
     learn(group, 2)
     group.save(str(tmp_path / "checkpoint"))
-    learn(group, 2)
+    expected = learn(group, 2), values(group).tolist()
+    assert group.saved(wait=True).keys() == {f"critic/part-0000{i}-of-00002.safetensors" for i in (0, 1)}
     other = critic(config)
     other.load(str(tmp_path / "checkpoint"))
     assert torch.from_numpy(values(other)).any()
-    learn(other, 2)
-    assert np.array_equal(values(other), values(group))
+    before = values(other)
+    spoiled = learn(other, 1, spoiled=5)[0]
+    assert (spoiled["skipped"], spoiled["culprit"]) == (1.0, 5)
+    assert np.array_equal(values(other), before)
+    found = learn(other, 2)
+    assert (found, values(other).tolist()) == expected
+    assert {f["skipped"] for f in found} == {0.0}

@@ -140,3 +140,29 @@ def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Con
     total.backward()  # type: ignore[no-untyped-call]
     assert total.item() == 0
     assert set(made.end().values()) == {0.0}
+
+
+def culprit_of(config: Config, *packs: Pack) -> float:
+    made = objective(config, kl_coef=1.0)
+    for pack in packs:
+        made(pack, answer()).backward()  # type: ignore[no-untyped-call]
+    return made.culprit.sample()
+
+
+def test_the_first_sample_that_is_no_number_is_found(tiny: Callable[..., Config]) -> None:
+    good, bad = floats(1, 1, 1), floats(1, math.nan, math.inf)
+    assert culprit_of(tiny(), PACK, with_columns(advantages=good)) == math.inf
+    elsewhere = replace(with_columns(advantages=bad), samples=[7, 4])
+    assert culprit_of(tiny(), elsewhere) == 4, "both are bad; the first in the batch, wherever it is packed"
+    assert culprit_of(tiny(), replace(elsewhere, samples=[3, 9]), elsewhere, PACK) == 3
+
+
+def test_a_loss_of_no_gradient_can_be_infinite_and_a_finite_loss_can_be_too_steep(tiny: Callable[..., Config]) -> None:
+    assert culprit_of(tiny(), with_columns(ref=floats(-1, -2, -math.inf))) == 1
+    steep = with_columns(advantages=floats(-3e38, 1, 1), old=LOGPROBS)
+    assert culprit_of(tiny("algorithm.loss=reinforce"), replace(steep, weights=floats(1, 1, 1))) == math.inf
+    made = objective(tiny())
+    logprobs, entropy = answer()
+    total = made(PACK, (logprobs, entropy))
+    (total + (logprobs[2] * 0).sqrt()).backward()
+    assert made.culprit.sample() == 1, "the square root is 0, its slope is infinite"

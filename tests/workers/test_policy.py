@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlsys.config import Config
+from rlsys.failures import WorkerFailed
 from rlsys.packing import pack, token_weights, unpack
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 from workers.policy import PolicyGroup, PolicyRank
-from workers.process import WorkerFailed
 from workers.sync.host_memory import view
+from workers.waiting import Watch
 
 STEPS = 5
 LR = 2e-4
@@ -42,15 +44,15 @@ def mean_of_tokens(batch: Batch, members: list[int]) -> Floats:
 class NoEngines:
     """The policy under test has nobody to send weights to."""
 
-    def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
-        return {}
+    def connect(self, invitation: Any) -> None:
+        pass
 
 
 @pytest.fixture
 def policy(spawn: Callable[..., Any], model: str, tmp_path: Path) -> Callable[[Config], PolicyGroup]:
     def start(config: Config) -> PolicyGroup:
-        actors = [spawn(PolicyRank, config, i) for i in range(config.policy.ranks)]
-        group = PolicyGroup(config, actors, NoEngines(), tmp_path)  # type: ignore[arg-type]
+        ranks = {f"policy-{i}": i for i in range(config.policy.ranks)}
+        group = PolicyGroup(config, lambda name: spawn(PolicyRank, config, ranks[name]), NoEngines(), Watch(tmp_path))  # type: ignore[arg-type]
         group.start(model, "shared_memory")
         group.connect()
         return group
@@ -143,14 +145,19 @@ def test_a_loaded_checkpoint_continues_as_if_never_stopped(
     config = changed(tiny(), "policy", zero_stage=stage)
     group = policy(config)
     train(group, 4096, steps=2)
+    saved = weights(group)
     group.save(str(tmp_path / "checkpoint"))
-    train(group, 4096, steps=2, first=2)
-    expected = weights(group)
+    expected = train(group, 4096, steps=2, first=2), weights(group)
+    group.saved(wait=True)
 
     other = policy(config)
     other.load(str(tmp_path / "checkpoint"))
-    train(other, 4096, steps=2, first=2)
-    assert torch.equal(weights(other), expected)
+    assert train(other, 4096, steps=2, first=2) == expected[0]
+    assert torch.equal(weights(other), expected[1])
+
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "model")
+    assert torch.equal(torch.cat([p.detach().flatten() for p in exported.parameters()]), saved)
+    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint" / "model").decode([3, 4])
 
 
 def test_weights_that_are_not_finite_never_leave_the_policy(

@@ -1,5 +1,7 @@
 """The reward pool on real processes: whatever a user's function does, there is a verdict and the pool goes on."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +12,10 @@ import psutil
 import pytest
 
 from rlsys.config import Config, ConfigError
-from rlsys.rewards.settings import services
 from rlsys.types import Prompt, Sample, Verdict
-from workers.reward import OPTIONS, RewardPool, RewardWorker
+from workers.places import place_of
+from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
+from workers.waiting import Watch
 
 TRAPS = """
 import os, subprocess, sys, time
@@ -45,15 +48,20 @@ def trap(completion, folder):
 
 
 @pytest.fixture
-def pool(spawn: Callable[..., Any], tiny: Callable[..., Config], tmp_path: Path) -> Callable[..., RewardPool]:
+def told() -> list[str]:
+    """What the pool puts on the screen."""
+    return []
+
+
+@pytest.fixture
+def pool(
+    spawn: Callable[..., Any], tiny: Callable[..., Config], tmp_path: Path, told: list[str]
+) -> Callable[..., RewardPool]:
     def start(source: str = TRAPS, *overrides: str) -> RewardPool:
         (tmp_path / "traps.py").write_text(source)
         config = tiny(f"reward.functions={tmp_path}/traps.py:trap", "reward.timeout_s=1.5", *overrides)
-        actors = [
-            [spawn(RewardWorker, config, n, i, ray_options=OPTIONS) for i in range(service.workers)]
-            for n, service in enumerate(services(config))
-        ]
-        pool = RewardPool(config, actors, tmp_path)
+        watch = Watch(tmp_path, config.watchdog.stall_s, note=told.append)
+        pool = RewardPool(config, lambda name: spawn(RewardWorker, config, *numbers(name), ray_options=OPTIONS), watch)
         pool.start()
         return pool
 
@@ -109,6 +117,29 @@ def test_the_process_ends_with_its_actor(pool: Callable[..., RewardPool], tmp_pa
     assert not runs(pid)
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_is_killed_or_stopped_is_replaced_and_every_sample_judged_once(
+    pool: Callable[..., RewardPool], tmp_path: Path, told: list[str], how: signal.Signals
+) -> None:
+    source = "import os, time\ndef trap(completion):\n    time.sleep(0.2)\n    return float(len(completion))\n"
+    started = pool(source, "watchdog.stall_s=3", "reward.timeout_s=2")
+    samples = [Sample("p", i, "x" * i, np.zeros(1, np.int32), np.zeros(1, np.float32), "stop", 0) for i in range(30)]
+    prompt = Prompt("p", "s", "", [1], {"folder": str(tmp_path)})
+    verdicts = started.judge(samples, {"p": prompt})
+    time.sleep(1)
+    place = place_of("reward-0", tmp_path)
+    assert place
+    os.kill(place.pid, how)
+    began = time.monotonic()
+    assert [v.score for v in verdicts.result()] == list(range(30))
+    if how == signal.SIGSTOP:
+        assert any(
+            "judging samples: nothing heard from reward-0 for 3 s, awaiting samples of 1" in text for text in told
+        ), told
+        assert time.monotonic() - began < 40
+    assert place_of("reward-0", tmp_path) != place, "another process took its place"
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
@@ -146,6 +177,8 @@ def test_an_async_function_that_blocks_is_killed_and_the_others_are_judged(
     pool: Callable[..., RewardPool], tmp_path: Path
 ) -> None:
     source = """
+import os
+import signal
 import time
 async def trap(completion):
     if completion == "hang":
@@ -194,6 +227,8 @@ def trap(completion):
 
 def test_a_slow_import_is_waited_for_once_and_not_after_a_kill(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
     source = """
+import os
+import signal
 import time
 time.sleep(2)
 def trap(completion):

@@ -32,7 +32,7 @@ def items(*numbers: int) -> list[Item]:
 
 def slow(*workers: Worker, together: int = 1) -> Dispatcher:
     """A pool in which a verdict has been taking a second of late."""
-    pool = Dispatcher([w.submit for w in workers], together=together)
+    pool = Dispatcher({f"reward-{i}": w.submit for i, w in enumerate(workers)}, together=together)
     pool.pace = 1.0
     return pool
 
@@ -50,7 +50,7 @@ def test_verdicts_come_in_the_order_of_the_samples():
 
 
 def test_nothing_to_judge_is_done_at_once():
-    assert Dispatcher([Worker().submit]).judge([]).result() == []
+    assert Dispatcher({"reward-0": Worker().submit}).judge([]).result() == []
 
 
 def test_slow_samples_are_dealt_one_by_one_and_fast_ones_in_lists():
@@ -65,7 +65,7 @@ def test_slow_samples_are_dealt_one_by_one_and_fast_ones_in_lists():
 
 def test_fast_samples_are_shared_by_all_workers():
     one, two = Worker(), Worker()
-    pool = Dispatcher([one.submit, two.submit])
+    pool = Dispatcher({"one": one.submit, "two": two.submit})
     pool.pace = 0.0001
     pool.judge(items(*range(10)))
     assert len(one.given[0][0]) == 5

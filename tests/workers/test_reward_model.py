@@ -13,7 +13,8 @@ from rlsys.config import Config, ConfigError
 from rlsys.rewards.model import Scorer
 from rlsys.rewards.settings import services
 from rlsys.types import Prompt, Sample
-from workers.reward import OPTIONS, RewardPool, RewardWorker
+from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
+from workers.waiting import Watch
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}>{% endif %}{% endfor %}"
 
@@ -75,8 +76,8 @@ def test_its_score_and_a_functions_are_added_up(
         (["exact"], 1, True),
         (["model"], 1, False),
     ]
-    actors = [[spawn(RewardWorker, config, n, 0, ray_options=OPTIONS)] for n in range(2)]
-    pool = RewardPool(config, actors, tmp_path)
+    watch = Watch(tmp_path)
+    pool = RewardPool(config, lambda name: spawn(RewardWorker, config, *numbers(name), ray_options=OPTIONS), watch)
     pool.start()
     none = np.zeros(0)
     samples = [Sample("p", i, text, none, none, "stop", 0) for i, text in enumerate(["21", "12", "2"])]

@@ -12,12 +12,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlsys import tiny as tiny_task
 from rlsys.config import Config
+from rlsys.failures import WorkerFailed
 from rlsys.packing import pack, unpack
 from rlsys.types import Batch, Columns, Prompt, Request, Sample
 from workers.engines import CPU_ENVIRONMENT
 from workers.model import load_packed
 from workers.policy import PolicyGroup, PolicyRank
-from workers.rollout import RolloutGroup, RolloutWorker
+from workers.proof import differences, shown, tensor_print, together
+from workers.rollout import Delivery, RolloutGroup, RolloutWorker
+from workers.sync.host_memory import HostMemory, view
+from workers.sync.shared_memory import Sender
+from workers.waiting import Watch
 
 PROMPTS = [row["prompt"] for row in tiny_task.rows("zigzag_heldout")[:12]]
 
@@ -44,9 +49,10 @@ def batch_of(tokenizer: Any, samples: list[Sample]) -> Batch:
 @pytest.fixture
 def engines(spawn: Callable[..., Any], model: str, tmp_path: Path) -> Callable[..., RolloutGroup]:
     def start(config: Config, transport: str = "shared_memory") -> RolloutGroup:
-        count = config.rollout.engines
-        actors = [spawn(RolloutWorker, config, i, environment=CPU_ENVIRONMENT) for i in range(count)]
-        group = RolloutGroup(config, actors, tmp_path)
+        def engine(name: str) -> Any:
+            return spawn(RolloutWorker, config, int(name.split("-")[1]), environment=CPU_ENVIRONMENT)
+
+        group = RolloutGroup(config, engine, Watch(tmp_path))
         group.start(model, transport, 7)
         return group
 
@@ -67,6 +73,13 @@ def greedy_by_transformers(model: str, tokenizer: Any, text: str, change: dict[s
     return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 
 
+def same(a: list[Sample], b: list[Sample]) -> bool:
+    """Bit for bit."""
+    return all(
+        np.array_equal(x.tokens, y.tokens) and np.array_equal(x.logprobs, y.logprobs) for x, y in zip(a, b, strict=True)
+    )
+
+
 def test_samples_their_logprobs_and_their_seeds(
     engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], tokenizer: Any, model: str
 ) -> None:
@@ -81,16 +94,33 @@ def test_samples_their_logprobs_and_their_seeds(
     assert len({s.text for s in samples if s.uid == "p0"}) > 1, "a group must differ"
     assert all(s.finish == ("stop" if s.tokens[-1] == tokenizer.eos_token_id else "length") for s in samples)
 
-    again = generated(group, [wanted[37]])[0]
-    assert np.array_equal(again.tokens, samples[37].tokens), "a sample can be drawn again on its own"
+    for some in ([37], [95, 3], range(40, 47), range(95, -1, -1)):
+        again = generated(group, [wanted[i] for i in some])
+        assert same(again, [samples[i] for i in some]), "a sample can be drawn again, in whatever company"
 
-    batch = batch_of(tokenizer, samples)
-    packs = pack(batch, range(len(samples)), ranks=1, tokens_per_pack=256)
+    gaps = np.concatenate([s.logprobs for s in samples]) - scored(config, model, tokenizer, samples, 256)
+    assert np.abs(gaps).max() < 1e-4, "rollout and policy log-probs are the same quantity"
+
+
+def scored(config: Config, model: str, tokenizer: Any, samples: list[Sample], tokens_per_pack: int) -> Any:
+    torch.set_num_threads(1)
     policy = load_packed(config, model)
+    packs = pack(batch_of(tokenizer, samples), range(len(samples)), ranks=1, tokens_per_pack=tokens_per_pack)
     with torch.no_grad():
-        scored = unpack(packs, [[policy(p)[0].numpy() for p in packs[0]]], len(samples))
-    gaps = np.abs(np.concatenate([s.logprobs for s in samples]) - scored)
-    assert gaps.max() < 1e-4, "rollout and policy log-probs are the same quantity"
+        return unpack(packs, [[policy(p)[0].numpy() for p in packs[0]]], len(samples))
+
+
+def test_exact_log_probs_are_the_policys_bit_for_bit(
+    engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], tokenizer: Any, model: str
+) -> None:
+    config = tiny("rollout.temperature=0.7", "rollout.exact=true", "rollout.engines=1")
+    group = engines(config)
+    wanted = requests(tokenizer, n=8, temperature=0.7)
+    samples = generated(group, wanted)
+    assert same(generated(group, wanted[30:39]), samples[30:39])
+    rollout = np.concatenate([s.logprobs for s in samples])
+    for tokens_per_pack in (64, 256, 4096):
+        assert np.array_equal(scored(config, model, tokenizer, samples, tokens_per_pack), rollout)
 
 
 def test_samples_arrive_while_others_are_still_generated(
@@ -122,7 +152,9 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
 ) -> None:
     config = changed(changed(tiny(), "policy", zero_stage=stage), "rollout", dtype=dtype)
     group = engines(config, transport)
-    policy = PolicyGroup(config, [spawn(PolicyRank, config, i) for i in range(2)], group, tmp_path)
+    policy = PolicyGroup(
+        config, lambda name: spawn(PolicyRank, config, int(name.split("-")[1])), group, Watch(tmp_path)
+    )
     policy.start(model, transport)
     policy.connect()
     before = generated(group, requests(tokenizer))
@@ -142,6 +174,7 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
     assert [s.text for s in after] != [s.text for s in before]
     assert {s.version for s in after} == {1}
     policy.save(str(tmp_path / "checkpoint"))
+    policy.saved(wait=True)
     saved = str(tmp_path / "checkpoint" / "model")
     if dtype == "float32":
         assert [s.text for s in after[:4]] == [greedy_by_transformers(saved, tokenizer, p) for p in PROMPTS[:4]]
@@ -150,20 +183,80 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
         assert np.abs(np.concatenate([s.logprobs for s in after]) - scored).max() < 1e-4
 
     if transport == "shared_memory":
-        flip_one_bit(policy)
-        with pytest.raises(RuntimeError, match="did not arrive whole"):
+        flip_one_bit(group)
+        with pytest.raises(
+            WorkerFailed, match=r"did not arrive whole.* 1 of 26 tensors differ: model\.embed_tokens\.weight"
+        ):
             policy.sync(2)
 
 
-def flip_one_bit(policy: PolicyGroup) -> None:
+def flip_one_bit(group: RolloutGroup) -> None:
     """From now on, one bit of the shared weights flips after they are written and before the engines read them."""
-    original = policy.engines.calls
+    original = group.take
 
-    def calls(method: str, *arguments: Any) -> dict[str, Any]:
-        if method == "take":
-            message = arguments[0][0]
-            memory = torch.from_file(message["path"], shared=True, size=message["size"], dtype=torch.uint8)
-            memory[4321] ^= 1
-        return original(method, *arguments)
+    def take(delivery: Delivery) -> dict[str, str]:
+        message = delivery.messages[0]
+        memory = torch.from_file(message["path"], shared=True, size=message["size"], dtype=torch.uint8)
+        memory[1234] ^= 1
+        return original(delivery)
 
-    policy.engines.calls = calls  # type: ignore[method-assign]
+    group.take = take  # type: ignore[method-assign]
+
+
+def test_an_engine_that_has_other_weights_says_which(
+    ray: Any, spawn: Callable[..., Any], tiny: Callable[..., Config], model: str
+) -> None:
+    engine = spawn(RolloutWorker, tiny(), 0, environment=CPU_ENVIRONMENT)
+    ray.get(engine.start.remote(model, "shared_memory", 7))
+    weights = {n: p.detach() * 1.5 for n, p in AutoModelForCausalLM.from_pretrained(model).named_parameters()}
+    manifest = [(n, "float32", list(w.shape)) for n, w in weights.items()]
+    sender = Sender(0, 1)
+    ray.get(engine.connect.remote(sender.invite(manifest)))
+    expected = {n: shown(tensor_print(w, by_place=False)) for n, w in weights.items()}
+
+    def taken(message: dict[str, Any]) -> str:
+        version, prints = ray.get(engine.take.remote([message], 1))
+        assert version == 1
+        return differences(expected, prints)
+
+    message = sender.send(iter(weights.items()))
+    assert taken(message) == ""
+    layout = {name: place for name, *place in message["layout"]}
+
+    up = "model.layers.1.mlp.up_proj.weight"
+    view(sender.memory.bytes, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
+    assert taken(message) == f"1 of 26 tensors differ: {up}"
+    view(sender.memory.bytes, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
+
+    q, k = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
+    exchanged = {q: k, k: q}
+    swapped = [(exchanged.get(name, name), *place) for name, *place in message["layout"]]
+    assert taken(message | {"layout": swapped}) == f"2 of 26 tensors differ: {q} (it holds {k}), {k} (it holds {q})"
+
+    def flipped(worker: Any, parameter: str) -> dict[str, str]:
+        """What the engine says after a bit of its own memory has flipped."""
+        inside = worker.engine.engine
+        runner = inside.model_executor.driver_worker.worker.model_runner
+        runner.get_model().get_parameter(parameter).data.view(torch.int32)[0, 0] ^= 1
+        return together(inside.collective_rpc("rlsys_prove"))
+
+    assert taken(message) == "", "and takes them whole again"
+    down = "model.layers.0.mlp.down_proj.weight"
+    prints = ray.get(engine.__ray_call__.remote(flipped, down))
+    assert differences(expected, prints) == f"1 of 26 tensors differ: {down}"
+
+    others = HostMemory(message["size"])  # the next version of the weights, one of which never comes
+    later = {n: w * 2 for n, w in weights.items()}
+    others.fill(message["layout"], iter(later.items()))
+    expected = {n: shown(tensor_print(w, by_place=False)) for n, w in later.items()}
+    without = [place for place in message["layout"] if place[0] != up]
+    assert up in taken({"path": others.path, "size": message["size"], "layout": without})
+
+
+def test_an_engine_that_is_late_is_told_by_its_version() -> None:
+    delivery = Delivery([], 7, {"a": "1"})
+    answers = {"rollout-0": (7, {"a": "1"}), "rollout-1": (6, {"a": "1"}), "rollout-2": (7, {"a": "2"})}
+    assert delivery.wrong(answers) == {
+        "rollout-1": "it has version 6",
+        "rollout-2": "1 of 1 tensors differ: a",
+    }

@@ -21,9 +21,11 @@ __all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
 
 
 class Sender(Protocol):
-    """A policy rank's half. `concurrent`: the engines must be receiving while it sends."""
+    """A policy rank's half. `concurrent`: the engines must be receiving while it sends. `lasting`: what it sent can be taken
+    until it sends again, by an engine that was not there then."""
 
     concurrent: bool
+    lasting: bool
 
     def __init__(self, rank: int, receivers: int): ...
     def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message: ...

@@ -14,12 +14,13 @@ from workers.sync.host_memory import Message, Weights
 
 class Sender:
     concurrent = False
+    lasting = False
 
     def __init__(self, rank: int, receivers: int):
         self.held: list[Any] = []
 
     def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message:
-        return {}
+        return {"manifest": manifest}
 
     def connect(self) -> None:
         pass

@@ -16,6 +16,7 @@ from workers.sync.host_memory import Message, Weights
 
 class Sender:
     concurrent = True
+    lasting = False
 
     def __init__(self, rank: int, receivers: int):
         self.rank, self.world = rank, receivers + 1
@@ -32,6 +33,7 @@ class Sender:
             "names": list(names),
             "dtypes": list(dtypes),
             "shapes": list(shapes),
+            "manifest": manifest,
         }
 
     def connect(self) -> None:

@@ -1,0 +1,113 @@
+"""Keeps a run going: the driver works in a child process, and where it is lost, another one goes on from the last checkpoint.
+
+The child says how it ended, and by its exit code whether another one would do better: a run that has failed of its own doing would
+fail again. A child that did not get to say anything, killed by a signal or together with the Ray it was connected to, is replaced.
+Signals to the parent go on to the child; if the parent is killed, so is the child.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+LOST = 75  # exit code of a driver that has lost what it needs: sysexits.h calls it a temporary failure
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a child. `End(-9, said=False, asked=0)`: it was killed"""
+
+    status: int  # exit code, or minus the number of a signal
+    said: bool  # whether it came to its end by itself
+    asked: int  # the first signal that was passed on to it
+
+    @property
+    def lost(self) -> bool:
+        return not self.said or self.status == LOST
+
+    def __str__(self) -> str:
+        if self.said:
+            return "it lost a worker"
+        if self.status < 0:
+            return f"the driver was ended by {signal.Signals(-self.status).name}"
+        return f"the driver ended without a word (exit code {self.status}), as when Ray is lost"
+
+
+def supervised(
+    drive: Callable[[str], int], max_restarts: int, tell: Callable[[str], None], tidy: Callable[[], object]
+) -> int:
+    """`drive(cause)` returns an exit code; `cause` says why it is called again, and is empty at first.
+
+    `tidy()` is called after a driver that could not tidy up after itself, where none follows that would.
+    """
+    cause = ""
+    for restart in range(max_restarts + 1):
+        end = in_a_child(lambda cause=cause: drive(cause))  # type: ignore[misc]
+        if not end.lost:
+            return 0 if end.asked == signal.SIGTERM and end.status == 128 + signal.SIGINT else end.status
+        cause = str(end)
+        if end.asked or restart == max_restarts:
+            break
+        tell(f"{cause}; going on from the last checkpoint ({restart + 1} of run.max_restarts={max_restarts})")
+    in_a_child(lambda: int(bool(tidy())))
+    if end.asked:
+        tell(f"stopped: {cause}. The same command goes on from the last checkpoint.")
+        return 0 if end.asked == signal.SIGTERM else 128 + end.asked
+    tell(f"{cause}. run.max_restarts is {max_restarts}: the same command goes on from the last checkpoint.")
+    return 1
+
+
+def in_a_child(work: Callable[[], int]) -> End:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent, (word, mouth) = os.getpid(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            die_with(parent)
+            code = work()
+            os.write(mouth, b".")
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):  # whoever read them may be gone
+                    stream.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)  # threads that wait for dead workers would hold a plain exit back
+    os.close(mouth)
+    asked = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    before = {s: signal.signal(s, pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    os.set_blocking(word, False)  # what the child has started may live on, and hold the pipe open
+    try:
+        said = bool(os.read(word, 1))
+    except BlockingIOError:
+        said = False
+    os.close(word)
+    return End(os.waitstatus_to_exitcode(status), said, asked[0] if asked else 0)
+
+
+def die_with(parent: int) -> None:
+    """Whoever kills the parent, with a signal that it cannot pass on, means the child too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the parent alone, which passes it on once

@@ -1,0 +1,183 @@
+"""What it costs that results do not depend on the batch (the default on CPU), and that engine and trainer compute alike
+(`rollout.exact`): tokens per second of an engine, and seconds of the trainer's passes over what it sampled, in turn.
+
+    python tests/bench/exact.py            # the tiny model, and one of 8 M parameters
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workers.engines import CPU_ENVIRONMENT
+
+CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
+ROUNDS = 5
+# name → (prompts, their length, new tokens)
+LOADS = {"tiny": [(512, 7, 10), (16, 7, 10)], "8 M": [(64, 40, 64), (8, 40, 64), (1, 40, 64)]}
+
+
+def model_of(name: str, folder: Path) -> str:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from rlsys import tiny
+
+    if name == "tiny":
+        return str(tiny.model_folder(0))
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=1000,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tiny.make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def in_turn(modes: dict[str, Callable[[], None]], work: Callable[[], Any]) -> dict[str, float]:
+    """Median seconds of the work in each mode."""
+    seconds: dict[str, list[float]] = {mode: [] for mode in modes}
+    for i in range(ROUNDS + 1):
+        for mode, enter in modes.items():
+            enter()
+            began = time.perf_counter()
+            work()
+            if i:
+                seconds[mode].append(time.perf_counter() - began)
+    return {mode: statistics.median(values) for mode, values in seconds.items()}
+
+
+def engines(name: str, model: str) -> None:
+    import asyncio
+
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+    from rlsys import exact
+    from rlsys.config_load import load
+    from rlsys.types import Request
+    from workers import exact_engine
+    from workers.engines import InProcessEngine, arguments
+
+    rows = exact.FEWEST, exact.MOST
+    own = CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu
+    longest = max(length for _, length, _ in LOADS[name])
+    new = max(n for *_, n in LOADS[name])
+    config = load(CONFIG, [f"rollout.max_new_tokens={new}"])
+    engine = InProcessEngine(arguments(config, model, "rlsys_host_memory", longest))
+
+    def plain() -> None:
+        asyncio.run(engine.forget_prefixes())
+        exact.FEWEST, exact.MOST = 1, 10**9
+        CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu = own
+
+    def default() -> None:
+        plain()
+        exact.FEWEST, exact.MOST = rows
+
+    def exactly() -> None:
+        default()
+        exact_engine.install()
+
+    for prompts, length, tokens in LOADS[name]:
+        requests = [
+            Request(f"p{g}", 0, [2 + (g * 7 + i * 3 + g // (i + 1)) % 10 for i in range(length)], g, 1.0, tokens)
+            for g in range(prompts)
+        ]
+        count = 0
+
+        def generate(requests: list[Request] = requests) -> None:
+            async def all_of_them() -> int:
+                return sum([len(o.outputs[0].token_ids) async for outs in engine.generate(requests, []) for o in outs])
+
+            nonlocal count
+            count = asyncio.run(all_of_them())
+
+        found = in_turn({"plain": plain, "default": default, "exact": exactly}, generate)
+        figures = ", ".join(f"{mode} {count / s:.0f} ({found['plain'] / s:.2f})" for mode, s in found.items())
+        print(f"{name}, {prompts} sequences at once, tokens/s: {figures}", flush=True)
+
+
+def trainers(name: str, model: str) -> None:
+    import numpy as np
+    import torch
+
+    from rlsys.config_load import load
+    from rlsys.types import Columns, Pack
+    from workers.model import load_packed
+
+    prompts, length, tokens = LOADS[name][0]
+    each, count = length + tokens - 1, min(prompts, 4096 // (length + tokens - 1))
+    total = each * count
+    zeros = np.zeros(total, np.float32)
+    pack = Pack(
+        tokens=np.arange(total) * 7 % 11 + 2,
+        lengths=[each] * count,
+        predict=np.arange(total),
+        targets=np.arange(total) * 5 % 11 + 2,
+        sequences=np.repeat(np.arange(count), each),
+        samples=list(range(count)),
+        rollout=zeros,
+        weights=zeros,
+        columns=Columns(),
+    )
+    models = {exact: load_packed(load(CONFIG, [f"rollout.exact={exact}"]), model) for exact in (False, True)}
+    chosen = False
+
+    def choose(exact: bool) -> Callable[[], None]:
+        def chosen_now() -> None:
+            nonlocal chosen
+            chosen = exact
+
+        return chosen_now
+
+    def score() -> None:
+        with torch.no_grad():
+            models[chosen](pack)
+
+    def update() -> None:
+        models[chosen](pack)[0].sum().backward()
+
+    modes = {"ordinary": choose(False), "exact": choose(True)}
+    for doing, work in (("score", score), ("forward and backward", update)):
+        found = in_turn(modes, work)
+        ratio = found["exact"] / found["ordinary"]
+        print(
+            f"{name}, {total} tokens, {doing}: ordinary {found['ordinary']:.3f} s, exact {found['exact']:.3f} s "
+            f"({ratio:.2f})",
+            flush=True,
+        )
+
+
+def main() -> None:
+    if len(sys.argv) == 4:
+        part, name, model = sys.argv[1:]
+        {"engines": engines, "trainers": trainers}[part](name, model)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in LOADS:
+            model = model_of(name, Path(folder) / "model")
+            for part in ("engines", "trainers"):  # never in one process
+                command = [sys.executable, __file__, part, name, model]
+                subprocess.run(command, env=os.environ | CPU_ENVIRONMENT, check=True)
+
+
+if __name__ == "__main__":
+    main()

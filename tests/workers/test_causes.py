@@ -1,0 +1,110 @@
+"""Real engines and a real policy agree to rounding; and each way in which they come apart is found on them."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.cloudpickle
+from transformers import AutoTokenizer
+
+from rlsys import tiny as tiny_task
+from rlsys.agreement import Agreement, measure
+from rlsys.config import Config
+from rlsys.diagnosis import STEP_0, Sampling, Variant, diagnose
+from rlsys.packing import pack
+from rlsys.types import Columns, Prompt
+from workers.engines import CPU_ENVIRONMENT
+from workers.policy import PolicyGroup, PolicyRank
+from workers.rollout import RolloutGroup, RolloutWorker
+from workers.waiting import Watch
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
+Changed = Callable[..., Config]
+
+
+class Cutting(RolloutWorker):
+    """An engine that can be told to sample from the likeliest tokens only."""
+
+    def cut(self, top_p: float) -> None:
+        from workers import engines
+
+        whole = engines.sampling
+
+        def sampling(*arguments: Any) -> Any:
+            found = whole(*arguments)
+            found.top_p = top_p
+            return found
+
+        engines.sampling = sampling
+
+
+def test_each_cause_is_found_on_real_engines(
+    spawn: Callable[..., Any], tiny: Changed, changed: Changed, model: str, tmp_path: Path
+) -> None:
+    config = tiny("rollout.engines=1", "policy.zero_stage=3", "sync.transport=shared_memory")
+    half = changed(config, "rollout", dtype="bfloat16")
+    watch = Watch(tmp_path)
+    ranks = {f"policy-{i}": i for i in range(2)}
+
+    def engine(config: Config, kind: type) -> RolloutGroup:
+        return RolloutGroup(config, lambda _: spawn(kind, config, 0, environment=CPU_ENVIRONMENT), watch)
+
+    rollout, coarse = engine(config, Cutting), engine(half, RolloutWorker)
+    policy = PolicyGroup(config, lambda name: spawn(PolicyRank, config, ranks[name]), rollout, watch)
+    policy.start(model, "shared_memory")
+    for group in (rollout, coarse):
+        group.start(model, "shared_memory", 7)
+    policy.connect()
+    policy.sync(0)
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = [row["prompt"] for row in tiny_task.rows("zigzag")[:12]]
+    prompts = [Prompt(f"p{i}", "zigzag", t, tokenizer.encode(t), {}) for i, t in enumerate(texts)]
+
+    def measured(config: Config = config, rollout: RolloutGroup = rollout) -> Agreement:
+        return measure(rollout, policy, prompts, config)
+
+    def cause(found: Agreement, config: Config = config) -> str:
+        assert found.mean > 1e-3
+        return str(diagnose(found, policy, config, {}))
+
+    # Nothing is wrong.
+    found = measured()
+    assert found.fine
+    assert found.mean <= 1e-6
+    assert found.largest <= 1e-4
+    assert found.tokens > 60
+    assert diagnose(found, policy, config, {}).best is None
+    again = measured()
+    assert np.array_equal(again.policy, found.policy), "what was tried has left nothing behind"
+    assert [s.tokens.tolist() for s in again.batch.samples] == [s.tokens.tolist() for s in found.batch.samples]
+
+    # The engine is asked for another temperature than the policy divides by.
+    warm = measured(changed(config, "rollout", temperature=0.7))
+    assert cause(warm).startswith("temperature: the engine seems to sample at 0.7, the trainer divides by 1 (gap ")
+
+    # The engine computes in bfloat16.
+    found = measured(half, coarse)
+    assert found.fine, "within what bfloat16 may have"
+    assert cause(found, half).startswith("dtype: ")
+
+    # The policy learns, and the engines are not told.
+    batch = again.batch
+    tokens = int(batch.lengths.sum())
+    columns = Columns(advantages=-np.ones(tokens, dtype=np.float32))
+    weights = np.full(tokens, 1 / tokens, dtype=np.float32)
+    packs = pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights)
+    policy.update(packs, 1e-2, 0.0)
+    stale = measured()
+    assert not stale.fine
+    assert cause(stale).startswith("stale weights: the engine seems to have the weights of step 0 (gap ")
+    policy.rescored(packs, Variant((Sampling(1.0),), weights=STEP_0))
+    assert np.array_equal(measured().policy, stale.policy), "and what was learned is there again, bit for bit"
+    policy.sync(1)
+    assert measured().fine
+
+    # The engine samples from the nucleus.
+    rollout.crew.call("cut", 0.9, doing="cutting")
+    assert cause(measured()).startswith("top-p: the engine seems to sample with top_p 0.9, the trainer takes")

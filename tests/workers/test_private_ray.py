@@ -1,0 +1,127 @@
+"""The private Ray: who can reach it, and who can use it."""
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.local_ray import address_for_commands, keep_token_private
+
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
+"""
+CALLS = """
+import sys, grpc
+for port in sys.argv[1:]:
+    for method in (
+        "NodeManagerService/RequestWorkerLease", "ObjectManagerService/Pull", "CoreWorkerService/PushTask",
+        "InternalKVGcsService/InternalKVKeys", "JobInfoGcsService/GetAllJobInfo", "ReporterService/GetTraceback",
+    ):
+        try:
+            grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(f"/ray.rpc.{method}")(b"", timeout=5)
+            print("ANSWERED", port, method)
+        except grpc.RpcError as error:
+            print(error.code().name, port, method)
+"""
+
+
+def listening() -> dict[str, str]:
+    """Addresses that this process and its descendants listen on, with the names of their owners."""
+    me = psutil.Process()
+    return {
+        f"{c.laddr.ip}:{c.laddr.port}": p.name()
+        for p in [me, *me.children(recursive=True)]
+        for c in p.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN or (c.type == 2 and not c.raddr)
+    }
+
+
+@pytest.fixture(scope="module")
+def used(ray) -> dict[str, str]:
+    """What listens while an actor lives."""
+
+    @ray.remote
+    class Actor:
+        def where(self) -> str:
+            return str(ray.util.get_node_ip_address())
+
+    actor = Actor.remote()
+    assert ray.get(actor.where.remote()) == "127.0.0.1"
+    found = listening()
+    ray.kill(actor)
+    return found
+
+
+@pytest.fixture
+def stranger(tmp_path) -> dict[str, str]:
+    """The environment of somebody without the token."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
+
+
+def test_a_private_ray_listens_on_loopback_only(used):
+    assert {"gcs_server", "raylet"} <= set(used.values())
+    assert [place for place in used if not place.removeprefix("::ffff:").startswith("127.")] == []
+
+
+def test_ray_without_its_token_answers_nobody(ray, stranger):
+    gcs = ray.get_runtime_context().gcs_address
+    for token in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        found = subprocess.run(
+            [sys.executable, "-c", STRANGER, gcs], env=stranger | token, capture_output=True, text=True, timeout=60
+        )
+        assert found.returncode != 0
+        assert "uthenticat" in found.stderr
+
+
+def test_no_process_of_ray_obeys_a_caller_without_the_token(used, stranger):
+    ports = [place.rpartition(":")[2] for place in used]
+    said = subprocess.run(
+        [sys.executable, "-c", CALLS, *ports], env=stranger, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    assert "ANSWERED" not in said
+    refused = {line.split()[2] for line in said.splitlines() if line.startswith("UNAUTHENTICATED")}
+    assert len(refused) == 6, said
+
+
+@pytest.mark.parametrize("path", ["/api/jobs/", "/api/v0/actors", "/nodes?view=summary", "/logs/"])
+def test_dashboard_and_jobs_demand_the_token(ray, path):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(address_for_commands(ray) + path, timeout=10)
+    assert refused.value.code == 401
+
+
+def test_who_has_the_token_lists_the_actors(ray):
+    command = [str(Path(sys.executable).parent / "ray"), "list", "actors", "--address", address_for_commands(ray)]
+    found = subprocess.run(
+        command, env=os.environ | {"RAY_AUTH_MODE": "token"}, capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_only_its_user_may_enter_the_folder_of_a_private_ray(ray):
+    folder = Path(os.environ["TMPDIR"]).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    sockets = [p for p in folder.rglob("*") if p.is_socket()]
+    assert any(p.name == "raylet" for p in sockets)
+    assert max(len(str(p)) for p in sockets) <= 107
+
+
+def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".ray" / "auth_token"
+    keep_token_private()
+    token = file.read_text()
+    assert len(token) == 64
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)  # as Ray writes it
+    keep_token_private()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() == token
+    assert [p.name for p in file.parent.iterdir()] == ["auth_token"]

@@ -1,0 +1,190 @@
+"""Waiting for real actors that answer, raise, die, hang, or are stopped."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsys.config import ConfigError
+from rlsys.failures import Abandoned, WorkerFailed, WorkerLost
+from rlsys.stopping import Stop
+from workers.crew import Crew
+from workers.places import place_of
+from workers.process import settle
+from workers.stacks import brief, stacks
+from workers.waiting import Watch
+
+
+class Someone:
+    def __init__(self, name: str, logs: str):
+        settle(name, logs)
+        self.told: list[str] = []
+        print(f"{name} says hello", flush=True)
+
+    def answer(self, value: Any) -> Any:
+        return value
+
+    def remember(self, what: str) -> str:
+        self.told.append(what)
+        return what
+
+    def memory(self) -> list[str]:
+        return self.told
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+    def die(self) -> None:
+        os._exit(3)
+
+    def die_once(self, flag: str) -> int:
+        if not os.path.exists(flag):
+            open(flag, "w").close()
+            os._exit(3)
+        return os.getpid()
+
+    def think_about_it(self) -> None:
+        time.sleep(1000)
+
+
+@pytest.fixture
+def start(ray: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    actors = []
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
+
+    def spawn(name: str) -> Any:
+        actors.append(ray.remote(Someone).options(num_cpus=0).remote(name, str(tmp_path)))
+        return actors[-1]
+
+    yield spawn
+    for actor in actors:
+        ray.kill(actor)
+
+
+class Unfinished(Someone):
+    def __init__(self, name: str, logs: str):
+        raise ValueError("no such weights")
+
+
+class Told(Watch):
+    def __init__(self, logs: Path, **settings: Any):
+        self.notes: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        super().__init__(
+            logs, note=self.notes.append, event=lambda kind, **facts: self.events.append(facts), **settings
+        )
+
+
+def test_each_wait_ends_with_an_answer_or_the_root_cause(start: Callable[[str], Any], tmp_path: Path) -> None:
+    a, b = start("a-0"), start("b-0")
+    watch = Told(tmp_path, stall_s=60)
+    assert watch.gather({"a-0": a.answer.remote(1), "b-0": b.answer.remote(2)}, "asking") == {"a-0": 1, "b-0": 2}
+    with pytest.raises(WorkerFailed, match=r"asking: a-0 raised KeyError: 'x'") as failed:
+        watch.gather({"a-0": a.fail.remote(KeyError("x"))}, "asking")
+    assert not isinstance(failed.value, WorkerLost), "it would raise again"
+    with pytest.raises(ConfigError, match="mend it"):
+        watch.gather({"a-0": a.fail.remote(ConfigError("mend it"))}, "asking")
+    with pytest.raises(OSError, match="No space left"):
+        watch.gather({"a-0": a.fail.remote(OSError(28, "No space left on device", "/data/x"))}, "asking")
+    # Who raised first did so because the other one died: that is what is told.
+    with pytest.raises(WorkerLost, match=r"b-0 died .*\n.*b-0\.log:\n  b-0 says hello"):
+        watch.gather({"a-0": a.fail.remote(RuntimeError("peer is gone")), "b-0": b.die.remote()}, "summing")
+    assert watch.events == []
+
+
+def test_a_worker_that_does_not_come_up_says_why(ray: Any, tmp_path: Path) -> None:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    actor = ray.remote(Unfinished).options(num_cpus=0).remote("a-0", str(tmp_path))
+    with pytest.raises(WorkerFailed, match="a-0 did not come up: ValueError: no such weights") as failed:
+        Told(tmp_path).gather({"a-0": actor.answer.remote(1)}, "starting")
+    assert not isinstance(failed.value, WorkerLost)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_worker_that_says_nothing_is_found_with_its_stack(
+    start: Callable[[str], Any], tmp_path: Path, stopped: bool
+) -> None:
+    a = start("a-0")
+    watch = Told(tmp_path, stall_s=2)
+    watch.gather({"a-0": a.answer.remote(1)}, "asking", limit_s=60)
+    call = a.think_about_it.remote()
+    place = place_of("a-0", tmp_path)
+    assert place
+    time.sleep(0.5)
+    if stopped:
+        os.kill(place.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match=r"thinking: nothing heard from a-0 for 2 s .*watchdog\.stall_s"):
+        watch.gather({"a-0": call}, "thinking")
+    assert time.monotonic() - began < 2 + 5
+    [event] = watch.events
+    assert (event["doing"], event["waiting_for"]) == ("thinking", ["a-0"])
+    assert "think_about_it" in event["stacks"]["a-0"]
+    assert any("a-0 is at  process" in note and "think_about_it" in note for note in watch.notes)
+    os.kill(place.pid, signal.SIGKILL)
+
+
+def test_without_py_spy_the_process_writes_its_stacks_itself(
+    start: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = start("a-0")
+    Watch(tmp_path).gather({"a-0": a.answer.remote(1)}, "asking")
+    a.think_about_it.remote()
+    time.sleep(0.5)
+    monkeypatch.setattr("workers.stacks.by_py_spy", lambda pid: "")
+    found = stacks(["a-0", "z-9"], tmp_path)
+    assert "think_about_it" in found["a-0"]
+    assert "think_about_it" in brief(found["a-0"])
+    assert "it has not said where it is" in found["z-9"]
+
+
+def test_a_stalled_worker_ends_the_run_where_that_is_wanted(start: Callable[[str], Any], tmp_path: Path) -> None:
+    a = start("a-0")
+    watch = Told(tmp_path, stall_s=1, abort=True)
+    with pytest.raises(WorkerFailed) as failed:
+        watch.gather({"a-0": a.think_about_it.remote()}, "thinking")
+    assert not isinstance(failed.value, WorkerLost)
+
+
+def test_a_run_that_is_told_to_stop_waits_no_longer_than_its_grace(start: Callable[[str], Any], tmp_path: Path) -> None:
+    a, stop = start("a-0"), Stop()
+    stop.working = True
+    watch = Told(tmp_path, stop=stop)
+    stop.request(1.5)
+    began = time.monotonic()
+    with pytest.raises(Abandoned):
+        watch.gather({"a-0": a.think_about_it.remote()}, "thinking")
+    assert 1 < time.monotonic() - began < 4
+
+
+def test_one_of_a_crew_that_dies_is_replaced_and_told_what_the_others_know(
+    start: Callable[[str], Any], tmp_path: Path
+) -> None:
+    watch = Told(tmp_path, stall_s=60)
+    arrived: list[list[str]] = []
+    crew = Crew(["a-0", "a-1"], start, watch, then=arrived.append)
+    crew.call("remember", "the model", doing="starting", keep=True)
+    first = place_of("a-1", tmp_path)
+    assert crew.call("answer", 7, doing="asking", only=["a-1"]) == {"a-1": 7}
+    flag = str(tmp_path / "died")
+    pids = crew.call("die_once", flag, doing="working")
+    assert set(pids) == {"a-0", "a-1"}
+    assert len({*pids.values()}) == 2
+    assert crew.call("memory", doing="asking") == {"a-0": ["the model"], "a-1": ["the model"]}
+    assert len(arrived) == 1
+    assert [e["worker"] for e in watch.events] == arrived[0]
+    assert "another one takes its place" in watch.notes[0]
+    assert first
+
+
+def test_a_crew_whose_new_workers_die_too_gives_up(start: Callable[[str], Any], tmp_path: Path) -> None:
+    watch = Told(tmp_path, stall_s=60)
+    crew = Crew(["a-0"], start, watch)
+    with pytest.raises(WorkerLost, match="working: a-0 died"):
+        crew.call("die", doing="working")
+    assert len(watch.events) == 2, "three tries"

@@ -1,0 +1,78 @@
+"""Workers that do not need each other: one that is lost is replaced, and brought to where it was.
+
+call("start", …, keep=True)   every worker answers; who is lost over it is replaced and asked again
+replace("rollout-1", why)     another process takes its place, and is told again all that was to be kept
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlsys.config import ConfigError
+from rlsys.failures import WorkerFailed, WorkerLost
+from workers.places import end
+from workers.waiting import Watch
+
+TRIES = 3  # workers that may be lost one after the other in the same place
+
+
+class Crew:
+    """`Crew(["rollout-0", "rollout-1"], spawn, watch)`; `spawn(name)` starts the actor of that name.
+
+    `then(names)` is called when new workers have come to where the others are, as far as what was kept goes.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        spawn: Callable[[str], Any],
+        watch: Watch,
+        then: Callable[[list[str]], None] | None = None,
+    ):
+        self.spawn, self.watch, self.then = spawn, watch, then
+        self.actors = {name: spawn(name) for name in names}
+        self.kept: dict[str, tuple[tuple[Any, ...], str, float]] = {}  # what a new worker is told, in this order
+
+    def call(
+        self,
+        method: str,
+        *arguments: Any,
+        doing: str,
+        limit_s: float = 0,
+        keep: bool = False,
+        only: list[str] | None = None,
+    ) -> dict[str, Any]:
+        """The answers of every worker, or of some, by name."""
+        found: dict[str, Any] = {}
+        names = only or list(self.actors)
+        for attempt in range(1, TRIES + 1):
+            calls = {n: getattr(self.actors[n], method).remote(*arguments) for n in names if n not in found}
+            lost: dict[str, WorkerLost] = {}
+            for name, answer in self.watch.outcomes(calls, doing, limit_s):
+                if isinstance(answer, WorkerLost):
+                    lost[name] = answer
+                elif isinstance(answer, WorkerFailed | ConfigError):
+                    raise answer
+                else:
+                    found[name] = answer
+            if not lost:
+                break
+            if attempt == TRIES:
+                raise next(iter(lost.values()))
+            self.replace(lost)
+        if keep:
+            self.kept[method] = arguments, doing, limit_s
+        return {name: found[name] for name in names}
+
+    def replace(self, lost: dict[str, WorkerLost]) -> None:
+        """Other processes take the places of these, and come to where they were."""
+        for name, why in lost.items():
+            first, _, more = str(why).partition("\n")
+            self.watch.note(f"{first}; another one takes its place")
+            self.watch.event("replaced", worker=name, cause=first, log=more)
+        end({name: self.actors[name] for name in lost}, self.watch.logs)
+        for name in lost:
+            self.actors[name] = self.spawn(name)
+        for method, (arguments, doing, limit_s) in list(self.kept.items()):
+            self.call(method, *arguments, doing=f"{doing} again", limit_s=limit_s, only=list(lost))
+        if self.then:
+            self.then(list(lost))

@@ -1,0 +1,33 @@
+"""Which sample made an update useless."""
+
+import math
+from typing import Any
+
+import torch
+
+from rlsys.types import Pack
+
+
+class Culprit:
+    """The first sample of a mini-batch, by its index in the batch, whose loss or whose loss's gradient is not finite."""
+
+    def __init__(self, device: Any):
+        self.found = torch.full((), math.inf, device=device)
+
+    def watch(self, pack: Pack, answers: Any, losses: Any) -> None:
+        """`losses` [K], weights included, come from `answers` [K], whose gradient is looked at when it is there."""
+        if not pack.samples:
+            return
+        samples = torch.tensor(pack.samples, device=answers.device)[torch.tensor(pack.sequences, device=answers.device)]
+
+        def look(numbers: torch.Tensor) -> None:
+            # No branch: nothing waits for the device.
+            self.found = torch.where(numbers.isfinite(), math.inf, samples).min().minimum(self.found)
+
+        look(losses.detach())
+        if answers.requires_grad:
+            answers.register_hook(look)
+
+    def sample(self) -> float:
+        """Infinity: none."""
+        return self.found.item()
