@@ -22,7 +22,7 @@ from rlsys.types import Verdict
 from workers.reward_child import Process
 
 IDLE_S = 30.0  # a process that has samples and says nothing for so long is not well
-STARTS = 3  # times in a row that importing may fail, once it has worked
+STARTS = 3  # times in a row that importing may fail, once it has worked, or end its process
 
 
 @dataclass
@@ -186,9 +186,10 @@ class RewardRunner:
             self.replace("bye")
 
     def failed(self, process: Process, sentence: str) -> None:
-        """Its functions could not be imported: tried again if they could be before, else a problem of the configuration."""
+        """Its functions could not be imported: tried again if they could be before, or if somebody may have killed it."""
         how = process.end()
-        if sentence == "importing ended the process":
+        ended = sentence == "importing ended the process"
+        if ended:
             sentence = f"{self.names()}: importing ended the process ({how})."
         sentence = sentence.encode(errors="replace").decode()
         print(f"reward process did not start: {sentence}", flush=True)
@@ -196,7 +197,7 @@ class RewardRunner:
             self.spare = None
             return
         self.starts += 1
-        if not self.ready.done() or self.starts >= STARTS:
+        if not (ended or self.ready.done()) or self.starts >= STARTS:
             self.problem = ConfigError(sentence)
         else:
             self.process = Process(self.settings)
@@ -236,7 +237,7 @@ class RewardRunner:
         for number, (item, future) in self.sent.items():
             if number not in guilty:
                 future.set_result(item)
-            elif len(guilty) > 1 or (why == "crash" and not item.alone):
+            elif not item.alone and (len(guilty) > 1 or why == "crash" or self.together(number)):
                 # Which one it was, or whether somebody else has ended the process, being alone will show.
                 future.set_result(replace(item, alone=True))
             elif why == "timeout":
@@ -250,6 +251,10 @@ class RewardRunner:
         self.process, self.spare = self.spare or Process(self.settings), None
         if self.process.facts:
             self.stand_by()
+
+    def together(self, number: int) -> bool:
+        """Whether others are at it too, in the same event loop: one that holds it up may not have got to say so."""
+        return number in self.judging["loop"] and len(self.sent) > 1
 
     def stand_by(self) -> None:
         if self.spare is None and self.settings.spare:

@@ -82,6 +82,23 @@ def own(completion):
     assert said(judge(tmp_path, source, ["fork", "ok", "shell", "ok"])) == ["crash", 1.0, "crash", 1.0]
 
 
+@pytest.mark.parametrize("moment", ["import", "judge"])
+def test_a_process_that_somebody_kills_once_costs_no_verdict(tmp_path: Path, moment: str) -> None:
+    source = f"""
+import os, signal
+def killed_once(moment):
+    if moment == "{moment}" and not os.path.exists("{tmp_path}/killed"):
+        open("{tmp_path}/killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+killed_once("import")
+def own(completion):
+    killed_once("judge")
+    return 1.0
+"""
+    assert said(judge(tmp_path, source, ["a", "b", "c"])) == [1.0] * 3
+    assert (tmp_path / "killed").exists()
+
+
 def test_a_child_in_a_session_of_its_own_is_killed_with_its_process(tmp_path: Path) -> None:
     source = f"""
 import subprocess, time
