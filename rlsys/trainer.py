@@ -113,7 +113,9 @@ class Trainer:
         found = self.step(step)
         if step == c.trainer.steps or (c.eval.every and step % c.eval.every == 0):
             self.owed = found
-        self.settle_debts() if self.owed else self.record(step, found)
+            self.settle_debts()
+        else:
+            self.record(step, found)
         better = self.best.beaten(step, self.line)
         if better or step == c.trainer.steps or (c.checkpoint.every and step % c.checkpoint.every == 0):
             self.save()
