@@ -7,8 +7,7 @@ replace("rollout-1", why)     another process takes its place, and is told again
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.config import ConfigError
-from rlsys.failures import WorkerFailed, WorkerLost
+from rlsys.failures import WorkerLost
 from workers.places import end
 from workers.waiting import Watch
 
@@ -50,7 +49,7 @@ class Crew:
             for name, answer in self.watch.outcomes(calls, doing, limit_s):
                 if isinstance(answer, WorkerLost):
                     lost[name] = answer
-                elif isinstance(answer, WorkerFailed | ConfigError):
+                elif isinstance(answer, Exception):
                     raise answer
                 else:
                     found[name] = answer

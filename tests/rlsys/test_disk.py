@@ -33,7 +33,7 @@ def outcome(run):
     return lines, weights, sorted(p.name for p in run.glob("samples/step-*"))
 """
 FULL = """
-from test_trainer import Machines
+from machines import Machines
 
 def tried(place, room):
     "The sentence, after the disk had so many pages left; and what the run comes to when there is room again."
