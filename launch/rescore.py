@@ -24,6 +24,7 @@ from rlsys.rewards.check import problems
 from rlsys.rewards.judge import combined, facts
 from rlsys.rewards.settings import services
 from rlsys.samples import Saved, as_json, first_line, has_rows, opened, saved_samples
+from rlsys.secrets import suspects
 from rlsys.types import Verdict
 
 ROWS = 20  # lines that training steps take in the table, at most
@@ -70,17 +71,15 @@ def rescore(
 
 def functions(rewards: tuple[str, ...]) -> dict[str, Function]:
     """Reward functions as the command line has them.  ("exact", "mine.py:f=0.5") -> what {exact: 1.0, mine.py:f: 0.5} is in YAML"""
-    from omegaconf import OmegaConf
-
     given: dict[str, Any] = {}
     for text in rewards:
         name, equals, value = text.partition("=")
         try:
-            tree = OmegaConf.to_container(OmegaConf.create(f"value: {value}"))
-        except Exception:  # whatever the parser raises
-            raise ConfigError(f"--reward {text}: what follows {name}= is neither a weight nor a mapping.") from None
-        assert isinstance(tree, dict)
-        given[name] = tree["value"] if equals else None
+            given[name] = config_load.value_of(value) if equals else None
+        except ValueError:
+            raise ConfigError(f"--reward {name}: what follows {name}= is neither a weight nor a mapping.") from None
+    if secret := suspects("reward.functions", given):
+        raise ConfigError(secret)
     try:
         found = config_named.functions("--reward", given)
     except ValueError as error:

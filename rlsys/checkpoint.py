@@ -63,14 +63,15 @@ class Checkpoints:
         write(self.beside / SUMS, render(self.sums | sums))
         for place in [p for p in self.beside.rglob("*") if p.is_dir()] + [self.beside]:
             _sync(place)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            _remove(target)
         self.beside.rename(target)
         _sync(self.folder)
         self.step = None
         if self.keep_last:
             for step, old in found(self.folder)[: -self.keep_last]:
                 if step != self.best:
-                    shutil.rmtree(old)
+                    _remove(old)
         return target
 
     def found(self) -> list[tuple[int, Path]]:
@@ -83,7 +84,9 @@ class Checkpoints:
         return there[-1][0] if there else 0
 
     def newest(self, tell: Callable[[str], None]) -> Found | None:
-        """The newest that is whole. A damaged one is named, and set aside."""
+        """The newest that is whole. A damaged one is named, and set aside; what a killed run was writing or removing goes."""
+        for unfinished in self.folder.glob(".*step-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
         for step, path in reversed(found(self.folder)):
             damage = damage_of(path)
             if not damage:
@@ -106,9 +109,9 @@ class Checkpoints:
 
 
 def found(folder: Path) -> list[tuple[int, Path]]:
-    """Steps and directories of the finished checkpoints, oldest first."""
+    """Steps and directories of the checkpoints, oldest first. They were whole when they got their names."""
     names = ((_NAME.fullmatch(p.name), p) for p in folder.iterdir()) if folder.is_dir() else ()
-    return sorted((int(m[1]), p) for m, p in names if m and (p / SUMS).is_file())
+    return sorted((int(m[1]), p) for m, p in names if m and p.is_dir())
 
 
 def damage_of(checkpoint: Path) -> str:
@@ -156,6 +159,14 @@ def sha256(file: Path) -> str:
 
 def render(sums: dict[str, str]) -> str:
     return "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
+
+
+def _remove(checkpoint: Path) -> None:
+    """Its name goes first: killed in between, what is left is not taken for a checkpoint."""
+    gone = checkpoint.with_name(f".gone-{checkpoint.name}")
+    shutil.rmtree(gone, ignore_errors=True)
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)
 
 
 def _sync(place: Path) -> None:

@@ -208,6 +208,17 @@ def build(
     return config
 
 
+def value_of(text: str) -> Any:
+    """A value in YAML as a command line has it; where it refers to the environment it goes on referring. ValueError: it is none."""
+    try:
+        with _references_kept():
+            value = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=True)
+    except Exception as error:  # whatever the parser raises
+        raise ValueError(str(error)) from None
+    assert isinstance(value, dict)
+    return _referring(value["value"])
+
+
 def to_yaml(config: Config) -> str:
     tree: dict[str, dict[str, Any]] = {}
     for key, value in flatten(config).items():

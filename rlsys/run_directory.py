@@ -2,7 +2,7 @@
 
 config.yaml     the resolved configuration        samples/      every sample of every step, parquet
 metrics.jsonl   one line per step                 checkpoints/  step-000040/, see `checkpoint`; damaged-step-000040/, set aside
-events.jsonl    starts, syncs, faults, stops      logs/         of each process: .log, .pid (where it is), .stacks (what it was at)
+events.jsonl    starts, syncs, faults, stops      logs/         of each process: .log, .spans (what it did when), .pid (where it is), .stacks (what it was at)
 """
 
 import contextlib
@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlsys import config_load
+from rlsys import config_load, timeline
 from rlsys.config import Config, ConfigError
 from rlsys.samples import write_samples
-from rlsys.secrets import hidden
+from rlsys.secrets import cleared
 from rlsys.types import Batch, Floats
 
 FREE_TO_CHANGE = (  # what a run may be continued with
@@ -91,6 +91,7 @@ class RunDirectory:
             for place in self.logs.glob("*.pid"):  # of workers that are no more
                 place.unlink()
             end_last_line(self.path / "events.jsonl")
+            timeline.begin("driver", self.logs)
         except PermissionError as error:  # the directory is another user's, the lock in it open to all
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
@@ -109,6 +110,7 @@ class RunDirectory:
             )
 
     def close(self) -> None:
+        timeline.end()
         self._lock.close()
 
     @property
@@ -117,8 +119,7 @@ class RunDirectory:
 
     def event(self, kind: str, **facts: Any) -> None:
         with (self.path / "events.jsonl").open("a") as file:
-            told = {name: hidden(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
-            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **told}) + "\n")
+            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **cleared(facts)}) + "\n")
 
     def metrics(self, line: dict[str, float]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:

@@ -116,6 +116,15 @@ def hidden(text: str, variables: Iterable[str] = ()) -> str:
     return text
 
 
+def cleared(fact: Any) -> Any:
+    """`hidden`, for every text in lists and mappings."""
+    if isinstance(fact, dict):
+        return {k: cleared(v) for k, v in fact.items()}
+    if isinstance(fact, list | tuple):
+        return [cleared(v) for v in fact]
+    return hidden(fact) if isinstance(fact, str) else fact
+
+
 def variables(options: Any) -> list[str]:
     """The environment variables that options refer to, or name."""
     if isinstance(options, dict):

@@ -176,3 +176,18 @@ def test_options_of_a_function_are_given_as_in_yaml():
     assert functions(("exact", "a.b:f=0.5", "a.b:g={weight: 2, at_most: 3}"))["a.b:g"].options == {"at_most": 3}
     found = functions(("exact", "a.b:f=0.5", "a.b:g={weight: 2, at_most: 3}"))
     assert [f.weight for f in found.values()] == [1.0, 0.5, 2.0]
+
+
+def test_a_secret_comes_from_the_environment_and_is_refused_otherwise(run, tmp_path, monkeypatch):
+    own = tmp_path / "keyed.py"
+    own.write_text("def keyed(completion, api_key):\n    return float(len(api_key))\n")
+    monkeypatch.setenv("MY_KEY", "0123456")
+    asked = f"{own}:keyed={{api_key: '${{oc.env:MY_KEY}}'}}"
+    text = told(run, asked, steps="1")
+    assert "0.167 7.000" in text  # old and new mean
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(ConfigError, match="MY_KEY is not set"):
+        told(run, asked)
+    with pytest.raises(ConfigError, match="holds what its name calls a secret") as refused:
+        told(run, f"{own}:keyed={{api_key: abc12345}}")
+    assert "abc12345" not in str(refused.value)

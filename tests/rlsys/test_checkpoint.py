@@ -134,8 +134,24 @@ def test_one_that_is_whole_but_not_ours_is_passed_over_too(tmp_path):
     assert "JSONDecodeError" in told
 
 
-def test_what_is_not_a_whole_checkpoint_is_not_found(tmp_path):
-    (tmp_path / "step-000007").mkdir()  # no sums
+def test_one_whose_sums_are_gone_is_named_too(tmp_path):
+    good = save(tmp_path, 5)
+    (save(tmp_path, 10) / SUMS).unlink()
+    there, [told] = newest(tmp_path)
+    assert there.path == good
+    assert "step-000010/SHA256SUMS is missing" in told
+
+
+def test_what_a_killed_run_left_half_written_or_half_removed_goes(tmp_path):
+    good = save(tmp_path, 5)
+    Checkpoints(tmp_path, 1).begin(10, STATE, [])
+    (tmp_path / ".gone-step-000003").mkdir()
+    there, told = newest(tmp_path)
+    assert (there.path, told) == (good, [])
+    assert names(tmp_path) == ["step-000005"]
+
+
+def test_what_is_no_checkpoint_is_not_found(tmp_path):
     (tmp_path / "step-9").mkdir()
     (tmp_path / ".step-000008").mkdir()
     (tmp_path / ".step-000008" / "state.json").write_text(json.dumps({}))

@@ -173,6 +173,7 @@ def test_what_stops_a_run_is_hidden_in_its_events(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", VALUE)
     run = RunDirectory(config_load.build(config_load.OmegaConf.create(), [f"run.dir={tmp_path}/run"], ""))
     run.event("stop", cause=f"HTTP 401 for {VALUE}")
+    run.event("stall", stacks={"reward-0": f"judge(key={VALUE!r})"}, waiting_for=[VALUE])
     run.close()
     said = (tmp_path / "run" / "events.jsonl").read_text()
     assert "HTTP 401 for ***" in said
