@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from rlsys.config import Config, ConfigError
+from rlsys.failures import WorkerLost
 from workers.process import port_is_taken
 
 
@@ -59,7 +60,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
     keep_token_private()
     try:
-        with on_loopback():
+        with on_loopback(), slowness_is_a_loss():
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, 2),
                 include_dashboard=True,  # `ray list actors` asks it
@@ -96,6 +97,17 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def slowness_is_a_loss() -> Iterator[None]:
+    """On a busy machine Ray gives up on its own processes after a while, with a plain Exception. Another try may do."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is Exception:
+            raise WorkerLost(f"Ray did not come up: {error}") from error
+        raise
 
 
 def address_for_commands(ray: Any) -> str:

@@ -1,13 +1,15 @@
-"""Runs that are disturbed, and what must be equal to the undisturbed one all the same."""
+"""Runs that are looked at, or disturbed, and what must be equal to the undisturbed one all the same."""
 
 import contextlib
 import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,22 +20,27 @@ import psutil
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs" / "tiny_cpu.yaml"
 PASSING = re.compile(r"time/|tokens_per_second")  # seconds, which no two runs share
+STEPS = ["trainer.steps=10", "checkpoint.every=3", "eval.every=5", "trainer.prompts_per_step=8"]
+LIGHT = [
+    "rollout.engines=1",
+    "policy.ranks=1",
+    "reward.workers=1",
+]  # starting processes is most of what these tests cost
 
 
 class Run:
     """`rlsys train` in a process group of its own, and its run directory."""
 
-    def __init__(self, path: Path, *overrides: str):
-        self.path = path
+    def __init__(self, path: Path, *overrides: str, config: Path = CONFIG, environment: dict[str, str] | None = None):
+        self.path, self.environment = path, (environment or dict(os.environ)) | {"PYTHONPATH": str(ROOT)}
         path.parent.mkdir(parents=True, exist_ok=True)
         self.output = path.with_suffix(".txt")
-        self.command = [sys.executable, "-m", "launch", "train", str(CONFIG), f"run.dir={path}", *overrides]
+        self.command = [sys.executable, "-m", "launch", "train", str(config), f"run.dir={path}", *overrides]
 
     def start(self) -> "Run":
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
         with self.output.open("a") as out:
             self.process = subprocess.Popen(
-                self.command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                self.command, stdout=out, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
             )
         return self
 
@@ -43,7 +50,7 @@ class Run:
     def text(self) -> str:
         return self.output.read_text()
 
-    def until(self, seen: Callable[[], Any], timeout_s: float = 200) -> Any:
+    def until(self, seen: Callable[[], Any], timeout_s: float = 300) -> Any:
         """Waits for something to be there, while the run goes on."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -87,13 +94,43 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(path: Path, *overrides: str) -> Iterator[Run]:
-    run = Run(path, *overrides).start()
+def running(path: Path, *overrides: str, **more: Any) -> Iterator[Run]:
+    run = Run(path, *overrides, **more).start()
     try:
         yield run
     finally:
         if run.process.poll() is None:
             run.end()
+
+
+@contextlib.contextmanager
+def tidy() -> Iterator[dict[str, str]]:
+    """The environment of runs, with a temporary directory of its own. In the end nothing of them may be left: no process (they
+    all inherit the variable), no shared memory, no temporary file."""
+    temporary = Path(tempfile.mkdtemp(prefix="t-"))
+    before = set(Path("/dev/shm").iterdir())
+
+    def left() -> list[str]:
+        files = [*temporary.iterdir(), *(set(Path("/dev/shm").iterdir()) - before)]
+        processes = [f"process {p.pid} {p.name()}" for p in psutil.process_iter() if belongs(p, temporary)]
+        return processes + [str(file) for file in files]
+
+    try:
+        yield os.environ | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
+        deadline = time.monotonic() + 10
+        while left() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left() == []
+    finally:
+        shutil.rmtree(temporary)
+
+
+def belongs(process: psutil.Process, temporary: Path) -> bool:
+    try:
+        inherited = process.environ().get("TMPDIR", "").startswith(str(temporary))
+        return inherited and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def soak(path: Path, *, steps: int, every: int, seed: int) -> dict[str, Any]:
         "replaced": len(run.events("replaced")),
         "restarts": len(run.events("restart")),
         "growth_mib_per_100_steps": {name: growth(own) for name, own in sorted(record.memory.items())},
+        "growth_within_a_life": {name: growth_within(own) for name, own in sorted(record.memory.items())},
         "left": left,
         "words": "" if run.process.returncode == 0 else run.text()[-2000:],
     }
@@ -100,18 +102,34 @@ def weigh(run: Run, step: int, record: Record) -> None:
                 points.append((step, process.memory_info().rss / 2**20))
 
 
-def growth(processes: dict[int, list[tuple[int, float]]]) -> float | None:
-    """MiB per 100 steps, over all processes that had a name: one slope, each process with a level of its own."""
-    x, y = [], []
-    for points in processes.values():
-        own = np.array([p for p in points if p[0] >= points[0][0] + WARM_UP])
-        if len(own) > 2:
-            x.append(own[:, 0] - own[:, 0].mean())
-            y.append(own[:, 1] - own[:, 1].mean())
-    if not x:
+Points = list[tuple[int, float]]  # (step, MiB)
+
+
+def settled(processes: dict[int, Points]) -> list[Points]:
+    """Of each process, what it took after its first steps."""
+    return [[p for p in points if p[0] >= points[0][0] + WARM_UP] for points in processes.values()]
+
+
+def growth(processes: dict[int, Points]) -> float | None:
+    """MiB per 100 steps over the whole run, whichever process had the name."""
+    return slope([p for points in settled(processes) for p in points])
+
+
+def growth_within(processes: dict[int, Points]) -> float | None:
+    """The same within the lives of processes: one slope for all, each with a level of its own. Few live longer than 100 steps."""
+    centred = []
+    for points in settled(processes):
+        if len(points) > 2:
+            steps, sizes = np.mean(points, axis=0)
+            centred += [(step - steps, size - sizes) for step, size in points]
+    return slope(centred)
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    if len(points) < 3:
         return None
-    steps, sizes = np.concatenate(x), np.concatenate(y)
-    return round(float((steps @ sizes) / (steps @ steps) * 100), 3)
+    steps, sizes = np.array(points, dtype=float).T
+    return round(float(np.polyfit(steps, sizes, 1)[0] * 100), 3)
 
 
 def leftovers() -> set[str]:

@@ -2,45 +2,36 @@
 sample and every weight, bit for bit.
 """
 
-import os
+import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet
 import pytest
-from killing import Run, require_equal, running
-from soak import leftovers
+from killing import LIGHT, ROOT, STEPS, Run, outcome, require_equal, running
+from safetensors.numpy import load_file
 
-STEPS = ["trainer.steps=10", "checkpoint.every=3", "eval.every=5", "trainer.prompts_per_step=8"]
-AHEAD = [*STEPS, "pipeline.max_lag=1", "policy.zero_stage=3", "dynamic_sampling.enabled=true", "rollout.engines=1"]
-AHEAD += ["reference.kl_coef=0", "watchdog.stall_s=20", "reward.timeout_s=5"]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """No process, no shared memory and no temporary folder, whatever was killed."""
-    before = leftovers()
-    yield
-    for _ in range(100):
-        if not leftovers() - before:
-            return
-        time.sleep(0.1)
-    assert leftovers() - before == set()
+PATIENCE = ["watchdog.stall_s=20", "reward.timeout_s=5"]
+AHEAD = [*STEPS, *PATIENCE, "pipeline.max_lag=1", "policy.zero_stage=3", "dynamic_sampling.enabled=true"]
+AHEAD += ["algorithm.normalize=sequence_mean", "algorithm.std=none", "algorithm.kl=k1", "reference.kl_coef=0"]
+AHEAD += ["rollout.engines=1", "reward.workers=1"]
+CRITIC = [
+    "trainer.steps=6",
+    "checkpoint.every=2",
+    "eval.every=3",
+    "trainer.prompts_per_step=16",
+    "critic.alone_steps=1",
+]
+CRITIC += ["critic.ranks=2", *LIGHT]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("undisturbed") / "run"
-    run = Run(path, *STEPS).start()
-    assert run.wait() == 0, run.text()
-    return path
-
-
-def test_whatever_is_killed_the_run_goes_on_by_itself_and_ends_as_if_nothing_had_been(
-    undisturbed: Path, tmp_path: Path
+def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
+    environment: dict[str, str], undisturbed: Path, tmp_path: Path
 ) -> None:
-    with running(tmp_path / "run", *STEPS) as run:
+    run = Run(tmp_path / "run", *STEPS, environment=environment).start()
+    try:
         run.kill("rollout-1")  # while it starts
         run.until_step(1)
         run.kill("rollout-0")
@@ -48,45 +39,38 @@ def test_whatever_is_killed_the_run_goes_on_by_itself_and_ends_as_if_nothing_had
         run.kill("reward-1")
         run.until_step(3)
         run.kill("reference")
-        run.until_step(5)
+        run.until_step(4)
         run.kill("policy-1")
         run.until(lambda: run.events("restart"))
         run.kill("reference")  # while it starts
+        run.until_step(5)
+        assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "rollout-1", "reference"}
+        assert "policy-1 died" in run.text()
+
+        run.end()  # all of it at once
+        run.command += ["rollout.engines=1", *PATIENCE]  # the cluster comes back smaller
+        run.start()
+        run.until_step(7)
+        run.kill("policy-0", signal.SIGSTOP)
+        began = time.time()
+        [stall] = run.until(lambda: run.events("stall"))
+        assert "policy-0" in stall["waiting_for"]
+        assert stall["time"] - began < 20 + 5
+        assert "Thread" in stall["stacks"]["policy-0"], stall
         assert run.wait() == 0, run.text()
-    assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "rollout-1", "reference"}
-    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker"]
-    assert "policy-1 died" in run.text()
+    finally:
+        run.end()
+    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker"] * 2
     require_equal(undisturbed, tmp_path / "run")
 
 
-def test_a_machine_that_is_lost_a_rank_that_is_stopped_and_a_preemption_change_nothing(
-    undisturbed: Path, tmp_path: Path
-) -> None:
-    run = Run(tmp_path / "run", *STEPS, "watchdog.stall_s=20", "reward.timeout_s=5").start()
-    run.until_step(4)
-    run.end()  # all of it at once
-    run.command.append("rollout.engines=1")  # the cluster comes back smaller
-    run.start()
-    run.until_step(5)
-    run.kill("policy-0", signal.SIGSTOP)
-    began = time.time()
-    [stall] = run.until(lambda: run.events("stall"))
-    assert "policy-0" in stall["waiting_for"]
-    assert stall["time"] - began < 20 + 5
-    assert "Thread" in stall["stacks"]["policy-0"], stall
-    run.until_step(7)
-    os.kill(run.process.pid, signal.SIGTERM)
-    assert run.wait(60) == 0, run.text()
-    assert "which is saved. Resume with: rlsys train" in run.text()
-    run.command.append("rollout.engines=2")
-    assert run.start().wait() == 0, run.text()
-    require_equal(undisturbed, tmp_path / "run")
-
-
-def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(tmp_path: Path) -> None:
-    alone = Run(tmp_path / "alone", *AHEAD).start()
+def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(environment: dict[str, str], tmp_path: Path) -> None:
+    alone = Run(tmp_path / "alone", *AHEAD, environment=environment).start()
     assert alone.wait() == 0, alone.text()
-    with running(tmp_path / "run", *AHEAD) as run:
+    assert [line["lag"] for line in alone.lines()[1:]] == [0] + [1] * 9
+    assert all(line["groups/equal"] == 0 and line["kl"] == 0 for line in alone.lines()[1:])
+    assert not (alone.path / "logs" / "reference.log").exists()
+    with running(tmp_path / "run", *AHEAD, environment=environment) as run:
         run.until_step(3)
         run.kill("rollout-0", signal.SIGSTOP)
         run.until(lambda: run.events("replaced"))
@@ -96,3 +80,45 @@ def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(tmp_path: Path) -> 
     assert "rollout-0" in run.events("stall")[0]["stacks"]
     assert [e["cause"] for e in run.events("restart")] == ["the driver was ended by SIGKILL"]
     require_equal(tmp_path / "alone", tmp_path / "run")
+
+
+def test_ppo_with_a_critic_one_rank_of_which_is_killed_too(environment: dict[str, str], tmp_path: Path) -> None:
+    ppo = {"config": ROOT / "configs" / "ppo.yaml", "environment": environment}
+    alone = Run(tmp_path / "alone", *CRITIC, **ppo).start()
+    assert alone.wait() == 0, alone.text()
+    lines = alone.lines()
+    assert [("loss" in line, "critic/loss" in line) for line in lines[1:]] == [(False, True)] + [(True, True)] * 5
+    assert lines[1]["critic/value_mean"] == 0, "nothing is expected at first"
+    assert lines[-1]["critic/value_mean"] != 0
+    with running(tmp_path / "run", *CRITIC, **ppo) as run:
+        run.until_step(3)
+        run.kill("critic-1")
+        assert run.wait() == 0, run.text()
+    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker"]
+    assert "critic-1 died" in run.text()
+    require_equal(tmp_path / "alone", tmp_path / "run")
+
+
+def test_other_ranks_and_another_zero_stage_go_on_with_the_same_samples_and_differ_by_rounding(
+    environment: dict[str, str], undisturbed: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(undisturbed, tmp_path / "run")
+    for step in (9, 10):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step:06}")
+    run = Run(tmp_path / "run", *STEPS, *LIGHT, "policy.zero_stage=3", environment=environment).start()
+    assert run.wait() == 0, run.text()
+    assert "resumed from" in run.text()
+
+    def samples(path: Path, step: int) -> list[tuple[str, str, float]]:
+        rows = pyarrow.parquet.read_table(path / "samples" / f"step-{step:06}.parquet").to_pylist()
+        return [(r["uid"], r["completion"], r["reward"]) for r in rows]
+
+    assert samples(run.path, 7) == samples(undisturbed, 7)
+    whole, mine = (outcome(p)["lines"] for p in (undisturbed, run.path))
+    assert mine[:7] == whole[:7]
+    for a, b in zip(mine[7:], whole[7:], strict=True):
+        assert a == pytest.approx(b, rel=1e-4, abs=2e-5)
+    one, other = (
+        load_file(p / "checkpoints" / "step-000010" / "model" / "model.safetensors") for p in (undisturbed, run.path)
+    )
+    assert max(float(np.abs(one[name] - other[name]).max()) for name in one) < 1e-5

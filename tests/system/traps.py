@@ -11,7 +11,7 @@ from rlsys.rewards.functions import zigzag
 time.sleep(2)  # a slow import
 
 
-def trap(prompt: str, completion: str, finish: str) -> object:
+def trap(prompt: str, completion: str, finish: str, api_key: str) -> object:
     fate = int.from_bytes(hashlib.sha256(f"{prompt}{completion}".encode()).digest()[:4]) % 500
     if fate == 0:  # whenever it is tried: a sample whose process has ended is judged once more
         ctypes.string_at(0)
@@ -35,7 +35,7 @@ def trap(prompt: str, completion: str, finish: str) -> object:
         case n if n < 80:
             return ["one", None, {}, {"part": "much"}, b"1"][n % 5]
         case n if n < 280:
-            raise [KeyError, ValueError, SystemExit, RecursionError][n % 4]("no luck")
+            raise [KeyError, ValueError, SystemExit, RecursionError][n % 4](f"the service refuses the key {api_key}")
         case n if n < 400:
             threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
     return {"right": zigzag(prompt, completion, finish)}

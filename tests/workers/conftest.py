@@ -1,14 +1,20 @@
-"""What tests of real processes share: a small configuration and one private Ray for all of them."""
+"""What tests of real processes share: a small configuration, one private Ray, and processes that are slow to start."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import again
 import pytest
 
 from rlsys.config import Config
 from rlsys.config_load import load
+from workers.critic import CriticGroup
+from workers.engines import CPU_ENVIRONMENT
+from workers.policy import PolicyGroup
+from workers.rollout import RolloutGroup, RolloutWorker
+from workers.waiting import Watch
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -33,6 +39,90 @@ def ray(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -
 
     with ray_session(tiny(), tmp_path_factory.mktemp("ray")) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the shared processes."""
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="session")
+def shared(ray: Any, logs: Path) -> Iterator[Callable[..., Any]]:
+    """`shared("policy-0 of 2", PolicyAgain, config, 0)` is an actor that all tests have in common."""
+    actors: dict[str, Any] = {}
+    ray.cloudpickle.register_pickle_by_value(again)  # workers do not find tests
+
+    def get(key: str, kind: type, config: Config, index: int, environment: dict[str, str] | None = None) -> Any:
+        if key not in actors:
+            options = {"num_cpus": 0, "runtime_env": {"env_vars": environment or {"OMP_NUM_THREADS": "1"}}}
+            actors[key] = ray.remote(kind).options(**options).remote(config, index, str(logs))
+        return actors[key]
+
+    yield get
+    for actor in actors.values():
+        ray.kill(actor)
+
+
+class NoEngines:
+    """The policy under test has nobody to send weights to."""
+
+    def connect(self, invitation: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., PolicyGroup]:
+    """`policy(config)` is a policy as at the start of a run. The one before it with as many ranks is no more."""
+
+    def start(config: Config, engines: Any = None, transport: str = "shared_memory") -> PolicyGroup:
+        def rank(name: str) -> Any:
+            return shared(f"{name} of {config.policy.ranks}", again.PolicyAgain, config, int(name.split("-")[1]))
+
+        group = PolicyGroup(config, rank, engines or NoEngines(), Watch(logs))
+        group.all.all("become", config)
+        group.start(model, transport)
+        group.connect()
+        return group
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Config], CriticGroup]:
+    """The same of a critic."""
+
+    def start(config: Config) -> CriticGroup:
+        def rank(name: str) -> Any:
+            return shared(f"{name} of {config.critic.ranks}", again.CriticAgain, config, int(name.split("-")[1]))
+
+        group = CriticGroup(config, rank, Watch(logs))
+        group.all.all("become", config)
+        group.start(model)
+        return group
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def engines(
+    shared: Callable[..., Any], tiny: Callable[..., Config], model: str, logs: Path
+) -> Callable[..., RolloutGroup]:
+    """`engines("rollout.engines=1")`: the same ones for all tests. They have the weights that the last test gave them."""
+    groups: dict[tuple[str, ...], RolloutGroup] = {}
+
+    def start(*overrides: str, transport: str = "shared_memory") -> RolloutGroup:
+        key, config = (*overrides, transport), tiny(*overrides)
+
+        def engine(name: str) -> Any:
+            return shared(f"{name} {key}", RolloutWorker, config, int(name.split("-")[1]), CPU_ENVIRONMENT)
+
+        if key not in groups:
+            groups[key] = RolloutGroup(config, engine, Watch(logs))
+            groups[key].start(model, transport, 7)
+        return groups[key]
+
+    return start
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """Real engines and a real policy agree to rounding; and each way in which they come apart is found on them."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray.cloudpickle
 from transformers import AutoTokenizer
 
 from rlsys import tiny as tiny_task
@@ -15,48 +12,26 @@ from rlsys.config import Config
 from rlsys.diagnosis import STEP_0, Sampling, Variant, diagnose
 from rlsys.packing import pack
 from rlsys.types import Columns, Prompt
-from workers.engines import CPU_ENVIRONMENT
-from workers.policy import PolicyGroup, PolicyRank
-from workers.rollout import RolloutGroup, RolloutWorker
-from workers.waiting import Watch
+from workers.policy import PolicyGroup
+from workers.rollout import RolloutGroup
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 Changed = Callable[..., Config]
 
 
-class Cutting(RolloutWorker):
-    """An engine that can be told to sample from the likeliest tokens only."""
-
-    def cut(self, top_p: float) -> None:
-        from workers import engines
-
-        whole = engines.sampling
-
-        def sampling(*arguments: Any) -> Any:
-            found = whole(*arguments)
-            found.top_p = top_p
-            return found
-
-        engines.sampling = sampling
-
-
 def test_each_cause_is_found_on_real_engines(
-    spawn: Callable[..., Any], tiny: Changed, changed: Changed, model: str, tmp_path: Path
+    ray: Any,
+    engines: Callable[..., RolloutGroup],
+    policy: Callable[..., PolicyGroup],
+    tiny: Changed,
+    changed: Changed,
+    model: str,
 ) -> None:
-    config = tiny("rollout.engines=1", "policy.zero_stage=3", "sync.transport=shared_memory")
+    config = tiny("rollout.engines=1", "policy.zero_stage=3")
     half = changed(config, "rollout", dtype="bfloat16")
-    watch = Watch(tmp_path)
-    ranks = {f"policy-{i}": i for i in range(2)}
-
-    def engine(config: Config, kind: type) -> RolloutGroup:
-        return RolloutGroup(config, lambda _: spawn(kind, config, 0, environment=CPU_ENVIRONMENT), watch)
-
-    rollout, coarse = engine(config, Cutting), engine(half, RolloutWorker)
-    policy = PolicyGroup(config, lambda name: spawn(PolicyRank, config, ranks[name]), rollout, watch)
-    policy.start(model, "shared_memory")
-    for group in (rollout, coarse):
-        group.start(model, "shared_memory", 7)
-    policy.connect()
+    rollout = engines("rollout.engines=1", transport="object_store")
+    coarse = engines("rollout.engines=1", "rollout.dtype=bfloat16")
+    policy(half, coarse).sync(0)
+    policy = policy(config, rollout, "object_store")
     policy.sync(0)
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -106,5 +81,20 @@ def test_each_cause_is_found_on_real_engines(
     assert measured().fine
 
     # The engine samples from the nucleus.
-    rollout.crew.call("cut", 0.9, doing="cutting")
+    def cut(worker: Any, top_p: float) -> None:
+        from workers import engines
+
+        whole = engines.sampling
+
+        def sampling(*arguments: Any) -> Any:
+            found = whole(*arguments)
+            found.top_p = top_p
+            return found
+
+        engines.sampling = sampling
+
+    [engine] = rollout.crew.actors.values()
+    ray.get(engine.__ray_call__.remote(cut, 0.9))
     assert cause(measured()).startswith("top-p: the engine seems to sample with top_p 0.9, the trainer takes")
+    ray.get(engine.__ray_call__.remote(cut, 1.0))
+    assert measured().fine

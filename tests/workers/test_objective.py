@@ -26,6 +26,7 @@ LOGPROBS = floats(-1.0, -2.0, -0.5)
 PACK = Pack(
     tokens=ints(1, 2, 3, 4),
     lengths=[2, 2],
+    after=[-1, -1],
     predict=ints(0, 1, 3),
     targets=ints(2, 3, 4),
     sequences=ints(0, 0, 1),

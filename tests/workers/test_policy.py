@@ -1,6 +1,7 @@
 """The policy on real DeepSpeed: one update is the same however it is cut up."""
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,8 @@ from rlsys.config import Config
 from rlsys.failures import WorkerFailed
 from rlsys.packing import pack, token_weights, unpack
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
-from workers.policy import PolicyGroup, PolicyRank
+from workers.policy import PolicyGroup
 from workers.sync.host_memory import view
-from workers.waiting import Watch
 
 STEPS = 5
 LR = 2e-4
@@ -39,25 +39,6 @@ def ragged_batch(seed: int = 0) -> Batch:
 
 def mean_of_tokens(batch: Batch, members: list[int]) -> Floats:
     return token_weights(torch.from_numpy(batch.lengths[members]), "token_mean").numpy()
-
-
-class NoEngines:
-    """The policy under test has nobody to send weights to."""
-
-    def connect(self, invitation: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def policy(spawn: Callable[..., Any], model: str, tmp_path: Path) -> Callable[[Config], PolicyGroup]:
-    def start(config: Config) -> PolicyGroup:
-        ranks = {f"policy-{i}": i for i in range(config.policy.ranks)}
-        group = PolicyGroup(config, lambda name: spawn(PolicyRank, config, ranks[name]), NoEngines(), Watch(tmp_path))  # type: ignore[arg-type]
-        group.start(model, "shared_memory")
-        group.connect()
-        return group
-
-    return start
 
 
 def train(
@@ -89,7 +70,8 @@ def train(
 def weights(group: PolicyGroup) -> torch.Tensor:
     """All parameters as the engines would get them."""
     message, _ = group.all.all("send")[0]
-    memory = torch.from_file(message["path"], shared=True, size=message["size"], dtype=torch.uint8)
+    size = os.stat(message["path"]).st_size
+    memory = torch.from_file(message["path"], shared=True, size=size, dtype=torch.uint8)
     return torch.cat([view(memory, d, s, o).flatten().clone() for _, d, s, o in message["layout"]])
 
 
@@ -109,7 +91,7 @@ REFERENCE: dict[str, Any] = {}
     ids=lambda value: str(value),
 )
 def test_one_update_is_the_same_whatever_stage_ranks_and_budget(
-    policy: Callable[[Config], PolicyGroup],
+    policy: Callable[..., PolicyGroup],
     tiny: Callable[..., Config],
     changed: Callable[..., Config],
     stage: int,
@@ -135,33 +117,25 @@ def test_one_update_is_the_same_whatever_stage_ranks_and_budget(
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_loaded_checkpoint_continues_as_if_never_stopped(
-    policy: Callable[[Config], PolicyGroup],
+def test_a_checkpoint_holds_a_model_that_transformers_reads(
+    policy: Callable[..., PolicyGroup],
     tiny: Callable[..., Config],
     changed: Callable[..., Config],
     tmp_path: Path,
     stage: int,
 ) -> None:
-    config = changed(tiny(), "policy", zero_stage=stage)
-    group = policy(config)
-    train(group, 4096, steps=2)
+    group = policy(changed(tiny(), "policy", zero_stage=stage))
+    train(group, 4096, steps=1)
     saved = weights(group)
     group.save(str(tmp_path / "checkpoint"))
-    expected = train(group, 4096, steps=2, first=2), weights(group)
     group.saved(wait=True)
-
-    other = policy(config)
-    other.load(str(tmp_path / "checkpoint"))
-    assert train(other, 4096, steps=2, first=2) == expected[0]
-    assert torch.equal(weights(other), expected[1])
-
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "model")
     assert torch.equal(torch.cat([p.detach().flatten() for p in exported.parameters()]), saved)
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint" / "model").decode([3, 4])
 
 
 def test_weights_that_are_not_finite_never_leave_the_policy(
-    policy: Callable[[Config], PolicyGroup], tiny: Callable[..., Config], changed: Callable[..., Config]
+    policy: Callable[..., PolicyGroup], tiny: Callable[..., Config], changed: Callable[..., Config]
 ) -> None:
     group = policy(changed(tiny(), "policy", ranks=1, clip_grad=0.0))
     batch = ragged_batch()

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local_ray import address_for_commands, keep_token_private
+from launch.local_ray import address_for_commands, keep_token_private, slowness_is_a_loss
+from rlsys.failures import WorkerLost
 
 STRANGER = """
 import sys
@@ -19,16 +20,25 @@ print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
 """
 CALLS = """
 import sys, grpc
-for port in sys.argv[1:]:
-    for method in (
-        "NodeManagerService/RequestWorkerLease", "ObjectManagerService/Pull", "CoreWorkerService/PushTask",
-        "InternalKVGcsService/InternalKVKeys", "JobInfoGcsService/GetAllJobInfo", "ReporterService/GetTraceback",
-    ):
+from concurrent.futures import ThreadPoolExecutor
+
+METHODS = (
+    "NodeManagerService/RequestWorkerLease", "ObjectManagerService/Pull", "CoreWorkerService/PushTask",
+    "InternalKVGcsService/InternalKVKeys", "JobInfoGcsService/GetAllJobInfo", "ReporterService/GetTraceback",
+)
+
+def call(port):
+    said = []
+    for method in METHODS:
         try:
             grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(f"/ray.rpc.{method}")(b"", timeout=5)
-            print("ANSWERED", port, method)
+            said.append(f"ANSWERED {port} {method}")
         except grpc.RpcError as error:
-            print(error.code().name, port, method)
+            said.append(f"{error.code().name} {port} {method}")
+    return said
+
+for said in ThreadPoolExecutor(64).map(call, sys.argv[1:]):  # some speak another language, and say nothing at all
+    print("\\n".join(said))
 """
 
 
@@ -125,3 +135,10 @@ def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.read_text() == token
     assert [p.name for p in file.parent.iterdir()] == ["auth_token"]
+
+
+def test_a_ray_that_does_not_come_up_in_time_is_tried_again_and_one_that_is_asked_for_nonsense_is_not():
+    with pytest.raises(WorkerLost, match="Ray did not come up: the node timed out"), slowness_is_a_loss():
+        raise Exception("the node timed out")  # as Ray does
+    with pytest.raises(ValueError, match="no such port"), slowness_is_a_loss():
+        raise ValueError("no such port")

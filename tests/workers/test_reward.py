@@ -59,7 +59,8 @@ def pool(
 ) -> Callable[..., RewardPool]:
     def start(source: str = TRAPS, *overrides: str) -> RewardPool:
         (tmp_path / "traps.py").write_text(source)
-        config = tiny(f"reward.functions={tmp_path}/traps.py:trap", "reward.timeout_s=1.5", *overrides)
+        functions = f"reward.functions={tmp_path}/traps.py:trap"
+        config = tiny(functions, "reward.timeout_s=1.5", "reward.workers=1", *overrides)
         watch = Watch(tmp_path, config.watchdog.stall_s, note=told.append)
         pool = RewardPool(config, lambda name: spawn(RewardWorker, config, *numbers(name), ray_options=OPTIONS), watch)
         pool.start()
@@ -85,7 +86,7 @@ def test_every_trap_gets_a_verdict_and_the_others_their_score(pool: Callable[...
     traps = ["hang", "segfault", "exit", "sys.exit", "raise", "text", "nan", "memory", "hang with a child"]
     mixed = [word for trap in traps for word in (trap, "ok")]
     began = time.monotonic()
-    verdicts = judge(pool(TRAPS, "reward.memory_mb=2048"), mixed, tmp_path)
+    verdicts = judge(pool(TRAPS, "reward.memory_mb=2048", "reward.workers=2"), mixed, tmp_path)
     assert time.monotonic() - began < 30
     assert [v.score for v in verdicts[1::2]] == [2.0] * len(traps)
     assert [v.failure for v in verdicts[::2]] == [
@@ -107,7 +108,7 @@ def test_every_trap_gets_a_verdict_and_the_others_their_score(pool: Callable[...
 
 def test_the_process_ends_with_its_actor(pool: Callable[..., RewardPool], tmp_path: Path, ray: Any) -> None:
     source = "import os\ndef trap(completion):\n    return os.getpid()\n"
-    started = pool(source, "reward.workers=1")
+    started = pool(source)
     pid = int(judge(started, ["who?"], tmp_path)[0].score or 0)
     assert runs(pid)
     ray.kill(started.services[0].actors["reward-0"])
@@ -122,7 +123,7 @@ def test_a_worker_that_is_killed_or_stopped_is_replaced_and_every_sample_judged_
     pool: Callable[..., RewardPool], tmp_path: Path, told: list[str], how: signal.Signals
 ) -> None:
     source = "import os, time\ndef trap(completion):\n    time.sleep(0.2)\n    return float(len(completion))\n"
-    started = pool(source, "watchdog.stall_s=3", "reward.timeout_s=2")
+    started = pool(source, "watchdog.stall_s=3", "reward.timeout_s=2", "reward.workers=2")
     samples = [Sample("p", i, "x" * i, np.zeros(1, np.int32), np.zeros(1, np.float32), "stop", 0) for i in range(30)]
     prompt = Prompt("p", "s", "", [1], {"folder": str(tmp_path)})
     verdicts = started.judge(samples, {"p": prompt})
@@ -165,7 +166,7 @@ async def trap(completion):
     await asyncio.sleep(1000 if completion == "hang" else 0.3)
     return os.getpid()
 """
-    started = pool(source, "reward.workers=1")
+    started = pool(source)
     began = time.monotonic()
     verdicts = judge(started, ["hang"] + ["ok"] * 40, tmp_path)
     assert time.monotonic() - began < 5
@@ -220,7 +221,7 @@ def trap(completion):
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
     return os.getpid()
 """
-    verdicts = judge(pool(source, "reward.workers=1"), ["ok"] * 150, tmp_path)
+    verdicts = judge(pool(source), ["ok"] * 150, tmp_path)
     assert not any(v.failure for v in verdicts)
     assert len({v.score for v in verdicts}) == 5
 
@@ -236,7 +237,7 @@ def trap(completion):
         time.sleep(1000)
     return 1.0
 """
-    started = pool(source, "reward.workers=1")
+    started = pool(source)
     time.sleep(4)  # the process that stands by has come up
     began = time.monotonic()
     verdicts = judge(started, ["hang", "ok"], tmp_path)
@@ -257,7 +258,7 @@ def test_a_data_set_may_have_reward_functions_of_its_own(pool: Callable[..., Rew
 
 
 def test_trivial_verdicts_are_cheap_and_one_comes_at_once(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
-    started = pool("def trap(completion):\n    return 1.0\n")
+    started = pool("def trap(completion):\n    return 1.0\n", "reward.workers=2")
     judge(started, ["warm"] * 500, tmp_path)
     waits = []
     for _ in range(50):

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,17 @@ from rlsys.config import Config
 from rlsys.failures import WorkerFailed
 from rlsys.packing import pack, unpack
 from rlsys.types import Batch, Columns, Prompt, Request, Sample
-from workers.engines import CPU_ENVIRONMENT
 from workers.model import load_packed
-from workers.policy import PolicyGroup, PolicyRank
+from workers.policy import PolicyGroup
 from workers.proof import differences, shown, tensor_print, together
-from workers.rollout import Delivery, RolloutGroup, RolloutWorker
-from workers.sync.host_memory import HostMemory, view
+from workers.rollout import Delivery, RolloutGroup
+from workers.sync.host_memory import HostMemory, mapped, view
+from workers.sync.outgoing import Outgoing
 from workers.sync.shared_memory import Sender
-from workers.waiting import Watch
 
+PAIR = ("rollout.max_sequences=8",)  # two engines
+COARSE = ("rollout.engines=1", "rollout.dtype=bfloat16")
+FLYING = ("rollout.engines=1", "rollout.max_sequences=4", "pipeline.max_lag=1", "pipeline.in_flight=true")
 PROMPTS = [row["prompt"] for row in tiny_task.rows("zigzag_heldout")[:12]]
 
 
@@ -44,19 +48,6 @@ def batch_of(tokenizer: Any, samples: list[Sample]) -> Batch:
     prompts = [Prompt(f"p{g}", "zigzag", text, tokenizer.encode(text), {}) for g, text in enumerate(PROMPTS)]
     group = np.array([int(s.uid[1:]) for s in samples])
     return Batch(prompts, samples, group, np.zeros(len(samples), np.float32), [{}] * len(samples))
-
-
-@pytest.fixture
-def engines(spawn: Callable[..., Any], model: str, tmp_path: Path) -> Callable[..., RolloutGroup]:
-    def start(config: Config, transport: str = "shared_memory") -> RolloutGroup:
-        def engine(name: str) -> Any:
-            return spawn(RolloutWorker, config, int(name.split("-")[1]), environment=CPU_ENVIRONMENT)
-
-        group = RolloutGroup(config, engine, Watch(tmp_path))
-        group.start(model, transport, 7)
-        return group
-
-    return start
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +74,8 @@ def same(a: list[Sample], b: list[Sample]) -> bool:
 def test_samples_their_logprobs_and_their_seeds(
     engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], tokenizer: Any, model: str
 ) -> None:
-    config = tiny("rollout.temperature=0.7")
-    group = engines(config)
-
+    group = engines(*PAIR)
+    assert group.delivery is None, "they have the model's own weights"
     greedy = generated(group, requests(tokenizer))
     assert [s.text for s in greedy[:4]] == [greedy_by_transformers(model, tokenizer, p) for p in PROMPTS[:4]]
 
@@ -98,6 +88,7 @@ def test_samples_their_logprobs_and_their_seeds(
         again = generated(group, [wanted[i] for i in some])
         assert same(again, [samples[i] for i in some]), "a sample can be drawn again, in whatever company"
 
+    config = tiny("rollout.temperature=0.7")
     gaps = np.concatenate([s.logprobs for s in samples]) - scored(config, model, tokenizer, samples, 256)
     assert np.abs(gaps).max() < 1e-4, "rollout and policy log-probs are the same quantity"
 
@@ -113,8 +104,8 @@ def scored(config: Config, model: str, tokenizer: Any, samples: list[Sample], to
 def test_exact_log_probs_are_the_policys_bit_for_bit(
     engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], tokenizer: Any, model: str
 ) -> None:
-    config = tiny("rollout.temperature=0.7", "rollout.exact=true", "rollout.engines=1")
-    group = engines(config)
+    options = ("rollout.temperature=0.7", "rollout.exact=true", "rollout.engines=1")
+    config, group = tiny(*options), engines(*options)
     wanted = requests(tokenizer, n=8, temperature=0.7)
     samples = generated(group, wanted)
     assert same(generated(group, wanted[30:39]), samples[30:39])
@@ -123,10 +114,8 @@ def test_exact_log_probs_are_the_policys_bit_for_bit(
         assert np.array_equal(scored(config, model, tokenizer, samples, tokens_per_pack), rollout)
 
 
-def test_samples_arrive_while_others_are_still_generated(
-    engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], tokenizer: Any
-) -> None:
-    group = engines(tiny("rollout.engines=1", "rollout.max_sequences=4"))
+def test_samples_arrive_while_others_are_still_generated(engines: Callable[..., RolloutGroup], tokenizer: Any) -> None:
+    group = engines(*PAIR)
     wanted = requests(tokenizer, n=8, temperature=1.0)
     arrivals = [(time.monotonic(), len(chunk)) for chunk in group.generate(wanted)]
     assert sum(count for _, count in arrivals) == len(wanted)
@@ -135,28 +124,22 @@ def test_samples_arrive_while_others_are_still_generated(
 
 
 @pytest.mark.parametrize(
-    ("transport", "stage", "dtype"),
-    [("shared_memory", 2, "float32"), ("object_store", 3, "float32"), ("shared_memory", 2, "bfloat16")],
+    ("which", "transport", "stage"),
+    [(PAIR, "shared_memory", 2), (FLYING, "object_store", 3), (COARSE, "shared_memory", 2)],
 )
 def test_engines_compute_with_the_policys_weights_after_a_sync(
     engines: Callable[..., RolloutGroup],
-    spawn: Callable[..., Any],
-    tiny: Callable[..., Config],
+    policy: Callable[..., PolicyGroup],
     changed: Callable[..., Config],
     tokenizer: Any,
-    model: str,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    which: tuple[str, ...],
     transport: str,
     stage: int,
-    dtype: str,
 ) -> None:
-    config = changed(changed(tiny(), "policy", zero_stage=stage), "rollout", dtype=dtype)
-    group = engines(config, transport)
-    policy = PolicyGroup(
-        config, lambda name: spawn(PolicyRank, config, int(name.split("-")[1])), group, Watch(tmp_path)
-    )
-    policy.start(model, transport)
-    policy.connect()
+    group = engines(*which, transport=transport)
+    policy = policy(changed(group.config, "policy", zero_stage=stage), group, transport)
     before = generated(group, requests(tokenizer))
 
     batch = batch_of(tokenizer, before)
@@ -176,38 +159,101 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
     policy.save(str(tmp_path / "checkpoint"))
     policy.saved(wait=True)
     saved = str(tmp_path / "checkpoint" / "model")
-    if dtype == "float32":
+    if which != COARSE:
         assert [s.text for s in after[:4]] == [greedy_by_transformers(saved, tokenizer, p) for p in PROMPTS[:4]]
         packs = pack(batch_of(tokenizer, after), range(12), ranks=2, tokens_per_pack=256)
         scored = unpack(packs, policy.score(packs), 12)
         assert np.abs(np.concatenate([s.logprobs for s in after]) - scored).max() < 1e-4
 
     if transport == "shared_memory":
-        flip_one_bit(group)
+        monkeypatch.setattr(group, "take", flipping(group.take))
         with pytest.raises(
             WorkerFailed, match=r"did not arrive whole.* 1 of 26 tensors differ: model\.embed_tokens\.weight"
         ):
             policy.sync(2)
 
 
-def flip_one_bit(group: RolloutGroup) -> None:
-    """From now on, one bit of the shared weights flips after they are written and before the engines read them."""
-    original = group.take
+def test_in_flight_half_written_samples_go_on_with_other_weights_and_say_so(
+    engines: Callable[..., RolloutGroup],
+    policy: Callable[..., PolicyGroup],
+    changed: Callable[..., Config],
+    tokenizer: Any,
+    model: str,
+) -> None:
+    group = engines(*FLYING, transport="object_store")
+    policy = policy(changed(group.config, "policy", zero_stage=3), group, "object_store")
+    policy.sync(1)
+    wanted = [replace(r, ignore_end=True) for r in requests(tokenizer, n=16, temperature=1.0)]
+
+    batch = batch_of(tokenizer, generated(group, requests(tokenizer)))
+    tokens = int(batch.lengths.sum())
+    columns = Columns(advantages=-np.ones(tokens, dtype=np.float32))
+    weights = np.full(tokens, 1 / tokens, dtype=np.float32)
+    for _ in range(3):
+        packs = pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights)
+        policy.update(packs, 1e-2, 0.0)
+    with ThreadPoolExecutor(1) as other:
+        stream = group.generate(wanted)
+        samples = next(stream)
+        taken = other.submit(policy.sync, 2)  # and proves it
+        samples += [s for some in stream for s in some]
+        taken.result()
+
+    samples.sort(key=lambda s: (int(s.uid[1:]), s.index))
+    assert [(s.uid, s.index) for s in samples] == [(r.uid, r.index) for r in wanted], (
+        "each once, four or five at a time"
+    )
+    before = np.split(scored(group.config, model, tokenizer, samples, 256), np.arange(10, 10 * len(samples), 10))
+    packs = pack(batch_of(tokenizer, samples), range(len(samples)), ranks=2, tokens_per_pack=256)
+    after = np.split(unpack(packs, policy.score(packs), len(samples)), np.arange(10, 10 * len(samples), 10))
+    kinds = set()
+    for s, old, new in zip(samples, before, after, strict=True):
+        first, later = s.versions == 1, s.versions == 2
+        kinds.add((bool(first.any()), bool(later.any())))
+        assert (first | later).all()
+        assert np.abs(s.logprobs - old)[first].max(initial=0) < 1e-4, "tokens of version 1 have its log-probs"
+        if not first.any():
+            assert np.abs(s.logprobs - new).max() < 1e-4, "and so have those of version 2"
+        elif later.any():
+            assert np.abs(s.logprobs - old)[later].max() > 1e-3, "other weights have sampled the rest"
+    assert kinds == {(True, False), (True, True), (False, True)}
+
+
+def test_what_is_cut_off_goes_on_as_if_it_had_not_been(engines: Callable[..., RolloutGroup], tokenizer: Any) -> None:
+    group = engines(*FLYING, transport="object_store")
+    wanted = [replace(r, ignore_end=True, max_new_tokens=4 + g % 7) for g, r in enumerate(requests(tokenizer, n=2))]
+    whole = generated(group, wanted)
+    found = []
+    for some in group.generate(wanted):
+        found += some
+        group.cut()
+    done = {(s.uid, s.index): s for s in found}
+    cut = {key: s for key, s in done.items() if s.finish == "cut"}
+    assert 0 < len(cut) < len(done) < len(wanted), "finished, half-written, never begun"
+    rest = [replace(r, begun=cut.get((r.uid, r.index))) for r in wanted if (r.uid, r.index) in cut]
+    again = {(s.uid, s.index): s for s in generated(group, [r for r in rest if len(r.begun.tokens)])}
+    assert again
+    for s in whole:
+        other = again.get((s.uid, s.index)) or (s if (s.uid, s.index) in cut else done.get((s.uid, s.index), s))
+        assert (other.text, other.tokens.tolist(), other.finish) == (s.text, s.tokens.tolist(), s.finish)
+        assert np.abs(other.logprobs - s.logprobs).max() < 1e-4
+
+
+def flipping(original: Callable[[Delivery], dict[str, str]]) -> Callable[[Delivery], dict[str, str]]:
+    """One bit of the shared weights flips after they are written and before the engines read them."""
 
     def take(delivery: Delivery) -> dict[str, str]:
         message = delivery.messages[0]
-        memory = torch.from_file(message["path"], shared=True, size=message["size"], dtype=torch.uint8)
-        memory[1234] ^= 1
+        mapped(message["path"])[1234] ^= 1
         return original(delivery)
 
-    group.take = take  # type: ignore[method-assign]
+    return take
 
 
 def test_an_engine_that_has_other_weights_says_which(
-    ray: Any, spawn: Callable[..., Any], tiny: Callable[..., Config], model: str
+    ray: Any, engines: Callable[..., RolloutGroup], model: str
 ) -> None:
-    engine = spawn(RolloutWorker, tiny(), 0, environment=CPU_ENVIRONMENT)
-    ray.get(engine.start.remote(model, "shared_memory", 7))
+    engine = engines(*PAIR).crew.actors["rollout-0"]
     weights = {n: p.detach() * 1.5 for n, p in AutoModelForCausalLM.from_pretrained(model).named_parameters()}
     manifest = [(n, "float32", list(w.shape)) for n, w in weights.items()]
     sender = Sender(0, 1)
@@ -219,7 +265,7 @@ def test_an_engine_that_has_other_weights_says_which(
         assert version == 1
         return differences(expected, prints)
 
-    message = sender.send(iter(weights.items()))
+    message = sender.send(Outgoing([list(weights.items())], torch.float32))
     assert taken(message) == ""
     layout = {name: place for name, *place in message["layout"]}
 
@@ -245,12 +291,13 @@ def test_an_engine_that_has_other_weights_says_which(
     prints = ray.get(engine.__ray_call__.remote(flipped, down))
     assert differences(expected, prints) == f"1 of 26 tensors differ: {down}"
 
-    others = HostMemory(message["size"])  # the next version of the weights, one of which never comes
-    later = {n: w * 2 for n, w in weights.items()}
-    others.fill(message["layout"], iter(later.items()))
-    expected = {n: shown(tensor_print(w, by_place=False)) for n, w in later.items()}
+    others = HostMemory(len(sender.memory.bytes))  # the next version of the weights, one of which never comes
+    outgoing = Outgoing([[(n, w * 2) for n, w in weights.items()]], torch.float32)
+    for bucket in outgoing:
+        outgoing.copy(bucket, message["layout"], others.bytes)
+    expected = {n: shown(number) for n, number in outgoing.prints.items()}
     without = [place for place in message["layout"] if place[0] != up]
-    assert up in taken({"path": others.path, "size": message["size"], "layout": without})
+    assert taken({"path": others.path, "layout": without}) == f"1 of 26 tensors differ: {up}"
 
 
 def test_an_engine_that_is_late_is_told_by_its_version() -> None:

@@ -1,26 +1,23 @@
 """What the trainers save is the same whatever the ZeRO stage, and goes on bit for bit; an update that is not finite never was."""
 
-import dataclasses
 import errno
 import hashlib
 import math
 import os
 import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_policy import KL_COEF, LR, NoEngines, mean_of_tokens, ragged_batch, train, weights
+from test_policy import KL_COEF, LR, mean_of_tokens, ragged_batch, train, weights
 
 from rlsys.config import Config
 from rlsys.packing import pack
 from rlsys.types import Columns
-from workers.policy import PolicyGroup, PolicyRank
-from workers.waiting import Watch
+from workers.policy import PolicyGroup
 
 EVERY = {  # settings of policy.*, by what to call them
     "0": {"zero_stage": 0},
@@ -36,84 +33,17 @@ EVERY = {  # settings of policy.*, by what to call them
 }
 
 
-class Again(PolicyRank):
-    """A rank that begins anew with other settings in the same process, because a process takes ten seconds to start."""
-
-    def anew(self, config: Config, model: str) -> None:
-        from workers.model import load_packed
-        from workers.objective import Objective
-        from workers.zero import ZeroEngine
-
-        packed = load_packed(config, model)
-        self.config, self.lm = config, packed.lm
-        self.zero = ZeroEngine(packed, config.policy, config.policy.lr)
-        self.objective = Objective(config, self.zero.engine.device)
-        self.steep = 1.0
-        packed.lm.get_decoder().norm.register_forward_hook(
-            lambda module, given, answer: (
-                answer.register_hook(lambda g: g * self.steep) and None if answer.requires_grad else None
-            )
-        )
-
-    def steepen(self, factor: float) -> None:
-        """The gradient below the last layer is multiplied by this."""
-        self.steep = factor
-
-    def digest(self) -> str:
-        """Of everything: the weights the model works with, the fp32 ones, Adam's moments and step."""
-        from workers.zero_state import MOMENTS, WEIGHT
-
-        found = hashlib.sha256()
-        share = self.zero.state.share(dict(self.lm.named_parameters()), (WEIGHT, *MOMENTS))
-        for whole in [*share.values(), *(w for _, w in self.weights())]:
-            found.update(whole.contiguous().view(-1).view(torch.uint8).numpy())
-        return found.hexdigest()
-
-
-class Trainer:
-    """Some ranks of `Again`, and what they are told."""
-
-    def __init__(self, group: PolicyGroup, model: str):
-        self.group, self.model, self.config = group, model, group.config
-
-    def anew(self, **policy: Any) -> PolicyGroup:
-        config = dataclasses.replace(self.config, policy=dataclasses.replace(self.config.policy, **policy))
-        self.group.all.all("anew", config, self.model)
-        return self.group
-
-    def digests(self) -> list[str]:
-        return self.group.all.all("digest")
-
-
-@pytest.fixture(scope="module")
-def trainers(
-    ray: Any, tiny: Callable[..., Config], model: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[int, Trainer]]:
-    """One of one rank, one of two."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find tests
-    logs, actors, found = tmp_path_factory.mktemp("logs"), [], {}
-    environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}
-    for ranks in (1, 2):
-        config = tiny(f"policy.ranks={ranks}")
-
-        def spawn(name: str, config: Config = config) -> Any:
-            rank = int(name.removeprefix("policy-"))
-            options = ray.remote(Again).options(num_cpus=0, runtime_env=environment)
-            actors.append(options.remote(config, rank, str(logs)))
-            return actors[-1]
-
-        found[ranks] = Trainer(PolicyGroup(config, spawn, NoEngines(), Watch(logs)), model)  # type: ignore[arg-type]
-    for trainer in found.values():
-        trainer.group.start(model, "shared_memory")
-        trainer.group.connect()
-    yield found
-    for actor in actors:
-        ray.kill(actor)
+Ranks = Callable[..., PolicyGroup]
 
 
 @pytest.fixture
-def pair(trainers: dict[int, Trainer]) -> Trainer:
-    return trainers[2]
+def ranks(policy: Callable[..., PolicyGroup], tiny: Callable[..., Config], changed: Callable[..., Config]) -> Ranks:
+    """`ranks("3-offload")`: two of them, or another number, as at the start of a run."""
+    return lambda case, count=2: policy(changed(tiny(), "policy", ranks=count, **EVERY[case]))
+
+
+def digests(group: PolicyGroup) -> list[str]:
+    return group.all.all("digest")
 
 
 def update(group: PolicyGroup, spoil: Callable[[Columns, "np.ndarray[Any, Any]"], None] = lambda *_: None) -> Any:
@@ -146,11 +76,11 @@ def infinite_with_a_finite_gradient(columns: Columns, where: "np.ndarray[Any, An
 
 
 @pytest.mark.parametrize("case", EVERY)
-def test_what_is_loaded_goes_on_bit_for_bit(pair: Trainer, tmp_path: Path, case: str) -> None:
-    group = pair.anew(**EVERY[case])
+def test_what_is_loaded_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path, case: str) -> None:
+    group = ranks(case)
     train(group, 64, steps=1)
     group.save(str(tmp_path))
-    expected = train(group, 64, steps=1, first=1), pair.digests()
+    expected = train(group, 64, steps=1, first=1), digests(group)
     hashes = group.saved(wait=True)
     assert hashes is not None
     assert {p for p in tmp_path.rglob("*") if p.is_file()} == {tmp_path / name for name in hashes}
@@ -158,64 +88,65 @@ def test_what_is_loaded_goes_on_bit_for_bit(pair: Trainer, tmp_path: Path, case:
     for name, digest in hashes.items():
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest
 
-    pair.anew(**EVERY[case]).load(str(tmp_path))
-    assert (train(group, 64, steps=1, first=1), pair.digests()) == expected
+    group = ranks(case)
+    group.load(str(tmp_path))
+    assert (train(group, 64, steps=1, first=1), digests(group)) == expected
 
 
 @pytest.mark.parametrize("case", EVERY)
-def test_an_update_that_is_not_finite_never_was(pair: Trainer, case: str) -> None:
-    group = pair.anew(**EVERY[case])
+def test_an_update_that_is_not_finite_never_was(ranks: Ranks, case: str) -> None:
+    group = ranks(case)
     train(group, 64, steps=1)
     first = update(group)
     assert (first["skipped"], first["culprit"]) == (0.0, math.inf)
-    expected = train(group, 64, steps=1, first=1), pair.digests()
+    expected = train(group, 64, steps=1, first=1), digests(group)
 
-    pair.anew(**EVERY[case])
-    new = pair.digests()
+    group = ranks(case)
+    new = digests(group)
     assert update(group, infinite_with_a_finite_gradient)["skipped"] == 1.0
-    assert pair.digests() == new, "the very first update"
+    assert digests(group) == new, "the very first update"
     train(group, 64, steps=1)
     assert update(group) == first
-    before = pair.digests()
+    before = digests(group)
     for spoil in (not_a_number, infinite_with_a_finite_gradient):
         found = update(group, spoil)
         assert (found["skipped"], found["culprit"]) == (1.0, 11), spoil.__name__
-        assert pair.digests() == before, spoil.__name__
+        assert digests(group) == before, spoil.__name__
     group.all.all("steepen", math.inf)
     found = update(group)
     assert (found["skipped"], found["culprit"]) == (1.0, math.inf), (
         "loss and its gradient are finite, the weights' is not"
     )
     assert math.isfinite(found["loss"])
-    assert pair.digests() == before
-    group.all.all("steepen", 1.0)
-    assert (train(group, 64, steps=1, first=1), pair.digests()) == expected
+    assert digests(group) == before
+    group.all.all("flatten")
+    assert (train(group, 64, steps=1, first=1), digests(group)) == expected
 
 
 @pytest.mark.parametrize(
     ("writer", "wrote", "reader", "reads"), [(2, "2", 1, "0"), (2, "3", 1, "3"), (1, "1", 2, "3"), (2, "0", 2, "2")]
 )
 def test_other_ranks_and_stages_can_go_on(
-    trainers: dict[int, Trainer], tmp_path: Path, writer: int, wrote: str, reader: int, reads: str
+    ranks: Ranks, tmp_path: Path, writer: int, wrote: str, reader: int, reads: str
 ) -> None:
-    group = trainers[writer].anew(**EVERY[wrote])
+    group = ranks(wrote, writer)
     train(group, 64, steps=1)
     group.save(str(tmp_path))
     group.saved(wait=True)
     then = weights(group)
-    expected = train(group, 64, steps=1, first=1)
+    expected, end = train(group, 64, steps=1, first=1), weights(group)
 
-    other = trainers[reader].anew(**EVERY[reads])
+    other = ranks(reads, reader)
     other.load(str(tmp_path))
     assert torch.equal(weights(other), then)
     for mine, theirs in zip(train(other, 64, steps=1, first=1), expected, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-4)
-    assert (weights(other) - weights(group)).abs().max() < 1e-5
+    assert (weights(other) - end).abs().max() < 1e-5
     assert (weights(other) - then).abs().max() > 1e-4
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(pair: Trainer, tmp_path: Path) -> None:
-    group = pair.anew(**EVERY["2"])
+def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(ranks: Ranks, tmp_path: Path) -> None:
+    group = ranks("2")
     train(group, 64, steps=1)
     group.save(str(tmp_path / "whole"))
     group.saved(wait=True)
@@ -224,11 +155,11 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(p
     pipe = tmp_path / "slow" / part
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)  # a disk so slow that nothing is written until somebody reads
-    before = pair.digests()
+    before = digests(group)
     group.save(str(tmp_path / "slow"))
     assert group.saved(wait=False) is None
     train(group, 64, steps=1, first=1)
-    assert pair.digests() != before
+    assert digests(group) != before
     assert group.saved(wait=False) is None
     assert pipe.read_bytes() == (tmp_path / "whole" / part).read_bytes()
     with pytest.raises(OSError, match=f"{pipe}") as raised:  # it cannot be brought to a disk
@@ -236,8 +167,8 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(p
     assert raised.value.errno == errno.EINVAL
 
 
-def test_a_full_disk_is_told_by_its_number_and_the_next_checkpoint_is_good(pair: Trainer, tmp_path: Path) -> None:
-    group = pair.anew(**EVERY["1"])
+def test_a_full_disk_is_told_by_its_number_and_the_next_checkpoint_is_good(ranks: Ranks, tmp_path: Path) -> None:
+    group = ranks("1")
     part = "optimizer/part-00001-of-00002.safetensors"
     (tmp_path / "full" / "optimizer").mkdir(parents=True)
     (tmp_path / "full" / part).symlink_to("/dev/full")
@@ -258,8 +189,8 @@ class Bomb:
         return os.mkdir, (str(self.place),)
 
 
-def test_no_pickle_in_a_checkpoint_is_ever_loaded(trainers: dict[int, Trainer], tmp_path: Path) -> None:
-    group = trainers[1].anew(**EVERY["0"])
+def test_no_pickle_in_a_checkpoint_is_ever_loaded(ranks: Ranks, tmp_path: Path) -> None:
+    group = ranks("0", 1)
     folder, exploded = tmp_path / "checkpoint", tmp_path / "exploded"
     group.save(str(folder))
     group.saved(wait=True)

@@ -1,0 +1,122 @@
+"""Many runs in which processes chosen at random are killed at random moments; each must end as the one that was left alone.
+
+    .venv/bin/python tests/system/kills.py RUNS SEED FILE.json
+
+Any process of a run may be taken: workers, processes of reward functions, engine cores, Ray's own, the driver, the command itself, or
+all of them at once. Only after the last two is the command given again; from everything else the run must recover by itself.
+"""
+
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+from killing import STEPS, Run, require_equal
+from soak import leftovers
+
+LAST = 10  # step
+OPTIONS = [*STEPS, "run.max_restarts=100"]
+AHEAD = ["pipeline.max_lag=1", "dynamic_sampling.enabled=true", "reference.kl_coef=0"]
+KINDS = {
+    "lag 0, ZeRO 1": ["policy.zero_stage=1"],
+    "lag 0, ZeRO 2": ["policy.zero_stage=2"],
+    "lag 1, ZeRO 3, dynamic sampling": ["policy.zero_stage=3", *AHEAD],
+}
+KILLS = 4  # at most, in one run
+START_S = 30  # in which one that is to die at the start does
+LIMIT_S = 900
+
+
+def main(runs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
+    found = []
+    alone = {kind: folder / "alone" / str(number) for number, kind in enumerate(KINDS)}
+    for kind, path in alone.items():
+        run = Run(path, *OPTIONS, *KINDS[kind]).start()
+        assert run.wait() == 0, run.text()
+    for number in range(runs):
+        kind = list(KINDS)[number % len(KINDS)]
+        before = leftovers()
+        found.append(
+            {"run": number, "kind": kind} | disturbed(Run(folder / f"{number}", *OPTIONS, *KINDS[kind]), seed + number)
+        )
+        found[-1]["equal"] = equal(alone[kind], folder / f"{number}")
+        time.sleep(3)
+        found[-1]["left"] = sorted(leftovers() - before)
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def disturbed(run: Run, seed: int) -> dict[str, Any]:
+    """Lets a run reach its end, with kills on the way: some a while after the one before, some in a step."""
+    rng = random.Random(seed)
+    killed: list[tuple[int, str]] = []
+    began = time.monotonic()
+    run.start()
+    for step in sorted(rng.randint(-1, LAST - 1) for _ in range(rng.randint(1, KILLS))):
+        while run.process.poll() is None and now(run) < step:
+            time.sleep(0.05)
+        pause(run, rng.uniform(0, START_S if step < 0 else 1))
+        if run.process.poll() is not None:
+            break
+        killed.append(kill(run, rng))
+        if killed[-1][1] in ("everything", "the command"):
+            run.process.wait(60)
+            run.start()
+    gave_up = run.text()[-3000:] if run.process.wait(LIMIT_S) else ""
+    return {"killed": killed, "seconds": round(time.monotonic() - began), "gave_up": gave_up}
+
+
+def now(run: Run) -> int:
+    """The last step that has its line; -1 before the first."""
+    lines = run.lines()
+    return int(lines[-1]["step"]) if lines else -1
+
+
+def pause(run: Run, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and run.process.poll() is None:
+        time.sleep(0.02)
+
+
+def kill(run: Run, rng: random.Random) -> tuple[int, str]:
+    """Returns the step that was being made, and who died in it."""
+    step = now(run) + 1
+    if rng.random() < 0.1:
+        run.end()
+        return step, "everything"
+    command, *others = run.family()
+    names = {process: name(process) for process in others}
+    workers = [process for process, what in names.items() if what.startswith("ray::")]
+    victim = rng.choice(workers if workers and rng.random() < 0.5 else [command, *others])
+    with contextlib.suppress(psutil.Error):
+        victim.kill()
+    return step, names.get(victim, "the command")
+
+
+def name(process: psutil.Process) -> str:
+    """`ray::PolicyRank.update`, `raylet`, `python`"""
+    with contextlib.suppress(psutil.Error, IndexError):
+        return Path(process.cmdline()[0]).name
+    return "gone"
+
+
+def equal(one: Path, other: Path) -> str:
+    try:
+        require_equal(one, other)
+    except (AssertionError, OSError, ValueError) as error:
+        return f"no: {error}"[:500]
+    return "yes"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        found = main(int(sys.argv[1]), int(sys.argv[2]), Path(folder))
+    Path(sys.argv[3]).write_text(json.dumps(found, indent=2) + "\n")
+    sys.exit(any(f["equal"] != "yes" or f["gave_up"] or f["left"] for f in found))
