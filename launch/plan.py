@@ -1,0 +1,111 @@
+"""`rlsys plan --simulate`: how fast a configuration would be with other lags and placements, without running it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from launch import costs
+from launch.printing import say, table
+from launch.simulate import Loop, Report
+from launch.synthetic import Lengths
+from rlsys.config import Config, ConfigError
+from rlsys.config_check import check
+
+SHARES = (0.25, 0.5, 0.75)  # of the GPUs, that engines take
+WAYS: list[tuple[int, bool, float]] = [  # pipeline.max_lag, pipeline.in_flight, rollout.oversample
+    (0, False, 0.0),
+    (1, False, 0.0),
+    (2, False, 0.0),
+    (1, True, 0.0),
+    (2, True, 0.25),
+]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`rlsys plan --simulate` as it was asked for."""
+
+    costs: str
+    gpus: int | None
+    steps: int
+    prompt_tokens: int
+    ragged: tuple[float, int] | None  # mean and maximum of completions
+
+
+def simulated(config: Config, wanted: Wanted, console: Console) -> None:
+    mean, longest = wanted.ragged or (config.rollout.max_new_tokens, config.rollout.max_new_tokens)
+    config = replace(config, rollout=replace(config.rollout, max_new_tokens=longest))
+    lengths = Lengths(mean, longest, config.run.seed)
+    reckoned = costs.read(Path(wanted.costs), wanted.prompt_tokens)
+    variants = list(of(config, wanted.gpus))
+    found = []
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("simulating", total=len(variants))
+        for variant in variants:
+            found.append((variant, Loop(variant, reckoned, lengths, wanted.prompt_tokens).run(wanted.steps)))
+            bar.advance(task)
+    show(found, console)
+
+
+def of(config: Config, gpus: int | None) -> Iterator[Config]:
+    """The configuration in all ways that it allows, on as many GPUs as it has or as are given."""
+    for placed in placements(config, gpus):
+        for max_lag, in_flight, oversample in WAYS:
+            variant = replace(
+                placed,
+                pipeline=replace(placed.pipeline, max_lag=max_lag, in_flight=in_flight),
+                rollout=replace(placed.rollout, oversample=oversample),
+            )
+            if not (max_lag and placed.cluster.placement == "colocated") and not check(variant):
+                yield variant
+
+
+def placements(config: Config, gpus: int | None) -> Iterator[Config]:
+    if gpus is None:
+        yield config
+        return
+    wide = config.rollout.tensor_parallel
+    if gpus < 2 * wide:
+        raise ConfigError(f"--gpus {gpus} is less than two engines of rollout.tensor_parallel={wide} take.")
+    if wide == 1:
+        yield placed(config, gpus, gpus, "colocated")
+    for share in SHARES:
+        engines = max(1, round(gpus * share / wide))
+        yield placed(config, engines, gpus - engines * wide, "separate")
+
+
+def placed(config: Config, engines: int, ranks: int, placement: str) -> Config:
+    return replace(
+        config,
+        cluster=replace(config.cluster, placement=placement, device="gpu"),
+        rollout=replace(config.rollout, engines=engines, exact=False),
+        policy=replace(config.policy, ranks=ranks),
+    )
+
+
+def show(found: list[tuple[Config, Report]], console: Console) -> None:
+    names = ("engines", "ranks", "max_lag", "in flight", "oversample", "s/step", "samples/s", "of best", "lag")
+    shown = table("placement", *names, "engines idle", "ranks idle")
+    best = max(r.speed for _, r in found)
+    for c, r in found:
+        shown.add_row(
+            c.cluster.placement,
+            str(c.rollout.engines),
+            str(c.policy.ranks),
+            str(c.pipeline.max_lag),
+            "yes" if c.pipeline.in_flight else "",
+            f"{c.rollout.oversample:g}" if c.rollout.oversample else "",
+            f"{r.seconds:.3g}",
+            f"{r.speed:,.1f}",
+            f"{r.speed / best:.0%}",
+            f"{r.lag:.1f}",
+            f"{r.engines_idle(c.rollout.engines):.1%}",
+            f"{r.ranks_idle:.1%}",
+            style="bold" if r.speed == best else None,
+        )
+    console.print(shown)
+    console.print()
+    say(console, "Simulated: the network, and what roles on one machine take from each other, are left out.", "dim")

@@ -1,0 +1,128 @@
+"""The simulator against steps that can be reckoned by hand."""
+
+import dataclasses
+import json
+
+import pytest
+
+from launch import costs
+from launch.simulate import Costs, Loop
+from launch.synthetic import Lengths
+from rlsys import config_load
+from rlsys.config import ConfigError
+from rlsys.trace import Span
+
+FREE = Costs(step_s=0.0, sequence_s=0.0, prompt_s=0.0, score_s=0.0, update_s=0.0)
+
+
+def report(*overrides: str, steps: int = 4, mean: float = 10, longest: int = 10, **seconds: float):
+    options = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=2", "rollout.engines=2", "policy.ranks=1"]
+    config = config_load.build(
+        config_load.OmegaConf.create(), [*options, f"rollout.max_new_tokens={longest}", *overrides], ""
+    )
+    return Loop(config, dataclasses.replace(FREE, **seconds), Lengths(mean, longest), 5).run(steps)
+
+
+def test_a_step_on_policy_is_the_sum_of_its_parts():
+    found = report(step_s=1.0, sequence_s=0.5, prompt_s=0.1, optimizer_s=7.0, sync_s=2.0, reward_s=0.25, other_s=0.5)
+    # Each engine has two prompts of 5 tokens and 4 sequences of 10.
+    rollout = 2 * 5 * 0.1 + 10 * (1.0 + 4 * 0.5)
+    assert [s.seconds for s in found.steps] == pytest.approx([rollout + 0.25 + 0.5 + 7.0 + 2.0] * 4)
+    assert found.lag == 0
+    assert found.engines_idle(2) == pytest.approx(1 - rollout / found.seconds)
+    assert found.ranks_idle == pytest.approx(1 - 9.0 / found.seconds)
+    assert found.speed == pytest.approx(8 / found.seconds)
+
+
+def test_one_step_ahead_the_longer_of_both_sides_counts():
+    found = report("pipeline.max_lag=1", step_s=1.0, optimizer_s=7.0, sync_s=2.0)
+    assert [s.seconds for s in found.steps] == pytest.approx([10.0 + 2.0] * 4)
+    assert [s.lag for s in found.steps] == [1] * 4
+    found = report("pipeline.max_lag=1", step_s=1.0, optimizer_s=17.0, sync_s=2.0)
+    assert [s.seconds for s in found.steps] == pytest.approx([17.0 + 2.0] * 4)
+
+
+def test_in_flight_a_sync_holds_samples_up_and_nothing_else():
+    found = report("pipeline.max_lag=1", "pipeline.in_flight=true", step_s=1.0, optimizer_s=3.0, sync_s=2.0, steps=6)
+    assert found.seconds == pytest.approx(10.0 + 2.0)
+    assert found.engines_idle(2) <= 2.0 / 12 + 1e-9
+
+
+def test_more_sequences_than_an_engine_decodes_wait_for_their_turn():
+    found = report("rollout.max_sequences=2", step_s=1.0)
+    assert found.seconds == pytest.approx(2 * 10.0)
+
+
+def test_over_sampling_shortens_the_wait_for_the_longest():
+    ragged = {"mean": 30, "longest": 400, "step_s": 1.0, "steps": 12}
+    lag = ["trainer.prompts_per_step=16", "pipeline.max_lag=2", "pipeline.in_flight=true"]
+    without, more = report(*lag, **ragged), report(*lag, "rollout.oversample=0.5", **ragged)
+    assert more.speed > 1.3 * without.speed
+    assert more.engines_idle(2) < without.engines_idle(2)
+    assert more.lag <= 2
+
+
+def test_updates_cost_what_their_tokens_do():
+    found = report("algorithm.normalize=token_mean", update_s=1.0)
+    assert found.seconds == pytest.approx(4 * (5 + 2 * 9), rel=0.02)  # a prompt once for its two samples
+
+
+def test_the_same_simulation_gives_the_same_figures():
+    once, again = (
+        report("pipeline.max_lag=1", mean=30, longest=400, step_s=1.0, sequence_s=0.1, optimizer_s=20.0) for _ in "ab"
+    )
+    assert once == again
+
+
+def spans_of(known: Costs) -> list[Span]:
+    found = [Span("driver", "step", 0.0, 100.0, {"step": 1})]
+    for number, lengths in enumerate(([4, 8, 10], [3, 7, 30], [20, 21, 22])):
+        for prompts in (1, 3):
+            samples = []
+            for i, n in enumerate(lengths):
+                worked = sum(min(m, n) for m in lengths)
+                at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
+                samples.append([f"p{i % prompts}", i, at, n])
+            found.append(Span("rollout-0", "generate", number, samples[-1][2], {"samples": samples}))
+    for packs, tokens in ((1, 100), (2, 300), (4, 350)):
+        seconds = known.optimizer_s + packs * known.pack_s + tokens * known.update_s
+        found.append(Span("policy-0", "update", 1.0, seconds, {"packs": packs, "tokens": tokens}))
+    return found
+
+
+def test_costs_are_found_again_in_what_was_measured():
+    known = Costs(
+        0.02,
+        0.001,
+        0.0005,
+        score_s=0.001,
+        update_s=0.003,
+        pack_s=0.01,
+        optimizer_s=0.2,
+        sync_s=0.5,
+        reward_s=0.1,
+        other_s=0.4,
+    )
+    line = {
+        "step": 1.0,
+        "time/step": 100.0,
+        "time/rollout": 98.0,
+        "time/reward": 0.1,
+        "time/score": 0.5,
+        "time/update": 0.5,
+    }
+    found = costs.measured(spans_of(known), [line | {"time/sync": 0.5}], prompt_tokens=5)
+    assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(known))
+
+
+def test_costs_come_from_a_file_or_are_refused_with_a_way_out(tmp_path):
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps({"costs": dataclasses.asdict(FREE)}))
+    assert costs.read(file, 5) == FREE
+    file.write_text(json.dumps(dataclasses.asdict(FREE)))
+    assert costs.read(file, 5) == FREE
+    file.write_text('{"step": 1}')
+    with pytest.raises(ConfigError, match="rlsys bench CONFIG --json FILE"):
+        costs.read(file, 5)
+    with pytest.raises(ConfigError, match="No such file"):
+        costs.read(tmp_path / "none", 5)
