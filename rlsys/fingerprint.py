@@ -19,8 +19,25 @@ MODULUS = 1 << 64
 
 
 def of_bytes(tensor: Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(_memory(tensor))
+
+
+class Running:
+    """`of_bytes` of a tensor that comes part by part."""
+
+    def __init__(self) -> None:
+        self.digest = xxhash.xxh3_64()
+
+    def add(self, part: Tensor) -> None:
+        self.digest.update(_memory(part))
+
+    def number(self) -> int:
+        return self.digest.intdigest()
+
+
+def _memory(tensor: Tensor) -> memoryview:
     flat = tensor.detach().contiguous().view(-1)
-    return xxhash.xxh3_64_intdigest(flat.view(_BITS[flat.element_size()]).numpy().data)
+    return flat.view(_BITS[flat.element_size()]).numpy().data
 
 
 def of_places(tensor: Tensor, whole: Iterable[int], at: tuple[int, int] = (0, 0)) -> int:

@@ -10,12 +10,15 @@ import ray
 from rlsys.config import Config
 from rlsys.diagnosis import STEP_0, ModelFacts, Variant
 from rlsys.failures import WorkerFailed
+from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
 from workers.process import free_port, settle
 from workers.ranks import Ranks
 from workers.rollout import Delivery, RolloutGroup
 from workers.state_writer import Saved, StateWriter, merged
 from workers.sync import SENDERS, Message
+from workers.sync.host_memory import Entry, Tensors, buckets
+from workers.sync.outgoing import Outgoing
 from workers.waiting import Watch
 
 
@@ -33,6 +36,7 @@ class PolicyRank:
         """Where the ranks meet; asked of rank 0."""
         return ray.util.get_node_ip_address(), self.config.policy.port or free_port()
 
+    @recorded()
     def start(self, address: str, port: int, model: str, transport: str) -> None:
         """Joins the other ranks and builds model, optimizer and ZeRO partitions."""
         import torch
@@ -50,10 +54,12 @@ class PolicyRank:
         self.sender = SENDERS[transport](self.rank, c.rollout.engines * c.rollout.tensor_parallel)
         self.writer = StateWriter()
 
+    @recorded(of_packs)
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Log-probs [K] of each pack under the present weights."""
         return [logprobs.cpu().numpy() for logprobs, _ in self.zero.scored(packs)]
 
+    @recorded(of_packs)
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
         """One optimizer update on this rank's share of a mini-batch. See `rlsys.metrics.of_updates` for what it returns."""
         self.objective.begin(kl_coef)
@@ -62,21 +68,20 @@ class PolicyRank:
 
     # --- weights on their way out ---------------------------------------------------------------------------------------
 
-    def manifest(self) -> list[tuple[str, str, list[int]]]:
+    def manifest(self) -> list[Entry]:
         """(name, dtype, shape) of every tensor the engines get, in order."""
         return [
             (n, str(self.dtype).removeprefix("torch."), list(getattr(p, "ds_shape", p.shape)))
             for n, p in self.lm.named_parameters()
         ]
 
-    def weights(self) -> Iterator[tuple[str, Any]]:
-        """Whole tensors in the engines' dtype; a tied head appears once. Refuses weights that are not finite."""
-        for name, parameter in self.lm.named_parameters():
-            with self.zero.gathered(parameter):
-                whole = parameter.detach().to(self.dtype, copy=hasattr(parameter, "ds_id"))
-            if not all(extreme.isfinite() for extreme in whole.aminmax()):  # reads memory ten times as fast as isfinite
-                raise FloatingPointError(f"{name} is not finite after the last update; the engines keep their weights.")
-            yield name, whole
+    def weights(self) -> Iterator[Tensors]:
+        """Whole tensors, bucket by bucket; with ZeRO 3, a bucket lasts until the next one is asked for. A tied head appears once."""
+        parameters = dict(self.lm.named_parameters())
+        for bucket in buckets(self.manifest()):
+            named = [(name, parameters[name]) for name, _, _ in bucket]
+            with self.zero.gathered(*(parameter for _, parameter in named)):
+                yield named
 
     def invite(self) -> Message:
         return self.sender.invite(self.manifest())
@@ -84,25 +89,22 @@ class PolicyRank:
     def connect(self) -> None:
         self.sender.connect()
 
+    @recorded()
     def send(self) -> tuple[Message, dict[str, str]]:
         """Hands the weights to the transport. Returns its message for the engines and rank 0's fingerprint of each tensor."""
-        from workers.proof import shown, tensor_print
+        from workers.proof import shown
 
-        prints: dict[str, str] = {}
-
-        def printed() -> Iterator[tuple[str, Any]]:
-            for name, whole in self.weights():
-                if self.config.sync.verify and self.rank == 0:
-                    prints[name] = shown(tensor_print(whole, by_place=self.config.cluster.device == "gpu"))
-                yield name, whole
-
-        return self.sender.send(printed()), prints
+        verify = self.config.sync.verify and self.rank == 0
+        outgoing = Outgoing(self.weights(), self.dtype, verify, by_place=self.config.cluster.device == "gpu")
+        message = self.sender.send(outgoing)
+        return message, {name: shown(outgoing.prints[name]) for name, _, _ in self.manifest() if verify}
 
     def sent(self) -> None:
         self.sender.sent()
 
     # --- checkpoints ----------------------------------------------------------------------------------------------------
 
+    @recorded()
     def save(self, folder: str) -> None:
         """`model/` is a Hugging Face directory, of rank 0; `optimizer/` holds Adam's state, a share of each rank, and the fp32
         weights where `model/` does not hold them: it may be bfloat16, or named as transformers does on disk only."""
@@ -218,6 +220,10 @@ class PolicyGroup:
 
     def sent(self, version: int) -> dict[str, str]:
         """What is wrong at which engine."""
+        if (
+            not self.config.pipeline.in_flight
+        ):  # no engine is at work, and could be lost and need the last weights again
+            self.engines.delivery = None  # an object store need not hold two versions
         answers = self.all.all("send", doing="sending weights")
         try:
             return self.engines.take(Delivery([message for message, _ in answers], version, answers[0][1]))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsys import fingerprint
+from workers.side_by_side import side_by_side
 
 Manifest = list[tuple[str, str, list[int]]]  # name, dtype, shape
 
@@ -151,13 +152,14 @@ class Chart:
     def answer(self) -> Answer:
         """Of what the engine now computes with."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        prints = {}
-        for name, r in self.regions.items():
-            part = parameters[r.parameter].detach().narrow(0, r.first, r.rows)
+
+        def of(region: Region) -> int:
+            part = parameters[region.parameter].detach().narrow(0, region.first, region.rows)
             if not self.by_place:
-                prints[name] = fingerprint.of_bytes(part)
-            else:
-                prints[name] = fingerprint.of_places(part, r.whole, r.at) if r.counts else 0
+                return fingerprint.of_bytes(part)
+            return fingerprint.of_places(part, region.whole, region.at) if region.counts else 0
+
+        prints = dict(zip(self.regions, side_by_side(of, self.regions.values()), strict=True))
         loaded = [
             p
             for name, p in self.parameters().items()

@@ -130,6 +130,7 @@ def trainers(name: str, model: str) -> None:
     pack = Pack(
         tokens=np.arange(total) * 7 % 11 + 2,
         lengths=[each] * count,
+        after=[-1] * count,
         predict=np.arange(total),
         targets=np.arange(total) * 5 % 11 + 2,
         sequences=np.repeat(np.arange(count), each),

@@ -3,7 +3,7 @@
     policy rank(s)              driver                      every engine
     invite()          ──▶  invitation            ──▶  Receiver.init_info → vLLM init_weight_transfer_engine
     connect()                (at the same time)
-    send(tensors)     ──▶  message               ──▶  Receiver.update_info → start_weight_update, update_weights,
+    send(outgoing)    ──▶  message               ──▶  start_weight_update, Receiver.updates → update_weights each,
                                                        finish_weight_update, reset_prefix_cache
                            compare fingerprints  ◀──  fingerprint of the engine's own parameters
     sent()            ◀──  all have it
@@ -12,10 +12,12 @@ The engine's side is vLLM's own weight-transfer interface for every transport: `
 `workers/sync/host_memory.py` registers ours, which reads a mapped file of memory.
 """
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from workers.sync import cuda_ipc, nccl, object_store, shared_memory
-from workers.sync.host_memory import Message, Weights
+from workers.sync.host_memory import Entry, Message
+from workers.sync.outgoing import Outgoing
 
 __all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
 
@@ -28,9 +30,9 @@ class Sender(Protocol):
     lasting: bool
 
     def __init__(self, rank: int, receivers: int): ...
-    def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message: ...
+    def invite(self, manifest: list[Entry]) -> Message: ...
     def connect(self) -> None: ...
-    def send(self, tensors: Weights) -> Message: ...
+    def send(self, outgoing: Outgoing) -> Message: ...
     def sent(self) -> None: ...
 
 
@@ -40,7 +42,7 @@ class Receiver(Protocol):
     backend: str
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]: ...
-    def update_info(self, messages: list[Message]) -> dict[str, Any]: ...
+    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]: ...
 
 
 SENDERS: dict[str, type[Sender]] = {

@@ -4,12 +4,16 @@
     engine:      picks the handle of its own GPU for each tensor, through vLLM's `ipc` backend
     every rank:  lets go of the memory once all engines have answered
 
+One message holds all. Nothing is packed: weights that lie on the GPU whole, in the engines' dtype, are read where they are.
+
 Written from vLLM's sources; see tests/gpu for what has been run.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from workers.sync.host_memory import Message, Weights
+from workers.sync.host_memory import Entry, Message
+from workers.sync.outgoing import Outgoing
 
 
 class Sender:
@@ -19,18 +23,18 @@ class Sender:
     def __init__(self, rank: int, receivers: int):
         self.held: list[Any] = []
 
-    def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message:
+    def invite(self, manifest: list[Entry]) -> Message:
         return {"manifest": manifest}
 
     def connect(self) -> None:
         pass
 
-    def send(self, tensors: Weights) -> Message:
+    def send(self, outgoing: Outgoing) -> Message:
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
         names, dtypes, shapes, handles = [], [], [], []
-        for name, tensor in tensors:
+        for name, tensor in outgoing.cast():
             whole = tensor.cuda().contiguous()
             self.held.append(whole)
             names.append(name)
@@ -54,10 +58,10 @@ class Receiver:
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
         return {}
 
-    def update_info(self, messages: list[Message]) -> dict[str, Any]:
+    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]:
         first = messages[0]
         handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))]
-        return {
+        yield {
             "names": first["names"],
             "dtype_names": first["dtypes"],
             "shapes": first["shapes"],

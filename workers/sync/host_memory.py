@@ -1,4 +1,4 @@
-"""All weights in one flat piece of anonymous memory, readable by other processes of the user without a file anywhere.
+"""Flat anonymous memory for weights, readable by other processes of the user without a file anywhere.
 
 The memory is a memfd: others open `/proc/<pid>/fd/<n>`, and the kernel frees it with the last process that holds it, however
 that process ends. `register()` teaches vLLM to load from such memory.
@@ -6,45 +6,48 @@ that process ends. `register()` teaches vLLM to load from such memory.
 
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from workers.side_by_side import side_by_side
+
 Message = dict[str, Any]  # plain values only; each transport's docstring says which
-Weights = Iterator[tuple[str, Any]]
-Place = tuple[str, str, list[int], int]  # name, dtype, shape, offset
+Entry = tuple[str, str, list[int]]  # name, dtype, shape
+Place = tuple[str, str, list[int], int]  # the same, and where it begins
+Tensors = list[tuple[str, Any]]
 
 BACKEND = "rlsys_host_memory"
 ALIGN = 64
-
-
-def places(manifest: list[tuple[str, str, list[int]]]) -> tuple[list[Place], int]:
-    """Where each tensor lies, and how many bytes they take in all."""
-    found, offset = [], 0
-    for name, dtype, shape in manifest:
-        found.append((name, dtype, shape, offset))
-        offset += -(-math.prod(shape) * WIDTH[dtype] // ALIGN) * ALIGN
-    return found, offset
-
-
+BUCKET = 128 << 20  # bytes
+PIECES = 16  # in which an engine loads, on several cores
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class HostMemory:
-    """The owner's end. Lives as long as its process."""
+def nbytes(entry: Entry) -> int:
+    _, dtype, shape = entry
+    return -(-math.prod(shape) * WIDTH[dtype] // ALIGN) * ALIGN
 
-    def __init__(self, size: int):
-        import torch
 
-        self.fd = os.memfd_create("rlsys-weights")
-        os.ftruncate(self.fd, max(size, 1))
-        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
-        self.bytes = torch.from_file(self.path, shared=True, size=max(size, 1), dtype=torch.uint8)
+def places(manifest: list[Entry]) -> tuple[list[Place], int]:
+    """Where each tensor lies, and how many bytes they take in all."""
+    found, offset = [], 0
+    for entry in manifest:
+        found.append((*entry, offset))
+        offset += nbytes(entry)
+    return found, offset
 
-    def fill(self, layout: list[Place], tensors: Weights) -> None:
-        for (name, dtype, shape, offset), (given, tensor) in zip(layout, tensors, strict=True):
-            assert name == given, f"weights came in another order: {given} instead of {name}"
-            view(self.bytes, dtype, shape, offset).copy_(tensor)
+
+def buckets(manifest: list[Entry], limit: int = BUCKET) -> list[list[Entry]]:
+    """Neighbours together, up to so many bytes. A tensor is never cut: one that is larger is a bucket of its own."""
+    found: list[list[Entry]] = []
+    room = 0
+    for entry in manifest:
+        if nbytes(entry) > room:
+            found.append([])
+            room = limit
+        found[-1].append(entry)
+        room -= nbytes(entry)
+    return found
 
 
 def view(memory: Any, dtype: str, shape: list[int], offset: int) -> Any:
@@ -54,9 +57,41 @@ def view(memory: Any, dtype: str, shape: list[int], offset: int) -> Any:
     return memory[offset : offset + size].view(getattr(torch, dtype)).view(shape)
 
 
+def views(memory: Any, layout: list[Place]) -> Tensors:
+    return [(name, view(memory, dtype, shape, offset)) for name, dtype, shape, offset in layout]
+
+
+class HostMemory:
+    """The owner's end. Lives as long as its process."""
+
+    def __init__(self, size: int):
+        self.fd = os.memfd_create("rlsys-weights")
+        os.ftruncate(self.fd, max(size, 1))
+        self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        self.bytes = mapped(self.path)
+
+
+def mapped(path: str) -> Any:
+    import torch
+
+    return torch.from_file(path, shared=True, size=os.stat(path).st_size, dtype=torch.uint8)
+
+
+class Mapping:
+    """The reader's end. What is mapped stays so, because the first look at each page is dear."""
+
+    def __init__(self) -> None:
+        self.which: tuple[int, int] | None = None
+
+    def of(self, path: str) -> Any:
+        found = os.stat(path)
+        if self.which != (found.st_dev, found.st_ino):
+            self.memory, self.which = mapped(path), (found.st_dev, found.st_ino)
+        return self.memory
+
+
 def register() -> None:
     """Called where vLLM's worker lives, before the engine is built."""
-    import torch
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
         WeightTransferInitInfo,
@@ -72,26 +107,28 @@ def register() -> None:
     @dataclass
     class UpdateInfo(WeightTransferUpdateInfo):
         path: str = ""
-        size: int = 0
         layout: list[Place] = field(default_factory=list)
 
     class HostMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         init_info_cls, update_info_cls = InitInfo, UpdateInfo
 
         def init_transfer_engine(self, init_info: InitInfo) -> None:
-            pass
+            self.mapping, self.in_place = Mapping(), computes_with_what_is_loaded(self.model)
 
         def start_weight_update(self) -> None:
-            initialize_layerwise_reload(self.model)
+            if not self.in_place:
+                initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: UpdateInfo) -> None:
-            memory = torch.from_file(update_info.path, shared=True, size=update_info.size, dtype=torch.uint8)
-            self.model.load_weights(
-                (name, view(memory, dtype, shape, offset)) for name, dtype, shape, offset in update_info.layout
-            )
+            tensors = views(self.mapping.of(update_info.path), update_info.layout)
+            if self.in_place:
+                side_by_side(self.model.load_weights, [tensors[i::PIECES] for i in range(PIECES)])
+            else:  # vLLM keeps tensors until all of a layer are there, and this memory may be used for others by then
+                self.model.load_weights((name, tensor.clone()) for name, tensor in tensors)
 
         def finish_weight_update(self) -> None:
-            finalize_layerwise_reload(self.model, self.model_config)
+            if not self.in_place:
+                finalize_layerwise_reload(self.model, self.model_config)
 
         def shutdown(self) -> None:
             pass
@@ -103,3 +140,21 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostMemoryEngine)
+
+
+def computes_with_what_is_loaded(model: Any) -> bool:
+    """Whether weights may be written straight into an engine's parameters: no layer computes with another form of them.
+
+    So it is on CPU (`keep_weights_plain`), but for quantised weights, experts and latent attention.
+    """
+    from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+    from vllm.platforms import current_platform
+
+    plain = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod, type(None))
+    return current_platform.is_cpu() and all(
+        isinstance(getattr(layer, "quant_method", None), plain)
+        and (type(layer) is Attention or not is_deferred_attention_layer(layer))
+        for layer in model.modules()
+    )

@@ -1,17 +1,19 @@
 """Weights between GPUs by NCCL broadcast: policy rank 0 is rank 0 of a group that holds every engine worker.
 
     rank 0:  {"address", "port", "world", "names", "dtypes", "shapes"}  ──▶ engines join the group (rank 1 + worker)
-    rank 0:  broadcast tensor after tensor, packed into buffers    ──▶ vLLM's `nccl` backend unpacks and loads
+    rank 0:  one broadcast per buffer of packed tensors            ──▶ vLLM's `nccl` backend unpacks and loads
 
 Written from vLLM's sources; see tests/gpu for what has been run.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import ray
 
 from workers.process import free_port
-from workers.sync.host_memory import Message, Weights
+from workers.sync.host_memory import Entry, Message
+from workers.sync.outgoing import Outgoing
 
 
 class Sender:
@@ -21,7 +23,7 @@ class Sender:
     def __init__(self, rank: int, receivers: int):
         self.rank, self.world = rank, receivers + 1
 
-    def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message:
+    def invite(self, manifest: list[Entry]) -> Message:
         if self.rank:
             return {}
         self.address, self.port = ray.util.get_node_ip_address(), free_port()
@@ -46,15 +48,17 @@ class Sender:
         meeting = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
         self.group = PyNcclCommunicator(meeting, device=torch.cuda.current_device())
 
-    def send(self, tensors: Weights) -> Message:
+    def send(self, outgoing: Outgoing) -> Message:
         if self.rank:
-            for _ in tensors:  # takes part in gathering ZeRO-3 partitions
+            for _ in outgoing:  # takes part in gathering ZeRO-3 partitions
                 pass
             return {}
         import torch
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
-        packed_nccl_broadcast_producer(iterator=tensors, group=self.group, src=0, post_iter_func=lambda item: item[1])
+        packed_nccl_broadcast_producer(
+            iterator=outgoing.cast(), group=self.group, src=0, post_iter_func=lambda item: item[1]
+        )
         torch.cuda.synchronize()
         return {}
 
@@ -73,9 +77,9 @@ class Receiver:
         }
         return info | {"rank_offset": 1 + engine * tensor_parallel} | self._packed("init")
 
-    def update_info(self, messages: list[Message]) -> dict[str, Any]:
+    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]:
         invitation = messages[0]
-        return {
+        yield {
             "names": invitation["names"],
             "dtype_names": invitation["dtypes"],
             "shapes": invitation["shapes"],

@@ -1,13 +1,17 @@
 """Weights between processes of one host: written once by policy rank 0, mapped by every engine.
 
-rank 0:  fill memory ──▶ {"path": "/proc/123/fd/9", "size": 1323008, "layout": [(name, dtype, shape, offset), …]}
+rank 0:  copy bucket by bucket ──▶ {"path": "/proc/123/fd/9", "layout": [(name, dtype, shape, offset), …]}
 engine:  map the path, load from it
 rank 0:  may overwrite the memory once all engines have answered
+
+The memory is as large as the model in the engines' dtype.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
-from workers.sync.host_memory import BACKEND, HostMemory, Message, Weights, places
+from workers.sync.host_memory import BACKEND, Entry, HostMemory, Message, places
+from workers.sync.outgoing import Outgoing
 
 
 class Sender:
@@ -17,22 +21,20 @@ class Sender:
     def __init__(self, rank: int, receivers: int):
         self.rank = rank
 
-    def invite(self, manifest: list[tuple[str, str, list[int]]]) -> Message:
-        self.layout, self.size = places(manifest)
+    def invite(self, manifest: list[Entry]) -> Message:
+        self.layout, size = places(manifest)
         if self.rank == 0:
-            self.memory = HostMemory(self.size)
+            self.memory = HostMemory(size)
         return {"manifest": manifest}
 
     def connect(self) -> None:
         pass
 
-    def send(self, tensors: Weights) -> Message:
-        if self.rank:
-            for _ in tensors:  # takes part in gathering ZeRO-3 partitions
-                pass
-            return {}
-        self.memory.fill(self.layout, tensors)
-        return {"path": self.memory.path, "size": self.size, "layout": self.layout}
+    def send(self, outgoing: Outgoing) -> Message:
+        for bucket in outgoing:
+            if self.rank == 0:
+                outgoing.copy(bucket, self.layout, self.memory.bytes)
+        return {} if self.rank else {"path": self.memory.path, "layout": self.layout}
 
     def sent(self) -> None:
         pass
@@ -44,5 +46,5 @@ class Receiver:
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
         return {}
 
-    def update_info(self, messages: list[Message]) -> dict[str, Any]:
-        return messages[0]
+    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]:
+        yield messages[0]

@@ -1,0 +1,141 @@
+"""What a sync costs, over what copying the same bytes once costs: of policy ranks and one engine, with and without proof.
+
+python tests/bench/sync.py                       # Qwen2.5-0.5B's shape in float32, random weights; about 10 GB of memory
+python tests/bench/sync.py --dtype bfloat16 --transport object_store
+python tests/bench/sync.py --stage 3 --ranks 2   # gathered bucket by bucket
+python tests/bench/sync.py --layers 2 --rounds 3
+
+The copy is `destination.copy_(source)` on one thread, in the process of rank 0, over memory that was touched before. It and the
+syncs take turns. CPU seconds are those of all ranks and the engine: what is left of a comparison on a machine that is not idle.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from launch.local_ray import ray_session
+from rlsys.config_load import load
+from workers.engines import CPU_ENVIRONMENT
+from workers.policy import PolicyRank
+from workers.proof import differences
+from workers.rollout import RolloutWorker
+
+QUARTERS = 4  # which are copied one after the other, to need less memory
+CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
+
+
+def save_model(folder: Path, layers: int) -> int:
+    """Returns how many parameters it has."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from rlsys.tiny import make_tokenizer
+
+    config = Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=layers,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return sum(p.numel() for p in model.parameters())
+
+
+def copied(worker: Any, count: int, dtype: str) -> tuple[float, float]:
+    """Seconds and CPU seconds of a plain copy of so many numbers, in the worker's process."""
+    import torch
+
+    if not hasattr(worker, "copied"):
+        worker.copied = [torch.ones(count // QUARTERS, dtype=getattr(torch, dtype)) for _ in range(2)]
+    source, destination = worker.copied
+    torch.set_num_threads(1)
+    began, cpu = time.perf_counter(), time.process_time()
+    for _ in range(QUARTERS):
+        destination.copy_(source)
+    found = time.perf_counter() - began, time.process_time() - cpu
+    torch.set_num_threads(worker.config.policy.threads)
+    return found
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):6.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--dtype", default="float32", help="of the engine; the policy's is float32")
+    parser.add_argument("--transport", default="shared_memory", choices=["shared_memory", "object_store"])
+    parser.add_argument("--stage", type=int, default=0, help="ZeRO stage")
+    parser.add_argument("--ranks", type=int, default=1)
+    asked = parser.parse_args()
+    settings = [f"policy.ranks={asked.ranks}", f"policy.zero_stage={asked.stage}", "policy.threads=1"]
+    config = load(CONFIG, [*settings, "rollout.engines=1", f"rollout.dtype={asked.dtype}"])
+    with tempfile.TemporaryDirectory() as name, ray_session(config, Path(name)) as ray:
+        model = Path(name) / "model"
+        count = save_model(model, asked.layers)
+        print(f"{count / 1e6:.0f} M parameters, {asked.dtype}, {asked.transport}, ZeRO {asked.stage}", flush=True)
+
+        def spawn(kind: type, index: int, environment: dict[str, str]) -> Any:
+            options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
+            return ray.remote(kind).options(**options).remote(config, index, name)
+
+        ranks = [spawn(PolicyRank, i, {"OMP_NUM_THREADS": "1"}) for i in range(asked.ranks)]
+        engine = spawn(RolloutWorker, 0, CPU_ENVIRONMENT)
+        address, port = ray.get(ranks[0].where.remote())
+        starts = [rank.start.remote(address, port, str(model), asked.transport) for rank in ranks]
+        ray.get([*starts, engine.start.remote(str(model), asked.transport, 7)])
+        invitation = ray.get([rank.invite.remote() for rank in ranks])[0]
+        ray.get(engine.connect.remote(invitation))
+        workers = [*ranks, engine]
+
+        def verifying(worker: Any, sync: Any) -> None:
+            worker.config = dataclasses.replace(worker.config, sync=sync)
+
+        def cpu() -> float:
+            return float(sum(ray.get([w.__ray_call__.remote(lambda _: time.process_time()) for w in workers])))
+
+        ratios: dict[str, list[float]] = {}
+        for i in range(asked.rounds + 1):
+            for verify in (True, False):
+                plain, plain_cpu = ray.get(ranks[0].__ray_call__.remote(copied, count, asked.dtype))
+                sync = dataclasses.replace(config.sync, verify=verify)
+                ray.get([worker.__ray_call__.remote(verifying, sync) for worker in workers])
+                before, began = cpu(), time.perf_counter()
+                answers = ray.get([rank.send.remote() for rank in ranks])
+                sent = time.perf_counter()
+                _, answer = ray.get(engine.take.remote([message for message, _ in answers], i))
+                ended, after = time.perf_counter(), cpu()
+                assert not differences(answers[0][1], answer), differences(answers[0][1], answer)
+                del answers
+                print(
+                    f"copy {plain:.2f} s; verify {verify!s:5} send {sent - began:.2f} s, take {ended - sent:.2f} s,"
+                    f" {after - before:.2f} CPU s",
+                    flush=True,
+                )
+                if i:  # the first of each touches its memory for the first time
+                    kind = "with proof" if verify else "without proof"
+                    ratios.setdefault(f"{kind}, time", []).append((ended - began) / plain)
+                    ratios.setdefault(f"{kind}, CPU time", []).append((after - before) / plain_cpu)
+        for what, values in ratios.items():
+            print(f"sync {what:24} over one copy: {spread(values)}")
+
+
+if __name__ == "__main__":
+    main()

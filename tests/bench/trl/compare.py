@@ -1,0 +1,247 @@
+"""Samples per second against TRL's GRPOTrainer, on two cores, in alternating runs.
+
+    python tests/bench/trl/compare.py                    # 8 M parameters, 128 tokens at most, mean about 60
+    python tests/bench/trl/compare.py --case small       # 0.6 M parameters, every completion of 32 tokens
+    python tests/bench/trl/compare.py --rounds 1 --steps 6 --only rlsys
+
+Both get the same Hugging Face directory with random weights and 64 tokens, the same prompts (16 tokens each, so that TRL has none
+to pad), 16 × 8 samples and one optimizer update per step, temperature 1, float32, no KL, a reward that costs nothing, and a learning
+rate too small to move a weight: lengths stay as ragged as the weights make them. Each is run in several ways of sharing two cores,
+and the fastest counts. First steps are left out.
+
+What a step of TRL does: it generates with `transformers`, all its samples at once until the longest is done, with its KV cache;
+scores no old log-probs, as generation and update are in step; and makes one forward and backward pass over what it padded.
+Gradient checkpointing, on by default, is off, and so are logging and saving. Larger and smaller micro-batches are tried.
+What a step of rlsys does: all that `rlsys train` does, with its defaults. Samples come from vLLM in other processes; rewards are judged
+in another; every sample is written to disk; the engines take the weights after each update and prove them, tensor by tensor.
+
+TRL is installed into an environment of its own, by default in the user's cache.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+SAMPLES = 128
+VOCABULARY = 64
+PROMPT = 16  # tokens
+PACKAGES = ["torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate==1.15.0"]
+
+
+@dataclass(frozen=True)
+class Case:
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    new_tokens: int
+    end: float  # probability of the end at each token
+
+
+CASES = {"8m": Case(256, 1024, 8, 8, 128, 1 / 72), "small": Case(128, 384, 3, 4, 32, 0.0)}
+
+# name → what is different from its defaults
+TRL = {
+    "2 threads, 128 at once": {"threads": 2, "processes": 1, "micro": 128},
+    "2 threads, 32 at once": {"threads": 2, "processes": 1, "micro": 32},
+    "2 processes, 128 at once": {"threads": 1, "processes": 2, "micro": 128},
+    "2 processes, 32 at once": {"threads": 1, "processes": 2, "micro": 32},
+}
+RLSYS = {
+    "2 engines, 2 ranks": ["rollout.engines=2", "policy.ranks=2"],
+    "2 engines, 1 rank of 2 threads": ["rollout.engines=2", "policy.ranks=1", "policy.threads=2"],
+}
+
+
+def installed(venv: Path) -> Path:
+    """The Python of an environment with TRL in it."""
+    python = venv / "bin" / "python"
+    if not (venv / "installed").is_file():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+        # torch first: a local wheel for CPU, where there is one, is then not replaced by a larger build
+        for packages in (PACKAGES[:1], PACKAGES):
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        (venv / "installed").touch()
+    return python
+
+
+def save_model(case: Case, folder: Path) -> int:
+    """Random weights; the probability of the end is set by one constant number in the hidden state. Returns the parameters."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=case.hidden,
+        intermediate_size=case.inner,
+        num_hidden_layers=case.layers,
+        num_attention_heads=case.heads,
+        num_key_value_heads=case.heads // 2,
+        tie_word_embeddings=False,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 1.0
+        model.lm_head.weight[:, 0] = 0.0
+        for layer in model.model.layers:  # nothing is added to it on the way
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        ids = torch.randint(2, VOCABULARY, (64, 64))
+        hidden, logits = model.model(ids).last_hidden_state, model(ids).logits
+        others = logits.logsumexp(-1) + torch.log1p(-logits.softmax(-1)[..., 1])
+        wanted = others + torch.logit(torch.tensor(case.end or 1e-12)) - logits[..., 1]
+        model.lm_head.weight[1, 0] = (wanted / hidden[..., 0]).mean()
+    model.save_pretrained(folder)
+    symbols = [*string.ascii_letters, *string.digits]
+    tokenizer = Tokenizer(
+        models.WordLevel({s: i for i, s in enumerate(["<pad>", "<eos>", *symbols])}, unk_token="<pad>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    rows = [{"prompt": tokenizer.decode(r.tolist())} for r in torch.randint(2, VOCABULARY, (256, PROMPT))]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return sum(p.numel() for p in model.parameters())
+
+
+@dataclass(frozen=True)
+class Run:
+    seconds: float  # per step, median
+    length: float  # tokens per completion, mean
+    phases: dict[str, float]
+
+
+def steady(ends: list[float], warm_up: int) -> float:
+    return statistics.median(b - a for a, b in zip(ends[warm_up:], ends[warm_up + 1 :], strict=False))
+
+
+def quietly(command: list[Any], log: Path, environment: dict[str, str]) -> None:
+    """On two cores."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with log.open("w") as out:
+        ended = subprocess.run(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=os.environ | environment,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+    if ended.returncode:
+        raise SystemExit(f"{command} ended with {ended.returncode}:\n{log.read_text()[-4000:]}")
+
+
+def run_trl(python: Path, case: Case, way: dict[str, int], folder: Path, steps: int, warm_up: int, seed: int) -> Run:
+    out = folder / "trl.json"
+    asked = way | {
+        "model": str(folder / "model"),
+        "prompts": str(folder / "model" / "prompts.jsonl"),
+        "out": str(out),
+        "steps": steps + warm_up,
+        "new_tokens": case.new_tokens,
+        "seed": seed,
+    }
+    start = [python]
+    if way["processes"] > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={way['processes']}"]
+    environment = {"OMP_NUM_THREADS": str(way["threads"]), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    quietly([*start, HERE / "grpo.py", json.dumps(asked)], folder / "trl.log", environment)
+    found = json.loads(out.read_text())
+    return Run(steady(found["ends"], warm_up - 1), found["length"], {})
+
+
+def run_rlsys(case: Case, way: list[str], folder: Path, steps: int, warm_up: int, seed: int) -> Run:
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    settings = [
+        f"model.path={folder / 'model'}",
+        f"data.train={folder / 'model' / 'prompts.jsonl'}",
+        f"rollout.max_new_tokens={case.new_tokens}",
+        f"trainer.steps={steps + warm_up}",
+        f"run.dir={run}",
+        f"run.seed={seed}",
+    ]
+    command = [Path(sys.executable).with_name("rlsys"), "train", HERE / "rlsys.yaml", *settings, *way]
+    quietly(command, folder / "rlsys.log", {})
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ends = [e["time"] for e in events if e["event"] == "sync" and e["version"]]
+    lines = [line for line in lines if line["step"] > warm_up]
+    phases = {
+        name.removeprefix("time/"): statistics.median(line[name] for line in lines)
+        for name in lines[0]
+        if name.startswith("time/")
+    }
+    return Run(steady(ends, warm_up - 1), statistics.mean(line["length/mean"] for line in lines), phases)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", choices=CASES, default="8m")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=16, help="that count, of each run")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps before them")
+    parser.add_argument("--only", choices=["rlsys", "trl"], help="one side alone")
+    parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "rlsys" / "bench-trl")
+    asked = parser.parse_args()
+    case = CASES[asked.case]
+    python = installed(asked.venv) if asked.only != "rlsys" else Path()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        print(f"{save_model(case, folder / 'model') / 1e6:.2f} M parameters", flush=True)
+        ways: dict[str, Callable[[int], Run]] = {}
+        if asked.only != "trl":
+            for what, settings in RLSYS.items():
+                ways[f"rlsys, {what}"] = lambda seed, s=settings: run_rlsys(  # type: ignore[misc]
+                    case, s, folder, asked.steps, asked.warm_up, seed
+                )
+        if asked.only != "rlsys":
+            for what, way in TRL.items():
+                ways[f"TRL, {what}"] = lambda seed, w=way: run_trl(  # type: ignore[misc]
+                    python, case, w, folder, asked.steps, asked.warm_up, seed
+                )
+        rates: dict[str, list[float]] = {what: [] for what in ways}
+        for i in range(asked.rounds):
+            for what, run in ways.items():
+                found = run(i)
+                rates[what].append(SAMPLES / found.seconds)
+                phases = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in found.phases.items())
+                print(
+                    f"{what:40} {found.seconds:7.3f} s a step, {rates[what][-1]:7.1f} samples/s, "
+                    f"mean length {found.length:.1f}  {phases}",
+                    flush=True,
+                )
+    best = {
+        side: max((w for w in ways if w.startswith(side)), key=lambda w: statistics.median(rates[w]), default="")
+        for side in ("rlsys", "TRL")
+    }
+    for what in filter(None, best.values()):
+        print(
+            f"best: {what}: {statistics.median(rates[what]):.1f} samples/s ({min(rates[what]):.1f} to {max(rates[what]):.1f})"
+        )
+    if all(best.values()):
+        ratios = [a / b for a, b in zip(rates[best["rlsys"]], rates[best["TRL"]], strict=True)]
+        print(f"rlsys over TRL: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()

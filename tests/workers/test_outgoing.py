@@ -1,0 +1,58 @@
+"""Weights on their way out: what arrives, what is said of it, and what is not let go."""
+
+import pytest
+import torch
+
+from rlsys import fingerprint
+from workers.side_by_side import side_by_side
+from workers.sync.host_memory import buckets, places, views
+from workers.sync.outgoing import BLOCK, Outgoing
+
+SHAPES = {"embed": [3, BLOCK // 2 + 1], "norm": [5], "head": [7, 11]}  # the first takes more than one block
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_arrives_is_the_cast_tensor_and_its_fingerprint_is_of_that(dtype: str) -> None:
+    layout, size = places([(name, dtype, shape) for name, shape in SHAPES.items()])
+    memory = torch.zeros(size, dtype=torch.uint8)
+    named = list(tensors().items())
+    outgoing = Outgoing([named[:2], named[2:]], getattr(torch, dtype))
+    for bucket in outgoing:
+        outgoing.copy(bucket, layout, memory)
+    wanted = {name: tensor.to(getattr(torch, dtype)) for name, tensor in named}
+    assert all(torch.equal(arrived, wanted[name]) for name, arrived in views(memory, layout))
+    assert outgoing.prints == {name: fingerprint.of_bytes(tensor) for name, tensor in wanted.items()}
+    assert dict(Outgoing([named], getattr(torch, dtype)).cast()).keys() == wanted.keys()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3.4e38])
+def test_weights_that_are_not_finite_in_the_engines_dtype_are_refused(bad: float) -> None:
+    named = tensors()
+    named["embed"].view(-1)[-1] = bad
+    layout, size = places([(name, "float16", shape) for name, shape in SHAPES.items()])
+    with pytest.raises(FloatingPointError, match="embed is not finite"):
+        Outgoing([], torch.float16).copy(list(named.items()), layout, torch.zeros(size, dtype=torch.uint8))
+    with pytest.raises(FloatingPointError, match="embed is not finite"):
+        list(Outgoing([list(named.items())], torch.float16).cast())
+
+
+def test_finite_weights_whose_sum_is_not_are_let_go() -> None:
+    layout, size = places([("large", "float32", [4])])
+    Outgoing([], torch.float32).copy([("large", torch.full((4,), 3e38))], layout, torch.zeros(size, dtype=torch.uint8))
+
+
+def test_buckets_keep_order_and_size_and_cut_no_tensor() -> None:
+    manifest = [(name, "float32", [count]) for name, count in {"a": 16, "b": 16, "c": 100, "d": 16, "e": 1}.items()]
+    found = [[name for name, _, _ in bucket] for bucket in buckets(manifest, limit=192)]
+    assert found == [["a", "b"], ["c"], ["d", "e"]]  # "c" alone is more than a bucket; "e" takes 64 bytes
+
+
+def test_moving_memory_on_all_cores_leaves_the_number_of_threads_as_it_was() -> None:
+    before = torch.get_num_threads()
+    assert side_by_side(lambda i: (i, torch.get_num_threads()), range(5)) == [(i, 1) for i in range(5)]
+    assert torch.get_num_threads() == before
