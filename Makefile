@@ -15,7 +15,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test figures recipes bench soak lint lock clean
+.PHONY: help install demo test figures recipes bench versus kills soak lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,11 +46,19 @@ figures: install  ## measure what the README says of the demo, about 5 minutes
 recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again
 	$(BIN)/python tests/bench/recipes.py
 
-bench: install  ## time advantage estimators, the reward pool, exact arithmetic, and what proving weights costs
+bench: install  ## time the parts: advantages, rewards, exact arithmetic, scoring and updating, a sync, the driver
 	$(BIN)/python tests/bench/advantages.py
 	$(BIN)/python tests/bench/rewards.py
 	$(BIN)/python tests/bench/exact.py
-	$(BIN)/python tests/bench/sync_proof.py
+	$(BIN)/python tests/bench/compute.py
+	$(BIN)/python tests/bench/sync.py
+	$(BIN)/python tests/bench/driver.py
+
+versus: install  ## compare samples per second with TRL's trainer, in an environment of its own
+	$(BIN)/python tests/bench/trl/compare.py --rounds 5
+
+kills: install  ## 30 runs, any process killed at any moment, each compared with one left alone, about an hour
+	$(BIN)/python tests/system/kills.py 30 0 tests/system/kills.json
 
 soak: install  ## train 2,000 steps, a process chosen at random killed every 20, about an hour
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json

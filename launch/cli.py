@@ -104,6 +104,75 @@ def check(config: str, overrides: tuple[str, ...]) -> int:
     return run(loaded, console)
 
 
+@commands.command()
+@click.argument("config", type=click.Path())
+@OVERRIDES
+@click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="Steps that are measured.")
+@click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Steps before them.")
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Of each prompt; 256, or what the model's window allows.")
+@click.option("--completion-tokens", type=click.IntRange(1), help="Of each completion; 64, or what the window allows.")
+@click.option("--ragged", metavar="MEAN,MAX", help="Completions of different lengths instead, with a long tail.")
+@click.option("--rewards", is_flag=True, help="Have the configuration's own functions judge, on rows of its own data.")
+@click.option("--json", type=click.Path(), help="Write the figures to this file.")
+@click.option("--trace", type=click.Path(), help="Write a trace for Perfetto or chrome://tracing to this file.")
+def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options: Any) -> None:
+    """Runs the loop of CONFIG on synthetic prompts, and tells where its time goes."""
+    mean_and_most = _mean_and_most(ragged)
+    from rlsys.config_load import load
+
+    loaded = load(config, overrides)
+    from launch.bench import Wanted
+    from launch.bench import bench as run
+
+    run(loaded, Wanted(ragged=mean_and_most, **options), console)
+
+
+@commands.command()
+@click.argument("config", type=click.Path())
+@OVERRIDES
+@click.option(
+    "--simulate", "costs", metavar="COSTS", required=True, help="A run, or what bench --json wrote: what work costs."
+)
+@click.option("--gpus", type=click.IntRange(2), help="Try placements on so many GPUs, instead of the configured one.")
+@click.option("--steps", type=click.IntRange(1), default=8, show_default=True, help="Steps that are counted.")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of each prompt.")
+@click.option("--ragged", metavar="MEAN,MAX", help="Tokens of completions; without it all have rollout.max_new_tokens.")
+def plan(config: str, overrides: tuple[str, ...], ragged: str | None, **options: Any) -> None:
+    """Simulates CONFIG with several lags and placements, and compares their speed."""
+    mean_and_most = _mean_and_most(ragged)
+    from rlsys.config_load import load
+
+    loaded = load(config, overrides)
+    from launch.plan import Wanted, simulated
+
+    simulated(loaded, Wanted(ragged=mean_and_most, **options), console)
+
+
+def _mean_and_most(ragged: str | None) -> tuple[float, int] | None:
+    if ragged is None:
+        return None
+    mean, _, most = ragged.partition(",")
+    try:
+        return float(mean), int(most)
+    except ValueError:
+        raise click.UsageError(f"--ragged is {ragged}; it takes a mean and a maximum, as in --ragged 60,128.") from None
+
+
+@commands.command()
+@click.argument("run", type=click.Path())
+@click.argument("target", type=click.Path(), metavar="FILE")
+def trace(run: str, target: str) -> None:
+    """Writes what the workers of RUN did, and when, as a trace for Perfetto or chrome://tracing."""
+    from rlsys.trace import write_trace
+
+    count = write_trace(Path(run), Path(target))
+    console.print(
+        f"{target}: {count:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 @commands.command("eval")
 @click.argument("target", type=click.Path())
 @OVERRIDES

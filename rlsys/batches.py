@@ -39,7 +39,7 @@ def write_batch(target: Path, batch: Batch) -> None:
             | {"row": as_json(p.row)}
             for p in batch.prompts
         ],
-        "samples": [[s.uid, s.index, s.text, s.finish, s.version] for s in samples],
+        "samples": [[s.uid, s.index, s.text, s.finish, s.version, s.changes] for s in samples],
         "components": batch.components,
         "answers": batch.answers,
         "failed": [asdict(verdict) for _, verdict in batch.failed],
@@ -49,6 +49,7 @@ def write_batch(target: Path, batch: Batch) -> None:
         "reward_s": batch.reward_s,
         "dropped": batch.dropped,
         "position": batch.position,
+        "left": batch.left,
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     put(target.with_suffix(".safetensors"), save(numbers))
@@ -63,8 +64,10 @@ def read_batch(target: Path) -> Batch:
     ends = np.cumsum(numbers["lengths"])
     columns = (np.split(numbers[name], ends)[:-1] for name in ("tokens", "logprobs"))
     samples = [
-        Sample(uid, index, text, tokens, logprobs, finish, version)
-        for (uid, index, text, finish, version), tokens, logprobs in zip(texts["samples"], *columns, strict=True)
+        Sample(uid, index, text, tokens, logprobs, finish, version, tuple((at, to) for c in changes for at, to in c))
+        for (uid, index, text, finish, version, *changes), tokens, logprobs in zip(
+            texts["samples"], *columns, strict=True
+        )
     ]
     asked = np.split(numbers["prompt_tokens"], np.cumsum(numbers["prompt_lengths"]))[:-1]
     count = len(numbers["rewards"])
@@ -80,6 +83,7 @@ def read_batch(target: Path) -> Batch:
         answers=texts["answers"],
         failed=[(s, Verdict(**v)) for s, v in zip(samples[count:], texts["failed"], strict=True)],
         greedy=numbers.get("greedy"),
+        left=tuple(texts.get("left", ())),
         **{k: texts[k] for k in ("asked", "failures", "first_failure", "reward_s", "dropped", "position")},
     )
 

@@ -146,6 +146,7 @@ class Rollout:
     max_prompt_tokens: int = 0  # longer prompts: see data.overlong; 0: what the model's window allows
     max_new_tokens: int = 512  # a completion is cut here
     max_sequences: int = 256  # sequences an engine decodes at once
+    oversample: float = 0.0  # share of prompts asked for beyond a step's, so that it need not wait for the longest
     block_size: int = 32  # tokens per KV block: prompts shorter than one share nothing
     kv_cache_mb: int = 64  # KV cache of a CPU engine, MiB
     gpu_memory: float = 0.85  # share of a GPU's memory a GPU engine takes
@@ -277,7 +278,8 @@ class Sync:
 
 @dataclass(frozen=True)
 class Pipeline:
-    max_lag: int = 0  # 0: on-policy; 1: the next batch is generated while this one is trained
+    max_lag: int = 0  # updates that may pass between a sample's weights and its training; 0: on-policy
+    in_flight: bool = False  # engines take weights in the middle of samples; timing decides what is sampled from what
 
 
 @dataclass(frozen=True)

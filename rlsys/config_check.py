@@ -76,7 +76,8 @@ def check(config: Config) -> list[str]:
             need(0 < value < math.inf, f"{section}.{name} is {value}; it must be a number greater than 0.")
     not_negative = {
         "policy": ("warmup_updates", "weight_decay", "clip_grad", "port"),
-        "rollout": ("max_prompt_tokens",),
+        "rollout": ("max_prompt_tokens", "oversample"),
+        "pipeline": ("max_lag",),
         "reference": ("kl_coef", "kl_target", "gpus"),
         "critic": ("warmup_updates", "alone_steps", "clip", "gamma", "lam", "port"),
         "entropy": ("coef", "share", "kl_coef"),
@@ -194,9 +195,26 @@ def check(config: Config) -> list[str]:
         not c.policy.offload_params or c.policy.zero_stage == 3,
         f"policy.offload_params needs policy.zero_stage 3; it is {c.policy.zero_stage}.",
     )
+    between = c.pipeline.max_lag - bool(c.rollout.oversample)  # updates while a batch is sampled or waits
     need(
-        c.pipeline.max_lag in (0, 1),
-        f"pipeline.max_lag is {c.pipeline.max_lag}; 0 (on-policy) and 1 (generate the next batch while training this one) exist.",
+        not c.pipeline.in_flight or between >= 1,
+        f"pipeline.in_flight has engines sample while training goes on; pipeline.max_lag {c.pipeline.max_lag}"
+        + (", one of which rollout.oversample takes," if c.rollout.oversample else "")
+        + f" leaves no update for that. Use max_lag {1 + bool(c.rollout.oversample)} or more.",
+    )
+    need(
+        c.rollout.oversample <= 1,
+        f"rollout.oversample is {c.rollout.oversample:g}; it is a share of trainer.prompts_per_step, at most 1. Try 0.25.",
+    )
+    need(
+        c.rollout.oversample <= 0 or c.pipeline.max_lag >= 1,
+        f"rollout.oversample ({c.rollout.oversample:g}) goes on in the next step with what is half-written, which pipeline.max_lag 0 "
+        "forbids. Use max_lag 1 or more.",
+    )
+    need(
+        not c.rollout.oversample or not c.dynamic_sampling.enabled,
+        f"rollout.oversample ({c.rollout.oversample:g}) takes the groups that are finished first, dynamic_sampling.enabled those that "
+        "differ, in the order of the data. Use one of them.",
     )
     problems += check_rewards(c) + check_data_sets(c)
     need(0 < c.rollout.gpu_memory < 1, f"rollout.gpu_memory is {c.rollout.gpu_memory}; it is a share between 0 and 1.")
@@ -237,8 +255,8 @@ def check(config: Config) -> list[str]:
                 f"rollout.tensor_parallel ({c.rollout.tensor_parallel}) is not policy.ranks ({c.policy.ranks}).",
             )
             need(
-                c.pipeline.max_lag == 0,
-                "pipeline.max_lag 1 generates while training; colocated GPUs do one at a time. Use placement separate.",
+                between <= 0,
+                f"pipeline.max_lag {c.pipeline.max_lag} generates while training; colocated GPUs do one at a time. Use placement separate.",
             )
     return problems + _check_paths(c)
 

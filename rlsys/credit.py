@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsys import advantages, covariance, kl, overlong
@@ -40,21 +41,21 @@ class CreditAssignment:
         """`columns` has what was scored: `old`, `ref` and `values`, as far as this configuration needs them."""
         c = self.config
         lengths = torch.from_numpy(batch.lengths)
-        sequences = torch.arange(len(lengths)).repeat_interleave(lengths)
+        sequences = torch.from_numpy(np.repeat(np.arange(len(lengths)), batch.lengths))  # [T]
         rewards = self.shuffled(step, self.components(batch) if c.algorithm.advantage == "gdpo" else batch.rewards)
         late, divergence = self.penalties(lengths), self.divergence(columns)
-        cost = torch.zeros(len(sequences)) if divergence is None else kl_coef * divergence  # [T]
+        cost = torch.zeros(()) if divergence is None else kl_coef * divergence  # [T], or nothing
         if self.with_critic:
             columns = self.of_tokens(rewards + late, cost, lengths, sequences, columns)
         else:
-            taken_off = late - torch.zeros(len(lengths)).index_add(0, sequences, cost)
+            taken_off = late if divergence is None else late - torch.zeros(len(late)).index_add(0, sequences, cost)
             found = self.of_samples(batch, rewards, taken_off, lengths)
-            columns = replace(columns, advantages=found[sequences].numpy())
+            columns = replace(columns, advantages=np.repeat(found.numpy(), batch.lengths))
         if divergence is not None:
             columns = replace(columns, ref=None)  # it has no place in the loss any more
         return Credit(
             self.controlled(step, columns),
-            means(columns.advantages, lengths, sequences),
+            means(columns.advantages, batch.lengths),
             kl=None if divergence is None else float(divergence.mean()),
             penalty=float(late.mean()),
         )
@@ -116,7 +117,7 @@ class CreditAssignment:
         """GAE: the reward comes with a completion's last token, the cost of KL with each."""
         assert columns.values is not None
         c, ends = self.config.critic, lengths.cumsum(0) - 1
-        amounts = (-cost).index_add(0, ends[lengths > 0], rewards[lengths > 0])
+        amounts = (-cost.expand(len(sequences))).index_add(0, ends[lengths > 0], rewards[lengths > 0])
         found, returns = gae(amounts, torch.from_numpy(columns.values), sequences, gamma=c.gamma, lam=c.lam)
         return replace(columns, advantages=(whiten(found) if c.whiten else found).numpy(), returns=returns.numpy())
 
@@ -135,9 +136,10 @@ class CreditAssignment:
         return replace(columns, advantages=np.where(out, np.float32(0), columns.advantages))
 
 
-def means(advantages: Floats | None, lengths: Tensor, sequences: Tensor) -> Floats:
+def means(advantages: Floats | None, lengths: NDArray[np.int64]) -> Floats:
     """The mean over each sample's tokens, exact where they are all alike.  [T] -> [N]"""
     assert advantages is not None
-    total = torch.zeros(len(lengths), dtype=torch.float64)
-    total = total.index_add(0, sequences, torch.from_numpy(advantages).double())
-    return (total / lengths.clamp(min=1)).float().numpy()
+    some = lengths > 0
+    found = np.zeros(len(lengths), dtype=np.float32)
+    found[some] = np.add.reduceat(advantages, (lengths.cumsum() - lengths)[some], dtype=np.float64) / lengths[some]
+    return found

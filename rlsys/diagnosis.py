@@ -147,7 +147,7 @@ class Trial:
         count = len(batch.samples)
         # A supposition about attention is one about packing too: there, every sequence has a pack of its own.
         budget = 1 if variant.attention else self.config.policy.tokens_per_pack
-        packs = pack(batch, range(count), ranks=self.policy.ranks, tokens_per_pack=budget)
+        packs = pack(batch, range(count), ranks=self.policy.ranks, tokens_per_pack=budget, share=False)
         return unpack(packs, self.policy.rescored(packs, variant), count)
 
     def gaps(self, samplings: list[Sampling]) -> list[tuple[float, float]]:

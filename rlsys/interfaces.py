@@ -14,7 +14,14 @@ class Rollout(Protocol):
     """The engines, as one."""
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
-        """Samples as they finish, in any order. Requests of one uid stand together."""
+        """Samples as they finish, in any order. Requests of one uid stand together, those to be begun first in front."""
+        ...
+
+    def cut(self) -> None:
+        """No more is wanted of what `generate` is at: it ends with what is half-written, whose `finish` is cut.
+
+        What was not begun does not come.
+        """
         ...
 
     def generating(self) -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlsys import exact
-from rlsys.attention import layout
+from rlsys.attention import states
 from rlsys.types import Pack
 
 
@@ -30,19 +30,15 @@ class PackedLogprobs(nn.Module):
         self.lm = lm
 
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-probs [K] of a pack's targets and entropies [K] of the distributions they are drawn from."""
+        """Log-probs [K] of a pack's targets and entropies [K] of the distributions they are drawn from; none without gradients."""
         device = next(self.lm.parameters()).device
-        tokens = torch.tensor(pack.tokens, device=device)
-        positions = torch.cat([torch.arange(n) for n in pack.lengths]).to(device)
-        hidden = self.lm.get_decoder()(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout(pack.lengths, device)
-        ).last_hidden_state[0]  # [T, D]
-        picked = hidden.index_select(0, torch.tensor(pack.predict, device=device))
+        picked = states(self.lm.get_decoder(), pack, device)
         return self.lm.get_output_embeddings()(picked, torch.tensor(pack.targets, device=device))
 
 
 class LogprobHead(nn.Linear):
-    """An lm_head that is given the answers: [K, D], [K] -> log-probs [K], entropies [K].
+    """An lm_head that is given the answers: [K, D], [K] -> log-probs [K], entropies [K], or [0] where gradients are off: scores
+    have no use for them.
 
     One module call whatever the number of chunks: ZeRO-3 gathers the weight once, and all ranks take part equally often.
     """
@@ -52,7 +48,10 @@ class LogprobHead(nn.Linear):
     linear: Callable[[Tensor, Tensor], Tensor]
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return ChunkedLogprobs.apply(hidden, self.weight, targets, self.temperature, self.chunk, self.linear)
+        with_entropy = torch.is_grad_enabled()
+        return ChunkedLogprobs.apply(
+            hidden, self.weight, targets, self.temperature, self.chunk, self.linear, with_entropy
+        )
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -71,14 +70,16 @@ class ChunkedLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
+        with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.chunk, ctx.linear = temperature, chunk, linear
-        logprobs, entropies = [], []
+        logprobs, entropies = [], [hidden.new_zeros(0, dtype=torch.float32)]
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
             whole = (linear(h, weight).float() / temperature).log_softmax(-1)  # [chunk, V]
             logprobs.append(whole.gather(-1, t[:, None])[:, 0])
-            entropies.append(-(whole.exp() * whole).sum(-1))
+            if with_entropy:
+                entropies.append(-torch.linalg.vecdot(whole.exp(), whole))
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, targets, entropy)
         return torch.cat(logprobs), entropy
@@ -100,4 +101,4 @@ class ChunkedLogprobs(torch.autograd.Function):
             slope = (slope / ctx.temperature).to(h.dtype)
             grad_hidden[where] = slope @ weight
             grad_weight += (slope.t() @ h).float()
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None

@@ -8,13 +8,14 @@ import numpy as np
 
 from rlsys.credit import Credit
 from rlsys.dynamic_sampling import teaching
+from rlsys.timeline import span
 from rlsys.types import Batch
 
 Metrics = dict[str, float]
 
 
 class Clock:
-    """Seconds per phase. `with clock("update"): ...` then `clock.metrics()["time/update"]`."""
+    """Seconds per phase, which are spans of the driver's timeline too. `with clock("update"): ...` then `clock.metrics()["time/update"]`."""
 
     def __init__(self) -> None:
         self.start, self.phases = (
@@ -26,7 +27,8 @@ class Clock:
     def __call__(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
-            yield
+            with span(phase):
+                yield
         finally:
             self.phases[phase] += time.perf_counter() - began
 
@@ -61,9 +63,19 @@ def of_batch(batch: Batch) -> Metrics:
         "tokens": float(lengths.sum()),
     }
     found |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
+    if batch.left:
+        found["groups/left"] = float(len(batch.left))
     if len(names) > 1:
         found |= {f"reward/component/{n}": float(np.mean([c[n] for c in batch.components if n in c])) for n in names}
     return found
+
+
+def of_lag(step: int, batch: Batch) -> Metrics:
+    """How many updates lie between the weights a token was sampled from and those that it trains."""
+    tokens = int(batch.lengths.sum())
+    versions = sum(int(s.versions.sum()) if s.changes else s.version * len(s.tokens) for s in batch.samples)
+    oldest = min((s.version for s in batch.samples if len(s.tokens)), default=step - 1)
+    return {"lag": float(step - 1 - oldest), "lag/mean": step - 1 - versions / tokens if tokens else 0.0}
 
 
 def of_credit(credit: Credit) -> Metrics:

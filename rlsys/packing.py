@@ -1,17 +1,19 @@
-"""From a mini-batch to packs: who gets which sequences, and what each token weighs.
+"""From a mini-batch to packs: what each token weighs, and how sequences are laid end to end.
 
 The loss weights are decided here, once, over the whole mini-batch. A rank's loss is `(token_loss * weights).sum()`, so the
 update does not depend on the token budget, the number of ranks or the ZeRO stage.
 """
 
-import heapq
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsys.config import NORMALIZERS
+from rlsys.dealing import Sized, deal
 from rlsys.options import accepted
 from rlsys.types import Batch, Columns, Floats, Pack
 
@@ -46,7 +48,7 @@ def token_weights(lengths: Tensor, normalize: str, **options: float) -> Tensor:
         each = 1.0 / (n * (lengths - 1).clamp(min=1).float())
     else:
         raise ValueError(f"token_weights: normalize is {normalize!r}; known: {', '.join(NORMALIZERS)}.")
-    weights = each.repeat_interleave(lengths)
+    weights = torch.from_numpy(np.repeat(each.numpy(), lengths.numpy()))  # several times as fast as torch's own
     if normalize == "decoupled":
         firsts = (lengths.cumsum(0) - lengths)[lengths > 0]
         weights[firsts] = control_weight / n
@@ -61,47 +63,83 @@ def pack(
     tokens_per_pack: int,
     columns: Columns | None = None,
     weights: Floats | None = None,
+    share: bool = True,
 ) -> list[list[Pack]]:
-    """The samples `members` of a batch as packs, `[rank][i]`: every rank gets the same number, of about the same size.
+    """The samples `members` of a batch as packs, `[rank][i]`: every rank gets the same number, of about the same cost.
 
     `weights` are those of the members' tokens, end to end. Without them the packs are for scoring only. A sample whose tokens
-    all weigh nothing is left out.
+    all weigh nothing is left out. Samples of one prompt in one pack share it, unless `share` is false.
     """
     columns = columns or Columns()
     lengths = [len(batch.samples[m].tokens) for m in members]
     flat = np.zeros(sum(lengths), dtype=np.float32) if weights is None else weights
     if len(flat) != sum(lengths):
         raise ValueError(f"pack: weights has {len(flat)} numbers; the members have {sum(lengths)} tokens.")
-    own = np.split(flat, np.cumsum(lengths, dtype=np.int64))[:-1]
-    if weights is not None:
-        members, own = [m for m, w in zip(members, own, strict=True) if w.any()], [w for w in own if w.any()]
-    sequences = [
-        np.concatenate([np.asarray(batch.prompts[batch.groups[m]].tokens), batch.samples[m].tokens]) for m in members
-    ]
+    own = dict(zip(members, np.split(flat, np.cumsum(lengths, dtype=np.int64))[:-1], strict=True))
     split = {name: batch.split(column) for name, column in vars(columns).items() if column is not None}
-    bins = spread([len(s) - 1 for s in sequences], ranks, tokens_per_pack)
+
+    def family(m: int) -> int:
+        return int(batch.groups[m]) if share else m
+
+    def sized(m: int) -> Sized:
+        return Sized(m, family(m), len(batch.prompts[batch.groups[m]].tokens), len(batch.samples[m].tokens[:-1]))
 
     def one(chosen: list[int]) -> Pack:
         if not chosen:
             return filler(columns)
-        ids = [members[j] for j in chosen]
-        inputs, completions = [len(sequences[j]) - 1 for j in chosen], [len(batch.samples[m].tokens) for m in ids]
-        starts = np.cumsum([0, *inputs[:-1]])
+        ids = sorted(chosen, key=lambda m: (family(m), m))
+        laid = Laid()
+        for _, together in groupby(ids, family):
+            laid.add(batch, list(together))
         return Pack(
-            tokens=np.concatenate([sequences[j][:-1] for j in chosen]).astype(np.int64),
-            lengths=inputs,
-            predict=np.concatenate(
-                [s + np.arange(n - c, n) for s, n, c in zip(starts, inputs, completions, strict=True)]
-            ),
-            targets=np.concatenate([batch.samples[m].tokens for m in ids]).astype(np.int64),
-            sequences=np.repeat(np.arange(len(chosen)), completions),
+            tokens=np.concatenate(laid.tokens, dtype=np.int64),
+            lengths=laid.lengths,
+            after=laid.after,
+            predict=np.concatenate(laid.predict),
+            targets=np.concatenate([batch.samples[m].tokens for m in ids], dtype=np.int64),
+            sequences=np.repeat(np.arange(len(ids)), [len(batch.samples[m].tokens) for m in ids]),
             samples=ids,
             rollout=np.concatenate([batch.samples[m].logprobs for m in ids]),
-            weights=np.concatenate([own[j] for j in chosen]),
+            weights=np.concatenate([own[m] for m in ids]),
             columns=Columns(**{name: np.concatenate([parts[m] for m in ids]) for name, parts in split.items()}),
         )
 
-    return [[one(b) for b in bins[rank::ranks]] for rank in range(ranks)]
+    kept = [sized(m) for m in members if weights is None or own[m].any()]
+    return [[one(chosen) for chosen in packs] for packs in deal(kept, ranks, tokens_per_pack)]
+
+
+class Laid:
+    """The pieces of a pack, as far as they are laid down: see `Pack`."""
+
+    def __init__(self) -> None:
+        self.tokens: list[NDArray[np.integer]] = []
+        self.lengths: list[int] = []
+        self.after: list[int] = []
+        self.predict: list[NDArray[np.int64]] = []
+        self.end = 0
+
+    def add(self, batch: Batch, together: list[int]) -> None:
+        """Samples of one prompt: one of them alone in one piece, several as pieces that continue their prompt's."""
+        prompt = np.asarray(batch.prompts[batch.groups[together[0]]].tokens)
+        parent, alone = len(self.lengths), len(together) == 1
+        self.lay(prompt, after=-1)
+        last = self.end - 1
+        for m in together:
+            tokens = batch.samples[m].tokens
+            if len(tokens):
+                self.predict += [np.array([last]), np.arange(self.end, self.end + len(tokens) - 1)]
+            if len(tokens) > 1:
+                self.lay(tokens[:-1], after=None if alone else parent)
+
+    def lay(self, tokens: NDArray[np.integer], after: int | None) -> None:
+        """`after` None: more of the piece that was laid last."""
+        self.tokens.append(tokens)
+        self.end += len(tokens)
+        if after is None:
+            self.lengths[-1] += len(tokens)
+        else:
+            self.lengths.append(len(tokens))
+            self.after.append(after)
 
 
 def unpack(packs: list[list[Pack]], values: list[list[Floats]], count: int) -> Floats:
@@ -115,32 +153,13 @@ def unpack(packs: list[list[Pack]], values: list[list[Floats]], count: int) -> F
     return np.concatenate(out)
 
 
-def spread(sizes: list[int], ranks: int, budget: int) -> list[list[int]]:
-    """Sizes into bins under a budget, as few as fill all ranks equally often, largest first into the emptiest.
-
-    spread([5, 3, 3, 1], ranks=2, budget=6) -> [[0, 3], [1, 2]]
-    """
-    count = -(-max(sum(sizes), 1) // (budget * ranks)) * ranks
-    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-    while True:
-        heap = [(0, b) for b in range(count)]
-        bins: list[list[int]] = [[] for _ in range(count)]
-        for i in order:
-            filled, b = heapq.heappop(heap)
-            bins[b].append(i)
-            heapq.heappush(heap, (filled + sizes[i], b))
-        full = max(filled for filled, _ in heap)
-        if full <= budget or all(len(b) <= 1 for b in bins):
-            return [sorted(b) for b in bins]
-        count += ranks
-
-
 def filler(columns: Columns) -> Pack:
     """A pack that adds nothing, for a rank with no sequence left: ZeRO's collectives need all ranks to take part."""
     no_floats, no_ints = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
     return Pack(
         tokens=np.zeros(1, dtype=np.int64),
         lengths=[1],
+        after=[-1],
         predict=no_ints,
         targets=no_ints,
         sequences=no_ints,

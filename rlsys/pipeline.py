@@ -1,28 +1,35 @@
-"""From prompts to judged batches, at most `max_lag` of them ahead of training.
+"""From prompts to judged batches, at most `max_lag` updates ahead of training.
 
     next() starts every batch that may be started, then waits for the oldest:
 
         max_lag 0     start k ─ wait k ─ train k ─ sync ─ start k+1 …
         max_lag 1     start k+1 ─ wait k ─ train k (k+1 is being generated) ─ drain ─ sync ─ start k+2 …
+        max_lag 2     start k+1, k+2 ─ train k ─ train k+1 ─ drain ─ sync ─ start k+3, k+4 ─ train k+2 …
+        in flight     start k+1 ─ wait k ─ train k (k+1 is being generated) ─ sync (and goes on) ─ start k+2 …
 
-A batch is sampled from one version of the weights: engines take new ones only when they are idle (`drain`). A sample goes
-to the reward pool the moment it is seen; nothing waits for the slowest prompt but the batch itself.
+Engines take new weights only when they are idle (`drain`), so a batch is of one version, which follows from the numbers of the
+steps alone (`Timetable`). In flight they take them while they sample. A sample goes to the reward pool the moment it is seen;
+nothing waits for the slowest prompt but the batch itself.
 """
 
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
 
-from rlsys.config import Reward
+from rlsys.config import Config, Reward
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.interfaces import Rewards, Rollout
+from rlsys.lengths import Lengths
 from rlsys.seeds import seed_of
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
+
+Seen = Callable[[list[Prompt], list[Sample]], None]
+Judged = tuple[Sample, Future[list[Verdict]], int]  # a sample, and which verdict of which answer is its own
 
 
 class RewardFailure(RuntimeError):
@@ -36,6 +43,7 @@ class Collector:
         self.rollout, self.rewards, self.seed = rollout, rewards, seed
         self.abort, self.max_failure_share = reward.on_failure == "abort", reward.max_failure_share
         self.failure_score = reward.failure_score
+        self.lengths = Lengths()
 
     def checked(self, step: int | str, batch: Batch) -> Batch:
         """The batch, unless too many of its verdicts failed."""
@@ -58,19 +66,35 @@ class Collector:
         temperature: float,
         max_new_tokens: int,
         greedy: bool = False,
+        seen: Seen | None = None,
     ) -> Batch:
-        """`samples` completions per prompt; with `greedy` one more at temperature 0, whose reward alone is kept.
+        """The judged completions of `requests`.
 
         A batch whose verdicts failed is a batch too, down to one without samples: see `checked`.
         """
+        requests = self.requests(
+            step, prompts, samples=samples, temperature=temperature, max_new_tokens=max_new_tokens, greedy=greedy
+        )
+        baseline = samples if greedy else None
+        return self.answered(step, prompts, requests, baseline=baseline, failure_score=self.failure_score, seen=seen)
+
+    def requests(
+        self,
+        step: int | str,
+        prompts: list[Prompt],
+        *,
+        samples: int,
+        temperature: float,
+        max_new_tokens: int,
+        greedy: bool = False,
+    ) -> list[Request]:
+        """`samples` completions per prompt; with `greedy` one more at temperature 0, whose reward alone is kept."""
         temperatures = [temperature] * samples + [0.0] * greedy
-        requests = [
+        return [
             Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), t, max_new_tokens)
             for p in prompts
             for i, t in enumerate(temperatures)
         ]
-        baseline = samples if greedy else None
-        return self.answered(step, prompts, requests, baseline=baseline, failure_score=self.failure_score)
 
     def answered(
         self,
@@ -80,30 +104,41 @@ class Collector:
         *,
         baseline: int | None = None,
         failure_score: float | None = None,
+        seen: Seen | None = None,
     ) -> Batch:
         """The judged completions of any requests of these prompts; of those with index `baseline` the reward alone is kept.
 
-        A failed verdict has the score `failure_score`, or none.
+        A failed verdict has the score `failure_score`, or none. `seen` is told of samples as they come.
         """
         by_uid = {p.uid: p for p in prompts}
-        judged: list[tuple[list[Sample], Future[list[Verdict]]]] = []
-        for finished in self.rollout.generate(requests):
-            judged.append((finished, self.rewards.judge(finished, by_uid)))
-        sampled = time.perf_counter()
-        pairs = [pair for finished, verdicts in judged for pair in zip(finished, verdicts.result(), strict=True)]
-        done = time.perf_counter()
-        if len(pairs) != len(requests):
-            raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(pairs)} came back")
-        return self._assemble(prompts, pairs, done - sampled, baseline, failure_score)
+        place = {p.uid: i for i, p in enumerate(self.lengths.longest_first(prompts))}
+        judged: list[Judged] = []
+        for finished in self.rollout.generate(sorted(requests, key=lambda r: place[r.uid])):
+            verdicts = self.rewards.judge(finished, by_uid)
+            judged += [(s, verdicts, i) for i, s in enumerate(finished)]
+            if seen:
+                seen(prompts, finished)
+        if len(judged) != len(requests):
+            raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(judged)} came back")
+        return self.assembled(prompts, judged, baseline=baseline, failure_score=failure_score)
 
-    def _assemble(
+    def assembled(
         self,
         prompts: list[Prompt],
-        pairs: list[tuple[Sample, Verdict]],
-        reward_s: float,
-        baseline: int | None,
-        failure_score: float | None,
+        judged: list[Judged],
+        *,
+        since: float = 0.0,
+        baseline: int | None = None,
+        failure_score: float | None = None,
     ) -> Batch:
+        """The batch of these prompts, when all verdicts are there; `judged` are all their samples, in any order.
+
+        `since` is when the last sample was there, if it is not now.
+        """
+        since = since or time.perf_counter()
+        pairs = [(s, verdicts.result()[i]) for s, verdicts, i in judged]
+        reward_s = time.perf_counter() - since
+        self.lengths.seen(prompts, [s for s, _ in pairs])
         group = {p.uid: g for g, p in enumerate(prompts)}
         pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
         failed = [(s, v) for s, v in pairs if v.score is None]
@@ -130,39 +165,79 @@ class Collector:
         )
 
 
+@dataclass(frozen=True)
+class Timetable:
+    """Which batches may be begun when, and after which steps engines take weights: what bounds the lag.
+
+    Between two syncs as many batches are begun as steps are trained. `Timetable(ahead=2, every=2)`: after the sync of step 4
+    batches 6 and 7 are begun, from weights 4; batch 7 is trained two updates later.
+    """
+
+    ahead: int  # updates that may pass between the weights a batch is begun with and its training
+    every: int  # steps between syncs
+
+    @classmethod
+    def of(cls, config: Config) -> "Timetable":
+        """With over-sampling one update less: a half-written sample is trained a step later than the others."""
+        ahead = config.pipeline.max_lag - bool(config.rollout.oversample)
+        return cls(ahead, every=1 if config.pipeline.in_flight else max(1, ahead))
+
+    def syncs(self, step: int) -> bool:
+        """Whether engines take the weights of this step."""
+        return self.newest(step) == step
+
+    def newest(self, step: int) -> int:
+        """The version that batches are sampled from after this step."""
+        return step // self.every * self.every
+
+    def reach(self, step: int) -> int:
+        """The last batch that may be begun before `step` is trained."""
+        return self.newest(step - 1) + 1 + self.ahead
+
+
 class Pipeline:
     """Batches in order, `start(step)` samples and judges one. `ready` are those from step `first` on that are there already."""
 
     def __init__(
-        self, start: Callable[[int], Batch], *, first: int, last: int, max_lag: int, ready: Sequence[Batch] = ()
+        self,
+        start: Callable[[int], Batch],
+        *,
+        first: int,
+        last: int,
+        timetable: Timetable,
+        ready: Sequence[Batch] = (),
+        thread: Executor | None = None,
     ):
-        self.start, self.last, self.max_lag = start, last, max_lag
+        self.start, self.last, self.timetable = start, last, timetable
+        self.step = first  # whose batch is the next to be handed out
         self.upcoming = first + len(ready)
         self.ahead: deque[Future[Batch]] = deque(done(batch) for batch in ready)
         self.before: list[Future[Batch]] = []
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="collect")  # one: batches are generated in order
+        # One: batches are generated in order.
+        self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="collect")
 
     def next(self) -> Batch:
         self.before = list(self.ahead)
-        while len(self.ahead) <= self.max_lag and self.upcoming <= self.last:
+        while self.upcoming <= min(self.timetable.reach(self.step), self.last):
             self.ahead.append(self.thread.submit(self.start, self.upcoming))
             self.upcoming += 1
+        self.step += 1
         return self.ahead.popleft().result()
 
-    def drain(self) -> None:
+    def drain(self, *, undo: bool = False) -> None:
         """Waits until the engines are idle. That nothing can be learned from a batch is for `next` to say.
 
         A batch that was lost could not be made again once the engines have new weights: so the present step must not count.
         """
-        wait(self.ahead)
-        for future in self.ahead:
-            if (error := future.exception()) and not isinstance(error, RewardFailure | NothingToLearn):
+        futures = self.before if undo else list(self.ahead)
+        for error in [future.exception() for future in futures]:  # all of them are waited for
+            if error and not isinstance(error, RewardFailure | NothingToLearn):
                 raise error
 
     def pending(self, *, undo: bool = False) -> list[Batch]:
         """What the engines have sampled ahead of the last step; with `undo`, ahead of the step before it.
 
-        With `undo`, batches that are still being made are left out: they can be made again, from the same weights.
+        Batches that are still being made are left out, and those behind one that failed.
         """
         whole = takewhile(lambda f: f.done() and not f.exception(), self.before if undo else list(self.ahead))
         return [future.result() for future in whole]

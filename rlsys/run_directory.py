@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,9 @@ class RunDirectory:
                 place.unlink()
             end_last_line(self.path / "events.jsonl")
             timeline.begin("driver", self.logs)
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")
+            self._writing: Future[None] | None = None
+            self._writer.submit(import_module, "pyarrow.parquet")  # slow, and not to be waited for in a step
         except PermissionError as error:  # the directory is another user's, the lock in it open to all
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
@@ -110,6 +115,7 @@ class RunDirectory:
             )
 
     def close(self) -> None:
+        self._writer.shutdown()
         timeline.end()
         self._lock.close()
 
@@ -132,7 +138,15 @@ class RunDirectory:
             write(file, "".join(json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step))
 
     def samples(self, name: str, batch: Batch, advantages: Floats | None = None) -> None:
-        write_samples(self.path / "samples" / f"{name}.parquet", batch, advantages)
+        """Written while the run goes on; `settle` waits for it. A file is there whole or not at all."""
+        self.settle()  # one at a time
+        self._writing = self._writer.submit(write_samples, self.path / "samples" / f"{name}.parquet", batch, advantages)
+
+    def settle(self) -> None:
+        """Waits until the samples are on disk, and raises what was wrong with the last ones."""
+        writing, self._writing = self._writing, None
+        if writing:
+            writing.result()
 
 
 def end_last_line(file: Path) -> None:

@@ -4,6 +4,7 @@ uid index source prompt completion      what was asked, which sample of its grou
 reward advantage answer components      what the reward functions said; reward is null where they failed
 failure detail                          why, and its first line
 finish version tokens rollout_logprobs  how the engine made it
+changes                                 [[token, version], …]: from that token on it is of newer weights
 rewards row messages                    what a reward function asks for, so that another one can judge it later
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlsys.config import ConfigError
+from rlsys.timeline import recorded
 from rlsys.types import Batch, Floats, Prompt, Sample, Verdict
 
 # What every version has written.
@@ -32,6 +34,7 @@ class Saved:
     advantage: float | None
 
 
+@recorded()
 def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) -> None:
     """Every sample of a batch, groups standing together; written aside and renamed."""
     import pyarrow as pa
@@ -64,6 +67,7 @@ def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) 
         "detail": pa.array([first_line(v.detail) or None for v in verdicts], pa.string()),
         "finish": pa.array([s.finish for s in samples], pa.string()),
         "version": pa.array([s.version for s in samples], pa.int64()),
+        "changes": pa.array([s.changes for s in samples], pa.list_(pa.list_(pa.int64()))),
         "tokens": pa.array([s.tokens for s in samples], pa.list_(pa.int32())),
         "rollout_logprobs": pa.array([s.logprobs for s in samples], pa.list_(pa.float32())),
         "rewards": pa.array([p.rewards for p in prompts], pa.string()),
@@ -71,7 +75,14 @@ def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) 
         "messages": pa.array([facts[p.uid][1] for p in prompts], pa.string()),
     }
     aside = target.with_name(f".{target.name}.tmp")
-    pyarrow.parquet.write_table(pa.table(columns), aside, compression="zstd")  # a group's texts repeat
+    numbers = ("tokens", "rollout_logprobs")  # in a dictionary they would take twice the time, and more room
+    pyarrow.parquet.write_table(
+        pa.table(columns),
+        aside,
+        compression="zstd",  # a group's texts repeat
+        use_dictionary=[name for name in columns if name not in numbers],
+        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in numbers},
+    )
     aside.rename(target)
 
 
@@ -100,6 +111,7 @@ def saved_samples(file: Path) -> Iterator[Saved]:
                 np.zeros(0, dtype=np.float32),
                 row["finish"],
                 row["version"],
+                tuple((at, to) for at, to in row.get("changes") or ()),
             ),
             Verdict(
                 row["reward"],

@@ -1,4 +1,4 @@
-"""The loop. Synchronous and one-step-ahead training are this same code, with `pipeline.max_lag` 0 and 1.
+"""The loop. Synchronous training, some steps ahead and in flight are this same code, with another `pipeline.max_lag` and `in_flight`.
 
 prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pack ─▶ update ─▶ sync ─▶ (evaluate, save)
               ▲                                                              │
@@ -6,6 +6,7 @@ prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pa
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,17 +18,20 @@ from rlsys.credit import CreditAssignment
 from rlsys.data import Dataset
 from rlsys.diagnosis import disagreement
 from rlsys.dynamic_sampling import NothingToLearn
+from rlsys.early_scores import Scoring
 from rlsys.evaluation import HeldOut, evaluate
 from rlsys.failures import Abandoned
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import Clock, Metrics
-from rlsys.minibatches import MiniBatch, mini_batches
+from rlsys.minibatches import MiniBatch, heard, mini_batches
+from rlsys.oversampling import Oversampling
 from rlsys.packing import pack, unpack
-from rlsys.pipeline import Collector, Pipeline, RewardFailure
+from rlsys.pipeline import Collector, Pipeline, RewardFailure, Timetable
 from rlsys.run_directory import RunDirectory
 from rlsys.schedule import learning_rate
 from rlsys.skips import Skips
 from rlsys.stopping import Stop
+from rlsys.timeline import of_step, recorded
 from rlsys.types import Batch, Columns, Floats, Pack
 
 
@@ -56,8 +60,12 @@ class Trainer:
         self.train_data, self.evals = train, evals
         self.rollout, self.policy, self.reference, self.critic = rollout, policy, reference, critic
         self.collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
+        self.scoring = Scoring(config, policy, reference)
         self.credit = CreditAssignment(config)
+        self.timetable = Timetable.of(config)
+        self.oversampling = Oversampling(config, self.collector, train.take) if config.rollout.oversample else None
         self.position = self.asked = 0  # in the training data: what was trained on, and what was asked for
+        self.left: tuple[int, ...] = ()  # before `position`, and still to be trained on
         self.kl_coef = config.reference.kl_coef
         self.failures_told: set[str] = set()
         self.checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
@@ -82,8 +90,13 @@ class Trainer:
             self.settle_debts()
             self.best.beaten(self.done, self.line)
             self.saved = 0  # it still owes what is paid now
-        last, max_lag = self.config.trainer.steps, self.config.pipeline.max_lag
-        self.pipeline = Pipeline(self.sample, first=self.done + 1, last=last, max_lag=max_lag, ready=pending)
+        last = self.config.trainer.steps
+        self.pipeline = Pipeline(self.sample, first=self.done + 1, last=last, timetable=self.timetable, ready=pending)
+        with closing(self.pipeline), closing(self.scoring):
+            return self.trained(last)
+
+    def trained(self, last: int) -> int:
+        """Step by step up to the last one. Returns as `run` does."""
         self.stop.working = True  # from here on there is something to finish
         try:
             while self.done < last and not self.stop.requested:
@@ -97,8 +110,6 @@ class Trainer:
             self.save_missed()  # what was learned so far is good
             self.finish_saving(wait=True)
             raise
-        finally:
-            self.pipeline.close()
         try:
             self.stop.saving = True
             self.save_missed()
@@ -107,11 +118,12 @@ class Trainer:
             return self.checkpoints.last
         return self.done
 
+    @recorded(of_step, name="step")
     def train(self, step: int) -> None:
         """One step and what belongs to it. First its line, then its checkpoint: killed in between, it is done again."""
         c = self.config
         found = self.step(step)
-        if step == c.trainer.steps or (c.eval.every and step % c.eval.every == 0):
+        if self.evaluates(step):
             self.owed = found
             self.settle_debts()
         else:
@@ -120,6 +132,10 @@ class Trainer:
         if better or step == c.trainer.steps or (c.checkpoint.every and step % c.checkpoint.every == 0):
             self.save()
         self.finish_saving(wait=False)
+
+    def evaluates(self, step: int) -> bool:
+        every = self.config.eval.every
+        return step == self.config.trainer.steps or bool(every and step % every == 0)
 
     def step(self, step: int) -> Metrics:
         clock = Clock()
@@ -132,7 +148,7 @@ class Trainer:
 
         self.rollout.resting()
         with clock("score"):
-            scored = self.scored(batch)
+            scored = self.scored(step, batch)
         credit = self.credit(step, batch, scored, self.kl_coef)
         self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages)
         self.changing = True
@@ -143,16 +159,27 @@ class Trainer:
         found = metrics.of_batch(batch) | metrics.of_updates(learned) | metrics.of_credit(credit)
         require_agreement(self.config, step, found)
 
-        self.pipeline.drain()
-        with clock("sync"):
-            self.sync(step)
-        self.done, self.position, self.changing, self.ahead = step, batch.position, False, False
+        self.renew(step, clock)
+        self.done, self.position, self.left = step, batch.position, batch.left
+        self.changing = self.ahead = False
         found |= metrics.of_critic(of_critic) | ({"kl_coef": self.kl_coef} if self.reference else {})
         self.adapt(found)
         found |= clock.metrics()
         found["tokens_per_second"] = found["tokens"] / found["time/step"]
         found["update/skipped"] = sum(u["skipped"] for both in updates for u in both if u)
-        return found | {"lag": step - 1 - min(s.version for s in batch.samples), "sync/version": step}
+        found["update/silent_samples"] = sum(u["silent"] for u, _ in updates if u)
+        return found | metrics.of_lag(step, batch) | {"sync/version": self.timetable.newest(step)}
+
+    def renew(self, step: int, clock: Clock) -> None:
+        """The engines take the weights of this step, if it is their turn: idle, or in flight unless they are to be evaluated."""
+        evaluates = self.evaluates(step)
+        if not evaluates and not self.timetable.syncs(step):
+            return
+        if evaluates or not self.config.pipeline.in_flight:
+            with clock("rollout"):
+                self.pipeline.drain()
+        with clock("sync"):
+            self.sync(step)
 
     def tell_failures(self, step: int, batch: Batch) -> None:
         """The first failed verdict of each reason, once in a run: a line on the screen, all of it in events.jsonl."""
@@ -163,6 +190,7 @@ class Trainer:
                 self.progress.note(f"step {step}: a reward verdict failed ({verdict.failure}): {first_line}")
                 self.run_directory.event("reward failure", step=step, reason=verdict.failure, detail=verdict.detail)
 
+    @recorded(of_step, name="collect")
     def sample(self, step: int) -> Batch:
         """The judged samples of a step. Which prompts those are follows from the seed and from what came before."""
         t, r, d = self.config.trainer, self.config.rollout, self.config.dynamic_sampling
@@ -177,35 +205,31 @@ class Trainer:
                 temperature=r.temperature,
                 max_new_tokens=r.max_new_tokens,
                 greedy=self.config.algorithm.advantage == "remax",
+                seen=seen,
             )
             return replace(batch, position=self.asked)
 
         self.rollout.generating()
+        seen = self.scoring.begin(step)
         if d.enabled:
             parts = self.config.algorithm.advantage == "gdpo"
             batch = dynamic_sampling.fill(ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step, parts=parts)
             self.asked = batch.position
+        elif self.oversampling:
+            batch = self.oversampling.collect(step)
         else:
             batch = ask(t.prompts_per_step)
         return self.collector.checked(step, batch)
 
-    def scored(self, batch: Batch) -> Columns:
+    def scored(self, step: int, batch: Batch) -> Columns:
         """What the present weights say of the batch, as far as this configuration needs it."""
-        c, t = self.config, self.config.trainer
-        in_reward = self.reference is not None and c.reference.kl_in == "reward"
-        # With one update and nothing else that asks, the update's own forward pass has the old log-probs.
-        old = t.updates_per_step * t.epochs_per_step > 1 or in_reward or c.entropy.control != "none"
-        return Columns(
-            old=self.score(self.policy, batch) if old else None,
-            ref=self.score(self.reference, batch) if self.reference else None,
-            values=self.score(self.critic, batch) if self.critic else None,
-        )
+        return Columns(**self.scoring.columns(step, batch), values=self.values(batch) if self.critic else None)
 
-    def score(self, scorer: Scorer, batch: Batch) -> Floats:
-        packs = pack(
-            batch, range(len(batch.samples)), ranks=scorer.ranks, tokens_per_pack=self.config.policy.tokens_per_pack
-        )
-        return unpack(packs, scorer.score(packs), len(batch.samples))
+    def values(self, batch: Batch) -> Floats:
+        assert self.critic is not None
+        budget = self.config.policy.tokens_per_pack
+        packs = pack(batch, range(len(batch.samples)), ranks=self.critic.ranks, tokens_per_pack=budget)
+        return unpack(packs, self.critic.score(packs), len(batch.samples))
 
     def updates(self, step: int, batch: Batch, columns: Columns) -> Iterator[tuple[Metrics, Metrics]]:
         """One optimizer update per mini-batch. Yields the policy's figures and the critic's, empty for one that does not learn."""
@@ -219,8 +243,9 @@ class Trainer:
                 of_critic = self.critic.update(self.packs(batch, mini, own, self.critic.ranks), lr) | {"lr": lr}
             if step > alone:
                 lr = self.learning_rate(mini.number, p.lr, p.warmup_updates, first_step=alone)
+                mini = heard(self.config, batch, mini, columns)
                 packs = self.packs(batch, mini, replace(columns, values=None, returns=None), self.policy.ranks)
-                of_policy = self.policy.update(packs, lr, self.kl_coef) | {"lr": lr}
+                of_policy = self.policy.update(packs, lr, self.kl_coef) | {"lr": lr, "silent": float(mini.silent)}
             yield of_policy, of_critic
 
     def packs(self, batch: Batch, mini: MiniBatch, columns: Columns, ranks: int) -> list[list[Pack]]:
@@ -240,6 +265,7 @@ class Trainer:
         if r.kl_target and "kl" in found:
             self.kl_coef = kl.adapted(self.kl_coef, found["kl"], r.kl_target, horizon=r.kl_horizon)
 
+    @recorded(of_step)
     def evaluation(self, step: int) -> Metrics:
         if not self.evals:
             return {}
@@ -289,9 +315,12 @@ class Trainer:
         if self.checkpoints.step != self.saved:  # it was cut off before every learner had begun: it is begun anew
             self.checkpoints.step = None
         self.finish_saving(wait=True)  # one at a time
+        if not self.config.pipeline.in_flight:  # what is being sampled could not be sampled again from newer weights
+            self.pipeline.drain(undo=self.ahead)
         state = {
             "step": self.done,
             "position": self.position,
+            "left": self.left,
             "kl_coef": self.kl_coef,
             "owed": self.owed,
             "best": vars(self.best),
@@ -300,6 +329,7 @@ class Trainer:
         folder = self.checkpoints.begin(self.done, state, self.pipeline.pending(undo=self.ahead))
         for learner in self.learners:
             learner.save(folder)
+        self.run_directory.settle()  # what the checkpoint stands for is on disk before it is
         self.saved = self.done
 
     def save_missed(self) -> None:
@@ -329,7 +359,7 @@ class Trainer:
                 learner.load(str(there.path))
             state = there.state
             self.done, self.position, self.kl_coef = there.step, state["position"], state["kl_coef"]
-            self.owed = state["owed"]
+            self.left, self.owed = tuple(state.get("left", ())), state["owed"]
             if state["best"]["figure"] == self.best.figure:
                 self.best = Best(**state["best"])
             for skips, known in zip((self.skips, self.critic_skips), state["skips"], strict=True):
@@ -337,6 +367,8 @@ class Trainer:
             self.progress.note(f"resumed from {there.path}")
         pending = there.pending if there else []
         self.saved, self.asked = self.done, pending[-1].position if pending else self.position
+        if self.oversampling:
+            self.oversampling.begin(self.asked, pending[-1].left if pending else self.left)
         self.run_directory.rewind(self.done - bool(self.owed) if self.done else -1)
         self.run_directory.event("resume" if there else "begin", step=self.done)
         return pending

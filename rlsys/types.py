@@ -1,6 +1,6 @@
 """What flows between the stages. Log-probs are of the sampled token, natural logarithm, at the sampling temperature."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,20 +35,45 @@ class Request:
     tokens: list[int]  # [P]
     seed: int
     temperature: float  # 0: greedy
-    max_new_tokens: int
+    max_new_tokens: int  # of the whole completion
+    begun: "Sample | None" = None  # what there is of it already; it is to be continued
+    ignore_end: bool = False  # go on to max_new_tokens whatever is sampled, as a benchmark asks for
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A finished completion. `Sample("zigzag:17#0", 3, "481625", tokens=[6, 10, 3, 8, 4, 7, 1], logprobs=[…], "stop", version=4)`"""
+    """A completion. `Sample("zigzag:17#0", 3, "481625", tokens=[6, 10, 3, 8, 4, 7, 1], logprobs=[…], "stop", version=4)`
+
+    With `changes=((5, 6), (6, 7))` the first five tokens are of weights 4, the sixth of weights 6, and the last of weights 7.
+    """
 
     uid: str
     index: int
     text: str  # special tokens left out
     tokens: Ints  # [C], the end-of-sequence token included
     logprobs: Floats  # [C], `rollout`: the engine's
-    finish: str  # stop | length
-    version: int  # of the weights it was sampled from
+    finish: str  # stop | length | cut: half-written, see `Rollout.cut`
+    version: int  # of the weights it was sampled from; its oldest, where they changed under it
+    changes: tuple[tuple[int, int], ...] = ()  # (token, version): from that token on it is of newer weights
+
+    @property
+    def versions(self) -> NDArray[np.int64]:
+        """The weights each token was sampled from.  [C]"""
+        starts, versions = zip((0, self.version), *self.changes, strict=True)
+        return np.repeat(versions, np.diff([*starts, len(self.tokens)]))
+
+
+def continued(begun: Sample, rest: Sample) -> Sample:
+    """A completion of which `begun` was there before, and `rest` came later."""
+    if not len(rest.tokens):
+        return replace(begun, finish=rest.finish)
+    at = len(begun.tokens)
+    changes = [*begun.changes, (at, rest.version), *((at + token, version) for token, version in rest.changes)]
+    before = begun.changes[-1][1] if begun.changes else begun.version
+    if rest.version == before:
+        changes.remove((at, rest.version))
+    tokens, logprobs = (np.concatenate([getattr(begun, n), getattr(rest, n)]) for n in ("tokens", "logprobs"))
+    return replace(rest, tokens=tokens, logprobs=logprobs, version=begun.version, changes=tuple(changes))
 
 
 @dataclass(frozen=True)
@@ -85,12 +110,13 @@ class Batch:
     greedy: Floats | None = None  # [groups] reward of a greedy completion, NaN where its verdict failed
     dropped: int = 0  # groups that were sampled and taught nothing
     position: int = 0  # in the training data, after this batch
+    left: tuple[int, ...] = ()  # positions before it whose prompts were asked for and come in a later batch
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.array([len(s.tokens) for s in self.samples], dtype=np.int64)  # [N]
 
-    def split(self, column: Floats) -> list[Floats]:
+    def split(self, column: NDArray[Any]) -> list[NDArray[Any]]:
         """A per-token column, one array per sample.  [T] -> [N]"""
         if len(column) != self.lengths.sum():
             raise ValueError(
@@ -113,18 +139,26 @@ class Columns:
 
 @dataclass(frozen=True)
 class Pack:
-    """Sequences laid end to end for one forward and backward: T input tokens, K of whose successors count.
+    """Pieces of sequences laid end to end for one forward and backward: T input tokens, K targets that they predict.
 
-    Two sequences, prompt "ab" and completions "cd." and "e.": the last token of each is never an input.
-    tokens a b c d a b e    lengths 4 3    positions 0 1 2 3 0 1 2    predict 1 2 3 5 6    targets c d . e .
+    Prompt "ab" and its completions "cd." and "e.": the prompt is a piece that both continue, computed once. The last token of a
+    completion is never an input, and the last of the prompt predicts the first of each completion.
+    tokens a b c d e    lengths 2 2 1    after -1 0 0    positions 0 1 2 3 2    predict 1 2 3 1 4    targets c d . e .
     """
 
     tokens: NDArray[np.int64]  # [T]
-    lengths: list[int]  # [S], sum T
-    predict: NDArray[np.int64]  # [K] positions in the pack whose output predicts a completion token
+    lengths: list[int]  # [P] of the pieces, sum T
+    after: list[int]  # [P] the piece that each continues; -1: it begins a sequence
+    predict: NDArray[np.int64]  # [K] places in the pack whose output predicts a completion token
     targets: NDArray[np.int64]  # [K]
     sequences: NDArray[np.int64]  # [K] sequence of each target, 0..S-1
     samples: list[int]  # [S] index of each sequence in the batch
     rollout: Floats  # [K]
     weights: Floats  # [K] token weight, normalised over the whole mini-batch on all ranks
     columns: Columns  # each [K]
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The place of each token in its own sequence.  [T]"""
+        firsts = [0 if a < 0 else self.lengths[a] for a in self.after]
+        return np.concatenate([np.arange(first, first + n) for first, n in zip(firsts, self.lengths, strict=True)])

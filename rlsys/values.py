@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlsys.attention import layout
+from rlsys.attention import states
 from rlsys.types import Pack
 
 
@@ -22,13 +22,7 @@ class PackedValues(nn.Module):
 
     def forward(self, pack: Pack) -> Tensor:
         """Values [K] before each of a pack's targets, in single precision."""
-        device = self.head.weight.device
-        tokens = torch.tensor(pack.tokens, device=device)
-        positions = torch.cat([torch.arange(n) for n in pack.lengths]).to(device)
-        hidden = self.decoder(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout(pack.lengths, device)
-        ).last_hidden_state[0]  # [T, D]
-        picked = hidden.index_select(0, torch.tensor(pack.predict, device=device))
+        picked = states(self.decoder, pack, self.head.weight.device)
         values: Tensor = self.head(picked)[:, 0].float()
         return values
 

@@ -4,6 +4,7 @@ call("start", …, keep=True)   every worker answers; who is lost over it is rep
 replace("rollout-1", why)     another process takes its place, and is told again all that was to be kept
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ class Crew:
         then: Callable[[list[str]], None] | None = None,
     ):
         self.spawn, self.watch, self.then = spawn, watch, then
+        self.lock = threading.RLock()  # held while places change hands: engines may be asked by two threads at once
         self.actors = {name: spawn(name) for name in names}
         self.kept: dict[str, tuple[tuple[Any, ...], str, float]] = {}  # what a new worker is told, in this order
 
@@ -44,7 +46,9 @@ class Crew:
         found: dict[str, Any] = {}
         names = only or list(self.actors)
         for attempt in range(1, TRIES + 1):
-            calls = {n: getattr(self.actors[n], method).remote(*arguments) for n in names if n not in found}
+            with self.lock:
+                asked = {n: self.actors[n] for n in names if n not in found}
+                calls = {n: getattr(actor, method).remote(*arguments) for n, actor in asked.items()}
             lost: dict[str, WorkerLost] = {}
             for name, answer in self.watch.outcomes(calls, doing, limit_s):
                 if isinstance(answer, WorkerLost):
@@ -57,13 +61,18 @@ class Crew:
                 break
             if attempt == TRIES:
                 raise next(iter(lost.values()))
-            self.replace(lost)
+            self.replace(lost, asked)
         if keep:
             self.kept[method] = arguments, doing, limit_s
         return {name: found[name] for name in names}
 
-    def replace(self, lost: dict[str, WorkerLost]) -> None:
-        """Other processes take the places of these, and come to where they were."""
+    def replace(self, lost: dict[str, WorkerLost], asked: dict[str, Any]) -> None:
+        """Other processes take the places of these, and come to where they were. `asked` are the actors that were lost."""
+        with self.lock:
+            if lost := {n: why for n, why in lost.items() if self.actors[n] is asked[n]}:  # who is still in its place
+                self._replace(lost)
+
+    def _replace(self, lost: dict[str, WorkerLost]) -> None:
         for name, why in lost.items():
             first, _, more = str(why).partition("\n")
             self.watch.note(f"{first}; another one takes its place")

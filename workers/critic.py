@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from rlsys.config import Config
+from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
 from workers.process import free_port, settle
 from workers.ranks import Ranks
@@ -39,10 +40,12 @@ class CriticRank:
         self.device, self.value_loss = self.zero.engine.device, value_loss
         self.writer = StateWriter()
 
+    @recorded(of_packs)
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Values [K] of each pack under the present weights."""
         return [values.cpu().numpy() for values in self.zero.scored(packs)]
 
+    @recorded(of_packs)
     def update(self, packs: list[Pack], lr: float) -> dict[str, float]:
         import torch
 
@@ -65,6 +68,7 @@ class CriticRank:
         found = self.zero.minimise(packs, loss_of, lr)
         return {"loss": total, "culprit": culprit.sample()} | found
 
+    @recorded()
     def save(self, folder: str) -> None:
         """`critic/` holds the fp32 weights and Adam's state, a share of each rank."""
         from workers.zero_state import MOMENTS, WEIGHT

@@ -1,4 +1,4 @@
-"""vLLM behind three verbs: generate, call, restart its caches. CPU and CUDA builds differ only in which class drives them.
+"""vLLM behind a few verbs: generate, cut, pause, call, restart its caches. CPU and CUDA builds differ only in which class drives them.
 
 On CPU the engine runs inside the actor: no further process, no compilation, and a much shorter start. On GPUs it is
 vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for ever.
@@ -6,6 +6,7 @@ vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from rlsys.config import Config
@@ -30,8 +31,23 @@ GPU_ENVIRONMENT = LOOPBACK | {
 
 
 class Engine(Protocol):
-    def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
-        """vLLM's finished outputs, as they finish."""
+    def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
+        """vLLM's finished outputs, as they finish. Several callers may generate at once.
+
+        Only requests of the same `salt` share what was computed for a prompt that they begin with.
+        """
+        ...
+
+    async def cut(self) -> None:
+        """Ends all requests: what is half-written is handed out, with finish_reason abort."""
+        ...
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """In between, no token is sampled and the weights may change; then samples go on where they were."""
+        ...
+
+    async def name_weights(self, version: int) -> None:
+        """What vLLM says in `weight_versions` of the tokens to come."""
         ...
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
@@ -85,17 +101,46 @@ def sampling(request: Request, stop_ids: list[int]) -> Any:
 
     return SamplingParams(
         temperature=request.temperature,
-        max_tokens=request.max_new_tokens,
+        max_tokens=request.max_new_tokens - len(written(request)),
         seed=request.seed,
         logprobs=0,  # the sampled token's
         detokenize=False,
-        stop_token_ids=stop_ids,
+        stop_token_ids=[] if request.ignore_end else stop_ids,
+        ignore_eos=request.ignore_end,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
+def prompt(request: Request, salt: str) -> Any:
+    """What is there already is the prompt of what is to come."""
+    tokens = {"prompt_token_ids": [*request.tokens, *written(request)]}
+    return tokens | ({"cache_salt": salt} if salt else {})
+
+
+def written(request: Request) -> list[int]:
+    """The tokens of its completion that are there already."""
+    return request.begun.tokens.tolist() if request.begun else []
+
+
+def name_of(request: Request) -> str:
+    return f"{request.uid}/{request.index}"
+
+
+async def arrivals(finished: "asyncio.Queue[Any]", count: int) -> AsyncIterator[list[Any]]:
+    """So many outputs, all together that are there at a time; an exception among them is raised."""
+    while count:
+        outs = [await finished.get()]
+        while not finished.empty():
+            outs.append(finished.get_nowait())
+        for out in outs:
+            if isinstance(out, Exception):
+                raise out
+        count -= len(outs)
+        yield outs
+
+
 class InProcessEngine:
-    """vLLM's synchronous engine, stepped from the actor's event loop."""
+    """vLLM's synchronous engine, stepped from the actor's event loop, for all callers together."""
 
     def __init__(self, settings: dict[str, Any], exact: bool = False):
         from vllm import EngineArgs
@@ -107,18 +152,53 @@ class InProcessEngine:
             exact_engine.install()
         register_architecture(settings["model"], settings["trust_remote_code"])
         self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), enable_multiprocessing=False)
+        self.callers: dict[str, asyncio.Queue[Any]] = {}  # by request, who waits for it
+        self.turn = asyncio.Lock()  # of who steps the engine, or changes its weights
+        self.stepping: asyncio.Task[None] | None = None
 
-    async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
-        for r in requests:
-            self.engine.add_request(f"{r.uid}/{r.index}", {"prompt_token_ids": r.tokens}, sampling(r, stop_ids))
+    async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
+        finished: asyncio.Queue[Any] = asyncio.Queue()
+        try:
+            for r in requests:
+                self.engine.add_request(name_of(r), prompt(r, salt), sampling(r, stop_ids))
+                self.callers[name_of(r)] = finished
+            if not self.stepping or self.stepping.done():
+                self.stepping = asyncio.ensure_future(self.step())
+            async for outs in arrivals(finished, len(requests)):
+                yield outs
+        finally:
+            self.engine.abort_request([n for r in requests if self.callers.pop(n := name_of(r), None)])
+
+    async def step(self) -> None:
         try:
             while self.engine.has_unfinished_requests():
-                if finished := [out for out in self.engine.step() if out.finished]:
-                    yield finished
-                await asyncio.sleep(0)  # other calls to the actor get their turn
-        finally:
-            if self.engine.has_unfinished_requests():
-                self.engine.abort_request([f"{r.uid}/{r.index}" for r in requests])
+                async with self.turn:
+                    outs = self.engine.step()
+                for out in outs:
+                    if out.finished:
+                        self.callers.pop(out.request_id).put_nowait(out)
+                await asyncio.sleep(0)  # callers, and other calls to the actor, get their turn
+        except Exception as error:
+            for finished in set(self.callers.values()):
+                finished.put_nowait(error)
+
+    async def cut(self) -> None:
+        from vllm.v1.engine import FinishReason
+
+        states = self.engine.output_processor
+        for name, finished in self.callers.items():
+            [own] = states.external_req_ids[name]
+            finished.put_nowait(states.request_states[own].make_request_output([], None, FinishReason.ABORT, None))
+        self.engine.abort_request(list(self.callers))
+        self.callers.clear()
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        async with self.turn:
+            yield
+
+    async def name_weights(self, version: int) -> None:
+        self.engine.set_weight_version(str(version))
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
         return list(self.engine.collective_rpc(method, kwargs=arguments))
@@ -142,35 +222,43 @@ class AsyncEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+        self.running: set[str] = set()
 
-    async def generate(self, requests: list[Request], stop_ids: list[int]) -> AsyncIterator[list[Any]]:
+    async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
 
         async def one(r: Request) -> None:
             try:
-                async for out in self.engine.generate(
-                    {"prompt_token_ids": r.tokens}, sampling(r, stop_ids), request_id=f"{r.uid}/{r.index}"
-                ):
+                async for out in self.engine.generate(prompt(r, salt), sampling(r, stop_ids), request_id=name_of(r)):
                     if out.finished:
                         finished.put_nowait(out)
             except Exception as error:
                 finished.put_nowait(error)
+            finally:
+                self.running.discard(name_of(r))
 
+        self.running.update(map(name_of, requests))
         tasks = [asyncio.ensure_future(one(r)) for r in requests]
         try:
-            left = len(requests)
-            while left:
-                outs = [await finished.get()]
-                while not finished.empty():
-                    outs.append(finished.get_nowait())
-                for out in outs:
-                    if isinstance(out, Exception):
-                        raise out
-                left -= len(outs)
+            async for outs in arrivals(finished, len(requests)):
                 yield outs
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def cut(self) -> None:
+        await self.engine.abort(list(self.running))
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        await self.engine.pause_generation(mode="keep", clear_cache=False)
+        try:
+            yield
+        finally:
+            await self.engine.resume_generation()
+
+    async def name_weights(self, version: int) -> None:
+        await self.engine.update_weight_version(str(version))
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
         return list(await self.engine.collective_rpc(method, kwargs=arguments))

@@ -5,6 +5,7 @@ import socket
 from contextlib import closing
 from pathlib import Path
 
+from rlsys import timeline
 from workers import places, stacks
 
 
@@ -19,6 +20,7 @@ def settle(name: str, logs: str) -> None:
     os.close(file)
     places.tell(name, Path(logs))
     stacks.offer(name, Path(logs))
+    timeline.begin(name, Path(logs))
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlsys.config import Config
+from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
 from workers.crew import Crew
 from workers.process import settle
@@ -27,6 +28,7 @@ class ReferenceWorker:
 
         self.packed = load_packed(self.config, model).to(self.device).eval().requires_grad_(False)
 
+    @recorded(of_packs)
     def score(self, packs: list[Pack]) -> list[Floats]:
         with self.torch.no_grad():
             return [self.packed(pack)[0].cpu().numpy() for pack in packs]

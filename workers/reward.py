@@ -14,6 +14,7 @@ from rlsys.config import Config
 from rlsys.failures import WorkerLost
 from rlsys.rewards.judge import combined, facts
 from rlsys.rewards.settings import RewardSettings, services
+from rlsys.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
 from workers.places import end_processes
 from workers.process import settle
@@ -47,6 +48,7 @@ class RewardWorker:
         """Waits until the reward functions are imported; raises what is wrong with them."""
         return self.runner.ready.result()
 
+    @recorded(lambda _, items: {"items": len(items)})
     def judge(self, items: list[Item]) -> list[Answer]:
         return self.runner.judge(items)
 

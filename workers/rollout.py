@@ -5,7 +5,8 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,24 +15,30 @@ from ray.exceptions import RayError
 
 from rlsys.config import Config
 from rlsys.failures import WorkerFailed, WorkerLost
-from rlsys.types import Request, Sample
+from rlsys.timeline import recorded
+from rlsys.types import Request, Sample, continued
 from workers.crew import TRIES, Crew
-from workers.engines import AsyncEngine, Engine, InProcessEngine, arguments
+from workers.engines import AsyncEngine, Engine, InProcessEngine, arguments, name_of
 from workers.process import settle
 from workers.proof import differences, listed, together
+from workers.rollout_dispatch import Dispatch
 from workers.sync import RECEIVERS, SENDERS, Message
 from workers.waiting import TICK_S, Patience, Watch, explain
 
 
 class RolloutWorker:
-    """One engine. Generates on one version of the weights at a time: `take` waits for `generate` to end."""
+    """One engine. Generates on one version of the weights at a time: `take` waits for all of `generate` to end.
+
+    With `pipeline.in_flight` it takes them between two tokens instead, and what is half-written goes on.
+    """
 
     def __init__(self, config: Config, index: int, logs: str):
         settle(f"rollout-{index}", logs)
         self.config, self.index, self.version = config, index, 0
-        self.busy = asyncio.Lock()
+        self.turns = Turns()
         import vllm  # noqa: F401  the slow import, while the driver does other things
 
+    @recorded()
     async def start(self, model: str, transport: str, longest_prompt: int) -> None:
         from transformers import AutoTokenizer, GenerationConfig
 
@@ -46,30 +53,41 @@ class RolloutWorker:
         settings = arguments(self.config, model, self.receiver.backend, longest_prompt)
         on_cpu = self.config.cluster.device == "cpu"
         self.engine: Engine = InProcessEngine(settings, self.config.rollout.exact) if on_cpu else AsyncEngine(settings)
+        await self.engine.name_weights(self.version)
         if on_cpu and (names := (await self.engine.call("rlsys_rows_matter"))[0]):
             print(
                 f"On this machine products with {listed(names)} depend on what else is in the batch: a sample that is drawn "
                 "again, after an engine was lost, may differ from the first in the last bit of its log-probs."
             )
 
+    @recorded()
     async def generate(self, requests: list[Request]) -> AsyncIterator[list[Sample]]:
         """Samples as they finish: a stream of object references on the driver's side."""
-        by_id = {f"{r.uid}/{r.index}": r for r in requests}
-        async with self.busy:
-            async for outs in self.engine.generate(requests, self.stop_ids):
+        by_id = {name_of(r): r for r in requests}
+        async with self.turns.together():
+            # Prompts computed by older weights are of no use to samples that begin now.
+            salt = str(self.version) if self.config.pipeline.in_flight else ""
+            async for outs in self.engine.generate(requests, self.stop_ids, salt):
                 yield [self.sample(by_id[out.request_id], out.outputs[0]) for out in outs]
 
+    async def cut(self) -> None:
+        """Ends what is being generated; samples come half-written."""
+        await self.engine.cut()
+
     def sample(self, request: Request, out: Any) -> Sample:
-        tokens = list(out.token_ids)
-        return Sample(
+        tokens, spans = list(out.token_ids), out.weight_versions
+        new = Sample(
             uid=request.uid,
             index=request.index,
-            text=self.tokenizer.decode(tokens, skip_special_tokens=True),
+            text="",
             tokens=np.array(tokens, dtype=np.int32),
             logprobs=np.array([d[t].logprob for t, d in zip(tokens, out.logprobs, strict=True)], dtype=np.float32),
-            finish=out.finish_reason,
-            version=self.version,
+            finish="cut" if out.finish_reason == "abort" else out.finish_reason,
+            version=int(spans[0].version) if spans else self.version,
+            changes=tuple((span.start, int(span.version)) for span in spans[1:]),
         )
+        whole = continued(request.begun, new) if request.begun else new
+        return replace(whole, text=self.tokenizer.decode(whole.tokens.tolist(), skip_special_tokens=True))
 
     async def connect(self, invitation: Message) -> None:
         info = self.receiver.init_info(invitation, self.index, self.config.rollout.tensor_parallel)
@@ -82,23 +100,62 @@ class RolloutWorker:
                     "compared, in any order; tensors among them that changed places would not be seen."
                 )
 
+    @recorded(lambda _, messages, version: {"version": version})
     async def take(self, messages: list[Message], version: int) -> tuple[int, dict[str, str]]:
         """Replaces the weights. Returns their version and fingerprints of what the engine now computes with, by tensor."""
-        async with self.busy:
+        in_flight = self.config.pipeline.in_flight
+        async with self.engine.paused() if in_flight else self.turns.alone():
             await self.engine.wake("weights")
             await self.engine.call("start_weight_update")
-            await self.engine.call("update_weights", update_info=self.receiver.update_info(messages))
+            for update in self.receiver.updates(messages):
+                await self.engine.call("update_weights", update_info=update)
             await self.engine.call("finish_weight_update")
-            await self.engine.forget_prefixes()
+            if not in_flight:  # else the salt keeps prompts of different weights apart
+                await self.engine.forget_prefixes()
+            await self.engine.name_weights(version)
             self.version = version
             return version, together(await self.engine.call("rlsys_prove")) if self.config.sync.verify else {}
 
+    @recorded()
     async def sleep(self) -> None:
-        async with self.busy:
+        async with self.turns.alone():
             await self.engine.sleep()
 
+    @recorded()
     async def wake(self) -> None:
         await self.engine.wake("kv_cache")
+
+
+class Turns:
+    """Those who generate do so together; who changes the engine does it alone."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Condition()
+        self.generating, self.taken = 0, False
+
+    @asynccontextmanager
+    async def together(self) -> AsyncIterator[None]:
+        async with self.changed:
+            await self.changed.wait_for(lambda: not self.taken)
+            self.generating += 1
+        try:
+            yield
+        finally:
+            async with self.changed:
+                self.generating -= 1
+                self.changed.notify_all()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        async with self.changed:
+            await self.changed.wait_for(lambda: not self.taken and not self.generating)
+            self.taken = True
+        try:
+            yield
+        finally:
+            async with self.changed:
+                self.taken = False
+                self.changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -177,84 +234,119 @@ class RolloutGroup:
             self.awake = False
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
-        """Deals whole groups round the engines, so that a group's prompt is computed once, and merges the streams."""
-        names = list(self.crew.actors)
-        uids = list(dict.fromkeys(r.uid for r in requests))
-        engine_of = {uid: names[i % len(names)] for i, uid in enumerate(uids)}
-        streams = Streams(self.watch)
-        for name in names:
-            streams.open(name, self.crew.actors[name], [r for r in requests if engine_of[r.uid] == name])
-        in_vain: Counter[str] = Counter()
-        while streams.missing:
+        """Engines are given requests as they have room for them; their streams are merged."""
+        work, streams = Dispatch(requests, self.config.rollout.max_sequences), Streams(self.watch)
+        in_vain: Counter[tuple[str, int]] = Counter()
+        self.enough = False
+        self.deal(work, streams)
+        while streams.owing:
             name, samples = streams.next()
             if isinstance(samples, WorkerLost):
-                in_vain[name] += name in streams.missing
-                if in_vain[name] == TRIES:  # it may be what it is asked that ends it
+                actor, owed = streams.lost(name)
+                in_vain.update(owed.keys())
+                if any(in_vain[key] == TRIES for key in owed):  # it may be what they are asked that ends them
                     raise samples
-                self.crew.replace({name: samples})
-                streams.open(name, self.crew.actors[name], list(streams.missing.get(name, {}).values()))
+                if not self.enough:
+                    work.put_back(list(owed.values()))
+                self.crew.replace({name: samples}, {name: actor})
                 streams.hear_all()
             elif isinstance(samples, Exception):
                 raise samples
             elif samples:
-                in_vain[name] = 0
                 yield samples
+                if self.enough:
+                    work.clear()
+                    streams.cut()
+            self.deal(work, streams)
+
+    def cut(self) -> None:
+        """Said between two lists of samples of `generate`."""
+        self.enough = True
+
+    def deal(self, work: Dispatch, streams: "Streams") -> None:
+        with self.crew.lock:  # who is taking another's place is waited for
+            holding = {
+                name: len(owed)
+                for name, actor in self.crew.actors.items()
+                if not (owed := streams.missing.get(name, {})) or streams.actors[name] is actor
+            }
+            for name, share in work.deal(holding).items():
+                streams.open(name, self.crew.actors[name], share)
+
+
+Key = tuple[str, int]  # uid and index of a sample
 
 
 class Streams:
-    """The samples that engines still owe, as they come, and each of them once."""
+    """The samples that engines still owe, as they come, and each of them once. An engine may be at several streams."""
 
     def __init__(self, watch: Watch):
         self.watch = watch
-        self.missing: dict[str, dict[tuple[str, int], Request]] = {}  # by engine
+        self.actors: dict[str, Any] = {}  # by engine; what another one in its place says does not count
+        self.missing: dict[str, dict[Key, Request]] = {}
         self.patience: dict[str, Patience] = {}
-        self.opened: dict[str, int] = {}  # how many streams of an engine there were: only the last one counts
-        self.arrived: queue.SimpleQueue[tuple[str, int, list[Sample] | Exception | None]] = queue.SimpleQueue()
+        self.ending = False
+        self.arrived: queue.SimpleQueue[tuple[str, Any, list[Key], list[Sample] | Exception | None]] = (
+            queue.SimpleQueue()
+        )
+
+    @property
+    def owing(self) -> list[str]:
+        return [name for name, owed in self.missing.items() if owed]
 
     def open(self, name: str, actor: Any, requests: list[Request]) -> None:
-        if not requests:
-            return
-        self.missing[name] = {(r.uid, r.index): r for r in requests}
-        self.patience[name] = self.watch.patience()
-        self.opened[name] = number = self.opened.get(name, 0) + 1
+        if not self.missing.get(name):
+            self.actors[name], self.missing[name], self.patience[name] = actor, {}, self.watch.patience()
+        asked = {(r.uid, r.index): r for r in requests}
+        self.missing[name] |= asked
         stream = actor.generate.options(num_returns="streaming").remote(requests)
-        threading.Thread(target=self.follow, args=(name, number, stream), daemon=True).start()
+        threading.Thread(target=self.follow, args=(name, actor, list(asked), stream), daemon=True).start()
 
-    def follow(self, name: str, number: int, stream: Any) -> None:
+    def follow(self, name: str, actor: Any, asked: list[Key], stream: Any) -> None:
         try:
             for ref in stream:
-                self.arrived.put((name, number, ray.get(ref)))
-            self.arrived.put((name, number, None))
+                self.arrived.put((name, actor, asked, ray.get(ref)))
+            self.arrived.put((name, actor, asked, None))
         except RayError as error:
-            self.arrived.put((name, number, explain(error, name, "generating", self.watch.logs)))
+            self.arrived.put((name, actor, asked, explain(error, name, "generating", self.watch.logs)))
         except Exception as error:
-            self.arrived.put((name, number, error))
+            self.arrived.put((name, actor, asked, error))
+
+    def cut(self) -> None:
+        """Has engines send what they are at as it is."""
+        if not self.ending:
+            self.ending = True
+            for name in self.owing:
+                self.actors[name].cut.remote()
+
+    def lost(self, name: str) -> tuple[Any, dict[Key, Request]]:
+        """The engine is no more: which one it was, and what it still owed."""
+        return self.actors.pop(name), self.missing.pop(name)
 
     def next(self) -> tuple[str, list[Sample] | Exception]:
         """New samples of an engine, or what became of it. Waits at most until one has stalled, whatever the others say."""
         while True:
             try:
-                name, number, item = self.arrived.get(timeout=TICK_S)
+                came = self.arrived.get(timeout=TICK_S)
             except queue.Empty:
-                name, number, item = "", 0, None
-            if name and number == self.opened[name]:
-                self.patience[name].heard()
+                came = None
+            heard = came is not None and self.actors.get(came[0]) is came[1]
+            if came and heard:
+                self.patience[came[0]].heard()
             if late := self.late():
-                if name:  # what has come is not lost
-                    self.arrived.put((name, number, item))
+                if came:  # what has come is not lost
+                    self.arrived.put(came)
                 return late
-            if not name or number != self.opened[name]:
-                continue
-            return name, item if isinstance(item, Exception) else self.took(name, item)
+            if came and heard:
+                name, _, asked, item = came
+                return name, item if isinstance(item, Exception) else self.took(name, asked, item)
 
     def late(self) -> tuple[str, Exception] | None:
         """An engine that owes samples and has said nothing for too long. Raises `Abandoned` if the run is to end."""
-        for name, owed in self.missing.items():
+        for name in self.owing:
             if waited := self.patience[name].over():
-                self.opened[name] += 1  # what it may still say is not waited for
-                return name, self.watch.stalled(
-                    [name], "generating", waited, list(dict.fromkeys(uid for uid, _ in owed))
-                )
+                uids = list(dict.fromkeys(uid for uid, _ in self.missing[name]))
+                return name, self.watch.stalled([name], "generating", waited, uids)
         return None
 
     def hear_all(self) -> None:
@@ -262,17 +354,11 @@ class Streams:
         for patience in self.patience.values():
             patience.heard()
 
-    def took(self, name: str, samples: list[Sample] | None) -> list[Sample] | Exception:
-        """Those of the samples that were missing; the end of a stream (None) with some still missing is a failure."""
+    def took(self, name: str, asked: list[Key], samples: list[Sample] | None) -> list[Sample] | Exception:
+        """Those of the samples that were missing; the end of a stream (None) with some of its own missing is a failure."""
+        owed = self.missing[name]
         if samples is None:
-            count = len(self.missing.get(name, ()))
-            return (
-                WorkerFailed(f"generating: {name} ended {count} samples short. Its log: {self.watch.logs / name}.log")
-                if count
-                else []
-            )
-        owed = self.missing.get(name, {})
-        new = [s for s in samples if owed.pop((s.uid, s.index), None)]
-        if not owed:
-            self.missing.pop(name, None)
-        return new
+            count = sum(key in owed for key in asked)
+            log = self.watch.logs / f"{name}.log"
+            return WorkerFailed(f"generating: {name} ended {count} samples short. Its log: {log}") if count else []
+        return [s for s in samples if owed.pop((s.uid, s.index), None)]

@@ -206,7 +206,8 @@ def plain(lm: Any) -> Iterator[None]:
 
 
 def positions(pack: Pack, variant: Variant) -> Tensor:
-    """Position ids [T] as padding would have made them."""
+    """Position ids [T] as padding would have made them, of a pack in which every sequence is one piece."""
+    assert set(pack.after) == {-1}
     ids, start = [], 0
     for sequence, length in enumerate(pack.lengths):
         own = torch.arange(length)

@@ -79,10 +79,10 @@ class ZeroEngine:
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients).item()
 
-    def gathered(self, parameter: Any) -> Any:
-        """A context in which a parameter is whole; ZeRO 3 keeps parts of it on each rank."""
-        whole = not hasattr(parameter, "ds_id")
-        return contextlib.nullcontext() if whole else self.deepspeed.zero.GatheredParameters([parameter])
+    def gathered(self, *parameters: Any) -> Any:
+        """A context in which parameters are whole; ZeRO 3 keeps parts of them on each rank."""
+        whole = not hasattr(parameters[0], "ds_id")
+        return contextlib.nullcontext() if whole else self.deepspeed.zero.GatheredParameters(parameters)
 
     def part(self) -> str:
         """The name of the file with this rank's share of the state."""

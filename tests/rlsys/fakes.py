@@ -5,8 +5,10 @@ import json
 import math
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from rlsys.data import Dataset
 from rlsys.failures import WorkerFailed
 from rlsys.metrics import Metrics
 from rlsys.rewards import Judge
-from rlsys.types import Batch, Floats, Pack, Prompt, Request, Sample, Verdict
+from rlsys.types import Batch, Floats, Pack, Prompt, Request, Sample, Verdict, continued
 
+EMPTY = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
 CODE = {symbol: i for i, symbol in enumerate(tiny.SYMBOLS)}
 
 
@@ -81,6 +84,13 @@ def make_config(folder: Path, *overrides: str) -> Config:
     return config_load.load(file, [f"run.dir={folder / 'run'}", *overrides])
 
 
+def tell_once(events: list[str], name: str) -> None:
+    """A batch is scored in several calls."""
+    since = next((i for i in range(len(events) - 1, -1, -1) if events[i] in ("generate", "update")), 0)
+    if name not in events[since:]:
+        events.append(name)
+
+
 class FakeRollout:
     """Samples orders of the prompt's digits. The seed, and the weight it was given last, decide which."""
 
@@ -107,11 +117,54 @@ class FakeRollout:
         logprobs = np.array([-rng.random() for _ in tokens], dtype=np.float32)
         return Sample(request.uid, request.index, text, np.array(tokens, dtype=np.int32), logprobs, "stop", version)
 
+    def cut(self) -> None:
+        raise AssertionError("all of it is wanted")
+
     def generating(self) -> None:
         self.events.append("generating")
 
     def resting(self) -> None:
         self.events.append("resting")
+
+
+class TickingRollout(FakeRollout):
+    """Writes a token of every sample in each tick. How long a sample becomes follows from its uid and index alone."""
+
+    def __init__(self, events: list[str], tick_s: float = 0.0):
+        super().__init__(events)
+        self.tick_s = tick_s
+        self.enough = False
+        self.ticks = 0
+
+    def length(self, uid: str, index: int) -> int:
+        return random.Random(f"{uid} {index}").choice([1, 1, 2, 2, 2, 3, 3, 7])
+
+    def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
+        self.requests.append(requests)
+        self.enough = False
+        running = {
+            (r.uid, r.index): r.begun or Sample(r.uid, r.index, "", *EMPTY, "cut", self.version) for r in requests
+        }
+        while running and not self.enough:
+            self.ticks += 1
+            time.sleep(self.tick_s)
+            running = {key: self.longer(s) for key, s in running.items()}
+            if done := [s for s in running.values() if s.finish != "cut"]:
+                running = {key: s for key, s in running.items() if s.finish == "cut"}
+                yield done
+        if running:
+            yield list(running.values())
+
+    def longer(self, s: Sample) -> Sample:
+        there, length = len(s.tokens), self.length(s.uid, s.index)
+        token = CODE["<eos>"] if there + 1 == length else 2 + there % 8
+        tokens, logprobs = np.array([token], dtype=np.int32), np.array([-0.5 - there], dtype=np.float32)
+        new = Sample(s.uid, s.index, "", tokens, logprobs, "stop" if there + 1 == length else "cut", self.version)
+        whole = continued(s, new) if there else new
+        return replace(whole, text="".join(tiny.SYMBOLS[t] for t in whole.tokens if t != CODE["<eos>"]))
+
+    def cut(self) -> None:
+        self.enough = True
 
 
 class FakeRewards:
@@ -145,7 +198,7 @@ class FakePolicy:
         self.bad: dict[int, int] = {}  # number of an update → the sample that spoils it
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        self.events.append("score")
+        tell_once(self.events, "score")
         assert len(packs) == self.ranks
         return [[p.rollout + np.float32(self.weight - self.synced) for p in own] for own in packs]
 
@@ -248,7 +301,7 @@ class FakeReference:
         self.events = events
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        self.events.append("reference")
+        tell_once(self.events, "reference")
         assert len(packs) == 1
         return [[p.rollout - np.float32(0.5) for p in own] for own in packs]
 

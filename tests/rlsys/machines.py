@@ -44,11 +44,11 @@ REQUIRED = [
 class Machines:
     """One start of a run: the real trainer and run directory, all machines fake."""
 
-    def __init__(self, tmp_path, *overrides: str, reference: bool = False, evals: int = 1):
+    def __init__(self, tmp_path, *overrides: str, reference: bool = False, evals: int = 1, rollout=FakeRollout):
         self.events: list[str] = []
         self.config = make_config(tmp_path, *overrides)
         self.run_directory = RunDirectory(self.config)
-        self.rollout, self.rewards = FakeRollout(self.events), FakeRewards()
+        self.rollout, self.rewards = rollout(self.events), FakeRewards()
         self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
         self.critic = FakeCritic(self.events)
         self.trainer = Trainer(
@@ -89,6 +89,11 @@ def learned(lines: list[dict]) -> list[dict]:
     """What must be the same in every repetition: all but seconds."""
     left_out = ("time/", "tokens_per_second")
     return [{k: v for k, v in line.items() if not k.startswith(left_out)} for line in lines]
+
+
+def settled(lines: list[dict]) -> list[dict]:
+    """The same without what the fake policy says of weights that are older than those it last gave to the engines."""
+    return [{k: v for k, v in line.items() if not k.startswith(("mismatch", "kl"))} for line in learned(lines)]
 
 
 def killed_while(machines: Machines, moment: str, count: int) -> None:

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fakes import make_batch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys import attention, exact
 from rlsys.logprobs import PackedLogprobs
+from rlsys.packing import pack, unpack
 from rlsys.types import Columns, Pack
 
 
@@ -81,6 +83,7 @@ def packed(sequences: list[np.ndarray]) -> Pack:
     return Pack(
         tokens=np.concatenate([s[:-1] for s in sequences]),
         lengths=lengths,
+        after=[-1] * len(lengths),
         predict=np.arange(total),
         targets=np.concatenate([s[1:] for s in sequences]),
         sequences=np.repeat(np.arange(len(sequences)), lengths),
@@ -118,3 +121,15 @@ def test_gradients_are_those_of_the_ordinary_arithmetic() -> None:
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], atol=1e-4, rtol=1e-4)
+
+
+def test_a_shared_prompt_changes_no_bit() -> None:
+    """What the engine says of each completion alone, the trainer says of all completions of a prompt together."""
+    batch = make_batch([0.0] * 8, [0, 0, 0, 1, 1, 1, 1, 2], [30, 1, 4, 70, 65, 2, 40, 5], [40, 9, 33])
+    model, found = scorer(attention.EXACT), []
+    for share in (True, False):
+        packs = pack(batch, range(8), ranks=1, tokens_per_pack=1000, share=share)
+        assert [len(p.after) for own in packs for p in own] == [9 if share else 8]
+        with torch.no_grad():
+            found.append(unpack(packs, [[model(p)[0].numpy() for p in own] for own in packs], 8))
+    assert np.array_equal(*found)

@@ -1,12 +1,14 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fakes import make_batch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys import tiny
 from rlsys.attention import NAME
@@ -96,6 +98,87 @@ def test_a_pack_has_the_log_probs_of_its_completions(temperature, budget):
             logprobs = (plain(input_ids=whole[None]).logits[0] / temperature).log_softmax(-1)
         expected = [logprobs[i - 1, whole[i]].item() for i in range(len(prompt), len(whole))]
         assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def grouped_heads() -> Any:
+    """Two key/value heads shared by four query heads, in three layers."""
+    torch.manual_seed(1)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=13,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.2,
+        )
+    )
+
+
+@pytest.mark.parametrize("build", [lambda: tiny.untrained(0), grouped_heads], ids=["tiny", "grouped heads"])
+@pytest.mark.parametrize("checkpointing", [None, False, True], ids=["", "checkpointing", "reentrant"])
+@settings(max_examples=6)
+@given(
+    completions=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=5), min_size=1, max_size=4),
+    prompts=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+    ranks=st.integers(1, 2),
+    budget=st.sampled_from([1, 25, 60, 1000]),
+)
+def test_a_shared_prompt_gives_the_loss_and_gradients_of_each_sequence_alone(
+    build, checkpointing, completions, prompts, ranks, budget
+):
+    """Against transformers itself, without packs, attention or head of ours."""
+    groups = [g for g, own in enumerate(completions) for _ in own]
+    batch = make_batch(
+        [0.0] * len(groups), groups, [n for own in completions for n in own], prompts[: len(completions)]
+    )
+    count = len(groups)
+    weights = np.random.default_rng(0).normal(size=batch.lengths.sum()).astype(np.float32)
+    plain = build()
+    expected = []
+    for sample, group in zip(batch.samples, batch.groups, strict=True):
+        prompt = batch.prompts[group].tokens
+        whole = torch.tensor([*prompt, *sample.tokens])
+        own = plain(input_ids=whole[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected.append(own.gather(-1, whole[len(prompt) :, None])[:, 0])
+    (torch.cat(expected) * torch.from_numpy(weights)).sum().backward()
+
+    lm = build()
+    lm.set_attn_implementation(NAME)
+    if checkpointing is not None:
+        lm.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+        lm.train()
+        lm.enable_input_require_grads()
+    model = PackedLogprobs(lm, chunk=7)
+    packs = pack(batch, range(count), ranks=ranks, tokens_per_pack=budget, weights=weights)
+    found = []
+    for own in packs:
+        found.append([])
+        for p in own:
+            logprobs, _ = model(p)
+            (logprobs * torch.from_numpy(p.weights)).sum().backward()
+            found[-1].append(logprobs.detach().numpy())
+    np.testing.assert_allclose(unpack(packs, found, count), torch.cat(expected).detach().numpy(), atol=1e-5)
+    whole = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()])
+    for (name, ours), theirs in zip(lm.named_parameters(), plain.parameters(), strict=True):
+        # One key leaves attention no choice: the gradient of the query is rounding.
+        gap = (ours.grad - theirs.grad).norm() / theirs.grad.norm().clamp(min=1e-2 * whole)
+        assert gap < 1e-5, name
+
+
+def test_scores_come_without_entropies():
+    batch = make_batch([0] * 2, [0, 0])
+    [[p]] = pack(batch, range(2), ranks=1, tokens_per_pack=100)
+    model = packed()
+    logprobs, entropies = model(p)
+    with torch.no_grad():
+        scored, nothing = model(p)
+    assert (entropies > 0).all()
+    assert len(entropies) == 6
+    assert torch.equal(scored, logprobs)
+    assert len(nothing) == 0
 
 
 def test_a_filler_has_no_log_probs_but_a_backward_pass():

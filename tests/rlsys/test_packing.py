@@ -11,8 +11,8 @@ from rlsys.attention import NAME
 from rlsys.config import NORMALIZERS
 from rlsys.logprobs import PackedLogprobs
 from rlsys.losses import ppo_clip
-from rlsys.packing import filler, pack, spread, token_weights, unpack
-from rlsys.types import Batch, Columns, Floats, Prompt, Sample
+from rlsys.packing import filler, pack, token_weights, unpack
+from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
 
 # --- token_weights ---------------------------------------------------------------------------------------------------------
 
@@ -102,33 +102,6 @@ def test_wrong_weights_are_refused_with_their_value(lengths, options, told):
         token_weights(torch.tensor(lengths), **options)
 
 
-# --- spread ----------------------------------------------------------------------------------------------------------------
-
-SIZES = st.lists(st.integers(1, 20), max_size=25)
-
-
-@given(SIZES, st.integers(1, 4), st.integers(1, 40))
-def test_every_sequence_is_in_one_bin_and_bins_keep_the_budget(sizes, ranks, budget):
-    bins = spread(sizes, ranks, budget)
-    assert sorted(i for b in bins for i in b) == list(range(len(sizes)))
-    assert len(bins) % ranks == 0
-    assert len(bins) > 0
-    for b in bins:
-        assert sum(sizes[i] for i in b) <= budget or len(b) == 1
-
-
-@given(SIZES, st.integers(1, 4))
-def test_a_budget_for_everything_needs_one_bin_per_rank_and_fills_them_alike(sizes, ranks):
-    bins = spread(sizes, ranks, budget=1000)
-    assert len(bins) == ranks
-    loads = [sum(sizes[i] for i in b) for b in bins]
-    assert max(loads) - min(loads) <= max(sizes, default=0)
-
-
-def test_the_example_in_the_docstring():
-    assert spread([5, 3, 3, 1], ranks=2, budget=6) == [[0, 3], [1, 2]]
-
-
 # --- pack ------------------------------------------------------------------------------------------------------------------
 
 
@@ -156,9 +129,10 @@ def test_two_sequences_are_packed_as_the_type_says():
     columns = Columns(advantages=floats(0.5, 0.5, 0.5, -0.5, -0.5), old=floats(-1, -2, -3, -4, -5))
     weights = floats(0.1, 0.2, 0.3, 0.4, 0.5)
     [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, columns=columns, weights=weights)
-    assert p.tokens.tolist() == [1, 2, 3, 4, 1, 2, 5]
-    assert p.lengths == [4, 3]
-    assert p.predict.tolist() == [1, 2, 3, 5, 6]
+    assert p.tokens.tolist() == [1, 2, 3, 4, 5]
+    assert (p.lengths, p.after) == ([2, 2, 1], [-1, 0, 0])
+    assert p.positions.tolist() == [0, 1, 2, 3, 2]
+    assert p.predict.tolist() == [1, 2, 3, 1, 4]
     assert p.targets.tolist() == [3, 4, 9, 5, 9]
     assert p.sequences.tolist() == [0, 0, 0, 1, 1]
     assert p.samples == [0, 1]
@@ -167,6 +141,13 @@ def test_two_sequences_are_packed_as_the_type_says():
     assert p.rollout.tolist() == pytest.approx([-0.3, -0.4, -0.9, -0.5, -0.9])
     assert p.columns.old.tolist() == [-1, -2, -3, -4, -5]
     assert p.columns.ref is None
+
+
+def test_without_sharing_each_sequence_is_one_piece():
+    [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, share=False)
+    assert p.tokens.tolist() == [1, 2, 3, 4, 1, 2, 5]
+    assert (p.lengths, p.after) == ([4, 3], [-1, -1])
+    assert p.predict.tolist() == [1, 2, 3, 5, 6]
 
 
 def test_only_the_members_are_packed():
@@ -226,7 +207,7 @@ def test_every_token_is_packed_once_with_its_own_numbers(batch, ranks, budget):
     flat = [p for own in packs for p in own]
     for p in flat:
         assert len(p.tokens) == sum(p.lengths)
-        assert sum(p.lengths) <= budget or len(p.lengths) == 1
+        assert sum(p.lengths) <= budget or len(p.samples) == 1
     assert sorted(s for p in flat for s in p.samples) == members
 
     for read, expected in (
@@ -240,17 +221,31 @@ def test_every_token_is_packed_once_with_its_own_numbers(batch, ranks, budget):
         np.testing.assert_array_equal(values, expected)
 
 
-@given(BATCHES, st.integers(1, 3), st.integers(1, 40))
-def test_each_target_is_predicted_by_the_token_before_it(batch, ranks, budget):
-    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget)
+def whole_sequence(p: Pack, place: int) -> list[int]:
+    """The tokens that a place in a pack has before it in its own sequence, and itself."""
+    starts = np.cumsum([0, *p.lengths])
+    piece = int(np.searchsorted(starts, place, side="right")) - 1
+    front = [] if p.after[piece] < 0 else whole_sequence(p, int(starts[p.after[piece] + 1]) - 1)
+    return front + p.tokens[starts[piece] : place + 1].tolist()
+
+
+@given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
+def test_each_target_is_predicted_by_all_that_comes_before_it(batch, ranks, budget, share):
+    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share=share)
     for p in (p for own in packs for p in own):
-        starts = np.cumsum([0, *p.lengths])  # a filler has one length and no sample
-        for s, (m, start, length) in enumerate(zip(p.samples, starts, p.lengths, strict=False)):
+        for s, m in enumerate(p.samples):
             whole = [*batch.prompts[batch.groups[m]].tokens, *batch.samples[m].tokens]
-            assert p.tokens[start : start + length].tolist() == whole[:-1]
-            mine = p.sequences == s
-            assert [whole[i - start + 1] for i in p.predict[mine]] == p.targets[mine].tolist()
-            assert p.predict[mine].tolist() == list(range(start + length - mine.sum(), start + length))
+            before = [whole_sequence(p, place) for place in p.predict[p.sequences == s]]
+            assert before == [whole[:i] for i in range(len(whole) - len(before), len(whole))]
+            assert p.targets[p.sequences == s].tolist() == whole[-len(before) :]
+            assert [p.positions[place] for place in p.predict[p.sequences == s]] == [len(b) - 1 for b in before]
+
+
+@given(BATCHES)
+def test_a_pack_computes_each_prompt_once(batch):
+    [[p]] = pack(batch, range(len(batch.samples)), ranks=1, tokens_per_pack=1000)
+    prompts = sum(len(batch.prompts[g].tokens) for g in set(batch.groups.tolist()))
+    assert len(p.tokens) == prompts + int((batch.lengths - 1).sum())
 
 
 def test_fillers_unpack_to_nothing():

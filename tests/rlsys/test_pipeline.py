@@ -8,7 +8,7 @@ from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_promp
 from rlsys.config import Reward
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.failures import Abandoned, WorkerLost
-from rlsys.pipeline import Collector, Pipeline, RewardFailure
+from rlsys.pipeline import Collector, Pipeline, RewardFailure, Timetable
 from rlsys.samples import saved_samples, write_samples
 from rlsys.types import Verdict
 
@@ -163,10 +163,11 @@ def test_components_and_waiting_times_are_kept():
 class Loop:
     """A training loop of three steps around a pipeline; sampling takes the version of the moment."""
 
-    def __init__(self, max_lag: int, last: int = 3):
+    def __init__(self, max_lag: int, last: int = 3, in_flight: bool = False):
         self.events: list[str] = []
         self.version, self.sampled = 1, {}
-        self.pipeline = Pipeline(self.start, first=1, last=last, max_lag=max_lag)
+        self.timetable, self.in_flight = Timetable(max_lag, 1 if in_flight else max(1, max_lag)), in_flight
+        self.pipeline = Pipeline(self.start, first=1, last=last, timetable=self.timetable)
 
     def start(self, step: int):
         self.events.append(f"start {step}")
@@ -177,12 +178,14 @@ class Loop:
 
     def run(self) -> list[int]:
         order = []
-        for _ in range(3):
+        for step in range(1, self.pipeline.last + 1):
             order.append(int(self.pipeline.next().rewards[0]))
             self.events.append(f"train {order[-1]}")
-            self.pipeline.drain()
-            self.version += 1
-            self.events.append(f"sync {self.version}")
+            if self.timetable.syncs(step):
+                if not self.in_flight:
+                    self.pipeline.drain()
+                self.version = step + 1
+                self.events.append(f"sync {self.version}")
         self.pipeline.close()
         return order
 
@@ -205,6 +208,46 @@ def test_with_a_lag_of_one_each_batch_is_one_version_old():
     assert at["end 1"] < at["start 2"], "batches are generated one after the other"
 
 
+@pytest.mark.parametrize("max_lag", [2, 3])
+def test_with_a_longer_lag_engines_take_weights_less_often_and_no_batch_is_older_than_allowed(max_lag):
+    loop = Loop(max_lag, last=10)
+    assert loop.run() == list(range(1, 11))
+    lags = [step - loop.sampled[step] for step in range(1, 11)]
+    assert lags == [0] + [1 + i % max_lag for i in range(9)]
+    assert [e for e in loop.events if e.startswith("sync")] == [f"sync {v + 1}" for v in range(max_lag, 11, max_lag)]
+
+
+def test_between_two_syncs_batches_are_generated_as_fast_as_they_can_be():
+    first, generated = threading.Event(), threading.Event()
+
+    def start(step: int):
+        if step == 1:
+            first.set()
+        if step == 4:
+            generated.set()
+        return make_batch([float(step)], [0])
+
+    pipeline = Pipeline(start, first=1, last=9, timetable=Timetable(3, 3))
+    pipeline.next()
+    assert generated.wait(10), "batches 2 to 4 do not wait for step 1"
+    pipeline.close()
+
+
+def test_in_flight_nothing_waits_for_the_engines_to_be_idle():
+    loop = Loop(max_lag=2, last=6, in_flight=True)
+    assert loop.run() == [1, 2, 3, 4, 5, 6]
+    assert all(0 <= step - loop.sampled[step] <= 2 for step in loop.sampled)
+    assert [e for e in loop.events if e.startswith("sync")] == [f"sync {v}" for v in range(2, 8)]
+
+
+def test_with_over_sampling_a_batch_is_begun_one_update_nearer_to_its_training(read):
+    lag, more, flying = ["pipeline.max_lag=2"], ["rollout.oversample=0.5"], ["pipeline.in_flight=true"]
+    assert Timetable.of(read("", *lag)) == Timetable(ahead=2, every=2)
+    assert Timetable.of(read("", *lag, *more)) == Timetable(ahead=1, every=1)
+    assert Timetable.of(read("", *lag, *flying)) == Timetable(ahead=2, every=1)
+    assert Timetable.of(read()) == Timetable(ahead=0, every=1)
+
+
 def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does():
     release, started = threading.Event(), threading.Event()
 
@@ -214,7 +257,7 @@ def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does(
             assert release.wait(10)
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=2, max_lag=1)
+    pipeline = Pipeline(start, first=1, last=2, timetable=Timetable(1, 1))
     assert pipeline.next().rewards[0] == 1, "batch 1 is handed out while batch 2 is being generated"
     assert started.wait(10)
     drained = threading.Thread(target=pipeline.drain)
@@ -234,7 +277,7 @@ def failing_at_2(error: Exception) -> Pipeline:
             raise error
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=2, max_lag=1)
+    pipeline = Pipeline(start, first=1, last=2, timetable=Timetable(1, 1))
     pipeline.next()
     return pipeline
 
@@ -265,7 +308,9 @@ def test_nothing_is_started_past_the_last_step():
 
 def test_a_pipeline_can_begin_in_the_middle():
     started = []
-    pipeline = Pipeline(lambda k: started.append(k) or make_batch([float(k)], [0]), first=5, last=5, max_lag=1)
+    pipeline = Pipeline(
+        lambda k: started.append(k) or make_batch([float(k)], [0]), first=5, last=5, timetable=Timetable(1, 1)
+    )
     assert pipeline.next().rewards[0] == 5
     assert started == [5]
     pipeline.close()
@@ -276,7 +321,7 @@ def test_what_goes_wrong_in_sampling_is_raised_in_the_loop(max_lag):
     def start(step: int):
         raise RewardFailure(f"step {step}")
 
-    pipeline = Pipeline(start, first=1, last=3, max_lag=max_lag)
+    pipeline = Pipeline(start, first=1, last=3, timetable=Timetable(max_lag, 1))
     with pytest.raises(RewardFailure, match="step 1"):
         pipeline.next()
     pipeline.close()

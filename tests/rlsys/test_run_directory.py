@@ -229,6 +229,7 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
     batch = make_batch([1, 0], [0, 1])
     batch = replace(batch, samples=[make_sample("p0", 0), make_sample("p1", 3, "48", "length", version=2)])
     run.samples("step-000001", batch, np.array([0.5, -0.5], dtype=np.float32))
+    run.settle()
     table = pyarrow.parquet.read_table(run.path / "samples" / "step-000001.parquet").to_pylist()
     assert table[1] == {
         "uid": "p1",
@@ -244,6 +245,7 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
         "detail": None,
         "finish": "length",
         "version": 2,
+        "changes": [],
         "tokens": [6, 10],
         "rollout_logprobs": [-0.125, -0.25],
         "rewards": "",
@@ -257,6 +259,24 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
         "reward": 1.0,
     }
     assert [p.name for p in (run.path / "samples").iterdir()] == ["step-000001.parquet"]
+
+
+def test_samples_are_whole_once_the_run_is_closed(tmp_path):
+    run = opened(tmp_path)
+    run.samples("step-000001", make_batch([1, 0], [0, 1]))
+    run.close()
+    assert len(read_samples(run.path, "step-000001")) == 2
+
+
+def test_samples_that_cannot_be_written_are_heard_of(tmp_path):
+    run = opened(tmp_path)
+    run.samples("nowhere/step-000001", make_batch([1, 0], [0, 1]))
+    with pytest.raises(FileNotFoundError):
+        run.samples("step-000002", make_batch([1, 0], [0, 1]))
+    run.samples("nowhere/step-000003", make_batch([1, 0], [0, 1]))
+    with pytest.raises(FileNotFoundError):
+        run.settle()
+    run.settle()  # it is told once
 
 
 def test_samples_that_were_never_saved_are_none(tmp_path):
@@ -286,4 +306,4 @@ def test_an_event_behind_a_line_that_was_cut_off_is_a_line_of_its_own(tmp_path):
     again.event("second")
     again.close()
     assert [e["event"] for e in read_lines(run.path / "events.jsonl")] == ["first", "second"]
-    assert not list((run.path / "logs").iterdir())
+    assert not list((run.path / "logs").glob("*.pid"))

@@ -1,0 +1,87 @@
+"""Who computes what: sequences to packs and packs to ranks, by what they cost. Samples of one prompt go together where that saves work."""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+PAIRS = 2048  # of query and key that cost as much as a token's linear layers: about six times a model's hidden size
+
+
+class Sized(NamedTuple):
+    """A sequence to be computed, by its input tokens. `Sized(sample=17, family=2, prompt=256, own=63)`"""
+
+    sample: int
+    family: int  # those of one family have the same prompt, which a pack computes once
+    prompt: int
+    own: int
+
+
+def tokens(some: Sequence[Sized]) -> int:
+    """What these are in one pack."""
+    return sum({s.family: s.prompt for s in some}.values()) + sum(s.own for s in some)
+
+
+def cost(some: Sequence[Sized]) -> float:
+    """What it takes to compute these in one pack, in tokens without attention.
+
+    A prompt of 2048 tokens and a completion of 1024: 3072 + (2048² / 2 + 1024 · 2048 + 1024² / 2) / PAIRS = 5376
+    """
+    pairs = sum(p * p for p in {s.family: s.prompt for s in some}.values()) / 2
+    pairs += sum(s.own * (s.prompt + s.own / 2) for s in some)
+    return tokens(some) + pairs / PAIRS
+
+
+def deal(some: Iterable[Sized], ranks: int, budget: int) -> list[list[list[int]]]:
+    """Samples to packs under a budget of tokens, `[rank][i]`: every rank gets equally many packs, of about the same cost.
+
+    Small parts of families balance ranks best, and repeat prompts most. Of some sizes of parts that one is taken with which
+    the rank that has most to do is done first.
+    """
+    families: dict[int, list[Sized]] = {}
+    for s in some:
+        families.setdefault(s.family, []).append(s)
+    ideal = sum(map(cost, families.values())) / ranks
+    best, least, largest = [], float("inf"), max(map(len, families.values()), default=1)
+    while largest and least > 1.02 * ideal:
+        parts = [part for family in families.values() for part in cut(family, largest, budget)]
+        bins = spread([tokens(p) for p in parts], [cost(p) for p in parts], ranks, budget)
+        packs = sorted(([s for i in b for s in parts[i]] for b in bins), key=cost, reverse=True)
+        # There and back again, so that no rank always gets the dearest.
+        rows = [packs[i : i + ranks][:: 1 - 2 * (i // ranks % 2)] for i in range(0, len(packs), ranks)]
+        dealt = [list(own) for own in zip(*rows, strict=True)]
+        slowest = max(sum(map(cost, own)) for own in dealt)
+        if slowest < least:
+            best, least = dealt, slowest
+        largest //= 2
+    return [[[s.sample for s in own] for own in rank] for rank in best]
+
+
+def cut(family: list[Sized], largest: int, budget: int) -> list[list[Sized]]:
+    """A family in parts of so many at most, and under the budget unless a sequence alone is not; about equally dear."""
+    ordered = sorted(family, key=lambda s: -s.own)
+    for count in range(-(-len(family) // largest), len(family) + 1):
+        parts = [ordered[i::count] for i in range(count)]
+        if all(tokens(p) <= budget for p in parts):
+            break
+    return parts
+
+
+def spread(sizes: list[int], costs: list[float], ranks: int, budget: int) -> list[list[int]]:
+    """Things into bins under a budget of their sizes, as few as fill all ranks equally often; the dearest first into the cheapest.
+
+    spread([5, 3, 3, 1], [5, 3, 3, 1], ranks=2, budget=6) -> [[0, 3], [1, 2]]
+    """
+    halves = sum(2 * size > budget for size in sizes)  # no two of which share a bin
+    least = max(-(-sum(sizes) // budget), halves, 1)
+    count = -(-least // ranks) * ranks
+    order = sorted(range(len(sizes)), key=lambda i: (-costs[i], i))
+    while True:
+        heap = [(0.0, b) for b in range(count)]
+        bins: list[list[int]] = [[] for _ in range(count)]
+        for i in order:
+            filled, b = heapq.heappop(heap)
+            bins[b].append(i)
+            heapq.heappush(heap, (filled + costs[i], b))
+        if all(len(b) <= 1 or sum(sizes[i] for i in b) <= budget for b in bins):
+            return [sorted(b) for b in bins]
+        count += -(-count // (50 * ranks)) * ranks  # 2 % more
