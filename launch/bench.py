@@ -24,6 +24,7 @@ from rlsys import flops
 from rlsys.config import Checkpoint, Config, ConfigError, Data, Eval, Function, Overlong
 from rlsys.config_check import check
 from rlsys.data import Dataset
+from rlsys.losses import LOSSES
 from rlsys.metrics import Metrics
 from rlsys.progress import Progress
 from rlsys.run_directory import RunDirectory, read_lines, write
@@ -327,17 +328,19 @@ def work(config: Config, run: Path, numbers: range, prompt: int, shape: flops.Sh
         forward = shape.group(prompt, lengths) if shape else 0.0
         needed["rollout"] += forward
         needed["score"] += forward * len(scorers)
-        if all_teach(config) or any(advantage for _, advantage in group):
-            trained += sum(prompt + n for n in lengths) * config.trainer.epochs_per_step
+        if learning := [tokens for tokens, advantage in group if advantage or all_teach(config)]:
+            trained += sum(prompt + n for n in learning) * config.trainer.epochs_per_step
+            forward = shape.group(prompt, learning) if shape else 0.0
             needed["update"] += 3 * forward * config.trainer.epochs_per_step * len(learners)
     kept = {name: amount for name, amount in needed.items() if amount}
     return Work(samples, generated, trained, kept)
 
 
 def all_teach(config: Config) -> bool:
-    """Whether a group of equal rewards has a gradient too."""
+    """Whether a sample without an advantage has a gradient too."""
     kl = config.reference.kl_coef > 0 and config.reference.kl_in == "loss"
-    return kl or config.entropy.coef > 0 or config.entropy.control == "kl_cov" or config.algorithm.advantage == "gae"
+    e, a = config.entropy, config.algorithm
+    return kl or e.coef > 0 or e.control == "kl_cov" or a.advantage == "gae" or a.loss not in LOSSES
 
 
 def groups(file: Path) -> Iterator[list[tuple[int, float]]]:

@@ -58,7 +58,7 @@ def measured(found: list[Span], lines: list[Metrics], prompt_tokens: int) -> Cos
         update_s=updates[0],
         pack_s=updates[1],
         optimizer_s=updates[2],
-        sync_s=fmean([line["time/sync"] for line in lines]),
+        sync_s=fmean([line["time/sync"] for line in lines if line["time/sync"]] or [0.0]),
         reward_s=fmean([line["time/reward"] for line in lines]),
         other_s=max(other, 0.0),
     )

@@ -2,13 +2,14 @@
 
 Batches, their order and their lag, who samples what and what waits for what are decided by the code of real runs (`Pipeline`,
 `Timetable`, `Collector`, `Oversampling`, `Dispatch`, `deal`); engines, rewards and ranks only let time pass. What is left out: the
-network, all that two roles on one machine take from each other, and whatever fails.
+network, all that two roles on one machine take from each other, and whatever fails. Scores are made after a batch and not
+while it is still being sampled.
 """
 
 import contextlib
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import fmean
@@ -98,7 +99,8 @@ class Engines:
         at_once = self.config.rollout.max_sequences
         work = Dispatch(requests, at_once)
         self.engines = engines = {
-            f"rollout-{i}": Engine(self.costs, at_once) for i in range(self.config.rollout.engines)
+            f"rollout-{i}": Engine(self.costs, at_once, lambda: self.version)
+            for i in range(self.config.rollout.engines)
         }
         self.enough = False
         began, paused = self.time.now, self.paused
@@ -133,19 +135,18 @@ class Engines:
             finished = engine.finish(due)
             plan(name)
             give(due, name)
-            yield [self.sample(r, r.max_new_tokens, "stop") for r in finished]
+            yield [self.sample(r, version, r.max_new_tokens, "stop") for r, version in finished]
             if self.enough:
                 for other in engines.values():
                     other.advance(due)
-                    if cut := [self.sample(r, n, "cut") for r, n in other.half_written()]:
+                    if cut := [self.sample(r, version, n, "cut") for r, version, n in other.half_written()]:
                         yield cut
                 break
         self.before, self.engines = self.decoding, {}
 
-    def sample(self, request: Request, length: int, finish: str) -> Sample:
+    def sample(self, request: Request, version: int, length: int, finish: str) -> Sample:
         tokens = np.broadcast_to(np.int32(0), length)
         logprobs = np.broadcast_to(np.float32(0), length)
-        version = request.begun.version if request.begun else self.version
         return Sample(request.uid, request.index, "", tokens, logprobs, finish, version)
 
     def cut(self) -> None:
@@ -165,10 +166,12 @@ class Engines:
 class Engine:
     """One engine: all sequences that it decodes get a token in a step. Times are of the caller's clock."""
 
-    def __init__(self, costs: Costs, at_once: int):
-        self.costs, self.at_once = costs, at_once
+    def __init__(self, costs: Costs, at_once: int, version: Callable[[], int]):
+        self.costs, self.at_once, self.version = costs, at_once, version
         self.waiting: deque[Request] = deque()
-        self.running: list[tuple[int, int, Request]] = []  # by the step in which each is finished
+        self.running: list[
+            tuple[int, int, Request, int]
+        ] = []  # by the step in which each is finished; with its version
         self.known: set[str] = set()  # prompts that are computed
         self.step, self.at, self.order = 0, 0.0, 0  # steps so far, when the last one ended
         self.plans = 0
@@ -212,21 +215,23 @@ class Engine:
                 self.owed += (len(r.tokens) + begun) * self.costs.prompt_s
                 self.known.add(r.uid)
             self.order += 1
-            heapq.heappush(self.running, (self.step + max(r.max_new_tokens - begun, 1), self.order, r))
+            version = r.begun.version if r.begun else self.version()
+            heapq.heappush(self.running, (self.step + max(r.max_new_tokens - begun, 1), self.order, r, version))
 
-    def finish(self, now: float) -> list[Request]:
-        """What is finished now; others take its place."""
+    def finish(self, now: float) -> list[tuple[Request, int]]:
+        """What is finished now, with its version; others take its place."""
         self.busy += now - self.at
         self.at, self.owed, self.step = now, 0.0, self.running[0][0]
-        done = []
+        done: list[tuple[Request, int]] = []
         while self.running and self.running[0][0] == self.step:
-            done.append(heapq.heappop(self.running)[2])
+            done.append(heapq.heappop(self.running)[2:])
         self.admit()
         return done
 
-    def half_written(self) -> list[tuple[Request, int]]:
-        """With their tokens so far."""
-        return [(r, n) for end, _, r in self.running if (n := r.max_new_tokens - (end - self.step)) > 0]
+    def half_written(self) -> list[tuple[Request, int, int]]:
+        """With their versions, and their tokens so far."""
+        lengths = ((r, version, r.max_new_tokens - (end - self.step)) for end, _, r, version in self.running)
+        return [one for one in lengths if one[2] > 0]
 
 
 class Judges:
@@ -305,7 +310,8 @@ class Loop:
         c, t = self.config, self.config.trainer
         if c.reference.kl_coef:
             self.time.sleep(self.work(batch, range(len(batch.samples)), 1, self.costs.score_s))
-        if t.updates_per_step * t.epochs_per_step > 1 or c.entropy.control != "none":
+        in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
+        if t.updates_per_step * t.epochs_per_step > 1 or in_reward or c.entropy.control != "none":
             self.time.sleep(self.work(batch, range(len(batch.samples)), c.policy.ranks, self.costs.score_s))
 
     def update(self, batch: Batch) -> None:

@@ -135,6 +135,8 @@ def fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float = 0.0
 ) -> Tensor:
     """Attention within a block.  [n, H, L, D], [n, H or fewer, before + L, D] twice -> [n, H, L, D]"""
+    if mask is not None and query.is_cuda:  # no kernel there but the plain one, which keeps all scores, takes both
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     return F.scaled_dot_product_attention(
         query,
         key,

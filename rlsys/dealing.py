@@ -42,8 +42,13 @@ def deal(some: Iterable[Sized], ranks: int, budget: int) -> list[list[list[int]]
         families.setdefault(s.family, []).append(s)
     ideal = sum(map(cost, families.values())) / ranks
     best, least, largest = [], float("inf"), max(map(len, families.values()), default=1)
+    parts: list[list[Sized]] = []
     while largest and least > 1.02 * ideal:
-        parts = [part for family in families.values() for part in cut(family, largest, budget)]
+        cuts = [part for family in families.values() for part in cut(family, largest, budget)]
+        largest //= 2
+        if cuts and len(cuts) == len(parts):
+            continue  # the budget leaves no other choice
+        parts = cuts
         bins = spread([tokens(p) for p in parts], [cost(p) for p in parts], ranks, budget)
         packs = sorted(([s for i in b for s in parts[i]] for b in bins), key=cost, reverse=True)
         # There and back again, so that no rank always gets the dearest.
@@ -52,18 +57,18 @@ def deal(some: Iterable[Sized], ranks: int, budget: int) -> list[list[list[int]]
         slowest = max(sum(map(cost, own)) for own in dealt)
         if slowest < least:
             best, least = dealt, slowest
-        largest //= 2
     return [[[s.sample for s in own] for own in rank] for rank in best]
 
 
 def cut(family: list[Sized], largest: int, budget: int) -> list[list[Sized]]:
     """A family in parts of so many at most, and under the budget unless a sequence alone is not; about equally dear."""
     ordered = sorted(family, key=lambda s: -s.own)
-    for count in range(-(-len(family) // largest), len(family) + 1):
-        parts = [ordered[i::count] for i in range(count)]
-        if all(tokens(p) <= budget for p in parts):
+    room = max(budget - family[0].prompt, 1)
+    fewest = max(-(-len(family) // largest), -(-sum(s.own for s in family) // room))
+    for count in range(min(fewest, len(family)), len(family) + 1):
+        if tokens(ordered[::count]) <= budget:  # the largest part
             break
-    return parts
+    return [ordered[i::count] for i in range(count)]
 
 
 def spread(sizes: list[int], costs: list[float], ranks: int, budget: int) -> list[list[int]]:

@@ -134,6 +134,7 @@ class Scoring:
             scores.rest(batch)
         return {name: scores.column(batch) for name, scores in found.items()}
 
-    def close(self) -> None:
+    def close(self, wait: bool = False) -> None:
+        """No more is scored; with `wait`, nothing is being scored either."""
         for thread in self.threads.values():
-            thread.shutdown(wait=False, cancel_futures=True)
+            thread.shutdown(wait=wait, cancel_futures=True)

@@ -106,11 +106,15 @@ def of_updates(updates: list[Metrics]) -> Metrics:
     if not updates:
         return {}
     total = {name: sum(u[name] for u in updates) for name in updates[0]}
-    tokens = total["tokens"] or 1.0
+    tokens = total["tokens"]
     found = {
         "loss": total["loss"] / len(updates),
         "grad_norm": total["grad_norm"] / len(updates),
         "lr": updates[-1]["lr"],
+    }
+    if not tokens:  # nothing was computed, and of nothing there are no means
+        return found
+    found |= {
         "kl": total["kl"] / tokens,
         "entropy": total["entropy"] / tokens,
         "clip_fraction": (total["clip_low"] + total["clip_high"]) / tokens,

@@ -82,7 +82,7 @@ def pack(
         return int(batch.groups[m]) if share else m
 
     def sized(m: int) -> Sized:
-        return Sized(m, family(m), len(batch.prompts[batch.groups[m]].tokens), len(batch.samples[m].tokens[:-1]))
+        return Sized(m, family(m), len(batch.prompts[batch.groups[m]].tokens), len(batch.samples[m].tokens) - 1)
 
     def one(chosen: list[int]) -> Pack:
         if not chosen:
@@ -104,7 +104,7 @@ def pack(
             columns=Columns(**{name: np.concatenate([parts[m] for m in ids]) for name, parts in split.items()}),
         )
 
-    kept = [sized(m) for m in members if weights is None or own[m].any()]
+    kept = [sized(m) for m in members if (len(own[m]) if weights is None else own[m].any())]
     return [[one(chosen) for chosen in packs] for packs in deal(kept, ranks, tokens_per_pack)]
 
 

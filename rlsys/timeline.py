@@ -47,6 +47,7 @@ class Timeline:
                 return
             if self.size + len(text) > LARGEST:
                 os.close(self.out)
+                self.out = -1  # if there can be no other, nothing more is recorded
                 self.file.rename(self.file.with_suffix(".spans.before"))
                 self.open()
             self.size += os.write(self.out, text)

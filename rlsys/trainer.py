@@ -104,7 +104,9 @@ class Trainer:
         except Abandoned:
             if self.changing:  # half of an update is worth nothing
                 return self.checkpoints.last
+            self.scoring.close(wait=True)
         except (NothingToLearn, RewardFailure):
+            self.scoring.close(wait=True)
             if self.owed:
                 self.record(self.done, self.owed)
             self.save_missed()  # what was learned so far is good
@@ -172,7 +174,7 @@ class Trainer:
 
     def renew(self, step: int, clock: Clock) -> None:
         """The engines take the weights of this step, if it is their turn: idle, or in flight unless they are to be evaluated."""
-        evaluates = self.evaluates(step)
+        evaluates = bool(self.evals) and self.evaluates(step)
         if not evaluates and not self.timetable.syncs(step):
             return
         if evaluates or not self.config.pipeline.in_flight:

@@ -41,11 +41,12 @@ class Crew:
         limit_s: float = 0,
         keep: bool = False,
         only: list[str] | None = None,
+        tries: int = TRIES,
     ) -> dict[str, Any]:
         """The answers of every worker, or of some, by name."""
         found: dict[str, Any] = {}
         names = only or list(self.actors)
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, tries + 1):
             with self.lock:
                 asked = {n: self.actors[n] for n in names if n not in found}
                 calls = {n: getattr(actor, method).remote(*arguments) for n, actor in asked.items()}
@@ -59,7 +60,7 @@ class Crew:
                     found[name] = answer
             if not lost:
                 break
-            if attempt == TRIES:
+            if attempt == tries:
                 raise next(iter(lost.values()))
             self.replace(lost, asked)
         if keep:
@@ -73,14 +74,21 @@ class Crew:
                 self._replace(lost)
 
     def _replace(self, lost: dict[str, WorkerLost]) -> None:
-        for name, why in lost.items():
-            first, _, more = str(why).partition("\n")
-            self.watch.note(f"{first}; another one takes its place")
-            self.watch.event("replaced", worker=name, cause=first, log=more)
-        end({name: self.actors[name] for name in lost}, self.watch.logs)
-        for name in lost:
-            self.actors[name] = self.spawn(name)
-        for method, (arguments, doing, limit_s) in list(self.kept.items()):
-            self.call(method, *arguments, doing=f"{doing} again", limit_s=limit_s, only=list(lost))
+        for attempt in range(1, TRIES + 1):
+            for name, why in lost.items():
+                first, _, more = str(why).partition("\n")
+                self.watch.note(f"{first}; another one takes its place")
+                self.watch.event("replaced", worker=name, cause=first, log=more)
+            end({name: self.actors[name] for name in lost}, self.watch.logs)
+            for name in lost:
+                self.actors[name] = self.spawn(name)
+            try:
+                for method, (arguments, doing, limit_s) in list(self.kept.items()):
+                    self.call(method, *arguments, doing=f"{doing} again", limit_s=limit_s, only=list(lost), tries=1)
+                break
+            except WorkerLost as why:
+                if attempt == TRIES:
+                    raise
+                lost = dict.fromkeys(lost, why)
         if self.then:
             self.then(list(lost))

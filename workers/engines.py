@@ -223,6 +223,7 @@ class AsyncEngine:
 
         self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
         self.running: set[str] = set()
+        self.asleep: set[str] = set()
 
     async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
@@ -268,9 +269,12 @@ class AsyncEngine:
 
     async def sleep(self) -> None:
         await self.engine.sleep(level=2)  # the weights come anew with the next sync
+        self.asleep = {"weights", "kv_cache"}
 
     async def wake(self, part: str) -> None:
-        await self.engine.wake_up(tags=[part])
+        if part in self.asleep:  # vLLM would end a pause of an engine that is awake
+            self.asleep.discard(part)
+            await self.engine.wake_up(tags=[part])
 
 
 def register_architecture(model: str, trust_remote_code: bool) -> None:

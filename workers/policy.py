@@ -220,13 +220,13 @@ class PolicyGroup:
 
     def sent(self, version: int) -> dict[str, str]:
         """What is wrong at which engine."""
-        if (
-            not self.config.pipeline.in_flight
-        ):  # no engine is at work, and could be lost and need the last weights again
+        if not self.config.pipeline.in_flight:  # no engine is at work, could be lost, and need the last weights again
             self.engines.delivery = None  # an object store need not hold two versions
-        answers = self.all.all("send", doing="sending weights")
+        with self.engines.crew.lock:  # who is taking another's place has the last weights by then, or gets these
+            answers = self.all.all("send", doing="sending weights")
+            self.engines.delivery = Delivery([message for message, _ in answers], version, answers[0][1])
         try:
-            return self.engines.take(Delivery([message for message, _ in answers], version, answers[0][1]))
+            return self.engines.take(self.engines.delivery)
         except WorkerFailed:
             self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
             raise

@@ -70,7 +70,7 @@ class Chart:
                 "Is it another model? sync.verify false goes on without a proof."
             )
         self.arrived: dict[str, int] = {}
-        self.arrived_bits = 0
+        self.arrived_bits: dict[str, int] = {}  # by name: several threads may be at it
         if self.lost:
             self.load_weights, model.load_weights = model.load_weights, self.watched
 
@@ -141,7 +141,7 @@ class Chart:
             for name, tensor in weights:
                 if name in self.lost:
                     self.arrived[name] = self.print(tensor)
-                    self.arrived_bits += fingerprint.of_bits([tensor])
+                    self.arrived_bits[name] = fingerprint.of_bits([tensor])
                 yield name, tensor
 
         return self.load_weights(passing())
@@ -159,14 +159,15 @@ class Chart:
                 return fingerprint.of_bytes(part)
             return fingerprint.of_places(part, region.whole, region.at) if region.counts else 0
 
-        prints = dict(zip(self.regions, side_by_side(of, self.regions.values()), strict=True))
+        regions = self.regions.values()  # a GPU has work for one at a time, and memory for no more
+        prints = dict(zip(self.regions, map(of, regions) if self.by_place else side_by_side(of, regions), strict=True))
         loaded = [
             p
             for name, p in self.parameters().items()
             if name in self.nameless and (self.rank == 0 or hasattr(p, "output_dim") or hasattr(p, "input_dim"))
         ]
-        answer = Answer(prints, self.arrived, self.arrived_bits, fingerprint.of_bits(loaded))
-        self.arrived, self.arrived_bits = {}, 0
+        answer = Answer(prints, self.arrived, sum(self.arrived_bits.values()), fingerprint.of_bits(loaded))
+        self.arrived, self.arrived_bits = {}, {}
         return answer
 
 

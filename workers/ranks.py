@@ -1,5 +1,6 @@
 """Several actors that act as one: the same call on all of them at the same time."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,12 @@ class Ranks:
     def __init__(self, role: str, count: int, config: Config, spawn: Callable[[str], Any], watch: Watch):
         self.role, self.config, self.watch = role, config, watch
         self.actors = [spawn(f"{role}-{i}") for i in range(count)]
+        self.lock = threading.Lock()  # calls reach all ranks in one order, whichever threads make them
 
     def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """The same call, with the same arguments, not waited for."""
-        return {f"{self.role}-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
+        with self.lock:
+            return {f"{self.role}-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
 
     def all(self, method: str, *arguments: Any, doing: str = "", timeout_s: float = 0) -> list[Any]:
         """The same, and the answers by rank."""
@@ -28,10 +31,11 @@ class Ranks:
 
     def share(self, method: str, packs: list[list[Pack]], *arguments: Any) -> list[Any]:
         """The same call, each rank with its own packs."""
-        calls = {
-            f"{self.role}-{i}": getattr(a, method).remote(own, *arguments)
-            for i, (a, own) in enumerate(zip(self.actors, packs, strict=True))
-        }
+        with self.lock:
+            calls = {
+                f"{self.role}-{i}": getattr(a, method).remote(own, *arguments)
+                for i, (a, own) in enumerate(zip(self.actors, packs, strict=True))
+            }
         return self._answers(calls, f"{self.role} {method}", 0)
 
     def start(self, *arguments: Any) -> None:

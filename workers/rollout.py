@@ -5,7 +5,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class RolloutWorker:
         settle(f"rollout-{index}", logs)
         self.config, self.index, self.version = config, index, 0
         self.turns = Turns()
+        self.holding: AsyncExitStack | None = None  # what keeps samples from going on while weights are not whole
         import vllm  # noqa: F401  the slow import, while the driver does other things
 
     @recorded()
@@ -100,21 +101,32 @@ class RolloutWorker:
                     "compared, in any order; tensors among them that changed places would not be seen."
                 )
 
-    @recorded(lambda _, messages, version: {"version": version})
-    async def take(self, messages: list[Message], version: int) -> tuple[int, dict[str, str]]:
-        """Replaces the weights. Returns their version and fingerprints of what the engine now computes with, by tensor."""
+    @recorded(lambda _, messages, version, *expected: {"version": version})
+    async def take(
+        self, messages: list[Message], version: int, expected: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str]]:
+        """Replaces the weights. Returns their version and fingerprints of what the engine now computes with, by tensor.
+
+        If these are not the expected ones, or it fails, no token is sampled before a later `take` has succeeded.
+        """
         in_flight = self.config.pipeline.in_flight
-        async with self.engine.paused() if in_flight else self.turns.alone():
-            await self.engine.wake("weights")
-            await self.engine.call("start_weight_update")
-            for update in self.receiver.updates(messages):
-                await self.engine.call("update_weights", update_info=update)
-            await self.engine.call("finish_weight_update")
-            if not in_flight:  # else the salt keeps prompts of different weights apart
-                await self.engine.forget_prefixes()
-            await self.engine.name_weights(version)
-            self.version = version
-            return version, together(await self.engine.call("rlsys_prove")) if self.config.sync.verify else {}
+        if self.holding is None:
+            self.holding = AsyncExitStack()
+            await self.holding.enter_async_context(self.engine.paused() if in_flight else self.turns.alone())
+        await self.engine.wake("weights")
+        await self.engine.call("start_weight_update")
+        for update in self.receiver.updates(messages):
+            await self.engine.call("update_weights", update_info=update)
+        await self.engine.call("finish_weight_update")
+        if not in_flight:  # else the salt keeps prompts of different weights apart
+            await self.engine.forget_prefixes()
+        await self.engine.name_weights(version)
+        self.version = version
+        prints = together(await self.engine.call("rlsys_prove")) if self.config.sync.verify else {}
+        if not (expected and differences(expected, prints)):
+            holding, self.holding = self.holding, None
+            await holding.aclose()
+        return version, prints
 
     @recorded()
     async def sleep(self) -> None:
@@ -166,6 +178,11 @@ class Delivery:
     version: int
     prints: dict[str, str]
 
+    @property
+    def parts(self) -> tuple[list[Message], int, dict[str, str]]:
+        """What `RolloutWorker.take` is told."""
+        return self.messages, self.version, self.prints
+
     def wrong(self, answers: dict[str, tuple[int, dict[str, str]]]) -> dict[str, str]:
         """By engine, in words, where its own version or fingerprints are others. No entry: it has them all, bit for bit."""
         found = {}
@@ -205,22 +222,23 @@ class RolloutGroup:
     def take(self, delivery: Delivery) -> dict[str, str]:
         """Has every engine take the weights; returns what is wrong at which. An engine that comes later takes them too."""
         self.delivery = delivery
-        return delivery.wrong(self.crew.call("take", delivery.messages, delivery.version, doing="taking weights"))
+        return delivery.wrong(self.crew.call("take", *delivery.parts, doing="taking weights"))
 
     def catch_up(self, names: list[str]) -> None:
         """Gives engines that have just come the weights that the others have."""
-        if self.delivery is None:
+        delivery = self.delivery
+        if delivery is None:
             return
         if not self.lasting:
             raise WorkerLost(f"{', '.join(names)} cannot be given the present weights again by this sync.transport")
-        messages, version = self.delivery.messages, self.delivery.version
+        version = delivery.version
         try:
-            answers = self.crew.call("take", messages, version, doing="taking weights again", only=names)
+            answers = self.crew.call("take", *delivery.parts, doing="taking weights again", only=names)
         except WorkerFailed as error:  # whose memory it is may be gone; the ranks may be busy, so they are not asked
             raise WorkerLost(
                 f"weights of version {version} cannot be given to {', '.join(names)} again: {error}"
             ) from error
-        for name, what in self.delivery.wrong(answers).items():
+        for name, what in delivery.wrong(answers).items():
             raise WorkerLost(f"weights of version {version} that were kept for {name} are no longer whole: {what}")
 
     def generating(self) -> None:
@@ -254,7 +272,7 @@ class RolloutGroup:
                 raise samples
             elif samples:
                 yield samples
-                if self.enough:
+                if self.enough and not streams.ending:
                     work.clear()
                     streams.cut()
             self.deal(work, streams)
@@ -275,6 +293,7 @@ class RolloutGroup:
 
 
 Key = tuple[str, int]  # uid and index of a sample
+Arrival = tuple[str, Any, list[Key], list[Sample] | Exception | None]  # engine, its actor, what was asked, what it says
 
 
 class Streams:
@@ -286,9 +305,8 @@ class Streams:
         self.missing: dict[str, dict[Key, Request]] = {}
         self.patience: dict[str, Patience] = {}
         self.ending = False
-        self.arrived: queue.SimpleQueue[tuple[str, Any, list[Key], list[Sample] | Exception | None]] = (
-            queue.SimpleQueue()
-        )
+        self.arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self.held: Arrival | None = None  # what came when another engine was late
 
     @property
     def owing(self) -> list[str]:
@@ -314,10 +332,9 @@ class Streams:
 
     def cut(self) -> None:
         """Has engines send what they are at as it is."""
-        if not self.ending:
-            self.ending = True
-            for name in self.owing:
-                self.actors[name].cut.remote()
+        self.ending = True
+        for name in self.owing:
+            self.actors[name].cut.remote()
 
     def lost(self, name: str) -> tuple[Any, dict[Key, Request]]:
         """The engine is no more: which one it was, and what it still owed."""
@@ -327,15 +344,16 @@ class Streams:
         """New samples of an engine, or what became of it. Waits at most until one has stalled, whatever the others say."""
         while True:
             try:
-                came = self.arrived.get(timeout=TICK_S)
+                came, self.held = self.held or self.arrived.get(timeout=TICK_S), None
             except queue.Empty:
                 came = None
+                if self.ending:  # it may have overtaken what was asked just before
+                    self.cut()
             heard = came is not None and self.actors.get(came[0]) is came[1]
             if came and heard:
                 self.patience[came[0]].heard()
             if late := self.late():
-                if came:  # what has come is not lost
-                    self.arrived.put(came)
+                self.held = came  # it is not lost
                 return late
             if came and heard:
                 name, _, asked, item = came
