@@ -140,9 +140,9 @@ def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options
 def plan(config: str, overrides: tuple[str, ...], ragged: str | None, **options: Any) -> None:
     """Simulates CONFIG with several lags and placements, and compares their speed."""
     mean_and_most = _mean_and_most(ragged)
-    from rlsys.config_load import load
+    from rlsys.config_load import unchecked
 
-    loaded = load(config, overrides)
+    loaded = unchecked(config, overrides)
     from launch.plan import Wanted, simulated
 
     simulated(loaded, Wanted(ragged=mean_and_most, **options), console)

@@ -33,7 +33,7 @@ def read(source: Path, prompt_tokens: int) -> Costs:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         names = ", ".join(f.name for f in dataclasses.fields(Costs))
         raise ConfigError(
-            f"--costs {source}: {error}. It takes a run directory, what `rlsys bench CONFIG --json FILE` writes, or a JSON file "
+            f"--simulate {source}: {error}. It takes a run directory, what `rlsys bench CONFIG --json FILE` writes, or a JSON file "
             f"with seconds for {names}."
         ) from None
 

@@ -11,7 +11,7 @@ from launch import costs
 from launch.printing import say, table
 from launch.simulate import Loop, Report
 from launch.synthetic import Lengths
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config, ConfigError, Data, Eval, Overlong
 from rlsys.config_check import check
 
 SHARES = (0.25, 0.5, 0.75)  # of the GPUs, that engines take
@@ -37,7 +37,11 @@ class Wanted:
 
 def simulated(config: Config, wanted: Wanted, console: Console) -> None:
     mean, longest = wanted.ragged or (config.rollout.max_new_tokens, config.rollout.max_new_tokens)
-    config = replace(config, rollout=replace(config.rollout, max_new_tokens=longest))
+    rollout = replace(config.rollout, max_new_tokens=longest)
+    # What it trains on need not be here, and every completion is as long as it is told to be.
+    config = replace(config, rollout=rollout, data=Data(), eval=Eval(every=0), overlong=Overlong())
+    if problems := check(config):
+        raise ConfigError(problems)
     lengths = Lengths(mean, longest, config.run.seed)
     reckoned = costs.read(Path(wanted.costs), wanted.prompt_tokens)
     variants = list(of(config, wanted.gpus))
@@ -87,25 +91,33 @@ def placed(config: Config, engines: int, ranks: int, placement: str) -> Config:
 
 
 def show(found: list[tuple[Config, Report]], console: Console) -> None:
-    names = ("engines", "ranks", "max_lag", "in flight", "oversample", "s/step", "samples/s", "of best", "lag")
-    shown = table("placement", *names, "engines idle", "ranks idle")
+    shown = table("way", "engines", "ranks", "s/step", "samples/s", "best", "lag", "idle", "idle")
     best = max(r.speed for _, r in found)
     for c, r in found:
         shown.add_row(
-            c.cluster.placement,
+            way(c),
             str(c.rollout.engines),
-            str(c.policy.ranks),
-            str(c.pipeline.max_lag),
-            "yes" if c.pipeline.in_flight else "",
-            f"{c.rollout.oversample:g}" if c.rollout.oversample else "",
+            "same" if c.cluster.placement == "colocated" else str(c.policy.ranks),
             f"{r.seconds:.3g}",
             f"{r.speed:,.1f}",
             f"{r.speed / best:.0%}",
             f"{r.lag:.1f}",
-            f"{r.engines_idle(c.rollout.engines):.1%}",
-            f"{r.ranks_idle:.1%}",
+            f"{r.engines_idle(c.rollout.engines):.0%}",
+            f"{r.ranks_idle:.0%}",
             style="bold" if r.speed == best else None,
         )
     console.print(shown)
     console.print()
+    say(
+        console,
+        "way: pipeline.max_lag, pipeline.in_flight, rollout.oversample; lag: of a step's oldest sample, on average.",
+        "dim",
+    )
+    say(console, "idle: share of the time in which engines, and ranks, have nothing to do.", "dim")
     say(console, "Simulated: the network, and what roles on one machine take from each other, are left out.", "dim")
+
+
+def way(c: Config) -> str:
+    """lag 2 in flight +25%"""
+    more = f" +{c.rollout.oversample:.0%}" if c.rollout.oversample else ""
+    return f"lag {c.pipeline.max_lag}{' in flight' * c.pipeline.in_flight}{more}"
