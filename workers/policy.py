@@ -222,7 +222,7 @@ class PolicyGroup:
         """What is wrong at which engine."""
         if not self.config.pipeline.in_flight:  # no engine is at work, could be lost, and need the last weights again
             self.engines.delivery = None  # an object store need not hold two versions
-        with self.engines.crew.lock:  # who is taking another's place has the last weights by then, or gets these
+        with self.engines.in_place():  # who is taking another's place has the last weights by then, or gets these
             answers = self.all.all("send", doing="sending weights")
             self.engines.delivery = Delivery([message for message, _ in answers], version, answers[0][1])
         try:

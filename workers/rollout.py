@@ -5,7 +5,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -281,8 +281,12 @@ class RolloutGroup:
         """Said between two lists of samples of `generate`."""
         self.enough = True
 
+    def in_place(self) -> AbstractContextManager[object]:
+        """While this holds no engine takes another's place; one that is about to is waited for."""
+        return self.crew.lock
+
     def deal(self, work: Dispatch, streams: "Streams") -> None:
-        with self.crew.lock:  # who is taking another's place is waited for
+        with self.in_place():
             holding = {
                 name: len(owed)
                 for name, actor in self.crew.actors.items()

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ class NoEngines:
 
     def connect(self, invitation: Any) -> None:
         pass
+
+    def in_place(self) -> Any:
+        return nullcontext()
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from workers.sync.shared_memory import Sender
 PAIR = ("rollout.max_sequences=8",)  # two engines
 COARSE = ("rollout.engines=1", "rollout.dtype=bfloat16")
 FLYING = ("rollout.engines=1", "rollout.max_sequences=4", "pipeline.max_lag=1", "pipeline.in_flight=true")
+FLYING += ("rollout.max_new_tokens=40",)
 PROMPTS = [row["prompt"] for row in tiny_task.rows("zigzag_heldout")[:12]]
 
 
@@ -183,7 +184,9 @@ def test_in_flight_half_written_samples_go_on_with_other_weights_and_say_so(
     group = engines(*FLYING, transport="object_store")
     policy = policy(changed(group.config, "policy", zero_stage=3), group, "object_store")
     policy.sync(1)
-    wanted = [replace(r, ignore_end=True) for r in requests(tokenizer, n=16, temperature=1.0)]
+    # Long ones of different lengths, so that at any moment some are half-written.
+    asked = requests(tokenizer, n=16, temperature=1.0)
+    wanted = [replace(r, ignore_end=True, max_new_tokens=20 + 3 * (i % 7)) for i, r in enumerate(asked)]
 
     batch = batch_of(tokenizer, generated(group, requests(tokenizer)))
     tokens = int(batch.lengths.sum())
@@ -203,9 +206,10 @@ def test_in_flight_half_written_samples_go_on_with_other_weights_and_say_so(
     assert [(s.uid, s.index) for s in samples] == [(r.uid, r.index) for r in wanted], (
         "each once, four or five at a time"
     )
-    before = np.split(scored(group.config, model, tokenizer, samples, 256), np.arange(10, 10 * len(samples), 10))
+    ends = np.cumsum([r.max_new_tokens for r in wanted])[:-1]
+    before = np.split(scored(group.config, model, tokenizer, samples, 256), ends)
     packs = pack(batch_of(tokenizer, samples), range(len(samples)), ranks=2, tokens_per_pack=256)
-    after = np.split(unpack(packs, policy.score(packs), len(samples)), np.arange(10, 10 * len(samples), 10))
+    after = np.split(unpack(packs, policy.score(packs), len(samples)), ends)
     kinds = set()
     for s, old, new in zip(samples, before, after, strict=True):
         first, later = s.versions == 1, s.versions == 2
