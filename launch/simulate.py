@@ -19,6 +19,7 @@ import numpy as np
 from launch.synthetic import Lengths, SetLengths
 from rlsys.config import Config, Reward
 from rlsys.dealing import Sized, cost, deal
+from rlsys.draw import Draw
 from rlsys.oversampling import Oversampling
 from rlsys.pipeline import Collector, Pipeline, Timetable
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
@@ -335,11 +336,8 @@ class Loop:
         return [Prompt(f"p:{i}", "simulated", "", tokens, {}) for i in range(position, position + count)]
 
     def sample(self, step: int) -> Batch:
-        t, r = self.config.trainer, self.config.rollout
         if self.oversampling:
             return self.oversampling.collect(step)
-        prompts = self.prompts(self.asked, t.prompts_per_step)
-        self.asked += t.prompts_per_step
-        return self.collector.collect(
-            step, prompts, samples=t.samples_per_prompt, temperature=r.temperature, max_new_tokens=r.max_new_tokens
-        )
+        prompts = self.prompts(self.asked, self.config.trainer.prompts_per_step)
+        self.asked += len(prompts)
+        return self.collector.collect(step, prompts, Draw.of(self.config))

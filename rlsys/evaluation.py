@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsys.config import ConfigError
+from rlsys.draw import Draw
 from rlsys.passk import maj_at_k, pass_at_k
 from rlsys.pipeline import Collector
-from rlsys.seeds import seed_of
 from rlsys.significance import interval
-from rlsys.types import Batch, Prompt, Request
+from rlsys.types import Batch, Prompt
 
 ALL = "all"  # what stands in the place of a source where figures are over all of them
 Array = NDArray[np.float64]
@@ -89,10 +89,9 @@ def evaluate(
     held_out = apart(held_out)
     name = f"eval {step}"
     requests = [
-        Request(p.uid, i, p.tokens, seed_of(collector.seed, name, p.uid, i), h.temperature, max_new_tokens)
+        request
         for h in held_out
-        for p in h.prompts
-        for i in range(h.samples)
+        for request in Draw(h.samples, h.temperature, max_new_tokens).requests(collector.seed, name, h.prompts)
     ]
     batch = collector.checked(name, collector.answered(name, [p for h in held_out for p in h.prompts], requests))
     if stale := {s.version for s in [*batch.samples, *(s for s, _ in batch.failed)]} - {step}:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlsys.config import Config
+from rlsys.draw import Draw
 from rlsys.pipeline import Collector, Judged
 from rlsys.types import Batch, Prompt, Request, Sample
 
@@ -56,9 +57,7 @@ class Oversampling:
         self.collector, self.take, self.max_lag = collector, take, config.pipeline.max_lag
         self.needed = t.prompts_per_step
         self.at_once = self.needed + math.ceil(self.needed * config.rollout.oversample)
-        self.greedy = config.algorithm.advantage == "remax"
-        self.samples = t.samples_per_prompt
-        self.temperature, self.max_new_tokens = config.rollout.temperature, config.rollout.max_new_tokens
+        self.draw = Draw.of(config)
         self.asked, self.groups = 0, list[Group]()
 
     def begin(self, asked: int, left: Sequence[int]) -> None:
@@ -67,8 +66,7 @@ class Oversampling:
         self.groups = [group for position in left for group in self.next(position, 1)]
 
     def next(self, position: int, count: int) -> list[Group]:
-        size = self.samples + self.greedy
-        return [Group(position + i, prompt, size) for i, prompt in enumerate(self.take(position, count))]
+        return [Group(position + i, prompt, self.draw.size) for i, prompt in enumerate(self.take(position, count))]
 
     def collect(self, step: int) -> Batch:
         new = self.next(self.asked, self.at_once - len(self.groups))
@@ -81,7 +79,7 @@ class Oversampling:
             [g.prompt for g in chosen],
             [judged for g in chosen for judged in g.finished],
             since=sampled,
-            baseline=self.samples if self.greedy else None,
+            baseline=self.draw.baseline,
             failure_score=self.collector.failure_score,
         )
         return replace(batch, position=self.asked, left=tuple(g.position for g in self.groups))
@@ -109,15 +107,8 @@ class Oversampling:
     def requests(self, step: int, prompts: list[Prompt], of: dict[str, Group]) -> list[Request]:
         """What is left from before goes in front."""
         order = sorted(self.collector.lengths.longest_first(prompts), key=lambda p: not of[p.uid].begun)
-        asked = self.collector.requests(
-            step,
-            order,
-            samples=self.samples,
-            temperature=self.temperature,
-            max_new_tokens=self.max_new_tokens,
-            greedy=self.greedy,
-        )
-        size = self.samples + self.greedy
+        asked = self.draw.requests(self.collector.seed, step, order)
+        size = self.draw.size
         return [r for i, p in enumerate(order) for r in of[p.uid].requests(asked[i * size : (i + 1) * size])]
 
     def chosen(self, due: list[Group]) -> list[Group]:

@@ -22,10 +22,10 @@ from itertools import takewhile
 import numpy as np
 
 from rlsys.config import Config, Reward
+from rlsys.draw import Draw
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.interfaces import Rewards, Rollout
 from rlsys.lengths import Lengths
-from rlsys.seeds import seed_of
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
 
 Seen = Callable[[list[Prompt], list[Sample]], None]
@@ -57,44 +57,14 @@ class Collector:
             )
         return batch
 
-    def collect(
-        self,
-        step: int | str,
-        prompts: list[Prompt],
-        *,
-        samples: int,
-        temperature: float,
-        max_new_tokens: int,
-        greedy: bool = False,
-        seen: Seen | None = None,
-    ) -> Batch:
-        """The judged completions of `requests`.
+    def collect(self, step: int | str, prompts: list[Prompt], draw: Draw, seen: Seen | None = None) -> Batch:
+        """The judged completions of these prompts.
 
         A batch whose verdicts failed is a batch too, down to one without samples: see `checked`.
         """
-        requests = self.requests(
-            step, prompts, samples=samples, temperature=temperature, max_new_tokens=max_new_tokens, greedy=greedy
-        )
-        baseline = samples if greedy else None
-        return self.answered(step, prompts, requests, baseline=baseline, failure_score=self.failure_score, seen=seen)
-
-    def requests(
-        self,
-        step: int | str,
-        prompts: list[Prompt],
-        *,
-        samples: int,
-        temperature: float,
-        max_new_tokens: int,
-        greedy: bool = False,
-    ) -> list[Request]:
-        """`samples` completions per prompt; with `greedy` one more at temperature 0, whose reward alone is kept."""
-        temperatures = [temperature] * samples + [0.0] * greedy
-        return [
-            Request(p.uid, i, p.tokens, seed_of(self.seed, step, p.uid, i), t, max_new_tokens)
-            for p in prompts
-            for i, t in enumerate(temperatures)
-        ]
+        requests = draw.requests(self.seed, step, prompts)
+        score = self.failure_score
+        return self.answered(step, prompts, requests, baseline=draw.baseline, failure_score=score, seen=seen)
 
     def answered(
         self,

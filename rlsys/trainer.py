@@ -17,6 +17,7 @@ from rlsys.config import Config
 from rlsys.credit import CreditAssignment
 from rlsys.data import Dataset
 from rlsys.diagnosis import disagreement
+from rlsys.draw import Draw
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.early_scores import Scoring
 from rlsys.evaluation import HeldOut, evaluate
@@ -60,6 +61,7 @@ class Trainer:
         self.train_data, self.evals = train, evals
         self.rollout, self.policy, self.reference, self.critic = rollout, policy, reference, critic
         self.collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
+        self.draw = Draw.of(config)
         self.scoring = Scoring(config, policy, reference)
         self.credit = CreditAssignment(config)
         self.timetable = Timetable.of(config)
@@ -195,20 +197,12 @@ class Trainer:
     @recorded(of_step, name="collect")
     def sample(self, step: int) -> Batch:
         """The judged samples of a step. Which prompts those are follows from the seed and from what came before."""
-        t, r, d = self.config.trainer, self.config.rollout, self.config.dynamic_sampling
+        t, d = self.config.trainer, self.config.dynamic_sampling
 
         def ask(count: int) -> Batch:
             prompts = self.train_data.take(self.asked, count)
             self.asked += count
-            batch = self.collector.collect(
-                step,
-                prompts,
-                samples=t.samples_per_prompt,
-                temperature=r.temperature,
-                max_new_tokens=r.max_new_tokens,
-                greedy=self.config.algorithm.advantage == "remax",
-                seen=seen,
-            )
+            batch = self.collector.collect(step, prompts, self.draw, seen)
             return replace(batch, position=self.asked)
 
         self.rollout.generating()

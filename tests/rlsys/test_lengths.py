@@ -1,6 +1,7 @@
 from fakes import FakeRewards, FakeRollout, make_dataset, make_prompt, make_sample
 
 from rlsys.config import Reward
+from rlsys.draw import Draw
 from rlsys.lengths import Lengths
 from rlsys.pipeline import Collector
 
@@ -40,7 +41,7 @@ def test_what_is_expected_changes_the_order_of_asking_and_nothing_else():
         prompts = make_dataset(4).take(0, 4)
         if known:
             collector.lengths.seen(prompts, [make_sample(p.uid, text="4" * i) for i, p in enumerate(prompts, 1)])
-        batch = collector.collect(1, prompts, samples=2, temperature=1.0, max_new_tokens=7)
+        batch = collector.collect(1, prompts, Draw(2, 1.0, max_new_tokens=7))
         found.append([(s.uid, s.index, s.text) for s in batch.samples])
         asked = list(dict.fromkeys(r.uid for r in rollout.requests[0]))
         assert asked == (uids(prompts)[::-1] if known else uids(prompts))

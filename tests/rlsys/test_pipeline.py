@@ -6,6 +6,7 @@ import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
 from rlsys.config import Reward
+from rlsys.draw import Draw
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.failures import Abandoned, WorkerLost
 from rlsys.pipeline import Collector, Pipeline, RewardFailure, Timetable
@@ -18,9 +19,7 @@ from rlsys.types import Verdict
 def collect(rewards=None, *, prompts=None, samples: int = 4, share: float = 0.5, step=1, seed: int = 0):
     rollout = FakeRollout([])
     collector = Collector(rollout, rewards or FakeRewards(), seed=seed, reward=Reward(max_failure_share=share))
-    batch = collector.collect(
-        step, prompts or make_dataset(3).take(0, 3), samples=samples, temperature=1.0, max_new_tokens=7
-    )
+    batch = collector.collect(step, prompts or make_dataset(3).take(0, 3), Draw(samples, 1.0, max_new_tokens=7))
     return batch, rollout
 
 
@@ -112,7 +111,7 @@ def test_one_failure_stops_a_run_that_is_told_to_abort():
 
 def test_a_failed_verdict_may_be_given_a_score_and_is_counted_all_the_same(tmp_path):
     collector = Collector(FakeRollout([]), broken_once(), seed=0, reward=Reward(on_failure="score: -0.5"))
-    batch = collector.collect(1, make_dataset(3).take(0, 3), samples=4, temperature=1.0, max_new_tokens=7)
+    batch = collector.collect(1, make_dataset(3).take(0, 3), Draw(4, 1.0, max_new_tokens=7))
     assert (len(batch.samples), batch.rewards[6], batch.failures) == (12, -0.5, {"timeout": 1})
     write_samples(tmp_path / "step.parquet", batch)
     kept = [saved.verdict for saved in saved_samples(tmp_path / "step.parquet")]
@@ -134,7 +133,7 @@ def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
 
     rewards = FakeRewards()
     Collector(Watching([]), rewards, seed=0, reward=Reward(max_failure_share=0)).collect(
-        1, make_dataset(3).take(0, 3), samples=2, temperature=1.0, max_new_tokens=7
+        1, make_dataset(3).take(0, 3), Draw(2, 1.0, max_new_tokens=7)
     )
     assert seen == [0, 2, 4]
 
@@ -147,7 +146,7 @@ def test_an_engine_that_loses_a_sample_is_noticed():
 
     with pytest.raises(RuntimeError, match="4 samples were asked for, 3 came back"):
         Collector(Losing([]), FakeRewards(), seed=0, reward=Reward(max_failure_share=0)).collect(
-            1, [make_prompt()], samples=4, temperature=1.0, max_new_tokens=7
+            1, [make_prompt()], Draw(4, 1.0, max_new_tokens=7)
         )
 
 
