@@ -61,17 +61,17 @@ def check(config: Config, console: Console) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-check-") as logs,
         Progress(console, 0) as progress,
-        ray_session(config, Path(logs)) as ray,
+        ray_session(config, Path(logs)) as session,
     ):
         model = find_model(config, progress.note)
         tokenizer, window = load_tokenizer(model, config), load_window(model, config)
         prompts = datasets.load(config, tokenizer, window, progress.note).train.take(0, PROMPTS)
         trial = Trial(config, made_up(config, prompts, vocabulary(model, tokenizer, config)))
-        gpus = int(ray.cluster_resources().get("GPU", 0)) if config.cluster.device == "gpu" else None
+        gpus = int(session.ray.cluster_resources().get("GPU", 0)) if config.cluster.device == "gpu" else None
         if gpus == 0:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
         watch = Watch(Path(logs), note=progress.note)
-        lines = list(measured(trial, ray, watch, model, rank_counts(config.policy.ranks, gpus)))
+        lines = list(measured(trial, session, watch, model, rank_counts(config.policy.ranks, gpus)))
     return show(trial, lines, time.monotonic() - began, console)
 
 
@@ -148,12 +148,12 @@ def rank_counts(own: int, gpus: int | None) -> list[int]:
     return [n for n in sorted({1, 2, own}) if gpus is None or n <= gpus]
 
 
-def measured(trial: Trial, ray: Any, watch: Any, model: str, counts: list[int]) -> Iterator[Line]:
+def measured(trial: Trial, session: Any, watch: Any, model: str, counts: list[int]) -> Iterator[Line]:
     """One line after the other. The first ranks' first answer is what all are compared with."""
     reference: Any = None
     own = trial.config.policy.tokens_per_pack
     for count in counts:
-        with ranks_of(trial.config, ray, watch, count) as ranks:
+        with ranks_of(trial.config, session, watch, count) as ranks:
             for stage in STAGES:
                 watch.note(f"{count} {'rank' if count == 1 else 'ranks'}, ZeRO {stage}")
                 ranks.all("build", model, stage)
@@ -172,18 +172,23 @@ def measured(trial: Trial, ray: Any, watch: Any, model: str, counts: list[int]) 
 
 
 @contextlib.contextmanager
-def ranks_of(config: Config, ray: Any, watch: Any, count: int) -> Iterator[Any]:
+def ranks_of(config: Config, session: Any, watch: Any, count: int) -> Iterator[Any]:
     """So many ranks that have met."""
     from launch.cluster import Actors
     from workers.gradients import GradientRank
+    from workers.nursery import MODELS
     from workers.ranks import Ranks
 
     config = replace(config, policy=replace(config.policy, ranks=count))
     cpu = config.cluster.device == "cpu"
     environment = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
-    actors = Actors(ray, config, watch)
+    actors = Actors(session, config, watch)
     spawn = actors.spawner(
-        GradientRank, lambda _: {} if cpu else {"num_gpus": 1}, environment, lambda name: [int(name.rpartition("-")[2])]
+        GradientRank,
+        lambda _: {} if cpu else {"num_gpus": 1},
+        environment,
+        lambda name: [int(name.rpartition("-")[2])],
+        born=MODELS,
     )
     watch.note(f"starting {count} {'rank' if count == 1 else 'ranks'}")
     try:

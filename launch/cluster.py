@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.local_ray import address_for_commands, ray_session, remove_leftovers
+from launch.local_ray import Session, address_for_commands, ray_session, remove_leftovers
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.progress import Note
 from rlsys.rewards.settings import services
 from workers.critic import CriticGroup, CriticRank
+from workers.nursery import ENGINES, MODELS, executable
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
@@ -49,7 +50,7 @@ class Cluster:
             self.critic.start(self.model)
         self.rollout.start(self.model, self.transport, longest_prompt)
         if self.policy:
-            self.policy.connect()
+            self.policy.connect(self.rollout)
         self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
         return self
 
@@ -64,21 +65,22 @@ def started(config: Config, watch: Watch, *, model: str = "", training: bool = T
                 f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
             )
     watch.note("starting Ray")
-    with ray_session(config, watch.logs) as ray:
-        address = address_for_commands(ray)
+    with ray_session(config, watch.logs) as session:
+        address = address_for_commands(session.ray)
         watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
-        actors = Actors(ray, config, watch)
+        actors = Actors(session, config, watch)
         try:
-            yield _spawn(ray, config, watch, actors, model, training)
+            yield _spawn(session.ray, config, watch, actors, model, training)
         finally:
+            watch.stop.end()
             actors.end()
 
 
 class Actors:
     """Every actor of the run, by the name of its worker."""
 
-    def __init__(self, ray: Any, config: Config, watch: Watch):
-        self.ray, self.config, self.logs = ray, config, str(watch.logs)
+    def __init__(self, session: Session, config: Config, watch: Watch):
+        self.ray, self.nursery, self.config, self.logs = session.ray, session.nursery, config, str(watch.logs)
         self.all: list[Any] = []
         self.started: Counter[str] = Counter()
 
@@ -88,13 +90,20 @@ class Actors:
         options: Callable[[str], dict[str, Any]],
         environment: dict[str, str],
         numbers: Callable[[str], Iterable[int]] = lambda name: map(int, name.split("-")[1:]),
+        born: str = "",
     ) -> Callable[[str], Any]:
-        """`spawn("rollout-1")` starts a worker of this kind; and again, where the one before it was lost."""
+        """`spawn("rollout-1")` starts a worker of this kind; and again, where the one before it was lost.
+
+        `born` is the kind of nursery that it comes from, where there is one.
+        """
+        runtime: dict[str, Any] = {"env_vars": environment}
+        if born and self.nursery:
+            runtime["py_executable"] = executable(self.nursery, born)
 
         def spawn(name: str) -> Any:
             self.started[name] += 1
             again = f"-again-{self.started[name] - 1}" if self.started[name] > 1 else ""
-            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": {"env_vars": environment}}
+            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime}
             actor = (
                 self.ray.remote(kind).options(**settings | options(name)).remote(self.config, *numbers(name), self.logs)
             )
@@ -129,14 +138,15 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     def judging(name: str) -> dict[str, Any]:
         return OPTIONS | places.reward(gpus[numbers(name)[0]])
 
-    engine = actors.spawner(RolloutWorker, places.engine, CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT)
-    rollout = RolloutGroup(config, engine, watch)
-    rank = actors.spawner(PolicyRank, places.rank, threads)
-    policy = PolicyGroup(config, rank, rollout, watch) if training else None
-    scorer = actors.spawner(ReferenceWorker, lambda _: places.reference(), threads)
+    # As many as there are cores come up at a time, in this order; engines import most.
+    rank = actors.spawner(PolicyRank, places.rank, threads, born=MODELS)
+    policy = PolicyGroup(config, rank, watch) if training else None
+    scorer = actors.spawner(ReferenceWorker, lambda _: places.reference(), threads, born=MODELS)
     reference = Reference(config, scorer, watch) if referenced else None
-    critics = actors.spawner(CriticRank, places.critic, threads)
+    critics = actors.spawner(CriticRank, places.critic, threads, born=MODELS)
     critic = CriticGroup(config, critics, watch) if criticised else None
+    engine = actors.spawner(RolloutWorker, places.engine, CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, born=ENGINES)
+    rollout = RolloutGroup(config, engine, watch)
     rewards = RewardPool(config, actors.spawner(RewardWorker, judging, {}, numbers), watch)
 
     path = model or find_model(config, watch.note)

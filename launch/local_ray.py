@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,22 @@ import psutil
 
 from rlsys.config import Config, ConfigError
 from rlsys.failures import WorkerLost
+from workers.engines import CPU_ENVIRONMENT
+from workers.nursery import begin
 from workers.process import port_is_taken
 
 
+@dataclass(frozen=True)
+class Session:
+    """A Ray that this process is connected to."""
+
+    ray: Any  # the module
+    nursery: Path | None = None  # where workers can be forked, see workers/nursery.py
+
+
 @contextlib.contextmanager
-def ray_session(config: Config, logs: Path) -> Iterator[Any]:
-    """Connects to `cluster.address` or RAY_ADDRESS, or starts a private Ray. Yields the ray module."""
+def ray_session(config: Config, logs: Path) -> Iterator[Session]:
+    """Connects to `cluster.address` or RAY_ADDRESS, or starts a private Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late call after the end must not start another Ray
@@ -41,7 +52,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
                 f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]})."
             ) from None
         try:
-            yield ray
+            yield Session(ray)
         finally:
             ray.shutdown()
         return
@@ -59,6 +70,10 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
     os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor")}
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
     keep_token_private()
+    nursery = folder / "n" if config.cluster.device == "cpu" else None
+    if nursery:
+        nursery.mkdir()
+        begin(nursery, CPU_ENVIRONMENT)  # its imports go on while Ray comes up
     try:
         with on_loopback(), slowness_is_a_loss():
             ray.init(
@@ -73,7 +88,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Any]:
                 object_store_memory=object_store_bytes(),
             )
         signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
-        yield ray
+        yield Session(ray, nursery)
     finally:
         with uninterrupted():
             children = psutil.Process().children(recursive=True)

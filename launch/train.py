@@ -67,6 +67,7 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) ->
     try:
         with started(config, watch) as cluster:
             run.event("start", ray=cluster.address)
+            run.prepare()
             prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
             cluster.ready(prompts.longest_prompt)
             assert cluster.policy is not None

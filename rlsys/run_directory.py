@@ -12,13 +12,12 @@ import os
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rlsys import config_load, timeline
 from rlsys.config import Config, ConfigError
-from rlsys.samples import write_samples
+from rlsys.samples import prepare_writing, write_samples
 from rlsys.secrets import cleared
 from rlsys.types import Batch, Floats
 
@@ -96,7 +95,6 @@ class RunDirectory:
             timeline.begin("driver", self.logs)
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")
             self._writing: Future[None] | None = None
-            self._writer.submit(import_module, "pyarrow.parquet")  # slow, and not to be waited for in a step
         except PermissionError as error:  # the directory is another user's, the lock in it open to all
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
@@ -118,6 +116,10 @@ class RunDirectory:
         self._writer.shutdown()
         timeline.end()
         self._lock.close()
+
+    def prepare(self) -> None:
+        """While others do something."""
+        self._writer.submit(prepare_writing)
 
     @property
     def logs(self) -> Path:

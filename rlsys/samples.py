@@ -34,6 +34,14 @@ class Saved:
     advantage: float | None
 
 
+def prepare_writing() -> None:
+    """What is slow about the first of them, and not to be waited for in a step: with its first list pyarrow imports pandas."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.array([0])
+
+
 @recorded()
 def write_samples(target: Path, batch: Batch, advantages: Floats | None = None) -> None:
     """Every sample of a batch, groups standing together; written aside and renamed."""

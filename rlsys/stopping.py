@@ -19,6 +19,10 @@ class Stop:
             self.grace_s = grace_s
             self.until = time.monotonic() + grace_s
 
+    def end(self) -> None:
+        """The run is over, whatever for: what other threads still wait for need not come any more."""
+        self.until, self.grace_s, self.working, self.saving = time.monotonic(), 0.0, False, False
+
     @property
     def requested(self) -> bool:
         return self.until is not None

@@ -68,7 +68,11 @@ class Crew:
         return {name: found[name] for name in names}
 
     def replace(self, lost: dict[str, WorkerLost], asked: dict[str, Any]) -> None:
-        """Other processes take the places of these, and come to where they were. `asked` are the actors that were lost."""
+        """Other processes take the places of these, and come to where they were. `asked` are the actors that were lost.
+
+        Unless the run is over, which is what ended them.
+        """
+        self.watch.stop.check()
         with self.lock:
             if lost := {n: why for n, why in lost.items() if self.actors[n] is asked[n]}:  # who is still in its place
                 self._replace(lost)

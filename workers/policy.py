@@ -170,8 +170,8 @@ class PolicyRank:
 class PolicyGroup:
     """All ranks as one, for the driver. Implements `rlsys.interfaces.Policy`."""
 
-    def __init__(self, config: Config, spawn: Callable[[str], Any], engines: RolloutGroup, watch: Watch):
-        self.config, self.engines, self.watch = config, engines, watch
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
+        self.config, self.watch = config, watch
         self.ranks = config.policy.ranks
         self.all = Ranks("policy", self.ranks, config, spawn, watch)
 
@@ -179,8 +179,9 @@ class PolicyGroup:
         self.concurrent = SENDERS[transport].concurrent
         self.all.start(model, transport)
 
-    def connect(self) -> None:
-        """Introduces the ranks to the engines."""
+    def connect(self, engines: RolloutGroup) -> None:
+        """Introduces the ranks to the engines, which take their weights from now on."""
+        self.engines = engines
         self.invitations = self.all.all("invite")
         limit = self.config.cluster.start_timeout_s
         if self.concurrent:

@@ -21,8 +21,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "trivial.py").write_text("def trivial(completion):\n    return 1.0\n")
         config = load(ROOT / "configs" / "tiny_cpu.yaml", [f"reward.functions={folder}/trivial.py:trivial"])
-        with ray_session(config, Path(folder)) as ray:
-            kind = ray.remote(RewardWorker).options(num_cpus=0, **OPTIONS)
+        with ray_session(config, Path(folder)) as session:
+            kind = session.ray.remote(RewardWorker).options(num_cpus=0, **OPTIONS)
             watch = Watch(Path(folder))
             pool = RewardPool(config, lambda name: kind.remote(config, *numbers(name), folder), watch)
             pool.start()

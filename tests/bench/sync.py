@@ -87,8 +87,8 @@ def main() -> None:
     asked = parser.parse_args()
     settings = [f"policy.ranks={asked.ranks}", f"policy.zero_stage={asked.stage}", "policy.threads=1"]
     config = load(CONFIG, [*settings, "rollout.engines=1", f"rollout.dtype={asked.dtype}"])
-    with tempfile.TemporaryDirectory() as name, ray_session(config, Path(name)) as ray:
-        model = Path(name) / "model"
+    with tempfile.TemporaryDirectory() as name, ray_session(config, Path(name)) as session:
+        ray, model = session.ray, Path(name) / "model"
         count = save_model(model, asked.layers)
         print(f"{count / 1e6:.0f} M parameters, {asked.dtype}, {asked.transport}, ZeRO {asked.stage}", flush=True)
 

@@ -39,7 +39,7 @@ def ray(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -
     from launch.local_ray import ray_session
 
     with ray_session(tiny(), tmp_path_factory.mktemp("ray")) as session:
-        yield session
+        yield session.ray
 
 
 @pytest.fixture(scope="session")
@@ -83,10 +83,10 @@ def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., 
         def rank(name: str) -> Any:
             return shared(f"{name} of {config.policy.ranks}", again.PolicyAgain, config, int(name.split("-")[1]))
 
-        group = PolicyGroup(config, rank, engines or NoEngines(), Watch(logs))
+        group = PolicyGroup(config, rank, Watch(logs))
         group.all.all("become", config)
         group.start(model, transport)
-        group.connect()
+        group.connect(engines or NoEngines())
         return group
 
     return start

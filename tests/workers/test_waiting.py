@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,18 @@ def test_a_crew_whose_new_workers_die_too_gives_up(start: Callable[[str], Any], 
     with pytest.raises(WorkerLost, match="working: a-0 died"):
         crew.call("die", doing="working")
     assert len(watch.events) == 2, "three tries"
+
+
+def test_nobody_is_replaced_when_the_run_is_over(ray: Any, start: Callable[[str], Any], tmp_path: Path) -> None:
+    """Its workers are ended then, and a thread of the driver may still wait for one."""
+    watch = Told(tmp_path, stall_s=60)
+    crew = Crew(["a-0"], start, watch)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(crew.call, "think_about_it", doing="scoring")
+        time.sleep(1)
+        watch.stop.end()
+        ray.kill(crew.actors["a-0"])
+        with pytest.raises(Abandoned):
+            waiting.result(timeout=10)
+    assert not watch.events
+    assert not watch.notes

@@ -1,0 +1,193 @@
+"""Workers forked from a process that has imported what they need: on one machine, imports are most of what a start costs.
+
+    driver ─ starts ─▶ nursery: torch, transformers, deepspeed ─ forks ─▶ policy-0, policy-1, reference
+                          └─ forks ─▶ nursery: vLLM as well ─ forks ─▶ rollout-0, rollout-1
+
+Ray starts a worker by a command, the `py_executable` of its runtime environment. That command is this file, run as a script: it sends
+its arguments, environment and folder to a nursery, which forks the worker, and then it lives and ends as the worker does.
+Where no nursery answers it becomes the worker itself, which takes longer and is the same otherwise.
+
+A worker ends with its nursery, and the nursery with the driver.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+MODELS, ENGINES = KINDS = ("models", "engines")  # what a nursery is for, and the name of its socket
+PR_SET_PDEATHSIG = 1
+
+
+def begin(folder: Path, environment: dict[str, str]) -> None:
+    """Starts the nurseries, with sockets in this folder. They have this environment until they are a worker."""
+    import subprocess
+
+    command = [sys.executable, "-m", "workers.nursery", "serve", str(folder), str(os.getpid())]
+    with (folder / "log").open("w") as log:
+        subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def executable(folder: Path, kind: str) -> str:
+    """The command that starts a worker of this kind, as a shell reads it."""
+    import shlex
+
+    return shlex.join([sys.executable, "-I", "-S", __file__, str(folder / kind)])
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def ask(door: str, arguments: list[str]) -> int:
+    """Has the worker forked. Returns its exit code when it has ended."""
+    words = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    begun = end = b""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
+        line.connect(door)
+        line.sendall(json.dumps(words).encode() + b"\n")
+        begun, end = line.recv(1), line.recv(1)
+    if not begun:
+        os.execv(sys.executable, [sys.executable, *arguments])
+    return end[0] if end else 1
+
+
+# --- the nursery -----------------------------------------------------------------------------------------------------
+
+
+def serve(folder: Path, driver: int) -> None:
+    """Imports, then forks whoever is asked for. Who asks before that waits."""
+    import gc
+
+    gc.disable()  # imports make a million objects and no garbage
+    die_with(driver)
+    doors = {kind: socket.socket(socket.AF_UNIX) for kind in KINDS}
+    for kind, door in doors.items():
+        door.bind(str(folder / kind))
+        door.listen(64)
+    sys.modules["ray"] = None  # type: ignore[assignment]  # it reads a worker's environment when it is imported; vLLM does without
+    import torch  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    nursery = os.getpid()
+    if os.fork():
+        import deepspeed  # noqa: F401
+
+        kind = MODELS
+    else:
+        die_with(nursery)
+        import vllm.v1.worker.cpu_worker  # noqa: F401
+        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
+
+        kind = ENGINES
+    del sys.modules["ray"]
+    for other in set(KINDS) - {kind}:
+        doors[other].close()
+    gc.collect()
+    gc.freeze()  # what is shared stays shared
+    Nursery(doors[kind]).run()
+
+
+class Nursery:
+    def __init__(self, door: socket.socket):
+        self.door, self.pid = door, os.getpid()
+        self.children: dict[socket.socket, int] = {}  # by the line to who asked for it, the process
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(door, selectors.EVENT_READ, self.admit)
+
+    def run(self) -> None:
+        while True:
+            for key, _ in self.selector.select():
+                key.data()
+
+    def admit(self) -> None:
+        """Somebody asks for a worker."""
+        line, _ = self.door.accept()
+        words = hear(line)
+        if not words:
+            return line.close()
+        if not (pid := os.fork()):
+            self.leave(line)
+            become(words, self.pid)
+        print(f"process {pid} is a worker now", flush=True)
+        end = os.pidfd_open(pid)
+        self.children[line] = pid
+        self.selector.register(line, selectors.EVENT_READ, lambda: os.kill(pid, signal.SIGKILL))  # who asked is gone
+        self.selector.register(end, selectors.EVENT_READ, lambda: self.part(line, end))
+        line.send(b".")
+
+    def part(self, line: socket.socket, end: int) -> None:
+        """A worker has ended."""
+        pid, status = os.waitpid(self.children.pop(line), 0)
+        code = os.waitstatus_to_exitcode(status)
+        print(f"process {pid} has ended with {code}", flush=True)
+        for open_one in (line, end):
+            self.selector.unregister(open_one)
+        with contextlib.suppress(OSError):
+            line.send(bytes([code if code >= 0 else 128 - code]))
+        line.close()
+        os.close(end)
+
+    def leave(self, line: socket.socket) -> None:
+        """In a new worker: what is the nursery's only."""
+        for key in list(self.selector.get_map().values()):
+            os.close(key.fd)
+        self.selector.close()
+        line.close()
+
+
+def hear(line: socket.socket) -> dict[str, Any]:
+    """What is asked for; nothing where who asked has gone."""
+    with line.makefile("rb") as words:
+        text = words.readline()
+    return json.loads(text) if text.endswith(b"\n") else {}
+
+
+def become(words: dict[str, Any], nursery: int) -> None:
+    """Python from here on, as if it had just been started with these arguments."""
+    import gc
+    import random
+    import runpy
+
+    die_with(nursery)
+    os.setpgid(0, 0)  # Ray ends what a worker leaves behind by its group
+    os.environ.clear()
+    os.environ.update(words["environment"])
+    os.chdir(words["folder"])
+    sys.argv = words["arguments"]
+    random.seed()
+    gc.enable()
+    code = 1
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def die_with(process: int) -> None:
+    """If it ends, so does this one."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != process:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        sys.exit(ask(sys.argv[1], sys.argv[2:]))
