@@ -103,26 +103,41 @@ def running(path: Path, *overrides: str, **more: Any) -> Iterator[Run]:
             run.end()
 
 
-@contextlib.contextmanager
-def tidy() -> Iterator[dict[str, str]]:
-    """The environment of runs, with a temporary directory of its own. In the end nothing of them may be left: no process (they
-    all inherit the variable), no shared memory, no temporary file."""
-    temporary = Path(tempfile.mkdtemp(prefix="t-"))
-    before = set(Path("/dev/shm").iterdir())
+class Apart:
+    """Runs with a temporary directory of their own, by which all of their processes, who inherit it, are known."""
 
-    def left() -> list[str]:
-        files = [*temporary.iterdir(), *(set(Path("/dev/shm").iterdir()) - before)]
-        processes = [f"process {p.pid} {p.name()}" for p in psutil.process_iter() if belongs(p, temporary)]
+    def __init__(self, temporary: Path):
+        self.temporary, self.before = temporary, set(Path("/dev/shm").iterdir())
+        self.environment = os.environ | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
+
+    def left(self, patience_s: float = 10) -> list[str]:
+        """Processes, shared memory and temporary files that have not gone by then."""
+        deadline = time.monotonic() + patience_s
+        while (found := self.there()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def there(self) -> list[str]:
+        files = [*self.temporary.iterdir(), *(set(Path("/dev/shm").iterdir()) - self.before)]
+        processes = [f"process {p.pid} {p.name()}" for p in psutil.process_iter() if belongs(p, self.temporary)]
         return processes + [str(file) for file in files]
 
+
+@contextlib.contextmanager
+def apart() -> Iterator[Apart]:
+    temporary = Path(tempfile.mkdtemp(prefix="t-"))
     try:
-        yield os.environ | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
-        deadline = time.monotonic() + 10
-        while left() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert left() == []
+        yield Apart(temporary)
     finally:
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def tidy() -> Iterator[dict[str, str]]:
+    """The environment of runs of which nothing may be left in the end."""
+    with apart() as place:
+        yield place.environment
+        assert place.left() == []
 
 
 def belongs(process: psutil.Process, temporary: Path) -> bool:

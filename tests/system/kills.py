@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from killing import STEPS, Run, require_equal
-from soak import leftovers
+from killing import STEPS, Run, apart, require_equal
 
 LAST = 10  # step
 OPTIONS = [*STEPS, "run.max_restarts=100"]
@@ -42,13 +41,10 @@ def main(runs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
         assert run.wait() == 0, run.text()
     for number in range(runs):
         kind = list(KINDS)[number % len(KINDS)]
-        before = leftovers()
-        found.append(
-            {"run": number, "kind": kind} | disturbed(Run(folder / f"{number}", *OPTIONS, *KINDS[kind]), seed + number)
-        )
+        with apart() as place:
+            run = Run(folder / f"{number}", *OPTIONS, *KINDS[kind], environment=place.environment)
+            found.append({"run": number, "kind": kind} | disturbed(run, seed + number) | {"left": place.left()})
         found[-1]["equal"] = equal(alone[kind], folder / f"{number}")
-        time.sleep(3)
-        found[-1]["left"] = sorted(leftovers() - before)
         print(json.dumps(found[-1]), flush=True)
     return found
 
@@ -101,9 +97,12 @@ def kill(run: Run, rng: random.Random) -> tuple[int, str]:
 
 
 def name(process: psutil.Process) -> str:
-    """`ray::PolicyRank.update`, `raylet`, `python`"""
+    """`ray::PolicyRank.update`, `raylet`, `workers.nursery`, `log_monitor.py`"""
     with contextlib.suppress(psutil.Error, IndexError):
-        return Path(process.cmdline()[0]).name
+        words = process.cmdline()
+        modules = [after for word, after in zip(words, words[1:], strict=False) if word == "-m"]
+        scripts = [Path(word).name for word in words[1:] if word.endswith(".py")]
+        return [*modules, *scripts, Path(words[0]).name][0]
     return "gone"
 
 

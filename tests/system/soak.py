@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-from killing import Run
+from killing import Apart, Run, apart
 
 WORKERS = ["rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "policy-0", "policy-1"]
 WARM_UP = 20  # steps of a process's life in which its memory may grow
@@ -35,14 +35,14 @@ class Record:
     )
 
 
-def soak(path: Path, *, steps: int, every: int, seed: int) -> dict[str, Any]:
+def soak(path: Path, place: Apart, *, steps: int, every: int, seed: int) -> dict[str, Any]:
     """Runs it, and returns what was found."""
     rng, record = random.Random(seed), Record()
-    before = leftovers()
     run = Run(
         path,
         *[f"trainer.steps={steps}", f"run.max_restarts={steps}", f"checkpoint.every={max(every // 2, 1)}"],
         *["trainer.prompts_per_step=16", f"eval.every={max(steps // 4, 1)}", "policy.lr_schedule=constant"],
+        environment=place.environment,
     ).start()
     began, due = time.monotonic(), every
     try:
@@ -59,8 +59,6 @@ def soak(path: Path, *, steps: int, every: int, seed: int) -> dict[str, Any]:
     finally:
         if run.process.poll() is None:
             run.end()
-    time.sleep(3)
-    left = sorted(leftovers() - before)
     lines = [line for line in run.lines() if "eval/zigzag/accuracy" in line]
     return {
         "steps": steps,
@@ -74,7 +72,7 @@ def soak(path: Path, *, steps: int, every: int, seed: int) -> dict[str, Any]:
         "restarts": len(run.events("restart")),
         "growth_mib_per_100_steps": {name: growth(own) for name, own in sorted(record.memory.items())},
         "growth_within_a_life": {name: growth_within(own) for name, own in sorted(record.memory.items())},
-        "left": left,
+        "left": place.left(),
         "words": "" if run.process.returncode == 0 else run.text()[-2000:],
     }
 
@@ -132,22 +130,12 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
     return round(float(np.polyfit(steps, sizes, 1)[0] * 100), 3)
 
 
-def leftovers() -> set[str]:
-    """Shared memory, temporary folders of runs, and processes of this package."""
-    files = {str(p) for p in Path("/dev/shm").iterdir()} | {str(p) for p in Path("/tmp").glob("rlsys-*")}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("TMPDIR", "").find("/rlsys-") >= 0 and process.status() != psutil.STATUS_ZOMBIE:
-                files.add(f"{process.pid} {process.name()}")
-    return files
-
-
 if __name__ == "__main__":
     import tempfile
 
     steps, every, seed, target = (int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
-    with tempfile.TemporaryDirectory() as folder:
-        found = soak(Path(folder) / "run", steps=steps, every=every, seed=seed)
+    with tempfile.TemporaryDirectory() as folder, apart() as place:
+        found = soak(Path(folder) / "run", place, steps=steps, every=every, seed=seed)
     target.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
     sys.exit(found["exit"])

@@ -13,6 +13,7 @@ from rlsys.config import Config
 from rlsys.config_load import load
 from workers.critic import CriticGroup
 from workers.engines import CPU_ENVIRONMENT
+from workers.nursery import ENGINES, MODELS, executable
 from workers.policy import PolicyGroup
 from workers.rollout import RolloutGroup, RolloutWorker
 from workers.waiting import Watch
@@ -35,11 +36,29 @@ def model() -> str:
 
 
 @pytest.fixture(scope="session")
-def ray(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def session(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from launch.local_ray import ray_session
 
     with ray_session(tiny(), tmp_path_factory.mktemp("ray")) as session:
-        yield session.ray
+        yield session
+
+
+@pytest.fixture(scope="session")
+def ray(session: Any) -> Any:
+    return session.ray
+
+
+@pytest.fixture(scope="session")
+def born(session: Any) -> Callable[[dict[str, str] | None], dict[str, Any]]:
+    """Ray's options of a process with this environment, forked as those of a run are."""
+
+    def options(environment: dict[str, str] | None) -> dict[str, Any]:
+        kind = ENGINES if environment == CPU_ENVIRONMENT else MODELS
+        command = executable(session.nursery, kind)
+        variables = environment or {"OMP_NUM_THREADS": "1"}
+        return {"num_cpus": 0, "runtime_env": {"env_vars": variables, "py_executable": command}}
+
+    return options
 
 
 @pytest.fixture(scope="session")
@@ -49,15 +68,14 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared(ray: Any, logs: Path) -> Iterator[Callable[..., Any]]:
+def shared(ray: Any, born: Callable[..., dict[str, Any]], logs: Path) -> Iterator[Callable[..., Any]]:
     """`shared("policy-0 of 2", PolicyAgain, config, 0)` is an actor that all tests have in common."""
     actors: dict[str, Any] = {}
     ray.cloudpickle.register_pickle_by_value(again)  # workers do not find tests
 
     def get(key: str, kind: type, config: Config, index: int, environment: dict[str, str] | None = None) -> Any:
         if key not in actors:
-            options = {"num_cpus": 0, "runtime_env": {"env_vars": environment or {"OMP_NUM_THREADS": "1"}}}
-            actors[key] = ray.remote(kind).options(**options).remote(config, index, str(logs))
+            actors[key] = ray.remote(kind).options(**born(environment)).remote(config, index, str(logs))
         return actors[key]
 
     yield get
@@ -130,7 +148,7 @@ def engines(
 
 
 @pytest.fixture
-def spawn(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def spawn(ray: Any, born: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`spawn(PolicyRank, config, 0)` starts an actor that is killed after the test."""
     actors = []
 
@@ -141,8 +159,7 @@ def spawn(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         environment: dict[str, str] | None = None,
         ray_options: dict[str, Any] | None = None,
     ) -> Any:
-        options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": environment or {"OMP_NUM_THREADS": "1"}}}
-        options |= ray_options or {}
+        options = born(environment) | (ray_options or {})
         actors.append(ray.remote(kind).options(**options).remote(config, *arguments, str(tmp_path)))
         return actors[-1]
 

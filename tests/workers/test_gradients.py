@@ -69,10 +69,10 @@ def trial(tiny: Callable[..., Config]) -> check.Trial:
 
 
 def test_stages_ranks_and_budgets_give_one_gradient(
-    trial: check.Trial, ray: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trial: check.Trial, session: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "STAGES", (0, 1, 3))
-    lines = list(check.measured(trial, ray, Watch(tmp_path), model, [1, 2]))
+    lines = list(check.measured(trial, session, Watch(tmp_path), model, [1, 2]))
     assert [(line.ranks, line.stage) for line in lines[::3]] == [(n, s) for n in (1, 2) for s in (0, 1, 3)]
     assert [line.budget for line in lines[:3]] == check.budgets(trial.inputs, 4096)
     for line in lines:
