@@ -7,6 +7,7 @@ all of them at once. Only after the last two is the command given again; from ev
 """
 
 import contextlib
+import itertools
 import json
 import random
 import sys
@@ -100,7 +101,7 @@ def name(process: psutil.Process) -> str:
     """`ray::PolicyRank.update`, `raylet`, `workers.nursery`, `log_monitor.py`"""
     with contextlib.suppress(psutil.Error, IndexError):
         words = process.cmdline()
-        modules = [after for word, after in zip(words, words[1:], strict=False) if word == "-m"]
+        modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
         scripts = [Path(word).name for word in words[1:] if word.endswith(".py")]
         return [*modules, *scripts, Path(words[0]).name][0]
     return "gone"
