@@ -32,6 +32,9 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         there = checkpoints.newest(lambda text: console.print(text, highlight=False, soft_wrap=True))
         done = there.step if there and not there.state["owed"] else 0
         if done >= last:
+            from launch.local_ray import remove_leftovers
+
+            remove_leftovers()  # where it was killed after its last step
             console.print(
                 f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew."
             )

@@ -70,6 +70,13 @@ def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(environment: dict[s
     assert [line["lag"] for line in alone.lines()[1:]] == [0] + [1] * 9
     assert all(line["groups/equal"] == 0 and line["kl"] == 0 for line in alone.lines()[1:])
     assert not (alone.path / "logs" / "reference.log").exists()
+    left = (
+        Path(environment["TMPDIR"]) / f"rlsys-{alone.process.pid}-left"
+    )  # as of a run that is killed after its last step
+    left.mkdir()
+    assert alone.start().wait() == 0, alone.text()
+    assert "finished: 10 steps are done" in alone.text()
+    assert not left.exists()
     with running(tmp_path / "run", *AHEAD, environment=environment) as run:
         run.until_step(3)
         run.kill("rollout-0", signal.SIGSTOP)
