@@ -70,7 +70,8 @@ def started(config: Config, watch: Watch, *, model: str = "", training: bool = T
         watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
         actors = Actors(session, config, watch)
         try:
-            yield _spawn(session.ray, config, watch, actors, model, training)
+            with session.looked_after(watch.stop):
+                yield _spawn(session.ray, config, watch, actors, model, training)
         finally:
             watch.stop.end()
             actors.end()

@@ -9,8 +9,9 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import psutil
 
 from rlsys.config import Config, ConfigError
 from rlsys.failures import WorkerLost
+from rlsys.stopping import Stop
 from workers.engines import CPU_ENVIRONMENT
 from workers.nursery import begin
 from workers.process import port_is_taken
+
+LOOK_S = 1.0  # between two looks at Ray's own processes
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,26 @@ class Session:
 
     ray: Any  # the module
     nursery: Path | None = None  # where workers can be forked, see workers/nursery.py
+    processes: Mapping[str, Any] = field(default_factory=dict)  # its own, by name; of a Ray that was joined, none
+
+    @contextlib.contextmanager
+    def looked_after(self, stop: Stop) -> Iterator[None]:
+        """Whoever waits is told when one of its processes has ended: Ray itself may wait on without a word."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_S):
+                for name, process in self.processes.items():
+                    if process.poll() is not None:
+                        return stop.lose(f"Ray's {name} has ended; its logs are in logs/ray of the run directory")
+
+        thread = threading.Thread(target=look, name="looks after Ray", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
 @contextlib.contextmanager
@@ -88,7 +112,8 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
                 object_store_memory=object_store_bytes(),
             )
         signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
-        yield Session(ray, nursery)
+        started = worker._global_node.all_processes
+        yield Session(ray, nursery, {name: started[name][0].process for name in ("gcs_server", "raylet")})
     finally:
         with uninterrupted():
             children = psutil.Process().children(recursive=True)

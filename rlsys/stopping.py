@@ -2,7 +2,7 @@
 
 import time
 
-from rlsys.failures import Abandoned
+from rlsys.failures import Abandoned, WorkerLost
 
 
 class Stop:
@@ -12,12 +12,17 @@ class Stop:
         self.until: float | None = None
         self.working = False  # whether a step is going on: else nothing is worth waiting for
         self.saving = False  # what is done is being saved: this gets the same grace again
+        self.lost = ""  # what the run cannot go on without
 
     def request(self, grace_s: float) -> None:
         """A second wish does not prolong the first."""
         if self.until is None:
             self.grace_s = grace_s
             self.until = time.monotonic() + grace_s
+
+    def lose(self, what: str) -> None:
+        """Nobody who waits will get an answer any more."""
+        self.lost = what
 
     def end(self) -> None:
         """The run is over, whatever for: what other threads still wait for need not come any more."""
@@ -28,7 +33,9 @@ class Stop:
         return self.until is not None
 
     def check(self) -> None:
-        """Raises `Abandoned` when the grace is over, or has no purpose."""
+        """Raises `Abandoned` when the grace is over, or has no purpose; `WorkerLost` when waiting has none."""
+        if self.lost:
+            raise WorkerLost(self.lost)
         if self.until is None:
             return
         over = time.monotonic() - self.until

@@ -70,15 +70,15 @@ class Crew:
     def replace(self, lost: dict[str, WorkerLost], asked: dict[str, Any]) -> None:
         """Other processes take the places of these, and come to where they were. `asked` are the actors that were lost.
 
-        Unless the run is over, which is what ended them.
+        Unless the run is over, or Ray is lost, which is what ended them.
         """
-        self.watch.stop.check()
         with self.lock:
             if lost := {n: why for n, why in lost.items() if self.actors[n] is asked[n]}:  # who is still in its place
                 self._replace(lost)
 
     def _replace(self, lost: dict[str, WorkerLost]) -> None:
         for attempt in range(1, TRIES + 1):
+            self.watch.stop.check()
             for name, why in lost.items():
                 first, _, more = str(why).partition("\n")
                 self.watch.note(f"{first}; another one takes its place")

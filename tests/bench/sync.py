@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from models import random_model
+
 from launch.local_ray import ray_session
 from rlsys.config_load import load
 from workers.engines import CPU_ENVIRONMENT
@@ -30,12 +32,9 @@ CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
 
 def save_model(folder: Path, layers: int) -> int:
     """Returns how many parameters it has."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     from rlsys.tiny import make_tokenizer
 
-    config = Qwen2Config(
+    model = random_model(
         vocab_size=151936,
         hidden_size=896,
         intermediate_size=4864,
@@ -44,13 +43,7 @@ def save_model(folder: Path, layers: int) -> int:
         num_key_value_heads=2,
         tie_word_embeddings=True,
         max_position_embeddings=512,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        dtype="float32",
     )
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return sum(p.numel() for p in model.parameters())

@@ -142,3 +142,37 @@ def test_a_ray_that_does_not_come_up_in_time_is_tried_again_and_one_that_is_aske
         raise Exception("the node timed out")  # as Ray does
     with pytest.raises(ValueError, match="no such port"), slowness_is_a_loss():
         raise ValueError("no such port")
+
+
+LOSES = """
+import sys, time
+from pathlib import Path
+import psutil
+from launch.local_ray import ray_session
+from rlsys.config_load import load
+from rlsys.failures import WorkerLost
+from rlsys.stopping import Stop
+
+with ray_session(load("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
+    stop = Stop()
+    with session.looked_after(stop):
+        time.sleep(1.5)
+        stop.check()
+        [victim] = [p for p in psutil.Process().children(recursive=True) if sys.argv[2] in " ".join(p.cmdline())]
+        victim.kill()
+        for _ in range(100):
+            time.sleep(0.1)
+            try:
+                stop.check()
+            except WorkerLost as why:
+                print(why, flush=True)
+                break
+"""
+
+
+@pytest.mark.parametrize("victim", ["ray::DashboardAgent", "gcs_server"])
+def test_whoever_waits_is_told_when_ray_has_lost_a_process_that_it_needs(tmp_path: Path, victim: str) -> None:
+    command = [sys.executable, "-c", LOSES, str(tmp_path), victim]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    # Ray itself may have ended the process by then
+    assert "has ended; its logs are in" in ended.stdout or ended.returncode, ended.stdout + ended.stderr

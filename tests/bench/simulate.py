@@ -1,0 +1,111 @@
+"""How well `rlsys plan --simulate` foretells real runs, and what running ahead gains: one engine on one core, one rank on another.
+
+    python tests/bench/simulate.py                   # 8 M parameters, about ten minutes
+    python tests/bench/simulate.py --rounds 3
+
+Costs are fitted to the runs with `pipeline.max_lag: 0` alone, those of the same round; every other way of running is then simulated
+with them and run for real, on the same prompts and lengths.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from models import CASES, PROMPT, save_case
+
+from launch import costs
+from launch.simulate import Loop
+from launch.synthetic import Lengths
+from rlsys.config import Data
+from rlsys.config_load import load
+
+HERE = Path(__file__).parent
+CONFIG = HERE / "trl" / "rlsys.yaml"
+MEAN, LONGEST = 60, 128  # tokens of completions
+ALONE = [
+    "rollout.engines=1",
+    "policy.ranks=1",
+    f"rollout.max_prompt_tokens={PROMPT}",
+    f"rollout.max_new_tokens={LONGEST}",
+]
+WAYS = {
+    "max_lag 0": ["pipeline.max_lag=0"],
+    "max_lag 1": ["pipeline.max_lag=1"],
+    "max_lag 2": ["pipeline.max_lag=2"],
+    "in flight, max_lag 1": ["pipeline.max_lag=1", "pipeline.in_flight=true"],
+    "oversample 0.25, max_lag 2": ["pipeline.max_lag=2", "pipeline.in_flight=true", "rollout.oversample=0.25"],
+}
+
+
+def run(settings: list[str], folder: Path, steps: int) -> dict[str, Any]:
+    """What `rlsys bench` says."""
+    out = folder / "figures.json"
+    command = [Path(sys.executable).with_name("rlsys"), "bench", CONFIG, *settings, "--steps", str(steps)]
+    command += ["--warmup", "4", "--prompt-tokens", str(PROMPT), "--ragged", f"{MEAN},{LONGEST}", "--json", out]
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent.parent,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    if ended.returncode:
+        raise SystemExit(f"{command} ended with {ended.returncode}:\n{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}")
+    return dict(json.loads(out.read_text()))
+
+
+def simulated(settings: list[str], figures: Path, steps: int) -> float:
+    """Seconds of a step."""
+    config = load(CONFIG, settings)
+    config = replace(config, data=Data(), rollout=replace(config.rollout, max_new_tokens=LONGEST))
+    lengths = Lengths(MEAN, LONGEST, config.run.seed)
+    return Loop(config, costs.read(figures, PROMPT), lengths, PROMPT).run(steps).seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=8, help="that count, of each run")
+    asked = parser.parse_args()
+    ratios: dict[str, list[float]] = {way: [] for way in WAYS}
+    gains: dict[str, list[float]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_case(CASES["8m"], folder / "model")
+        common = [*ALONE, f"model.path={folder / 'model'}", f"data.train={folder / 'model' / 'prompts.jsonl'}"]
+        for _ in range(asked.rounds):
+            for way, settings in WAYS.items():
+                found = run([*common, *settings], folder, asked.steps)
+                real = statistics.fmean(found["step_s"])
+                if way == "max_lag 0":
+                    base, fitted = real, folder / "costs.json"
+                    fitted.write_text(json.dumps(found))
+                told = simulated([*common, *settings], fitted, asked.steps)
+                ratios[way].append(told / real)
+                gains[way].append(base / real)
+                idle = ", ".join(f"{who} {share:.0%}" for who, share in found["idle_share"].items())
+                print(
+                    f"{way:28} {real:6.3f} s a step, simulated {told:6.3f}; idle: {idle}; outside phases {found['overhead_share']:.1%}",
+                    flush=True,
+                )
+    for way in WAYS:
+        print(
+            f"{way:28} simulated over real {spread(ratios[way])}; samples/s over max_lag 0 {spread(gains[way])}",
+            flush=True,
+        )
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
