@@ -95,9 +95,8 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
     keep_token_private()
     nursery = folder / "n" if config.cluster.device == "cpu" else None
-    if nursery:
-        nursery.mkdir()
-        begin(nursery, CPU_ENVIRONMENT)  # its imports go on while Ray comes up
+    # Its imports go on while Ray comes up.
+    nurses = [begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")] if nursery else []
     try:
         with on_loopback(), slowness_is_a_loss():
             ray.init(
@@ -118,6 +117,8 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
         with uninterrupted():
             children = psutil.Process().children(recursive=True)
             ray.shutdown()
+            for nurse in nurses:
+                nurse.kill()
             end(children)
             keep_logs(folder / "r", logs / "ray")
             shutil.rmtree(folder, ignore_errors=True)

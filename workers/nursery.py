@@ -16,6 +16,7 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,12 @@ MODELS, ENGINES = KINDS = ("models", "engines")  # what a nursery is for, and th
 PR_SET_PDEATHSIG = 1
 
 
-def begin(folder: Path, environment: dict[str, str]) -> None:
+def begin(folder: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Starts the nurseries, with sockets in this folder. They have this environment until they are a worker."""
-    import subprocess
-
+    folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "workers.nursery", "serve", str(folder), str(os.getpid())]
-    with (folder / "log").open("w") as log:
-        subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with log.open("a") as out:
+        return subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
 
 def executable(folder: Path, kind: str) -> str:

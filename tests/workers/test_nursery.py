@@ -35,9 +35,7 @@ Asked = Callable[..., tuple[subprocess.Popen[bytes], dict[str, Any]]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of nurseries that are up, or coming up."""
     folder = tmp_path_factory.mktemp("n")
-    before = {child.pid for child in psutil.Process().children()}
-    begin(folder, CPU_ENVIRONMENT)
-    [nursery] = [child for child in psutil.Process().children() if child.pid not in before]
+    nursery = begin(folder, CPU_ENVIRONMENT, folder / "log")
     until(lambda: (folder / ENGINES).exists())
     yield folder
     nursery.kill()
@@ -115,9 +113,8 @@ def test_without_a_nursery_the_command_is_the_process(asked: Asked, tmp_path: Pa
 
 def test_processes_end_with_their_nursery_and_nurseries_with_the_driver(asked: Asked, tmp_path: Path) -> None:
     folder = tmp_path / "n"
-    folder.mkdir()
     driver = subprocess.Popen(
-        [sys.executable, "-c", f"from workers.nursery import begin; from pathlib import Path; begin(Path({str(folder)!r}), {{}}); input()"],
+        [sys.executable, "-c", f"from workers.nursery import begin; from pathlib import Path; folder = Path({str(folder)!r}); begin(folder, {{}}, folder / 'log'); input()"],
         stdin=subprocess.PIPE,
     )  # fmt: skip
     until(lambda: len(psutil.Process(driver.pid).children(recursive=True)) == 2)
