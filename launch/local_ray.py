@@ -60,11 +60,11 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     """Connects to `cluster.address` or RAY_ADDRESS, or starts a private Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late call after the end must not start another Ray
     terminated = signal.getsignal(signal.SIGTERM)
     import ray
-    from ray._private import worker
+    from ray._private import auto_init_hook, worker
 
+    auto_init_hook.enable_auto_connect = False  # a late call, of a thread, after the end must not start another Ray
     worker.listen_error_messages = lambda *_: None  # Ray's own words on every worker that dies; ours name the cause
     address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
     if address:
@@ -120,6 +120,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
             for nurse in nurses:
                 nurse.kill()
             end(children)
+            end_all_in(folder)  # what has outlived its parent
             keep_logs(folder / "r", logs / "ray")
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -220,8 +221,12 @@ def remove_leftovers() -> None:
     for folder in Path(short_temporary_directory()).glob("rlsys-*-*"):
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            end([process for process in psutil.process_iter() if works_in(process, folder)], patience_s=0)
+            end_all_in(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_all_in(folder: Path) -> None:
+    end([process for process in psutil.process_iter() if works_in(process, folder)], patience_s=0)
 
 
 def works_in(process: psutil.Process, folder: Path) -> bool:

@@ -176,3 +176,25 @@ def test_whoever_waits_is_told_when_ray_has_lost_a_process_that_it_needs(tmp_pat
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     # Ray itself may have ended the process by then
     assert "has ended; its logs are in" in ended.stdout or ended.returncode, ended.stdout + ended.stderr
+
+
+LATE = """
+import sys
+from pathlib import Path
+from launch.cluster import started  # imports what a run does, Ray too
+from launch.local_ray import ray_session
+from rlsys.config_load import load
+
+with ray_session(load("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
+    thing = session.ray.put(1)
+try:
+    session.ray.wait([thing])
+except Exception as error:
+    print(type(error).__name__, session.ray.is_initialized())
+"""
+
+
+def test_a_late_call_starts_no_other_ray(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LATE, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.split()[-1] == "False", ended.stdout + ended.stderr
