@@ -172,6 +172,7 @@ def loop(
     from workers.waiting import Watch
 
     with started(config, Watch.of(config, run.logs, Stop(), progress.note, run.event)) as cluster:
+        run.prepare()
         symbols = min(len(cluster.tokenizer), int(settings.get_text_config().vocab_size))
         rows = prompts(config, wanted, prompt, symbols, cluster, progress)
         cluster.ready(prompt)

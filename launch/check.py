@@ -71,7 +71,8 @@ def check(config: Config, console: Console) -> int:
         if gpus == 0:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
         watch = Watch(Path(logs), note=progress.note)
-        lines = list(measured(trial, session, watch, model, rank_counts(config.policy.ranks, gpus)))
+        with session.looked_after(watch.stop):
+            lines = list(measured(trial, session, watch, model, rank_counts(config.policy.ranks, gpus)))
     return show(trial, lines, time.monotonic() - began, console)
 
 

@@ -38,13 +38,16 @@ class Session:
     @contextlib.contextmanager
     def looked_after(self, stop: Stop) -> Iterator[None]:
         """Whoever waits is told when one of its processes has ended: Ray itself may wait on without a word."""
+        if not self.processes:
+            yield
+            return
         over = threading.Event()
 
         def look() -> None:
             while not over.wait(LOOK_S):
                 for name, process in self.processes.items():
                     if process.poll() is not None:
-                        return stop.lose(f"Ray's {name} has ended; its logs are in logs/ray of the run directory")
+                        return stop.lose(f"Ray's {name} has ended")
 
         thread = threading.Thread(target=look, name="looks after Ray", daemon=True)
         thread.start()
@@ -95,9 +98,10 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
     keep_token_private()
     nursery = folder / "n" if config.cluster.device == "cpu" else None
-    # Its imports go on while Ray comes up.
-    nurses = [begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")] if nursery else []
+    nurse = None
     try:
+        if nursery:
+            nurse = begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")  # its imports go on while Ray comes up
         with on_loopback(), slowness_is_a_loss():
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, 2),
@@ -117,7 +121,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
         with uninterrupted():
             children = psutil.Process().children(recursive=True)
             ray.shutdown()
-            for nurse in nurses:
+            if nurse:
                 nurse.kill()
             end(children)
             end_all_in(folder)  # what has outlived its parent

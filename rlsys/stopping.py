@@ -10,6 +10,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.until: float | None = None
+        self.grace_s = 0.0
         self.working = False  # whether a step is going on: else nothing is worth waiting for
         self.saving = False  # what is done is being saved: this gets the same grace again
         self.lost = ""  # what the run cannot go on without
@@ -26,7 +27,8 @@ class Stop:
 
     def end(self) -> None:
         """The run is over, whatever for: what other threads still wait for need not come any more."""
-        self.until, self.grace_s, self.working, self.saving = time.monotonic(), 0.0, False, False
+        self.grace_s, self.working, self.saving = 0.0, False, False
+        self.until = time.monotonic()
 
     @property
     def requested(self) -> bool:

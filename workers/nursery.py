@@ -1,13 +1,13 @@
 """Workers forked from a process that has imported what they need: on one machine, imports are most of what a start costs.
 
-    driver ─ starts ─▶ nursery: torch, transformers, deepspeed ─ forks ─▶ policy-0, policy-1, reference
+    driver ─ starts ─▶ nursery: torch, transformers, deepspeed ─ forks ─▶ ranks, reference
                           └─ forks ─▶ nursery: vLLM as well ─ forks ─▶ rollout-0, rollout-1
 
 Ray starts a worker by a command, the `py_executable` of its runtime environment. That command is this file, run as a script: it sends
 its arguments, environment and folder to a nursery, which forks the worker, and then it lives and ends as the worker does.
 Where no nursery answers it becomes the worker itself, which takes longer and is the same otherwise.
 
-A worker ends with its nursery, and the nursery with the driver.
+A worker ends with its nursery, and the nursery with the driver. No other takes its place.
 """
 
 import contextlib
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 MODELS, ENGINES = KINDS = ("models", "engines")  # what a nursery is for, and the name of its socket
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+PATIENCE_S = 10.0  # with somebody who has knocked and says nothing
 PR_SET_PDEATHSIG = 1
 
 
@@ -30,7 +32,9 @@ def begin(folder: Path, environment: dict[str, str], log: Path) -> subprocess.Po
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "workers.nursery", "serve", str(folder), str(os.getpid())]
     with log.open("a") as out:
-        return subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        return subprocess.Popen(
+            command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+        )
 
 
 def executable(folder: Path, kind: str) -> str:
@@ -46,6 +50,7 @@ def executable(folder: Path, kind: str) -> str:
 def ask(door: str, arguments: list[str]) -> int:
     """Has the worker forked. Returns its exit code when it has ended."""
     words = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    words["oom_score"] = OOM_SCORE.read_text()  # Ray's choice of who goes first when memory is short
     begun = end = b""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
         line.connect(door)
@@ -95,42 +100,52 @@ def serve(folder: Path, driver: int) -> None:
 class Nursery:
     def __init__(self, door: socket.socket):
         self.door, self.pid = door, os.getpid()
-        self.children: dict[socket.socket, int] = {}  # by the line to who asked for it, the process
         self.selector = selectors.DefaultSelector()
         self.selector.register(door, selectors.EVENT_READ, self.admit)
 
     def run(self) -> None:
         while True:
             for key, _ in self.selector.select():
-                key.data()
+                if self.selector.get_map().get(key.fd) is not key:
+                    continue  # of somebody who went a moment ago
+                try:
+                    key.data()
+                except (OSError, ValueError) as error:  # no more processes or files, or words that make no sense
+                    say(f"{type(error).__name__}: {error}")
 
     def admit(self) -> None:
         """Somebody asks for a worker."""
         line, _ = self.door.accept()
-        words = hear(line)
-        if not words:
-            return line.close()
-        if not (pid := os.fork()):
+        try:
+            words = hear(line)
+            pid = os.fork()
+        except (OSError, ValueError):
+            line.close()
+            raise
+        if not pid:
             self.leave(line)
             become(words, self.pid)
-        print(f"process {pid} is a worker now", flush=True)
         end = os.pidfd_open(pid)
-        self.children[line] = pid
-        self.selector.register(line, selectors.EVENT_READ, lambda: os.kill(pid, signal.SIGKILL))  # who asked is gone
-        self.selector.register(end, selectors.EVENT_READ, lambda: self.part(line, end))
+        self.selector.register(line, selectors.EVENT_READ, lambda: self.cut(line, end))
+        self.selector.register(end, selectors.EVENT_READ, lambda: self.part(line, end, pid))
+        say(f"process {pid} is a worker now")
         line.send(b".")
 
-    def part(self, line: socket.socket, end: int) -> None:
+    def cut(self, line: socket.socket, end: int) -> None:
+        """Who asked is gone: so is the worker."""
+        self.selector.unregister(line)
+        signal.pidfd_send_signal(end, signal.SIGKILL)
+
+    def part(self, line: socket.socket, end: int, pid: int) -> None:
         """A worker has ended."""
-        pid, status = os.waitpid(self.children.pop(line), 0)
-        code = os.waitstatus_to_exitcode(status)
-        print(f"process {pid} has ended with {code}", flush=True)
-        for open_one in (line, end):
-            self.selector.unregister(open_one)
-        with contextlib.suppress(OSError):
-            line.send(bytes([code if code >= 0 else 128 - code]))
-        line.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        say(f"process {pid} has ended with {code}")
+        self.selector.unregister(end)
         os.close(end)
+        if line.fileno() in self.selector.get_map():
+            self.selector.unregister(line)
+        with line, contextlib.suppress(OSError):
+            line.send(bytes([code if code >= 0 else 128 - code]))
 
     def leave(self, line: socket.socket) -> None:
         """In a new worker: what is the nursery's only."""
@@ -141,39 +156,48 @@ class Nursery:
 
 
 def hear(line: socket.socket) -> dict[str, Any]:
-    """What is asked for; nothing where who asked has gone."""
+    """What is asked for."""
+    line.settimeout(PATIENCE_S)
     with line.makefile("rb") as words:
-        text = words.readline()
-    return json.loads(text) if text.endswith(b"\n") else {}
+        found: dict[str, Any] = json.loads(words.readline())
+    line.settimeout(None)
+    return found
+
+
+def say(what: str) -> None:
+    with contextlib.suppress(OSError):  # the disk may be full
+        print(what, flush=True)
 
 
 def become(words: dict[str, Any], nursery: int) -> None:
-    """Python from here on, as if it had just been started with these arguments."""
+    """Python from here on, as if it had been started with these arguments; what is imported stays so."""
     import gc
     import random
     import runpy
+    import traceback
 
-    die_with(nursery)
-    os.setpgid(0, 0)  # Ray ends what a worker leaves behind by its group
-    os.environ.clear()
-    os.environ.update(words["environment"])
-    os.chdir(words["folder"])
-    sys.argv = words["arguments"]
-    random.seed()
-    gc.enable()
     code = 1
     try:
+        die_with(nursery)
+        os.setpgid(0, 0)  # Ray ends what a worker leaves behind by its group
+        OOM_SCORE.write_text(words["oom_score"])
+        os.environ.clear()
+        os.environ.update(words["environment"])
+        os.chdir(words["folder"])
+        sys.argv = words["arguments"]
+        random.seed()
+        sys.modules["numpy"].random.seed()
+        gc.enable()
         runpy.run_path(sys.argv[0], run_name="__main__")
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         os._exit(code)
 
 

@@ -138,4 +138,4 @@ if __name__ == "__main__":
         found = soak(Path(folder) / "run", place, steps=steps, every=every, seed=seed)
     target.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
-    sys.exit(found["exit"])
+    sys.exit(found["exit"] or bool(found["left"]))

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,8 @@ SCRIPT = """
 import json, os, sys, time
 there = sorted({"ray", "torch", "deepspeed", "vllm"} & {*sys.modules})
 found = {"pid": os.getpid(), "parent": os.getppid(), "there": there, "arguments": sys.argv[1:], "folder": os.getcwd(),
-         "colour": os.environ.get("COLOUR"), "threads": len(os.listdir("/proc/self/task")), "open": os.listdir("/proc/self/fd")}
+         "colour": os.environ.get("COLOUR"), "oom": open("/proc/self/oom_score_adj").read(), "open": os.listdir("/proc/self/fd"),
+         "number": sys.modules["numpy"].random.rand() if "numpy" in sys.modules else 0.0}
 with open(sys.argv[1] + ".part", "w") as out:
     json.dump(found, out)
 os.rename(sys.argv[1] + ".part", sys.argv[1])
@@ -52,7 +54,12 @@ def asked(folder: Path, tmp_path: Path) -> Iterator[Asked]:
         script.write_text(SCRIPT)
         command = [*shlex.split(executable(folder, kind)), str(script), str(said), str(seconds)]
         commands.append(
-            subprocess.Popen(command, env=os.environ | {"COLOUR": "red"}, cwd=tmp_path, stdout=subprocess.DEVNULL)
+            subprocess.Popen(
+                ["choom", "-n", "500", "--", *command],
+                env=os.environ | {"COLOUR": "red"},
+                cwd=tmp_path,
+                stdout=subprocess.DEVNULL,
+            )
         )
         until(said.exists)
         return commands[-1], json.loads(said.read_text())
@@ -82,9 +89,9 @@ def test_a_process_has_what_it_needs_imported_and_is_else_as_if_it_had_been_star
     assert command.wait(10) == 7
     assert said["there"] == there, "Ray reads its environment when it is imported"
     assert said["arguments"] == [str(tmp_path / "said-0"), "0"]
-    assert (said["folder"], said["colour"], said["threads"]) == (str(tmp_path), "red", 1)
-    assert len(said["open"]) <= 5, "nothing of the nursery's"
+    assert (said["folder"], said["colour"], said["oom"]) == (str(tmp_path), "red", "500\n")
     assert said["pid"] != command.pid
+    assert psutil.Process(said["parent"]).num_threads() == 1, "a fork has none of the others"
 
 
 def test_a_process_that_is_killed_ends_the_command(asked: Asked) -> None:
@@ -100,9 +107,33 @@ def test_a_command_that_is_killed_ends_the_process(asked: Asked) -> None:
 
 
 def test_several_live_side_by_side(asked: Asked) -> None:
-    (one, _), (_, said) = asked(MODELS, 0.5), asked(MODELS, 1000)
+    (one, first), (_, said) = asked(MODELS, 0.5), asked(MODELS, 1000)
+    assert len(said["open"]) == len(first["open"]) <= 5, "nothing of the nursery's, or of each other's"
+    assert said["number"] != first["number"]
     assert one.wait(10) == 7
     assert not gone(said["pid"])
+
+
+def test_who_asks_and_goes_who_says_nothing_and_who_talks_nonsense_do_no_harm(asked: Asked, folder: Path) -> None:
+    _, said = asked(MODELS, 1000)
+    for words in (b"", b"nonsense\n", b'{"arguments": [], "environment": {}, "folder": "/", "oom_score": "0"}\n'):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(folder / MODELS))
+            line.sendall(words)
+    _, after = asked(MODELS, 0)
+    assert after["parent"] == said["parent"]
+    assert not gone(said["pid"])
+
+
+def test_who_dies_while_the_nursery_is_busy_does_no_harm(asked: Asked) -> None:
+    command, said = asked(MODELS, 1000)
+    assert said["parent"] != os.getpid(), "no nursery was there"
+    nursery = psutil.Process(said["parent"])
+    nursery.suspend()
+    os.kill(said["pid"], signal.SIGKILL)
+    command.kill()
+    nursery.resume()
+    assert asked(MODELS, 0)[1]["parent"] == nursery.pid
 
 
 def test_without_a_nursery_the_command_is_the_process(asked: Asked, tmp_path: Path) -> None:

@@ -202,5 +202,11 @@ def test_nobody_is_replaced_when_the_run_is_over(ray: Any, start: Callable[[str]
         ray.kill(crew.actors["a-0"])
         with pytest.raises(Abandoned):
             waiting.result(timeout=10)
+    crew = Crew(["a-1"], start, watch)
+    with pytest.raises(Abandoned):
+        crew.replace({"a-1": WorkerLost("it died")}, dict(crew.actors))
+    watch.stop.lose("Ray's raylet has ended")
+    with pytest.raises(WorkerLost, match="raylet"):
+        crew.replace({"a-1": WorkerLost("it died")}, dict(crew.actors))
     assert not watch.events
     assert not watch.notes
