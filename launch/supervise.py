@@ -6,7 +6,6 @@ Signals to the parent go on to the child; if the parent is killed, so is the chi
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -15,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
+from workers.nursery import die_with
+
 LOST = 75  # exit code of a driver that has lost what it needs: sysexits.h calls it a temporary failure
-PR_SET_PDEATHSIG = 1
+PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,14 @@ def in_a_child(work: Callable[[], int]) -> End:
     sys.stdout.flush()
     sys.stderr.flush()
     parent, (word, mouth) = os.getpid(), os.pipe()
+    before_all = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until somebody is there to hear them
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            die_with(parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before_all)
+            die_with(parent)  # whoever kills it with a signal that it cannot pass on means the child too
+            os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the parent alone, which passes it on once
             code = work()
             os.write(mouth, b".")
             for stream in (sys.stdout, sys.stderr):
@@ -89,7 +93,8 @@ def in_a_child(work: Callable[[], int]) -> End:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    before = {s: signal.signal(s, pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, pass_on) for s in PASSED_ON}
+    signal.pthread_sigmask(signal.SIG_SETMASK, before_all)
     try:
         _, status = os.waitpid(child, 0)
     finally:
@@ -102,12 +107,3 @@ def in_a_child(work: Callable[[], int]) -> End:
         said = False
     os.close(word)
     return End(os.waitstatus_to_exitcode(status), said, asked[0] if asked else 0)
-
-
-def die_with(parent: int) -> None:
-    """Whoever kills the parent, with a signal that it cannot pass on, means the child too."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the parent alone, which passes it on once
