@@ -224,9 +224,17 @@ def remove_leftovers() -> None:
     """Folders, and what still runs in them, of private Rays whose driver was killed before it could tidy up."""
     for folder in Path(short_temporary_directory()).glob("rlsys-*-*"):
         pid = folder.name.split("-")[1]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if pid.isdigit() and not runs(int(pid)):
             end_all_in(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def runs(pid: int) -> bool:
+    """Not so of one that is dead and that its parent has not asked about: in a container nobody may ever do so."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def end_all_in(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local_ray import address_for_commands, keep_token_private, slowness_is_a_loss
+from launch.local_ray import address_for_commands, keep_token_private, remove_leftovers, slowness_is_a_loss
 from rlsys.failures import WorkerLost
 
 STRANGER = """
 import sys
+import tempfile
+import time
 from ray._raylet import GcsClient
 print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
 """
@@ -184,6 +187,8 @@ def test_whoever_waits_is_told_when_ray_has_lost_a_process_that_it_needs(tmp_pat
 
 LATE = """
 import sys
+import tempfile
+import time
 from pathlib import Path
 from launch.cluster import started  # imports what a run does, Ray too
 from launch.local_ray import ray_session
@@ -202,3 +207,18 @@ def test_a_late_call_starts_no_other_ray(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LATE, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.stdout.split()[-1] == "False", ended.stdout + ended.stderr
+
+
+def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    while psutil.Process(dead.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked about it yet
+        time.sleep(0.01)
+    folders = [tmp_path / f"rlsys-{pid}-abc" for pid in (dead.pid, os.getpid())]
+    for folder in folders:
+        folder.mkdir()
+    remove_leftovers()
+    assert [folder.exists() for folder in folders] == [False, True]
+    dead.wait()
