@@ -1,6 +1,7 @@
 # Everything a newcomer types. `make` alone lists it.
 SHELL := /bin/bash
 PROFILE ?= cpu
+EXTRAS ?= $(PROFILE),dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +16,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test figures recipes bench versus kills soak lint lock clean
+.PHONY: help install demo test docs figures recipes bench versus kills soak slurm image lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -30,7 +31,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 ifeq ($(PROFILE),cpu)
 	$(UV) pip install --python $(BIN)/python $(TORCH_FROM) --no-deps -c $(CONSTRAINTS) torch
 endif
-	$(UV) pip install --python $(BIN)/python --compile-bytecode -c $(CONSTRAINTS) -e '.[$(PROFILE),dev]'
+	$(UV) pip install --python $(BIN)/python --compile-bytecode -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: install  ## train the tiny model on this machine, from an empty runs/demo
@@ -39,6 +40,9 @@ demo: install  ## train the tiny model on this machine, from an empty runs/demo
 
 test: install  ## run all tests that need no GPU
 	$(BIN)/pytest
+
+docs: install  ## run every command of the pages that needs no hub, GPU or other cluster, about 15 minutes
+	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py
 
 figures: install  ## measure what the README says of the demo, about 5 minutes
 	$(BIN)/python tests/bench/demo_figures.py
@@ -63,6 +67,12 @@ kills: install  ## 30 runs, any process killed at any moment, each compared with
 
 soak: install  ## train 2,000 steps, a process chosen at random killed every 20, about an hour
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
+
+slurm: install  ## run launch/slurm.sbatch under a real Slurm of two hosts made of namespaces; root and Debian's Slurm
+	RLSYS_SLURM=1 $(BIN)/pytest tests/system/test_slurm.py
+
+image:  ## run the steps of docker/Dockerfile in a clean root file system, and train in it; root and Debian's debootstrap, no Docker
+	$(PYTHON) tests/bench/image.py
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -18,7 +18,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from launch import costs, datasets, synthetic
+from launch import datasets, synthetic
+from launch.plan import costs
 from launch.printing import say, table
 from rlsys import flops
 from rlsys.config import Checkpoint, Config, ConfigError, Data, Eval, Function, Overlong
@@ -215,6 +216,9 @@ class Until:
 
     def note(self, text: str) -> None:
         self.progress.note(text)
+
+    def at(self, doing: str) -> None:
+        self.progress.at(doing)
 
 
 # --- what is run ------------------------------------------------------------------------------------------------------------

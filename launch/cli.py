@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from launch.convert import convert
+from launch.jobs.command import job, submit
 from launch.supervise import LOST
 from rlsys import __version__
 from rlsys.config import ConfigError
@@ -72,22 +73,38 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
     from rlsys.config_load import load
+    from rlsys.tracking.known import missing
 
-    show.plan(load(config, overrides), config, console)
+    loaded = load(config, overrides)
+    if unknown := missing(loaded.tracking):
+        raise ConfigError(unknown)
+    show.plan(loaded, config, console)
 
 
 @commands.command()
 @click.argument("config", type=click.Path(), required=False)
 @OVERRIDES
-def doctor(config: str | None, overrides: tuple[str, ...]) -> int:
-    """Compares what engines and policy of CONFIG say of the same samples, and names what explains a gap."""
+@click.option("--json", type=click.Path(), help="Without CONFIG: write the findings to this file.")
+def doctor(config: str | None, overrides: tuple[str, ...], json: str | None) -> int:
+    """Checks this machine. With CONFIG, compares what its engines and policy say of the same samples, and explains a gap."""
     if config is None:
-        raise click.UsageError("Missing argument 'CONFIG': whose engines and policy are to be compared.")
+        from launch.doctor import facts, machine
+
+        found = machine.judge(facts.collect())
+        if json:
+            from rlsys.run_directory import write
+
+            write(Path(json), machine.as_json(found))
+        return machine.show(found, console)
+    if json:
+        raise click.UsageError("--json goes without CONFIG.")
     from rlsys.config_load import load
 
     loaded = load(config, overrides)
-    from launch.doctor import doctor as run
+    from launch.doctor import facts, machine
+    from launch.doctor.agreement import doctor as run
 
+    machine.show(machine.judge(facts.collect(loaded)), console, brief=True)
     return run(loaded, console)
 
 
@@ -130,22 +147,80 @@ def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options
 @commands.command()
 @click.argument("config", type=click.Path())
 @OVERRIDES
+@click.option("--cluster", metavar="KIND", help="8xH100, 2x8xA100-80: GPUs that need not be here.")
+@click.option("--address", metavar="URL", help="A running Ray cluster: what of it is free, and what is missing.")
+@click.option("--model-config", type=click.Path(), metavar="FILE", help="The config.json of a model that is not here.")
 @click.option(
-    "--simulate", "costs", metavar="COSTS", required=True, help="A run, or what bench --json wrote: what work costs."
+    "--measured", metavar="COSTS", help="A run, or what bench --json wrote: seconds from what work cost there."
 )
-@click.option("--gpus", type=click.IntRange(2), help="Try placements on so many GPUs, instead of the configured one.")
-@click.option("--steps", type=click.IntRange(1), default=8, show_default=True, help="Steps that are counted.")
+@click.option("--json", type=click.Path(), help="Write all figures to this file.")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of each prompt.")
-@click.option("--ragged", metavar="MEAN,MAX", help="Tokens of completions; without it all have rollout.max_new_tokens.")
-def plan(config: str, overrides: tuple[str, ...], ragged: str | None, **options: Any) -> None:
-    """Simulates CONFIG with several lags and placements, and compares their speed."""
+@click.option("--ragged", metavar="MEAN,MAX", help="Tokens of completions, where not all have rollout.max_new_tokens.")
+@click.option(
+    "--simulate",
+    metavar="COSTS",
+    help="Compare lags and placements instead, with what work cost in a run or bench --json.",
+)
+@click.option("--gpus", type=click.IntRange(2), help="With --simulate: try placements on so many GPUs.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=8, show_default=True, help="With --simulate: steps that are counted."
+)
+def plan(
+    config: str,
+    overrides: tuple[str, ...],
+    ragged: str | None,
+    simulate: str | None,
+    gpus: int | None,
+    steps: int,
+    prompt_tokens: int,
+    **options: Any,
+) -> int:
+    """What CONFIG would start where, its memory, disk and time, and what to change if it does not fit. No GPU is needed."""
     mean_and_most = _mean_and_most(ragged)
+    if gpus and not simulate:
+        raise click.UsageError("--gpus goes with --simulate; --cluster names GPUs to plan for.")
     from rlsys.config_load import unchecked
 
     loaded = unchecked(config, overrides)
-    from launch.plan import Wanted, simulated
+    if simulate:
+        from launch.plan import ways
 
-    simulated(loaded, Wanted(ragged=mean_and_most, **options), console)
+        ways.simulated(loaded, ways.Wanted(simulate, gpus, steps, prompt_tokens, mean_and_most), console)
+        return 0
+    from launch.plan.command import Wanted
+    from launch.plan.command import plan as run
+
+    return run(loaded, config, Wanted(prompt_tokens=prompt_tokens, ragged=mean_and_most, **options), console)
+
+
+@commands.command()
+@click.option("--model", metavar="NAME", help="A hub name, a directory, or builtin:tiny.")
+@click.option("--data", metavar="NAME", help="A hub name, a file or folder, or builtin:zigzag.")
+@click.option("--gpus", type=click.IntRange(0), help="How many there are; 0: this machine's CPUs.")
+@click.option("--gpu", default="H100", show_default=True, metavar="KIND", help="Which, such as A100-80 or L4.")
+@click.option(
+    "--reward", default="", metavar="NAME", help="What judges: built-in, module:function or file.py:function."
+)
+@click.option("-o", "--out", type=click.Path(), default="", help="The file; by default named for model and data.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option(
+    "--model-config", type=click.Path(), default="", metavar="FILE", help="The config.json of a model that is not here."
+)
+def init(model: str | None, data: str | None, gpus: int | None, **options: Any) -> None:
+    """Writes a commented configuration for a model, a data set and a number of GPUs that fits them. Asks for what is missing."""
+    if not sys.stdin.isatty():
+        given = {"--model": model, "--data": data, "--gpus": gpus}
+        if missing := [name for name, value in given.items() if value is None]:
+            raise click.UsageError(f"Missing {', '.join(missing)}; on a terminal they are asked for.")
+    model = model or click.prompt("model, a hub name or a directory", default="builtin:tiny")
+    data = data or click.prompt(
+        "data, a hub name or a file", default="builtin:zigzag" if model == "builtin:tiny" else "openai/gsm8k"
+    )
+    gpus = click.prompt("GPUs, 0 for this machine's CPUs", default=0, type=click.IntRange(0)) if gpus is None else gpus
+    from launch.init.command import Wanted
+    from launch.init.command import init as run
+
+    run(Wanted(model, data, gpus, **options), console)
 
 
 def _mean_and_most(ragged: str | None) -> tuple[float, int] | None:
@@ -171,6 +246,36 @@ def trace(run: str, target: str) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+@commands.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN...")
+@click.option("--out", type=click.Path(), help="Write to this file; by default RUN/report.html.")
+@click.option("--open", is_flag=True, help="Show it in a browser.")
+@click.option(
+    "--megabytes",
+    type=click.FloatRange(0),
+    default=16.0,
+    show_default=True,
+    help="Texts and tokens of samples that go into it, compressed.",
+)
+def report(runs: tuple[str, ...], **options: Any) -> None:
+    """Writes a page about RUN, or about several side by side: one HTML file with everything inside."""
+    from launch.report.command import Wanted
+    from launch.report.command import report as run
+
+    run(Wanted(runs, **options), console)
+
+
+@commands.command()
+@click.argument("run", type=click.Path())
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="On 127.0.0.1; 0: any.")
+@click.option("--open", is_flag=True, help="Show it in a browser.")
+def watch(run: str, **options: Any) -> None:
+    """Serves the page of RUN on this machine while the run goes on; it follows by itself. Ctrl-C ends it."""
+    from launch.report.watch import watch as serve
+
+    serve(run, console, **options)
 
 
 @commands.command("eval")
@@ -233,6 +338,16 @@ def rescore(
 
 
 @commands.command()
+@click.argument("run", type=click.Path())
+@OVERRIDES
+def track(run: str, overrides: tuple[str, ...]) -> int:
+    """Sends what trackers lack of RUN: after a network was away, or to one that is named only now (tracking.to=mlflow)."""
+    from launch.track import track as send
+
+    return send(Path(run), overrides, console)
+
+
+@commands.command()
 @click.argument("source", type=click.Path())
 @click.argument("target", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
@@ -248,7 +363,8 @@ def export(source: str, target: str, force: bool) -> None:
     )
 
 
-commands.add_command(convert)
+for command in (convert, submit, job):
+    commands.add_command(command)
 
 
 def main() -> NoReturn:

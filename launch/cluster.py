@@ -1,19 +1,21 @@
 """Builds a run out of its parts: who is started where, in what order, and what each is told. The only file that knows all."""
 
 import contextlib
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.local_ray import Session, address_for_commands, ray_session, remove_leftovers
+from launch.local_ray import Session, address_for_commands, pages_for_prometheus, ray_session, remove_leftovers
+from launch.placement import places
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.progress import Note
-from rlsys.rewards.settings import services
 from workers.critic import CriticGroup, CriticRank
 from workers.nursery import ENGINES, MODELS, executable
+from workers.places import place_of
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
@@ -33,6 +35,7 @@ class Cluster:
     window: int  # tokens the model can see; 0: it does not say
     transport: str
     address: str  # of the Ray cluster
+    metrics: list[str]  # pages of its nodes that Prometheus reads
     rollout: RolloutGroup
     rewards: RewardPool
     policy: PolicyGroup | None
@@ -53,6 +56,17 @@ class Cluster:
             self.policy.connect(self.rollout)
         self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
         return self
+
+    def require_run_directory(self) -> None:
+        """Every rank writes its share of a checkpoint there, and has said in it where it is."""
+        assert self.policy is not None
+        ranks = {"policy": self.config.policy.ranks, "critic": self.config.critic.ranks if self.critic else 0}
+        names = [f"{role}-{i}" for role, number in ranks.items() for i in range(number)]
+        if blind := [name for name in names if place_of(name, self.policy.watch.logs) is None]:
+            raise ConfigError(
+                f"run.dir: {', '.join(blind)} cannot write to {self.policy.watch.logs.parent}: another node has no such "
+                "directory, or has its own. Put run.dir on storage that all nodes see."
+            )
 
 
 @contextlib.contextmanager
@@ -124,7 +138,7 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     from workers.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
 
     cpu = config.cluster.device == "cpu"
-    places = _placement(ray, config, training)
+    place = places(ray, config, training, watch.note)
     referenced = training and config.reference.kl_coef > 0
     criticised = training and config.algorithm.advantage == "gae"
     watch.note(
@@ -134,31 +148,30 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
         + (f", {config.critic.ranks} critic ranks" if criticised else "")
     )
     threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
-    gpus = [service.gpus for service in services(config)]
-
-    def judging(name: str) -> dict[str, Any]:
-        return OPTIONS | places.reward(gpus[numbers(name)[0]])
-
     # As many as there are cores come up at a time, in this order; engines import most.
-    rank = actors.spawner(PolicyRank, places.rank, threads, born=MODELS)
+    rank = actors.spawner(PolicyRank, place, threads, born=MODELS)
     policy = PolicyGroup(config, rank, watch) if training else None
-    scorer = actors.spawner(ReferenceWorker, lambda _: places.reference(), threads, born=MODELS)
+    scorer = actors.spawner(ReferenceWorker, place, threads, born=MODELS)
     reference = Reference(config, scorer, watch) if referenced else None
-    critics = actors.spawner(CriticRank, places.critic, threads, born=MODELS)
+    critics = actors.spawner(CriticRank, place, threads, born=MODELS)
     critic = CriticGroup(config, critics, watch) if criticised else None
-    engine = actors.spawner(RolloutWorker, places.engine, CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, born=ENGINES)
+    engine = actors.spawner(RolloutWorker, place, CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, born=ENGINES)
     rollout = RolloutGroup(config, engine, watch)
-    rewards = RewardPool(config, actors.spawner(RewardWorker, judging, {}, numbers), watch)
+    rewards = RewardPool(config, actors.spawner(RewardWorker, lambda name: OPTIONS | place(name), {}, numbers), watch)
 
+    nodes = [n for n in ray.nodes() if n["Alive"]]
     path = model or find_model(config, watch.note)
+    if config.model.path == "builtin:tiny" and not model and len(nodes) > 1:
+        path = beside(watch.logs.parent, path)
     return Cluster(
         config,
         watch.note,
         model=path,
         tokenizer=load_tokenizer(path, config),
         window=load_window(path, config),
-        transport=choose_transport(ray, config),
+        transport=choose_transport(config, len(nodes)),
         address=address_for_commands(ray),
+        metrics=pages_for_prometheus(ray),
         rollout=rollout,
         rewards=rewards,
         policy=policy,
@@ -196,94 +209,25 @@ def load_window(path: str, config: Config) -> int:
     return int(getattr(settings, "max_position_embeddings", 0) or 0)  # not every architecture has one
 
 
-def choose_transport(ray: Any, config: Config) -> str:
+def beside(run: Path, model: str) -> str:
+    """A copy in the run directory, which other hosts see, where there is one: the cache of the built-in model is this host's."""
+    copy = run / "model"
+    if not (run / "config.yaml").is_file():
+        return model
+    if not copy.is_dir():
+        shutil.copytree(model, run / ".model", dirs_exist_ok=True)
+        (run / ".model").rename(copy)
+    return str(copy)
+
+
+def choose_transport(config: Config, nodes: int) -> str:
     """`auto`: within a GPU, between GPUs, within a host, or between hosts."""
+    if config.sync.transport == "shared_memory" and nodes > 1:
+        raise ConfigError(
+            f"sync.transport shared_memory keeps within a host, and the cluster has {nodes} nodes. Use auto, or object_store."
+        )
     if config.sync.transport != "auto":
         return config.sync.transport
     if config.cluster.device == "gpu":
         return "cuda_ipc" if config.cluster.placement == "colocated" else "nccl"
-    return "shared_memory" if len([n for n in ray.nodes() if n["Alive"]]) == 1 else "object_store"
-
-
-@dataclass
-class Places:
-    """Ray options of each role. On CPU everything fits everywhere; on GPUs each process has its place in a placement group."""
-
-    group: Any = None
-    tensor_parallel: int = 1
-    engine_gpus: float = 0.0
-    rank_gpus: float = 0.0
-    rank_offset: int = 0
-    critic_gpus: float = 0.0
-    critic_offset: int = 0
-    reference_gpus: float = 0.0
-
-    def engine(self, name: str) -> dict[str, Any]:
-        return self._at(name, 0, self.engine_gpus)
-
-    def rank(self, name: str) -> dict[str, Any]:
-        return self._at(name, self.rank_offset, self.rank_gpus)
-
-    def critic(self, name: str) -> dict[str, Any]:
-        return self._at(name, self.critic_offset, self.critic_gpus)
-
-    def reference(self) -> dict[str, Any]:
-        return {"num_gpus": self.reference_gpus} if self.reference_gpus else {}
-
-    def reward(self, gpus: float) -> dict[str, Any]:
-        return {"num_gpus": gpus} if gpus else {"scheduling_strategy": "SPREAD"}
-
-    def _at(self, name: str, offset: int, gpus: float) -> dict[str, Any]:
-        if self.group is None:
-            return {}
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        bundle = offset + int(name.rpartition("-")[2])
-        return {
-            "num_gpus": gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle),
-        }
-
-
-def _placement(ray: Any, config: Config, training: bool) -> Places:
-    if config.cluster.device == "cpu":
-        return Places()
-    r, p = config.rollout, config.policy
-    colocated = config.cluster.placement == "colocated"
-    if colocated and r.tensor_parallel > 1:
-        raise ConfigError(
-            "cluster.placement colocated with rollout.tensor_parallel > 1 is not supported; use one engine per GPU, or separate."
-        )
-    critics = config.critic.ranks * (training and config.algorithm.advantage == "gae")
-    engine_bundles = [{"GPU": r.tensor_parallel, "CPU": 1}] * r.engines
-    bundles = engine_bundles + ([] if colocated or not training else [{"GPU": 1, "CPU": 1}] * (p.ranks + critics))
-    models = sum(service.gpus for service in services(config))
-    need = sum(b["GPU"] for b in bundles) + config.reference.gpus * (training and not colocated) + models
-    have = ray.cluster_resources().get("GPU", 0)
-    if need > have:
-        raise ConfigError(
-            f"rollout.engines ({r.engines}) × rollout.tensor_parallel ({r.tensor_parallel})"
-            + ("" if colocated or not training else f" + policy.ranks ({p.ranks})")
-            + (f" + critic.ranks ({critics})" if critics and not colocated else "")
-            + (f" + reward models ({models:g})" if models else "")
-            + f" needs {need:g} GPUs; the cluster has {have:g}. Use fewer, or cluster.placement colocated."
-        )
-    group = ray.util.placement_group(bundles, strategy="PACK")
-    ready, _ = ray.wait([group.ready()], timeout=config.cluster.start_timeout_s)
-    if not ready:
-        raise ConfigError(
-            f"the cluster could not place {bundles} within cluster.start_timeout_s; `ray status` shows what is in use."
-        )
-    if colocated:  # shares of a GPU are Ray's bookkeeping only
-        each = 0.25 if critics else 0.4
-        return Places(group, 1, each, each, 0, each, 0, min(config.reference.gpus, 0.2))
-    return Places(
-        group,
-        r.tensor_parallel,
-        engine_gpus=r.tensor_parallel,
-        rank_gpus=1,
-        rank_offset=r.engines,
-        critic_gpus=1,
-        critic_offset=r.engines + p.ranks,
-        reference_gpus=config.reference.gpus,
-    )
+    return "shared_memory" if nodes == 1 else "object_store"

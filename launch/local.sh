@@ -3,4 +3,7 @@
 # A private Ray is started for the run and removed after it, also where RAY_ADDRESS is set.
 set -euo pipefail
 unset RAY_ADDRESS
-exec "$(dirname "$0")/../.venv/bin/rlsys" train "$@"
+here=$(cd "$(dirname "$0")/.." && pwd)
+rlsys=$here/.venv/bin/rlsys
+[ -x "$rlsys" ] || rlsys=rlsys # installed elsewhere, as in the images
+exec "$rlsys" train "$@"

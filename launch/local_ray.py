@@ -25,6 +25,7 @@ from workers.nursery import begin
 from workers.process import port_is_taken
 
 LOOK_S = 1.0  # between two looks at Ray's own processes
+USUAL = tempfile.gettempdir()  # where temporary files go that are of no Ray of ours
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,12 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     (folder / "tmp").mkdir()  # Ray lets everyone into its own folder and its sockets: it gets one inside, "r"
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
     # Where libraries leave their things, in the workers and here.
+    tempfile.tempdir = str(folder / "tmp")  # it would not look at TMPDIR again
     os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor")}
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
     keep_token_private()
     nursery = folder / "n" if config.cluster.device == "cpu" else None
-    nurse = None
+    nurse, others = None, set(psutil.Process().children(recursive=True))
     try:
         if nursery:
             nurse = begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")  # its imports go on while Ray comes up
@@ -119,7 +121,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
         yield Session(ray, nursery, {name: started[name][0].process for name in ("gcs_server", "raylet")})
     finally:
         with uninterrupted():
-            children = psutil.Process().children(recursive=True)
+            children = [p for p in psutil.Process().children(recursive=True) if p not in others]
             ray.shutdown()
             if nurse:
                 nurse.kill()
@@ -127,6 +129,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
             end_all_in(folder)  # what has outlived its parent
             keep_logs(folder / "r", logs / "ray")
             shutil.rmtree(folder, ignore_errors=True)
+            tempfile.tempdir = USUAL
 
 
 @contextlib.contextmanager
@@ -167,6 +170,11 @@ def address_for_commands(ray: Any) -> str:
     return f"http://{get_dashboard_url()}" if address.startswith(("127.", "[::1]")) else address
 
 
+def pages_for_prometheus(ray: Any) -> list[str]:
+    """One of each node, with Ray's own figures and ours."""
+    return [f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in ray.nodes() if n["Alive"]]
+
+
 def keep_token_private() -> None:
     """Ray would write its token as any other file, readable by all who may enter the home directory."""
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
@@ -187,7 +195,7 @@ def keep_token_private() -> None:
 
 def short_temporary_directory() -> str:
     """Ray's sockets lie deep in its folder, and the path of a socket has at most 107 characters."""
-    pid, usual = os.getpid(), tempfile.gettempdir()
+    pid, usual = os.getpid(), USUAL
     deepest = f"/rlsys-{pid}-12345678/r/session_2026-01-01_00-00-00_000000_{pid}/sockets/dash_MetricsHead"
     return usual if len(usual) + len(deepest) <= 107 else "/tmp"
 
@@ -222,11 +230,15 @@ def keep_logs(folder: Path, target: Path) -> None:
 
 def remove_leftovers() -> None:
     """Folders, and what still runs in them, of private Rays whose driver was killed before it could tidy up."""
-    for folder in Path(short_temporary_directory()).glob("rlsys-*-*"):
-        pid = folder.name.split("-")[1]
-        if pid.isdigit() and not runs(int(pid)):
-            end_all_in(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in abandoned():
+        end_all_in(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def abandoned() -> list[Path]:
+    """Folders of private Rays whose driver runs no more."""
+    named = ((folder, folder.name.split("-")[1]) for folder in Path(short_temporary_directory()).glob("rlsys-*-*"))
+    return [folder for folder, pid in named if pid.isdigit() and not runs(int(pid))]
 
 
 def runs(pid: int) -> bool:

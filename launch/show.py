@@ -44,6 +44,23 @@ def plan(config: Config, path: str, console: Console) -> None:
 
 def options(console: Console) -> None:
     """Every option with its default and the comment beside it in config.py."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("option", "default", "meaning"):
+        table.add_column(name, overflow="fold")
+    defaults, meaning = flatten(Config()), meanings()
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(getattr(Config(), section.name)):
+            key = f"{section.name}.{field.name}"
+            table.add_row(key, repr(defaults[key]), meaning[key])
+    for key, kind in NAMED.items():
+        default = kind()
+        for name in kind.__annotations__:  # a held-out set has what a training set has, and these
+            table.add_row(f"{key}.NAME.{name}", repr(getattr(default, name)), meaning[f"{key}.NAME.{name}"])
+    console.print(table)
+
+
+def meanings() -> dict[str, str]:
+    """By option, the comment beside it in config.py; `reward.functions.NAME.weight` for settings of named entries."""
     source = inspect.getsource(configuration)
     lines = source.splitlines()
     comments = {
@@ -53,20 +70,12 @@ def options(console: Console) -> None:
         for field in node.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("option", "default", "meaning"):
-        table.add_column(name, overflow="fold")
-    defaults, defaults_of = Config(), flatten(Config())
-    for section in dataclasses.fields(Config):
-        values = getattr(defaults, section.name)
-        for field in dataclasses.fields(values):
-            table.add_row(
-                f"{section.name}.{field.name}",
-                repr(defaults_of[f"{section.name}.{field.name}"]),
-                comments[type(values).__name__, field.name],
-            )
-    for key, kind in NAMED.items():
-        default = kind()
-        for name in kind.__annotations__:  # a held-out set has what a training set has, and these
-            table.add_row(f"{key}.NAME.{name}", repr(getattr(default, name)), comments[kind.__name__, name])
-    console.print(table)
+    sections = {f.name: type(getattr(Config(), f.name)) for f in dataclasses.fields(Config)}
+    found = {
+        f"{name}.{f.name}": comments[kind.__name__, f.name]
+        for name, kind in sections.items()
+        for f in dataclasses.fields(kind)
+    }
+    return found | {
+        f"{k}.NAME.{name}": comments[kind.__name__, name] for k, kind in NAMED.items() for name in kind.__annotations__
+    }

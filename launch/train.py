@@ -1,8 +1,11 @@
 """A training run from configuration to summary."""
 
 import contextlib
+import functools
 import signal
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -10,15 +13,22 @@ from rich.text import Text
 
 from launch import datasets
 from rlsys.checkpoint import Checkpoints
-from rlsys.config import Config
+from rlsys.config import Config, ConfigError
 from rlsys.failures import Abandoned
-from rlsys.progress import Progress
+from rlsys.progress import Progress, as_shares
 from rlsys.run_directory import RunDirectory, read_lines, read_samples
 from rlsys.stopping import Stop
+from rlsys.tracking import Told, Tracker
+from rlsys.tracking.known import missing
+from rlsys.tracking.tracking import Tracking
+
+if TYPE_CHECKING:
+    from launch.cluster import Cluster
 
 
 def train(config: Config, console: Console, *, command: str = "the same command", cause: str = "") -> None:
     """Runs, or goes on. `cause` is why a driver takes over from another one; `command` is what a user types to go on."""
+    refuse_folder_of_a_job(Path(config.run.dir).expanduser().resolve())
     stop = Stop()
     signal.signal(signal.SIGTERM, lambda *_: stop.request(config.run.grace_s))
     run = RunDirectory(config)
@@ -59,21 +69,35 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         run.close()
 
 
+def refuse_folder_of_a_job(place: Path) -> None:
+    """Ray unpacks what came with a job into a folder of its own, and removes that at some time after it."""
+    if "working_dir_files" in place.parts:
+        raise ConfigError(
+            f"run.dir: {place} is in the working directory of a Ray job, which goes with the job. Give an absolute path, on "
+            "storage that all nodes see: run.dir=/shared/runs/NAME"
+        )
+
+
 def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) -> int:
     """The last step that is done and saved."""
     from launch.cluster import started
     from rlsys.trainer import Trainer
     from workers.waiting import Watch
 
+    if unknown := missing(config.tracking):
+        raise ConfigError(unknown)
     datasets.peek(config)
     watch = Watch.of(config, run.logs, stop, progress.note, run.event)
     try:
-        with started(config, watch) as cluster:
-            run.event("start", ray=cluster.address)
+        tracking = Tracking(config, run.path, progress.note, run.event)
+        with started(config, watch) as cluster, tracking:
+            run.event("start", ray=cluster.address, metrics=cluster.metrics)
             run.prepare()
             prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
-            cluster.ready(prompts.longest_prompt)
+            cluster.ready(prompts.longest_prompt).require_run_directory()
             assert cluster.policy is not None
+            if config.tracking.ray:
+                tracking.add("ray", ray_metrics(config, run, cluster))
             done = Trainer(
                 config,
                 train=prompts.train,
@@ -86,6 +110,7 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) ->
                 run=run,
                 progress=progress,
                 stop=stop,
+                tracking=tracking,
             ).run()
             progress.note("stopping")
     except Abandoned:  # while workers were coming up
@@ -95,6 +120,20 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) ->
     return done
 
 
+def ray_metrics(config: Config, run: RunDirectory, cluster: "Cluster") -> Callable[[Told], Tracker]:
+    """The figures for Ray's dashboard, Prometheus and Grafana."""
+    from workers.gauges import RayMetrics
+
+    t, events = config.trainer, read_lines(run.path / "events.jsonl")
+    return functools.partial(
+        RayMetrics,
+        samples=t.prompts_per_step * t.samples_per_prompt,
+        engines=cluster.rollout.load,
+        verdicts=cluster.rewards.waiting,
+        restarts=sum(e["event"] == "restart" for e in events),
+    )
+
+
 def summary(config: Config, run: RunDirectory, console: Console) -> None:
     """Where the run is, accuracy before and after, and a few completions side by side."""
     lines = [line for line in read_lines(run.path / "metrics.jsonl") if any(k.endswith("/accuracy") for k in line)]
@@ -102,15 +141,15 @@ def summary(config: Config, run: RunDirectory, console: Console) -> None:
     if len(lines) > 1:
         for key in (k for k in lines[-1] if k in lines[0] and k.startswith("eval/") and k.endswith("/accuracy")):
             source = key.removeprefix("eval/").removesuffix("/accuracy")
-            console.print(
-                f"{source}: held-out accuracy {lines[0][key]:.1%} before, {lines[-1][key]:.1%} after {lines[-1]['step']} steps"
-            )
-        before, after = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
-        then = first_of_each(before)
+            before, after = as_shares([lines[0][key], lines[-1][key]])
+            what = "accuracy" if "%" in before else "score"
+            console.print(f"{source}: held-out {what} {before} before, {after} after {lines[-1]['step']} steps")
+        first, last = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
+        then = first_of_each(first)
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("prompt", "before", "", "after", ""):
             table.add_column(name, max_width=40, overflow="ellipsis", no_wrap=True)
-        for row in [r for uid, r in first_of_each(after).items() if uid in then][:5]:
+        for row in [r for uid, r in first_of_each(last).items() if uid in then][:5]:
             old = then[row["uid"]]
             table.add_row(
                 Text(row["prompt"]),

@@ -299,6 +299,21 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Tracker:
+    """Somewhere else that figures go. In YAML `name`, or `name: {some_option: value, …}`."""
+
+    tracker: str = ""  # tensorboard | wandb | mlflow | module:function | file.py:function; empty: the name
+    options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
+
+
+@dataclass(frozen=True)
+class Tracking:
+    to: dict[str, Tracker] = field(default_factory=dict)  # tensorboard, wandb, mlflow, …: beside metrics.jsonl
+    samples: int = 8  # prompts of an evaluation whose first completion goes there too; 0: none
+    ray: bool = True  # whether Ray's own metrics have the figures: for its dashboard, Prometheus and Grafana
+
+
+@dataclass(frozen=True)
 class Watchdog:
     stall_s: float = 1800.0  # a worker that is waited for, and of which nothing is heard for so long, has stalled
     action: str = "restart"  # restart | abort: what becomes of it, after its stacks were saved
@@ -325,4 +340,5 @@ class Config:
     pipeline: Pipeline = field(default_factory=Pipeline)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    tracking: Tracking = field(default_factory=Tracking)
     watchdog: Watchdog = field(default_factory=Watchdog)

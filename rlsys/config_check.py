@@ -18,6 +18,7 @@ from rlsys.config import (
 )
 from rlsys.config_check_sets import check_data_sets, check_rewards
 from rlsys.rewards.check import of_user_function
+from rlsys.tracking.known import problems as problems_of_trackers
 
 
 def check(config: Config) -> list[str]:
@@ -86,6 +87,7 @@ def check(config: Config) -> list[str]:
         "algorithm": ("constant", "control_weight"),
         "trainer": ("max_skipped",),
         "eval": ("every",),
+        "tracking": ("samples",),
         "checkpoint": ("every", "keep_last"),
         "cluster": ("dashboard_port",),
         "run": ("seed", "max_restarts", "grace_s"),
@@ -95,7 +97,7 @@ def check(config: Config) -> list[str]:
             value = getattr(getattr(c, section), name)
             need(0 <= value < math.inf, f"{section}.{name} is {value}; it must be a number of 0 or more.")
 
-    problems += _check_options(c) + _check_weights(c)
+    problems += _check_options(c) + _check_weights(c) + problems_of_trackers(c.tracking)
     t = c.trainer
     need(
         t.max_mismatch is None or 0 < t.max_mismatch < math.inf,

@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
-from rlsys.config import Config, ConfigError, Function
+from rlsys.config import Config, ConfigError, Source
 from rlsys.config_check import check
 from rlsys.config_named import NAMED, changed, compact, named
 from rlsys.secrets import FromEnvironment, given, hidden, suspects
@@ -120,6 +120,65 @@ ELSEWHERE = {
     "rollout_data_dir": "run.dir",
     "validation_data_dir": "run.dir",
     "log_completions": "run.dir",
+    "freezing_actor_steps": "critic.alone_steps",
+    "advantage_estimator": "algorithm.advantage",
+    "no_advantage_std_norm": "algorithm.std",
+    "policy_loss_type": "algorithm.loss",
+    "eps_clip": "algorithm.clip_low",
+    "eps_clip_low_high": "algorithm.clip_low",
+    "kl_estimator": "algorithm.kl",
+    "use_kl_loss": "reference.kl_in",
+    "entropy_loss_coef": "entropy.coef",
+    "overlong_buffer_len": "overlong.buffer",
+    "overlong_penalty_factor": "overlong.penalty",
+    "penalty_factor": "overlong.penalty",
+    "dynamic_filtering": "dynamic_sampling.enabled",
+    "rollout_is": "correction.method",
+    "vllm_importance_sampling_correction": "correction.method",
+    "enable_vllm_is_correction": "correction.method",
+    "rollout_is_threshold": "correction.high",
+    "tis_imp_ratio_cap": "correction.high",
+    "vllm_importance_sampling_cap": "correction.high",
+    "vllm_is_truncated_threshold": "correction.high",
+    "rollout_batch_size": "trainer.prompts_per_step",
+    "n_samples_per_prompt": "trainer.samples_per_prompt",
+    "max_epochs": "trainer.epochs_per_step",
+    "max_ckpt_num": "checkpoint.keep_last",
+    "save_freq": "checkpoint.every",
+    "save_steps": "checkpoint.every",
+    "prompt_max_len": "rollout.max_prompt_tokens",
+    "generate_max_len": "rollout.max_new_tokens",
+    "vllm_num_engines": "rollout.engines",
+    "hybrid_engine": "cluster.placement",
+    "vllm_mode": "cluster.placement",
+    "colocate_all_models": "cluster.placement",
+    "async_train": "pipeline.max_lag",
+    "async_queue_size": "pipeline.max_lag",
+    "actor_learning_rate": "policy.lr",
+    "critic_learning_rate": "critic.lr",
+    "max_norm": "policy.clip_grad",
+    "l2": "policy.weight_decay",
+    "ppo_max_token_len_per_gpu": "policy.tokens_per_pack",
+    "train_max_tokens_per_gpu": "policy.tokens_per_pack",
+    "optimizer_offload": "policy.offload_optimizer",
+    "adam_offload": "policy.offload_optimizer",
+    "lambd": "critic.lam",
+    "value_clip": "critic.clip",
+    "model_name_or_path": "model.path",
+    "pretrain": "model.path",
+    "logger": "tracking.to",
+    "report_to": "tracking.to",
+    "use_wandb": "tracking.to",
+    "use_tensorboard": "tracking.to",
+    "project_name": "tracking.to",
+    "wandb_project": "tracking.to",
+    "default_local_dir": "run.dir",
+    "output_dir": "run.dir",
+    "ckpt_path": "run.dir",
+    "save_path": "run.dir",
+    "experiment_name": "run.dir",
+    "run_name": "run.dir",
+    "wandb_run_name": "run.dir",
 }
 MARK = re.compile("\0oc\\.env:([^\0]+)\0")  # where a value referred to the environment
 LITERAL = " A text that has ${ in it is written with \\${."
@@ -269,6 +328,11 @@ def _with_bases(path: Path, below: tuple[Path, ...] = ()) -> list[tuple[DictConf
     return [*_with_bases(base, chain), (tree, str(path))]
 
 
+def files(path: str | Path) -> list[str]:
+    """The YAML file and its bases."""
+    return [name for _, name in _with_bases(Path(path))]
+
+
 def _read(path: Path) -> DictConfig:
     try:
         tree = OmegaConf.load(path)
@@ -338,13 +402,13 @@ def _referring(value: Any) -> Any:
 
 
 def _known(entries: dict[str, Any]) -> dict[str, Any]:
-    """Entries in which only options of functions still refer to the environment."""
+    """Entries in which only options of functions and trackers still refer to the environment."""
     found = {}
     for name, entry in entries.items():
         kept = ("options", "reward")
         fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
         values = {k: given(v) for k, v in fields.items() if k not in kept}
-        if not isinstance(entry, Function):
+        if isinstance(entry, Source):
             values["reward"] = _known(entry.reward)
         found[name] = dataclasses.replace(entry, **values)
     return found
@@ -367,7 +431,7 @@ def _kind(key: str) -> Any:
 
 
 def _named(key: str) -> str | None:
-    """The mapping of functions or data sets that the option is, or is in."""
+    """The mapping of functions, data sets or trackers that the option is, or is in."""
     return next((section for section in NAMED if f"{key}.".startswith(f"{section}.")), None)
 
 

@@ -1,18 +1,30 @@
-"""Mappings of names to functions or data sets, and the short forms people write them in.
+"""Mappings of names to functions, data sets or trackers, and the short forms people write them in.
 
     exact    [exact, my.py:brevity]    {exact: 1.0, my.py:brevity: 0.1}    {exact: 1.0, length: {weight: 0.1, at_most: 200}}
 
-What is no field of the entry is an option of the function; a data set has no others.
+What is no field of the entry is an option of the function or the tracker; a data set has no others.
 """
 
 import dataclasses
 import difflib
 from typing import Any
 
-from rlsys.config import Function, HeldOutSource, Source
+from rlsys.config import Function, HeldOutSource, Source, Tracker
 
-NAMED: dict[str, type] = {"reward.functions": Function, "data.train": Source, "eval.datasets": HeldOutSource}
-SHORT = {Function: "weight", Source: "weight", HeldOutSource: ""}  # what a number stands for
+NAMED: dict[str, type] = {
+    "reward.functions": Function,
+    "data.train": Source,
+    "eval.datasets": HeldOutSource,
+    "tracking.to": Tracker,
+}
+SHORT = {Function: "weight", Source: "weight", HeldOutSource: "", Tracker: ""}  # what a number stands for
+ITSELF = {
+    Function: "function",
+    Source: "path",
+    HeldOutSource: "path",
+    Tracker: "tracker",
+}  # what is the name where it is not said
+OPEN = (Function, Tracker)  # those with options
 
 
 def named(key: str, value: Any) -> dict[str, Any]:
@@ -33,6 +45,8 @@ def form(key: str) -> str:
     """What such a mapping looks like, in words."""
     if NAMED[key] is Function:
         return "a mapping of names to weights, such as {exact: 1.0}"
+    if NAMED[key] is Tracker:
+        return "a name, a list of names, or a mapping of names to options, such as {wandb: {project: sums}}"
     return "a path, a list of paths, or a mapping of names to settings, such as {sums.jsonl: {prompt_key: question}}"
 
 
@@ -50,7 +64,7 @@ def entry(key: str, kind: type, name: str, given: Any) -> Any:
     for field, value in given.items():
         if field in fields:
             values[field] = _converted(f"{key}.{field}", fields[field].type, value)
-        elif kind is Function:
+        elif kind in OPEN:
             values["options"] = values.get("options", {}) | {str(field): value}
         else:
             near = difflib.get_close_matches(str(field), list(fields), 1)
@@ -58,7 +72,7 @@ def entry(key: str, kind: type, name: str, given: Any) -> Any:
                 f"`{key}` has no setting `{field}`."
                 + (f" Did you mean `{near[0]}`?" if near else f" It may have {', '.join(fields)}.")
             )
-    itself = "function" if kind is Function else "path"
+    itself = ITSELF[kind]
     return kind(**(values | {itself: values.get(itself) or name}))
 
 
@@ -68,7 +82,7 @@ def changed(key: str, entries: dict[str, Any], name: str, value: Any) -> dict[st
     inner, dot, setting = name.rpartition(".")
     if dot and inner in entries:
         known = {f.name: getattr(entries[inner], f.name) for f in dataclasses.fields(kind)}
-        if kind is Function and setting not in known:
+        if kind in OPEN and setting not in known:
             known["options"] = known["options"] | {setting: value}
         else:
             known[setting] = value
@@ -82,8 +96,7 @@ def compact(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(name: str, e: Any) -> Any:
-    itself = "function" if isinstance(e, Function) else "path"
-    default = type(e)(**{itself: name})
+    default = type(e)(**{ITSELF[type(e)]: name})
     said = {f.name: getattr(e, f.name) for f in dataclasses.fields(e) if getattr(e, f.name) != getattr(default, f.name)}
     if "reward" in said:
         said["reward"] = compact(said["reward"])

@@ -6,6 +6,7 @@
 """
 
 import math
+import struct
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -14,22 +15,41 @@ from torch import Tensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 1 << 24
+_PART = 1 << 22  # elements
 _FACTORS = (-7046029254386353131, -4658895280553007687)  # 0x9E3779B97F4A7C15 and 0xBF58476D1CE4E5B9 as signed
 MODULUS = 1 << 64
 
 
 def of_bytes(tensor: Tensor) -> int:
-    return xxhash.xxh3_64_intdigest(_memory(tensor))
+    return of_parts([xxhash.xxh3_64_intdigest(_memory(part)) for part in parts(tensor)])
+
+
+def parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """A tensor's elements in order, in pieces that several cores may look at side by side."""
+    return tensor.detach().reshape(-1).split(_PART)
+
+
+def of_parts(prints: list[int]) -> int:
+    """`of_bytes` of a tensor, from those of its parts."""
+    return prints[0] if len(prints) == 1 else xxhash.xxh3_64_intdigest(struct.pack(f"<{len(prints)}Q", *prints))
+
+
+def of_tensors(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """`of_bytes` of each tensor, from its name and number at each of its parts, in order."""
+    found: dict[str, list[int]] = {}
+    for name, number in parts:
+        found.setdefault(name, []).append(number)
+    return {name: of_parts(numbers) for name, numbers in found.items()}
 
 
 class Running:
-    """`of_bytes` of a tensor that comes part by part."""
+    """`of_bytes` of a part that comes block by block."""
 
     def __init__(self) -> None:
         self.digest = xxhash.xxh3_64()
 
-    def add(self, part: Tensor) -> None:
-        self.digest.update(_memory(part))
+    def add(self, block: Tensor) -> None:
+        self.digest.update(_memory(block))
 
     def number(self) -> int:
         return self.digest.intdigest()

@@ -8,21 +8,13 @@ so that work over time over what the machine can do says how much of it was put 
 from dataclasses import dataclass
 from typing import Any
 
+from rlsys import devices
+
 # Layers of these are queries, keys, values, output and a gated MLP of three matrices; of others nothing is said.
 FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
     *("olmo2", "granite", "smollm3"),
 )
-# What devices can do of dense products at most, FLOP/s in bfloat16 and in float32, as their makers say. By part of their name.
-PEAKS = {
-    "B200": (2250e12, 80e12),
-    "H200": (989e12, 67e12),
-    "H100": (989e12, 67e12),
-    "A100": (312e12, 19.5e12),
-    "L40S": (362e12, 91.6e12),
-    "L4": (121e12, 30.3e12),
-    "A10G": (70e12, 35e12),
-}
 
 
 @dataclass(frozen=True)
@@ -74,5 +66,5 @@ def shape_of(settings: Any) -> Shape | None:
 
 def peak_of(device: str, dtype: str) -> float | None:
     """FLOP/s of a GPU by its name, such as H100 or "NVIDIA H200"; None for one that is not listed."""
-    known = [both for name, both in PEAKS.items() if name in device]
-    return known[0][dtype == "float32"] if known else None
+    known = devices.named(device)
+    return known.flops(dtype) if known else None

@@ -1,7 +1,7 @@
 """The figures of a step, each from its definition. Names are `metrics.jsonl`'s."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,7 +17,9 @@ Metrics = dict[str, float]
 class Clock:
     """Seconds per phase, which are spans of the driver's timeline too. `with clock("update"): ...` then `clock.metrics()["time/update"]`."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[str], None] = lambda phase: None) -> None:
+        """`told` hears of each phase as it begins."""
+        self.told = told
         self.start, self.phases = (
             time.perf_counter(),
             dict.fromkeys(("rollout", "reward", "score", "update", "sync"), 0.0),
@@ -26,6 +28,7 @@ class Clock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
+        self.told(phase)
         try:
             with span(phase):
                 yield

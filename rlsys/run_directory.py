@@ -19,7 +19,7 @@ from rlsys import config_load, timeline
 from rlsys.config import Config, ConfigError
 from rlsys.samples import prepare_writing, write_samples
 from rlsys.secrets import cleared
-from rlsys.types import Batch, Floats
+from rlsys.types import Batch, Columns, Floats
 
 FREE_TO_CHANGE = (  # what a run may be continued with
     "run.dir",
@@ -30,6 +30,7 @@ FREE_TO_CHANGE = (  # what a run may be continued with
     "eval.",
     "checkpoint.",
     "sync.",
+    "tracking.",
     "trainer.steps",
     "trainer.max_mismatch",
     "trainer.max_skipped",
@@ -139,10 +140,13 @@ class RunDirectory:
         if file.is_file():
             write(file, "".join(json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step))
 
-    def samples(self, name: str, batch: Batch, advantages: Floats | None = None) -> None:
+    def samples(
+        self, name: str, batch: Batch, advantages: Floats | None = None, per_token: Columns | None = None
+    ) -> None:
         """Written while the run goes on; `settle` waits for it. A file is there whole or not at all."""
         self.settle()  # one at a time
-        self._writing = self._writer.submit(write_samples, self.path / "samples" / f"{name}.parquet", batch, advantages)
+        target = self.path / "samples" / f"{name}.parquet"
+        self._writing = self._writer.submit(write_samples, target, batch, advantages, per_token)
 
     def settle(self) -> None:
         """Waits until the samples are on disk, and raises what was wrong with the last ones."""
@@ -158,14 +162,23 @@ def end_last_line(file: Path) -> None:
             out.write("\n")
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a .jsonl file; a last one cut off by a crash is left out."""
+def read_lines(file: Path, newest: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a .jsonl file, or of its `newest` bytes; one cut off by a crash is left out."""
     lines = []
     if file.is_file():
-        for text in file.read_text().splitlines():
+        for text in _end(file, newest).decode(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
-                lines.append(json.loads(text))
+                if isinstance(line := json.loads(text), dict):
+                    lines.append(line)
     return lines
+
+
+def _end(file: Path, newest: int | None) -> bytes:
+    with file.open("rb") as data:
+        size = data.seek(0, os.SEEK_END)
+        first = max(0, size - newest) if newest else 0
+        data.seek(first)
+        return data.read().partition(b"\n")[2] if first else data.read()
 
 
 def read_samples(run: Path, name: str) -> list[dict[str, Any]]:

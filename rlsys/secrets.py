@@ -100,6 +100,8 @@ def _looks_like(place: str, text: str) -> str | None:
 
 
 def _way_out(place: str) -> str:
+    if place.startswith("tracking.to."):
+        return "write ${oc.env:ITS_NAME} here (wandb reads WANDB_API_KEY itself, mlflow MLFLOW_TRACKING_TOKEN)"
     if re.match(r"reward\.functions\.|data\.train\..*\.reward\.|eval\.datasets\..*\.reward\.", place):
         return "write ${oc.env:ITS_NAME} here (functions `http` and `judge` also take its name as token_env)"
     return "have the tool that needs it read it there (Hugging Face reads HF_TOKEN)"

@@ -32,12 +32,14 @@ class Span:
         return self.at + self.seconds
 
 
-def spans(run: Path) -> list[Span]:
-    """All that is recorded of a run, in the order in which it began."""
+def spans(run: Path, newest: int | None = None) -> list[Span]:
+    """All that is recorded of a run, in the order in which it began; or what the last `newest` bytes of each file hold."""
     found = []
     for file in [*(run / "logs").glob("*.spans.before"), *(run / "logs").glob("*.spans")]:
         worker = file.name.partition(".spans")[0]
-        for line in read_lines(file):
+        if newest and file.suffix == ".before":
+            continue
+        for line in read_lines(file, newest):
             name, at, seconds = line.pop("span"), line.pop("at"), line.pop("s")
             found.append(Span(worker, name, at, seconds, line))
     return sorted(found, key=lambda s: (s.at, -s.seconds))

@@ -33,12 +33,14 @@ from rlsys.schedule import learning_rate
 from rlsys.skips import Skips
 from rlsys.stopping import Stop
 from rlsys.timeline import of_step, recorded
+from rlsys.tracking.tracking import Tracking
 from rlsys.types import Batch, Columns, Floats, Pack
 
 
 class Progress(Protocol):
     def step(self, step: int, found: Metrics) -> None: ...
     def note(self, text: str) -> None: ...
+    def at(self, doing: str) -> None: ...
 
 
 class Trainer:
@@ -56,8 +58,10 @@ class Trainer:
         run: RunDirectory,
         progress: Progress,
         stop: Stop | None = None,
+        tracking: Tracking | None = None,
     ):
         self.config, self.run_directory, self.progress, self.stop = config, run, progress, stop or Stop()
+        self.tracking = tracking
         self.train_data, self.evals = train, evals
         self.rollout, self.policy, self.reference, self.critic = rollout, policy, reference, critic
         self.collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
@@ -142,7 +146,7 @@ class Trainer:
         return step == self.config.trainer.steps or bool(every and step % every == 0)
 
     def step(self, step: int) -> Metrics:
-        clock = Clock()
+        clock = Clock(lambda phase: self.progress.at(f"step {step}: {phase}"))
         self.ahead = True
         with clock("rollout"):
             batch = self.pipeline.next()  # at most `max_lag` updates old
@@ -154,7 +158,7 @@ class Trainer:
         with clock("score"):
             scored = self.scored(step, batch)
         credit = self.credit(step, batch, scored, self.kl_coef)
-        self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages)
+        self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages, credit.columns)
         self.changing = True
         with clock("update"):
             updates = list(self.updates(step, batch, credit.columns))
@@ -265,6 +269,7 @@ class Trainer:
     def evaluation(self, step: int) -> Metrics:
         if not self.evals:
             return {}
+        self.progress.at(f"step {step}: evaluation")
         self.rollout.generating()
         result = evaluate(
             self.collector,
@@ -308,6 +313,7 @@ class Trainer:
 
     def save(self) -> None:
         """Begins a checkpoint of the last step that is done."""
+        self.progress.at(f"step {self.done}: checkpoint")
         if self.checkpoints.step != self.saved:  # it was cut off before every learner had begun: it is begun anew
             self.checkpoints.step = None
         self.finish_saving(wait=True)  # one at a time
@@ -365,8 +371,11 @@ class Trainer:
         self.saved, self.asked = self.done, pending[-1].position if pending else self.position
         if self.oversampling:
             self.oversampling.begin(self.asked, pending[-1].left if pending else self.left)
-        self.run_directory.rewind(self.done - bool(self.owed) if self.done else -1)
+        kept = self.done - bool(self.owed) if self.done else -1
+        self.run_directory.rewind(kept)
         self.run_directory.event("resume" if there else "begin", step=self.done)
+        if self.tracking:
+            self.tracking.begin(kept)
         return pending
 
 

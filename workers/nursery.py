@@ -68,28 +68,30 @@ def serve(folder: Path, driver: int) -> None:
     """Imports, then forks whoever is asked for. Who asks before that waits."""
     import gc
 
+    from workers.imports import without  # not above: the command runs this file alone
+
     gc.disable()  # imports make a million objects and no garbage
     die_with(driver)
     doors = {kind: socket.socket(socket.AF_UNIX) for kind in KINDS}
     for kind, door in doors.items():
         door.bind(str(folder / kind))
         door.listen(64)
-    sys.modules["ray"] = None  # type: ignore[assignment]  # it reads a worker's environment when it is imported; vLLM does without
-    import torch  # noqa: F401
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    # Ray reads a worker's environment when it is imported; vLLM does without. MLflow starts a thread, which a fork would lose.
+    with without("ray", "mlflow"):
+        import torch  # noqa: F401
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
-    nursery = os.getpid()
-    if os.fork():
-        import deepspeed  # noqa: F401
+        nursery = os.getpid()
+        if os.fork():
+            import deepspeed  # noqa: F401
 
-        kind = MODELS
-    else:
-        die_with(nursery)
-        import vllm.v1.worker.cpu_worker  # noqa: F401
-        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
+            kind = MODELS
+        else:
+            die_with(nursery)
+            import vllm.v1.worker.cpu_worker  # noqa: F401
+            from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
-        kind = ENGINES
-    del sys.modules["ray"]
+            kind = ENGINES
     for other in set(KINDS) - {kind}:
         doors[other].close()
     gc.collect()

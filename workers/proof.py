@@ -153,14 +153,16 @@ class Chart:
         """Of what the engine now computes with."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
 
-        def of(region: Region) -> int:
-            part = parameters[region.parameter].detach().narrow(0, region.first, region.rows)
-            if not self.by_place:
-                return fingerprint.of_bytes(part)
-            return fingerprint.of_places(part, region.whole, region.at) if region.counts else 0
+        def here(region: Region) -> Any:
+            return parameters[region.parameter].detach().narrow(0, region.first, region.rows)
 
-        regions = self.regions.values()  # a GPU has work for one at a time, and memory for no more
-        prints = dict(zip(self.regions, map(of, regions) if self.by_place else side_by_side(of, regions), strict=True))
+        if self.by_place:  # a GPU has work for one at a time, and memory for no more
+            prints = {
+                name: fingerprint.of_places(here(region), region.whole, region.at) if region.counts else 0
+                for name, region in self.regions.items()
+            }
+        else:
+            prints = all_of_bytes({name: here(region) for name, region in self.regions.items()})
         loaded = [
             p
             for name, p in self.parameters().items()
@@ -169,6 +171,12 @@ class Chart:
         answer = Answer(prints, self.arrived, sum(self.arrived_bits.values()), fingerprint.of_bits(loaded))
         self.arrived, self.arrived_bits = {}, {}
         return answer
+
+
+def all_of_bytes(tensors: dict[str, Any]) -> dict[str, int]:
+    """Their fingerprints, on all cores."""
+    parts = [(name, part) for name, tensor in tensors.items() for part in fingerprint.parts(tensor)]
+    return fingerprint.of_tensors(side_by_side(lambda p: (p[0], fingerprint.of_bytes(p[1])), parts))
 
 
 def tensor_print(tensor: Any, by_place: bool) -> int:

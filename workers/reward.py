@@ -13,7 +13,7 @@ from typing import Any
 from rlsys.config import Config
 from rlsys.failures import WorkerLost
 from rlsys.rewards.judge import combined, facts
-from rlsys.rewards.settings import RewardSettings, services
+from rlsys.rewards.settings import RewardSettings, services, worker_name
 from rlsys.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
 from workers.places import end_processes
@@ -26,11 +26,6 @@ from workers.waiting import TICK_S, Watch, explain
 OPTIONS = {"max_concurrency": LISTS + 1, "max_restarts": -1, "max_task_retries": -1}
 
 
-def name(service: int, index: int) -> str:
-    """Of a worker: reward-0, reward-1, …; reward models are services of their own, reward-1-0."""
-    return f"reward-{service}-{index}" if service else f"reward-{index}"
-
-
 def numbers(name: str) -> tuple[int, int]:
     """Service and index of the worker of that name."""
     *service, index = (int(part) for part in name.split("-")[1:])
@@ -41,7 +36,7 @@ class RewardWorker:
     """The actor around a runner."""
 
     def __init__(self, config: Config, service: int, index: int, logs: str):
-        settle(name(service, index), logs)
+        settle(worker_name(service, index), logs)
         self.runner = RewardRunner(services(config)[service])
 
     def ready(self) -> dict[str, Any]:
@@ -68,7 +63,7 @@ class RewardPool:
     def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
         self.config, self.watch = config, watch
         self.services = [
-            Service(s, {name(n, i): spawn(name(n, i)) for i in range(s.workers)})
+            Service(s, {name: spawn(name) for i in range(s.workers) for name in [worker_name(n, i)]})
             for n, s in enumerate(services(config))
         ]
 
@@ -111,6 +106,10 @@ class RewardPool:
             which = [i for i, item in enumerate(items) if item.set in service.settings.functions]
             parts.append((which, service.dispatcher.judge([items[i] for i in which])))
         return Sum([s.uid for s in samples], parts, self)
+
+    def waiting(self) -> int:
+        """Samples that no reward process has taken yet. May be asked at any time, by any thread."""
+        return sum(len(s.dispatcher.waiting) for s in self.services if s.dispatcher is not None)
 
     def stalled(self, waited_s: float, uids: list[str]) -> None:
         """Ends the workers that have samples and say nothing: Ray starts them again, with the same samples."""

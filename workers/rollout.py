@@ -205,6 +205,12 @@ class RolloutGroup:
         self.sleeps = config.cluster.placement == "colocated"
         self.awake = True
         self.delivery: Delivery | None = None
+        self.work: tuple[Dispatch, Streams] | None = None  # what is being generated, or was last
+
+    def load(self) -> dict[str, int]:
+        """How many samples each engine is at; under "" those that wait for one. May be asked at any time, by any thread."""
+        waiting, missing = (self.work[0].left, self.work[1].missing.copy()) if self.work else (0, {})
+        return {"": waiting} | {name: len(missing.get(name, ())) for name in self.crew.actors.copy()}
 
     def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """The same call on every engine, not waited for."""
@@ -254,6 +260,7 @@ class RolloutGroup:
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         """Engines are given requests as they have room for them; their streams are merged."""
         work, streams = Dispatch(requests, self.config.rollout.max_sequences), Streams(self.watch)
+        self.work = work, streams
         in_vain: Counter[tuple[str, int]] = Counter()
         self.enough = False
         self.deal(work, streams)

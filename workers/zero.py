@@ -11,6 +11,7 @@ from typing import Any
 
 from rlsys.config import Policy
 from rlsys.types import Pack
+from workers.imports import without
 
 
 class ZeroEngine:
@@ -93,9 +94,11 @@ def prepare(device: str, threads: int) -> None:
     """Before anything touches DeepSpeed. Its imports are slow; they run while the driver does other things."""
     if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
     import torch
     import transformers  # noqa: F401
+
+    with without("mlflow"):  # it takes a second, and DeepSpeed only tunes itself with it
+        import deepspeed
 
     if device == "cpu":
         torch.set_num_threads(threads)

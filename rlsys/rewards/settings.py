@@ -54,3 +54,8 @@ def chosen(sets: Sets, which: Callable[[Function], bool]) -> Sets:
     """The functions that `which` is true of; sets without any are left out."""
     found = {name: {n: f for n, f in functions.items() if which(f)} for name, functions in sets.items()}
     return {name: functions for name, functions in found.items() if functions}
+
+
+def worker_name(service: int, index: int) -> str:
+    """reward-0, reward-1, …; reward models are services of their own, reward-1-0."""
+    return f"reward-{service}-{index}" if service else f"reward-{index}"

@@ -20,8 +20,8 @@ from typing import Any
 
 from models import CASES, PROMPT, save_case
 
-from launch import costs
-from launch.simulate import Loop
+from launch.plan import costs
+from launch.plan.simulate import Loop
 from launch.synthetic import Lengths
 from rlsys.config import Data
 from rlsys.config_load import load

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from launch.doctor import older_weights, show
+from launch.doctor.agreement import older_weights, show
 from rlsys import config_load
 from rlsys.agreement import Agreement
 from rlsys.checkpoint import SUMS

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import commands
+from rlsys.devices import Node
 
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
 
@@ -33,10 +34,104 @@ def test_every_way_has_a_line_and_fits_80_columns(costs):
 
 
 def test_placements_are_tried_on_gpus_and_need_no_data(costs):
-    lines = planned("configs/dapo_7b_gpu.yaml", "--simulate", costs, "--gpus", "4", "--ragged", "50,200")
+    few = "trainer.prompts_per_step=32"
+    lines = planned("configs/dapo_7b_gpu.yaml", few, "--simulate", costs, "--gpus", "4", "--ragged", "50,200")
     assert [line.split()[2:4] for line in lines if line.startswith("lag 0")] == [
         ["4", "same"],
         ["1", "3"],
         ["2", "2"],
         ["3", "1"],
     ]
+
+
+# --- without --simulate --------------------------------------------------------------------------------------------------------
+
+
+def drawn(*words: str, width: int = 80) -> tuple[int, str]:
+    found = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": str(width)}, catch_exceptions=False)
+    return found.return_value if found.return_value is not None else found.exit_code, found.output
+
+
+def test_a_plan_for_gpus_that_are_not_here_says_who_is_where():
+    _, text = drawn("configs/dapo_7b_gpu.yaml", "--cluster", "8xH100")
+    lines = text.splitlines()
+    assert "8 x H100 in 1 node" in text
+    assert [line for line in lines if "rollout-4" in line and "rollout-7" in line]
+    assert "✓ configs/dapo_7b_gpu.yaml fits." in text
+    boxes = [line for line in lines if line.startswith(("╭", "│", "╰"))]
+    assert boxes
+    assert max(map(len, boxes)) <= 80
+
+
+def test_nodes_that_are_alike_are_drawn_once():
+    _, text = drawn("configs/dapo_32b_gpu.yaml", "--cluster", "8x8xH100")
+    assert "nodes 1 to 3 are the same, with rollout-2 to 7" in text
+    assert "nodes 5 to 7 are the same, with policy-8 to 31" in text
+    assert text.count("╭─ GPU 0 ") == 2
+
+
+def test_what_does_not_fit_is_told_with_changes_that_a_user_can_type():
+    _, text = drawn("configs/dapo_7b_gpu.yaml", "--cluster", "8xA100-40")
+    assert "✗ configs/dapo_7b_gpu.yaml does not fit:" in text
+    [change] = [line for line in text.splitlines() if line.startswith("  1. ")]
+    settings = change.split("  (")[0].split()[1:]
+    _, again = drawn("configs/dapo_7b_gpu.yaml", *settings, "--cluster", "8xA100-40")
+    assert "fits" in again.splitlines()[-1]
+    assert "not fit" not in again
+
+
+def test_a_plan_on_this_machine_needs_no_cluster_and_no_data(tmp_path):
+    _, text = drawn("configs/tiny_cpu.yaml", "data.train=not_here.jsonl", "--json", str(tmp_path / "f.json"))
+    assert "1 node: this machine" in text
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert figures["model"]["parameters"] == 330_752
+    assert figures["fits"] is True
+    assert figures["memory"]["rollout"]["host"]["generate"]["KV cache"] == 64 << 20
+    assert set(figures["seconds"]) >= {"rollout", "score", "update", "sync", "step"}
+
+
+def test_seconds_may_come_from_a_measurement(costs):
+    _, text = drawn("configs/tiny_cpu.yaml", "--measured", costs, "--ragged", "5,10")
+    assert "Seconds of a step, as work has cost in the run that was measured" in text
+    assert "ESTIMATE" not in text
+
+
+def test_a_model_that_is_not_here_needs_its_shape(tmp_path):
+    from rlsys.config import ConfigError
+
+    with pytest.raises(ConfigError, match="--model-config"):
+        drawn("configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b")
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128}
+            | {"num_hidden_layers": 2, "num_attention_heads": 2}
+        )
+    )
+    _, text = drawn(
+        "configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b", "--model-config", str(tmp_path / "config.json")
+    )
+    assert "nobody/nothing-9b: " in text
+
+
+def test_what_is_wrong_with_the_configuration_itself_comes_first():
+    from rlsys.config import ConfigError
+
+    with pytest.raises(ConfigError, match="top_p"):
+        drawn("configs/tiny_cpu.yaml", "rollout.top_p=0.5")
+
+
+def test_no_time_is_estimated_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr("launch.plan.command.nodes_for", lambda *_: ([Node(0, None, 8, 64 << 30)], "nowhere"))
+    _, text = drawn("configs/dapo_7b_gpu.yaml")
+    assert "The cluster has 0." in text
+    assert "Seconds of a step" not in text
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_where_no_cluster_answers_it_is_said_at_once(scheme):
+    from rlsys.config import ConfigError
+    from workers.process import free_port
+
+    address = f"{scheme}127.0.0.1:{free_port()}"
+    with pytest.raises(ConfigError, match=f"--address: no Ray cluster answers at {address}"):
+        drawn("configs/dapo_7b_gpu.yaml", "--address", address)

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from launch import costs
-from launch.simulate import Costs, Loop
+from launch.plan import costs
+from launch.plan.simulate import Costs, Loop
 from launch.synthetic import Lengths
 from rlsys import config_load
 from rlsys.config import ConfigError

@@ -316,3 +316,6 @@ class FakeProgress:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def at(self, doing: str) -> None:
+        pass

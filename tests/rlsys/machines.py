@@ -15,6 +15,7 @@ from fakes import (
 
 from rlsys.evaluation import HeldOut
 from rlsys.run_directory import RunDirectory, read_lines
+from rlsys.tracking.tracking import Tracking
 from rlsys.trainer import Trainer
 from rlsys.types import Request
 
@@ -51,6 +52,7 @@ class Machines:
         self.rollout, self.rewards = rollout(self.events), FakeRewards()
         self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
         self.critic = FakeCritic(self.events)
+        self.tracking = Tracking(self.config, self.run_directory.path, self.progress.note, self.run_directory.event)
         self.trainer = Trainer(
             self.config,
             train=make_dataset(10),
@@ -62,11 +64,13 @@ class Machines:
             critic=self.critic if self.config.algorithm.advantage == "gae" else None,
             run=self.run_directory,
             progress=self.progress,
+            tracking=self.tracking,
         )
 
     def run(self) -> "Machines":
         try:
-            self.trainer.run()
+            with self.tracking:
+                self.trainer.run()
         finally:
             self.run_directory.close()
         return self

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.fingerprint import MODULUS, of_bits, of_bytes, of_places
+from rlsys.fingerprint import MODULUS, of_bits, of_bytes, of_parts, of_places, parts
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -91,6 +91,17 @@ def test_bits_alone_do_not_depend_on_grouping_or_padding():
     assert (of_bits([a]) + of_bits([b])) % MODULUS == expected
     assert of_bits([torch.cat([a, torch.zeros(3, 6)]), b, torch.zeros(0)]) == expected
     assert of_bits([]) == 0
+
+
+def test_bytes_are_the_same_read_whole_or_in_parts_but_not_in_another_order(monkeypatch):
+    a, _ = weights()
+    monkeypatch.setattr("rlsys.fingerprint._PART", 10)  # 24 elements: three parts
+    expected = of_bytes(a)
+    first, second, third = (of_bytes(part) for part in parts(a))
+    assert of_parts([first, second, third]) == expected
+    assert of_parts([second, first, third]) != expected
+    a.view(torch.int32)[3, 5] ^= 1
+    assert of_bytes(a) != expected
 
 
 def test_long_tensors_are_read_in_parts(monkeypatch):

@@ -242,8 +242,9 @@ def test_whatever_a_completion_says_is_soon_judged_and_never_raises(text):
 def test_nothing_in_a_completion_is_run(tmp_path: Path, quote):
     file = tmp_path / "made"
     for code in (f"__import__('os').system('touch {file}')", f"open('{file}', 'w')", f"exec(\"open('{file}', 'w')\")"):
-        assert score(f"\\boxed{{{quote}{{{code}}}}}", "0") == 0
-        assert score(code, "0") == 0
+        for answer in ("12345678987654321", "none"):  # no number of the path
+            assert score(f"\\boxed{{{quote}{{{code}}}}}", answer) == 0
+            assert score(code, answer) == 0
     assert not file.exists()
 
 

@@ -11,6 +11,7 @@ from fakes import make_batch, make_config, make_sample
 from rlsys import config_load
 from rlsys.config import ConfigError
 from rlsys.run_directory import RunDirectory, read_lines, read_samples, write
+from rlsys.types import Columns, Verdict
 
 
 def opened(tmp_path, *overrides: str) -> RunDirectory:
@@ -224,6 +225,30 @@ def test_events_carry_their_time_and_facts(tmp_path):
     assert second["time"] >= first["time"] > 1e9
 
 
+def test_old_log_probs_are_saved_and_advantages_of_tokens_where_they_differ_within_a_sample(tmp_path):
+    run = opened(tmp_path)
+    batch = make_batch([1, 0, 0], [0, 0, 1], lengths=[2, 0, 1])
+    batch = replace(batch, failed=[(make_sample("p1", 7), Verdict(None, failure="timeout"))])
+    old, alike, apart = (np.array(x, dtype=np.float32) for x in ([-1, -2, -4], [0.5, 0.5, -1], [0.5, 0.25, -1]))
+    for name, advantages in (("step-000001", alike), ("step-000002", apart)):
+        run.samples(name, batch, np.zeros(3, np.float32), Columns(old=old, advantages=advantages))
+    run.settle()
+    even, uneven = (
+        pyarrow.parquet.read_table(run.path / "samples" / f"step-00000{n}.parquet").to_pydict() for n in (1, 2)
+    )
+    assert even["old_logprobs"] == uneven["old_logprobs"] == [[-1, -2], [], [-4], None]
+    assert even["token_advantages"] == [None] * 4
+    assert uneven["token_advantages"] == [[0.5, 0.25], [], [-1], None]
+
+
+def test_the_newest_bytes_of_a_file_are_read_from_their_first_whole_line_on(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n7\n{"a": ')
+    assert read_lines(file) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert read_lines(file, newest=20) == [{"a": 3}]
+    assert read_lines(file, newest=10_000) == read_lines(file)
+
+
 def test_samples_can_be_read_back_with_all_columns(tmp_path):
     run = opened(tmp_path)
     batch = make_batch([1, 0], [0, 1])
@@ -248,6 +273,8 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
         "changes": [],
         "tokens": [6, 10],
         "rollout_logprobs": [-0.125, -0.25],
+        "old_logprobs": None,
+        "token_advantages": None,
         "rewards": "",
         "row": "{}",
         "messages": None,

@@ -137,7 +137,7 @@ def tidy() -> Iterator[dict[str, str]]:
     """The environment of runs of which nothing may be left in the end."""
     with apart() as place:
         yield place.environment
-        assert place.left() == []
+        assert not (left := place.left()), left
 
 
 def belongs(process: psutil.Process, temporary: Path) -> bool:

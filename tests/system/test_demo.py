@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,11 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 from killing import LIGHT, Run, running, tidy
+
+from launch.report.gather import Run as Shown
+from launch.report.gather import page_data
+from launch.report.sampled import files, texts, tokens
+from launch.report.words import words
 
 ACTORS = {"rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "policy-0", "policy-1"}
 
@@ -116,3 +122,15 @@ def test_shuffled_rewards_teach_nothing_and_ctrl_c_ends_with_130(environment: di
     found = accuracies(run)
     assert len(found) >= 3
     assert max(found[1:]) <= found[0] + 0.1
+
+
+def test_its_report_shows_all_that_it_did(demo: Demo) -> None:
+    [shown] = page_data([Shown.read(demo.run.path)])["runs"]
+    assert (shown["state"]["kind"], shown["missing"]) == ("done", [])
+    assert not [f for f in shown["findings"] if f["tone"] == "problem"]
+    assert {w["name"] for w in shown["lanes"]["workers"]} == ACTORS | {"driver"}
+    last = [f for f in files(demo.run.path) if f.stem.startswith("step-")][-1]
+    found = tokens(last, None, words(demo.run.path, shown["model"]))
+    said = [re.sub("<[a-z]+>", "", "".join(found["words"][i] for i in own)) for own in found["ids"]]  # <eos>, or <pad>
+    assert said == texts(last)["text"]
+    assert max(abs(gap) for own in found["gap"] for gap in own) < 1e-3

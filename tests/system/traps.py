@@ -8,11 +8,11 @@ import time
 
 from rlsys.rewards.functions import zigzag
 
-time.sleep(2)  # a slow import
+time.sleep(1)  # a slow import
 
 
 def trap(prompt: str, completion: str, finish: str, api_key: str) -> object:
-    fate = int.from_bytes(hashlib.sha256(f"{prompt}{completion}".encode()).digest()[:4]) % 500
+    fate = int.from_bytes(hashlib.sha256(f"{prompt}{completion}".encode()).digest()[:4]) % 1000
     if fate == 0:  # whenever it is tried: a sample whose process has ended is judged once more
         ctypes.string_at(0)
     if fate == 1:

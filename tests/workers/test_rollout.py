@@ -118,8 +118,13 @@ def test_exact_log_probs_are_the_policys_bit_for_bit(
 def test_samples_arrive_while_others_are_still_generated(engines: Callable[..., RolloutGroup], tokenizer: Any) -> None:
     group = engines(*PAIR)
     wanted = requests(tokenizer, n=8, temperature=1.0)
-    arrivals = [(time.monotonic(), len(chunk)) for chunk in group.generate(wanted)]
-    assert sum(count for _, count in arrivals) == len(wanted)
+    arrivals, owed = [], len(wanted)
+    for chunk in group.generate(wanted):
+        arrivals.append((time.monotonic(), len(chunk)))
+        owed -= len(chunk)
+        assert sum(group.load().values()) == owed, "at the engines, and waiting for one"
+    assert owed == 0
+    assert group.load() == {"": 0, "rollout-0": 0, "rollout-1": 0}
     assert len(arrivals) >= 8
     assert arrivals[-1][0] > arrivals[0][0]
 

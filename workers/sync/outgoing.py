@@ -1,9 +1,10 @@
 """Weights on their way out of the policy: cast, looked at, fingerprinted and copied in one go.
 
 Memory is what a sync waits for. So each tensor is read once, in blocks that stay in the cache of a core for all that is done
-with them, and several tensors are copied side by side.
+with them, and parts of tensors are copied side by side.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from workers.proof import tensor_print
 from workers.side_by_side import side_by_side
 from workers.sync.host_memory import Place, Tensors, views
 
-BLOCK = 1 << 17  # elements: half a megabyte in float32
+BLOCK = 1 << 18  # elements: a megabyte in float32
 
 
 class Outgoing:
@@ -32,31 +33,31 @@ class Outgoing:
     def copy(self, bucket: Tensors, layout: list[Place], memory: Any) -> None:
         """Into memory of this host, whose layout may be of more tensors than these."""
         places = dict(views(memory, layout))
-
-        def one(named: tuple[str, Any]) -> None:
-            name, tensor = named
-            if tensor.device.type == "cpu" and not self.by_place:
-                self.copy_in_blocks(name, tensor, places[name])
-            else:
+        if self.by_place or any(tensor.device.type != "cpu" for _, tensor in bucket):  # see `Chart.answer`
+            for name, tensor in bucket:
                 places[name].copy_(self.checked(name, tensor))
-
-        if self.by_place:  # see `Chart.answer`
-            for named in bucket:
-                one(named)
-        else:
-            side_by_side(one, bucket)
-
-    def copy_in_blocks(self, name: str, tensor: Any, place: Any) -> None:
-        running = fingerprint.Running()
-        for part, target in zip(tensor.detach().reshape(-1).split(BLOCK), place.view(-1).split(BLOCK), strict=True):
-            part = part.to(self.dtype)
-            if not part.sum().isfinite():  # the cheapest look; a sum of finite numbers may be infinite too
-                refuse_unless_finite(name, part)
-            if self.verify:
-                running.add(part)
-            target.copy_(part)
+            return
+        parts = [
+            (name, part, place)
+            for name, tensor in bucket
+            for part, place in zip(fingerprint.parts(tensor), fingerprint.parts(places[name]), strict=True)
+        ]
+        found = side_by_side(lambda part: (part[0], self.copy_part(*part)), parts)
         if self.verify:
-            self.prints[name] = running.number()
+            self.prints |= fingerprint.of_tensors(found)
+
+    def copy_part(self, name: str, part: Any, place: Any) -> int:
+        running, total = fingerprint.Running(), 0.0
+        for block, target in zip(part.split(BLOCK), place.split(BLOCK), strict=True):
+            block = block.to(self.dtype)
+            # First: it reads and writes memory at the same time, and the rest finds the block in the cache.
+            target.copy_(block)
+            total += block.sum().item()
+            if self.verify:
+                running.add(block)
+        if not math.isfinite(total):  # the cheapest look; a sum of finite numbers may be infinite too
+            refuse_unless_finite(name, part.to(self.dtype))
+        return running.number()
 
     def cast(self) -> Iterator[tuple[str, Any]]:
         """Tensor by tensor, for transports that take them from the GPU."""

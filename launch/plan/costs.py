@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from launch.simulate import Costs
+from launch.plan.simulate import Costs
 from rlsys.config import ConfigError
 from rlsys.metrics import Metrics
 from rlsys.run_directory import read_lines
@@ -22,7 +22,7 @@ from rlsys.trace import Span, spans
 PHASES = ("rollout", "reward", "score", "update", "sync")
 
 
-def read(source: Path, prompt_tokens: int) -> Costs:
+def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
     """From a JSON file, `costs` of what `rlsys bench --json` writes or such a mapping itself, or from a run directory."""
     if source.is_dir():
         lines = [line for line in read_lines(source / "metrics.jsonl") if "time/step" in line]
@@ -33,7 +33,7 @@ def read(source: Path, prompt_tokens: int) -> Costs:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         names = ", ".join(f.name for f in dataclasses.fields(Costs))
         raise ConfigError(
-            f"--simulate {source}: {error}. It takes a run directory, what `rlsys bench CONFIG --json FILE` writes, or a JSON file "
+            f"{option} {source}: {error}. It takes a run directory, what `rlsys bench CONFIG --json FILE` writes, or a JSON file "
             f"with seconds for {names}."
         ) from None
 

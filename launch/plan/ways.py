@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from launch import costs
+from launch.plan import costs
+from launch.plan.simulate import Loop, Report
 from launch.printing import say, table
-from launch.simulate import Loop, Report
 from launch.synthetic import Lengths
 from rlsys.config import Config, ConfigError, Data, Eval, Overlong
 from rlsys.config_check import check
@@ -37,9 +37,7 @@ class Wanted:
 
 def simulated(config: Config, wanted: Wanted, console: Console) -> None:
     mean, longest = wanted.ragged or (config.rollout.max_new_tokens, config.rollout.max_new_tokens)
-    rollout = replace(config.rollout, max_new_tokens=longest)
-    # What it trains on need not be here, and every completion is as long as it is told to be.
-    config = replace(config, rollout=rollout, data=Data(), eval=Eval(every=0), overlong=Overlong())
+    config = lengthened(config, longest)
     if problems := check(config):
         raise ConfigError(problems)
     lengths = Lengths(mean, longest, config.run.seed)
@@ -52,6 +50,12 @@ def simulated(config: Config, wanted: Wanted, console: Console) -> None:
             found.append((variant, Loop(variant, reckoned, lengths, wanted.prompt_tokens).run(wanted.steps)))
             bar.advance(task)
     show(found, console)
+
+
+def lengthened(config: Config, longest: int) -> Config:
+    """What it trains on need not be here, and every completion is as long as it is told to be."""
+    rollout = replace(config.rollout, max_new_tokens=longest)
+    return replace(config, rollout=rollout, data=Data(), eval=Eval(every=0), overlong=Overlong())
 
 
 def of(config: Config, gpus: int | None) -> Iterator[Config]:

@@ -1,0 +1,1 @@
+"""`rlsys init`: a first configuration, commented, that fits."""

@@ -1,0 +1,82 @@
+"""`rlsys submit` and `rlsys job`, as a command line."""
+
+from typing import Any
+
+import click
+from rich.console import Console
+
+console = Console()
+ADDRESS = click.option(
+    "--address",
+    required=True,
+    envvar="RAY_API_SERVER_ADDRESS",
+    metavar="URL",
+    help="Of the cluster's dashboard, such as http://HEAD:8265. By default RAY_API_SERVER_ADDRESS.",
+)
+JOB = click.argument("job", metavar="ID")
+
+
+@click.command()
+@click.argument("config", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@ADDRESS
+@click.option(
+    "--with", "more", multiple=True, metavar="PATH", help="Send this file or folder too. May be given several times."
+)
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="For all of the job; never a secret.")
+@click.option("--id", "name", default="", help="What the job is called; by default after CONFIG, with the time.")
+@click.option("--wait/--no-wait", default=True, help="Follow the job to its end (default), or return at once.")
+def submit(config: str, overrides: tuple[str, ...], **options: Any) -> int:
+    """Runs CONFIG as a job of a Ray cluster: checks it here, sends it with the files it names, and follows it."""
+    from launch.jobs.submit import submit as run
+
+    return run(config, overrides, console, **options)
+
+
+@click.group()
+def job() -> None:
+    """Jobs of a Ray cluster: list, status, logs, stop."""
+
+
+@job.command("list")
+@ADDRESS
+def show_all(address: str) -> int:
+    """All jobs that the cluster knows, the newest first."""
+    from launch.jobs import submit as jobs
+    from launch.jobs.server import JobServer
+
+    return jobs.show_all(JobServer(address), console)
+
+
+@job.command()
+@JOB
+@ADDRESS
+def status(job: str, address: str) -> int:
+    """What has become of job ID."""
+    from launch.jobs import submit as jobs
+    from launch.jobs.server import JobServer
+
+    return jobs.status(JobServer(address), job, console)
+
+
+@job.command()
+@JOB
+@ADDRESS
+@click.option("--follow", "-f", "following", is_flag=True, help="Go on until the job is over; exit with its code.")
+def logs(job: str, address: str, following: bool) -> int:
+    """What job ID has written."""
+    from launch.jobs import submit as jobs
+    from launch.jobs.server import JobServer
+
+    return jobs.logs(JobServer(address), job, console, following=following)
+
+
+@job.command()
+@JOB
+@ADDRESS
+def stop(job: str, address: str) -> int:
+    """Ends job ID: what is done is saved, and the same command goes on from there."""
+    from launch.jobs import submit as jobs
+    from launch.jobs.server import JobServer
+
+    return jobs.stop(JobServer(address), job, console)

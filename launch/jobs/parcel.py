@@ -1,0 +1,216 @@
+"""What of this machine goes with a job: the configuration and the files it names by relative paths, and nothing else.
+
+rlsys submit configs/mine.yaml              the job's working directory, the same paths
+    base: base.yaml                    ──▶  configs/mine.yaml  configs/base.yaml
+    data.train: data/sums.jsonl        ──▶  data/sums.jsonl
+    reward.functions: my.py:brevity    ──▶  my.py
+    model.path: /shared/models/qwen         stays; the job looks for it where it runs
+    api_key: ${oc.env:JUDGE_KEY}            the job reads it where it runs; the value is not sent
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlsys import config_load
+from rlsys.config import Config, ConfigError, Function, Source
+from rlsys.config_check import check
+from rlsys.secrets import variables
+
+MOST = 200 << 20  # bytes; Ray keeps all of it in the memory of the head node
+LEFT_OUT = ("runs", "__pycache__", "node_modules")  # and what begins with a dot: .git, .venv, .env
+INSTALLED = ("rlsys", "workers", "launch")  # on the cluster too, in its own version
+
+
+@dataclass(frozen=True)
+class Named:
+    """A path, and who names it. Named("data.train", "data/sums.jsonl")"""
+
+    option: str
+    path: str
+
+    @property
+    def elsewhere(self) -> bool:
+        """An absolute path means the same on every machine, and is looked for where the job runs."""
+        return self.path.startswith(("/", "~"))
+
+    @property
+    def here(self) -> Path:
+        return Path(self.path).expanduser()
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.path}"
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Parcel("configs/mine.yaml", config, {"my.py": Path("/home/me/my.py"), …})"""
+
+    path: str  # of the configuration, as the job names it
+    config: Config
+    files: dict[str, Path]  # the place in the job's working directory, and where it is here
+    elsewhere: list[Named]  # not sent
+    environment: list[str]  # names of variables that the job reads
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files.values())
+
+    def lay_out(self, folder: Path) -> None:
+        """Copies the files to where a job will find them."""
+        for place, file in self.files.items():
+            target = folder / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
+
+
+def pack(path: str, overrides: tuple[str, ...], more: tuple[str, ...] = ()) -> Parcel:
+    """Reads and checks the configuration, and finds what it needs. Raises `ConfigError` with all that is in the way."""
+    config = config_load.unchecked(path, overrides)
+    named = [Named("the configuration", place) for place in config_load.files(path)]
+    named = [Named(n.option, relative(n.path)) for n in named] + [*named_by(config)]
+    named += [Named("--with", relative(place)) for place in more]
+    elsewhere = [n for n in named if n.elsewhere]
+    environment = sorted(set(needed(config)))
+    problems = check_for_elsewhere(config, environment)
+    if not config.run.dir.startswith(("/", "~")):
+        problems.append(
+            f"run.dir is {config.run.dir}, which on a cluster lies in the job's working directory and goes with it. Give an "
+            f"absolute path, on storage that all nodes see: run.dir=/shared/{config.run.dir.removeprefix('./')}"
+        )
+    files: dict[str, Path] = {}
+    sizes: dict[str, int] = {}
+    for n in (n for n in named if not n.elsewhere):
+        place = Path(os.path.normpath(n.path))
+        if place.is_absolute() or ".." in place.parts:
+            problems.append(
+                f"{n} is outside of {Path.cwd()}, and what goes with a job keeps its place relative to this folder. Submit from "
+                "a folder above it, or give an absolute path that the cluster sees."
+            )
+        elif not place.exists():
+            problems.append(f"{n} does not exist (from {Path.cwd()}).")
+        else:
+            found = dict(inside(place))
+            sizes[str(n)] = sum(file.stat().st_size for file in found.values())
+            files |= found
+    total = sum(file.stat().st_size for file in files.values())
+    if total > MOST:
+        largest = max(sizes, key=lambda name: sizes[name])
+        problems.append(
+            f"{mebibytes(total)} would go with the job, most of it {largest} ({mebibytes(sizes[largest])}); at most "
+            f"{mebibytes(MOST)} may. Put it on storage that all nodes see, and give its absolute path."
+        )
+    if problems:
+        raise ConfigError(problems)
+    return Parcel(relative(path), config, dict(sorted(files.items())), elsewhere, environment)
+
+
+def relative(path: str) -> str:
+    """As seen from the folder that one submits from."""
+    return os.path.relpath(Path(path).expanduser())
+
+
+def inside(place: Path) -> Iterator[tuple[str, Path]]:
+    """A file, or those in a folder but for what nobody means to send."""
+    if place.is_file():
+        yield str(place), place.resolve()
+        return
+    for entry in sorted(place.iterdir()):
+        if not entry.name.startswith(".") and entry.name not in LEFT_OUT and (entry.is_file() or entry.is_dir()):
+            yield from inside(entry)
+
+
+def named_by(config: Config) -> Iterator[Named]:
+    """Models, data, templates and code of the user's. Hub names and what is built in are no paths."""
+    sets = [("data.train", source) for source in config.data.train.values()]
+    sets += [("eval.datasets", source) for source in config.eval.datasets.values()]
+    texts = [("model.path", config.model.path), ("data.template", config.data.template)]
+    texts += of_functions("reward.functions", config.reward.functions)
+    for key, source in sets:
+        texts += [(key, source.path), (f"{key}.template", source.template or "")]
+        texts += of_functions(f"{key}.reward", source.reward)
+    texts += [(key, code(spec)) for key, spec in algorithms(config)]
+    for option, text in texts:
+        if text and (text.startswith(("/", "~")) or Path(text).exists()):
+            yield Named(option, text)
+
+
+def of_functions(key: str, functions: dict[str, Function]) -> list[tuple[str, str]]:
+    """Their code, and files among their options, such as a judge's template."""
+    found = [(key, code(f.function)) for f in functions.values()]
+    options = [(name, value) for f in functions.values() for name, value in f.options.items()]
+    return found + [(f"{key} {name}", value) for name, value in options if is_file(value)]
+
+
+def is_file(value: Any) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # a text as long as a prompt
+        return isinstance(value, str) and Path(value).expanduser().is_file()
+    return False
+
+
+def code(spec: str) -> str:
+    """The file or folder of the user's that a function is in, if it is the user's.  "my.py:f" -> "my.py"; "mine.rewards:f" -> "mine" """
+    home, colon, _ = spec.rpartition(":")
+    if not colon or home.endswith(".py"):
+        return home
+    top = home.partition(".")[0]
+    places = [] if top in INSTALLED else [f"{top}.py", top]
+    return next((place for place in places if Path(place).exists()), "")
+
+
+def algorithms(config: Config) -> list[tuple[str, str]]:
+    return [("algorithm.advantage", config.algorithm.advantage), ("algorithm.loss", config.algorithm.loss)]
+
+
+def needed(config: Config) -> list[str]:
+    """Environment variables that reward functions refer to."""
+    sets = [s.reward for s in (*config.data.train.values(), *config.eval.datasets.values())]
+    return [name for fs in (config.reward.functions, *sets) for f in fs.values() for name in variables(f.options)]
+
+
+def check_for_elsewhere(config: Config, environment: list[str]) -> list[str]:
+    """What does not fit together, but for files and variables that only the cluster has to have."""
+    missing = [name for name in environment if name not in os.environ]
+    os.environ |= dict.fromkeys(missing, "read on the cluster")
+    try:
+        return check(as_if_there(config))
+    finally:
+        for name in missing:
+            del os.environ[name]
+
+
+def as_if_there(config: Config) -> Config:
+    """Names that need not be looked up, for absolute paths that are not on this machine."""
+
+    def absent(path: str | None) -> bool:
+        return bool(path) and Named("", str(path)).elsewhere and not Path(str(path)).expanduser().exists()
+
+    def functions(found: dict[str, Function]) -> dict[str, Function]:
+        return {n: replace(f, function="there:f") if absent(code(f.function)) else f for n, f in found.items()}
+
+    def sources(found: dict[str, Any]) -> dict[str, Any]:
+        return {name: settled(source) for name, source in found.items()}
+
+    def settled(source: Source) -> Source:
+        path = "owner/name" if absent(source.path) else source.path
+        template = None if absent(source.template) else source.template
+        return replace(source, path=path, template=template, reward=functions(source.reward))
+
+    template = "" if absent(config.data.template) else config.data.template
+    methods = {key.rpartition(".")[2]: "there:f" for key, spec in algorithms(config) if absent(code(spec))}
+    return replace(
+        config,
+        model=replace(config.model, path="owner/name" if absent(config.model.path) else config.model.path),
+        data=replace(config.data, train=sources(config.data.train), template=template),
+        eval=replace(config.eval, datasets=sources(config.eval.datasets)),
+        reward=replace(config.reward, functions=functions(config.reward.functions)),
+        algorithm=replace(config.algorithm, **methods),  # type: ignore[arg-type]
+    )
+
+
+def mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):,.1f} MiB" if size >= 100_000 else f"{size / 1000:.1f} kB"

@@ -1,0 +1,149 @@
+"""Reserves the GPUs of a run with Ray, and says in words what is in the way where they cannot be had. On CPU workers
+are dealt out to the nodes in turn."""
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from launch.bundles import Bundle, bundles, count, together
+from rlsys.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from rlsys.progress import Note
+
+# For GPUs that are there and taken: the workers of a driver that has just ended hold them for a moment.
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """Node("10.0.0.1", gpus=8, cpus=64, free_gpus=3, free_cpus=60)"""
+
+    address: str
+    gpus: float
+    cpus: float
+    free_gpus: float
+    free_cpus: float
+
+
+@dataclass(frozen=True)
+class Places:
+    """Ray options of each worker, by its name."""
+
+    group: Any = None
+    share: dict[str, tuple[int, float]] = field(default_factory=dict)  # number of the bundle, and GPUs of it
+    nodes: list[str] = field(default_factory=list)  # that the others are dealt out to
+    turns: Iterator[int] = field(default_factory=itertools.count)
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+        if name not in self.share:
+            if not self.nodes:
+                return {}
+            there = NodeAffinitySchedulingStrategy(self.nodes[next(self.turns) % len(self.nodes)], soft=True)
+            # Ray throws dice for an actor that asks for nothing, whatever its strategy; this is a byte.
+            return {"scheduling_strategy": there, "memory": 1}
+        bundle, gpus = self.share[name]
+        there = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
+        return {"num_gpus": gpus, "scheduling_strategy": there}
+
+
+def places(ray: Any, config: Config, training: bool, note: "Note") -> Places:
+    """Reserves the GPUs of a run. Raises `ConfigError` where the cluster does not have them, or others keep them."""
+    wanted = bundles(config, training)
+    if not wanted:
+        return Places(nodes=for_all(ray))
+    share = {name: (i, gpus) for i, bundle in enumerate(wanted) for name, gpus in bundle.workers.items()}
+    deadline, told = time.monotonic() + min(PATIENCE_S, config.cluster.start_timeout_s), False
+    while True:
+        nodes = look(ray)
+        if stuck := without_place(wanted, nodes, free=False):
+            raise ConfigError(too_small(config, wanted, stuck, nodes))
+        stuck = without_place(wanted, nodes, free=True)
+        if stuck is None:
+            group = ray.util.placement_group([bundle.resources for bundle in wanted], strategy="PACK")
+            ready, _ = ray.wait([group.ready()], timeout=max(deadline - time.monotonic(), 10))
+            if ready:
+                return Places(group, share, for_all(ray))
+            ray.util.remove_placement_group(group)
+            stuck = wanted[0]  # somebody was faster
+        if time.monotonic() > deadline:
+            raise ConfigError(taken(wanted, stuck, nodes))
+        if not told:
+            note(f"waiting for GPUs that others have. {described(nodes)}")
+            told = True
+        time.sleep(1)
+
+
+def look(ray: Any) -> list[Node]:
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    return [
+        Node(
+            node["NodeManagerAddress"],
+            node["Resources"].get("GPU", 0),
+            node["Resources"].get("CPU", 0),
+            free.get(node["NodeID"], {}).get("GPU", 0),
+            free.get(node["NodeID"], {}).get("CPU", 0),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def for_all(ray: Any) -> list[str]:
+    """Ids of nodes that may have any worker; a head can be kept free of work by giving it no CPU."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return [node["NodeID"] for node in nodes if node["Resources"].get("CPU")] or [node["NodeID"] for node in nodes]
+
+
+def without_place(wanted: Iterable[Bundle], nodes: list[Node], free: bool) -> Bundle | None:
+    """The first bundle that finds no node, the largest ones first, each on the node that it fills best."""
+    room = [[n.free_gpus, n.free_cpus] if free else [n.gpus, n.cpus] for n in nodes]
+    for bundle in sorted(wanted, key=lambda b: -b.gpus):
+        fitting = [r for r in room if r[0] >= bundle.gpus and r[1] >= 1]
+        if not fitting:
+            return bundle
+        tightest = min(fitting, key=lambda r: r[0])
+        tightest[0] -= bundle.gpus
+        tightest[1] -= 1
+    return None
+
+
+def too_small(config: Config, wanted: list[Bundle], stuck: Bundle, nodes: list[Node]) -> str:
+    largest = max((n.gpus for n in nodes), default=0)
+    if not largest:
+        way_out = "Start nodes with GPUs, or use cluster.device=cpu."
+    elif stuck.gpus > largest:
+        way_out = f"An engine does not reach over nodes: use rollout.tensor_parallel={largest:g} or less."
+    elif config.cluster.placement == "separate" and config.rollout.tensor_parallel == 1:
+        way_out = "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
+    else:
+        way_out = "Use fewer."
+    return f"{stuck}, and finds no place. {together(wanted)}. {described(nodes)}. {way_out}"
+
+
+def taken(wanted: list[Bundle], stuck: Bundle, nodes: list[Node]) -> str:
+    return (
+        f"{stuck}, and others keep them. {together(wanted)}. {described(nodes)}. `ray status` and "
+        "`rlsys job list` show who is at work; wait, or use fewer."
+    )
+
+
+def described(nodes: list[Node]) -> str:
+    """`The cluster has 2 nodes: 10.0.0.1 with 4 GPUs and 64 CPUs, 3 and 60 of them free; 10.0.0.2 with …`"""
+    alike: dict[tuple[float, ...], list[str]] = {}
+    for n in nodes:
+        alike.setdefault((n.gpus, n.cpus, n.free_gpus, n.free_cpus), []).append(n.address)
+    parts = []
+    for (gpus, cpus, free_gpus, free_cpus), addresses in alike.items():
+        who = ", ".join(addresses) if len(addresses) <= 3 else f"{len(addresses)} nodes"
+        what = f"{count(gpus, 'GPU')} and {count(cpus, 'CPU')}"
+        free = "all free" if (gpus, cpus) == (free_gpus, free_cpus) else f"{free_gpus:g} and {free_cpus:g} of them free"
+        parts.append(f"{who} with {what}{' each' if len(addresses) > 1 else ''}, {free}")
+    total = "" if len(alike) == 1 and len(nodes) > 3 else f"{count(len(nodes), 'node')}: "
+    return f"The cluster has {total}{'; '.join(parts)}"

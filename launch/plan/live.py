@@ -1,0 +1,63 @@
+"""A Ray cluster that is running, looked at and left as it is: its nodes, and what of them is free."""
+
+import os
+import socket
+
+from rlsys.config import ConfigError
+from rlsys.devices import Node, named
+
+PATIENCE_S = 5.0
+KIND = "accelerator_type:"
+
+
+def nodes_at(address: str) -> list[Node]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    answers(address)
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"--address: no Ray cluster answers at {address} ({str(error).splitlines()[0]}).") from None
+    try:
+        free = _free(ray)
+        return [_node(n, free.get(n["NodeID"])) for n in ray.nodes() if n["Alive"]]
+    finally:
+        ray.shutdown()
+
+
+def answers(address: str) -> None:
+    """Raises `ConfigError` where nobody listens: Ray would try for a minute."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S).close()
+    except OSError as error:
+        raise ConfigError(f"--address: no Ray cluster answers at {address} ({error.strerror or error}).") from None
+
+
+def _free(ray: object) -> dict[str, dict[str, float]]:
+    """By node. A client of `ray://` is not told."""
+    from ray._private.state import available_resources_per_node
+
+    try:
+        return dict(available_resources_per_node())
+    except Exception:  # whatever Ray raises where it keeps no state of its own
+        return {}
+
+
+def _node(n: dict[str, object], free: dict[str, float] | None) -> Node:
+    resources = n["Resources"]
+    assert isinstance(resources, dict)
+    have = resources if free is None else free
+    kinds = [name.removeprefix(KIND) for name in resources if name.startswith(KIND)]
+    gpu = named(kinds[0]) if kinds else None
+    gpus = int(have.get("GPU", 0))
+    if gpus and gpu is None:
+        raise ConfigError(
+            f"node {n['NodeManagerAddress']} has GPUs of a kind that is not known ({', '.join(kinds) or 'none is named'}); "
+            "give --cluster instead."
+        )
+    # Ray's figure for memory is not what the node has: a part of that, for bookkeeping.
+    return Node(gpus, gpu, have.get("CPU", 0), 0, str(n["NodeManagerAddress"]))

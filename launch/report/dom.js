@@ -1,0 +1,87 @@
+// Elements, numbers and hostile text. Texts of samples go into the page as text only, never as markup.
+
+/** h("p", {class: "soft"}, "text", other) */
+export function h(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/** The same for SVG. */
+export function s(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
+}
+
+export const $ = (id) => document.getElementById(id);
+
+/** 0.01234, 1,234 or 1.2e-7, four digits */
+export function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
+}
+
+export function withUnit(value, unit) {
+  if (value === null || value === undefined) return "–";
+  if (unit === "share" && value >= 0 && value <= 1) return `${Number((100 * value).toPrecision(3))} %`;
+  return unit && unit !== "share" ? `${number(value)} ${unit}` : number(value);
+}
+
+export function duration(seconds) {
+  if (seconds < 60) return `${number(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+}
+
+export function moment(time) {
+  return time ? new Date(1000 * time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : "";
+}
+
+export function plural(count, word) {
+  return `${count.toLocaleString("en-US")} ${word}${count === 1 ? "" : "s"}`;
+}
+
+// Control characters, and those that turn the direction of what follows or are not seen at all.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+
+/** A text as nodes: what cannot be seen is shown by its number, what was searched for is marked. */
+export function seen(text, wanted = "") {
+  const nodes = [];
+  let from = 0;
+  const plain = (part) => nodes.push(...marked(part, wanted));
+  for (const match of text.matchAll(HIDDEN)) {
+    plain(text.slice(from, match.index));
+    nodes.push(h("span", { class: "ctrl" }, `‹U+${match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`));
+    from = match.index + match[0].length;
+  }
+  plain(text.slice(from));
+  return nodes;
+}
+
+function marked(text, wanted) {
+  if (!wanted) return text ? [text] : [];
+  const nodes = [];
+  const low = text.toLowerCase();
+  let from = 0;
+  for (let at = low.indexOf(wanted); at >= 0; at = low.indexOf(wanted, from)) {
+    nodes.push(text.slice(from, at), h("mark", {}, text.slice(at, at + wanted.length)));
+    from = at + wanted.length;
+  }
+  return [...nodes, text.slice(from)].filter((node) => node !== "");
+}
+
+/** A sentence of ours as nodes: what stands between backticks is code. */
+export function sentence(text) {
+  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+}

@@ -1,0 +1,215 @@
+"""From a run directory to what the page shows of it, as plain data."""
+
+import contextlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from launch.report.charts import PHASES, charts
+from launch.report.lanes import lanes
+from launch.show import meanings
+from rlsys import __version__, config_load, findings, plan
+from rlsys.config import Config, ConfigError
+from rlsys.history import Happening, ending, happenings
+from rlsys.run_directory import read_lines
+from rlsys.secrets import cleared, hidden
+
+QUIET = ("sync", "checkpoint")  # events of every step; the page does not list them
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    lines: list[dict[str, float]]  # of metrics.jsonl
+    happened: list[Happening]
+    config: Config | None  # None: of a version that this one cannot read
+    options: dict[str, Any]  # by name, as far as config.yaml can be read
+    trouble: str  # why there is no config
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        path = path.expanduser().resolve()
+        if not (path / "config.yaml").is_file():
+            what = "is no run: it has no config.yaml" if path.is_dir() else "does not exist"
+            raise ConfigError(f"{path} {what}. Give the directory of a run, such as runs/demo.")
+        lines = [line for line in read_lines(path / "metrics.jsonl") if isinstance(line.get("step"), int | float)]
+        config, options, trouble = _settings(path / "config.yaml")
+        return cls(path, lines, happenings(read_lines(path / "events.jsonl")), config, options, trouble)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def done(self) -> int:
+        return int(self.lines[-1]["step"]) if self.lines else 0
+
+
+def _settings(file: Path) -> tuple[Config | None, dict[str, Any], str]:
+    try:
+        tree = OmegaConf.load(file)
+        assert isinstance(tree, DictConfig)
+    except Exception as error:
+        return None, {}, f"config.yaml cannot be read: {error}"
+    try:
+        config = config_load.build(tree, [], str(file))
+        return config, config_load.flatten(config), ""
+    except ConfigError as error:
+        flat = {
+            f"{section}.{name}": OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+            for section, members in tree.items()
+            if isinstance(members, DictConfig)
+            for name, value in members.items()
+        }
+        return None, flat, f"config.yaml is of another version of rlsys: {error.problems[0]}"
+
+
+def page_data(runs: list[Run]) -> dict[str, Any]:
+    """All but the samples."""
+    drawn = charts([line for run in runs for line in run.lines])
+    return {
+        "version": __version__,
+        "runs": [of_run(run, name, with_lanes=len(runs) == 1) for run, name in zip(runs, names(runs), strict=True)],
+        "charts": drawn,
+        "phases": list(PHASES),
+        "differences": differences(runs) if len(runs) > 1 else [],
+        "checks": findings.looked_for(),
+    }
+
+
+def names(runs: list[Run]) -> list[str]:
+    """Of their directories; those of one name have their parent's before it, or all of their path."""
+    for name in (lambda p: p.name, lambda p: "/".join(p.parts[-2:]), str):
+        found = [name(run.path) for run in runs]
+        if len(set(found)) == len(found):
+            return found
+    raise ConfigError(f"{found[0]} is given twice. A comparison takes different runs.")
+
+
+def of_run(run: Run, name: str, with_lanes: bool) -> dict[str, Any]:
+    drawn = lanes(run.path) if with_lanes else None
+    busy = {w["name"]: w["busy"] for w in drawn["workers"]} if drawn else {}
+    found = findings.findings(findings.Seen(run.lines, run.happened, run.config, busy))
+    return {
+        "name": hidden(name),
+        "model": hidden(str(run.options.get("model.path", ""))),
+        "steps": int(run.options.get("trainer.steps", 0) or run.done),
+        "done": run.done,
+        "state": state(run),
+        "figures": columns(run.lines),
+        "events": [_event(h) for h in run.happened if h.kind not in QUIET],
+        "findings": [cleared(vars(f)) for f in found],
+        "missing": cleared(missing(run, drawn is not None or not with_lanes)),
+        "lanes": drawn,
+        "groups": run.config.trainer.prompts_per_step if run.config else 0,
+        "tables": cleared(tables(run)),
+        "options": options(run),
+    }
+
+
+def columns(lines: list[dict[str, float]]) -> dict[str, list[float | None]]:
+    """By name, a number or None for each line: JSON knows no nan and no infinity."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    return {name: [_finite(line.get(name)) for line in lines] for name in names}
+
+
+def _finite(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def state(run: Run) -> dict[str, Any]:
+    """How it stands: done, stopped, failed, or neither, with the time of its last sign of life."""
+    last = ending(run.happened)
+    kind = (
+        "open" if last is None else "done" if last.kind == "done" else "stopped" if last.tone != "problem" else "failed"
+    )
+    times = [h.time for h in run.happened if h.time]
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with contextlib.suppress(OSError):
+            times.append((run.path / name).stat().st_mtime)
+    starts = [h.time for h in run.happened if h.kind in ("start", "begin") and h.time]
+    return {
+        "kind": kind,
+        "began": min(starts, default=None),
+        "seen": (last.time if last and last.time else max(times, default=None)),
+    }
+
+
+def _event(h: Happening) -> dict[str, Any]:
+    facts = {k: v for k, v in h.facts.items() if v not in (None, "", [])}
+    return cleared({"step": h.step, "time": h.time, "kind": h.kind, "tone": h.tone, "title": h.title, "facts": facts})
+
+
+def missing(run: Run, timeline: bool) -> list[str]:
+    """What a reader would look for and not find, and why."""
+    found = [run.trouble] if run.trouble else []
+    trained = [line for line in run.lines if "time/step" in line]
+    if not trained:
+        found.append("No step has been finished yet: there are no curves.")
+    elif len(trained) == 1:
+        found.append("One step has been finished: curves are points.")
+    if trained and not any(n.endswith("/accuracy") for line in run.lines for n in line):
+        found.append(
+            "Nothing held out was evaluated (eval.datasets is empty): the reward is of training prompts alone."
+        )
+    if trained and not timeline:
+        found.append(
+            "No timeline is recorded in logs/*.spans: runs of earlier versions have none, so there are no lanes."
+        )
+    if not run.happened:
+        found.append("There is no events.jsonl: faults and restarts are not known.")
+    return found
+
+
+def tables(run: Run) -> dict[str, list[list[Any]]]:
+    if run.config is None:
+        return {}
+    return {
+        "Batch arithmetic": [[what, number, how] for what, how, number in plan.batch_arithmetic(run.config)],
+        "Method": [list(row) for row in plan.method(run.config)],
+        "Data": [list(row) for row in plan.data_sets(run.config)],
+        "Processes": [list(row) for row in plan.processes(run.config)],
+    }
+
+
+def options(run: Run) -> list[dict[str, Any]]:
+    """Every option, whether it is the default, and what it means."""
+    defaults, meaning = config_load.flatten(Config()), meanings()
+    ours = {key: value for key, value in run.options.items() if key != "run.dir"}
+    return [
+        {
+            "name": key,
+            "value": cleared(_text(value)),
+            "default": _text(defaults[key]) if key in defaults else None,
+            "differs": key not in defaults or value != defaults[key],
+            "meaning": meaning.get(key, ""),
+        }
+        for key, value in ours.items()
+    ]
+
+
+def differences(runs: list[Run]) -> list[dict[str, Any]]:
+    """Options in which the runs differ, with each run's value."""
+    keys = dict.fromkeys(key for run in runs for key in run.options if key != "run.dir")
+    rows = [{"name": key, "values": [cleared(_text(run.options.get(key))) for run in runs]} for key in keys]
+    return [row for row in rows if len(set(row["values"])) > 1]
+
+
+def _text(value: Any) -> str:
+    """As YAML would have it on one line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    return str(value)

@@ -1,0 +1,113 @@
+// What each worker did in the last steps: a row for each, boxes in it; what is part of something lies on it, lower.
+
+import { duration, h, number } from "./dom.js";
+import { PHASE_COLOURS } from "./phases.js";
+
+const ROW = 20;
+const LABEL = 96;
+const AXIS = 20;
+const NAMED = { ...PHASE_COLOURS, generate: "var(--c1)", judge: "var(--c3)", collect: "var(--c7)", take: "var(--c6)", send: "var(--c6)", prove: "var(--c6)", step: "var(--line)", evaluation: "var(--c5)", save: "var(--c5)" };
+
+export class Lanes {
+  constructor() {
+    this.canvas = h("canvas", { tabindex: 0, role: "img" });
+    this.told = h("p", { class: "lane-told", role: "status" });
+    this.choice = h("div", { class: "tools" });
+    this.key = h("div", { class: "legend" });
+    this.element = h(
+      "div",
+      { class: "card" },
+      h("h4", {}, "Who did what in the last steps"),
+      h("p", {}, "A row for each worker, by the clock of its host. Empty is idle: waiting, or work that has no name. The share beside a name is the time it was at work."),
+      this.choice,
+      this.key,
+      this.canvas,
+      this.told,
+    );
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => this.told.replaceChildren("Point at a box to read it."));
+    this.canvas.addEventListener("keydown", (event) => {
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      const last = this.data.steps.length - 1;
+      this.choose(Math.min(last, Math.max(0, (this.chosen ?? (by > 0 ? -1 : last + 1)) + by)));
+    });
+  }
+
+  show(data) {
+    this.data = data;
+    if (this.chosen === undefined || this.chosen >= data.steps.length) this.chosen = data.steps.length > 3 ? null : null;
+    this.canvas.setAttribute("aria-label", data.workers.map((w) => `${w.name} was at work ${Math.round(100 * w.busy)} % of the time`).join(", "));
+    this.told.replaceChildren("Point at a box to read it.");
+    const names = data.names.filter((name) => name !== "step");
+    this.key.replaceChildren(...names.map((name) => h("span", {}, h("i", { class: "box", style: `background:${this.colour(name)}` }), name)));
+    this.choose(this.chosen);
+  }
+
+  /** One of the steps, or null for all of them. */
+  choose(which) {
+    this.chosen = which;
+    const button = (text, value) => h("button", { "aria-pressed": String(this.chosen === value), onclick: () => this.choose(value) }, text);
+    this.choice.replaceChildren("show", button("all", null), ...this.data.steps.map(([step], i) => button(`step ${step}`, i)));
+    this.draw();
+  }
+
+  colour(name) {
+    return NAMED[name] ?? `var(--c${(this.data.names.indexOf(name) % 8) + 1})`;
+  }
+
+  draw() {
+    const data = this.data;
+    const width = this.element.clientWidth - 24;
+    if (!data || width < 60) return;
+    const style = getComputedStyle(this.element);
+    const paint = (colour) => style.getPropertyValue(colour.slice(4, -1));
+    const steps = data.steps;
+    const [from, to] = this.chosen === null ? [steps[0][1], steps.at(-1)[1] + steps.at(-1)[2]] : [steps[this.chosen][1], steps[this.chosen][1] + steps[this.chosen][2]];
+    const rows = data.workers.flatMap((worker) => worker.rows.map((boxes, i) => ({ boxes, name: i ? "" : worker.name, busy: i ? null : worker.busy, worker: worker.name })));
+    const height = rows.length * ROW + AXIS;
+    const dense = window.devicePixelRatio || 1;
+    Object.assign(this.canvas, { width: width * dense, height: height * dense });
+    this.canvas.style.height = `${height}px`;
+    const pen = this.canvas.getContext("2d");
+    pen.scale(dense, dense);
+    pen.font = "11px system-ui, sans-serif";
+    const x = (ms) => LABEL + ((width - LABEL) * (ms - from)) / (to - from || 1);
+    this.boxes = [];
+    rows.forEach((row, r) => {
+      const top = r * ROW;
+      pen.fillStyle = paint("var(--line)");
+      pen.fillRect(0, top + ROW - 0.5, width, 0.5);
+      pen.fillStyle = paint("var(--soft)");
+      if (row.name) pen.fillText(row.busy === null ? row.name : `${row.name} ${Math.round(100 * row.busy)} %`, 0, top + 14, LABEL - 6);
+      for (const [n, at, length, depth, facts] of row.boxes) {
+        if (at + length < from || at > to) continue;
+        const left = Math.max(LABEL, x(at));
+        const wide = Math.max(0.6, Math.min(width, x(at + length)) - left);
+        const inset = Math.min(3 * depth, 9) + 1;
+        pen.fillStyle = paint(this.colour(data.names[n]));
+        pen.globalAlpha = data.names[n] === "step" ? 0.6 : 0.88;
+        pen.fillRect(left, top + inset, wide, ROW - 2 - inset);
+        pen.globalAlpha = 1;
+        this.boxes.push({ left, right: left + wide, top, depth, name: data.names[n], length, facts, worker: row.worker, at });
+      }
+    });
+    pen.fillStyle = paint("var(--faint)");
+    for (const [step, at] of steps) {
+      if (at < from || at > to) continue;
+      pen.fillRect(x(at), 0, 1, height - AXIS + 4);
+      pen.fillText(`step ${step}`, Math.min(x(at) + 3, width - 45), height - 5);
+    }
+    this.from = from;
+  }
+
+  point(event) {
+    const { left, top } = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - left, event.clientY - top];
+    const hit = this.boxes.filter((b) => x >= b.left - 1 && x <= b.right + 1 && y >= b.top && y < b.top + ROW).sort((a, b) => b.depth - a.depth)[0];
+    this.told.replaceChildren(
+      ...(hit ? [h("b", {}, `${hit.worker} · ${hit.name}`), ` ${hit.length < 1000 ? `${number(hit.length)} ms` : duration(hit.length / 1000)}, from ${number((hit.at - this.from) / 1000)} s on${hit.facts ? ` · ${hit.facts}` : ""}`] : ["Idle, or not named."]),
+    );
+  }
+}

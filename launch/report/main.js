@@ -1,0 +1,185 @@
+// Opens the page, follows links and keys, and, where the run is watched, asks for what is new.
+
+import { $, h } from "./dom.js";
+import { forget, live, piece } from "./store.js";
+import { drawCurves, redraw } from "./curves.js";
+import { Phases } from "./phases.js";
+import { Lanes } from "./lanes.js";
+import { drawFindings, drawSummary } from "./findings.js";
+import { apply, drawSamples, nextGroup, nextStep } from "./samples.js";
+import { drawSettings } from "./settings.js";
+
+const EVERY_MS = 2000;
+let phases = null;
+let lanes = null;
+
+function draw(data) {
+  const title = data.runs.map((run) => run.name).join(" and ");
+  $("title").textContent = title;
+  drawSummary(data);
+  drawFindings(data);
+  drawCurves(data);
+  if (data.runs.length === 1) drawTime(data);
+  else $("time").replaceChildren(h("h2", { id: "time-title" }, "Time"), h("p", { class: "soft" }, "The page of one run shows its phases and lanes; here seconds and tokens per second are among the curves."));
+  drawSettings(data);
+  $("foot").textContent = `rlsys ${data.version}. Everything on this page is inside this file; it asks nobody for anything.`;
+  if (live) $("foot").textContent = `rlsys ${data.version}. Served from the machine that reads the run; nothing comes from elsewhere.`;
+}
+
+function drawTime(data) {
+  const [run] = data.runs;
+  if (!phases) {
+    phases = new Phases(data.phases);
+    lanes = new Lanes();
+    $("time").replaceChildren(h("h2", { id: "time-title" }, "Where the time went"), h("div", { style: "display:grid;gap:12px" }, phases.element, lanes.element));
+  }
+  phases.show(run);
+  lanes.element.hidden = !run.lanes;
+  if (run.lanes) lanes.show(run.lanes);
+}
+
+function follow() {
+  const [place, query] = location.hash.slice(1).split("?");
+  if (place === "samples" && query) {
+    apply(Object.fromEntries(new URLSearchParams(query)));
+    $("samples").scrollIntoView();
+  }
+}
+
+// --- light and dark, keys ---------------------------------------------------------------------------------------------
+
+const wish = matchMedia("(prefers-color-scheme: dark)");
+let theme = null; // what the person chose
+try {
+  theme = localStorage.getItem("rlsys theme");
+} catch {} // a file may have no storage
+
+function paintTheme() {
+  const dark = theme ? theme === "dark" : wish.matches;
+  document.documentElement.classList.toggle("dark", dark);
+  $("theme").textContent = dark ? "☀" : "☾";
+  lanes?.draw();
+}
+
+function otherTheme() {
+  theme = document.documentElement.classList.contains("dark") ? "light" : "dark";
+  try {
+    localStorage.setItem("rlsys theme", theme);
+  } catch {}
+  paintTheme();
+}
+
+const KEYS = [
+  ["/", "search samples"],
+  ["j  k", "next, previous group"],
+  ["]  [", "next, previous step of the samples"],
+  ["↑  ↓", "in the list: previous, next group"],
+  ["←  →", "on a curve: the step before, after; with Shift by ten"],
+  ["Esc", "on a curve: all steps, no step pinned"],
+  ["t", "light or dark"],
+  ["?", "this"],
+];
+
+function help() {
+  $("help").replaceChildren(
+    h("h2", { id: "help-title", style: "margin-top:0" }, "Keys"),
+    h("dl", { class: "keys" }, KEYS.map(([keys, said]) => [h("dt", {}, keys.split("  ").map((k) => [h("kbd", {}, k), " "])), h("dd", {}, said)])),
+    h("p", { style: "margin-bottom:0" }, h("button", { onclick: () => $("help").close() }, "close")),
+  );
+  $("help").showModal();
+}
+
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+  if (event.target.closest("input, select, textarea")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const does = {
+    "/": () => ($("samples").scrollIntoView(), $("words")?.focus({ preventScroll: true })),
+    j: () => nextGroup(1),
+    k: () => nextGroup(-1),
+    "]": () => nextStep(1),
+    "[": () => nextStep(-1),
+    t: otherTheme,
+    "?": help,
+  }[event.key];
+  if (!does) return;
+  event.preventDefault();
+  does();
+}
+
+// --- a run that goes on -------------------------------------------------------------------------------------------------
+
+let tag = "";
+let serial = 0;
+
+async function more() {
+  const answer = await fetch("main", { headers: tag ? { "If-None-Match": tag } : {} });
+  if (answer.status === 304) return;
+  if (!answer.ok) throw new Error(await answer.text());
+  tag = answer.headers.get("ETag") ?? "";
+  draw(await answer.json());
+  const files = await (await fetch(`numbers?after=${serial}`)).json();
+  serial = files.serial;
+  for (const file of files.found) {
+    forget(`texts-${file.name}`);
+    forget(`tokens-${file.name}`);
+  }
+  if (files.found.length || !$("samples").childElementCount) await drawSamples(files.found.length ? files.found : null, "No samples have been written yet.");
+}
+
+async function watch() {
+  try {
+    await more();
+    $("live").textContent = `watching · ${new Date().toLocaleTimeString()}`;
+  } catch (error) {
+    $("live").textContent = `Nothing new can be had: ${error.message || error}. The page stays as it is, and asks again.`;
+  }
+  if ($("live").hidden) {
+    $("live").hidden = false;
+    document.documentElement.style.setProperty("--head", `${$("top").offsetHeight}px`);
+  }
+  $("wait").hidden = true;
+  setTimeout(watch, document.hidden ? 5 * EVERY_MS : EVERY_MS);
+}
+
+// --- begin --------------------------------------------------------------------------------------------------------------
+
+async function begin() {
+  wish.addEventListener("change", paintTheme);
+  addEventListener("hashchange", follow);
+  addEventListener("keydown", pressed);
+  $("theme").addEventListener("click", otherTheme);
+  $("keys").addEventListener("click", help);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    redraw();
+    phases?.draw();
+    lanes?.draw();
+  });
+  if (!("DecompressionStream" in window)) {
+    $("wait").textContent = "This browser is too old to open the page: it has no DecompressionStream. Any browser of 2023 or later has.";
+    return;
+  }
+  if (live) {
+    await watch();
+  } else {
+    const data = await piece("main");
+    draw(data);
+    $("wait").hidden = true;
+    await drawSamples(await piece("numbers"), data.left_out);
+  }
+  paintTheme();
+  follow();
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+paintTheme();
+begin().catch((error) => {
+  $("wait").hidden = false;
+  $("wait").textContent = `The page could not be opened: ${error.message || error}`;
+  throw error;
+});

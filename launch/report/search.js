@@ -1,0 +1,126 @@
+// Finding samples: every sample's numbers are at hand, its text where the file has it.
+
+import { piece } from "./store.js";
+
+/** A column of a file, which may be one value for all. */
+const at = (column, i) => (Array.isArray(column) ? column[i] : column);
+
+export class Sampled {
+  constructor() {
+    this.files = [];
+    this.groups = [];
+    this.byRow = new Map();
+  }
+
+  /** Takes what files there are; those of the same name are replaced. */
+  take(files) {
+    const known = new Map(this.files.map((file) => [file.name, file]));
+    for (const file of files) known.set(file.name, file);
+    this.files = [...known.values()].sort((a, b) => a.step - b.step || (a.kind < b.kind ? 1 : -1));
+    this.groups = this.files.flatMap((file) => groupsOf(file));
+    this.byRow = new Map();
+    for (const group of this.groups) {
+      const own = this.byRow.get(group.row);
+      if (own) own.push(group);
+      else this.byRow.set(group.row, [group]);
+    }
+    const paid = this.groups.filter((g) => g.mean !== null);
+    this.least = paid.reduce((low, g) => Math.min(low, g.low), Infinity);
+    this.most = paid.reduce((high, g) => Math.max(high, g.high), -Infinity);
+  }
+
+  get failures() {
+    const reasons = new Set();
+    for (const file of this.files) for (const reason of [file.failure].flat()) if (reason) reasons.add(reason);
+    return [...reasons].sort();
+  }
+}
+
+function groupsOf(file) {
+  let from = 0;
+  return (file.found ??= file.groups.map(([uid, source, size], number) => {
+    const rewards = [];
+    for (let i = from; i < from + size; i++) if (at(file.reward, i) !== null) rewards.push(at(file.reward, i));
+    const low = rewards.length ? rewards.reduce((a, b) => Math.min(a, b)) : null;
+    const high = rewards.length ? rewards.reduce((a, b) => Math.max(a, b)) : null;
+    const mean = rewards.length ? rewards.reduce((a, b) => a + b) / rewards.length : null;
+    const group = { file, number, uid, source, from, size, mean, low, high, row: `${file.kind} ${uid.replace(/#\d+$/, "")}`, there: number < file.kept };
+    from += size;
+    return group;
+  }));
+}
+
+/** The numbers of the i-th sample of a group. */
+export function sampleOf(group, i) {
+  const { file } = group;
+  const n = group.from + i;
+  return { n, reward: at(file.reward, n), advantage: at(file.advantage, n), length: at(file.length, n), finish: at(file.finish, n), failure: at(file.failure, n), version: at(file.version, n) };
+}
+
+export const NOTHING = { set: "", step: "", words: "", failure: "", finish: "", least: "", most: "", shortest: "", longest: "", spread: "", sort: "" };
+
+/** "7", "3-9" or nothing as [first, last]. */
+function stepsOf(text) {
+  const [first, last] = String(text).split(/[-–]/).map((part) => parseInt(part, 10));
+  return Number.isNaN(first) ? [-Infinity, Infinity] : [first, Number.isNaN(last) || last === undefined ? first : last];
+}
+
+const bound = (text, otherwise) => (String(text).trim() === "" || Number.isNaN(Number(text)) ? otherwise : Number(text));
+
+/** Which samples of a group the filter lets through; `spoken` are those whose text has the words, if that was asked. */
+export function passing(filter, spoken) {
+  const [least, most] = [bound(filter.least, -Infinity), bound(filter.most, Infinity)];
+  const [shortest, longest] = [bound(filter.shortest, -Infinity), bound(filter.longest, Infinity)];
+  const anyReward = least === -Infinity && most === Infinity;
+  const words = filter.words.trim().toLowerCase();
+  return (group, i) => {
+    const one = sampleOf(group, i);
+    if (filter.failure && (filter.failure === "any" ? !one.failure : filter.failure === "none" ? one.failure : one.failure !== filter.failure)) return false;
+    if (filter.finish && one.finish !== filter.finish) return false;
+    if (!anyReward && (one.reward === null || one.reward < least || one.reward > most)) return false;
+    if (one.length < shortest || one.length > longest) return false;
+    return !words || group.uid.toLowerCase().includes(words) || (spoken?.get(group.file.name)?.[one.n] ?? 0) > 0;
+  };
+}
+
+const ORDERS = {
+  "": null,
+  newest: (a, b) => b.file.step - a.file.step,
+  reward: (a, b) => (b.mean ?? -Infinity) - (a.mean ?? -Infinity),
+  worst: (a, b) => (a.mean ?? Infinity) - (b.mean ?? Infinity),
+  spread: (a, b) => b.high - b.low - (a.high - a.low),
+};
+
+/** The groups with at least one sample that passes, in the order that is asked for. */
+export function search(sampled, filter, spoken) {
+  const [first, last] = stepsOf(filter.step);
+  const passes = passing(filter, spoken);
+  const found = sampled.groups.filter((group) => {
+    if (filter.set && group.file.kind !== filter.set) return false;
+    if (group.file.step < first || group.file.step > last) return false;
+    if (filter.spread && (group.high - group.low > 1e-9) !== (filter.spread === "some")) return false;
+    for (let i = 0; i < group.size; i++) if (passes(group, i)) return true;
+    return false;
+  });
+  return ORDERS[filter.sort] ? found.sort(ORDERS[filter.sort]) : found;
+}
+
+/** Reads the texts of the steps that the filter asks for: by file, 1 for each sample whose prompt or completion has the words. */
+export async function listen(sampled, filter, told, cancelled) {
+  const words = filter.words.trim().toLowerCase();
+  const [first, last] = stepsOf(filter.step);
+  const files = sampled.files.filter((f) => f.kept && f.step >= first && f.step <= last && (!filter.set || f.kind === filter.set));
+  const found = new Map();
+  for (const [n, file] of files.entries()) {
+    const texts = await piece(`texts-${file.name}`);
+    if (cancelled()) return null;
+    const hits = new Uint8Array(file.count);
+    for (const group of file.found.slice(0, file.kept)) {
+      const asked = texts.prompt[group.number].toLowerCase().includes(words);
+      for (let i = group.from; i < group.from + group.size; i++) hits[i] = asked || texts.text[i].toLowerCase().includes(words) ? 1 : 0;
+    }
+    found.set(file.name, hits);
+    told(n + 1, files.length);
+  }
+  return found;
+}

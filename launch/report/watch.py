@@ -1,0 +1,186 @@
+"""`rlsys watch`: the page of a run that goes on, served to this machine alone.
+
+    browser ── GET /KEY/ ──────────────▶ page.html, its styles and scripts
+            ── GET /KEY/main ──────────▶ all but the samples; 304 where nothing is new (every two seconds)
+            ── GET /KEY/numbers?after=N ▶ the numbers of samples that were written since the answer N
+            ── GET /KEY/texts-FILE, tokens-FILE ▶ when somebody looks at them
+
+KEY is a secret that only the printed address has: on a shared machine 127.0.0.1 is everybody's.
+"""
+
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from rich.console import Console
+
+from launch.printing import say
+from launch.report.gather import Run, page_data
+from launch.report.page import page
+from launch.report.sampled import files, numbers, packed, texts, tokens
+from launch.report.words import words
+from rlsys.config import ConfigError
+
+PIECE = re.compile(r"(texts|tokens)-((?:step|eval)-\d+)")
+Answer = tuple[int, str, bytes, str]  # status, type, body, tag
+
+
+def watch(run: str, console: Console, *, port: int, open: bool) -> None:
+    """Serves until Ctrl-C."""
+    server = serving(Path(run), port)
+    address = server.address
+    say(console, f"{server.watched.path.name}: {address}")
+    say(console, f"From another machine: ssh -N -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}", "dim")
+    say(console, "The page follows the run by itself. Ctrl-C ends this; the run goes on.", "dim")
+    if open:
+        webbrowser.open(address)
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        say(console, "Ended. The run is as it was.")
+    finally:
+        server.server_close()
+
+
+def serving(run: Path, port: int) -> "Server":
+    """A server that is bound and not yet serving."""
+    watched = Watched(Run.read(run).path)
+    try:
+        return Server(watched, port)
+    except OSError as error:
+        raise ConfigError(
+            f"--port: {port} on 127.0.0.1 cannot be used: {error.strerror}. Choose another, or 0 for any free one."
+        ) from None
+
+
+class Watched:
+    """What there is of a run now. What was read is kept as long as its file is the same."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.lock = threading.Lock()
+        self.tag, self.main = "", b""
+        self.known: dict[str, tuple[tuple[int, int], int, dict[str, Any]]] = {}  # file → stamp, serial, numbers
+        self.serial = 0
+        self.words: Callable[[list[int]], list[str]] | None = None
+
+    def page(self) -> bytes:
+        return page(self.path.name, {}, live=True).encode()
+
+    def changed(self, have: str) -> tuple[str, bytes]:
+        """All but the samples, and its tag; nothing where `have` is that tag."""
+        with self.lock:
+            tag = f'"{hash(tuple(_stamp(self.path / name) for name in ("metrics.jsonl", "events.jsonl", "config.yaml"))):x}"'
+            if tag == have:
+                return tag, b""
+            if tag != self.tag:
+                self.main, self.tag = packed(page_data([Run.read(self.path)]) | {"left_out": ""}), tag
+            return tag, self.main
+
+    def numbers(self, after: int) -> bytes:
+        with self.lock:
+            for file in files(self.path):
+                stamp = _stamp(file)
+                if self.known.get(file.name, (None,))[0] != stamp:
+                    self.serial += 1
+                    found = numbers(file)
+                    self.known[file.name] = stamp, self.serial, found | {"kept": len(found["groups"])}
+            new = [found for _, serial, found in self.known.values() if serial > after]
+            return packed({"serial": self.serial, "found": new})
+
+    def piece(self, kind: str, name: str) -> bytes | None:
+        file = self.path / "samples" / f"{name}.parquet"
+        if not file.is_file():
+            return None
+        if kind == "texts":
+            return packed(texts(file))
+        self.words = self.words or words(self.path, str(Run.read(self.path).options.get("model.path", "")))
+        return packed(tokens(file, None, self.words))
+
+    def answer(self, path: str, query: dict[str, list[str]], have: str) -> Answer:
+        if path == "":
+            return 200, "text/html; charset=utf-8", self.page(), ""
+        if path == "main":
+            tag, body = self.changed(have)
+            return (200 if body else 304), "application/json", body, tag
+        if path == "numbers":
+            return 200, "application/json", self.numbers(int(query.get("after", ["0"])[0])), ""
+        if (wanted := PIECE.fullmatch(path)) and (piece := self.piece(*wanted.groups())):
+            return 200, "application/json", piece, ""
+        return 404, "text/plain; charset=utf-8", b"There is no such thing here.", ""
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, watched: Watched, port: int):
+        self.watched, self.key = watched, secrets.token_urlsafe(12)
+        super().__init__(("127.0.0.1", port), Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that has gone before it had its answer is no error of ours."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/{self.key}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        key, slash, path = url.path.removeprefix("/").partition("/")
+        if not slash or not secrets.compare_digest(key.encode(), self.server.key.encode()):
+            return self.send(
+                404, "text/plain; charset=utf-8", b"The address is the whole line that rlsys watch has printed.", ""
+            )
+        try:
+            self.send(*self.server.watched.answer(path, parse_qs(url.query), self.headers.get("If-None-Match", "")))
+        except ConnectionError:
+            raise
+        except (ConfigError, ValueError, OSError) as error:  # for instance the run was removed
+            self.send(503, "text/plain; charset=utf-8", str(error).encode(), "")
+
+    def send(self, status: int, kind: str, body: bytes, tag: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if kind == "application/json" and body:
+            self.send_header("Content-Encoding", "gzip")
+        if tag:
+            self.send_header("ETag", tag)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: the terminal has the address, and keeps it in sight."""
+        if os.environ.get("RLSYS_TRACEBACK"):
+            super().log_message(format, *arguments)

@@ -1,0 +1,88 @@
+"""Devices by name: what memory they have, how fast it is, and what they compute, as their makers say. And clusters of them, as text."""
+
+import re
+from dataclasses import dataclass
+
+from rlsys.config import ConfigError
+
+GIB = 1 << 30
+GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`Gpu("H100", memory=79.1, bandwidth=3350, bfloat16=989, float32=67)`"""
+
+    name: str
+    memory: float  # GiB that a program finds: a little less than what is sold
+    bandwidth: float  # GB/s of its own memory
+    bfloat16: float  # TFLOP/s of dense products
+    float32: float  # TFLOP/s
+
+    def flops(self, dtype: str) -> float:
+        return (self.float32 if dtype == "float32" else self.bfloat16) * 1e12
+
+
+# A name is found as a part of what drivers call a device, its part before the dash; the first that fits.
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("B200", 178.3, 8000, 2250, 80),
+        Gpu("H200", 139.8, 4800, 989, 67),
+        Gpu("H100", 79.1, 3350, 989, 67),
+        Gpu("H800", 79.1, 3350, 989, 67),
+        Gpu("H20", 95.1, 4000, 148, 44),
+        Gpu("A100-80", 79.1, 2039, 312, 19.5),
+        Gpu("A100-40", 39.4, 1555, 312, 19.5),
+        Gpu("A800-80", 79.1, 2039, 312, 19.5),
+        Gpu("L40S", 44.4, 864, 362, 91.6),
+        Gpu("L4", 21.9, 300, 121, 30.3),
+        Gpu("A10G", 22.0, 600, 70, 35),
+        Gpu("A6000", 47.4, 768, 155, 38.7),
+        Gpu("RTX5090", 31.3, 1792, 210, 105),
+        Gpu("RTX4090", 23.5, 1008, 165, 82.6),
+        Gpu("RTX3090", 23.5, 936, 71, 35.6),
+    )
+}
+OTHER_NAMES = {"A100": "A100-80", "A800": "A800-80", "A10": "A10G", "4090": "RTX4090", "3090": "RTX3090"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """`Node(gpus=8, gpu=GPUS["H100"], cpus=0, memory=0)`; 0 CPUs or bytes: not known."""
+
+    gpus: int
+    gpu: Gpu | None
+    cpus: float = 0
+    memory: int = 0  # bytes of the host
+    name: str = ""
+
+
+def named(driver: str) -> Gpu | None:
+    """The GPU that a driver calls so: "NVIDIA A100-SXM4-80GB" is the A100-80."""
+    letters = re.sub("[^A-Z0-9]", "", driver.upper())
+    if "A100" in letters and "40GB" in letters:
+        return GPUS["A100-40"]
+    return next((gpu for name, gpu in GPUS.items() if name.partition("-")[0] in letters), None)
+
+
+def cluster(text: str) -> list[Node]:
+    """8xH100, 2x8xA100-80 (nodes x GPUs x kind), H100. Without a number of nodes, a node has at most eight."""
+    *counts, kind = (part.strip() for part in text.split("x")) if "x" in text else (text,)
+    gpu = GPUS.get(OTHER_NAMES.get(kind.upper(), kind.upper()))
+    if gpu is None:
+        raise ConfigError(f"--cluster {text}: nothing is known of a GPU `{kind}`; known: {', '.join(GPUS)}.")
+    if len(counts) > 2 or not all(c.isdecimal() and int(c) for c in counts):
+        raise ConfigError(
+            f"--cluster {text}: it takes GPUS x KIND or NODES x GPUS x KIND, as in 8xH100 or 2x8xA100-80."
+        )
+    numbers = [int(c) for c in counts]
+    if len(numbers) == 2:
+        return [Node(numbers[1], gpu)] * numbers[0]
+    return nodes_of(numbers[0] if numbers else 1, gpu)
+
+
+def nodes_of(gpus: int, gpu: Gpu) -> list[Node]:
+    """So many, eight in a node, the rest in a last one."""
+    whole, rest = divmod(gpus, GPUS_PER_NODE)
+    return [Node(GPUS_PER_NODE, gpu)] * whole + [Node(rest, gpu)] * bool(rest)

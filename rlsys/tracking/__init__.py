@@ -1,0 +1,14 @@
+"""Figures for TensorBoard, Weights & Biases, MLflow, or a user's own tracker, beside metrics.jsonl.
+
+    trainer ──▶ metrics.jsonl, samples/, events.jsonl
+                     │ read by a thread for each tracker (`follower`)
+                     ▼
+                tensorboard   wandb   mlflow   my_tracker.py:to_slack
+
+The run never waits for a tracker, and does not know of its troubles: it writes its files, and followers read them. A tracker that was
+added later, or could not be reached, gets what it missed.
+"""
+
+from rlsys.tracking.tracker import Told, Tracker
+
+__all__ = ["Told", "Tracker"]

@@ -1,0 +1,52 @@
+"""The built-in trackers by name, and what is wrong with those that a configuration names."""
+
+import difflib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from rlsys.config import ConfigError, Tracking
+from rlsys.options import names
+from rlsys.rewards.check import of_user_function
+from rlsys.secrets import given
+from rlsys.tracking.mlflow import MLflow
+from rlsys.tracking.tensorboard import TensorBoard
+from rlsys.tracking.wandb import Wandb
+
+TRACKERS: dict[str, Callable[..., Any]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
+
+
+def problems(tracking: Tracking) -> list[str]:
+    """Sentences about names and options, as far as they can be seen without running a user's file."""
+    found = []
+    for name, t in tracking.to.items():
+        try:
+            given(t.options)
+        except ConfigError as error:
+            found.append(f"tracking.to.{name}: {error}")
+        if t.tracker in TRACKERS:
+            known = names(TRACKERS[t.tracker])
+            for option in (o for o in t.options if o not in known):
+                near = difflib.get_close_matches(option, known, 1)
+                way_out = f" Did you mean `{near[0]}`?" if near else f" It has {', '.join(known)}."
+                found.append(f"tracking.to.{name} has no option `{option}`.{way_out}")
+        elif ":" in t.tracker:
+            found += of_user_function("tracking.to", t.tracker)
+        else:
+            near = difflib.get_close_matches(t.tracker.lower(), TRACKERS, 1)
+            found.append(
+                f"tracking.to is `{t.tracker}`; known: {', '.join(TRACKERS)}, or module:function. metrics.jsonl is written in any case."
+                + (f" Did you mean `{near[0]}`?" if near else "")
+            )
+    return found
+
+
+def missing(tracking: Tracking) -> list[str]:
+    """Sentences about libraries that are not installed here."""
+    return [
+        f"tracking.to: {t.tracker} is not installed. `pip install 'rlsys[trackers]'` or `pip install {PACKAGES[t.tracker]}` installs it; "
+        f"tracking.to=[] goes on without it."
+        for t in tracking.to.values()
+        if t.tracker in PACKAGES and importlib.util.find_spec(t.tracker) is None
+    ]

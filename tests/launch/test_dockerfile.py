@@ -1,0 +1,47 @@
+"""docker/Dockerfile as far as it can be read; `make image` runs its steps."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docker" / "Dockerfile").read_text()
+
+
+def stage(name: str) -> list[str]:
+    """Its steps, one to a line."""
+    steps = re.sub(r"\\\n", " ", "\n".join(x for x in TEXT.splitlines() if not x.startswith("#")))
+    return steps[steps.index(f" AS {name}\n") :].partition("\nFROM ")[0].splitlines()[1:]
+
+
+def test_every_base_image_has_a_full_version() -> None:
+    bases = re.findall(r"^FROM (\S+) AS \S+$", TEXT, re.M)
+    assert len(bases) == TEXT.count("\nFROM ") == 3
+    assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in bases)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_an_image_runs_as_a_user_and_is_asked_for_its_health(name: str) -> None:
+    steps = stage(name)
+    assert "USER rlsys" in steps
+    assert not [s for s in steps if s.startswith("USER ") and s != "USER rlsys"]
+    [health] = [s for s in steps if s.startswith("HEALTHCHECK ")]
+    assert (ROOT / health.split()[-1]).is_file()
+    assert [s for s in steps if s][-1] == 'CMD ["rlsys", "--help"]'
+
+
+@pytest.mark.parametrize("name", ["build-cpu", "gpu"])
+def test_what_is_installed_is_what_the_makefile_installs(name: str) -> None:
+    [command] = re.findall(r"make install PROFILE=\w+ EXTRAS=\w+", "\n".join(stage(name)))
+    done = subprocess.run([*command.split(), "--dry-run", "VENV=none"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    profile = name.removeprefix("build-")
+    assert f"-c docker/constraints-{profile}.txt -e '.[{profile}]'" in done.stdout
+
+
+def test_tools_for_building_stay_out_of_the_image() -> None:
+    installed = re.findall(r"--no-install-recommends ([\w+ -]+?) +&&", "\n".join(stage("cpu")))
+    assert installed == ["libnuma1"], "which vLLM's CPU kernels load"
+    assert {".git", ".venv", "runs"} <= set((ROOT / ".dockerignore").read_text().split())

@@ -1,0 +1,113 @@
+"""Whether a configuration fits, and what is proposed where it does not."""
+
+import pytest
+
+from launch.plan.fit import Fit, fit, listed
+from launch.plan.remedies import changed, remedies
+from rlsys.config import Config
+from rlsys.config_load import load, unchecked
+from rlsys.devices import GIB, GPUS, Node, cluster
+from rlsys.memory import Lengths
+from rlsys.shapes import usual
+
+SEVEN, LENGTHS = usual("Qwen/Qwen2.5-Math-7B"), Lengths(1024, 3072)
+
+
+def on(text: str, **settings: object) -> Fit:
+    config = changed(unchecked("configs/dapo_7b_gpu.yaml"), {k.replace("__", "."): v for k, v in settings.items()})
+    return fit(config, SEVEN, LENGTHS, 1500, cluster(text))
+
+
+def helped(found: Fit) -> list:
+    return remedies(found, lambda c: fit(c, SEVEN, LENGTHS, 1500, found.nodes))
+
+
+def test_a_recipe_fits_the_hardware_that_its_header_names():
+    assert on("8xH100").fits
+    assert on("8xA100-80").fits
+
+
+def test_roles_on_one_gpu_add_up_at_the_same_moment():
+    found = on("8xH100")
+    engine, rank = found.processes["rollout"].device, found.processes["policy"].device
+    gpu = found.gpus[1]
+    assert gpu.members == ["rollout-1", "policy-1"]
+    moments = {m: sum(engine[m].values()) + sum(rank.get(m, rank["generate"]).values()) for m in engine}
+    assert gpu.need == pytest.approx(max(moments.values()))
+
+
+def test_too_much_is_told_with_the_gpu_and_by_how_much():
+    found = on("8xA100-40")
+    assert not found.fits
+    [problem] = found.problems
+    assert problem.startswith("GPU 0 of node 0 (rollout-0, policy-0), and 7 other GPUs: ")
+    assert found.over == pytest.approx(sum(g.need - g.capacity for g in found.gpus))
+
+
+def test_changes_that_are_proposed_really_fit_and_the_cheapest_comes_first():
+    found = helped(on("8xA100-40"))
+    assert 1 <= len(found) <= 3
+    assert [r.slower for r in found] == sorted(r.slower for r in found)
+    for remedy in found:
+        words = dict(word.split("=") for word in remedy.words.split())
+        again = on("8xA100-40", **{k.replace(".", "__"): _value(v) for k, v in words.items()})
+        assert again.fits, remedy.words
+
+
+def _value(word: str) -> object:
+    if word in ("true", "false"):
+        return word == "true"
+    return int(word) if word.isdecimal() else float(word) if word.replace(".", "").isdecimal() else word
+
+
+def test_no_change_is_proposed_that_is_not_needed():
+    for remedy in helped(on("8xA100-40")):
+        for key in remedy.settings:
+            fewer = {k.replace(".", "__"): v for k, v in remedy.settings.items() if k != key}
+            assert not on("8xA100-40", **fewer).fits
+
+
+def test_gpus_that_are_missing_are_named_together():
+    found = on("4xH100")
+    assert found.problems[0] == "All together need 8 GPUs: rollout.engines (8) 8. The cluster has 4."
+    assert found.problems[1] == "rollout-4 + policy-4 to rollout-7 + policy-7: no node has 1 GPU each left."
+    assert all(r.fit.fits for r in helped(found))
+
+
+def test_where_nothing_helps_the_nearest_is_still_too_much():
+    found = helped(on("1xL4"))
+    assert found
+    assert all(not r.fit.fits and r.fit.over > 0 for r in found)
+
+
+def test_an_engine_without_room_for_one_sequence_does_not_fit():
+    found = on("8xH100", rollout__gpu_memory=0.2)
+    assert any("one full sequence has 4,096" in problem for problem in found.problems)
+
+
+def test_main_memory_counts_where_it_is_known():
+    config = load("configs/tiny_cpu.yaml")
+    small, large = Node(0, None, 2, 1 * GIB), Node(0, None, 2, 16 * GIB)
+    tiny, lengths = usual("builtin:tiny"), Lengths(7, 10)
+    assert fit(config, tiny, lengths, 7, [large]).fits
+    [problem] = fit(config, tiny, lengths, 7, [small]).problems
+    assert "main memory" in problem
+
+
+def test_workers_of_a_kind_are_told_as_a_range():
+    assert listed(["rollout-8", "rollout-9", "policy-0", "reference"]) == ["rollout-8 to 9", "policy-0", "reference"]
+
+
+def test_every_process_is_drawn_once():
+    found = on("8xH100")
+    assert [gpu.members for gpu in found.gpus] == [list(bundle.workers) for bundle in found.bundles]
+
+
+def test_a_change_of_an_option_leaves_the_others():
+    assert changed(Config(), {"policy.ranks": 4}).policy.lr == Config().policy.lr
+
+
+def test_the_smallest_gpu_of_a_cluster_decides():
+    nodes = [Node(4, GPUS["H100"]), Node(4, GPUS["L4"])]
+    found = fit(unchecked("configs/dapo_7b_gpu.yaml"), SEVEN, LENGTHS, 1500, nodes)
+    assert any(g.gpu.name == "L4" and g.need > g.capacity for g in found.gpus)

@@ -1,0 +1,71 @@
+"""The Grafana board asks for figures that there are. tests/system/test_tracking_run.py holds the names against those of a real Ray."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from workers import gauges
+
+BOARD = json.loads((Path(gauges.__file__).parents[1] / "launch" / "grafana.json").read_text())
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+
+
+def exported() -> dict[str, set[str]]:
+    """Every name that Ray gives our figures, and its labels."""
+    labels = {name: {"run", *([gauges.LABELS[name]] if name in gauges.LABELS else [])} for name in everything()}
+    found = {f"ray_{name}": labels[name] for name in (*gauges.GAUGES, *gauges.MORE)}
+    found |= {f"ray_{name}_total": labels[name] for name in gauges.COUNTERS}
+    found |= {f"ray_{gauges.HISTOGRAM}_{part}": {"run"} for part in ("sum", "count")}
+    return found | {f"ray_{gauges.HISTOGRAM}_bucket": {"run", "le"}}
+
+
+def everything() -> list[str]:
+    return [*gauges.GAUGES, *gauges.MORE, *gauges.COUNTERS, gauges.HISTOGRAM]
+
+
+@pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title} {i}" for i, (title, _) in enumerate(QUERIES)])
+def test_a_query_asks_for_figures_and_labels_there_are(title, query):
+    asked = re.findall(r"\bray_\w+", query)
+    assert asked
+    assert set(asked) <= set(exported())
+    labels = {label.strip() for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(",")}
+    assert labels <= set.union(*(exported()[name] for name in asked))
+    for name in asked:
+        assert f'{name}{{run=~"$run"}}' in query, "a board shows the chosen runs only"
+
+
+def test_parentheses_and_braces_are_closed():
+    for title, query in QUERIES:
+        assert [query.count(c) for c in "({["] == [query.count(c) for c in ")}]"], title
+
+
+def test_every_figure_is_on_the_board():
+    asked = {name for _, query in QUERIES for name in re.findall(r"\bray_(\w+)", query)}
+    shown = {re.sub(r"_(total|bucket|sum|count)$", "", name) if name not in everything() else name for name in asked}
+    assert shown == set(everything())
+
+
+def test_a_legend_uses_labels_that_its_query_keeps():
+    for panel in PANELS:
+        for target in panel["targets"]:
+            kept = {label.strip() for by in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in by.split(",")}
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= kept, panel["title"]
+
+
+def test_panels_have_a_place_of_their_own():
+    for one, other in combinations(BOARD["panels"], 2):
+        a, b = one["gridPos"], other["gridPos"]
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert beside or above, (one["title"], other["title"])
+        assert a["x"] + a["w"] <= 24
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+
+
+def test_the_source_of_data_is_chosen_when_it_is_imported():
+    assert {v["name"] for v in BOARD["templating"]["list"]} == {"datasource", "run"}
+    assert all(panel["datasource"]["uid"] == "${datasource}" for panel in PANELS)

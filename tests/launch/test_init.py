@@ -1,0 +1,134 @@
+"""`rlsys init`: what it writes is valid, and fits."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from launch.cli import commands
+from launch.init.command import COMMENTS
+from rlsys.config import Config, ConfigError
+from rlsys.config_load import flatten, load
+
+
+def made(*words: object) -> str:
+    found = CliRunner().invoke(commands, ["init", *map(str, words)], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def plan_says(file: object, *words: str) -> str:
+    return CliRunner().invoke(commands, ["plan", str(file), *words], catch_exceptions=False).output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "1xL4"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "4xL40S"),
+        ("Qwen/Qwen2.5-1.5B-Instruct", "1xH100"),
+        ("Qwen/Qwen2.5-1.5B-Instruct", "4xL40S"),
+        ("Qwen/Qwen3-4B", "1xH100"),
+        ("Qwen/Qwen3-4B", "16xA100-80"),
+        ("Qwen/Qwen2.5-7B-Instruct", "8xH100"),
+        ("Qwen/Qwen2.5-7B-Instruct", "16xA100-80"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "8xH200"),
+    ],
+)
+def test_what_is_written_is_valid_and_fits(model, gpus, tmp_path):
+    count, _, kind = gpus.partition("x")
+    file = tmp_path / "my.yaml"
+    made("--model", model, "--data", "openai/gsm8k", "--gpus", count, "--gpu", kind, "-o", file)
+    config = load(file)
+    assert config.model.path == model
+    assert config.rollout.engines * config.rollout.tensor_parallel <= int(count)
+    assert plan_says(file, "--cluster", gpus) == f"✓ {file} fits."
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-72B-Instruct"])
+def test_a_large_model_is_spread(model, tmp_path):
+    file = tmp_path / "my.yaml"
+    made("--model", model, "--data", "openai/gsm8k", "--gpus", 32, "-o", file)
+    assert load(file).policy.zero_stage == 3
+    assert "fits" in plan_says(file, "--cluster", "32xH100")
+
+
+def test_the_built_in_task_runs_on_this_machine(tmp_path):
+    file = tmp_path / "my.yaml"
+    assert "rlsys train" in made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
+    config = load(file)
+    assert config.cluster.device == "cpu"
+    assert list(config.eval.datasets) == ["builtin:zigzag_heldout"]
+    assert plan_says(file) == f"✓ {file} fits."
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "reward"),
+    [
+        ("openai/gsm8k", "question", "math"),
+        ("DigitalLearningGmbH/MATH-lighteval", "problem", "math"),
+        ("agentica-org/DeepScaleR-Preview-Dataset", "problem", "math"),
+        ("BytedTsinghua-SIA/DAPO-Math-17k", "prompt", "math"),
+        ("someone/something", "prompt", "math"),
+    ],
+)
+def test_known_sets_have_their_fields_and_their_judge(data, key, reward, tmp_path):
+    file = tmp_path / "my.yaml"
+    made("--model", "Qwen/Qwen2.5-1.5B-Instruct", "--data", data, "--gpus", 8, "-o", file)
+    config = load(file)
+    assert config.data.prompt_key == key
+    assert list(config.reward.functions) == [reward]
+    assert [s.path for s in config.data.train.values()] == [data]
+    assert ("CHECK THIS" in file.read_text()) == (data == "someone/something")
+
+
+def test_a_files_own_fields_are_taken(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"problem": "1 + 1", "solution": "2"}) + "\n")
+    file = tmp_path / "my.yaml"
+    made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "mine.jsonl", "--gpus", 8, "--reward", "exact", "-o", file)
+    config = load(file)
+    assert (config.data.prompt_key, config.data.answer_key) == ("problem", "solution")
+    assert list(config.reward.functions) == ["exact"]
+
+
+def test_a_file_is_replaced_only_when_told_to(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("precious")
+    words = ["--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file]
+    with pytest.raises(ConfigError, match="--force"):
+        made(*words)
+    assert file.read_text() == "precious"
+    made(*words, "--force")
+    assert load(file).trainer.steps == 80
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--model", "Qwen/Qwen2.5-72B", "--data", "openai/gsm8k", "--gpus", 1],
+            "does not fit 1 x H100 with room to spare",
+        ),
+        (["--model", "nobody/nothing", "--data", "openai/gsm8k", "--gpus", 1], "--model-config"),
+        (["--model", "Qwen/Qwen3-8B", "--data", "not_here.jsonl", "--gpus", 8], "--data: not_here.jsonl"),
+        (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", "H1000"], "H1000"),
+        (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--reward", "mahts"], "--reward mahts"),
+        (["--model", "Qwen/Qwen3-8B", "--data", "builtin:zigzag", "--gpus", 8], "builtin:tiny knows digits only"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(words, said, tmp_path):
+    with pytest.raises(ConfigError) as found:
+        made(*words, "-o", tmp_path / "my.yaml")
+    assert said in str(found.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_terminal_nothing_is_asked():
+    found = CliRunner().invoke(commands, ["init", "--gpus", "8"])
+    assert found.exit_code == 2
+    assert "Missing --model, --data" in found.output
+
+
+def test_every_comment_is_of_an_option_that_there_is():
+    there = flatten(Config())
+    assert [key for key in COMMENTS if key not in there] == []

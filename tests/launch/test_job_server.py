@@ -1,0 +1,118 @@
+"""What is said where a job server is not there, is another one, or is no job server; the server is a plain HTTP server."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import ray
+from ray._raylet import AuthenticationTokenLoader
+
+from launch.jobs.server import JobServer
+from launch.jobs.submit import named_values
+from rlsys.config import ConfigError
+from workers.process import free_port
+
+
+class Answers(BaseHTTPRequestHandler):
+    """The same to everyone."""
+
+    status, body = 200, b""
+    asked_with: str | None = None  # whose token
+
+    def do_GET(self) -> None:
+        Answers.asked_with = self.headers["Authorization"]
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    found = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{found.server_port}"
+    found.shutdown()
+    found.server_close()
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, status: int, body: str) -> None:
+    monkeypatch.setattr(Answers, "status", status)
+    monkeypatch.setattr(Answers, "body", body.encode())
+
+
+def refused(address: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        JobServer(address)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray remembers a token that it has read. Tests that come later, with a Ray of their own, have another one."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # of another cluster: --address is what counts
+    AuthenticationTokenLoader.instance().reset_cache()
+    yield
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def test_a_server_of_the_same_ray_is_taken(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, 200, json.dumps({"version": "4", "ray_version": ray.__version__}))
+    assert JobServer(server).shown == f"http://{server}"
+    assert Answers.asked_with == f"Bearer {'0' * 64}", "though nobody has said RAY_AUTH_MODE=token"
+
+
+def test_another_ray_is_refused_with_both_versions(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, 200, json.dumps({"version": "4", "ray_version": "2.10.0"}))
+    assert refused(server).startswith(f"http://{server} has Ray 2.10.0, this machine Ray {ray.__version__}. Install")
+
+
+def test_nobody_there_is_said_with_ways_to_get_there() -> None:
+    said = refused(f"http://127.0.0.1:{free_port()}")
+    assert said.startswith("no Ray job server answers at http://127.0.0.1:")
+    assert "ssh -L 8265:localhost:8265 HEAD" in said
+
+
+@pytest.mark.parametrize(("status", "body"), [(404, "not here"), (200, "<html>a page</html>")])
+def test_something_else_at_that_address_is_no_job_server(
+    server: str, monkeypatch: pytest.MonkeyPatch, status: int, body: str
+) -> None:
+    answer(monkeypatch, status, body)
+    assert (
+        refused(server) == f"what answers at http://{server} is no Ray job server. Give the address of Ray's dashboard."
+    )
+
+
+def test_a_token_that_is_refused_is_said_with_where_it_came_from(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, 403, "Forbidden: Invalid authentication token")
+    said = refused(server)
+    assert said.startswith(f"http://{server} refuses this token. It is taken from RAY_AUTH_TOKEN, the file")
+    assert "0" * 64 not in said
+
+
+def test_a_password_in_the_address_is_not_shown() -> None:
+    assert "pass-word" not in refused(f"http://me:pass-word@127.0.0.1:{free_port()}")
+
+
+def test_an_address_of_ray_itself_is_refused() -> None:
+    assert refused("ray://head:10001") == (
+        "--address is ray://head:10001; jobs go to the address of Ray's dashboard, such as http://HEAD:8265."
+    )
+
+
+def test_a_variable_that_looks_like_a_secret_is_not_sent() -> None:
+    assert named_values(("HF_HOME=/shared/huggingface", "EMPTY=")) == {"HF_HOME": "/shared/huggingface", "EMPTY": ""}
+    with pytest.raises(ConfigError) as caught:
+        named_values(("WANDB_API_KEY=0123456789abcdef0123456789abcdef", "HF_HOME", "RAY_JOB_STOP_WAIT_TIME_S=1"))
+    first, second, third = caught.value.problems
+    assert first.startswith("--env WANDB_API_KEY: everyone who may ask the job server sees what is given here.")
+    assert second == "--env HF_HOME is not NAME=VALUE, such as HF_HOME=/shared/huggingface."
+    assert third == "--env RAY_JOB_STOP_WAIT_TIME_S follows from run.grace_s; change that."
+    assert "0123456789abcdef" not in str(caught.value)

@@ -1,0 +1,297 @@
+"""launch/*.sh, slurm.sbatch, rayjob.yaml, skypilot.yaml: what they say exists, with these names, in the programs that they call."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+import yaml
+
+from launch.cli import commands
+from rlsys.config_load import unchecked
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launch"
+SCRIPTS = ["local.sh", "slurm.sbatch"]
+
+# What `sbatch --help` and `srun --help` of Slurm 22.05 list, of which we use some.
+SLURM = {
+    "sbatch": "job-name nodes ntasks-per-node gpus-per-node exclusive requeue open-mode signal output time partition",
+    "srun": "overlap nodes ntasks exclude nodelist",
+    "scontrol": "",
+}
+ENVIRONMENT = {  # set by Slurm, SkyPilot and Ray for a job, or read by Ray
+    "SLURM_SUBMIT_DIR",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_ID",
+    "SKYPILOT_NODE_IPS",
+    "SKYPILOT_NODE_RANK",
+    "SKYPILOT_NUM_GPUS_PER_NODE",
+    "SKYPILOT_NUM_NODES",
+    "RAY_ADDRESS",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_JOB_STOP_WAIT_TIME_S",
+}
+
+
+def text(name: str) -> str:
+    return (LAUNCH / name).read_text()
+
+
+def shell(name: str) -> str:
+    """What a shell is given."""
+    if name == "skypilot.yaml":
+        task = yaml.safe_load(text(name))
+        return str(task["setup"] + task["run"])
+    return str(yaml.safe_load(text(name))["spec"]["entrypoint"]) if name == "rayjob.yaml" else text(name)
+
+
+def calls(script: str, program: str) -> Iterator[list[str]]:
+    """The words after each call of a program, to the end of its command."""
+    script = re.sub(r"<< '(\w+)'\n.*?\n\s*\1\n", "\n", script, flags=re.S)  # what is another language
+    for line in script.replace("\\\n", " ").splitlines():
+        if line.lstrip().startswith(("#", "[")):
+            continue
+        line = re.sub(r"\s#.*", "", line)
+        tokens = shlex.split(line.replace("$(", " ").replace(")", " ").replace("<(", " "))
+        for i, word in enumerate(tokens):
+            if word.rpartition("/")[2] == program and (i == 0 or not tokens[i - 1].endswith("echo")):
+                rest = tokens[i + 1 :]
+                end = next((n for n, w in enumerate(rest) if w in ("|", "||", "&", "&&", ";", ">", "<<")), len(rest))
+                yield rest[:end]
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "skypilot.yaml", "rayjob.yaml"])
+def test_every_shell_script_is_one(name: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=shell(name), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if linter := shutil.which("shellcheck"):
+        done = subprocess.run(
+            [linter, "--shell=bash", "--severity=warning", "-"], input=shell(name), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module")
+def ray_commands() -> click.Group:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Ray imports speaks of the future
+        from ray.scripts.scripts import cli
+    group: click.Group = cli
+    return group
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "skypilot.yaml", "rayjob.yaml"])
+def test_every_option_of_ray_and_rlsys_exists(name: str, ray_commands: click.Group) -> None:
+    found = 0
+    for program, group in (("ray", ray_commands), ("rlsys", commands)):
+        for words in calls(shell(name), program):
+            command = group.commands[words[0]]
+            for word in words[1:]:
+                if word.startswith("--"):
+                    assert word.partition("=")[0] in options(command), f"{program} {words[0]} {word}"
+            found += 1
+    assert found
+
+
+def test_the_local_script_trains_with_the_arguments_it_is_given() -> None:
+    command = [str(LAUNCH / "local.sh"), str(ROOT / "configs" / "tiny_cpu.yaml"), "trainer.stesp=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Did you mean `trainer.steps`?" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("program", ["srun", "scontrol"])
+def test_every_option_of_slurm_exists(program: str) -> None:
+    found = list(calls(text("slurm.sbatch"), program))
+    assert found
+    known = {f"--{name}" for name in SLURM[program].split()}
+    for words in found:
+        mine = words[: next((i for i, w in enumerate(words) if not w.startswith("--")), len(words))]
+        assert {word.partition("=")[0] for word in mine} <= known
+
+
+def test_every_line_for_sbatch_is_an_option_of_it() -> None:
+    lines = re.findall(r"^#SBATCH (--[\w-]+)(?:=\S+)?$", text("slurm.sbatch"), re.M)
+    assert len(lines) == text("slurm.sbatch").count("#SBATCH ")
+    assert {line.removeprefix("--") for line in lines} <= set(SLURM["sbatch"].split())
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "rayjob.yaml", "skypilot.yaml"])
+def test_every_variable_of_theirs_is_one_they_know(name: str) -> None:
+    found = set(re.findall(r"\b(?:SLURM|SKYPILOT|RAY)_[A-Z_]+\b", text(name)))
+    assert found <= ENVIRONMENT
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "rayjob.yaml", "skypilot.yaml"])
+def test_every_configuration_that_is_named_exists_and_takes_these_options(name: str) -> None:
+    configs = re.findall(r"configs/[\w.]+\.yaml", text(name))
+    assert configs
+    overrides = [
+        w for words in calls(shell(name), "rlsys") for w in words if re.match(r"[a-z_]+\.[a-z_.]+=", w) and "$" not in w
+    ]
+    for config in configs:
+        unchecked(ROOT / config, overrides)
+    assert overrides
+
+
+def test_a_cluster_of_ours_always_demands_a_token() -> None:
+    for name in ("slurm.sbatch", "skypilot.yaml"):
+        assert "RAY_AUTH_MODE=token" in text(name)
+    assert yaml.safe_load(text("rayjob.yaml"))["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+
+
+# --- Kubernetes ------------------------------------------------------------------------------------------------------------
+
+
+def strict(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+
+
+ANY: dict[str, Any] = {}
+NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+QUANTITY = {"type": ["string", "integer"], "pattern": r"^\d+(Mi|Gi)?$"}
+CONTAINER = strict(
+    ["name", "image", "resources", "volumeMounts"],
+    name=NAME,
+    image={"type": "string"},
+    env={"type": "array", "items": strict(["name", "value"], name={"type": "string"}, value={"type": "string"})},
+    envFrom={
+        "type": "array",
+        "items": strict(["secretRef"], secretRef=strict(["name"], name=NAME, optional={"type": "boolean"})),
+    },
+    resources=strict(["limits"], limits={"type": "object", "additionalProperties": QUANTITY}),
+    volumeMounts={
+        "type": "array",
+        "items": strict(["name", "mountPath"], name=NAME, mountPath={"type": "string", "pattern": "^/"}),
+    },
+)
+POD = strict(
+    ["containers", "volumes"],
+    terminationGracePeriodSeconds={"type": "integer"},
+    securityContext=strict(
+        [], runAsNonRoot={"const": True}, runAsUser={"type": "integer"}, fsGroup={"type": "integer"}
+    ),
+    containers={"type": "array", "minItems": 1, "items": CONTAINER},
+    volumes={
+        "type": "array",
+        "items": strict(
+            ["name"],
+            name=NAME,
+            persistentVolumeClaim=strict(["claimName"], claimName=NAME),
+            configMap=strict(["name"], name=NAME),
+            emptyDir=strict([], medium={"const": "Memory"}, sizeLimit=QUANTITY),
+        ),
+    },
+)
+PARAMETERS = {"type": "object", "additionalProperties": {"type": "string"}}
+GROUP = {"rayStartParams": PARAMETERS, "template": strict(["spec"], spec=POD)}
+COUNT = {"type": "integer", "minimum": 1}
+RAYJOB = strict(  # the fields of KubeRay's RayJob, ray.io/v1, that we use
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "ray.io/v1"},
+    kind={"const": "RayJob"},
+    metadata=strict(["name"], name=NAME),
+    spec=strict(
+        ["entrypoint", "rayClusterSpec"],
+        entrypoint={"type": "string"},
+        runtimeEnvYAML={"type": "string"},
+        backoffLimit={"type": "integer"},
+        shutdownAfterJobFinishes={"type": "boolean"},
+        rayClusterSpec=strict(
+            ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
+            rayVersion={"type": "string"},
+            authOptions=strict(["mode"], mode={"enum": ["token", "disabled"]}),
+            headGroupSpec=strict(["template"], **GROUP),
+            workerGroupSpecs={
+                "type": "array",
+                "items": strict(
+                    ["groupName", "template"],
+                    groupName=NAME,
+                    replicas=COUNT,
+                    minReplicas=COUNT,
+                    maxReplicas=COUNT,
+                    **GROUP,
+                ),
+            },
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def rayjob() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(text("rayjob.yaml"))
+    return found
+
+
+def pods(rayjob: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = rayjob["spec"]["rayClusterSpec"]
+    return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+def test_the_rayjob_has_the_fields_of_one(rayjob: dict[str, Any]) -> None:
+    jsonschema.validate(rayjob, RAYJOB)
+
+
+def test_the_rayjob_names_our_ray_our_image_and_its_user(rayjob: dict[str, Any]) -> None:
+    pinned = re.search(r"ray\[default\]==([\d.]+)", (ROOT / "pyproject.toml").read_text())
+    assert pinned
+    assert rayjob["spec"]["rayClusterSpec"]["rayVersion"] == pinned[1]
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    gpu = dockerfile[dockerfile.index(" AS gpu\n") :]
+    for pod in pods(rayjob):
+        assert pod["containers"][0]["image"] == "rlsys:gpu"
+        assert f"--uid {pod['securityContext']['runAsUser']} " in gpu
+
+
+def test_every_volume_of_the_rayjob_is_there_and_holds_what_the_run_names(rayjob: dict[str, Any]) -> None:
+    for pod in pods(rayjob):
+        mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+        assert set(mounts) == {v["name"] for v in pod["volumes"]}
+        for path in re.findall(r"(?<=[ =\[])(/\w+)/", rayjob["spec"]["entrypoint"]):
+            assert path in mounts.values()
+        assert mounts["shm"] == "/dev/shm"
+
+
+def test_the_rayjob_leaves_a_stopped_run_time_to_save(rayjob: dict[str, Any]) -> None:
+    patience = int(yaml.safe_load(rayjob["spec"]["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
+    grace = unchecked(ROOT / "configs" / "grpo_gsm8k_0.5b_gpu.yaml").run.grace_s
+    assert patience > 2 * grace
+    assert all(pod["terminationGracePeriodSeconds"] >= patience for pod in pods(rayjob))
+
+
+# --- SkyPilot --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_skypilot_task_has_the_fields_of_one_and_keeps_no_token() -> None:
+    task = yaml.safe_load(text("skypilot.yaml"))
+    jsonschema.validate(
+        task,
+        strict(
+            ["run"],
+            name=NAME,
+            workdir={"const": "."},
+            num_nodes=COUNT,
+            resources=strict(["accelerators"], accelerators={"type": "string"}, disk_size={"type": "integer"}),
+            volumes={"type": "object"},
+            envs={"type": "object", "additionalProperties": {"type": "string"}},
+            secrets={"type": "object", "additionalProperties": {"const": None}},  # asked for on the command line
+            setup={"type": "string"},
+            run={"type": "string"},
+        ),
+    )
+    assert (ROOT / task["envs"]["CONFIG"]).is_file()
+    assert any(task["envs"]["RUN"].startswith(f"{volume}/") for volume in task["volumes"])

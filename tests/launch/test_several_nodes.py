@@ -1,0 +1,70 @@
+"""What is decided by how many nodes there are, and what they can see; without Ray."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launch.cluster import Cluster, beside, choose_transport
+from launch.train import refuse_folder_of_a_job
+from rlsys.config import Config, ConfigError
+from rlsys.config_load import unchecked
+
+CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
+
+
+def config(*overrides: str) -> Config:
+    return unchecked(CONFIG, overrides)
+
+
+def test_weights_take_shared_memory_within_a_node_and_the_object_store_between_nodes() -> None:
+    assert choose_transport(config(), 1) == "shared_memory"
+    assert choose_transport(config(), 2) == "object_store"
+    assert choose_transport(config("cluster.device=gpu"), 2) == "nccl"
+    assert choose_transport(config("cluster.device=gpu", "cluster.placement=colocated"), 2) == "cuda_ipc"
+    assert choose_transport(config("sync.transport=object_store"), 1) == "object_store"
+
+
+def test_shared_memory_is_refused_between_nodes() -> None:
+    with pytest.raises(
+        ConfigError, match=r"keeps within a host, and the cluster has 3 nodes\. Use auto, or object_store"
+    ):
+        choose_transport(config("sync.transport=shared_memory"), 3)
+
+
+def test_the_built_in_model_is_put_where_other_hosts_see_it(tmp_path: Path) -> None:
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    for folder in (cache, run):
+        folder.mkdir()
+    (cache / "config.json").write_text("{}")
+    assert beside(run, str(cache)) == str(cache), "no run, as with doctor"
+    (run / "config.yaml").touch()
+    assert beside(run, str(cache)) == beside(run, str(cache)) == str(run / "model")
+    assert (run / "model" / "config.json").read_text() == "{}"
+    assert not (run / ".model").exists()
+
+
+def joined(logs: Path, ranks: int) -> Cluster:
+    """With a policy whose ranks have said where they are in `logs`, where they could."""
+    parts: dict[str, Any] = dict.fromkeys(Cluster.__dataclass_fields__)
+    policy = SimpleNamespace(watch=SimpleNamespace(logs=logs))
+    return Cluster(**parts | {"config": config(f"policy.ranks={ranks}"), "policy": policy})
+
+
+def test_a_rank_that_does_not_see_the_run_directory_is_named(tmp_path: Path) -> None:
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "policy-0.pid").write_text(json.dumps({"node": "a", "pid": 1, "began": 0.5}))
+    joined(logs, ranks=1).require_run_directory()
+    with pytest.raises(
+        ConfigError, match=rf"run\.dir: policy-1 cannot write to {tmp_path}/run: another node has no such"
+    ):
+        joined(logs, ranks=2).require_run_directory()
+
+
+def test_a_run_in_the_folder_of_a_job_would_go_with_it_and_is_refused() -> None:
+    refuse_folder_of_a_job(Path("/shared/runs/one"))
+    with pytest.raises(ConfigError, match=r"is in the working directory of a Ray job.*run\.dir=/shared/runs/NAME"):
+        refuse_folder_of_a_job(Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs/tiny_cpu"))

@@ -1,0 +1,38 @@
+import pytest
+
+from rlsys.config import ConfigError
+from rlsys.devices import GPUS, cluster, named
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("H20", "H20"),
+        ("NVIDIA H200", "H200"),
+    ],
+)
+def test_a_gpu_goes_by_part_of_what_its_driver_calls_it(driver, name):
+    assert named(driver) == GPUS[name]
+
+
+def test_a_device_that_is_not_listed_is_not_guessed():
+    assert named("Some Card") is None
+
+
+def test_a_cluster_is_gpus_of_a_kind_in_nodes():
+    assert [(n.gpus, n.gpu.name) for n in cluster("8xH100")] == [(8, "H100")]
+    assert [(n.gpus, n.gpu.name) for n in cluster("2x8xA100-80")] == [(8, "A100-80")] * 2
+    assert [n.gpus for n in cluster("20xa100")] == [8, 8, 4]
+    assert [n.gpus for n in cluster("L4")] == [1]
+
+
+@pytest.mark.parametrize("text", ["8xH1000", "0xH100", "2x2x2xH100", "eightxH100", ""])
+def test_what_is_no_cluster_is_refused_with_an_example(text):
+    with pytest.raises(ConfigError, match="--cluster"):
+        cluster(text)

@@ -1,0 +1,30 @@
+"""What `rlsys init` writes for a machine without GPUs trains, and its processes take the memory that `rlsys plan` says."""
+
+import json
+import subprocess
+import sys
+
+from killing import ROOT
+
+
+def test_a_written_configuration_trains_within_the_memory_of_its_plan(rlsys, environment, tmp_path):
+    file, figures = tmp_path / "mine.yaml", tmp_path / "figures.json"
+    written = rlsys("init", "--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", "0", "-o", str(file))
+    assert written.returncode == 0, written.stdout + written.stderr
+    said = rlsys("plan", str(file))
+    assert said.returncode == 0, said.stdout + said.stderr
+
+    bench = [sys.executable, str(ROOT / "tests" / "bench" / "memory.py"), "--config", str(file), "--case", "tiny"]
+    done = subprocess.run(
+        [*bench, "--zero", "2", "--json", str(figures)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(figures.read_text())
+    assert {"driver", "rollout-0", "rollout-1", "policy-0", "policy-1", "reward-0"} <= {row["worker"] for row in found}
+    far = {row["worker"]: row["ratio"] for row in found if not 0.9 <= row["ratio"] <= 1.1}
+    assert not far, done.stdout

@@ -1,0 +1,17 @@
+"""Importing libraries without what they would take along."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def without(*modules: str) -> Iterator[None]:
+    """In between, these are not to be had, as if they were not installed; one that is imported already stays."""
+    hidden = [name for name in modules if name not in sys.modules]
+    sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]  # None: an import of it fails
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
