@@ -138,8 +138,8 @@ def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options
     from rlsys.config_load import load
 
     loaded = load(config, overrides)
-    from launch.bench import Wanted
-    from launch.bench import bench as run
+    from launch.bench.command import bench as run
+    from launch.bench.wanted import Wanted
 
     run(loaded, Wanted(ragged=mean_and_most, **options), console)
 

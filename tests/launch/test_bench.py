@@ -6,8 +6,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from launch import bench, synthetic
-from launch.bench import Machine, Report, Wanted, Work
+from launch import synthetic
+from launch.bench.figures import Machine, Report, Work, all_teach
+from launch.bench.shown import show
+from launch.bench.wanted import Wanted, benched
 from launch.cli import commands
 from rlsys import config_load
 from rlsys.config import Config, ConfigError, Pipeline
@@ -88,7 +90,7 @@ def test_rewards_are_chance_and_always_the_same():
 
 def test_nothing_is_evaluated_or_saved_and_the_method_is_the_configurations(tmp_path):
     config = make_config(tmp_path, "algorithm.advantage=rloo", "overlong.mask=true")
-    changed, prompt, lengths = bench.benched(config, ASKED, "elsewhere", window=32)
+    changed, prompt, lengths = benched(config, ASKED, "elsewhere", window=32)
     assert (prompt, lengths.longest) == (16, 16)
     assert (changed.eval.datasets, changed.eval.every, changed.checkpoint.every) == ({}, 0, 0)
     assert changed.run.dir == "elsewhere"
@@ -96,25 +98,25 @@ def test_nothing_is_evaluated_or_saved_and_the_method_is_the_configurations(tmp_
     assert changed.algorithm == config.algorithm
     assert changed.policy == config.policy
     assert list(changed.reward.functions) == ["coin"]
-    own, *_ = bench.benched(config, replace(ASKED, rewards=True), "elsewhere", window=32)
+    own, *_ = benched(config, replace(ASKED, rewards=True), "elsewhere", window=32)
     assert own.reward.functions == config.reward.functions
 
 
 def test_the_last_steps_of_a_run_are_not_measured_for_they_generate_nothing_more(tmp_path):
     config = make_config(tmp_path)
-    assert bench.benched(config, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 1
+    assert benched(config, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 1
     ahead = replace(config, pipeline=Pipeline(max_lag=1))
-    assert bench.benched(ahead, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 2
+    assert benched(ahead, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 2
 
 
 def test_lengths_that_do_not_fit_are_refused_with_a_way_out(tmp_path):
     config = make_config(tmp_path)
     with pytest.raises(ConfigError, match="do not fit into the model's window of 64"):
-        bench.benched(config, replace(ASKED, prompt_tokens=40, completion_tokens=40), "x", 64)
+        benched(config, replace(ASKED, prompt_tokens=40, completion_tokens=40), "x", 64)
     with pytest.raises(ConfigError, match="give one of them"):
-        bench.benched(config, replace(ASKED, ragged=(4.0, 8), completion_tokens=8), "x", 64)
+        benched(config, replace(ASKED, ragged=(4.0, 8), completion_tokens=8), "x", 64)
     with pytest.raises(ConfigError, match=r"policy\.tokens_per_pack"):  # which is 40
-        bench.benched(config, replace(ASKED, prompt_tokens=30, completion_tokens=30), "x", 64)
+        benched(config, replace(ASKED, prompt_tokens=30, completion_tokens=30), "x", 64)
 
 
 def test_ragged_takes_a_mean_and_a_maximum(tmp_path):
@@ -152,17 +154,17 @@ def test_the_figures_of_a_report_by_hand():
 def test_the_tables_say_what_is_not_known(tmp_path):
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
     config = make_config(tmp_path)
-    bench.show(REPORT, config, console)
+    show(REPORT, config, console)
     text = console.export_text()
     assert "not in rollout, score, update or sync: 10.0% of a step" in text
     assert "400.0 MB in 0.400 s, 1.00 GB/s" in text
     assert "generate 75.0%" in text
-    bench.show(replace(REPORT, work=replace(REPORT.work, flops={})), config, console)
+    show(replace(REPORT, work=replace(REPORT.work, flops={})), config, console)
     assert "FLOP use is not known: this architecture" in console.export_text()
 
 
 def test_groups_of_equal_rewards_need_no_update_unless_something_else_teaches(tmp_path):
-    assert not bench.all_teach(make_config(tmp_path))
-    assert bench.all_teach(make_config(tmp_path, "reference.kl_coef=0.1"))
-    assert not bench.all_teach(make_config(tmp_path, "reference.kl_coef=0.1", "reference.kl_in=reward"))
-    assert bench.all_teach(make_config(tmp_path, "entropy.coef=0.1"))
+    assert not all_teach(make_config(tmp_path))
+    assert all_teach(make_config(tmp_path, "reference.kl_coef=0.1"))
+    assert not all_teach(make_config(tmp_path, "reference.kl_coef=0.1", "reference.kl_in=reward"))
+    assert all_teach(make_config(tmp_path, "entropy.coef=0.1"))

@@ -1,0 +1,127 @@
+"""Runs the loop for as many steps as were asked for, and says what came out."""
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from launch import datasets, synthetic
+from launch.bench.figures import Machine, measured
+from launch.bench.peak import gpu_name, peak_of_cpu, peak_of_gpus
+from launch.bench.shown import show
+from launch.bench.wanted import Wanted, benched, model_settings, prompts, window
+from launch.plan import costs
+from launch.printing import say
+from rlsys import flops
+from rlsys.config import Config
+from rlsys.data import Dataset
+from rlsys.metrics import Metrics
+from rlsys.progress import Progress
+from rlsys.run_directory import RunDirectory, read_lines, write
+from rlsys.trace import spans, write_trace
+
+
+def bench(config: Config, wanted: Wanted, console: Console) -> None:
+    if wanted.rewards:
+        datasets.peek(config)
+    with tempfile.TemporaryDirectory(prefix="rlsys-bench-") as folder:
+        # Where transformers keeps what torch compiles, as soon as it reads a model's settings. Ray's session sets its own.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
+        settings = model_settings(config)
+        config, prompt, lengths = benched(config, wanted, str(Path(folder) / "run"), window(settings))
+        run = RunDirectory(config)
+        try:
+            with Progress(console, wanted.warmup + wanted.steps) as progress:
+                machine = loop(config, wanted, prompt, lengths, settings, run, progress)
+        finally:
+            run.close()
+        report = measured(config, wanted, run.path, prompt, machine)
+        lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["step"] > wanted.warmup]
+        work_costs = costs.measured(spans(run.path), lines, prompt)
+        spans_written = write_trace(run.path, Path(wanted.trace)) if wanted.trace else 0
+    show(report, config, console)
+    if wanted.json:
+        asked = asdict(wanted) | {"prompt_tokens": prompt, "longest": lengths.longest, "mean": lengths.mean}
+        figures = {"asked": asked} | report.as_dict() | {"costs": asdict(work_costs)}
+        write(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
+        say(console, f"figures: {wanted.json}")
+    if wanted.trace:
+        say(
+            console,
+            f"trace: {wanted.trace}, {spans_written:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.",
+        )
+
+
+def loop(
+    config: Config,
+    wanted: Wanted,
+    prompt: int,
+    lengths: synthetic.Lengths,
+    settings: Any,
+    run: RunDirectory,
+    progress: Progress,
+) -> Machine:
+    """Trains as many steps as were asked for."""
+    from launch.cluster import started
+    from rlsys.stopping import Stop
+    from rlsys.trainer import Trainer
+    from workers.waiting import Watch
+
+    with started(config, Watch.of(config, run.logs, Stop(), progress.note, run.event)) as cluster:
+        run.prepare()
+        symbols = min(len(cluster.tokenizer), int(settings.get_text_config().vocab_size))
+        rows = prompts(config, wanted, prompt, symbols, cluster, progress)
+        cluster.ready(prompt)
+        assert cluster.policy is not None
+        trainer = Trainer(
+            config,
+            train=Dataset(rows, seed=config.run.seed),
+            evals=[],
+            rollout=synthetic.SetLengths(cluster.rollout, lengths),
+            rewards=cluster.rewards,
+            policy=cluster.policy,
+            reference=cluster.reference,
+            critic=cluster.critic,
+            run=run,
+            progress=Until(progress, wanted.warmup + wanted.steps),
+        )
+        with contextlib.suppress(Enough):
+            trainer.run()
+        progress.note("stopping")
+        weights = weight_bytes(config, cluster.policy.invitations[0]["manifest"])
+        gpu = gpu_name() if config.cluster.device == "gpu" else ""
+    peak = peak_of_gpus(config, gpu) if config.cluster.device == "gpu" else peak_of_cpu(config)
+    return Machine(flops.shape_of(settings), weights, peak)
+
+
+class Enough(Exception):
+    """All steps that were asked for are measured. A run that ends by itself would save its weights."""
+
+
+class Until:
+    """Progress that ends the run after a step."""
+
+    def __init__(self, progress: Progress, last: int):
+        self.progress, self.last = progress, last
+
+    def step(self, step: int, found: Metrics) -> None:
+        self.progress.step(step, found)
+        if step == self.last:
+            raise Enough
+
+    def note(self, text: str) -> None:
+        self.progress.note(text)
+
+    def at(self, doing: str) -> None:
+        self.progress.at(doing)
+
+
+def weight_bytes(config: Config, manifest: list[tuple[str, str, list[int]]]) -> int:
+    """Of all that a sync sends."""
+    return sum(math.prod(shape) for _, _, shape in manifest) * (4 if config.rollout.dtype == "float32" else 2)

@@ -1,0 +1,45 @@
+"""What the machine could do at most, against which a bench's floating-point work is held."""
+
+import os
+import time
+
+from rlsys import flops
+from rlsys.config import Config
+
+
+def peak_of_cpu(config: Config) -> float:
+    """FLOP/s of a large matrix product, on as many threads as engines and ranks have together, at most the machine's cores.
+
+    The workers are gone by now: it has the machine to itself, as far as the loop had it.
+    """
+    import torch
+
+    threads = min(config.rollout.engines + config.policy.ranks * config.policy.threads, len(os.sched_getaffinity(0)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a = torch.randn(2048, 2048, dtype=getattr(torch, config.policy.dtype))
+        found = []
+        for _ in range(6):
+            began = time.perf_counter()
+            a @ a
+            found.append(2 * 2048**3 / (time.perf_counter() - began))
+    finally:
+        torch.set_num_threads(before)
+    return max(found)
+
+
+def gpu_name() -> str:
+    """What Ray calls the cluster's GPUs, such as H100; empty if it does not know, or they are of several kinds."""
+    import ray
+
+    kinds = [name.partition(":")[2] for name in ray.cluster_resources() if name.startswith("accelerator_type:")]
+    return kinds[0] if len(kinds) == 1 else ""
+
+
+def peak_of_gpus(config: Config, name: str) -> float | None:
+    r, p, c = config.rollout, config.policy, config.critic
+    one = flops.peak_of(name, p.dtype)
+    critics = c.ranks if config.algorithm.advantage == "gae" else 0
+    apart = config.cluster.placement == "separate"
+    return one and one * (r.engines * r.tensor_parallel + (p.ranks + critics) * apart)
