@@ -153,6 +153,7 @@ class Stopwatch:
         self.marks.append((time.perf_counter() - m.wall, time.process_time() - m.cpu - m.written, m.written))
         self.found.append(found)
 
+    def at(self, doing: str) -> None: ...
     def note(self, text: str) -> None: ...
 
 
