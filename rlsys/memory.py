@@ -20,7 +20,7 @@ MOMENTS = ("load", "generate", "score", "update", "reduce", "step", "sync", "sav
 
 REDUCE_BUCKET = 500_000_000  # elements of DeepSpeed's buffer for gradients on their way
 LIVE = 1_000_000_000  # parameters that ZeRO 3 keeps gathered
-SYNC_BUCKET, PACKED = 128 * MIB, GIB  # of workers/sync, and of vLLM's transport by NCCL
+SYNC_BUCKET, PACKED = 512 * MIB, GIB  # of workers/sync, and of vLLM's transport by NCCL
 MALLOC = 1.75  # on CPU: what activations take over what they are, in pieces that were freed and are kept. Measured
 PADDING = 1.1  # cells of attention's blocks, over the tokens in them
 # A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model.

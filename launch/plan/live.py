@@ -16,14 +16,28 @@ def nodes_at(address: str) -> list[Node]:
     import ray
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        joined(address)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"--address: no Ray cluster answers at {address} ({str(error).splitlines()[0]}).") from None
+        cause = str(error).strip().rpartition("\n")[2]
+        raise ConfigError(f"--address: no Ray cluster answers at {address} ({cause}).") from None
     try:
         free = _free(ray)
         return [_node(n, free.get(n["NodeID"])) for n in ray.nodes() if n["Alive"]]
     finally:
         ray.shutdown()
+
+
+def joined(address: str) -> None:
+    """Ray's server for clients has a process for each of them; now and then one dies as it starts, and the next does not."""
+    import ray
+
+    for last in (False, True):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+            return
+        except RuntimeError as error:
+            if last or "Initialization failure" not in str(error):
+                raise
 
 
 def answers(address: str) -> None:

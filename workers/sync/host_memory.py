@@ -18,7 +18,7 @@ Tensors = list[tuple[str, Any]]
 
 BACKEND = "rlsys_host_memory"
 ALIGN = 64
-BUCKET = 128 << 20  # bytes
+BUCKET = 512 << 20  # bytes
 PIECES = 16  # in which an engine loads, on several cores
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -107,7 +107,12 @@ def run_trl(python: Path, case: Case, way: dict[str, int], folder: Path, steps: 
     start = [python]
     if way["processes"] > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={way['processes']}"]
-    environment = {"OMP_NUM_THREADS": str(way["threads"]), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        "OMP_NUM_THREADS": str(way["threads"]),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TMPDIR": str(folder),
+    }
     quietly([*start, HERE / "grpo.py", json.dumps(asked)], folder / "trl.log", environment)
     found = json.loads(out.read_text())
     return Run(steady(found["ends"], warm_up - 1), found["length"], {})
