@@ -1,11 +1,12 @@
-"""Runs the steps of docker/Dockerfile, target cpu, without Docker: in a clean root file system, and then trains in it.
+"""Runs the steps of docker/Dockerfile without Docker: in a clean root file system, and then trains in it.
 
     make image        or, where packages come from folders of this machine:
     python tests/bench/image.py --share /folder/with/wheels --share /etc/ssl/certs
+    python tests/bench/image.py --target gpu         # packages for CUDA; without a GPU nothing is trained
 
-The base image is played by the Debian release in its name, made by debootstrap, with Debian's own Python of that version. Each stage is
-a folder, each RUN a chroot in namespaces of its own. Takes root, a minute for the base and a few for the rest. What it does not show:
-that the base images exist under their names, and the target gpu.
+The base image is played by the Debian release in its name, made by debootstrap, with Debian's own Python of that version; NVIDIA's by
+Debian bookworm. Each stage is a folder, each RUN a chroot in namespaces of its own. Takes root, a minute for the base and a few for the
+rest. What it does not show: that the base images exist under their names, and what NVIDIA's and Ubuntu have that Debian has not.
 """
 
 import argparse
@@ -41,6 +42,11 @@ DEMO = [
     "policy.ranks=1",
     "reward.workers=1",
 ]
+FOR_CUDA = """
+import deepspeed, torch, vllm
+assert torch.version.cuda, "torch is a CPU build"
+print(f"torch {torch.__version__}, vLLM {vllm.__version__}, DeepSpeed {deepspeed.__version__}")
+"""
 
 
 @dataclass
@@ -99,15 +105,16 @@ class Builder:
         return stage
 
     def base(self, image: str) -> Path:
-        """The Debian that an official Python image stands on, and its Python."""
+        """The Debian that an official Python image stands on, and its Python; for NVIDIA's image a Debian with nothing more."""
         found = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-(\w+)", image)
-        assert found, f"{image} is no official slim Python image"
-        python, release = found.groups()
-        root = self.work / f"base-{release}"
+        assert found or image.startswith("nvidia/cuda:"), f"{image} is no official slim Python image"
+        release = found[2] if found else "bookworm"
+        packages = ["ca-certificates", *([f"python{found[1]}", "python3-venv"] if found else [])]
+        root = self.work / f"base-{'-'.join([release, *packages[1:]])}"
         if not root.is_dir():
             aside = root.with_suffix(".making")
             shutil.rmtree(aside, ignore_errors=True)
-            wanted = f"--include=ca-certificates,python{python},python3-venv"
+            wanted = f"--include={','.join(packages)}"
             subprocess.run(
                 ["debootstrap", "--variant=minbase", wanted, release, aside], check=True, stdout=subprocess.DEVNULL
             )
@@ -218,21 +225,25 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, help="where file systems are made, and stay; those that are there are used"
     )
+    parser.add_argument("--target", choices=["cpu", "gpu"], default="cpu")
     options = parser.parse_args()
     with room(options.keep) as work:
         builder = Builder(work, options.share)
-        stage = builder.build("cpu")
+        stage = builder.build(options.target)
         print(f"the image has {size(stage.root)}, {size(stage.root / 'rlsys' / '.venv')} of it packages")
-        builder.run(
-            stage, "test $(id -u) = 1000 && test $(id -un) = rlsys && ! touch /etc/passwd 2> /dev/null", network=False
-        )
+        number = 1000 if options.target == "cpu" else 1001
+        user = f"test $(id -u) = {number} && test $(id -un) = rlsys && ! touch /etc/passwd 2> /dev/null"
+        builder.run(stage, user, network=False)
         builder.run(stage, shlex.join(stage.command) + " > /dev/null", network=False)
         builder.run(stage, stage.health, network=False)
         head = "ray get-auth-token --generate && ray start --head --node-ip-address=127.0.0.1 --num-cpus=1"
         builder.run(stage, f"({head}) > /dev/null 2>&1 && {stage.health} && ray stop", network=False)
-        began = time.monotonic()
-        builder.run(stage, shlex.join(["rlsys", "train", *DEMO]), network=False)
-        print(f"trained as its user, with no network, in {time.monotonic() - began:.0f} s")
+        if options.target == "cpu":
+            began = time.monotonic()
+            builder.run(stage, shlex.join(["rlsys", "train", *DEMO]), network=False)
+            print(f"trained as its user, with no network, in {time.monotonic() - began:.0f} s")
+        else:
+            builder.run(stage, f"python -c {shlex.quote(FOR_CUDA)}", network=False)
 
 
 if __name__ == "__main__":
