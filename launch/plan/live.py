@@ -2,6 +2,7 @@
 
 import os
 import socket
+from threading import Thread
 
 from rlsys.config import ConfigError
 from rlsys.devices import Node, named
@@ -21,10 +22,11 @@ def nodes_at(address: str) -> list[Node]:
         cause = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({cause}).") from None
     try:
-        free = _free(ray)
-        return [_node(n, free.get(n["NodeID"])) for n in ray.nodes() if n["Alive"]]
+        nodes = [n for n in ray.nodes() if n["Alive"]]
+        free = _free(nodes)
+        return [_node(n, free.get(n["NodeID"])) for n in nodes]
     finally:
-        ray.shutdown()
+        Thread(target=ray.shutdown).start()  # a client's takes half a second, in which the plan can be made
 
 
 def joined(address: str) -> None:
@@ -51,14 +53,15 @@ def answers(address: str) -> None:
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({error.strerror or error}).") from None
 
 
-def _free(ray: object) -> dict[str, dict[str, float]]:
-    """By node. A client of `ray://` is not told."""
+def _free(nodes: list[dict[str, object]]) -> dict[str, dict[str, float]]:
+    """By node. A client of `ray://` is only told what all nodes together have."""
+    import ray
     from ray._private.state import available_resources_per_node
 
     try:
         return dict(available_resources_per_node())
     except Exception:  # whatever Ray raises where it keeps no state of its own
-        return {}
+        return {str(n["NodeID"]): ray.available_resources() for n in nodes} if len(nodes) == 1 else {}
 
 
 def _node(n: dict[str, object], free: dict[str, float] | None) -> Node:

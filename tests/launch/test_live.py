@@ -38,3 +38,15 @@ def test_a_cluster_that_cannot_be_joined_is_told_with_the_cause(fails):
     with pytest.raises(ConfigError, match=r"\(refused\)"):
         live.nodes_at("127.0.0.1:1")
     assert fails == [DIED], "nothing else is tried twice"
+
+
+def test_a_client_sees_what_others_use_of_the_only_node_but_not_which_of_several_they_use(fails, monkeypatch):
+    import ray
+
+    whole = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}
+    node = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": whole}
+    monkeypatch.setattr(ray, "available_resources", lambda: whole | {"GPU": 3.0, "CPU": 2.0})
+    monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"NodeID": "b", "Alive": False}])
+    assert [(n.gpus, n.cpus) for n in live.nodes_at("ray://127.0.0.1:1")] == [(3, 2.0)]
+    monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"NodeID": "b"}])
+    assert [(n.gpus, n.cpus) for n in live.nodes_at("ray://127.0.0.1:1")] == [(4, 8.0)] * 2
