@@ -116,7 +116,8 @@ def equal(one: Path, other: Path) -> str:
 
 
 if __name__ == "__main__":
+    runs, seed, target = (int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
     with tempfile.TemporaryDirectory() as folder:
-        found = main(int(sys.argv[1]), int(sys.argv[2]), Path(folder))
-    Path(sys.argv[3]).write_text(json.dumps(found, indent=2) + "\n")
+        found = main(runs, seed, Path(folder))
+    target.write_text(json.dumps(found, indent=2) + "\n")
     sys.exit(any(f["equal"] != "yes" or f["gave_up"] or f["left"] for f in found))
