@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +31,42 @@ KINDS = {
     "lag 1, ZeRO 3, dynamic sampling": ["policy.zero_stage=3", *AHEAD],
 }
 KILLS = 4  # at most, in one run
-START_S = 30  # in which one that is to die at the start does
 LIMIT_S = 900
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that the run took that was left alone: kills are spread over as many."""
+
+    start: float
+    step: float
 
 
 def main(runs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     found = []
     alone = {kind: folder / "alone" / str(number) for number, kind in enumerate(KINDS)}
-    for kind, path in alone.items():
-        run = Run(path, *OPTIONS, *KINDS[kind]).start()
-        assert run.wait() == 0, run.text()
+    paces = {kind: undisturbed(path, kind) for kind, path in alone.items()}
     for number in range(runs):
         kind = list(KINDS)[number % len(KINDS)]
         with apart() as place:
             run = Run(folder / f"{number}", *OPTIONS, *KINDS[kind], environment=place.environment)
-            found.append({"run": number, "kind": kind} | disturbed(run, seed + number) | {"left": place.left()})
+            found.append(
+                {"run": number, "kind": kind} | disturbed(run, paces[kind], seed + number) | {"left": place.left()}
+            )
         found[-1]["equal"] = equal(alone[kind], folder / f"{number}")
         print(json.dumps(found[-1]), flush=True)
     return found
 
 
-def disturbed(run: Run, seed: int) -> dict[str, Any]:
+def undisturbed(path: Path, kind: str) -> Pace:
+    began = time.monotonic()
+    run = Run(path, *OPTIONS, *KINDS[kind]).start()
+    assert run.wait() == 0, run.text()
+    stepping = sum(line.get("time/step", 0.0) for line in run.lines())
+    return Pace(time.monotonic() - began - stepping, stepping / LAST)
+
+
+def disturbed(run: Run, pace: Pace, seed: int) -> dict[str, Any]:
     """Lets a run reach its end, with kills on the way: some a while after the one before, some in a step."""
     rng = random.Random(seed)
     killed: list[tuple[int, str]] = []
@@ -59,7 +75,7 @@ def disturbed(run: Run, seed: int) -> dict[str, Any]:
     for step in sorted(rng.randint(-1, LAST - 1) for _ in range(rng.randint(1, KILLS))):
         while run.process.poll() is None and now(run) < step:
             time.sleep(0.05)
-        pause(run, rng.uniform(0, START_S if step < 0 else 1))
+        pause(run, rng.uniform(0, pace.start if step < 0 else pace.step))
         if run.process.poll() is not None:
             break
         killed.append(kill(run, rng))
