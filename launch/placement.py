@@ -124,7 +124,7 @@ def too_small(config: Config, wanted: list[Bundle], stuck: Bundle, nodes: list[N
         way_out = "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
     else:
         way_out = "Use fewer."
-    return f"{stuck}, and finds no place. {together(wanted)}. {described(nodes)}. {way_out}"
+    return f"{stuck}, and finds no place. {together(wanted)}. {described(nodes, free=False)}. {way_out}"
 
 
 def taken(wanted: list[Bundle], stuck: Bundle, nodes: list[Node]) -> str:
@@ -134,16 +134,18 @@ def taken(wanted: list[Bundle], stuck: Bundle, nodes: list[Node]) -> str:
     )
 
 
-def described(nodes: list[Node]) -> str:
+def described(nodes: list[Node], free: bool = True) -> str:
     """`The cluster has 2 nodes: 10.0.0.1 with 4 GPUs and 64 CPUs, 3 and 60 of them free; 10.0.0.2 with …`"""
     alike: dict[tuple[float, ...], list[str]] = {}
     for n in nodes:
-        alike.setdefault((n.gpus, n.cpus, n.free_gpus, n.free_cpus), []).append(n.address)
+        left = (n.free_gpus, n.free_cpus) if free else (n.gpus, n.cpus)
+        alike.setdefault((n.gpus, n.cpus, *left), []).append(n.address)
     parts = []
     for (gpus, cpus, free_gpus, free_cpus), addresses in alike.items():
         who = ", ".join(addresses) if len(addresses) <= 3 else f"{len(addresses)} nodes"
         what = f"{count(gpus, 'GPU')} and {count(cpus, 'CPU')}"
-        free = "all free" if (gpus, cpus) == (free_gpus, free_cpus) else f"{free_gpus:g} and {free_cpus:g} of them free"
-        parts.append(f"{who} with {what}{' each' if len(addresses) > 1 else ''}, {free}")
+        all_free = (gpus, cpus) == (free_gpus, free_cpus)
+        rest = ", all free" if all_free else f", {free_gpus:g} and {free_cpus:g} of them free"
+        parts.append(f"{who} with {what}{' each' if len(addresses) > 1 else ''}{rest if free else ''}")
     total = "" if len(alike) == 1 and len(nodes) > 3 else f"{count(len(nodes), 'node')}: "
     return f"The cluster has {total}{'; '.join(parts)}"

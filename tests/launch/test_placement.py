@@ -94,7 +94,7 @@ def test_too_few_gpus_are_counted_by_role_and_node(refused: Callable[..., str]) 
     assert refused(nodes(4, 4, taken=1), "policy.ranks=8") == (
         "policy-6 (policy.ranks (8)) needs 1 GPU and 1 CPU on one node, and finds no place. All together need 10 GPUs: "
         "rollout.engines (2) × rollout.tensor_parallel (1) 2, policy.ranks (8) 8. The cluster has 2 nodes: "
-        "10.0.0.1 with 4 GPUs and 16 CPUs, 3 and 16 of them free; 10.0.0.2 with 4 GPUs and 16 CPUs, all free. "
+        "10.0.0.1, 10.0.0.2 with 4 GPUs and 16 CPUs each. "
         "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
     )
 
@@ -105,7 +105,7 @@ def test_an_engine_that_no_node_can_hold_is_told_how_large_it_may_be(refused: Ca
         "rollout-0 (rollout.engines (1) × rollout.tensor_parallel (8)) needs 8 GPUs and 1 CPU on one node"
     )
     assert said.endswith(
-        "The cluster has 4 nodes with 4 GPUs and 16 CPUs each, all free. An engine does not reach over nodes: use "
+        "The cluster has 4 nodes with 4 GPUs and 16 CPUs each. An engine does not reach over nodes: use "
         "rollout.tensor_parallel=4 or less."
     )
 
@@ -119,11 +119,11 @@ def test_enough_gpus_in_pieces_that_are_too_small_are_not_enough(refused: Callab
 
 
 def test_cpus_can_be_what_is_missing(refused: Callable[..., str]) -> None:
-    assert "10.0.0.1 with 8 GPUs and 3 CPUs, all free" in refused(nodes(8, cpus=3))
+    assert "10.0.0.1 with 8 GPUs and 3 CPUs. " in refused(nodes(8, cpus=3))
 
 
 def test_a_cluster_without_gpus_says_so(refused: Callable[..., str]) -> None:
-    assert refused(nodes(0)).endswith("all free. Start nodes with GPUs, or use cluster.device=cpu.")
+    assert refused(nodes(0)).endswith("0 GPUs and 16 CPUs. Start nodes with GPUs, or use cluster.device=cpu.")
 
 
 def test_gpus_that_others_have_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:

@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_said_at_once(found) -> None:
     assert found[3]["refused"].startswith(
         "policy-6 (policy.ranks (8)) needs 1 GPU and 1 CPU on one node, and finds no place."
     )
-    assert re.search(r"2 nodes: 127.0.0.\d, 127.0.0.\d with 4 GPUs and 16 CPUs each, all free", found[3]["refused"])
+    assert re.search(r"2 nodes: 127.0.0.\d, 127.0.0.\d with 4 GPUs and 16 CPUs each\. ", found[3]["refused"])
     assert found[2]["notes"] == found[3]["notes"] == []
 
 
