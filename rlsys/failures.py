@@ -13,6 +13,10 @@ class WorkerLost(WorkerFailed):
     """A worker died, or stalled and was given up. Another one may take its place."""
 
 
+class WrongWeights(WorkerLost):
+    """An engine computes with other weights than the policy's. What it has sampled with them has gone nowhere."""
+
+
 class Abandoned(Exception):
     """The run was told to stop, and what it waited for took longer than its grace."""
 

@@ -193,15 +193,15 @@ def lost_workers(seen: Seen) -> Found:
             )
 
 
-def weights_sent_again(seen: Seen) -> Found:
-    """Engines could not prove the weights they were sent, and were sent them once more."""
+def wrong_weights(seen: Seen) -> Found:
+    """Engines could not prove the weights they were sent, and were replaced."""
     wrong = [h for h in seen.happened if h.kind == "weights did not arrive"]
     if wrong:
         yield Finding(
             "warning",
             f"Weights did not arrive whole {len(wrong)} time{'s' * (len(wrong) > 1)}",
-            f"In {_steps(h.step for h in wrong)} an engine's proof differed from the policy's, and the weights were sent once more. "
-            "Once is a curiosity; repeated, look at memory and network of that host.",
+            f"In {_steps(h.step for h in wrong)} an engine's proof differed from the policy's. What it had sampled was dropped, and "
+            "another one took its place. Once is a curiosity; repeated, look at memory and network of that host.",
             steps=(wrong[0].step, wrong[-1].step),
         )
 
@@ -418,7 +418,7 @@ CHECKS: tuple[Callable[[Seen], Found], ...] = (
     skipped_updates,
     stalled_workers,
     lost_workers,
-    weights_sent_again,
+    wrong_weights,
     failed_rewards,
     only_training_improves,
     past_its_best,

@@ -21,7 +21,7 @@ MODULUS = 1 << 64
 
 
 def of_bytes(tensor: Tensor) -> int:
-    return of_parts([xxhash.xxh3_64_intdigest(_memory(part)) for part in parts(tensor)])
+    return of_parts([xxhash.xxh3_64_intdigest(memory(part)) for part in parts(tensor)])
 
 
 def parts(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -48,14 +48,15 @@ class Running:
     def __init__(self) -> None:
         self.digest = xxhash.xxh3_64()
 
-    def add(self, block: Tensor) -> None:
-        self.digest.update(_memory(block))
+    def add(self, block: memoryview) -> None:
+        self.digest.update(block)
 
     def number(self) -> int:
         return self.digest.intdigest()
 
 
-def _memory(tensor: Tensor) -> memoryview:
+def memory(tensor: Tensor) -> memoryview:
+    """Its elements in order, as integers of their size."""
     flat = tensor.detach().contiguous().view(-1)
     return flat.view(_BITS[flat.element_size()]).numpy().data
 

@@ -16,7 +16,7 @@ KINDS = {
     "restart": ("warning", "the run started itself again"),
     "replaced": ("warning", "a worker was replaced"),
     "reward failure": ("warning", "a reward verdict failed"),
-    "weights did not arrive": ("warning", "weights were sent again"),
+    "weights did not arrive": ("warning", "an engine had other weights than the policy"),
     "skipped update": ("problem", "an update was skipped"),
     "stall": ("problem", "a worker stalled"),
 }

@@ -54,6 +54,10 @@ class Engine(Protocol):
         """A method of vLLM's worker, on every worker of the engine."""
         ...
 
+    async def look(self, method: str) -> list[Any]:
+        """A method of vLLM's worker that changes nothing. Tokens may be sampled at the same time."""
+        ...
+
     async def forget_prefixes(self) -> None: ...
     async def sleep(self) -> None: ...
     async def wake(self, part: str) -> None: ...
@@ -203,6 +207,9 @@ class InProcessEngine:
     async def call(self, method: str, **arguments: Any) -> list[Any]:
         return list(self.engine.collective_rpc(method, kwargs=arguments))
 
+    async def look(self, method: str) -> list[Any]:
+        return await asyncio.to_thread(lambda: list(self.engine.collective_rpc(method)))
+
     async def forget_prefixes(self) -> None:
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
@@ -263,6 +270,9 @@ class AsyncEngine:
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
         return list(await self.engine.collective_rpc(method, kwargs=arguments))
+
+    async def look(self, method: str) -> list[Any]:
+        return await self.call(method)
 
     async def forget_prefixes(self) -> None:
         await self.engine.reset_prefix_cache()

@@ -202,41 +202,33 @@ class PolicyGroup:
         return together | {"culprit": min(f["culprit"] for f in found)}
 
     def sync(self, version: int) -> None:
-        """Sends the weights, and has every engine prove that it took them. What did not arrive whole is sent once more.
+        """Has every engine take the weights, and prove that it did before a sample leaves it.
 
         A transport either leaves a message the engines then follow, or needs them to listen while it sends (`concurrent`).
         """
-        for _ in range(2):
-            wrong = self.sent_together(version) if self.concurrent else self.sent(version)
-            self.all.all("sent")
-            if not wrong:
-                return
-            self.watch.event("weights did not arrive", version=version, engines=wrong)
-            self.watch.note("\n".join(f"weights of version {version}: {name}: {what}" for name, what in wrong.items()))
-        name, what = next(iter(wrong.items()))
-        raise WorkerFailed(
-            f"weights of version {version} did not arrive whole at {', '.join(wrong)}, nor when they were sent again. {name}: {what}. "
-            "Training on samples of unknown weights would be worthless; the run stops here. Try another sync.transport."
-        )
+        if self.concurrent:
+            self.send_together(version)
+        else:
+            self.send(version)
+        self.all.all("sent")
+        self.engines.prove()
 
-    def sent(self, version: int) -> dict[str, str]:
-        """What is wrong at which engine."""
+    def send(self, version: int) -> None:
         if not self.config.pipeline.in_flight:  # no engine is at work, could be lost, and need the last weights again
             self.engines.delivery = None  # an object store need not hold two versions
         with self.engines.in_place():  # who is taking another's place has the last weights by then, or gets these
             answers = self.all.all("send", doing="sending weights")
             self.engines.delivery = Delivery([message for message, _ in answers], version, answers[0][1])
         try:
-            return self.engines.take(self.engines.delivery)
+            self.engines.take(self.engines.delivery)
         except WorkerFailed:
             self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
             raise
 
-    def sent_together(self, version: int) -> dict[str, str]:
+    def send_together(self, version: int) -> None:
         sending, taking = self.all.calls("send"), self.engines.calls("take", self.invitations, version)
         answers = self.watch.gather(sending | taking, "syncing weights")
         self.engines.delivery = Delivery(self.invitations, version, answers["policy-0"][1])
-        return self.engines.delivery.wrong({name: answers[name] for name in taking})
 
     def save(self, folder: str) -> None:
         self.all.all("save", folder, doing="saving a checkpoint")

@@ -6,8 +6,8 @@ number for the same name:
 
     connect    manifest ──▶  every worker of the engine: Chart(model, manifest)
     send       policy: {name: fingerprint of the tensor}
-    take       every worker: Answer of its own parameters  ──▶  together([…]): {name: fingerprint}
-    compare    differences(expected, answered): '' or which tensors are wrong, in words
+    prove      every worker: Answer of its own parameters  ──▶  together([…]): {name: fingerprint}
+               differences(expected, answered): '' or which tensors are wrong, in words
 
 What an architecture stores in a way of its own has no such place. It is fingerprinted as it arrives, and all of it together
 must have the same bits as all parameters that have no name, in whatever order.
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsys import fingerprint
-from workers.side_by_side import side_by_side
 
 Manifest = list[tuple[str, str, list[int]]]  # name, dtype, shape
 
@@ -156,13 +155,12 @@ class Chart:
         def here(region: Region) -> Any:
             return parameters[region.parameter].detach().narrow(0, region.first, region.rows)
 
-        if self.by_place:  # a GPU has work for one at a time, and memory for no more
-            prints = {
-                name: fingerprint.of_places(here(region), region.whole, region.at) if region.counts else 0
-                for name, region in self.regions.items()
-            }
-        else:
-            prints = all_of_bytes({name: here(region) for name, region in self.regions.items()})
+        def print(region: Region) -> int:
+            if not self.by_place:
+                return fingerprint.of_bytes(here(region))
+            return fingerprint.of_places(here(region), region.whole, region.at) if region.counts else 0
+
+        prints = {name: print(region) for name, region in self.regions.items()}
         loaded = [
             p
             for name, p in self.parameters().items()
@@ -171,12 +169,6 @@ class Chart:
         answer = Answer(prints, self.arrived, sum(self.arrived_bits.values()), fingerprint.of_bits(loaded))
         self.arrived, self.arrived_bits = {}, {}
         return answer
-
-
-def all_of_bytes(tensors: dict[str, Any]) -> dict[str, int]:
-    """Their fingerprints, on all cores."""
-    parts = [(name, part) for name, tensor in tensors.items() for part in fingerprint.parts(tensor)]
-    return fingerprint.of_tensors(side_by_side(lambda p: (p[0], fingerprint.of_bytes(p[1])), parts))
 
 
 def tensor_print(tensor: Any, by_place: bool) -> int:

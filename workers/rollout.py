@@ -5,7 +5,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from rlsys.config import Config
-from rlsys.failures import WorkerFailed, WorkerLost
+from rlsys.failures import WorkerFailed, WorkerLost, WrongWeights
 from rlsys.timeline import recorded
 from rlsys.types import Request, Sample, continued
 from workers.crew import TRIES, Crew
@@ -29,14 +29,17 @@ from workers.waiting import TICK_S, Patience, Watch, explain
 class RolloutWorker:
     """One engine. Generates on one version of the weights at a time: `take` waits for all of `generate` to end.
 
-    With `pipeline.in_flight` it takes them between two tokens instead, and what is half-written goes on.
+    With `pipeline.in_flight` it takes them between two tokens instead, and what is half-written goes on. It begins to sample as
+    soon as it has the weights, and holds back what is finished until `prove` has found them to be the policy's.
     """
 
     def __init__(self, config: Config, index: int, logs: str):
         settle(f"rollout-{index}", logs)
         self.config, self.index, self.version = config, index, 0
         self.turns = Turns()
-        self.holding: AsyncExitStack | None = None  # what keeps samples from going on while weights are not whole
+        self.weights = asyncio.Lock()  # of who changes them, or looks at them
+        self.proved, self.wrong = asyncio.Event(), ""  # samples wait for it; and what was found
+        self.proved.set()
         import vllm  # noqa: F401  the slow import, while the driver does other things
 
     @recorded()
@@ -69,6 +72,8 @@ class RolloutWorker:
             # Prompts computed by older weights are of no use to samples that begin now.
             salt = str(self.version) if self.config.pipeline.in_flight else ""
             async for outs in self.engine.generate(requests, self.stop_ids, salt):
+                await self.proved.wait()
+                self.refuse_if_wrong()
                 yield [self.sample(by_id[out.request_id], out.outputs[0]) for out in outs]
 
     async def cut(self) -> None:
@@ -101,32 +106,41 @@ class RolloutWorker:
                     "compared, in any order; tensors among them that changed places would not be seen."
                 )
 
-    @recorded(lambda _, messages, version, *expected: {"version": version})
-    async def take(
-        self, messages: list[Message], version: int, expected: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, str]]:
-        """Replaces the weights. Returns their version and fingerprints of what the engine now computes with, by tensor.
-
-        If these are not the expected ones, or it fails, no token is sampled before a later `take` has succeeded.
-        """
+    @recorded(lambda _, messages, version: {"version": version})
+    async def take(self, messages: list[Message], version: int) -> None:
+        """Replaces the weights. If it fails, no sample leaves any more."""
+        self.refuse_if_wrong()
         in_flight = self.config.pipeline.in_flight
-        if self.holding is None:
-            self.holding = AsyncExitStack()
-            await self.holding.enter_async_context(self.engine.paused() if in_flight else self.turns.alone())
-        await self.engine.wake("weights")
-        await self.engine.call("start_weight_update")
-        for update in self.receiver.updates(messages):
-            await self.engine.call("update_weights", update_info=update)
-        await self.engine.call("finish_weight_update")
-        if not in_flight:  # else the salt keeps prompts of different weights apart
-            await self.engine.forget_prefixes()
-        await self.engine.name_weights(version)
-        self.version = version
-        prints = together(await self.engine.call("rlsys_prove")) if self.config.sync.verify else {}
-        if not (expected and differences(expected, prints)):
-            holding, self.holding = self.holding, None
-            await holding.aclose()
-        return version, prints
+        async with self.engine.paused() if in_flight else self.turns.alone(), self.weights:
+            self.proved.clear()
+            await self.engine.wake("weights")
+            await self.engine.call("start_weight_update")
+            for update in self.receiver.updates(messages):
+                await self.engine.call("update_weights", update_info=update)
+            await self.engine.call("finish_weight_update")
+            if not in_flight:  # else the salt keeps prompts of different weights apart
+                await self.engine.forget_prefixes()
+            await self.engine.name_weights(version)
+            self.version = version
+            if not self.config.sync.verify:
+                self.proved.set()
+
+    @recorded(lambda _, version, expected: {"version": version})
+    async def prove(self, version: int, expected: dict[str, str]) -> str:
+        """Compares what the engine computes with to the policy's fingerprints. Says what is wrong; then no sample leaves any more."""
+        async with self.weights:
+            try:
+                found = together(await self.engine.look("rlsys_prove"))
+                late = "" if self.version == version else f"it has version {self.version}"
+                self.wrong = late or differences(expected, found)
+            except Exception as error:
+                self.wrong = f"they cannot be looked at, {type(error).__name__}: {error}"
+        self.proved.set()
+        return self.wrong
+
+    def refuse_if_wrong(self) -> None:
+        if self.wrong:
+            raise WrongWeights(f"has weights that are not version {self.version} of the policy's: {self.wrong}")
 
     @recorded()
     async def sleep(self) -> None:
@@ -178,25 +192,12 @@ class Delivery:
     version: int
     prints: dict[str, str]
 
-    @property
-    def parts(self) -> tuple[list[Message], int, dict[str, str]]:
-        """What `RolloutWorker.take` is told."""
-        return self.messages, self.version, self.prints
-
-    def wrong(self, answers: dict[str, tuple[int, dict[str, str]]]) -> dict[str, str]:
-        """By engine, in words, where its own version or fingerprints are others. No entry: it has them all, bit for bit."""
-        found = {}
-        for name, (version, prints) in answers.items():
-            late = "" if version == self.version else f"it has version {version}"
-            if what := late or (differences(self.prints, prints) if self.prints else ""):
-                found[name] = what
-        return found
-
 
 class RolloutGroup:
     """All engines as one, for the driver. Implements `rlsys.interfaces.Rollout`.
 
-    An engine that is lost is replaced, given the present weights, and asked again for the samples that are missing.
+    An engine that is lost, or has wrong weights, is replaced, given the present ones, and asked again for the samples that are
+    missing.
     """
 
     def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
@@ -225,10 +226,19 @@ class RolloutGroup:
         limit = self.config.cluster.start_timeout_s
         self.crew.call("connect", invitation, doing="connecting the engines", limit_s=limit, keep=True)
 
-    def take(self, delivery: Delivery) -> dict[str, str]:
-        """Has every engine take the weights; returns what is wrong at which. An engine that comes later takes them too."""
+    def take(self, delivery: Delivery) -> None:
+        """Has every engine take the weights. An engine that comes later takes them too."""
         self.delivery = delivery
-        return delivery.wrong(self.crew.call("take", *delivery.parts, doing="taking weights"))
+        self.crew.call("take", delivery.messages, delivery.version, doing="taking weights")
+
+    def prove(self) -> None:
+        """Has every engine compare what it took with what the policy has. One that is wrong says so when it is asked for samples."""
+        if not (delivery := self.delivery) or not delivery.prints:
+            return
+        if self.config.cluster.device == "gpu":  # with memory that is taken while it generates
+            self.crew.call("prove", delivery.version, delivery.prints, doing="proving weights")
+        else:
+            self.proofs = self.calls("prove", delivery.version, delivery.prints)
 
     def catch_up(self, names: list[str]) -> None:
         """Gives engines that have just come the weights that the others have."""
@@ -239,13 +249,16 @@ class RolloutGroup:
             raise WorkerLost(f"{', '.join(names)} cannot be given the present weights again by this sync.transport")
         version = delivery.version
         try:
-            answers = self.crew.call("take", *delivery.parts, doing="taking weights again", only=names)
+            self.crew.call("take", delivery.messages, version, doing="taking weights again", only=names)
         except WorkerFailed as error:  # whose memory it is may be gone; the ranks may be busy, so they are not asked
             raise WorkerLost(
                 f"weights of version {version} cannot be given to {', '.join(names)} again: {error}"
             ) from error
-        for name, what in delivery.wrong(answers).items():
-            raise WorkerLost(f"weights of version {version} that were kept for {name} are no longer whole: {what}")
+        if delivery.prints:
+            found = self.crew.call("prove", version, delivery.prints, doing="proving weights again", only=names)
+            for name, what in found.items():
+                if what:
+                    raise WorkerLost(f"weights of version {version} kept for {name} are no longer whole: {what}")
 
     def generating(self) -> None:
         if self.sleeps and not self.awake:
@@ -266,6 +279,8 @@ class RolloutGroup:
         self.deal(work, streams)
         while streams.owing:
             name, samples = streams.next()
+            if isinstance(samples, WrongWeights):
+                self.watch.event("weights did not arrive", worker=name, cause=str(samples))
             if isinstance(samples, WorkerLost):
                 actor, owed = streams.lost(name)
                 in_vain.update(owed.keys())

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlsys.config import Config, ConfigError
-from rlsys.failures import WorkerFailed, WorkerLost, disk_trouble
+from rlsys.failures import WorkerFailed, WorkerLost, WrongWeights, disk_trouble
 from rlsys.stopping import Stop
 from workers.stacks import brief, stacks
 
@@ -134,6 +134,8 @@ def explain(error: RayError, name: str, doing: str, logs: Path) -> Exception:
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, ConfigError) or disk_trouble(error.cause):
             return error.cause
+        if isinstance(error.cause, WrongWeights):
+            return WrongWeights(f"{doing}: {name} {error.cause}")
         return WorkerFailed(
             f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error}\nIts log: {logs / name}.log"
         )

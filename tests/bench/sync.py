@@ -6,7 +6,8 @@ python tests/bench/sync.py --stage 3 --ranks 2   # gathered bucket by bucket
 python tests/bench/sync.py --layers 2 --rounds 3
 
 The copy is `destination.copy_(source)` on one thread, in the process of rank 0, over memory that was touched before. It and the
-syncs take turns. CPU seconds are those of all ranks and the engine: what is left of a comparison on a machine that is not idle.
+syncs take turns. A sync ends when the engine can sample: it holds samples back while it proves what it took, and the seconds of
+that are shown beside it. CPU seconds are all of it, of all ranks and the engine: what is left of a comparison on a busy machine.
 """
 
 import argparse
@@ -23,7 +24,6 @@ from launch.local_ray import ray_session
 from rlsys.config_load import load
 from workers.engines import CPU_ENVIRONMENT
 from workers.policy import PolicyRank
-from workers.proof import differences
 from workers.rollout import RolloutWorker
 
 QUARTERS = 4  # which are copied one after the other, to need less memory
@@ -113,21 +113,25 @@ def main() -> None:
                 before, began = cpu(), time.perf_counter()
                 answers = ray.get([rank.send.remote() for rank in ranks])
                 sent = time.perf_counter()
-                _, answer = ray.get(engine.take.remote([message for message, _ in answers], i))
-                ended, after = time.perf_counter(), cpu()
-                assert not differences(answers[0][1], answer), differences(answers[0][1], answer)
+                ray.get(engine.take.remote([message for message, _ in answers], i))
+                taken = time.perf_counter()
+                wrong = ray.get(engine.prove.remote(i, answers[0][1])) if verify else ""
+                proved, after = time.perf_counter(), cpu()
+                assert not wrong, wrong
                 del answers
                 print(
-                    f"copy {plain:.2f} s; verify {verify!s:5} send {sent - began:.2f} s, take {ended - sent:.2f} s,"
-                    f" {after - before:.2f} CPU s",
+                    f"copy {plain:.2f} s; verify {verify!s:5} send {sent - began:.2f} s, take {taken - sent:.2f} s"
+                    f"{f', engine proves {proved - taken:.2f} s' if verify else ''}; {after - before:.2f} CPU s",
                     flush=True,
                 )
                 if i:  # the first of each touches its memory for the first time
                     kind = "with proof" if verify else "without proof"
-                    ratios.setdefault(f"{kind}, time", []).append((ended - began) / plain)
+                    ratios.setdefault(f"{kind}, time", []).append((taken - began) / plain)
                     ratios.setdefault(f"{kind}, CPU time", []).append((after - before) / plain_cpu)
         for what, values in ratios.items():
             print(f"sync {what:24} over one copy: {spread(values)}")
+        pairs = zip(ratios["with proof, time"], ratios["without proof, time"], strict=True)
+        print(f"with proof over without, round by round: {spread([a / b for a, b in pairs])}")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ CASES = {
         {"events": [("replaced", {"worker": "rollout-1", "cause": "it was killed"})]},
         {"events": [("resume", {"step": 4})]},
     ),
-    "weights_sent_again": (
-        {"events": [("weights did not arrive", {"version": 4, "engines": {"rollout-0": "lm_head"}})]},
+    "wrong_weights": (
+        {"events": [("weights did not arrive", {"worker": "rollout-0", "cause": "1 of 26 tensors differ: lm_head"})]},
         {"events": [("sync", {"version": 4})]},
     ),
     "failed_rewards": (

@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlsys import tiny as tiny_task
 from rlsys.config import Config
-from rlsys.failures import WorkerFailed
+from rlsys.failures import WorkerLost
 from rlsys.packing import pack, unpack
 from rlsys.types import Batch, Columns, Prompt, Request, Sample
+from workers.engines import CPU_ENVIRONMENT
 from workers.model import load_packed
 from workers.policy import PolicyGroup
-from workers.proof import differences, shown, tensor_print, together
-from workers.rollout import Delivery, RolloutGroup
+from workers.proof import shown
+from workers.rollout import Delivery, RolloutGroup, RolloutWorker
 from workers.sync.host_memory import HostMemory, mapped, view
 from workers.sync.outgoing import Outgoing
 from workers.sync.shared_memory import Sender
+from workers.waiting import Watch
 
 PAIR = ("rollout.max_sequences=8",)  # two engines
 COARSE = ("rollout.engines=1", "rollout.dtype=bfloat16")
@@ -171,13 +174,6 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
         scored = unpack(packs, policy.score(packs), 12)
         assert np.abs(np.concatenate([s.logprobs for s in after]) - scored).max() < 1e-4
 
-    if transport == "shared_memory":
-        monkeypatch.setattr(group, "take", flipping(group.take))
-        with pytest.raises(
-            WorkerFailed, match=r"did not arrive whole.* 1 of 26 tensors differ: model\.embed_tokens\.weight"
-        ):
-            policy.sync(2)
-
 
 def test_in_flight_half_written_samples_go_on_with_other_weights_and_say_so(
     engines: Callable[..., RolloutGroup],
@@ -248,71 +244,95 @@ def test_what_is_cut_off_goes_on_as_if_it_had_not_been(engines: Callable[..., Ro
         assert np.abs(other.logprobs - s.logprobs).max() < 1e-4
 
 
-def flipping(original: Callable[[Delivery], dict[str, str]]) -> Callable[[Delivery], dict[str, str]]:
-    """One bit of the shared weights flips after they are written and before the engines read them."""
-
-    def take(delivery: Delivery) -> dict[str, str]:
-        message = delivery.messages[0]
-        mapped(message["path"])[1234] ^= 1
-        return original(delivery)
-
-    return take
+@pytest.fixture
+def sent(spawn: Callable[..., Any], tiny: Callable[..., Config], model: str, tmp_path: Path) -> "Sent":
+    return Sent(spawn, tiny("rollout.engines=1", "rollout.max_sequences=8"), model, tmp_path)
 
 
-def test_an_engine_that_has_other_weights_says_which(
-    ray: Any, engines: Callable[..., RolloutGroup], model: str
-) -> None:
-    engine = engines(*PAIR).crew.actors["rollout-0"]
-    weights = {n: p.detach() * 1.5 for n, p in AutoModelForCausalLM.from_pretrained(model).named_parameters()}
-    manifest = [(n, "float32", list(w.shape)) for n, w in weights.items()]
-    sender = Sender(0, 1)
-    ray.get(engine.connect.remote(sender.invite(manifest)))
-    expected = {n: shown(tensor_print(w, by_place=False)) for n, w in weights.items()}
+class Sent:
+    """Weights as a policy would send them, to one engine of its own."""
 
-    def taken(message: dict[str, Any]) -> str:
-        version, prints = ray.get(engine.take.remote([message], 1))
-        assert version == 1
-        return differences(expected, prints)
+    def __init__(self, spawn: Callable[..., Any], config: Config, model: str, logs: Path):
+        lm = AutoModelForCausalLM.from_pretrained(model)
+        self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
+        self.sender, self.events = Sender(0, 1), list[dict[str, Any]]()
+        invitation = self.sender.invite([(n, "float32", list(w.shape)) for n, w in self.weights.items()])
+        outgoing = Outgoing([list(self.weights.items())], torch.float32)
+        message = self.sender.send(outgoing)
+        self.delivery = Delivery([message], 1, {n: shown(number) for n, number in outgoing.prints.items()})
 
-    message = sender.send(Outgoing([list(weights.items())], torch.float32))
+        watch = Watch(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
+        self.group = RolloutGroup(
+            config, lambda name: spawn(RolloutWorker, config, 0, environment=CPU_ENVIRONMENT), watch
+        )
+        self.group.start(model, "shared_memory", 7)
+        self.group.connect(invitation)
+
+    @property
+    def engine(self) -> Any:
+        return self.group.crew.actors["rollout-0"]
+
+    def take(self, flip_then: str = "") -> None:
+        """A bit of the engine's own memory may flip before it proves what it took."""
+
+        def flip(worker: Any) -> None:
+            runner = worker.engine.engine.model_executor.driver_worker.worker.model_runner
+            runner.get_model().get_parameter(flip_then).data.view(torch.int32)[0, 0] ^= 1
+
+        self.group.take(self.delivery)
+        if flip_then:
+            ray.get(self.engine.__ray_call__.remote(flip))
+        self.group.prove()
+
+
+def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
+    def taken(message: dict[str, Any], version: int = 1, expected: dict[str, str] = sent.delivery.prints) -> str:
+        ray.get(sent.engine.__ray_call__.remote(lambda worker: setattr(worker, "wrong", "")))
+        ray.get(sent.engine.take.remote([message], 1))
+        return str(ray.get(sent.engine.prove.remote(version, expected)))
+
+    [message], memory = sent.delivery.messages, sent.sender.memory.bytes
     assert taken(message) == ""
+    assert taken(message, version=2) == "it has version 1"
     layout = {name: place for name, *place in message["layout"]}
 
     up = "model.layers.1.mlp.up_proj.weight"
-    view(sender.memory.bytes, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
+    view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
     assert taken(message) == f"1 of 26 tensors differ: {up}"
-    view(sender.memory.bytes, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
+    view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
 
     q, k = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
     exchanged = {q: k, k: q}
     swapped = [(exchanged.get(name, name), *place) for name, *place in message["layout"]]
     assert taken(message | {"layout": swapped}) == f"2 of 26 tensors differ: {q} (it holds {k}), {k} (it holds {q})"
-
-    def flipped(worker: Any, parameter: str) -> dict[str, str]:
-        """What the engine says after a bit of its own memory has flipped."""
-        inside = worker.engine.engine
-        runner = inside.model_executor.driver_worker.worker.model_runner
-        runner.get_model().get_parameter(parameter).data.view(torch.int32)[0, 0] ^= 1
-        return together(inside.collective_rpc("rlsys_prove"))
+    with pytest.raises(ray.exceptions.RayTaskError, match=f"WrongWeights: .* 2 of 26 tensors differ: {q}"):
+        ray.get(sent.engine.take.remote([message], 2))
 
     assert taken(message) == "", "and takes them whole again"
-    down = "model.layers.0.mlp.down_proj.weight"
-    prints = ray.get(engine.__ray_call__.remote(flipped, down))
-    assert differences(expected, prints) == f"1 of 26 tensors differ: {down}"
 
-    others = HostMemory(len(sender.memory.bytes))  # the next version of the weights, one of which never comes
-    outgoing = Outgoing([[(n, w * 2) for n, w in weights.items()]], torch.float32)
+    others = HostMemory(len(memory))  # the next version of the weights, one of which never comes
+    outgoing = Outgoing([[(n, w * 2) for n, w in sent.weights.items()]], torch.float32)
     for bucket in outgoing:
         outgoing.copy(bucket, message["layout"], others.bytes)
     expected = {n: shown(number) for n, number in outgoing.prints.items()}
     without = [place for place in message["layout"] if place[0] != up]
-    assert taken({"path": others.path, "layout": without}) == f"1 of 26 tensors differ: {up}"
+    assert taken({"path": others.path, "layout": without}, 1, expected) == f"1 of 26 tensors differ: {up}"
 
 
-def test_an_engine_that_is_late_is_told_by_its_version() -> None:
-    delivery = Delivery([], 7, {"a": "1"})
-    answers = {"rollout-0": (7, {"a": "1"}), "rollout-1": (6, {"a": "1"}), "rollout-2": (7, {"a": "2"})}
-    assert delivery.wrong(answers) == {
-        "rollout-1": "it has version 6",
-        "rollout-2": "1 of 1 tensors differ: a",
-    }
+def test_no_sample_leaves_an_engine_that_has_other_weights(sent: Sent, tokenizer: Any) -> None:
+    sent.take()
+    samples = generated(sent.group, requests(tokenizer))
+
+    down = "model.layers.0.mlp.down_proj.weight"
+    sent.take(flip_then=down)
+    assert same(generated(sent.group, requests(tokenizer)), samples), "another engine has taken its place"
+    wrong = "generating: rollout-0 has weights that are not version 1 of the policy's: 1 of 26 tensors differ: "
+    assert [(e["kind"], e["cause"]) for e in sent.events] == [
+        ("weights did not arrive", wrong + down),
+        ("replaced", wrong + down),
+    ]
+
+    mapped(sent.delivery.messages[0]["path"])[1234] ^= 1
+    sent.take()
+    with pytest.raises(WorkerLost, match=r"no longer whole: 1 of 26 tensors differ: model\.embed_tokens\.weight"):
+        next(sent.group.generate(requests(tokenizer)))

@@ -5,8 +5,8 @@
     connect()                (at the same time)
     send(outgoing)    ──▶  message               ──▶  start_weight_update, Receiver.updates → update_weights each,
                                                        finish_weight_update, reset_prefix_cache
-                           compare fingerprints  ◀──  fingerprint of the engine's own parameters
     sent()            ◀──  all have it
+                           fingerprints          ──▶  compares its own parameters, and lets samples out
 
 The engine's side is vLLM's own weight-transfer interface for every transport: `nccl` and `ipc` are vLLM's backends, and
 `workers/sync/host_memory.py` registers ours, which reads a mapped file of memory.

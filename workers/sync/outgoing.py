@@ -13,7 +13,7 @@ from workers.proof import tensor_print
 from workers.side_by_side import side_by_side
 from workers.sync.host_memory import Place, Tensors, views
 
-BLOCK = 1 << 18  # elements: a megabyte in float32
+BLOCK = 1 << 17  # elements: half a megabyte in float32
 
 
 class Outgoing:
@@ -47,17 +47,26 @@ class Outgoing:
             self.prints |= fingerprint.of_tensors(found)
 
     def copy_part(self, name: str, part: Any, place: Any) -> int:
-        running, total = fingerprint.Running(), 0.0
-        for block, target in zip(part.split(BLOCK), place.split(BLOCK), strict=True):
-            block = block.to(self.dtype)
+        running, sums = fingerprint.Running(), []
+        for (block, memory), target in zip(self.blocks(part), place.split(BLOCK), strict=True):
             # First: it reads and writes memory at the same time, and the rest finds the block in the cache.
             target.copy_(block)
-            total += block.sum().item()
+            sums.append(block.sum())
             if self.verify:
-                running.add(block)
-        if not math.isfinite(total):  # the cheapest look; a sum of finite numbers may be infinite too
+                running.add(memory)
+        if not finite(sums):  # the cheapest look; a sum of finite numbers may be infinite too
             refuse_unless_finite(name, part.to(self.dtype))
         return running.number()
+
+    def blocks(self, part: Any) -> Iterator[tuple[Any, memoryview]]:
+        """As they leave. Threads that call torch wait for each other, so it is asked once for what need not be cast."""
+        blocks = part.split(BLOCK)
+        if part.dtype != self.dtype:
+            cast = (block.to(self.dtype) for block in blocks)
+            yield from ((block, fingerprint.memory(block)) for block in cast)
+        else:
+            memory = fingerprint.memory(part)
+            yield from ((block, memory[i * BLOCK : (i + 1) * BLOCK]) for i, block in enumerate(blocks))
 
     def cast(self) -> Iterator[tuple[str, Any]]:
         """Tensor by tensor, for transports that take them from the GPU."""
@@ -71,6 +80,12 @@ class Outgoing:
         if self.verify:
             self.prints[name] = tensor_print(whole, self.by_place)
         return whole
+
+
+def finite(numbers: list[Any]) -> bool:
+    import torch
+
+    return math.isfinite(torch.stack(numbers).sum().item())
 
 
 def refuse_unless_finite(name: str, tensor: Any) -> None:
