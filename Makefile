@@ -41,7 +41,7 @@ demo: install  ## train the tiny model on this machine, from an empty runs/demo
 test: install  ## run all tests that need no GPU
 	$(BIN)/pytest
 
-docs: install  ## run every command of the pages that needs no hub, GPU or other cluster, about 15 minutes
+docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py
 
 figures: install  ## measure what the README says of the demo, about 5 minutes

@@ -1,10 +1,10 @@
 import json
 from pathlib import Path
 
-import pyarrow
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
+from published import GSM8K, array, countdown_rows, dapo_row, gsm8k, math_tree, table
 
 from launch.convert import convert
 from rlsys import data, tiny
@@ -22,12 +22,6 @@ def run(*arguments):
     return done.output
 
 
-def table(file, rows):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    return file
-
-
 def rows(file):
     if file.suffix == ".parquet":
         return pyarrow.parquet.read_table(file).to_pylist()
@@ -42,19 +36,10 @@ def loaded(file, **form):
     return list(data.choose(origin, Preparation(tokenizer, print)(origin, Form(**form)), Rules(10_000)))
 
 
-GSM8K = [
-    {"question": "How many clips?", "answer": "48/2 = 24\n#### 72"},
-    {"question": "How many more?", "answer": "#### 1,072"},
-]
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_copy_of_gsm8k_becomes_data_that_a_run_can_load(tmp_path, ending):
-    for split, own in (("train", GSM8K), ("test", GSM8K[:1])):
-        table(tmp_path / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet", own)
-        table(tmp_path / "gsm8k" / "socratic" / f"{split}-00000-of-00001.parquet", own)
     out = tmp_path / "data" / f"gsm8k_train.{ending}"
-    said = run("gsm8k", tmp_path / "gsm8k", out, "--subset", "main")
+    said = run("gsm8k", gsm8k(tmp_path / "gsm8k"), out, "--subset", "main")
     assert said == f"{out}: 2 prompts from 2 rows of {tmp_path}/gsm8k\n"
     assert rows(out) == [
         {"prompt": [{"role": "user", "content": f"How many clips?\n{BOX}"}], "answer": "72", "source": "gsm8k"},
@@ -89,20 +74,7 @@ def test_the_hub_is_asked_where_no_source_is_given(tmp_path, monkeypatch):
 
 
 def test_the_tree_of_files_that_math_was_published_as_is_read(tmp_path):
-    for split, subject, number, level in (
-        ("train", "algebra", 1, 1),
-        ("train", "geometry", 2, 5),
-        ("test", "algebra", 3, 3),
-    ):
-        file = tmp_path / "MATH" / split / subject / f"{number}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        row = {
-            "problem": f"Problem {number}",
-            "level": f"Level {level}",
-            "type": subject,
-            "solution": f"So $\\boxed{{{number}}}$.",
-        }
-        file.write_text(json.dumps(row))
+    math_tree(tmp_path / "MATH")
     run("math", tmp_path / "MATH", tmp_path / "math.jsonl", "--instruction", "")
     assert [
         (r["prompt"][0]["content"], r["answer"], r["level"], r["subject"]) for r in rows(tmp_path / "math.jsonl")
@@ -116,22 +88,9 @@ def test_the_tree_of_files_that_math_was_published_as_is_read(tmp_path):
 
 
 def test_repetitions_of_dapo_are_left_out_and_told(tmp_path):
-    def row(question, answer, index):
-        text = (
-            "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
-            f"(without quotes) where $Answer is the answer to the problem.\n\n{question}\n\nRemember to put your answer on its own "
-            'line after "Answer:".'
-        )
-        return {
-            "data_source": "math_dapo",
-            "prompt": [{"content": text, "role": "user"}],
-            "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
-            "extra_info": {"index": f"{index}"},
-        }
-
     file = table(
         tmp_path / "dapo-math-17k.parquet",
-        [row(f"Question {n % 3}", n % 3, n) for n in range(30)] + [row("Question 0", 9, 30)],
+        [dapo_row(f"Question {n % 3}", n % 3, n) for n in range(30)] + [dapo_row("Question 0", 9, 30)],
     )
     said = run("dapo", file, tmp_path / "dapo.jsonl", "--text")
     assert "3 prompts from 31 rows" in said
@@ -143,7 +102,7 @@ def test_repetitions_of_dapo_are_left_out_and_told(tmp_path):
 
 
 def test_countdown_splits_into_parts_by_start_and_count(tmp_path):
-    file = table(tmp_path / "countdown.parquet", [{"target": n, "nums": [n, 1, 1]} for n in range(10, 30)])
+    file = table(tmp_path / "countdown.parquet", countdown_rows(10, 30))
     run("countdown", file, tmp_path / "train.jsonl", "--count", 15, "--text")
     said = run("countdown", file, tmp_path / "test.jsonl", "--start", 15, "--text")
     assert [r["target"] for r in rows(tmp_path / "train.jsonl")] == list(range(10, 25))
@@ -156,7 +115,7 @@ def test_countdown_splits_into_parts_by_start_and_count(tmp_path):
 
 def test_deepscaler_is_an_array_and_rows_of_another_form_are_told(tmp_path):
     good = {"problem": "p", "answer": "\\frac{1}{2}", "solution": "s"}
-    (tmp_path / "deepscaler.json").write_text(json.dumps([good, {"question": "?"}, 7, good], indent=1))
+    array(tmp_path / "deepscaler.json", [good, {"question": "?"}, 7, good])
     said = run("deepscaler", tmp_path / "deepscaler.json", tmp_path / "out.jsonl", "--name", "aime")
     assert "1 prompts from 4 rows" in said
     assert "1 repeated a question" in said

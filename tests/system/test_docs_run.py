@@ -1,119 +1,166 @@
 """Commands of the pages, run as they stand there, in a folder that has what the pages show.
 
-In the suite those that start no Ray; `make docs` runs the others too, with fewer and smaller steps. Left out is what needs
-a hub, a GPU, a cluster elsewhere, or a browser.
+In the suite those that start no Ray; `make docs` runs the others too, with fewer and smaller steps. Only what needs a GPU is left
+out. Data sets of the hub are folders here, which have their names, their form, and a few rows.
 """
 
 import json
 import os
 import re
 import shutil
+import signal
+import stat
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typed
 from click.testing import CliRunner
-from killing import ROOT
-
-sys.path.insert(0, str(ROOT / "tests" / "launch"))
-from docs import PAGES, commands, lay_out, words
+from clusters import Cluster
+from docs import lay_out
+from killing import ROOT, tidy
+from published import all_of_them
+from typed import Typed
 
 from launch.cli import commands as rlsys
 
-QUICK = {"validate", "plan", "init", "compare", "rescore", "report", "trace", "export", "track"}
-SLOW = {"train", "eval", "check", "doctor", "bench"}
-ELSEWHERE = re.compile(r"--address|--open|cluster\.device=gpu|Qwen/|openai/|--simulate RUN")
-STANDS_FOR = {
-    "A": "runs/a",
-    "B": "runs/b",
-    "CONFIG": "configs/tiny_cpu.yaml",
-    "COSTS": "figures.json",
-    "RUN": "runs/a",
-    "RUN2": "runs/b",
-    "SOURCE": "runs/a",
-    "TARGET": "runs/a",
-    "WEIGHT": "1",
-}
-OF_COMMAND = {
-    ("validate", "FILE"): "configs/tiny_cpu.yaml",
-    ("trace", "FILE"): "trace.json",
-    ("export", "TARGET"): "exported",
-    ("rescore", "NAME"): "zigzag",
-    ("init", "NAME"): "builtin:tiny",
-    ("init", "DATA"): "builtin:zigzag",
-    ("init", "N"): "0",
-    ("bench", "60,128"): "20,40",  # the tiny model's window is 64 tokens
-    ("bench", "256"): "16",
-    ("bench", "64"): "32",
-}
+FOUND = typed.found()
+STARTS_RAY = ("train ", "eval ", "check ", "doctor ", "bench ")
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
+SIMULATED = ["trainer.prompts_per_step=4", "policy.tokens_per_pack=16384", "cluster.device=gpu"]
 MORE = {
     "track runs/a": ["tracking.to=tensorboard"],  # that run had none
-    "plan configs/tiny_cpu.yaml --simulate runs/demo --gpus 64": [
-        "trainer.prompts_per_step=4",
-        "policy.tokens_per_pack=16384",
-        "cluster.device=gpu",
-    ],
+    "plan configs/tiny_cpu.yaml --simulate runs/demo --gpus 64": SIMULATED,
 }
 SMALL = ["trainer.steps=2", "trainer.prompts_per_step=4", "eval.every=2"]
+SHOWS_A_PAGE = re.compile("^watch|--open")
+ALL = pytest.mark.skipif("RLSYS_ALL_DOCS" not in os.environ, reason="make docs runs it")
 
 
-def typed(said: list[str]) -> list[str] | None:
-    """What one would type for it; None for what cannot be run here, or is only named."""
-    name, *rest = said
-    if not rest or rest[-1] in ("--simulate", "--json") or ELSEWHERE.search(" ".join(rest)) or name not in QUICK | SLOW:
-        return None
-    given = [w for w in rest if not re.fullmatch(r"\[[A-Z=]+\]\.\.\.|\.\.\.|…", w)]
-    given = [re.sub(r"[\[\]]", "", w) for w in given]  # what may be left out is said
-
-    def meant(word: str) -> str:
-        return re.sub(r"\b[A-Z][A-Z0-9]*\b", lambda m: OF_COMMAND.get((name, m[0]), STANDS_FOR.get(m[0], m[0])), word)
-
-    given = [OF_COMMAND.get((name, w), w) for w in given]
-    return [name, *(w if "/" in w or w.startswith("--") else meant(w) for w in given)]
-
-
-FOUND = {
-    " ".join(run): (where, run)
-    for page in reversed(PAGES)
-    for where, text in commands(page)
-    if "rlsys " in text and (run := typed(words(text[text.index("rlsys ") :])[1:]))
-}
-
-
-def of(names: set[str]) -> pytest.MarkDecorator:
-    found = [pytest.param(*f, id=f"{f[0]} {text}") for text, f in sorted(FOUND.items()) if f[1][0] in names]
-    return pytest.mark.parametrize(("where", "said"), found)
+def each(which: Callable[[Typed], object]) -> pytest.MarkDecorator:
+    found = sorted((t for t in FOUND if which(t)), key=lambda t: t.text)
+    assert found
+    return pytest.mark.parametrize("said", [pytest.param(t, id=f"{t.where} {t.text}") for t in found])
 
 
 @pytest.fixture(scope="module")
 def place(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder to type in; `home` in it is one's own."""
     folder = lay_out(tmp_path_factory.mktemp("typed"))
-    for name in {m for text in FOUND for m in re.findall(r"runs/(\w+)", text)}:
+    for name in {m for t in FOUND for m in re.findall(r"runs/(\w+)", t.text)}:
         shutil.copytree(undisturbed, folder / "runs" / name)
     shutil.copy(undisturbed / "samples" / "eval-000010.parquet", folder / "after.parquet")
+    all_of_them(folder, folder / "home")
     return folder
 
 
-@of(QUICK)
-def test_it_does_what_it_says(where: str, said: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each(lambda t: not t.at_cluster and not t.text.startswith(STARTS_RAY) and not SHOWS_A_PAGE.search(t.text))
+def test_it_does_what_it_says(said: Typed, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     (place / "figures.json").write_text(json.dumps(COSTS))
-    more = [word for begin, words in MORE.items() if " ".join(said).startswith(begin) for word in words]
-    more = [word for word in more if word.partition("=")[0] not in " ".join(said)]
-    done = CliRunner().invoke(rlsys, [*said, *more], env={"COLUMNS": "100"})
-    assert done.exit_code == 0, f"{where}: {done.output}\n{done.exception!r}"
+    more = [word for begin, words in MORE.items() if said.text.startswith(begin) for word in words]
+    more = [word for word in more if word.partition("=")[0] not in said.text]
+    home = {
+        "HOME": str(place / "home"),
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
+    }
+    done = CliRunner().invoke(rlsys, [*said.words, *more], env={"COLUMNS": "100"} | home)
+    assert done.exit_code == 0, f"{said.where}: {done.output}\n{done.exception!r}"
     assert done.output
 
 
-@pytest.mark.skipif("RLSYS_ALL_DOCS" not in os.environ, reason="make docs runs it")
-@of(SLOW)
-def test_it_does_what_it_says_with_ray(where: str, said: list[str], place: Path, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "launch", *said, *(SMALL if said[0] == "train" else [])]
-    if said[0] == "train":  # into a folder of its own, where a run was put for others
-        names = re.findall(r"run\.dir=(\S+)", " ".join(said)) or ["runs/tiny_cpu"]
+@each(lambda t: SHOWS_A_PAGE.search(t.text))
+def test_a_page_is_shown(said: Typed, place: Path, environment: dict[str, str]) -> None:
+    """`watch` serves it until Ctrl-C; `--open` hands it to a browser."""
+    browser, shown = place / "browser", place / "shown"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {shown}\n')
+    browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
+    shown.unlink(missing_ok=True)
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment |= {"PYTHONPATH": str(ROOT), "BROWSER": str(browser), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    process = subprocess.Popen([sys.executable, "-m", "launch", *said.words], cwd=place, env=environment, **pipe)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    try:
+        if said.name == "watch":
+            with urllib.request.urlopen(re.search(r"http://\S+", first)[0], timeout=30) as answer:
+                assert b"<html" in answer.read()
+            process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, f"{said.where}: {first}{rest}"
+    if "--open" in said.words:
+        page = Path(shown.read_text().strip().removeprefix("file://"))
+        assert "<html" in page.read_text()
+
+
+@ALL
+@each(lambda t: not t.at_cluster and t.text.startswith(STARTS_RAY))
+def test_it_does_what_it_says_with_ray(said: Typed, place: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "launch", *said.words, *(SMALL if said.name == "train" else [])]
+    if said.name == "train":  # into a folder of its own, where a run was put for others
+        names = re.findall(r"run\.dir=(\S+)", said.text) or ["runs/tiny_cpu"]
         shutil.rmtree(place / names[0], ignore_errors=True)
     environment |= {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, f"{where}: {done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{said.where}: {done.stdout}{done.stderr}"
+
+
+class Shell:
+    """Where a cluster is at hand, and its job server's address is in the environment."""
+
+    def __init__(self, cluster: Cluster, place: Path):
+        self.cluster, self.place = cluster, place
+        self.environment = cluster.environment | {"RAY_API_SERVER_ADDRESS": cluster.url}
+
+    def __call__(self, *words: str) -> str:
+        """What a command says that does what it should."""
+        done = subprocess.run(words, cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def meant(self, word: str) -> str:
+        """The cluster's own for the addresses that the pages have."""
+        word = re.sub(r"^(http://(HEAD|127\.0\.0\.1):(8265|PORT)|URL)$", self.cluster.url, word)
+        word = re.sub(r"^head:6379$", f"{self.cluster.head}:{self.cluster.port}", word)
+        return word.replace("/shared", str(self.place / "shared"))
+
+
+@pytest.fixture(scope="module")
+def shell(place: Path) -> Iterator[Shell]:
+    with tidy() as environment:
+        cluster = Cluster(environment)
+        try:
+            yield Shell(cluster.start(cpus=4), place)
+        finally:
+            cluster.end()
+
+
+@ALL
+@each(lambda t: t.at_cluster and t.name != "job")
+def test_it_does_what_it_says_at_a_cluster(said: Typed, shell: Shell, tmp_path: Path) -> None:
+    given = [shell.meant(word) for word in said.words]
+    run = [*SMALL, *([] if "run.dir" in said.text else [f"run.dir={tmp_path}/run"])]
+    if said.name == "ray":  # what it names is on the cluster
+        given = [str(shell.place / typed.STANDS_FOR[w]) if w == "CONFIG" else w for w in given if w != "..."]
+        assert "succeeded" in shell(*given, *run)
+    elif said.name == "submit":
+        assert "is done" in shell("rlsys", *given, *run)
+    elif said.name == "plan":
+        assert shell.cluster.head in shell("rlsys", *given)
+    else:
+        shell("env", *given)  # says so if there are none
+
+
+@ALL
+def test_a_job_is_looked_at_stopped_and_followed_to_its_end(shell: Shell) -> None:
+    run = ["trainer.steps=9000", f"run.dir={shell.place}/shared/job"]
+    shell("rlsys", "submit", "configs/tiny_cpu.yaml", *run, "--id", "ID", "--no-wait")
+    told = sorted((t for t in FOUND if t.name == "job"), key=lambda t: ("--follow" in t.words, "stop" in t.words))
+    assert [t.words[1] for t in told] == ["list", "status", "logs", "stop", "logs"]
+    for said in told:
+        assert shell("rlsys", *(shell.meant(word) for word in said.words))
