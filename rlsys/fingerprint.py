@@ -20,8 +20,11 @@ _FACTORS = (-7046029254386353131, -4658895280553007687)  # 0x9E3779B97F4A7C15 an
 MODULUS = 1 << 64
 
 
-def of_bytes(tensor: Tensor) -> int:
-    return of_parts([xxhash.xxh3_64_intdigest(memory(part)) for part in parts(tensor)])
+def of_bytes(tensor: Tensor, cut: int = 1) -> int:
+    """`cut` is among how many its elements are dealt out evenly, each of whom knows the parts of its own."""
+    flat = tensor.detach().reshape(-1)
+    shares = flat.split(-(-len(flat) // cut) or 1)
+    return of_parts([xxhash.xxh3_64_intdigest(memory(part)) for share in shares for part in parts(share)])
 
 
 def parts(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -32,14 +35,6 @@ def parts(tensor: Tensor) -> tuple[Tensor, ...]:
 def of_parts(prints: list[int]) -> int:
     """`of_bytes` of a tensor, from those of its parts."""
     return prints[0] if len(prints) == 1 else xxhash.xxh3_64_intdigest(struct.pack(f"<{len(prints)}Q", *prints))
-
-
-def of_tensors(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """`of_bytes` of each tensor, from its name and number at each of its parts, in order."""
-    found: dict[str, list[int]] = {}
-    for name, number in parts:
-        found.setdefault(name, []).append(number)
-    return {name: of_parts(numbers) for name, numbers in found.items()}
 
 
 class Running:

@@ -239,10 +239,13 @@ def _host(c: Config, model: Model, z: Zero, ranks: int, first: bool, policy: boo
     low = WIDTH[c.policy.dtype] == 2
     copies = everything * (12 if low else 8) / ranks + WIDTH[c.policy.dtype] * everything * first + 4 * model.largest
     shared: Parts = {}
-    if c.cluster.device == "cpu" and first and policy:
+    sends = (
+        ranks if c.policy.zero_stage == 3 else int(first)
+    )  # among how many what is sent is dealt out, if this one has any
+    if c.cluster.device == "cpu" and policy and sends:
         size = WIDTH[c.rollout.dtype] * everything
         one = min(max(SYNC_BUCKET, WIDTH[c.rollout.dtype] * model.largest), size)
-        shared = {"buckets": one if c.sync.transport == "object_store" else size}
+        shared = {"buckets": (one if c.sync.transport == "object_store" else size) / sends}
     return shared, {"weights": WIDTH[c.policy.dtype] * everything}, {"buckets": copies}
 
 

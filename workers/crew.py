@@ -5,7 +5,7 @@ replace("rollout-1", why)     another process takes its place, and is told again
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlsys.failures import WorkerLost
@@ -42,17 +42,19 @@ class Crew:
         keep: bool = False,
         only: list[str] | None = None,
         tries: int = TRIES,
+        beside: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The answers of every worker, or of some, by name."""
+        """The answers of every worker, or of some, by name. `beside` are calls of others without which these do not end."""
         found: dict[str, Any] = {}
-        names = only or list(self.actors)
+        names, others = only or list(self.actors), dict(beside or {})
         for attempt in range(1, tries + 1):
             with self.lock:
                 asked = {n: self.actors[n] for n in names if n not in found}
                 calls = {n: getattr(actor, method).remote(*arguments) for n, actor in asked.items()}
             lost: dict[str, WorkerLost] = {}
-            for name, answer in self.watch.outcomes(calls, doing, limit_s):
-                if isinstance(answer, WorkerLost):
+            waiting = {n: ref for n, ref in others.items() if n not in found}
+            for name, answer in self.watch.outcomes(calls | waiting, doing, limit_s):
+                if isinstance(answer, WorkerLost) and name not in others:
                     lost[name] = answer
                 elif isinstance(answer, Exception):
                     raise answer
@@ -65,7 +67,7 @@ class Crew:
             self.replace(lost, asked)
         if keep:
             self.kept[method] = arguments, doing, limit_s
-        return {name: found[name] for name in names}
+        return {name: found[name] for name in [*names, *others]}
 
     def replace(self, lost: dict[str, WorkerLost], asked: dict[str, Any]) -> None:
         """Other processes take the places of these, and come to where they were. `asked` are the actors that were lost.

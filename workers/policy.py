@@ -13,12 +13,13 @@ from rlsys.failures import WorkerFailed
 from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
 from workers.process import free_port, settle
+from workers.proof import of_ranks
 from workers.ranks import Ranks
 from workers.rollout import Delivery, RolloutGroup
 from workers.state_writer import Saved, StateWriter, merged
 from workers.sync import SENDERS, Message
 from workers.sync.host_memory import Entry, Tensors, buckets
-from workers.sync.outgoing import Outgoing
+from workers.sync.outgoing import Outgoing, Share
 from workers.waiting import Watch
 
 
@@ -51,7 +52,11 @@ class PolicyRank:
         self.zero, self.lm, self.source = ZeroEngine(packed, c.policy, c.policy.lr), packed.lm, model
         self.objective = Objective(c, self.zero.engine.device)
         self.dtype = getattr(torch, c.rollout.dtype)
-        self.sender = SENDERS[transport](self.rank, c.rollout.engines * c.rollout.tensor_parallel)
+        receivers = c.rollout.engines * c.rollout.tensor_parallel
+        self.sender = SENDERS[transport](self.rank, c.policy.ranks, receivers)
+        # On GPUs fingerprints are of whole tensors.
+        by_shares = self.sender.by_shares and c.policy.zero_stage == 3 and c.cluster.device == "cpu"
+        self.cut = c.policy.ranks if by_shares else 1
         self.writer = StateWriter()
 
     @recorded(of_packs)
@@ -83,21 +88,33 @@ class PolicyRank:
             with self.zero.gathered(*(parameter for _, parameter in named)):
                 yield named
 
+    def shares(self) -> Iterator[list[Share]]:
+        """What this rank sends of each bucket where others send the rest: with ZeRO 3 what it has, else rank 0 sends all."""
+        if self.cut == 1:
+            for bucket in self.weights():
+                yield [(name, 0, tensor) for name, tensor in bucket if self.rank == 0]
+            return
+        parameters = dict(self.lm.named_parameters())
+        for entries in buckets(self.manifest()):
+            pieces = [(name, *self.zero.share(parameters[name])) for name, _, _ in entries]
+            yield [(name, first, piece) for name, first, piece in pieces if len(piece)]
+
     def invite(self) -> Message:
-        return self.sender.invite(self.manifest())
+        return self.sender.invite(self.manifest()) | {"cut": self.cut}
 
     def connect(self) -> None:
         self.sender.connect()
 
-    @recorded()
-    def send(self) -> tuple[Message, dict[str, str]]:
-        """Hands the weights to the transport. Returns its message for the engines and rank 0's fingerprint of each tensor."""
-        from workers.proof import shown
+    def begin(self) -> Message:
+        return self.sender.begin()
 
-        verify = self.config.sync.verify and self.rank == 0
-        outgoing = Outgoing(self.weights(), self.dtype, verify, by_place=self.config.cluster.device == "gpu")
-        message = self.sender.send(outgoing)
-        return message, {name: shown(outgoing.prints[name]) for name, _, _ in self.manifest() if verify}
+    @recorded()
+    def send(self, begun: Message) -> tuple[Message, dict[str, list[int]]]:
+        """Hands the weights to the transport, which rank 0 has begun so. Returns its message for the engines, and the
+        fingerprints of what this rank has sent."""
+        verify, by_place = self.config.sync.verify, self.config.cluster.device == "gpu"
+        outgoing = Outgoing(self.weights(), self.shares(), self.dtype, verify, by_place)
+        return self.sender.send(outgoing, begun), outgoing.prints if self.rank == 0 or self.cut > 1 else {}
 
     def sent(self) -> None:
         self.sender.sent()
@@ -182,14 +199,14 @@ class PolicyGroup:
     def connect(self, engines: RolloutGroup) -> None:
         """Introduces the ranks to the engines, which take their weights from now on."""
         self.engines = engines
-        self.invitations = self.all.all("invite")
+        self.invitation = self.all.all("invite")[0]
         limit = self.config.cluster.start_timeout_s
         if self.concurrent:
-            calls = self.all.calls("connect") | self.engines.calls("connect", self.invitations[0])
+            calls = self.all.calls("connect") | self.engines.calls("connect", self.invitation)
             self.watch.gather(calls, "connecting policy and engines", limit)
         else:
             self.all.all("connect", timeout_s=limit)
-            self.engines.connect(self.invitations[0])
+            self.engines.connect(self.invitation)
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return self.all.share("score", packs)
@@ -204,31 +221,30 @@ class PolicyGroup:
     def sync(self, version: int) -> None:
         """Has every engine take the weights, and prove that it did before a sample leaves it.
 
-        A transport either leaves a message the engines then follow, or needs them to listen while it sends (`concurrent`).
+        They take them while the ranks send, where the transport has it so, else after that.
         """
-        if self.concurrent:
-            self.send_together(version)
-        else:
-            self.send(version)
-        self.all.all("sent")
-        self.engines.prove()
-
-    def send(self, version: int) -> None:
-        if not self.config.pipeline.in_flight:  # no engine is at work, could be lost, and need the last weights again
+        in_flight = self.config.pipeline.in_flight
+        if not in_flight:  # no engine is at work, could be lost, and need the last weights again
             self.engines.delivery = None  # an object store need not hold two versions
-        with self.engines.in_place():  # who is taking another's place has the last weights by then, or gets these
-            answers = self.all.all("send", doing="sending weights")
-            self.engines.delivery = Delivery([message for message, _ in answers], version, answers[0][1])
         try:
-            self.engines.take(self.engines.delivery)
+            with self.engines.in_place():  # who is taking another's place has the last weights by then, or gets these
+                messages = self.all.all("begin")
+                follow = self.concurrent or (messages[0] and not in_flight)  # in flight they have better things to do
+                sending = self.all.calls("send", messages[0])
+                if follow:
+                    answers = self.engines.take(Delivery(messages, version, {}), sending)
+                else:
+                    answers = self.watch.gather(sending, "sending weights")
+                messages = [begun | answers[name][0] for begun, name in zip(messages, sending, strict=True)]
+                prints = of_ranks([answers[name][1] for name in sending])
+                self.engines.delivery = Delivery(messages, version, prints)
+            if not follow:
+                self.engines.take(self.engines.delivery)
         except WorkerFailed:
             self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
             raise
-
-    def send_together(self, version: int) -> None:
-        sending, taking = self.all.calls("send"), self.engines.calls("take", self.invitations, version)
-        answers = self.watch.gather(sending | taking, "syncing weights")
-        self.engines.delivery = Delivery(self.invitations, version, answers["policy-0"][1])
+        self.all.all("sent")
+        self.engines.prove()
 
     def save(self, folder: str) -> None:
         self.all.all("save", folder, doing="saving a checkpoint")

@@ -45,9 +45,12 @@ class Answer:
 
 
 class Chart:
-    def __init__(self, model: Any, manifest: Manifest, rank: int = 0, ranks: int = 1, by_place: bool = False):
-        """`by_place`: print elements with their places, which shares of several devices need, rather than bytes in order."""
-        self.model, self.rank, self.ranks, self.by_place = model, rank, ranks, by_place
+    def __init__(
+        self, model: Any, manifest: Manifest, rank: int = 0, ranks: int = 1, by_place: bool = False, cut: int = 1
+    ):
+        """`by_place`: print elements with their places, which shares of several devices need, rather than bytes in order.
+        `cut`: of how many policy ranks each prints a share of every tensor."""
+        self.model, self.rank, self.ranks, self.by_place, self.cut = model, rank, ranks, by_place, cut
         self.regions: dict[str, Region] = {}
         for name, _, shape in manifest:
             if region := self.find(name, shape):
@@ -146,7 +149,7 @@ class Chart:
         return self.load_weights(passing())
 
     def print(self, tensor: Any) -> int:
-        return tensor_print(tensor, self.by_place)
+        return tensor_print(tensor, self.by_place, self.cut)
 
     def answer(self) -> Answer:
         """Of what the engine now computes with."""
@@ -157,7 +160,7 @@ class Chart:
 
         def print(region: Region) -> int:
             if not self.by_place:
-                return fingerprint.of_bytes(here(region))
+                return fingerprint.of_bytes(here(region), self.cut)
             return fingerprint.of_places(here(region), region.whole, region.at) if region.counts else 0
 
         prints = {name: print(region) for name, region in self.regions.items()}
@@ -171,9 +174,16 @@ class Chart:
         return answer
 
 
-def tensor_print(tensor: Any, by_place: bool) -> int:
+def tensor_print(tensor: Any, by_place: bool, cut: int = 1) -> int:
     """Of a whole tensor, as the policy sends it."""
-    return fingerprint.of_places(tensor, tensor.shape) if by_place else fingerprint.of_bytes(tensor)
+    return fingerprint.of_places(tensor, tensor.shape) if by_place else fingerprint.of_bytes(tensor, cut)
+
+
+def of_ranks(found: list[dict[str, list[int]]]) -> dict[str, str]:
+    """The policy's fingerprint of each tensor, from what each rank says of the parts that it sent."""
+    return {
+        name: shown(fingerprint.of_parts([n for of_rank in found for n in of_rank.get(name, [])])) for name in found[0]
+    }
 
 
 def shown(number: int) -> str:

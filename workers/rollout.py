@@ -99,7 +99,7 @@ class RolloutWorker:
         info = self.receiver.init_info(invitation, self.index, self.config.rollout.tensor_parallel)
         await self.engine.call("init_weight_transfer_engine", init_info=info)
         if self.config.sync.verify:
-            lost = (await self.engine.call("rlsys_chart", manifest=invitation["manifest"]))[0]
+            lost = (await self.engine.call("rlsys_chart", manifest=invitation["manifest"], cut=invitation["cut"]))[0]
             if lost:
                 print(
                     f"sync.verify: this architecture stores {listed(lost)} in a way of its own. Of these all bits together are "
@@ -115,7 +115,7 @@ class RolloutWorker:
             self.proved.clear()
             await self.engine.wake("weights")
             await self.engine.call("start_weight_update")
-            for update in self.receiver.updates(messages):
+            async for update in self.receiver.updates(messages):
                 await self.engine.call("update_weights", update_info=update)
             await self.engine.call("finish_weight_update")
             if not in_flight:  # else the salt keeps prompts of different weights apart
@@ -226,10 +226,14 @@ class RolloutGroup:
         limit = self.config.cluster.start_timeout_s
         self.crew.call("connect", invitation, doing="connecting the engines", limit_s=limit, keep=True)
 
-    def take(self, delivery: Delivery) -> None:
-        """Has every engine take the weights. An engine that comes later takes them too."""
+    def take(self, delivery: Delivery, sending: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Has every engine take the weights. An engine that comes later takes them too. `sending` are the calls of who still
+        sends them; returns their answers."""
         self.delivery = delivery
-        self.crew.call("take", delivery.messages, delivery.version, doing="taking weights")
+        found = self.crew.call(
+            "take", delivery.messages, delivery.version, doing="taking weights", beside=sending or {}
+        )
+        return {name: answer for name, answer in found.items() if name in (sending or {})}
 
     def prove(self) -> None:
         """Has every engine compare what it took with what the policy has. One that is wrong says so when it is asked for samples."""

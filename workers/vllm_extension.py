@@ -31,7 +31,7 @@ class WorkerExtension:
         alike = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
         return [name for name, p in alike.values() if rows_matter(p.detach())]
 
-    def rlsys_chart(self, manifest: Manifest) -> list[str]:
+    def rlsys_chart(self, manifest: Manifest, cut: int) -> list[str]:
         """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""
         from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
         from vllm.platforms import current_platform
@@ -42,6 +42,7 @@ class WorkerExtension:
             get_tensor_model_parallel_rank(),
             get_tensor_model_parallel_world_size(),
             by_place=not current_platform.is_cpu(),
+            cut=cut,
         )
         return self.rlsys_found.lost
 

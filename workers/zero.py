@@ -85,6 +85,12 @@ class ZeroEngine:
         whole = not hasattr(parameters[0], "ds_id")
         return contextlib.nullcontext() if whole else self.deepspeed.zero.GatheredParameters(parameters)
 
+    def share(self, parameter: Any) -> tuple[int, Any]:
+        """Of a parameter that ZeRO 3 keeps in parts: the number of this rank's first element, and its elements."""
+        part = parameter.ds_tensor.detach().view(-1)
+        first = min(self.deepspeed.comm.get_rank() * len(part), parameter.ds_numel)
+        return first, part[: parameter.ds_numel - first]
+
     def part(self) -> str:
         """The name of the file with this rank's share of the state."""
         return f"part-{self.deepspeed.comm.get_rank():05}-of-{self.deepspeed.comm.get_world_size():05}.safetensors"

@@ -94,7 +94,7 @@ def loop(
         with contextlib.suppress(Enough):
             trainer.run()
         progress.note("stopping")
-        weights = weight_bytes(config, cluster.policy.invitations[0]["manifest"])
+        weights = weight_bytes(config, cluster.policy.invitation["manifest"])
         gpu = gpu_name() if config.cluster.device == "gpu" else ""
     peak = peak_of_gpus(config, gpu) if config.cluster.device == "gpu" else peak_of_cpu(config)
     return Machine(flops.shape_of(settings), weights, peak)

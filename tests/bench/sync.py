@@ -24,6 +24,7 @@ from launch.local_ray import ray_session
 from rlsys.config_load import load
 from workers.engines import CPU_ENVIRONMENT
 from workers.policy import PolicyRank
+from workers.proof import of_ranks
 from workers.rollout import RolloutWorker
 
 QUARTERS = 4  # which are copied one after the other, to need less memory
@@ -111,11 +112,15 @@ def main() -> None:
                 sync = dataclasses.replace(config.sync, verify=verify)
                 ray.get([worker.__ray_call__.remote(verifying, sync) for worker in workers])
                 before, began = cpu(), time.perf_counter()
-                answers = ray.get([rank.send.remote() for rank in ranks])
+                messages = ray.get([rank.begin.remote() for rank in ranks])
+                sending, taking = [rank.send.remote(messages[0]) for rank in ranks], None
+                if messages[0]:
+                    taking = engine.take.remote(messages, i)
+                answers = ray.get(sending)
                 sent = time.perf_counter()
-                ray.get(engine.take.remote([message for message, _ in answers], i))
+                ray.get(taking or engine.take.remote([message for message, _ in answers], i))
                 taken = time.perf_counter()
-                wrong = ray.get(engine.prove.remote(i, answers[0][1])) if verify else ""
+                wrong = ray.get(engine.prove.remote(i, of_ranks([prints for _, prints in answers]))) if verify else ""
                 proved, after = time.perf_counter(), cpu()
                 assert not wrong, wrong
                 del answers

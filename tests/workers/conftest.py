@@ -86,8 +86,14 @@ def shared(ray: Any, born: Callable[..., dict[str, Any]], logs: Path) -> Iterato
 class NoEngines:
     """The policy under test has nobody to send weights to."""
 
+    def __init__(self, watch: Watch):
+        self.watch = watch
+
     def connect(self, invitation: Any) -> None:
         pass
+
+    def take(self, delivery: Any, sending: dict[str, Any]) -> dict[str, Any]:
+        return self.watch.gather(sending, "sending weights")
 
     def in_place(self) -> Any:
         return nullcontext()
@@ -104,7 +110,7 @@ def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., 
         group = PolicyGroup(config, rank, Watch(logs))
         group.all.all("become", config)
         group.start(model, transport)
-        group.connect(engines or NoEngines())
+        group.connect(engines or NoEngines(Watch(logs)))
         return group
 
     return start

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rlsys import fingerprint
+from workers.proof import of_ranks, shown
 from workers.side_by_side import side_by_side
 from workers.sync.host_memory import buckets, places, views
 from workers.sync.outgoing import BLOCK, Outgoing
@@ -21,13 +22,33 @@ def test_what_arrives_is_the_cast_tensor_and_its_fingerprint_is_of_that(dtype: s
     layout, size = places([(name, dtype, shape) for name, shape in SHAPES.items()])
     memory = torch.zeros(size, dtype=torch.uint8)
     named = list(tensors().items())
-    outgoing = Outgoing([named[:2], named[2:]], getattr(torch, dtype))
+    outgoing = Outgoing([named[:2], named[2:]], [], getattr(torch, dtype))
     for bucket in outgoing:
-        outgoing.copy(bucket, layout, memory)
+        outgoing.copy([(name, 0, tensor) for name, tensor in bucket], layout, memory)
     wanted = {name: tensor.to(getattr(torch, dtype)) for name, tensor in named}
     assert all(torch.equal(arrived, wanted[name]) for name, arrived in views(memory, layout))
-    assert outgoing.prints == {name: fingerprint.of_bytes(tensor) for name, tensor in wanted.items()}
-    assert dict(Outgoing([named], getattr(torch, dtype)).cast()).keys() == wanted.keys()
+    prints = {name: shown(fingerprint.of_bytes(tensor)) for name, tensor in wanted.items()}
+    assert of_ranks([outgoing.prints]) == prints
+    cast = Outgoing([named], [], getattr(torch, dtype))
+    assert dict(cast.cast()).keys() == wanted.keys()
+    assert of_ranks([cast.prints]) == prints
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_shares_of_several_ranks_arrive_as_the_whole_and_so_do_their_fingerprints(ranks: int) -> None:
+    layout, size = places([(name, "float32", shape) for name, shape in SHAPES.items()])
+    memory, found = torch.zeros(size, dtype=torch.uint8), []
+    for rank in range(ranks):
+        outgoing = Outgoing([], [], torch.float32)
+        for name, tensor in tensors().items():
+            share = -(-tensor.numel() // ranks)
+            piece = tensor.view(-1)[rank * share : (rank + 1) * share]
+            outgoing.copy([(name, rank * share, piece)] if len(piece) else [], layout, memory)
+        found.append(outgoing.prints)
+    wanted = tensors()
+    assert all(torch.equal(arrived, wanted[name]) for name, arrived in views(memory, layout))
+    assert of_ranks(found) == {name: shown(fingerprint.of_bytes(tensor, ranks)) for name, tensor in wanted.items()}
+    assert ("norm" in found[-1]) == (ranks < 4), "five elements are two for each of three"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3.4e38])
@@ -36,14 +57,17 @@ def test_weights_that_are_not_finite_in_the_engines_dtype_are_refused(bad: float
     named["embed"].view(-1)[-1] = bad
     layout, size = places([(name, "float16", shape) for name, shape in SHAPES.items()])
     with pytest.raises(FloatingPointError, match="embed is not finite"):
-        Outgoing([], torch.float16).copy(list(named.items()), layout, torch.zeros(size, dtype=torch.uint8))
+        Outgoing([], [], torch.float16).copy(
+            [(name, 0, w) for name, w in named.items()], layout, torch.zeros(size, dtype=torch.uint8)
+        )
     with pytest.raises(FloatingPointError, match="embed is not finite"):
-        list(Outgoing([list(named.items())], torch.float16).cast())
+        list(Outgoing([list(named.items())], [], torch.float16).cast())
 
 
 def test_finite_weights_whose_sum_is_not_are_let_go() -> None:
     layout, size = places([("large", "float32", [4])])
-    Outgoing([], torch.float32).copy([("large", torch.full((4,), 3e38))], layout, torch.zeros(size, dtype=torch.uint8))
+    memory = torch.zeros(size, dtype=torch.uint8)
+    Outgoing([], [], torch.float32).copy([("large", 0, torch.full((4,), 3e38))], layout, memory)
 
 
 def test_buckets_keep_order_and_size_and_cut_no_tensor() -> None:

@@ -69,10 +69,13 @@ def train(
 
 def weights(group: PolicyGroup) -> torch.Tensor:
     """All parameters as the engines would get them."""
-    message, _ = group.all.all("send")[0]
+    message = group.all.all("begin")[0]
+    group.all.all("send", message)
     size = os.stat(message["path"]).st_size
     memory = torch.from_file(message["path"], shared=True, size=size, dtype=torch.uint8)
-    return torch.cat([view(memory, d, s, o).flatten().clone() for _, d, s, o in message["layout"]])
+    return torch.cat(
+        [view(memory, d, s, o).flatten().clone() for bucket in message["buckets"] for _, d, s, o in bucket]
+    )
 
 
 REFERENCE: dict[str, Any] = {}

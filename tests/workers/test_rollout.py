@@ -21,11 +21,11 @@ from rlsys.types import Batch, Columns, Prompt, Request, Sample
 from workers.engines import CPU_ENVIRONMENT
 from workers.model import load_packed
 from workers.policy import PolicyGroup
-from workers.proof import shown
+from workers.proof import of_ranks
 from workers.rollout import Delivery, RolloutGroup, RolloutWorker
 from workers.sync.host_memory import HostMemory, mapped, view
 from workers.sync.outgoing import Outgoing
-from workers.sync.shared_memory import Sender
+from workers.sync.shared_memory import Sender, written
 from workers.waiting import Watch
 
 PAIR = ("rollout.max_sequences=8",)  # two engines
@@ -134,7 +134,12 @@ def test_samples_arrive_while_others_are_still_generated(engines: Callable[..., 
 
 @pytest.mark.parametrize(
     ("which", "transport", "stage"),
-    [(PAIR, "shared_memory", 2), (FLYING, "object_store", 3), (COARSE, "shared_memory", 2)],
+    [
+        (PAIR, "shared_memory", 2),
+        (PAIR, "shared_memory", 3),
+        (FLYING, "object_store", 3),
+        (COARSE, "shared_memory", 2),
+    ],
 )
 def test_engines_compute_with_the_policys_weights_after_a_sync(
     engines: Callable[..., RolloutGroup],
@@ -244,6 +249,11 @@ def test_what_is_cut_off_goes_on_as_if_it_had_not_been(engines: Callable[..., Ro
         assert np.abs(other.logprobs - s.logprobs).max() < 1e-4
 
 
+def outgoing_of(weights: dict[str, torch.Tensor]) -> Outgoing:
+    """Of the only rank."""
+    return Outgoing([], [[(n, 0, w) for n, w in weights.items()]], torch.float32)
+
+
 @pytest.fixture
 def sent(spawn: Callable[..., Any], tiny: Callable[..., Config], model: str, tmp_path: Path) -> "Sent":
     return Sent(spawn, tiny("rollout.engines=1", "rollout.max_sequences=8"), model, tmp_path)
@@ -255,11 +265,11 @@ class Sent:
     def __init__(self, spawn: Callable[..., Any], config: Config, model: str, logs: Path):
         lm = AutoModelForCausalLM.from_pretrained(model)
         self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
-        self.sender, self.events = Sender(0, 1), list[dict[str, Any]]()
-        invitation = self.sender.invite([(n, "float32", list(w.shape)) for n, w in self.weights.items()])
-        outgoing = Outgoing([list(self.weights.items())], torch.float32)
-        message = self.sender.send(outgoing)
-        self.delivery = Delivery([message], 1, {n: shown(number) for n, number in outgoing.prints.items()})
+        self.sender, self.events = Sender(0, 1, 1), list[dict[str, Any]]()
+        invitation = self.sender.invite([(n, "float32", list(w.shape)) for n, w in self.weights.items()]) | {"cut": 1}
+        message, outgoing = self.sender.begin(), outgoing_of(self.weights)
+        self.sender.send(outgoing, message)
+        self.delivery = Delivery([message], 1, of_ranks([outgoing.prints]))
 
         watch = Watch(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
         self.group = RolloutGroup(
@@ -294,7 +304,8 @@ def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
     [message], memory = sent.delivery.messages, sent.sender.memory.bytes
     assert taken(message) == ""
     assert taken(message, version=2) == "it has version 1"
-    layout = {name: place for name, *place in message["layout"]}
+    [whole] = message["buckets"]
+    layout = {name: place for name, *place in whole}
 
     up = "model.layers.1.mlp.up_proj.weight"
     view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
@@ -303,20 +314,22 @@ def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
 
     q, k = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
     exchanged = {q: k, k: q}
-    swapped = [(exchanged.get(name, name), *place) for name, *place in message["layout"]]
-    assert taken(message | {"layout": swapped}) == f"2 of 26 tensors differ: {q} (it holds {k}), {k} (it holds {q})"
+    swapped = [(exchanged.get(name, name), *place) for name, *place in whole]
+    assert taken(message | {"buckets": [swapped]}) == f"2 of 26 tensors differ: {q} (it holds {k}), {k} (it holds {q})"
     with pytest.raises(ray.exceptions.RayTaskError, match=f"WrongWeights: .* 2 of 26 tensors differ: {q}"):
         ray.get(sent.engine.take.remote([message], 2))
 
     assert taken(message) == "", "and takes them whole again"
 
     others = HostMemory(len(memory))  # the next version of the weights, one of which never comes
-    outgoing = Outgoing([[(n, w * 2) for n, w in sent.weights.items()]], torch.float32)
-    for bucket in outgoing:
-        outgoing.copy(bucket, message["layout"], others.bytes)
-    expected = {n: shown(number) for n, number in outgoing.prints.items()}
-    without = [place for place in message["layout"] if place[0] != up]
-    assert taken({"path": others.path, "layout": without}, 1, expected) == f"1 of 26 tensors differ: {up}"
+    outgoing = outgoing_of({n: w * 2 for n, w in sent.weights.items()})
+    for bucket in outgoing.shares:
+        outgoing.copy(bucket, whole, others.bytes)
+    written(others.bytes, 1)[0] = 1
+    without = [place for place in whole if place[0] != up]
+    expected = of_ranks([outgoing.prints])
+    message |= {"path": others.path, "buckets": [without]}
+    assert taken(message, 1, expected) == f"1 of 26 tensors differ: {up}"
 
 
 def test_no_sample_leaves_an_engine_that_has_other_weights(sent: Sent, tokenizer: Any) -> None:

@@ -183,6 +183,18 @@ def test_one_of_a_crew_that_dies_is_replaced_and_told_what_the_others_know(
     assert first
 
 
+def test_of_those_a_crew_waits_for_only_its_own_are_replaced(start: Callable[[str], Any], tmp_path: Path) -> None:
+    watch = Told(tmp_path, stall_s=60)
+    crew, other = Crew(["a-0"], start, watch), start("b-0")
+    flag = str(tmp_path / "died")
+    found = crew.call("die_once", flag, doing="taking", beside={"b-0": other.answer.remote(8)})
+    assert found["b-0"] == 8
+    assert [e["worker"] for e in watch.events] == ["a-0"]
+    with pytest.raises(WorkerLost, match="taking: b-0 died"):
+        crew.call("think_about_it", doing="taking", beside={"b-0": other.die.remote()})
+    assert len(watch.events) == 1
+
+
 def test_a_crew_whose_new_workers_die_too_gives_up(start: Callable[[str], Any], tmp_path: Path) -> None:
     watch = Told(tmp_path, stall_s=60)
     crew = Crew(["a-0"], start, watch)

@@ -3,8 +3,8 @@
     policy rank(s)              driver                      every engine
     invite()          ──▶  invitation            ──▶  Receiver.init_info → vLLM init_weight_transfer_engine
     connect()                (at the same time)
-    send(outgoing)    ──▶  message               ──▶  start_weight_update, Receiver.updates → update_weights each,
-                                                       finish_weight_update, reset_prefix_cache
+    begin()           ──▶  message               ──▶  start_weight_update, Receiver.updates → update_weights each,
+    send(outgoing)           (at the same time)        finish_weight_update, reset_prefix_cache
     sent()            ◀──  all have it
                            fingerprints          ──▶  compares its own parameters, and lets samples out
 
@@ -12,7 +12,7 @@ The engine's side is vLLM's own weight-transfer interface for every transport: `
 `workers/sync/host_memory.py` registers ours, which reads a mapped file of memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from workers.sync import cuda_ipc, nccl, object_store, shared_memory
@@ -23,16 +23,19 @@ __all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
 
 
 class Sender(Protocol):
-    """A policy rank's half. `concurrent`: the engines must be receiving while it sends. `lasting`: what it sent can be taken
-    until it sends again, by an engine that was not there then."""
+    """A policy rank's half. What `begin` says engines can follow while it sends, and must with `concurrent`; where that is
+    nothing, they follow what `send` says. `lasting`: what it sent can be taken until it sends again, by an engine that was not
+    there then. `by_shares`: each rank sends what it has of a tensor, and need not have it whole."""
 
     concurrent: bool
     lasting: bool
+    by_shares: bool
 
-    def __init__(self, rank: int, receivers: int): ...
+    def __init__(self, rank: int, ranks: int, receivers: int): ...
     def invite(self, manifest: list[Entry]) -> Message: ...
     def connect(self) -> None: ...
-    def send(self, outgoing: Outgoing) -> Message: ...
+    def begin(self) -> Message: ...
+    def send(self, outgoing: Outgoing, begun: Message) -> Message: ...
     def sent(self) -> None: ...
 
 
@@ -42,7 +45,7 @@ class Receiver(Protocol):
     backend: str
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]: ...
-    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]: ...
+    def updates(self, messages: list[Message]) -> AsyncIterator[dict[str, Any]]: ...
 
 
 SENDERS: dict[str, type[Sender]] = {

@@ -9,7 +9,7 @@ One message holds all. Nothing is packed: weights that lie on the GPU whole, in 
 Written from vLLM's sources; see tests/gpu for what has been run.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 from workers.sync.host_memory import Entry, Message
@@ -19,8 +19,9 @@ from workers.sync.outgoing import Outgoing
 class Sender:
     concurrent = False
     lasting = False
+    by_shares = False
 
-    def __init__(self, rank: int, receivers: int):
+    def __init__(self, rank: int, ranks: int, receivers: int):
         self.held: list[Any] = []
 
     def invite(self, manifest: list[Entry]) -> Message:
@@ -29,7 +30,10 @@ class Sender:
     def connect(self) -> None:
         pass
 
-    def send(self, outgoing: Outgoing) -> Message:
+    def begin(self) -> Message:
+        return {}
+
+    def send(self, outgoing: Outgoing, begun: Message) -> Message:
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -58,7 +62,7 @@ class Receiver:
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
         return {}
 
-    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]:
+    async def updates(self, messages: list[Message]) -> AsyncIterator[dict[str, Any]]:
         first = messages[0]
         handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))]
         yield {

@@ -6,7 +6,7 @@
 Written from vLLM's sources; see tests/gpu for what has been run.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import ray
@@ -19,8 +19,9 @@ from workers.sync.outgoing import Outgoing
 class Sender:
     concurrent = True
     lasting = False
+    by_shares = False
 
-    def __init__(self, rank: int, receivers: int):
+    def __init__(self, rank: int, ranks: int, receivers: int):
         self.rank, self.world = rank, receivers + 1
 
     def invite(self, manifest: list[Entry]) -> Message:
@@ -28,7 +29,7 @@ class Sender:
             return {}
         self.address, self.port = ray.util.get_node_ip_address(), free_port()
         names, dtypes, shapes = zip(*manifest, strict=True)
-        return {
+        self.invitation = {
             "address": self.address,
             "port": self.port,
             "world": self.world,
@@ -37,6 +38,10 @@ class Sender:
             "shapes": list(shapes),
             "manifest": manifest,
         }
+        return self.invitation
+
+    def begin(self) -> Message:
+        return {} if self.rank else self.invitation
 
     def connect(self) -> None:
         if self.rank:
@@ -48,7 +53,7 @@ class Sender:
         meeting = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
         self.group = PyNcclCommunicator(meeting, device=torch.cuda.current_device())
 
-    def send(self, outgoing: Outgoing) -> Message:
+    def send(self, outgoing: Outgoing, begun: Message) -> Message:
         if self.rank:
             for _ in outgoing:  # takes part in gathering ZeRO-3 partitions
                 pass
@@ -77,12 +82,12 @@ class Receiver:
         }
         return info | {"rank_offset": 1 + engine * tensor_parallel} | self._packed("init")
 
-    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]:
-        invitation = messages[0]
+    async def updates(self, messages: list[Message]) -> AsyncIterator[dict[str, Any]]:
+        first = messages[0]
         yield {
-            "names": invitation["names"],
-            "dtype_names": invitation["dtypes"],
-            "shapes": invitation["shapes"],
+            "names": first["names"],
+            "dtype_names": first["dtypes"],
+            "shapes": first["shapes"],
         } | self._packed("update")
 
     def _packed(self, call: str) -> dict[str, bool]:

@@ -1,51 +1,65 @@
 """Weights between hosts through Ray's object store, which moves them once per host.
 
-rank 0:  each bucket ──▶ ray.put ──▶ {"buckets": [([ObjectRef], layout), …], "size": bytes of the largest}
-engine actor:  each bucket: fetch, copy into memory of this host, hand vLLM's worker the path, as in shared_memory
+every rank:    what it has of each bucket ──▶ ray.put ──▶ {"layouts": [[(name, dtype, shape, offset), …], …],
+               "size": bytes of the largest bucket, "buckets": [([ObjectRef], [(to, from, bytes), …]), …]}
+engine actor:  each bucket: fetch what ranks have of it, put it together in memory of this host, hand vLLM's worker the path
 
-The object store of each host holds the model once, in the engines' dtype; rank 0 and every engine hold one bucket more.
+The object store of each host holds the model once, in the engines' dtype; every rank holds its part of a bucket more, and every
+engine a bucket.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import ray
 
-from workers.sync.host_memory import BACKEND, Entry, HostMemory, Message, places
-from workers.sync.outgoing import Outgoing
+from workers.sync.host_memory import BACKEND, WIDTH, Entry, HostMemory, Message, Place, buckets, places
+from workers.sync.outgoing import Outgoing, Share
 
 
 class Sender:
     concurrent = False
     lasting = True
+    by_shares = True
 
-    def __init__(self, rank: int, receivers: int):
-        self.rank = rank
+    def __init__(self, rank: int, ranks: int, receivers: int):
+        pass
 
     def invite(self, manifest: list[Entry]) -> Message:
-        self.entries = {entry[0]: entry for entry in manifest}
+        self.layouts, sizes = zip(*(places(bucket) for bucket in buckets(manifest)), strict=True)
+        self.size = max(sizes)
         return {"manifest": manifest}
 
     def connect(self) -> None:
         pass
 
-    def send(self, outgoing: Outgoing) -> Message:
-        import torch
+    def begin(self) -> Message:
+        return {}
 
-        sent, largest = [], 0
-        for bucket in outgoing:
-            if self.rank == 0:
-                layout, size = places([self.entries[name] for name, _ in bucket])
-                flat = torch.empty(size, dtype=torch.uint8)
-                outgoing.copy(bucket, layout, flat)
-                # In a list: a bare reference would be resolved by Ray into every call's arguments.
-                sent.append(([ray.put(flat.numpy())], layout))
-                largest = max(largest, size)
-        return {} if self.rank else {"buckets": sent, "size": largest}
+    def send(self, outgoing: Outgoing, begun: Message) -> Message:
+        sent = [put(outgoing, shares, layout) for shares, layout in zip(outgoing.shares, self.layouts, strict=True)]
+        return {"layouts": self.layouts, "size": self.size, "buckets": sent}
 
     def sent(self) -> None:
         pass
+
+
+def put(outgoing: Outgoing, shares: list[Share], layout: list[Place]) -> tuple[list[Any], list[tuple[int, int, int]]]:
+    """Where the bytes are, and which of them go where. In a list: a bare reference would be resolved by Ray into every call's
+    arguments."""
+    import torch
+
+    if not shares:
+        return [], []
+    of = {name: (dtype, offset) for name, dtype, _, offset in layout}
+    own, size = places([(name, of[name][0], [elements.numel()]) for name, _, elements in shares])
+    flat = torch.empty(size, dtype=torch.uint8)
+    outgoing.copy([(name, 0, elements) for name, _, elements in shares], own, flat)
+    moves = []
+    for (name, first, elements), (_, dtype, _, at) in zip(shares, own, strict=True):
+        moves.append((of[name][1] + first * WIDTH[dtype], at, elements.numel() * WIDTH[dtype]))
+    return [ray.put(flat.numpy())], moves
 
 
 class Receiver:
@@ -57,10 +71,14 @@ class Receiver:
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
         return {}
 
-    def updates(self, messages: list[Message]) -> Iterator[dict[str, Any]]:
+    async def updates(self, messages: list[Message]) -> AsyncIterator[dict[str, Any]]:
         if self.memory is None:
             self.memory = HostMemory(messages[0]["size"])
-        for [ref], layout in messages[0]["buckets"]:
-            flat: np.ndarray[Any, Any] = ray.get(ref)
-            self.memory.bytes.numpy()[: len(flat)] = flat
+        memory = self.memory.bytes.numpy()
+        for layout, *of_ranks in zip(messages[0]["layouts"], *(m["buckets"] for m in messages), strict=True):
+            for refs, moves in of_ranks:
+                for ref in refs:
+                    flat: np.ndarray[Any, Any] = ray.get(ref)
+                    for to, at, count in moves:
+                        memory[to : to + count] = flat[at : at + count]
             yield {"path": self.memory.path, "layout": layout}

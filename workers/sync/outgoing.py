@@ -16,35 +16,56 @@ from workers.sync.host_memory import Place, Tensors, views
 BLOCK = 1 << 17  # elements: half a megabyte in float32
 
 
-class Outgoing:
-    """Buckets of whole tensors, as the policy has them. `Outgoing([[("model.norm.weight", tensor [896])]], torch.bfloat16)`
+Share = tuple[str, int, Any]  # name, number of its first element in the whole tensor, elements
 
-    A transport goes through it once; so do the ranks that send nothing, because ZeRO 3 gathers each bucket from all of them.
-    `prints` will hold a fingerprint, in `dtype`, of every tensor that was copied or cast, unless `verify` is off.
+
+class Outgoing:
+    """What the policy has, bucket by bucket; a transport goes through it once, on every rank, in one of two ways:
+
+    iter(outgoing)      whole tensors, the same on all ranks: with ZeRO 3 they are gathered from all, bucket by bucket
+    outgoing.shares     of each bucket what this rank is to send, which it has: nobody waits for anybody
+
+    `Outgoing([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)`
+    `prints` will hold, in `dtype`, the fingerprint of each part of what was copied or cast, by tensor, unless `verify` is off.
     """
 
-    def __init__(self, buckets: Iterable[Tensors], dtype: Any, verify: bool = True, by_place: bool = False):
-        self.buckets, self.dtype, self.verify, self.by_place = buckets, dtype, verify, by_place
-        self.prints: dict[str, int] = {}
+    def __init__(
+        self,
+        wholes: Iterable[Tensors],
+        shares: Iterable[list[Share]],
+        dtype: Any,
+        verify: bool = True,
+        by_place: bool = False,
+    ):
+        self.wholes, self.shares, self.dtype, self.verify, self.by_place = wholes, shares, dtype, verify, by_place
+        self.prints: dict[str, list[int]] = {}
 
     def __iter__(self) -> Iterator[Tensors]:
-        return iter(self.buckets)
+        return iter(self.wholes)
 
-    def copy(self, bucket: Tensors, layout: list[Place], memory: Any) -> None:
+    def copy(self, bucket: list[Share], layout: list[Place], memory: Any) -> None:
         """Into memory of this host, whose layout may be of more tensors than these."""
         places = dict(views(memory, layout))
-        if self.by_place or any(tensor.device.type != "cpu" for _, tensor in bucket):  # see `Chart.answer`
-            for name, tensor in bucket:
-                places[name].copy_(self.checked(name, tensor))
+        if self.by_place or any(tensor.device.type != "cpu" for *_, tensor in bucket):  # see `Chart.answer`
+            for name, first, tensor in bucket:
+                place = places[name].view(-1)[first : first + tensor.numel()]
+                place.copy_(self.checked(name, tensor).reshape(-1))
             return
         parts = [
             (name, part, place)
-            for name, tensor in bucket
-            for part, place in zip(fingerprint.parts(tensor), fingerprint.parts(places[name]), strict=True)
+            for name, first, tensor in bucket
+            for part, place in zip(
+                fingerprint.parts(tensor),
+                fingerprint.parts(places[name].view(-1)[first : first + tensor.numel()]),
+                strict=True,
+            )
         ]
-        found = side_by_side(lambda part: (part[0], self.copy_part(*part)), parts)
+        for name, number in side_by_side(lambda part: (part[0], self.copy_part(*part)), parts):
+            self.said(name, number)
+
+    def said(self, name: str, number: int) -> None:
         if self.verify:
-            self.prints |= fingerprint.of_tensors(found)
+            self.prints.setdefault(name, []).append(number)
 
     def copy_part(self, name: str, part: Any, place: Any) -> int:
         running, sums = fingerprint.Running(), []
@@ -78,7 +99,7 @@ class Outgoing:
         whole = tensor.detach().to(self.dtype)
         refuse_unless_finite(name, whole)
         if self.verify:
-            self.prints[name] = tensor_print(whole, self.by_place)
+            self.said(name, tensor_print(whole, self.by_place))
         return whole
 
 
@@ -90,4 +111,4 @@ def finite(numbers: list[Any]) -> bool:
 
 def refuse_unless_finite(name: str, tensor: Any) -> None:
     if not all(extreme.isfinite() for extreme in tensor.aminmax()):  # reads memory ten times as fast as isfinite
-        raise FloatingPointError(f"{name} is not finite after the last update; the engines keep their weights.")
+        raise FloatingPointError(f"{name} is not finite after the last update; no engine samples with it.")
