@@ -22,7 +22,7 @@ LINKS = {
     "nccl": 20e9,
     "shared_memory": 2e9,
     "object_store": 0.5e9,
-}  # bytes/s of a sync, proof included
+}  # bytes/s of a sync
 OFFLOAD = 5e9  # bytes/s of an optimizer that steps in main memory
 TAIL = 3.0  # the longest completion of a step, over the mean, unless it is cut before
 MEAN = 0.5  # of the longest completion, where nothing is said of lengths

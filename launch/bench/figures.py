@@ -88,7 +88,7 @@ class Report:
 
     @property
     def bandwidth(self) -> float | None:
-        """GB/s at which weights become those of the engines, proof included."""
+        """GB/s at which weights become those of the engines."""
         return self.machine.weights / statistics.fmean(self.syncs) / 1e9 if self.syncs else None
 
 

@@ -36,7 +36,7 @@ def show(report: Report, config: Config, console: Console) -> None:
         seconds = figures["sync"]["s"]
         say(
             console,
-            f"sync: {report.machine.weights / 1e6:,.1f} MB in {seconds:.3f} s, {report.bandwidth:.2f} GB/s, proof included",
+            f"sync: {report.machine.weights / 1e6:,.1f} MB in {seconds:.3f} s, {report.bandwidth:.2f} GB/s",
         )
     say(console, f"not in rollout, score, update or sync: {report.overhead / report.seconds:.1%} of a step")
     if not w.flops:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
 
 from rlsys.config import ConfigError
@@ -9,6 +10,11 @@ from rlsys.devices import Node, named
 
 PATIENCE_S = 5.0
 KIND = "accelerator_type:"
+
+
+def looked_at(address: str) -> "Future[list[Node]]":
+    """The nodes there. A cluster takes a second to answer, in which all else can be read and imported."""
+    return ThreadPoolExecutor(1).submit(nodes_at, address)
 
 
 def nodes_at(address: str) -> list[Node]:

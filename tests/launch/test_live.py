@@ -8,16 +8,20 @@ DIED = RuntimeError("Initialization failure from server:\nTraceback:\n  somewher
 
 @pytest.fixture
 def fails(monkeypatch):
-    """What joining a cluster raises, time after time; then it succeeds."""
+    """What joining a cluster raises, time after time; then it succeeds, as a client."""
     import ray
 
     raised = []
+
+    def of_a_client():
+        raise RuntimeError("no state is kept here")
 
     def init(**_):
         if raised:
             raise raised.pop(0)
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr("ray._private.state.available_resources_per_node", of_a_client)
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(live, "answers", lambda _: None)

@@ -45,7 +45,7 @@ class Sender:
         return self.message
 
     def send(self, outgoing: Outgoing, begun: Message) -> Message:
-        memory = self.mapping.of(begun["path"])
+        memory = self.mapping.of(begun["path"]) if self.rank else self.memory.bytes  # mapped there already
         for number, bucket in enumerate(outgoing.shares, 1):
             outgoing.copy(bucket, self.layout, memory)
             written(memory, self.ranks)[self.rank] = number
