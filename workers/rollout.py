@@ -242,7 +242,7 @@ class RolloutGroup:
         if self.config.cluster.device == "gpu":  # with memory that is taken while it generates
             self.crew.call("prove", delivery.version, delivery.prints, doing="proving weights")
         else:
-            self.proofs = self.calls("prove", delivery.version, delivery.prints)
+            self.calls("prove", delivery.version, delivery.prints)
 
     def catch_up(self, names: list[str]) -> None:
         """Gives engines that have just come the weights that the others have."""
