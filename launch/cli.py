@@ -173,16 +173,12 @@ def plan(
     gpus: int | None,
     steps: int,
     prompt_tokens: int,
-    address: str | None,
     **options: Any,
 ) -> int:
     """What CONFIG would start where, its memory, disk and time, and what to change if it does not fit. No GPU is needed."""
     mean_and_most = _mean_and_most(ragged)
     if gpus and not simulate:
         raise click.UsageError("--gpus goes with --simulate; --cluster names GPUs to plan for.")
-    from launch.plan.live import looked_at
-
-    looked = looked_at(address) if address and not simulate else None
     from rlsys.config_load import unchecked
 
     loaded = unchecked(config, overrides)
@@ -194,8 +190,7 @@ def plan(
     from launch.plan.command import Wanted
     from launch.plan.command import plan as run
 
-    wanted = Wanted(address=address, looked=looked, prompt_tokens=prompt_tokens, ragged=mean_and_most, **options)
-    return run(loaded, config, wanted, console)
+    return run(loaded, config, Wanted(prompt_tokens=prompt_tokens, ragged=mean_and_most, **options), console)
 
 
 @commands.command()

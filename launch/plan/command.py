@@ -4,7 +4,6 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -33,7 +32,6 @@ class Wanted:
 
     cluster: str | None = None
     address: str | None = None
-    looked: "Future[list[Node]] | None" = None  # at the cluster there
     measured: str | None = None
     model_config: str | None = None
     prompt_tokens: int = 256
@@ -84,8 +82,10 @@ def tokens(c: Config, model: Model, wanted: Wanted) -> tuple[Lengths, float]:
 
 def nodes_for(c: Config, wanted: Wanted) -> tuple[list[Node], str]:
     """The nodes, and in words where they are from."""
-    if wanted.looked:
-        return wanted.looked.result(), f"the cluster at {wanted.address}, as far as it is free now"
+    if wanted.address:
+        from launch.plan.live import nodes_at
+
+        return nodes_at(wanted.address), f"the cluster at {wanted.address}, as far as it is free now"
     if wanted.cluster:
         return cluster(wanted.cluster), f"--cluster {wanted.cluster}"
     if c.cluster.device == "cpu":

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
 
 from rlsys.config import ConfigError
@@ -10,11 +9,7 @@ from rlsys.devices import Node, named
 
 PATIENCE_S = 5.0
 KIND = "accelerator_type:"
-
-
-def looked_at(address: str) -> "Future[list[Node]]":
-    """The nodes there. A cluster takes a second to answer, in which all else can be read and imported."""
-    return ThreadPoolExecutor(1).submit(nodes_at, address)
+STILLBORN = ("Initialization failure", "Starting Ray client server failed")
 
 
 def nodes_at(address: str) -> list[Node]:
@@ -44,7 +39,7 @@ def joined(address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level="error")
             return
         except RuntimeError as error:
-            if last or "Initialization failure" not in str(error):
+            if last or not any(said in str(error) for said in STILLBORN):
                 raise
 
 

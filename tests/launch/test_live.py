@@ -28,8 +28,9 @@ def fails(monkeypatch):
     return raised
 
 
-def test_a_process_of_rays_that_dies_as_it_starts_is_asked_for_again(fails):
-    fails += [DIED]
+@pytest.mark.parametrize("why", [DIED, RuntimeError("Starting Ray client server failed. See its log for details.")])
+def test_a_process_of_rays_that_dies_as_it_starts_is_asked_for_again(fails, why):
+    fails += [why]
     assert live.nodes_at("ray://127.0.0.1:1") == []
     assert not fails
 
