@@ -135,7 +135,7 @@ class RolloutWorker:
                 self.wrong = late or differences(expected, found)
             except Exception as error:
                 self.wrong = f"they cannot be looked at, {type(error).__name__}: {error}"
-        self.proved.set()
+            self.proved.set()
         return self.wrong
 
     def refuse_if_wrong(self) -> None:
