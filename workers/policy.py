@@ -100,21 +100,35 @@ class PolicyRank:
             yield [(name, first, piece) for name, first, piece in pieces if len(piece)]
 
     def invite(self) -> Message:
-        return self.sender.invite(self.manifest()) | {"cut": self.cut}
+        manifest = self.manifest()
+        return self.sender.invite(manifest) | {"manifest": manifest, "cut": self.cut}
 
-    def connect(self) -> None:
-        self.sender.connect()
+    def connect(self, invitation: Message) -> None:
+        self.sender.connect(invitation)
 
-    def begin(self) -> Message:
-        return self.sender.begin()
+    @recorded(lambda _, part: {"part": part})
+    def send(self, part: int) -> Any:
+        """Hands a part of the weights to the transport, in order. Returns what engines need to know of it. After a part that
+        failed, all do, and `prints`."""
+        if part == 0:
+            verify, by_place = self.config.sync.verify, self.config.cluster.device == "gpu"
+            self.outgoing = Outgoing(self.weights(), self.shares(), self.dtype, verify, by_place)
+            self.failed: Exception | None = None
+        if self.failed:
+            raise self.failed
+        try:
+            return self.sender.send(self.outgoing, part)
+        except Exception as error:
+            self.failed = error
+            raise
 
-    @recorded()
-    def send(self, begun: Message) -> tuple[Message, dict[str, list[int]]]:
-        """Hands the weights to the transport, which rank 0 has begun so. Returns its message for the engines, and the
-        fingerprints of what this rank has sent."""
-        verify, by_place = self.config.sync.verify, self.config.cluster.device == "gpu"
-        outgoing = Outgoing(self.weights(), self.shares(), self.dtype, verify, by_place)
-        return self.sender.send(outgoing, begun), outgoing.prints if self.rank == 0 or self.cut > 1 else {}
+    def prints(self) -> dict[str, list[int]]:
+        """Fingerprints of all that this rank has sent."""
+        if self.failed:
+            raise self.failed
+        prints = self.outgoing.prints if self.rank == 0 or self.cut > 1 else {}
+        del self.outgoing  # and with it what of ZeRO 3 is gathered
+        return prints
 
     def sent(self) -> None:
         self.sender.sent()
@@ -202,10 +216,10 @@ class PolicyGroup:
         self.invitation = self.all.all("invite")[0]
         limit = self.config.cluster.start_timeout_s
         if self.concurrent:
-            calls = self.all.calls("connect") | self.engines.calls("connect", self.invitation)
+            calls = self.all.calls("connect", self.invitation) | self.engines.calls("connect", self.invitation)
             self.watch.gather(calls, "connecting policy and engines", limit)
         else:
-            self.all.all("connect", timeout_s=limit)
+            self.all.all("connect", self.invitation, timeout_s=limit)
             self.engines.connect(self.invitation)
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
@@ -221,25 +235,26 @@ class PolicyGroup:
     def sync(self, version: int) -> None:
         """Has every engine take the weights, and prove that it did before a sample leaves it.
 
-        They take them while the ranks send, where the transport has it so, else after that.
+        They take them part by part while the ranks send; in flight, where the transport allows it, after that: meanwhile they
+        generate.
         """
         in_flight = self.config.pipeline.in_flight
         if not in_flight:  # no engine is at work, could be lost, and need the last weights again
             self.engines.delivery = None  # an object store need not hold two versions
         try:
             with self.engines.in_place():  # who is taking another's place has the last weights by then, or gets these
-                messages = self.all.all("begin")
-                follow = self.concurrent or (messages[0] and not in_flight)  # in flight they have better things to do
-                sending = self.all.calls("send", messages[0])
+                with self.all.lock:  # nothing comes between two parts
+                    parts = [list(self.all.calls("send", i).values()) for i in range(self.invitation["parts"])]
+                    prints = self.all.calls("prints")
+                delivery = Delivery(parts, version, {})
+                follow = self.concurrent or not in_flight
                 if follow:
-                    answers = self.engines.take(Delivery(messages, version, {}), sending)
+                    answers = self.engines.take(delivery, prints)
                 else:
-                    answers = self.watch.gather(sending, "sending weights")
-                messages = [begun | answers[name][0] for begun, name in zip(messages, sending, strict=True)]
-                prints = of_ranks([answers[name][1] for name in sending])
-                self.engines.delivery = Delivery(messages, version, prints)
+                    answers = self.watch.gather(prints, "sending weights")
+                self.engines.delivery = delivery = replace(delivery, prints=of_ranks(list(answers.values())))
             if not follow:
-                self.engines.take(self.engines.delivery)
+                self.engines.take(delivery)
         except WorkerFailed:
             self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
             raise

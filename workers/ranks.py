@@ -18,7 +18,7 @@ class Ranks:
     def __init__(self, role: str, count: int, config: Config, spawn: Callable[[str], Any], watch: Watch):
         self.role, self.config, self.watch = role, config, watch
         self.actors = [spawn(f"{role}-{i}") for i in range(count)]
-        self.lock = threading.Lock()  # calls reach all ranks in one order, whichever threads make them
+        self.lock = threading.RLock()  # calls reach all ranks in one order, whichever threads make them
 
     def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """The same call, with the same arguments, not waited for."""

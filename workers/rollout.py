@@ -23,6 +23,7 @@ from workers.process import settle
 from workers.proof import differences, listed, together
 from workers.rollout_dispatch import Dispatch
 from workers.sync import RECEIVERS, SENDERS, Message
+from workers.sync.arrivals import Refs
 from workers.waiting import TICK_S, Patience, Watch, explain
 
 
@@ -106,16 +107,16 @@ class RolloutWorker:
                     "compared, in any order; tensors among them that changed places would not be seen."
                 )
 
-    @recorded(lambda _, messages, version: {"version": version})
-    async def take(self, messages: list[Message], version: int) -> None:
-        """Replaces the weights. If it fails, no sample leaves any more."""
+    @recorded(lambda _, parts, version: {"version": version})
+    async def take(self, parts: list[Refs], version: int) -> None:
+        """Replaces the weights, by what the ranks say of each part. If it fails, no sample leaves any more."""
         self.refuse_if_wrong()
         in_flight = self.config.pipeline.in_flight
         async with self.engine.paused() if in_flight else self.turns.alone(), self.weights:
             self.proved.clear()
             await self.engine.wake("weights")
             await self.engine.call("start_weight_update")
-            async for update in self.receiver.updates(messages):
+            async for update in self.receiver.updates(parts):
                 await self.engine.call("update_weights", update_info=update)
             await self.engine.call("finish_weight_update")
             if not in_flight:  # else the salt keeps prompts of different weights apart
@@ -186,9 +187,10 @@ class Turns:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Weights on their way: the transport's messages, what the weights are called, and the policy's fingerprint of each tensor."""
+    """Weights on their way: what the ranks say of each part, what the weights are called, and the policy's fingerprint of each
+    tensor, when all is sent."""
 
-    messages: list[Message]
+    parts: list[Refs]
     version: int
     prints: dict[str, str]
 
@@ -230,19 +232,19 @@ class RolloutGroup:
         """Has every engine take the weights. An engine that comes later takes them too. `sending` are the calls of who still
         sends them; returns their answers."""
         self.delivery = delivery
-        found = self.crew.call(
-            "take", delivery.messages, delivery.version, doing="taking weights", beside=sending or {}
-        )
-        return {name: answer for name, answer in found.items() if name in (sending or {})}
+        found = self.crew.call("take", delivery.parts, delivery.version, doing="taking weights", beside=sending)
+        return {name: found[name] for name in sending or {}}
 
     def prove(self) -> None:
         """Has every engine compare what it took with what the policy has. One that is wrong says so when it is asked for samples."""
         if not (delivery := self.delivery) or not delivery.prints:
             return
+        asked = delivery.version, delivery.prints
         if self.config.cluster.device == "gpu":  # with memory that is taken while it generates
-            self.crew.call("prove", delivery.version, delivery.prints, doing="proving weights")
+            self.crew.call("prove", *asked, doing="proving weights")
         else:
-            self.calls("prove", delivery.version, delivery.prints)
+            with self.in_place():  # an engine that is coming has no weights yet, and proves them by itself
+                self.calls("prove", *asked)
 
     def catch_up(self, names: list[str]) -> None:
         """Gives engines that have just come the weights that the others have."""
@@ -253,7 +255,7 @@ class RolloutGroup:
             raise WorkerLost(f"{', '.join(names)} cannot be given the present weights again by this sync.transport")
         version = delivery.version
         try:
-            self.crew.call("take", delivery.messages, version, doing="taking weights again", only=names)
+            self.crew.call("take", delivery.parts, version, doing="taking weights again", only=names)
         except WorkerFailed as error:  # whose memory it is may be gone; the ranks may be busy, so they are not asked
             raise WorkerLost(
                 f"weights of version {version} cannot be given to {', '.join(names)} again: {error}"

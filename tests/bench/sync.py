@@ -96,7 +96,7 @@ def main() -> None:
         starts = [rank.start.remote(address, port, str(model), asked.transport) for rank in ranks]
         ray.get([*starts, engine.start.remote(str(model), asked.transport, 7)])
         invitation = ray.get([rank.invite.remote() for rank in ranks])[0]
-        ray.get(engine.connect.remote(invitation))
+        ray.get([worker.connect.remote(invitation) for worker in [*ranks, engine]])
         workers = [*ranks, engine]
 
         def verifying(worker: Any, sync: Any) -> None:
@@ -112,18 +112,16 @@ def main() -> None:
                 sync = dataclasses.replace(config.sync, verify=verify)
                 ray.get([worker.__ray_call__.remote(verifying, sync) for worker in workers])
                 before, began = cpu(), time.perf_counter()
-                messages = ray.get([rank.begin.remote() for rank in ranks])
-                sending, taking = [rank.send.remote(messages[0]) for rank in ranks], None
-                if messages[0]:
-                    taking = engine.take.remote(messages, i)
-                answers = ray.get(sending)
+                parts = [[rank.send.remote(part) for rank in ranks] for part in range(invitation["parts"])]
+                printing, taking = [rank.prints.remote() for rank in ranks], engine.take.remote(parts, i)
+                prints = of_ranks(ray.get(printing))
                 sent = time.perf_counter()
-                ray.get(taking or engine.take.remote([message for message, _ in answers], i))
+                ray.get(taking)
                 taken = time.perf_counter()
-                wrong = ray.get(engine.prove.remote(i, of_ranks([prints for _, prints in answers]))) if verify else ""
+                wrong = ray.get(engine.prove.remote(i, prints)) if verify else ""
                 proved, after = time.perf_counter(), cpu()
                 assert not wrong, wrong
-                del answers
+                del parts
                 print(
                     f"copy {plain:.2f} s; verify {verify!s:5} send {sent - began:.2f} s, take {taken - sent:.2f} s"
                     f"{f', engine proves {proved - taken:.2f} s' if verify else ''}; {after - before:.2f} CPU s",

@@ -6,6 +6,7 @@ from typing import Any
 from rlsys.config import Config
 from workers.critic import CriticRank
 from workers.policy import PolicyRank
+from workers.sync import host_memory
 
 
 class Again:
@@ -27,6 +28,10 @@ class Again:
 
 
 class PolicyAgain(Again, PolicyRank):
+    def in_buckets_of(self, size: int) -> None:
+        """From the next invitation on."""
+        host_memory.buckets.__defaults__ = (size,)
+
     def steepen(self, factor: float) -> None:
         """From now on the gradient below the last layer is multiplied by this."""
 

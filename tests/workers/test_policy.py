@@ -1,7 +1,6 @@
 """The policy on real DeepSpeed: one update is the same however it is cut up."""
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rlsys.failures import WorkerFailed
 from rlsys.packing import pack, token_weights, unpack
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 from workers.policy import PolicyGroup
-from workers.sync.host_memory import view
+from workers.sync.host_memory import mapped, view
 
 STEPS = 5
 LR = 2e-4
@@ -69,12 +68,14 @@ def train(
 
 def weights(group: PolicyGroup) -> torch.Tensor:
     """All parameters as the engines would get them."""
-    message = group.all.all("begin")[0]
-    group.all.all("send", message)
-    size = os.stat(message["path"]).st_size
-    memory = torch.from_file(message["path"], shared=True, size=size, dtype=torch.uint8)
+    invitation = group.all.all("invite")[0]
+    group.all.all("connect", invitation)
+    for part in range(invitation["parts"]):
+        group.all.all("send", part)
+    group.all.all("prints")
+    memory = mapped(invitation["path"])
     return torch.cat(
-        [view(memory, d, s, o).flatten().clone() for bucket in message["buckets"] for _, d, s, o in bucket]
+        [view(memory, d, s, o).flatten().clone() for bucket in invitation["buckets"] for _, d, s, o in bucket]
     )
 
 

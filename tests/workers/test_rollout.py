@@ -23,9 +23,9 @@ from workers.model import load_packed
 from workers.policy import PolicyGroup
 from workers.proof import of_ranks
 from workers.rollout import Delivery, RolloutGroup, RolloutWorker
-from workers.sync.host_memory import HostMemory, mapped, view
+from workers.sync.host_memory import BUCKET, HostMemory, view
 from workers.sync.outgoing import Outgoing
-from workers.sync.shared_memory import Sender, written
+from workers.sync.shared_memory import Sender
 from workers.waiting import Watch
 
 PAIR = ("rollout.max_sequences=8",)  # two engines
@@ -154,6 +154,9 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
 ) -> None:
     group = engines(*which, transport=transport)
     policy = policy(changed(group.config, "policy", zero_stage=stage), group, transport)
+    policy.all.all("in_buckets_of", 1 << 17)
+    policy.connect(group)
+    assert policy.invitation["parts"] > 3
     before = generated(group, requests(tokenizer))
 
     batch = batch_of(tokenizer, before)
@@ -167,6 +170,7 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
     assert [s.text for s in stale] == [s.text for s in before], "engines keep their weights until the sync"
 
     policy.sync(1)
+    policy.all.all("in_buckets_of", BUCKET)
     after = generated(group, requests(tokenizer))
     assert [s.text for s in after] != [s.text for s in before]
     assert {s.version for s in after} == {1}
@@ -266,17 +270,19 @@ class Sent:
         lm = AutoModelForCausalLM.from_pretrained(model)
         self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
         self.sender, self.events = Sender(0, 1, 1), list[dict[str, Any]]()
-        invitation = self.sender.invite([(n, "float32", list(w.shape)) for n, w in self.weights.items()]) | {"cut": 1}
-        message, outgoing = self.sender.begin(), outgoing_of(self.weights)
-        self.sender.send(outgoing, message)
-        self.delivery = Delivery([message], 1, of_ranks([outgoing.prints]))
+        manifest = [(n, "float32", list(w.shape)) for n, w in self.weights.items()]
+        self.invitation = self.sender.invite(manifest) | {"manifest": manifest, "cut": 1}
+        self.sender.connect(self.invitation)
+        outgoing = outgoing_of(self.weights)
+        self.sender.send(outgoing, 0)
+        self.delivery = Delivery([[]], 1, of_ranks([outgoing.prints]))
 
         watch = Watch(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
         self.group = RolloutGroup(
             config, lambda name: spawn(RolloutWorker, config, 0, environment=CPU_ENVIRONMENT), watch
         )
         self.group.start(model, "shared_memory", 7)
-        self.group.connect(invitation)
+        self.group.connect(self.invitation)
 
     @property
     def engine(self) -> Any:
@@ -296,40 +302,44 @@ class Sent:
 
 
 def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
-    def taken(message: dict[str, Any], version: int = 1, expected: dict[str, str] = sent.delivery.prints) -> str:
-        ray.get(sent.engine.__ray_call__.remote(lambda worker: setattr(worker, "wrong", "")))
-        ray.get(sent.engine.take.remote([message], 1))
+    def taken(version: int = 1, expected: dict[str, str] = sent.delivery.prints, **told: Any) -> str:
+        invitation = sent.invitation | told
+
+        def believing(worker: Any) -> None:
+            worker.wrong = ""
+            worker.receiver.init_info(invitation, 0, 1)
+
+        ray.get(sent.engine.__ray_call__.remote(believing))
+        ray.get(sent.engine.take.remote([[]], 1))
         return str(ray.get(sent.engine.prove.remote(version, expected)))
 
-    [message], memory = sent.delivery.messages, sent.sender.memory.bytes
-    assert taken(message) == ""
-    assert taken(message, version=2) == "it has version 1"
-    [whole] = message["buckets"]
+    memory = sent.sender.memory
+    assert taken() == ""
+    assert taken(version=2) == "it has version 1"
+    [whole] = sent.invitation["buckets"]
     layout = {name: place for name, *place in whole}
 
     up = "model.layers.1.mlp.up_proj.weight"
     view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
-    assert taken(message) == f"1 of 26 tensors differ: {up}"
+    assert taken() == f"1 of 26 tensors differ: {up}"
     view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
 
     q, k = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
     exchanged = {q: k, k: q}
     swapped = [(exchanged.get(name, name), *place) for name, *place in whole]
-    assert taken(message | {"buckets": [swapped]}) == f"2 of 26 tensors differ: {q} (it holds {k}), {k} (it holds {q})"
+    assert taken(buckets=[swapped]) == f"2 of 26 tensors differ: {q} (it holds {k}), {k} (it holds {q})"
     with pytest.raises(ray.exceptions.RayTaskError, match=f"WrongWeights: .* 2 of 26 tensors differ: {q}"):
-        ray.get(sent.engine.take.remote([message], 2))
+        ray.get(sent.engine.take.remote([[]], 2))
 
-    assert taken(message) == "", "and takes them whole again"
+    assert taken() == "", "and takes them whole again"
 
     others = HostMemory(len(memory))  # the next version of the weights, one of which never comes
     outgoing = outgoing_of({n: w * 2 for n, w in sent.weights.items()})
     for bucket in outgoing.shares:
         outgoing.copy(bucket, whole, others.bytes)
-    written(others.bytes, 1)[0] = 1
     without = [place for place in whole if place[0] != up]
     expected = of_ranks([outgoing.prints])
-    message |= {"path": others.path, "buckets": [without]}
-    assert taken(message, 1, expected) == f"1 of 26 tensors differ: {up}"
+    assert taken(1, expected, path=others.path, buckets=[without]) == f"1 of 26 tensors differ: {up}"
 
 
 def test_no_sample_leaves_an_engine_that_has_other_weights(sent: Sent, tokenizer: Any) -> None:
@@ -345,7 +355,7 @@ def test_no_sample_leaves_an_engine_that_has_other_weights(sent: Sent, tokenizer
         ("replaced", wrong + down),
     ]
 
-    mapped(sent.delivery.messages[0]["path"])[1234] ^= 1
+    sent.sender.memory[1234] ^= 1
     sent.take()
     with pytest.raises(WorkerLost, match=r"no longer whole: 1 of 26 tensors differ: model\.embed_tokens\.weight"):
         next(sent.group.generate(requests(tokenizer)))

@@ -4,7 +4,7 @@
     engine:      picks the handle of its own GPU for each tensor, through vLLM's `ipc` backend
     every rank:  lets go of the memory once all engines have answered
 
-One message holds all. Nothing is packed: weights that lie on the GPU whole, in the engines' dtype, are read where they are.
+One part holds all. Nothing is packed: weights that lie on the GPU whole, in the engines' dtype, are read where they are.
 
 Written from vLLM's sources; see tests/gpu for what has been run.
 """
@@ -12,6 +12,7 @@ Written from vLLM's sources; see tests/gpu for what has been run.
 from collections.abc import AsyncIterator
 from typing import Any
 
+from workers.sync.arrivals import Refs, arrived
 from workers.sync.host_memory import Entry, Message
 from workers.sync.outgoing import Outgoing
 
@@ -25,15 +26,12 @@ class Sender:
         self.held: list[Any] = []
 
     def invite(self, manifest: list[Entry]) -> Message:
-        return {"manifest": manifest}
+        return {"parts": 1}
 
-    def connect(self) -> None:
+    def connect(self, invitation: Message) -> None:
         pass
 
-    def begin(self) -> Message:
-        return {}
-
-    def send(self, outgoing: Outgoing, begun: Message) -> Message:
+    def send(self, outgoing: Outgoing, part: int) -> Message:
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -62,7 +60,8 @@ class Receiver:
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
         return {}
 
-    async def updates(self, messages: list[Message]) -> AsyncIterator[dict[str, Any]]:
+    async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:
+        messages = await arrived(parts[0])
         first = messages[0]
         handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))]
         yield {

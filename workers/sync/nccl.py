@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from workers.process import free_port
+from workers.sync.arrivals import Refs
 from workers.sync.host_memory import Entry, Message
 from workers.sync.outgoing import Outgoing
 
@@ -29,21 +30,17 @@ class Sender:
             return {}
         self.address, self.port = ray.util.get_node_ip_address(), free_port()
         names, dtypes, shapes = zip(*manifest, strict=True)
-        self.invitation = {
+        return {
+            "parts": 1,
             "address": self.address,
             "port": self.port,
             "world": self.world,
             "names": list(names),
             "dtypes": list(dtypes),
             "shapes": list(shapes),
-            "manifest": manifest,
         }
-        return self.invitation
 
-    def begin(self) -> Message:
-        return {} if self.rank else self.invitation
-
-    def connect(self) -> None:
+    def connect(self, invitation: Message) -> None:
         if self.rank:
             return
         import torch
@@ -53,11 +50,11 @@ class Sender:
         meeting = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
         self.group = PyNcclCommunicator(meeting, device=torch.cuda.current_device())
 
-    def send(self, outgoing: Outgoing, begun: Message) -> Message:
+    def send(self, outgoing: Outgoing, part: int) -> None:
         if self.rank:
             for _ in outgoing:  # takes part in gathering ZeRO-3 partitions
                 pass
-            return {}
+            return
         import torch
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
@@ -65,7 +62,6 @@ class Sender:
             iterator=outgoing.cast(), group=self.group, src=0, post_iter_func=lambda item: item[1]
         )
         torch.cuda.synchronize()
-        return {}
 
     def sent(self) -> None:
         pass
@@ -75,6 +71,7 @@ class Receiver:
     backend = "nccl"
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
+        self.invitation = invitation
         info = {
             "master_address": invitation["address"],
             "master_port": invitation["port"],
@@ -82,12 +79,11 @@ class Receiver:
         }
         return info | {"rank_offset": 1 + engine * tensor_parallel} | self._packed("init")
 
-    async def updates(self, messages: list[Message]) -> AsyncIterator[dict[str, Any]]:
-        first = messages[0]
+    async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:
         yield {
-            "names": first["names"],
-            "dtype_names": first["dtypes"],
-            "shapes": first["shapes"],
+            "names": self.invitation["names"],
+            "dtype_names": self.invitation["dtypes"],
+            "shapes": self.invitation["shapes"],
         } | self._packed("update")
 
     def _packed(self, call: str) -> dict[str, bool]:

@@ -23,7 +23,7 @@ class Outgoing:
     """What the policy has, bucket by bucket; a transport goes through it once, on every rank, in one of two ways:
 
     iter(outgoing)      whole tensors, the same on all ranks: with ZeRO 3 they are gathered from all, bucket by bucket
-    outgoing.shares     of each bucket what this rank is to send, which it has: nobody waits for anybody
+    outgoing.shares     an iterator over what this rank is to send of each bucket, which it has: nobody waits for anybody
 
     `Outgoing([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)`
     `prints` will hold, in `dtype`, the fingerprint of each part of what was copied or cast, by tensor, unless `verify` is off.
@@ -37,7 +37,8 @@ class Outgoing:
         verify: bool = True,
         by_place: bool = False,
     ):
-        self.wholes, self.shares, self.dtype, self.verify, self.by_place = wholes, shares, dtype, verify, by_place
+        self.wholes, self.shares = wholes, iter(shares)
+        self.dtype, self.verify, self.by_place = dtype, verify, by_place
         self.prints: dict[str, list[int]] = {}
 
     def __iter__(self) -> Iterator[Tensors]:

@@ -1,21 +1,18 @@
 """Weights between processes of one host: written by the policy's ranks, each what it has, and mapped by every engine.
 
-rank 0:  begin ──▶ {"path": "/proc/123/fd/9", "ranks": 2, "buckets": [[(name, dtype, shape, offset), …], …]}
-ranks:   map the path, copy bucket by bucket, and say at its end how many they have written
-engine:  map the path, load each bucket as soon as all ranks have written it
-rank 0:  may begin again once all engines have answered
+rank 0:  invites to {"path": "/proc/123/fd/9", "buckets": [[(name, dtype, shape, offset), …], …]}
+ranks:   map the path, copy bucket by bucket
+engine:  maps the path, loads each bucket as soon as all ranks have written it
 
 The memory is as large as the model in the engines' dtype.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from workers.sync.host_memory import ALIGN, BACKEND, Entry, HostMemory, Mapping, Message, buckets, places
+from workers.sync.arrivals import Refs, arrived
+from workers.sync.host_memory import BACKEND, Entry, HostMemory, Mapping, Message, buckets, places
 from workers.sync.outgoing import Outgoing
-
-LOOK_S = 0.001  # between two looks whether a bucket is there
 
 
 class Sender:
@@ -24,32 +21,22 @@ class Sender:
     by_shares = True
 
     def __init__(self, rank: int, ranks: int, receivers: int):
-        self.rank, self.ranks, self.mapping = rank, ranks, Mapping()
+        self.rank = rank
 
     def invite(self, manifest: list[Entry]) -> Message:
         self.layout, size = places(manifest)
-        if self.rank == 0:
-            self.memory = HostMemory(size + ALIGN * self.ranks)
-            where = {place[0]: place for place in self.layout}
-            parts = [[where[name] for name, *_ in bucket] for bucket in buckets(manifest)]
-            self.message = {"path": self.memory.path, "ranks": self.ranks, "buckets": parts}
-        return {"manifest": manifest}
-
-    def connect(self) -> None:
-        pass
-
-    def begin(self) -> Message:
         if self.rank:
             return {}
-        written(self.memory.bytes, self.ranks)[:] = 0
-        return self.message
+        self.own = HostMemory(size)
+        where = {place[0]: place for place in self.layout}
+        parts = [[where[name] for name, *_ in bucket] for bucket in buckets(manifest)]
+        return {"parts": len(parts), "path": self.own.path, "buckets": parts}
 
-    def send(self, outgoing: Outgoing, begun: Message) -> Message:
-        memory = self.mapping.of(begun["path"]) if self.rank else self.memory.bytes  # mapped there already
-        for number, bucket in enumerate(outgoing.shares, 1):
-            outgoing.copy(bucket, self.layout, memory)
-            written(memory, self.ranks)[self.rank] = number
-        return {}
+    def connect(self, invitation: Message) -> None:
+        self.memory = Mapping().of(invitation["path"]) if self.rank else self.own.bytes  # mapped there already
+
+    def send(self, outgoing: Outgoing, part: int) -> None:
+        outgoing.copy(next(outgoing.shares), self.layout, self.memory)
 
     def sent(self) -> None:
         pass
@@ -58,23 +45,11 @@ class Sender:
 class Receiver:
     backend = BACKEND
 
-    def __init__(self) -> None:
-        self.mapping = Mapping()
-
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
+        self.path, self.buckets = invitation["path"], invitation["buckets"]
         return {}
 
-    async def updates(self, messages: list[Message]) -> AsyncIterator[dict[str, Any]]:
-        path, ranks = messages[0]["path"], messages[0]["ranks"]
-        there = written(self.mapping.of(path), ranks)
-        for number, layout in enumerate(messages[0]["buckets"], 1):
-            while there.min() < number:
-                await asyncio.sleep(LOOK_S)
-            yield {"path": path, "layout": layout}
-
-
-def written(memory: Any, ranks: int) -> Any:
-    """How many buckets each rank has written."""
-    import torch
-
-    return memory[-ALIGN * ranks :].view(torch.int64).numpy()[:: ALIGN // 8]
+    async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:
+        for refs, layout in zip(parts, self.buckets, strict=True):
+            await arrived(refs)
+            yield {"path": self.path, "layout": layout}

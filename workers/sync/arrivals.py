@@ -1,0 +1,17 @@
+"""How engines follow what policy ranks send, part by part."""
+
+import asyncio
+from typing import Any
+
+from ray.exceptions import RayError
+
+Refs = list[Any]  # to what each rank says of a part, by rank
+
+
+async def arrived(refs: Refs) -> list[Any]:
+    """What the ranks say of a part, once all have sent it."""
+    try:
+        return list(await asyncio.gather(*refs))
+    except RayError:  # the driver hears of it from the rank itself, and ends this engine with everything else
+        await asyncio.Future()
+        raise
