@@ -21,11 +21,12 @@ MOMENTS = ("load", "generate", "score", "update", "reduce", "step", "sync", "sav
 REDUCE_BUCKET = 500_000_000  # elements of DeepSpeed's buffer for gradients on their way
 LIVE = 1_000_000_000  # parameters that ZeRO 3 keeps gathered
 SYNC_BUCKET, PACKED = 512 * MIB, GIB  # of workers/sync, and of vLLM's transport by NCCL
-MALLOC = 1.75  # on CPU: what activations take over what they are, in pieces that were freed and are kept. Measured
+# On CPU: what activations take over what they are, in pieces that were freed and are kept; of a policy with ZeRO 3. Measured
+MALLOC, MALLOC_3 = 1.75, 2.0
 PADDING = 1.1  # cells of attention's blocks, over the tokens in them
 # A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model.
-IMPORTS = {"policy": 475, "critic": 475, "reference": 440, "rollout": 575, "reward": 132, "driver": 600}  # MiB
-STAGE_3 = 40  # MiB more with ZeRO 3
+IMPORTS = {"policy": 440, "critic": 440, "reference": 415, "rollout": 575, "reward": 132, "driver": 600}  # MiB
+ZERO = {0: 0, 1: 35, 2: 35, 3: 50}  # MiB more of a rank, by stage
 # Assumed, not measured: a process's CUDA context with the libraries' own buffers, and NCCL's.
 CUDA, NCCL, ASLEEP = 0.7 * GIB, 0.5 * GIB, 1.2 * GIB
 ENGINE_WORK = 8192  # tokens that vLLM computes in one go at most, on GPUs
@@ -126,7 +127,8 @@ def computing(
             stays, work = model.layers * tokens * width * model.hidden, work + one
         else:
             stays = model.layers * one
-    kept_by_malloc = MALLOC if c.cluster.device == "cpu" else 1.0
+    on_cpu = MALLOC_3 if training and c.policy.zero_stage == 3 else MALLOC
+    kept_by_malloc = on_cpu if c.cluster.device == "cpu" else 1.0
     if words > work:
         return {"activations": stays * kept_by_malloc, "logits": words}
     return {"activations": (stays + work) * kept_by_malloc}
@@ -177,7 +179,7 @@ def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, fi
     samples = t.prompts_per_step * t.samples_per_prompt
     tokens, scored = pack_tokens(c, lengths, samples // t.updates_per_step, ranks)
     all_tokens, all_scored = pack_tokens(c, lengths, samples, ranks)
-    imports = (IMPORTS[role] + STAGE_3 * (c.policy.zero_stage == 3)) * MIB
+    imports = (IMPORTS[role] + ZERO[c.policy.zero_stage]) * MIB
     fixed: Parts = {"fixed": imports if cpu else CUDA + NCCL * (ranks > 1)}
     off, off_weights = c.policy.offload_optimizer, c.policy.offload_params
     held = together({"weights": 0 if off_weights else z.weights, "optimizer": 0 if off else z.state}, fixed)
