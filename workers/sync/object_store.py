@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from workers.sync.arrivals import Refs, arrived
-from workers.sync.host_memory import BACKEND, WIDTH, Entry, HostMemory, Message, Place, buckets, places
-from workers.sync.outgoing import Outgoing, Share
+from workers.sync.host_memory import BACKEND, WIDTH, Entry, HostMemory, Message, buckets, places
+from workers.sync.outgoing import Outgoing
 
-Piece = tuple[np.ndarray[Any, Any], list[tuple[int, int, int]]]
+Piece = tuple[np.ndarray[Any, Any], list[tuple[int, int, int]]]  # bytes, and which of them go where
 
 
 class Sender:
@@ -26,7 +26,9 @@ class Sender:
     by_shares = True
 
     def __init__(self, rank: int, ranks: int, receivers: int):
-        pass
+        import torch
+
+        self.memory = torch.empty(0, dtype=torch.uint8)
 
     def invite(self, manifest: list[Entry]) -> Message:
         self.layouts, sizes = zip(*(places(bucket) for bucket in buckets(manifest)), strict=True)
@@ -36,24 +38,19 @@ class Sender:
         pass
 
     def send(self, outgoing: Outgoing, part: int) -> Piece:
-        return taken(outgoing, next(outgoing.shares), self.layouts[part])
+        shares = next(outgoing.shares)
+        of = {name: (dtype, offset) for name, dtype, _, offset in self.layouts[part]}
+        own, size = places([(name, of[name][0], [elements.numel()]) for name, _, elements in shares])
+        if size > len(self.memory):  # kept: the first look at each page is dear
+            self.memory = self.memory.new_empty(size)
+        outgoing.copy([(name, 0, elements) for name, _, elements in shares], own, self.memory)
+        moves = []
+        for (name, first, elements), (_, dtype, _, at) in zip(shares, own, strict=True):
+            moves.append((of[name][1] + first * WIDTH[dtype], at, elements.numel() * WIDTH[dtype]))
+        return self.memory[:size].numpy(), moves
 
     def sent(self) -> None:
         pass
-
-
-def taken(outgoing: Outgoing, shares: list[Share], layout: list[Place]) -> Piece:
-    """Bytes, and which of them go where."""
-    import torch
-
-    of = {name: (dtype, offset) for name, dtype, _, offset in layout}
-    own, size = places([(name, of[name][0], [elements.numel()]) for name, _, elements in shares])
-    flat = torch.empty(size, dtype=torch.uint8)
-    outgoing.copy([(name, 0, elements) for name, _, elements in shares], own, flat)
-    moves = []
-    for (name, first, elements), (_, dtype, _, at) in zip(shares, own, strict=True):
-        moves.append((of[name][1] + first * WIDTH[dtype], at, elements.numel() * WIDTH[dtype]))
-    return flat.numpy(), moves
 
 
 class Receiver:
