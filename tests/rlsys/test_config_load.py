@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsys import config, config_load
+from rlsys import config, config_load, config_suggest
 from rlsys.config import Config, ConfigError, Function
 from rlsys.config_load import load
 
@@ -325,8 +325,8 @@ def test_a_name_of_another_library_leads_to_ours(refused, key, ours):
 
 def test_names_of_other_libraries_lead_to_options_there_are_and_are_no_name_of_ours():
     ours = {*config_load.flatten(Config())}
-    assert {*config_load.ELSEWHERE.values()} <= ours
-    assert not {*config_load.ELSEWHERE} & {part for key in ours for part in key.split(".")}
+    assert {*config_suggest.ELSEWHERE.values()} <= ours
+    assert not {*config_suggest.ELSEWHERE} & {part for key in ours for part in key.split(".")}
 
 
 def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_only_options_there_are():
@@ -347,7 +347,7 @@ def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_onl
         for name in re.findall(r"`([^`]+)`", "".join(elsewhere))
         for parts in (1, 2)
     }
-    assert {*config_load.ELSEWHERE.items()} <= named
+    assert {*config_suggest.ELSEWHERE.items()} <= named
     assert {ours for _, ours in named} <= {*config_load.flatten(Config())}
 
 

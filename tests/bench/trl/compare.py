@@ -2,7 +2,7 @@
 
     python tests/bench/trl/compare.py                    # 8 M parameters, 128 tokens at most, mean about 60
     python tests/bench/trl/compare.py --case small       # 0.6 M parameters, every completion of 32 tokens
-    python tests/bench/trl/compare.py --rounds 1 --steps 6 --only rlsys
+    python tests/bench/trl/compare.py --rounds 1 --steps 6 --only rlsys ahead
 
 Both get the same Hugging Face directory with random weights and 64 tokens, the same prompts (16 tokens each, so that TRL has none
 to pad), 16 × 8 samples and one optimizer update per step, temperature 1, float32, no KL, a reward that costs nothing, and a learning
@@ -14,6 +14,7 @@ scores no old log-probs, as generation and update are in step; and makes one for
 Gradient checkpointing, on by default, is off, and so are logging and saving. Larger and smaller micro-batches are tried.
 What a step of rlsys does: all that `rlsys train` does, with its defaults. Samples come from vLLM in other processes; rewards are judged
 in another; every sample is written to disk; the engines take the weights after each update and prove them, tensor by tensor.
+`ahead` is rlsys with `pipeline.max_lag=1`: it samples the next batch while it trains on one, so samples are one update old.
 
 TRL is installed into an environment of its own, by default in the user's cache.
 """
@@ -37,7 +38,7 @@ from models import CASES, Case, save_case
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SAMPLES = 128
-SIDES = ("rlsys", "TRL")
+SIDES = ("rlsys", "ahead", "TRL")
 Rates = dict[str, list[float]]  # samples per second, by way, in each round
 PACKAGES = ["torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate==1.15.0"]
 
@@ -53,6 +54,7 @@ RLSYS = {
     "2 engines, 2 ranks": ["rollout.engines=2", "policy.ranks=2"],
     "2 engines, 1 rank of 2 threads": ["rollout.engines=2", "policy.ranks=1", "policy.threads=2"],
 }
+AHEAD = {"1 engine, 1 rank": ["rollout.engines=1", "policy.ranks=1", "pipeline.max_lag=1"]}
 
 
 def installed(venv: Path) -> Path:
@@ -148,7 +150,7 @@ def of(side: str, rates: Rates) -> Rates:
 
 
 def near_the_best(rates: Rates) -> list[str]:
-    """The ways of either side that were not a tenth slower than its fastest in the first round."""
+    """The ways of each side that were not a tenth slower than its fastest in the first round."""
     return [
         what
         for side in SIDES
@@ -163,21 +165,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="that count, of each run")
     parser.add_argument("--warm-up", type=int, default=3, help="steps before them")
-    parser.add_argument("--only", choices=["rlsys", "trl"], help="one side alone")
+    parser.add_argument("--only", choices=SIDES, nargs="+", default=SIDES, help="not the others")
     parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "rlsys" / "bench-trl")
     asked = parser.parse_args()
     case = CASES[asked.case]
-    python = installed(asked.venv) if asked.only != "rlsys" else Path()
+    python = installed(asked.venv) if "TRL" in asked.only else Path()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print(f"{save_case(case, folder / 'model') / 1e6:.2f} M parameters", flush=True)
         ways: dict[str, Callable[[int], Run]] = {}
-        if asked.only != "trl":
-            for what, settings in RLSYS.items():
-                ways[f"rlsys, {what}"] = lambda seed, s=settings: run_rlsys(  # type: ignore[misc]
+        for side, of_side in (("rlsys", RLSYS), ("ahead", AHEAD)):
+            for what, settings in of_side.items() if side in asked.only else ():
+                ways[f"{side}, {what}"] = lambda seed, s=settings: run_rlsys(  # type: ignore[misc]
                     case, s, folder, asked.steps, asked.warm_up, seed
                 )
-        if asked.only != "rlsys":
+        if "TRL" in asked.only:
             for what, way in TRL.items():
                 ways[f"TRL, {what}"] = lambda seed, w=way: run_trl(  # type: ignore[misc]
                     python, case, w, folder, asked.steps, asked.warm_up, seed
@@ -193,17 +195,14 @@ def main() -> None:
                     f"mean length {found.length:.1f}  {phases}",
                     flush=True,
                 )
-    best = {
-        side: max(near_the_best(of(side, rates)), key=lambda w: statistics.median(rates[w]), default="")
-        for side in SIDES
-    }
-    for what in filter(None, best.values()):
+    best = {side: max(near_the_best(of(side, rates)), key=lambda w: statistics.median(rates[w])) for side in asked.only}
+    for what in best.values():
         print(
             f"best: {what}: {statistics.median(rates[what]):.1f} samples/s ({min(rates[what]):.1f} to {max(rates[what]):.1f})"
         )
-    if all(best.values()):
-        ratios = [a / b for a, b in zip(rates[best["rlsys"]], rates[best["TRL"]], strict=True)]
-        print(f"rlsys over TRL: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    for side in best.keys() - {"TRL"} if "TRL" in best else ():
+        ratios = [a / b for a, b in zip(rates[best[side]], rates[best["TRL"]], strict=True)]
+        print(f"{side} over TRL: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":
