@@ -6,12 +6,13 @@ from typing import Any
 from ray.exceptions import RayError
 
 Refs = list[Any]  # to what each rank says of a part, by rank
+GRACE_S = 10.0  # in which the driver hears from a rank itself that it failed, and ends this engine with everything else
 
 
 async def arrived(refs: Refs) -> list[Any]:
     """What the ranks say of a part, once all have sent it."""
     try:
         return list(await asyncio.gather(*refs))
-    except RayError:  # the driver hears of it from the rank itself, and ends this engine with everything else
-        await asyncio.Future()
+    except RayError:
+        await asyncio.sleep(GRACE_S)
         raise
