@@ -75,6 +75,7 @@ def main() -> None:
     if trainer.accelerator.is_main_process:
         found = {"ends": stopwatch.ends, "length": sum(lengths) / len(lengths)}
         Path(asked["out"]).write_text(json.dumps(found))
+    trainer.accelerator.end_training()  # several processes that just end sometimes abort
 
 
 if __name__ == "__main__":
