@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from rlsys.cache import cache
 from rlsys.config import Config, ConfigError
 from rlsys.failures import WorkerLost
 from rlsys.stopping import Stop
@@ -59,6 +60,14 @@ class Session:
             thread.join()
 
 
+def compiled(otherwise: Path) -> Path:
+    """Where layers that were compiled are kept for the next start; in another folder if that cannot be written."""
+    place = cache() / "compiled"
+    with contextlib.suppress(OSError):
+        place.mkdir(parents=True, exist_ok=True)
+    return place if os.access(place, os.W_OK) else otherwise / "compiled"
+
+
 @contextlib.contextmanager
 def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     """Connects to `cluster.address` or RAY_ADDRESS, or starts a private Ray."""
@@ -96,7 +105,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
     # Where libraries leave their things, in the workers and here.
     tempfile.tempdir = str(folder / "tmp")  # it would not look at TMPDIR again
-    os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "inductor")}
+    os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(compiled(folder / "tmp"))}
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
     keep_token_private()
     nursery = folder / "n" if config.cluster.device == "cpu" else None

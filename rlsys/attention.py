@@ -180,6 +180,7 @@ class Exact(torch.autograd.Function):
         return *torch.autograd.grad(out, (query, key, value), grad), None, None, None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # where layers are compiled, it stays as it is
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,

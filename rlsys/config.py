@@ -164,6 +164,7 @@ class Policy:
     tokens_per_pack: int = 4096  # tokens of one forward and backward
     logprob_chunk: int = 1024  # positions whose logits exist at one time
     gradient_checkpointing: bool = False  # recompute activations in the backward pass
+    compile: bool = False  # layers are compiled at their first use: some 20 s, then shorter updates; ZeRO 0-2
     lr: float = 1e-6  # peak learning rate (AdamW)
     lr_schedule: str = "constant"  # constant | linear | cosine, after the warm-up
     warmup_updates: int = 0  # optimizer updates of linear warm-up

@@ -197,6 +197,16 @@ def check(config: Config) -> list[str]:
         not c.policy.offload_params or c.policy.zero_stage == 3,
         f"policy.offload_params needs policy.zero_stage 3; it is {c.policy.zero_stage}.",
     )
+    need(
+        not c.policy.compile or c.policy.zero_stage < 3,
+        "policy.compile is there for policy.zero_stage 0, 1 and 2: ZeRO 3 gathers weights in the middle of layers, and what was "
+        "compiled would be compiled again and again. Use one of those, or policy.compile false.",
+    )
+    need(
+        not (c.policy.compile and c.rollout.exact),
+        "rollout.exact needs the policy to compute as engines do, and compiled layers round otherwise. Use policy.compile false, "
+        "or rollout.exact false.",
+    )
     between = c.pipeline.max_lag - bool(c.rollout.oversample)  # updates while a batch is sampled or waits
     need(
         not c.pipeline.in_flight or between >= 1,

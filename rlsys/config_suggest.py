@@ -142,6 +142,8 @@ ELSEWHERE = {
     "l2": "policy.weight_decay",
     "ppo_max_token_len_per_gpu": "policy.tokens_per_pack",
     "train_max_tokens_per_gpu": "policy.tokens_per_pack",
+    "use_torch_compile": "policy.compile",
+    "torch_compile": "policy.compile",
     "optimizer_offload": "policy.offload_optimizer",
     "adam_offload": "policy.offload_optimizer",
     "lambd": "critic.lam",

@@ -160,6 +160,13 @@ class Trial:
 Supposed = Iterator[Supposition | str]  # a str: why no more could be tried
 
 
+def compiled(trial: Trial) -> Supposed:
+    """Every variant is computed without; this one comes first, as all agree if compiled layers are the cause."""
+    if trial.config.policy.compile:
+        claim = "the trainer's compiled layers give other log-probs than the same layers as they are"
+        yield trial.supposed("compiled layers", claim, Variant((trial.now,)))
+
+
 def temperature(trial: Trial) -> Supposed:
     """The temperature that fits best."""
     now = trial.now.temperature
@@ -296,6 +303,7 @@ def attention(trial: Trial) -> Supposed:
 
 
 CAUSES: dict[str, Callable[[Trial], Supposed]] = {
+    "compiled layers": compiled,
     "temperature": temperature,
     "top-p": top_p,
     "top-k": top_k,

@@ -21,12 +21,14 @@ MOMENTS = ("load", "generate", "score", "update", "reduce", "step", "sync", "sav
 REDUCE_BUCKET = 500_000_000  # elements of DeepSpeed's buffer for gradients on their way
 LIVE = 1_000_000_000  # parameters that ZeRO 3 keeps gathered
 SYNC_BUCKET, PACKED = 512 * MIB, GIB  # of workers/sync, and of vLLM's transport by NCCL
-# On CPU: what activations take over what they are, in pieces that were freed and are kept; of a policy with ZeRO 3. Measured
-MALLOC, MALLOC_3 = 1.75, 2.0
+# On CPU: what activations take over what they are, in pieces that were freed and are kept; of a policy with ZeRO 3; of compiled
+# layers, which make fewer. Measured
+MALLOC, MALLOC_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
 PADDING = 1.1  # cells of attention's blocks, over the tokens in them
 # A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model.
 IMPORTS = {"policy": 440, "critic": 440, "reference": 415, "rollout": 575, "reward": 132, "driver": 600}  # MiB
 ZERO = {0: 0, 1: 35, 2: 35, 3: 50}  # MiB more of a rank, by stage
+COMPILER = 65  # MiB more where layers are compiled
 # Assumed, not measured: a process's CUDA context with the libraries' own buffers, and NCCL's.
 CUDA, NCCL, ASLEEP = 0.7 * GIB, 0.5 * GIB, 1.2 * GIB
 ENGINE_WORK = 8192  # tokens that vLLM computes in one go at most, on GPUs
@@ -90,11 +92,15 @@ def cells(c: Config, lengths: Lengths) -> float:
     return PADDING * (lengths.prompt + group * (lengths.prompt + lengths.new)) / own
 
 
-def kept(model: Model, width: int, cells: float) -> float:
-    """Bytes that a layer keeps of a token for the backward pass; counted with torch's hooks for saved tensors."""
+def kept(model: Model, width: int, cells: float, compiled: bool = False) -> float:
+    """Bytes that a layer keeps of a token for the backward pass; counted with torch's hooks for saved tensors. Compiled, it computes
+    norms and gates again."""
     h, q, kv, i = model.hidden, model.queries, model.keys, model.work.inner
     q_cells, kv_cells = 2 * PADDING * q, 2 * cells * kv  # queries and their results in blocks; keys and values
-    found = width * (4 * i + q + q_cells + kv_cells) + (24 if width == 4 else 16) * h + 4 * model.heads + 8
+    attention = width * (q + q_cells + kv_cells) + 4 * model.heads + 8
+    if compiled:
+        return width * (3 * i + 4 * h) + attention
+    found = width * 4 * i + attention + (24 if width == 4 else 16) * h
     if model.norms_of_heads:
         found += (q + kv) * (8 if width == 4 else 6)
     return found
@@ -122,16 +128,21 @@ def computing(
     stays = 0.0
     if training:
         width = WIDTH[c.policy.dtype]
-        one = tokens * kept(model, width, cells(c, lengths))
+        one = tokens * kept(model, width, cells(c, lengths), c.policy.compile)
         if c.policy.gradient_checkpointing:  # what a layer keeps is made again when its turn has come
             stays, work = model.layers * tokens * width * model.hidden, work + one
         else:
             stays = model.layers * one
-    on_cpu = MALLOC_3 if training and c.policy.zero_stage == 3 else MALLOC
+    on_cpu = MALLOC_3 if training and c.policy.zero_stage == 3 else MALLOC_COMPILED if c.policy.compile else MALLOC
     kept_by_malloc = on_cpu if c.cluster.device == "cpu" else 1.0
     if words > work:
         return {"activations": stays * kept_by_malloc, "logits": words}
     return {"activations": (stays + work) * kept_by_malloc}
+
+
+def before_model(c: Config, role: str) -> float:
+    """MiB of a process with a model of ours, before it has one."""
+    return float(IMPORTS[role] + COMPILER * c.policy.compile)
 
 
 # --- a model that learns ----------------------------------------------------------------------------------------------------
@@ -179,7 +190,7 @@ def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, fi
     samples = t.prompts_per_step * t.samples_per_prompt
     tokens, scored = pack_tokens(c, lengths, samples // t.updates_per_step, ranks)
     all_tokens, all_scored = pack_tokens(c, lengths, samples, ranks)
-    imports = (IMPORTS[role] + ZERO[c.policy.zero_stage]) * MIB
+    imports = (before_model(c, role) + ZERO[c.policy.zero_stage]) * MIB
     fixed: Parts = {"fixed": imports if cpu else CUDA + NCCL * (ranks > 1)}
     off, off_weights = c.policy.offload_optimizer, c.policy.offload_params
     held = together({"weights": 0 if off_weights else z.weights, "optimizer": 0 if off else z.state}, fixed)
@@ -213,7 +224,7 @@ def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, fi
         return Process(role, ranks, moments | {"load": together(load, fixed), "save": together(busiest, copies)})
     held_here = together(
         {"optimizer": z.state * off, "gradients": z.gradients * off, "weights": z.weights * off_weights},
-        {"fixed": IMPORTS[role] * MIB},
+        {"fixed": before_model(c, role) * MIB},
         shared,
     )
     step = together(held_here, {"optimizer": z.step * off})
@@ -314,7 +325,7 @@ def reference(c: Config, model: Model, lengths: Lengths) -> Process:
     tokens, scored = pack_tokens(c, lengths, t.prompts_per_step * t.samples_per_prompt, 1)
     held: Parts = {"weights": WIDTH[c.policy.dtype] * float(model.parameters)}
     work = computing(c, model, tokens, scored, lengths, False, True)
-    base: Parts = {"fixed": IMPORTS["reference"] * MIB}
+    base: Parts = {"fixed": before_model(c, "reference") * MIB}
     if c.cluster.device == "gpu" and c.reference.gpus:
         on_gpu: Parts = {"fixed": CUDA}
         moments = dict.fromkeys(MOMENTS[1:], together(held, on_gpu))

@@ -8,7 +8,6 @@ verifier can judge. The warm start teaches the model to copy the digits in any o
 import hashlib
 import inspect
 import itertools
-import os
 import random
 import shutil
 import sys
@@ -16,6 +15,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from rlsys.cache import cache
 
 DIGITS = 6
 WINDOW = 64  # tokens
@@ -50,12 +51,11 @@ def rows(name: str) -> list[dict[str, Any]]:
 def model_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Path:
     """The warm-started model for a seed as a Hugging Face directory, made on first use and kept in the user's cache."""
     recipe = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:10]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlsys"
-    folder = cache / f"tiny-{recipe}-seed{seed}"
+    folder = cache() / f"tiny-{recipe}-seed{seed}"
     if (folder / "config.json").is_file():
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(dir=cache, prefix=".making-"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
         make(beside, seed, note=note)
         beside.chmod(0o755)

@@ -26,6 +26,7 @@ def rescored(
 ) -> list[Floats]:
     """Log-probs [K, samplings] of each pack under a variant. `lm` is the model inside `score`."""
     with contextlib.ExitStack() as changes:
+        changes.enter_context(torch.compiler.set_stance("force_eager"))  # compiled layers would not see what is changed
         coarse = variant.dtype == "bfloat16"
         changes.enter_context(truncated(lm.get_output_embeddings(), variant.samplings, coarse))
         if variant.weights:

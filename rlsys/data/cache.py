@@ -6,7 +6,6 @@ one at once: the second finds it there and uses it.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlsys.cache import cache
 from rlsys.config import ConfigError
 from rlsys.data.store import Stored, stored
 
@@ -23,7 +23,7 @@ SMALL = 1 << 20  # bytes; what is smaller is prepared anew each time, in memory
 
 
 def folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlsys" / "data"
+    return cache() / "data"
 
 
 def kept(name: str, key: list[Any], make: Callable[[Path], Stored], note: Note) -> Stored:

@@ -22,6 +22,8 @@ from rlsys import config
         ("rollout.top_k=50", ["top_k=50", "top_k -1"]),
         ("policy.zero_stage=4", ["zero_stage is 4", "0, 1, 2 and 3"]),
         ("policy.zero_stage=0 policy.offload_optimizer=true", ["offload_optimizer", "it is 0"]),
+        ("policy.zero_stage=3 policy.compile=true", ["policy.compile is there for policy.zero_stage 0, 1 and 2"]),
+        ("rollout.exact=true policy.compile=true", ["Use policy.compile false, or rollout.exact false"]),
         ("policy.offload_params=true", ["offload_params needs policy.zero_stage 3; it is 2"]),
         ("pipeline.max_lag=-1", ["max_lag is -1", "0 or more"]),
         ("pipeline.in_flight=true", ["in_flight", "max_lag 0", "Use max_lag 1"]),

@@ -99,6 +99,11 @@ def test_the_temperature_that_fits_is_found(config):
     assert str(diagnosis) == "temperature: the engine seems to sample at 0.7, the trainer divides by 1 (gap 1 → 2e-05)"
 
 
+def test_compiled_layers_that_compute_otherwise_are_named_as_all_variants_agree_then(config):
+    built = replace(config, policy=replace(config.policy, compile=True))
+    assert str(diagnosed(built, lambda p, v, s: 2e-5)).startswith("compiled layers: the trainer's compiled layers give")
+
+
 def test_log_probs_from_before_temperature_are_named(config):
     warm = replace(config, rollout=replace(config.rollout, temperature=0.6))
     diagnosis = diagnosed(warm, lambda p, v, s: abs(s.temperature - 1))

@@ -88,6 +88,7 @@ REFERENCE: dict[str, Any] = {}
         (0, 1, 4096, {}),
         (0, 2, 64, {}),
         (1, 2, 40, {}),
+        (2, 1, 64, {"compile": True}),
         (2, 2, 4096, {}),
         (3, 2, 64, {}),
         (3, 2, 4096, {"gradient_checkpointing": True, "offload_optimizer": True, "logprob_chunk": 5}),

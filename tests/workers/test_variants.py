@@ -228,6 +228,20 @@ def test_an_attention_kernel_that_computes_otherwise_is_named(
     assert str(diagnosis).startswith("attention kernel: ")
 
 
+def test_compiled_layers_that_compute_otherwise_are_named(
+    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(graph: Any, _: Any) -> Callable[..., list[Any]]:
+        return lambda *inputs: [x * 1.01 if torch.is_tensor(x) else x for x in graph(*inputs)]
+
+    right = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: right(module, backend=wrong, **how))
+    diagnosis = diagnosed(by_transformers(lm, batch), "policy.compile=true")
+    assert str(diagnosis).startswith("compiled layers: ")
+    assert diagnosis.best is not None
+    assert diagnosis.best.mean < 1e-5
+
+
 def test_what_nothing_explains_is_said_so(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     noise = np.random.default_rng(0).normal(0, 1, int(batch.lengths.sum())).astype(np.float32)
     diagnosis = diagnosed(by_transformers(lm, batch) + noise)
