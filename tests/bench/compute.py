@@ -1,11 +1,12 @@
 """How near scoring and updating come to what this machine's matrix product does, and what is gained by computing less:
-a group's prompt once, and no samples that teach nothing. One rank, one thread, under DeepSpeed as in a run.
+a group's prompt once, and no samples that teach nothing; and by compiled layers. One rank, one thread, under DeepSpeed as in a run.
 
     python tests/bench/compute.py          # about four minutes
 
 Times are of the process's own CPU, and what is compared is computed in turn, so that a busy machine does little harm.
 """
 
+import functools
 import os
 import socket
 import statistics
@@ -85,12 +86,12 @@ def model_of(name: str, folder: Path) -> str:
     return str(folder)
 
 
-def trial_of(model: str) -> Trial:
+def trial_of(model: str, *overrides: str) -> Trial:
     from workers.model import load_packed
     from workers.objective import Objective
     from workers.zero import ZeroEngine
 
-    config = load(CONFIG, ["policy.ranks=1", "trainer.updates_per_step=1", "trainer.epochs_per_step=1"])
+    config = load(CONFIG, ["policy.ranks=1", "trainer.updates_per_step=1", "trainer.epochs_per_step=1", *overrides])
     packed = load_packed(config, model)
     parameters = sum(p.numel() for p in packed.parameters())
     zero = ZeroEngine(packed, config.policy, config.policy.lr)
@@ -173,6 +174,16 @@ def ratio(what: str, before: Callable[[], None], after: Callable[[], None]) -> N
     print(f"{what}: {told(ratios)} × as fast", flush=True)
 
 
+def compiled(trial: Trial, model: str) -> None:
+    batch = made_up(16, 8, 16, lambda rng: int(min(128, 1 + rng.exponential(60))))
+    for dtype in ("float32", "bfloat16"):
+        as_it_is = trial if dtype == "float32" else trial_of(model, f"policy.dtype={dtype}")
+        other = trial_of(model, f"policy.dtype={dtype}", "policy.compile=true")
+        packs = packs_of(trial, batch)
+        before, after = (functools.partial(t.update, packs) for t in (as_it_is, other))
+        ratio(f"8 M in {dtype}, layers compiled, update", before, after)
+
+
 def measure(name: str) -> None:
     import deepspeed
     import torch
@@ -192,7 +203,10 @@ def measure(name: str) -> None:
     }
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     with tempfile.TemporaryDirectory() as folder:
-        trial = trial_of(model_of(name, Path(folder)))
+        model = model_of(name, Path(folder))
+        trial = trial_of(model)
+        if name == "8 M":
+            compiled(trial, model)
     share_of_peak(name, trial)
     if name == "8 M":
         batch = made_up(4, 8, 256, lambda rng: 64)

@@ -11,8 +11,9 @@ and the fastest counts; one that was a tenth slower than it in the first round i
 
 What a step of TRL does: it generates with `transformers`, all its samples at once until the longest is done, with its KV cache;
 scores no old log-probs, as generation and update are in step; and makes one forward and backward pass over what it padded.
-Gradient checkpointing, on by default, is off, and so are logging and saving. Larger and smaller micro-batches are tried.
-What a step of rlsys does: all that `rlsys train` does, with its defaults. Samples come from vLLM in other processes; rewards are judged
+Gradient checkpointing, on by default, is off, and so are logging and saving. Larger and smaller micro-batches are tried, and
+`torch_compile`.
+What a step of rlsys does: all that `rlsys train` does, with its defaults, and `policy.compile`. Samples come from vLLM in other processes; rewards are judged
 in another; every sample is written to disk; the engines take the weights after each update and prove them, tensor by tensor.
 `ahead` is rlsys with `pipeline.max_lag=1`: it samples the next batch while it trains on one, so samples are one update old.
 
@@ -44,11 +45,12 @@ PACKAGES = ["torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate=
 
 
 # name → what is different from its defaults
-TRL = {
+TRL: dict[str, dict[str, int]] = {
     "2 threads, 128 at once": {"threads": 2, "processes": 1, "micro": 128},
     "2 threads, 32 at once": {"threads": 2, "processes": 1, "micro": 32},
     "2 processes, 128 at once": {"threads": 1, "processes": 2, "micro": 128},
     "2 processes, 32 at once": {"threads": 1, "processes": 2, "micro": 32},
+    "2 processes, 32 at once, compiled": {"threads": 1, "processes": 2, "micro": 32, "compile": True},
 }
 RLSYS = {
     "2 engines, 2 ranks": ["rollout.engines=2", "policy.ranks=2"],

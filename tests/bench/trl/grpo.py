@@ -54,6 +54,7 @@ def main() -> None:
         lr_scheduler_type="constant",
         optim="adamw_torch",
         gradient_checkpointing=False,  # TRL's default is true, which costs a second forward pass
+        torch_compile=asked.get("compile", False),
         generation_kwargs={"use_cache": True},
         model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
         ddp_find_unused_parameters=False,
