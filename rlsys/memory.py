@@ -98,12 +98,10 @@ def kept(model: Model, width: int, cells: float, compiled: bool = False) -> floa
     h, q, kv, i = model.hidden, model.queries, model.keys, model.work.inner
     q_cells, kv_cells = 2 * PADDING * q, 2 * cells * kv  # queries and their results in blocks; keys and values
     attention = width * (q + q_cells + kv_cells) + 4 * model.heads + 8
+    heads = (q + kv) * model.norms_of_heads
     if compiled:
-        return width * (3 * i + 4 * h) + attention
-    found = width * 4 * i + attention + (24 if width == 4 else 16) * h
-    if model.norms_of_heads:
-        found += (q + kv) * (8 if width == 4 else 6)
-    return found
+        return attention + width * (3 * i + 4 * h + heads)
+    return attention + width * 4 * i + (24 if width == 4 else 16) * h + (8 if width == 4 else 6) * heads
 
 
 def passing(c: Config, model: Model, tokens: float, training: bool) -> float:

@@ -69,15 +69,16 @@ def test_a_layer_keeps_as_many_bytes_of_a_token_as_torch_says(family, dtype):
     assert kept(model, width, cells=1.0) == pytest.approx(measured, rel=0.03)
 
 
-def test_a_compiled_layer_keeps_less(monkeypatch):
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_compiled_layer_keeps_less(family, monkeypatch):
     """Which tensors those are is decided before there is any code; inductor's is not written here."""
     right = torch.nn.Module.compile
     backend = "aot_eager_decomp_partition"
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: right(module, backend=backend, **how))
     batch = make_batch([0.0] * 4, [0, 1, 2, 3], [64] * 4)
     [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
-    three, model = built("llama", torch.float32)
-    four, _ = built("llama", torch.float32, num_hidden_layers=4)
+    three, model = built(family, torch.float32)
+    four, _ = built(family, torch.float32, num_hidden_layers=4)
     for lm in (three, four):
         compile_layers(lm)
     measured = (saved_by(four, packed) - saved_by(three, packed)) / len(packed.tokens)
