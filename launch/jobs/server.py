@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from launch.ray_token import token_is_used, wrong_token
 from rlsys.config import ConfigError
 from rlsys.secrets import hidden
 
@@ -35,11 +36,9 @@ class JobServer:
         for variable in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would take them for the address that is given
             os.environ.pop(variable, None)
         import ray
-        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
         from ray.job_submission import JobSubmissionClient
 
-        for chatty in ("dashboard.modules.dashboard_sdk", "_private.authentication.authentication_token_setup"):
-            logging.getLogger(f"ray.{chatty}").setLevel(logging.ERROR)
+        logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.ERROR)
         self.shown = hidden(self.address)
 
         class Client(JobSubmissionClient):
@@ -48,9 +47,7 @@ class JobServer:
 
         self.connected = False
         with self.explained():
-            maybe_enable_token_auth_if_token_available(
-                warn_if_disabled=False
-            )  # Ray's jobs by themselves wait to be told
+            token_is_used()  # Ray's jobs by themselves wait to be told
             self.client = Client(self.address)
         self.connected = True
         theirs = self.client._server_ray_version
@@ -69,7 +66,8 @@ class JobServer:
         try:
             yield
         except AuthenticationError as error:
-            raise ConfigError(f"{self.shown} {wrong_token(str(error))}") from None
+            refused = wrong_token(shown="no auth" not in str(error))
+            raise ConfigError(f"{self.shown} {refused}") from None
         except (JSONDecodeError, KeyError):
             raise ConfigError(no_job_server(self.shown)) from None
         except (RequestException, OSError) as error:
@@ -167,8 +165,3 @@ class JobServer:
 
 def no_job_server(address: str) -> str:
     return f"what answers at {address} is no Ray job server. Give the address of Ray's dashboard."
-
-
-def wrong_token(said: str) -> str:
-    ways = "It is taken from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token; `ray get-auth-token` on the head node prints it."
-    return f"demands a token, and there is none here. {ways}" if "no auth" in said else f"refuses this token. {ways}"

@@ -1,33 +1,127 @@
-"""A Ray cluster that is running, looked at and left as it is: its nodes, and what of them is free."""
+"""A Ray cluster that is running, looked at and left as it is: its nodes, and what of them is free.
+
+Its head's GCS is asked, which answers at once, and to who has no node of the cluster too. Of `ray://` addresses the GCS is
+usually near by; where it is not, a client of Ray looks, for which the head has to start a process.
+"""
 
 import os
 import socket
+from collections.abc import Mapping
 from threading import Thread
 
+import psutil
+
+from launch.ray_token import token_is_used, wrong_token
 from rlsys.config import ConfigError
 from rlsys.devices import Node, named
 
 PATIENCE_S = 5.0
 KIND = "accelerator_type:"
+CLIENTS = "ray://"
+USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
 STILLBORN = ("Initialization failure", "Starting Ray client server failed")
+
+
+class Unanswered(Exception):
+    """What is at this address does not say what a GCS says."""
 
 
 def nodes_at(address: str) -> list[Node]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--address is {address}; plan asks the cluster itself: HEAD:{USUAL_GCS}, or ray://HEAD:10001."
+        )
     answers(address)
-    import ray
-
     try:
-        joined(address)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        if not address.startswith(CLIENTS):
+            return told_by_gcs(of_this_machine() if address == "auto" else address)
+        if gcs := gcs_beside(address):
+            try:
+                return told_by_gcs(gcs)
+            except Unanswered:  # something else, or another cluster's
+                pass
+        return told_to_client(address)
+    except (ConnectionError, ValueError, RuntimeError, Unanswered) as error:
         cause = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({cause}).") from None
+
+
+def answers(address: str) -> None:
+    """Raises `ConfigError` where nobody listens: a client of Ray would try for a minute."""
+    host, port = parts(address)
+    if not port:
+        return
+    try:
+        socket.create_connection((host, port), timeout=PATIENCE_S).close()
+    except OSError as error:
+        raise ConfigError(f"--address: no Ray cluster answers at {address} ({error.strerror or error}).") from None
+
+
+def parts(address: str) -> tuple[str, int]:
+    """Host and port; 0 where there is none."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port) if port.isdecimal() else 0
+
+
+# --- asking the GCS ---------------------------------------------------------------------------------------------------------
+
+
+def of_this_machine() -> str:
+    """The cluster that this machine has a node of; `RAY_ADDRESS` first. Raises `ConnectionError`."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    return str(canonicalize_bootstrap_address_or_die("auto"))
+
+
+def gcs_beside(address: str) -> str:
+    """Where the GCS of the cluster is whose server for clients has this address, as far as one can know; or nothing.
+
+    A server on this machine has it on its command line. Of another it is taken to have its usual port if the server has.
+    """
+    host, port = parts(address)
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        here = host in ("127.0.0.1", "localhost", "::1") or f"--host={host}" in words
+        if here and "ray.util.client.server" in words and f"--port={port}" in words:
+            return next((w.removeprefix("--address=") for w in words if w.startswith("--address=")), "")
+    return f"{host}:{USUAL_GCS}" if port == USUAL_CLIENTS else ""
+
+
+def told_by_gcs(address: str) -> list[Node]:
+    """Raises `Unanswered`."""
+    import grpc
+    import ray  # noqa: F401  its generated modules are found by way of it
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.autoscaler_pb2 import DEAD, GetClusterStatusRequest
+    from ray.core.generated.autoscaler_pb2_grpc import AutoscalerStateServiceStub
+
+    shown = token_is_used()
+    with init_grpc_channel(address) as channel:
+        try:
+            said = AutoscalerStateServiceStub(channel).GetClusterStatus(GetClusterStatusRequest(), timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise ConfigError(f"--address: the Ray cluster at {address} {wrong_token(shown)}") from None
+            raise Unanswered(error.details()) from None
+    states = said.cluster_resource_state.node_states
+    return [node(s.node_ip_address, s.total_resources, s.available_resources) for s in states if s.status != DEAD]
+
+
+# --- or as a client ---------------------------------------------------------------------------------------------------------
+
+
+def told_to_client(address: str) -> list[Node]:
+    """Of several nodes a client is only told what is free on all together: all of each counts then."""
+    import ray
+
+    joined(address)
     try:
         nodes = [n for n in ray.nodes() if n["Alive"]]
-        free = _free(nodes)
-        return [_node(n, free.get(n["NodeID"])) for n in nodes]
+        free = ray.available_resources() if len(nodes) == 1 else {}
+        return [node(str(n["NodeManagerAddress"]), n["Resources"], free or n["Resources"]) for n in nodes]
     finally:
-        Thread(target=ray.shutdown).start()  # a client's takes half a second, in which the plan can be made
+        Thread(target=ray.shutdown).start()  # takes half a second, in which the plan can be made
 
 
 def joined(address: str) -> None:
@@ -43,39 +137,13 @@ def joined(address: str) -> None:
                 raise
 
 
-def answers(address: str) -> None:
-    """Raises `ConfigError` where nobody listens: Ray would try for a minute."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if not colon or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S).close()
-    except OSError as error:
-        raise ConfigError(f"--address: no Ray cluster answers at {address} ({error.strerror or error}).") from None
-
-
-def _free(nodes: list[dict[str, object]]) -> dict[str, dict[str, float]]:
-    """By node. A client of `ray://` is only told what all nodes together have."""
-    import ray
-    from ray._private.state import available_resources_per_node
-
-    try:
-        return dict(available_resources_per_node())
-    except Exception:  # whatever Ray raises where it keeps no state of its own
-        return {str(n["NodeID"]): ray.available_resources() for n in nodes} if len(nodes) == 1 else {}
-
-
-def _node(n: dict[str, object], free: dict[str, float] | None) -> Node:
-    resources = n["Resources"]
-    assert isinstance(resources, dict)
-    have = resources if free is None else free
-    kinds = [name.removeprefix(KIND) for name in resources if name.startswith(KIND)]
+def node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> Node:
+    kinds = [name.removeprefix(KIND) for name in has if name.startswith(KIND)]
     gpu = named(kinds[0]) if kinds else None
-    gpus = int(have.get("GPU", 0))
+    gpus = int(free.get("GPU", 0))
     if gpus and gpu is None:
         raise ConfigError(
-            f"node {n['NodeManagerAddress']} has GPUs of a kind that is not known ({', '.join(kinds) or 'none is named'}); "
-            "give --cluster instead."
+            f"node {address} has GPUs of a kind that is not known ({', '.join(kinds) or 'none is named'}); give --cluster instead."
         )
     # Ray's figure for memory is not what the node has: a part of that, for bookkeeping.
-    return Node(gpus, gpu, have.get("CPU", 0), 0, str(n["NodeManagerAddress"]))
+    return Node(gpus, gpu, free.get("CPU", 0), 0, address)

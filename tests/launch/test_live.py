@@ -1,27 +1,117 @@
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
 import pytest
+import ray
+from ray.core.generated import autoscaler_pb2 as messages
+from ray.core.generated import autoscaler_pb2_grpc as services
 
 from launch.plan import live
 from rlsys.config import ConfigError
 
 DIED = RuntimeError("Initialization failure from server:\nTraceback:\n  somewhere\nRuntimeError: no such process\n")
+WHOLE = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}
+
+
+# --- the GCS is asked -------------------------------------------------------------------------------------------------------
+
+
+class Gcs(services.AutoscalerStateServiceServicer):
+    """Answers as the GCS of a cluster does, of three nodes, one of them dead."""
+
+    refuses = False
+
+    def GetClusterStatus(self, request, context):
+        if self.refuses:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is missing or incorrect")
+        found = messages.GetClusterStatusReply()
+        for address, status, gpus in [("10.0.0.1", "RUNNING", 1), ("10.0.0.2", "DEAD", 4), ("10.0.0.3", "IDLE", 4)]:
+            free = WHOLE | {"GPU": gpus}
+            found.cluster_resource_state.node_states.add(
+                node_ip_address=address, status=status, total_resources=WHOLE, available_resources=free
+            )
+        return found
+
+
+@pytest.fixture
+def gcs(monkeypatch):
+    """Its address, and what answers there."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    answers, server = Gcs(), grpc.server(ThreadPoolExecutor(2))
+    services.add_AutoscalerStateServiceServicer_to_server(answers, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}", answers
+    server.stop(None).wait()
+
+
+def test_what_is_free_of_each_living_node_is_told(gcs):
+    nodes = live.nodes_at(gcs[0])
+    assert [(n.name, n.gpus, n.gpu.name, n.cpus) for n in nodes] == [
+        ("10.0.0.1", 1, "H100", 8),
+        ("10.0.0.3", 4, "H100", 8),
+    ]
+
+
+def test_a_token_that_is_not_taken_is_one_sentence_with_a_way_out(gcs):
+    address, answers = gcs
+    answers.refuses = True
+    with pytest.raises(ConfigError, match=f"the Ray cluster at {address} demands a token.* `ray get-auth-token`"):
+        live.nodes_at(address)
+
+
+def test_something_else_that_listens_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(live, "PATIENCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"):
+            live.nodes_at(address)
+
+
+def test_the_dashboards_address_is_not_the_clusters():
+    with pytest.raises(ConfigError, match="plan asks the cluster itself: HEAD:6379"):
+        live.nodes_at("http://head:8265")
+
+
+def test_the_gcs_of_a_server_for_clients_is_named_by_its_command_line_or_taken_to_have_its_usual_port(monkeypatch):
+    class Process:
+        def __init__(self, line):
+            self.info = {"cmdline": line and line.split()}
+
+    lines = [
+        "python -m ray.util.client.server --address=10.0.0.7:7000 --host=10.0.0.7 --port=7001 --mode=proxy",
+        "python -m ray.util.client.server --address=10.0.0.7:8000 --host=10.0.0.7 --port=8001 --mode=proxy",
+        None,
+    ]
+    monkeypatch.setattr(live.psutil, "process_iter", lambda _: map(Process, lines))
+    assert live.gcs_beside("ray://127.0.0.1:8001") == "10.0.0.7:8000"
+    assert live.gcs_beside("ray://10.0.0.7:7001") == "10.0.0.7:7000"
+    assert live.gcs_beside("ray://far:8001") == ""
+    assert live.gcs_beside("ray://far:10001") == "far:6379"
+
+
+def test_a_client_is_not_needed_where_the_gcs_answers(gcs, monkeypatch):
+    address, _ = gcs
+    monkeypatch.setattr(live, "answers", lambda _: None)
+    monkeypatch.setattr(live, "gcs_beside", lambda _: address)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("a client"))
+    assert len(live.nodes_at("ray://127.0.0.1:1")) == 2
+
+
+# --- a client looks ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def fails(monkeypatch):
-    """What joining a cluster raises, time after time; then it succeeds, as a client."""
-    import ray
-
+    """What joining a cluster as a client raises, time after time; then it succeeds."""
     raised = []
-
-    def of_a_client():
-        raise RuntimeError("no state is kept here")
 
     def init(**_):
         if raised:
             raise raised.pop(0)
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr("ray._private.state.available_resources_per_node", of_a_client)
     monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(live, "answers", lambda _: None)
@@ -41,16 +131,13 @@ def test_a_cluster_that_cannot_be_joined_is_told_with_the_cause(fails):
         live.nodes_at("ray://127.0.0.1:1")
     fails += [ConnectionError("refused"), DIED]
     with pytest.raises(ConfigError, match=r"\(refused\)"):
-        live.nodes_at("127.0.0.1:1")
+        live.nodes_at("ray://127.0.0.1:1")
     assert fails == [DIED], "nothing else is tried twice"
 
 
 def test_a_client_sees_what_others_use_of_the_only_node_but_not_which_of_several_they_use(fails, monkeypatch):
-    import ray
-
-    whole = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}
-    node = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": whole}
-    monkeypatch.setattr(ray, "available_resources", lambda: whole | {"GPU": 3.0, "CPU": 2.0})
+    node = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": WHOLE}
+    monkeypatch.setattr(ray, "available_resources", lambda: WHOLE | {"GPU": 3.0, "CPU": 2.0})
     monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"NodeID": "b", "Alive": False}])
     assert [(n.gpus, n.cpus) for n in live.nodes_at("ray://127.0.0.1:1")] == [(3, 2.0)]
     monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"NodeID": "b"}])

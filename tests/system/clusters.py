@@ -51,7 +51,7 @@ class Cluster:
         self.told: dict[str, tuple[str, ...]] = {}  # by address: with what `ray start` was called there
         self.hosts: dict[str, Host] = {}  # by address; none: all nodes are of this host
         self.head, self.others = HEAD, [OTHER, THIRD]
-        self.port, self.dashboard = free_port(), free_port()
+        self.port, self.clients, self.dashboard = free_port(), free_port(), free_port()
         (self.folder / "tmp").mkdir(parents=True)
         self.said = Path(environment["TMPDIR"]) / "said"  # by `ray start`, of each node
         self.said.mkdir()
@@ -70,6 +70,7 @@ class Cluster:
         options = (f"--num-cpus={cpus}", *options)
         host = self.head if self.hosts else "127.0.0.1"
         head = [f"--port={self.port}", f"--dashboard-host={host}", f"--dashboard-port={self.dashboard}"]
+        head += [f"--ray-client-server-port={self.clients}"]
         self.node(self.head, "--head", *head, f"--temp-dir={self.folder}", *options)
         self.wait_for(1)
         for address in others:

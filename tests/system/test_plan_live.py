@@ -2,75 +2,91 @@
 
 import contextlib
 import json
-import secrets
-import shutil
+import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from clusters import OTHER, Cluster
 from killing import ROOT
 
-from workers.process import free_port
-
-RAY = str(Path(sys.executable).parent / "ray")
+CONFIG = "configs/dapo_7b_gpu.yaml"
+FOUR_GPUS = ("--num-gpus=4", '--resources={"accelerator_type:H100": 1}')
+# Somebody else, who has one GPU of the node that he is on until his input ends.
+TAKES_ONE = """
+import ray
+ray.init("auto", log_to_driver=False)
+taken = ray.util.placement_group([{"GPU": 1}])
+ray.get(taken.ready())
+print("taken", flush=True)
+input()
+"""
 
 
 @pytest.fixture
-def cluster(environment: dict[str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Its address, that for clients, and what these need: a head that says it has four H100 and six CPUs."""
-    port, client = free_port(), free_port()
-    folder = Path(environment["TMPDIR"]) / "r"
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    names = ("metrics-export", "dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent")
-    command = [RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=6"]
-    command += ["--num-gpus=4", '--resources={"accelerator_type:H100": 1}', f"--object-store-memory={128 << 20}"]
-    command += [f"--temp-dir={folder}", f"--dashboard-port={free_port()}", f"--ray-client-server-port={client}"]
-    command += [f"--{name}-port={free_port()}" for name in names]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    head = subprocess.Popen(command, env=environment, **quiet)
+def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
+    """Two nodes that say each that they have four H100 and six CPUs."""
+    started = Cluster(environment)
     try:
-        yield f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}", environment
+        yield started.start(OTHER, cpus=6, options=FOUR_GPUS)
     finally:
-        everyone = psutil.Process(head.pid).children(recursive=True)
-        head.terminate()
-        head.wait(30)
-        for process in everyone:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(everyone, timeout=10)
-        for path in [folder, *folder.parent.glob("pymp-*")]:  # Ray's server for clients leaves one
-            shutil.rmtree(path, ignore_errors=True)
+        started.end()
 
 
-def plan(environment: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "launch", "plan", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
+def plan(cluster: Cluster, address: str, figures: Path, *words: str) -> tuple[int, str, list[tuple[int, str, float]]]:
+    """The exit code, what it says, and of each node its free GPUs, their kind and its free CPUs."""
+    command = [sys.executable, "-m", "launch", "plan", CONFIG, *words, "--address", address, "--json", str(figures)]
+    told = {"capture_output": True, "text": True, "timeout": 120, "cwd": ROOT}
+    done = subprocess.run(command, env=cluster.environment | {"COLUMNS": "100"}, **told)
+    assert figures.is_file(), done.stdout + done.stderr
+    nodes = json.loads(figures.read_text())["cluster"]["nodes"]
+    figures.unlink()
+    return done.returncode, done.stdout, sorted((n["gpus"], n["gpu"]["name"], n["cpus"]) for n in nodes)
+
+
+@contextlib.contextmanager
+def tunnel(host: str, port: int) -> Iterator[int]:
+    """A port of this machine that leads there, as with `ssh -L`."""
+
+    def carry(a: socket.socket, b: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while some := a.recv(1 << 16):
+                b.sendall(some)
+            b.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ends = entrance.accept()[0], socket.create_connection((host, port))
+                for a, b in (ends, ends[::-1]):
+                    threading.Thread(target=carry, args=(a, b), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as entrance:
+        threading.Thread(target=serve, daemon=True).start()
+        yield entrance.getsockname()[1]
+        entrance.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_running_cluster_is_looked_at_and_told_what_it_lacks(cluster, tmp_path):
-    address, client, environment = cluster
-    figures = tmp_path / "figures.json"
-    deadline = time.monotonic() + 90
-    while not figures.is_file() and time.monotonic() < deadline:
-        done = plan(environment, "configs/dapo_7b_gpu.yaml", "--address", address, "--json", str(figures))
-    text = done.stdout + done.stderr
-    assert done.returncode == 1, text
-    assert "All together need 8 GPUs: rollout.engines (8) 8. The cluster has 4." in text
-    assert "rollout-4 + policy-4 to rollout-7 + policy-7: no node has 1 GPU each left." in text
-    found = json.loads(figures.read_text())
-    [node] = found["cluster"]["nodes"]
-    assert (node["gpus"], node["gpu"]["name"], node["cpus"]) == (4, "H100", 6)
+    address, client = f"{cluster.head}:{cluster.port}", f"ray://{cluster.head}:{cluster.clients}"
+    figures, whole, begun = tmp_path / "figures.json", (4, "H100", 6), (3, "H100", 6)
+    code, text, nodes = plan(cluster, address, figures, "policy.offload_optimizer=true")
+    assert (code, nodes) == (0, [whole, whole]), text
+    assert "8 x H100 in 2 nodes" in text
 
-    four = ["rollout.engines=4", "policy.ranks=4"]
-    fits = plan(environment, "configs/dapo_7b_gpu.yaml", *four, "policy.offload_optimizer=true", "--address", address)
-    assert fits.returncode == 0, fits.stdout + fits.stderr
-    assert "4 x H100 in 1 node" in fits.stdout
-
-    (tmp_path / "figures.json").unlink()
-    plan(environment, "configs/dapo_7b_gpu.yaml", "--address", client, "--json", str(figures))
-    assert json.loads(figures.read_text())["cluster"]["nodes"] == found["cluster"]["nodes"]
+    environment = cluster.environment | {"RAY_ADDRESS": address}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([sys.executable, "-c", TAKES_ONE], env=environment, **pipes) as somebody:
+        assert somebody.stdout.readline() == "taken\n"
+        for way in (address, client):
+            code, text, nodes = plan(cluster, way, figures)
+            assert (code, nodes) == (1, [begun, whole]), text
+            assert "All together need 8 GPUs: rollout.engines (8) 8. The cluster has 7." in text
+            assert "rollout-7 + policy-7: no node has 1 GPU left." in text
+        with tunnel(cluster.head, cluster.clients) as port:  # whose end cannot be told from here: a client looks
+            _, _, nodes = plan(cluster, f"ray://127.0.0.1:{port}", figures)
+            assert nodes == [whole, whole], "a client is told of all nodes together only"
+        somebody.communicate("\n", timeout=30)

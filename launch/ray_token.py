@@ -1,0 +1,19 @@
+"""The token of the user that a Ray cluster may demand: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token."""
+
+import logging
+
+CHATTY = "ray._private.authentication.authentication_token_setup"
+
+
+def token_is_used() -> bool:
+    """From now on Ray shows the token to whom this process asks, if there is one. Says whether there is."""
+    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+
+    logging.getLogger(CHATTY).setLevel(logging.ERROR)
+    return bool(maybe_enable_token_auth_if_token_available(warn_if_disabled=False))
+
+
+def wrong_token(shown: bool) -> str:
+    """What a cluster does that did not take the token, or had none shown."""
+    ways = "It is taken from RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token; `ray get-auth-token` on the head node prints it."
+    return f"refuses this token. {ways}" if shown else f"demands a token, and there is none here. {ways}"
