@@ -18,9 +18,9 @@ KEYS = 32  # the keys of a query are summed in blocks of so many, one block afte
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`.  [..., K], [N, K], [N] -> [..., N]"""
-    rows = x.reshape(-1, x.shape[-1])  # [R, K]
-    if FEWEST <= len(rows) <= MOST:
+    if FEWEST <= x.numel() // x.shape[-1] <= MOST:
         return F.linear(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1])  # [R, K]
     if len(rows) < FEWEST:
         out = F.linear(F.pad(rows, (0, 0, 0, FEWEST - len(rows))), weight, bias)[: len(rows)]
     else:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from rlsys.config import Config
 from rlsys.types import Request
+from workers import fused_norms
 
 # An engine with all its processes is on one node: they talk to each other there and nowhere else.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -87,11 +88,12 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
     }
     if config.cluster.device == "cpu":
         # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
-        return found | {
+        found |= {
             "enforce_eager": True,
             "kv_cache_memory_bytes": r.kv_cache_mb << 20,
             "enable_chunked_prefill": False,
         }
+        return found if r.exact else found | {"kernel_config": fused_norms.PRIORITY}
     found.pop("block_size")
     return found | {
         "gpu_memory_utilization": r.gpu_memory,
@@ -154,6 +156,8 @@ class InProcessEngine:
             from workers import exact_engine
 
             exact_engine.install()
+        else:
+            fused_norms.register()
         register_architecture(settings["model"], settings["trust_remote_code"])
         self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), enable_multiprocessing=False)
         self.callers: dict[str, asyncio.Queue[Any]] = {}  # by request, who waits for it

@@ -20,6 +20,13 @@ def keep_weights_plain() -> None:
     utils.dispatch_cpu_unquantized_gemm = plain
 
 
+def call_attention_directly() -> None:
+    """On CPU, not by way of custom operators, which hide it from compilers: nothing is compiled there."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
+
+
 class WorkerExtension:
     """Methods reachable through `collective_rpc`."""
 
@@ -56,6 +63,7 @@ def _prepare() -> None:
 
     if current_platform.is_cpu():
         keep_weights_plain()
+        call_attention_directly()
     host_memory.register()
 
 

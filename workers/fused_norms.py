@@ -1,0 +1,56 @@
+"""The engine's norms in one pass, on CPU. vLLM's CPU build has kernels for them, and by itself takes six operations of torch instead.
+
+They are told to vLLM as one more way to do two of its operations; what they are not made for is done the usual way. Rows are
+computed one by one: what a token gets does not depend on the tokens beside it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WAY = "rlsys"  # what vLLM calls it
+PRIORITY = {
+    "ir_op_priority": {name: [WAY, "native"] for name in ("rms_norm", "fused_add_rms_norm")}
+}  # its kernel_config
+
+
+def register() -> None:
+    """Before an engine is built with PRIORITY; may be called again."""
+    from vllm import ir
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    for operation, function, in_place in (("rms_norm", norm, False), ("fused_add_rms_norm", add_and_norm, True)):
+        known: Any = getattr(ir.ops, operation)
+        if WAY not in known.impls:
+            fits = takes_norm if function is norm else takes_add_and_norm
+            known.register_impl(WAY, supports_args=fits, inplace=in_place)(function)
+
+
+def takes_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
+    """Whether the kernel is made for such a norm."""
+    return weight is not None and weight.dtype == x.dtype and variance_size is None
+
+
+def takes_add_and_norm(
+    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+) -> bool:
+    whole = x.is_contiguous() and x_residual.is_contiguous()
+    return whole and x_residual.dtype == x.dtype and takes_norm(x, weight, epsilon, variance_size)
+
+
+def norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
+    """[..., D], [D] -> [..., D]"""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    torch.ops._C.rms_norm(out, x, weight, epsilon)
+    return out
+
+
+def add_and_norm(
+    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The norm of the sum, and the sum, in place of `x` and `x_residual`.  [T, D], [T, D], [D] -> [T, D], [T, D]"""
+    torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
+    return x, x_residual
