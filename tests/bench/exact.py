@@ -67,13 +67,14 @@ def in_turn(modes: dict[str, Callable[[], None]], work: Callable[[], Any]) -> di
 def engines(name: str, model: str) -> None:
     import asyncio
 
+    from vllm import ir
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     from rlsys import exact
     from rlsys.config_load import load
     from rlsys.types import Request
-    from workers import exact_engine
+    from workers import exact_engine, fused_norms
     from workers.engines import InProcessEngine, arguments
 
     rows = exact.FEWEST, exact.MOST
@@ -83,8 +84,13 @@ def engines(name: str, model: str) -> None:
     config = load(CONFIG, [f"rollout.max_new_tokens={new}"])
     engine = InProcessEngine(arguments(config, model, "rlsys_host_memory", longest))
 
+    def norms(*ways: str) -> None:
+        for operation in fused_norms.PRIORITY["ir_op_priority"]:
+            getattr(ir.ops, operation).set_default(list(ways))
+
     def plain() -> None:
         asyncio.run(engine.forget_prefixes())
+        norms(fused_norms.WAY, "native")
         exact.FEWEST, exact.MOST = 1, 10**9
         CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu = own
 
@@ -94,6 +100,7 @@ def engines(name: str, model: str) -> None:
 
     def exactly() -> None:
         default()
+        norms("native")
         exact_engine.install()
 
     for prompts, length, tokens in LOADS[name]:
