@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from rlsys.config import Config
 from rlsys.types import Request
-from workers import fused_norms
 
 # An engine with all its processes is on one node: they talk to each other there and nowhere else.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -93,7 +92,9 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
             "kv_cache_memory_bytes": r.kv_cache_mb << 20,
             "enable_chunked_prefill": False,
         }
-        return found if r.exact else found | {"kernel_config": fused_norms.PRIORITY}
+        from workers.fused_norms import PRIORITY
+
+        return found if r.exact else found | {"kernel_config": PRIORITY}
     found.pop("block_size")
     return found | {
         "gpu_memory_utilization": r.gpu_memory,
@@ -157,6 +158,8 @@ class InProcessEngine:
 
             exact_engine.install()
         else:
+            from workers import fused_norms
+
             fused_norms.register()
         register_architecture(settings["model"], settings["trust_remote_code"])
         self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), enable_multiprocessing=False)

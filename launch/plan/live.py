@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Mapping
 from threading import Thread
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -35,7 +36,7 @@ def nodes_at(address: str) -> list[Node]:
     answers(address)
     try:
         if not address.startswith(CLIENTS):
-            return told_by_gcs(of_this_machine() if address == "auto" else address)
+            return told_by_gcs(of_this_machine() if address == "auto" else together(*parts(address)))
         if gcs := gcs_beside(address):
             try:
                 return told_by_gcs(gcs)
@@ -49,19 +50,27 @@ def nodes_at(address: str) -> list[Node]:
 
 def answers(address: str) -> None:
     """Raises `ConfigError` where nobody listens: a client of Ray would try for a minute."""
-    host, port = parts(address)
-    if not port:
+    if address == "auto":
         return
     try:
-        socket.create_connection((host, port), timeout=PATIENCE_S).close()
+        socket.create_connection(parts(address), timeout=PATIENCE_S).close()
     except OSError as error:
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({error.strerror or error}).") from None
 
 
 def parts(address: str) -> tuple[str, int]:
-    """Host and port; 0 where there is none."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    return host.strip("[]"), int(port) if port.isdecimal() else 0
+    """Host and port; where there is none, the one that `ray start --head` takes."""
+    found = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        return found.hostname or "", found.port or (USUAL_CLIENTS if address.startswith(CLIENTS) else USUAL_GCS)
+    except ValueError:
+        raise ConfigError(
+            f"--address is {address}; a cluster's is HEAD:{USUAL_GCS}, or ray://HEAD:{USUAL_CLIENTS}."
+        ) from None
+
+
+def together(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 # --- asking the GCS ---------------------------------------------------------------------------------------------------------
@@ -85,7 +94,7 @@ def gcs_beside(address: str) -> str:
         here = host in ("127.0.0.1", "localhost", "::1") or f"--host={host}" in words
         if here and "ray.util.client.server" in words and f"--port={port}" in words:
             return next((w.removeprefix("--address=") for w in words if w.startswith("--address=")), "")
-    return f"{host}:{USUAL_GCS}" if port == USUAL_CLIENTS else ""
+    return together(host, USUAL_GCS) if port == USUAL_CLIENTS else ""
 
 
 def told_by_gcs(address: str) -> list[Node]:

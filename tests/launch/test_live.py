@@ -74,6 +74,14 @@ def test_the_dashboards_address_is_not_the_clusters():
         live.nodes_at("http://head:8265")
 
 
+def test_an_address_without_a_port_has_the_usual_one():
+    assert live.parts("head") == ("head", 6379)
+    assert live.parts("ray://head") == ("head", 10001)
+    assert live.together(*live.parts("[::1]:7000")) == "[::1]:7000"
+    with pytest.raises(ConfigError, match="--address is head:many; a cluster's is HEAD:6379"):
+        live.parts("head:many")
+
+
 def test_the_gcs_of_a_server_for_clients_is_named_by_its_command_line_or_taken_to_have_its_usual_port(monkeypatch):
     class Process:
         def __init__(self, line):
