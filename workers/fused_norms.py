@@ -21,11 +21,11 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
-    for operation, function, in_place in (("rms_norm", norm, False), ("fused_add_rms_norm", add_and_norm, True)):
-        known: Any = getattr(ir.ops, operation)
-        if WAY not in known.impls:
-            fits = takes_norm if function is norm else takes_add_and_norm
-            known.register_impl(WAY, supports_args=fits, inplace=in_place)(function)
+    ways = {"rms_norm": (norm, takes_norm, False), "fused_add_rms_norm": (add_and_norm, takes_add_and_norm, True)}
+    for name, (way, takes, in_place) in ways.items():
+        operation: Any = getattr(ir.ops, name)
+        if WAY not in operation.impls:
+            operation.register_impl(WAY, supports_args=takes, inplace=in_place)(way)
 
 
 def takes_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
