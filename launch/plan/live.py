@@ -31,7 +31,7 @@ def nodes_at(address: str) -> list[Node]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address.startswith(("http://", "https://")):
         raise ConfigError(
-            f"--address is {address}; plan asks the cluster itself: HEAD:{USUAL_GCS}, or ray://HEAD:10001."
+            f"--address is {address}; plan asks the cluster itself: HEAD:{USUAL_GCS}, or ray://HEAD:{USUAL_CLIENTS}."
         )
     answers(address)
     try:
@@ -43,6 +43,8 @@ def nodes_at(address: str) -> list[Node]:
             except Unanswered:  # something else, or another cluster's
                 pass
         return told_to_client(address)
+    except ConfigError:  # is a ValueError, and a sentence already
+        raise
     except (ConnectionError, ValueError, RuntimeError, Unanswered) as error:
         cause = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({cause}).") from None

@@ -57,8 +57,17 @@ def test_what_is_free_of_each_living_node_is_told(gcs):
 def test_a_token_that_is_not_taken_is_one_sentence_with_a_way_out(gcs):
     address, answers = gcs
     answers.refuses = True
-    with pytest.raises(ConfigError, match=f"the Ray cluster at {address} demands a token.* `ray get-auth-token`"):
+    with pytest.raises(
+        ConfigError, match=f"^--address: the Ray cluster at {address} demands a token.* `ray get-auth-token`"
+    ):
         live.nodes_at(address)
+
+
+def test_a_kind_of_gpu_that_is_not_known_is_one_sentence_with_a_way_out(gcs, monkeypatch):
+    monkeypatch.setitem(WHOLE, "accelerator_type:ABACUS", WHOLE["accelerator_type:H100"])
+    monkeypatch.delitem(WHOLE, "accelerator_type:H100")
+    with pytest.raises(ConfigError, match=r"^node 10.0.0.1 has GPUs of a kind that is not known \(ABACUS\); give"):
+        live.nodes_at(gcs[0])
 
 
 def test_something_else_that_listens_is_not_waited_for(monkeypatch):
