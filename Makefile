@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(if $(OTHERS),--clear) $(VENV)
 	$(BIN)/pip install --quiet uv==0.13.8
 ifeq ($(PROFILE),cpu)
-	$(UV) pip install --python $(BIN)/python $(TORCH_FROM) --no-deps -c $(CONSTRAINTS) torch
+	$(UV) pip install --python $(BIN)/python --compile-bytecode $(TORCH_FROM) --no-deps -c $(CONSTRAINTS) torch
 endif
 	$(UV) pip install --python $(BIN)/python --compile-bytecode -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	@touch $@
