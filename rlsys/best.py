@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from rlsys.metrics import Metrics
+from rlsys.types import Metrics
 
 
 @dataclass

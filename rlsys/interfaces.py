@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rlsys.types import Floats, Pack, Prompt, Request, Sample, Verdict
-
-if TYPE_CHECKING:
-    from rlsys.diagnosis import ModelFacts, Variant
+from rlsys.variant import ModelFacts, Variant
 
 
 class Rollout(Protocol):
@@ -52,11 +50,11 @@ class Scorer(Protocol):
 class Rescorer(Scorer, Protocol):
     """A policy that computes as if: what finds out why engines and policy disagree."""
 
-    def rescored(self, packs: list[list[Pack]], variant: "Variant") -> list[list[Floats]]:
+    def rescored(self, packs: list[list[Pack]], variant: Variant) -> list[list[Floats]]:
         """`packs[rank][i]` → log-probs [K, samplings]."""
         ...
 
-    def facts(self, texts: list[str]) -> "ModelFacts":
+    def facts(self, texts: list[str]) -> ModelFacts:
         """What the model's files say, and the tokens they make of some texts."""
         ...
 

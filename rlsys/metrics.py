@@ -9,9 +9,7 @@ import numpy as np
 from rlsys.credit import Credit
 from rlsys.dynamic_sampling import teaching
 from rlsys.timeline import span
-from rlsys.types import Batch
-
-Metrics = dict[str, float]
+from rlsys.types import Batch, Metrics
 
 
 class Clock:

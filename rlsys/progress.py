@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from rlsys.metrics import Metrics
+from rlsys.types import Metrics
 
 
 @dataclass(frozen=True)

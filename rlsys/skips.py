@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlsys.metrics import Metrics
-from rlsys.types import Batch
+from rlsys.types import Batch, Metrics
 
 
 class Tell(Protocol):

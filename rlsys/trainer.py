@@ -23,7 +23,7 @@ from rlsys.early_scores import Scoring
 from rlsys.evaluation import HeldOut, evaluate
 from rlsys.failures import Abandoned
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
-from rlsys.metrics import Clock, Metrics
+from rlsys.metrics import Clock
 from rlsys.minibatches import MiniBatch, heard, mini_batches
 from rlsys.oversampling import Oversampling
 from rlsys.packing import pack, unpack
@@ -34,7 +34,7 @@ from rlsys.skips import Skips
 from rlsys.stopping import Stop
 from rlsys.timeline import of_step, recorded
 from rlsys.tracking.tracking import Tracking
-from rlsys.types import Batch, Columns, Floats, Pack
+from rlsys.types import Batch, Columns, Floats, Metrics, Pack
 
 
 class Progress(Protocol):

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Metrics = dict[str, float]  # by name
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 import ray
 
 from rlsys.config import Config
-from rlsys.diagnosis import STEP_0, ModelFacts, Variant
 from rlsys.failures import WorkerFailed
 from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
+from rlsys.variant import STEP_0, ModelFacts, Variant
 from workers.process import free_port, settle
 from workers.proof import of_ranks
 from workers.ranks import Ranks

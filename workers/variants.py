@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlsys.attention import Layout
-from rlsys.diagnosis import ModelFacts, Sampling, Variant
 from rlsys.logprobs import LogprobHead
 from rlsys.types import Floats, Pack
+from rlsys.variant import ModelFacts, Sampling, Variant
 
 PLAIN = "rlsys_plain"
 Score = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.scored`

@@ -21,10 +21,10 @@ from launch.printing import say
 from rlsys import flops
 from rlsys.config import Config
 from rlsys.data import Dataset
-from rlsys.metrics import Metrics
 from rlsys.progress import Progress
 from rlsys.run_directory import RunDirectory, read_lines, write
 from rlsys.trace import spans, write_trace
+from rlsys.types import Metrics
 
 
 def bench(config: Config, wanted: Wanted, console: Console) -> None:

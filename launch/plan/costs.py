@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from launch.plan.simulate import Costs
 from rlsys.config import ConfigError
-from rlsys.metrics import Metrics
 from rlsys.run_directory import read_lines
 from rlsys.trace import Span, spans
+from rlsys.types import Metrics
 
 PHASES = ("rollout", "reward", "score", "update", "sync")
 

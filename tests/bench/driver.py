@@ -24,10 +24,9 @@ import numpy as np
 from rlsys import run_directory, samples
 from rlsys.config_load import load
 from rlsys.data import Dataset
-from rlsys.metrics import Metrics
 from rlsys.run_directory import RunDirectory
 from rlsys.trainer import Trainer
-from rlsys.types import Floats, Pack, Prompt, Request, Sample, Verdict
+from rlsys.types import Floats, Metrics, Pack, Prompt, Request, Sample, Verdict
 
 PROMPTS, SAMPLES, PROMPT_TOKENS, RANKS = 128, 8, 256, 8
 VOCABULARY = 150_000

@@ -18,9 +18,8 @@ from rlsys import config_load, tiny
 from rlsys.config import Config, Function
 from rlsys.data import Dataset
 from rlsys.failures import WorkerFailed
-from rlsys.metrics import Metrics
 from rlsys.rewards import Judge
-from rlsys.types import Batch, Floats, Pack, Prompt, Request, Sample, Verdict, continued
+from rlsys.types import Batch, Floats, Metrics, Pack, Prompt, Request, Sample, Verdict, continued
 
 EMPTY = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
 CODE = {symbol: i for i, symbol in enumerate(tiny.SYMBOLS)}

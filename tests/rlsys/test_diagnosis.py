@@ -9,20 +9,10 @@ from fakes import make_batch, make_config
 
 from rlsys.agreement import Agreement
 from rlsys.config import Config
-from rlsys.diagnosis import (
-    STEP_0,
-    Diagnosis,
-    ModelFacts,
-    Sampling,
-    Variant,
-    diagnose,
-    disagreement,
-    fitted,
-    reencoded,
-    remarks,
-)
+from rlsys.diagnosis import Diagnosis, diagnose, disagreement, fitted, reencoded, remarks
 from rlsys.failures import WorkerFailed
 from rlsys.types import Batch, Floats, Pack
+from rlsys.variant import STEP_0, ModelFacts, Sampling, Variant
 
 FACTS = ModelFacts(bos=None, eos=1, pad=0, ends=[1], symbols=13, embeddings=13, generation={}, encoded=[], bare=[])
 Gap = Callable[[Pack, Variant, Sampling], float]

@@ -9,9 +9,10 @@ from transformers import AutoTokenizer
 from rlsys import tiny as tiny_task
 from rlsys.agreement import Agreement, measure
 from rlsys.config import Config
-from rlsys.diagnosis import STEP_0, Sampling, Variant, diagnose
+from rlsys.diagnosis import diagnose
 from rlsys.packing import pack
 from rlsys.types import Columns, Prompt
+from rlsys.variant import STEP_0, Sampling, Variant
 from workers.policy import PolicyGroup
 from workers.rollout import RolloutGroup
 

@@ -15,9 +15,10 @@ from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, T
 from rlsys.agreement import Agreement
 from rlsys.attention import NAME, packed_attention
 from rlsys.config import Config
-from rlsys.diagnosis import STEP_0, Diagnosis, ModelFacts, Variant, diagnose
+from rlsys.diagnosis import Diagnosis, diagnose
 from rlsys.packing import pack, unpack
 from rlsys.types import Batch, Floats, Pack, Prompt, Sample
+from rlsys.variant import STEP_0, ModelFacts, Variant
 from workers.model import load_packed
 from workers.variants import model_facts, rescored
 
