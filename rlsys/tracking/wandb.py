@@ -65,3 +65,4 @@ class Wandb(Tracker):
 
     def end(self, how: str) -> None:
         self.run.finish(exit_code=CODES[how])
+        self.wandb.teardown()  # its service may still be writing
