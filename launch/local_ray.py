@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +135,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
             ray.shutdown()
             if nurse:
                 nurse.kill()
+                nurse.wait()
             end(children)
             end_all_in(folder)  # what has outlived its parent
             keep_logs(folder / "r", logs / "ray")
@@ -217,13 +219,20 @@ def object_store_bytes() -> int:
     return max(128 << 20, min(free // 6, 8 << 30))
 
 
-def end(processes: list[psutil.Process], patience_s: float = 5) -> None:
+def end(processes: list[psutil.Process], patience_s: float = 1) -> None:
     """Waits for what Ray started to go, and helps where it does not."""
-    _, alive = psutil.wait_procs(processes, timeout=patience_s)
-    for process in alive:
+    for process in wait(processes, patience_s):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(alive, timeout=5)
+    wait(processes, 5)
+
+
+def wait(processes: list[psutil.Process], patience_s: float) -> list[psutil.Process]:
+    """Those that still run after that time."""
+    deadline = time.monotonic() + patience_s
+    while (alive := [process for process in processes if runs(process.pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
 
 
 def keep_logs(folder: Path, target: Path) -> None:
