@@ -1,13 +1,17 @@
 """Names of things a user brings: `module:function` or `path/to/file.py:function`."""
 
+import ast
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from rlsys.config import ConfigError
+
+DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def find(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Callable[..., Any]:
@@ -30,6 +34,52 @@ def find(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Calla
         there = ", ".join(n for n, v in vars(module).items() if callable(v) and not n.startswith("_")) or "none"
         raise ConfigError(f"{what}: {home} has no function `{name}`. Functions there: {there}.")
     return function
+
+
+def absent(spec: str) -> str:
+    """Why the user's own `spec` cannot be had here, as far as that is seen without running it; empty if it can, it seems."""
+    home, _, name = spec.rpartition(":")
+    if not name.isidentifier():
+        return f"`{spec}` names no function; write {home}:my_function"
+    if not home.endswith(".py"):
+        here = importable(home)
+        return "" if here else f"there is no module {home} (of `{spec}`), neither installed nor in {Path.cwd()}"
+    path = Path(home).expanduser()
+    if not path.is_file():
+        return f"the file {home} (of `{spec}`) does not exist (from {Path.cwd()})"
+    try:
+        file = ast.parse(path.read_bytes(), path.name)
+    except (SyntaxError, ValueError) as error:
+        return f"{home} is not Python: {error}"
+    names = _bound(file)
+    if names is None or name in names:
+        return ""
+    there = ", ".join(dict.fromkeys(n.name for n in file.body if isinstance(n, DEFINED))) or "none"
+    return f"{home} has no function `{name}`. Functions there: {there}"
+
+
+def importable(module: str) -> bool:
+    """Whether its package is here, or it is; workers find modules in the current directory too."""
+    top = module.partition(".")[0]
+    if top in sys.modules or not top.isidentifier():
+        return top in sys.modules
+    return bool(importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())]))
+
+
+def _bound(file: ast.Module) -> set[str] | None:
+    """Names that a file may give to something, wherever in it; None: any, as it takes all of another module's."""
+    names: set[str] = set()
+    for node in ast.walk(file):
+        match node:
+            case _ if isinstance(node, DEFINED):
+                names.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+            case ast.alias(name="*") | ast.Name(id="globals"):
+                return None
+            case ast.alias():
+                names.add(node.asname or node.name.partition(".")[0])
+    return names
 
 
 def _file(path: Path) -> Any:

@@ -19,10 +19,12 @@ from typing import Any
 from rlsys import config_load
 from rlsys.config import Config, ConfigError, Function, Source
 from rlsys.config_check import check
+from rlsys.plugins import importable
 from rlsys.secrets import variables
 
 MOST = 200 << 20  # bytes; Ray keeps all of it in the memory of the head node
 LEFT_OUT = ("runs", "__pycache__", "node_modules")  # and what begins with a dot: .git, .venv, .env
+ELSEWHERE = "rlsys:f"  # stands for a function that cannot be looked for on this machine
 INSTALLED = ("rlsys", "workers", "launch")  # on the cluster too, in its own version
 
 
@@ -189,8 +191,13 @@ def as_if_there(config: Config) -> Config:
     def absent(path: str | None) -> bool:
         return bool(path) and Named("", str(path)).elsewhere and not Path(str(path)).expanduser().exists()
 
+    def unseen(spec: str) -> bool:
+        """A file that is there only, or a module, which may be installed there only."""
+        home = spec.rpartition(":")[0]
+        return absent(code(spec)) if home.endswith(".py") else bool(home) and not importable(home)
+
     def functions(found: dict[str, Function]) -> dict[str, Function]:
-        return {n: replace(f, function="there:f") if absent(code(f.function)) else f for n, f in found.items()}
+        return {n: replace(f, function=ELSEWHERE) if unseen(f.function) else f for n, f in found.items()}
 
     def sources(found: dict[str, Any]) -> dict[str, Any]:
         return {name: settled(source) for name, source in found.items()}
@@ -201,7 +208,7 @@ def as_if_there(config: Config) -> Config:
         return replace(source, path=path, template=template, reward=functions(source.reward))
 
     template = "" if absent(config.data.template) else config.data.template
-    methods = {key.rpartition(".")[2]: "there:f" for key, spec in algorithms(config) if absent(code(spec))}
+    methods = {key.rpartition(".")[2]: ELSEWHERE for key, spec in algorithms(config) if unseen(spec)}
     return replace(
         config,
         model=replace(config.model, path="owner/name" if absent(config.model.path) else config.model.path),

@@ -5,11 +5,11 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rlsys.config import ConfigError, Function
 from rlsys.options import names
+from rlsys.plugins import absent
 from rlsys.rewards.functions import CHECKS, REWARDS
 from rlsys.secrets import given, hidden, variables
 
@@ -48,12 +48,8 @@ def problems(key: str, functions: dict[str, Function]) -> list[str]:
 
 def of_user_function(key: str, spec: str) -> list[str]:
     """Whether `module:function` or `file.py:function` can be one."""
-    file, colon, name = spec.rpartition(":")
-    if file.endswith(".py") and not Path(file).expanduser().is_file():
-        return [f"{key}: the file {file} (of `{spec}`) does not exist (from {Path.cwd()})."]
-    if colon and not name.isidentifier():
-        return [f"{key}: `{spec}` names no function; write {file}:my_function."]
-    return []
+    problem = absent(spec) if ":" in spec else ""
+    return [f"{key}: {problem}."] if problem else []
 
 
 def of_options(key: str, f: Function, function: Callable[..., Any]) -> list[str]:

@@ -20,6 +20,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
+FUNCTION = "def f(completion): return 1.0\n"
+
+
 def write(path: str, text: str = "") -> Path:
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +40,8 @@ def test_the_configuration_goes_with_its_bases_and_what_it_names(here: Path) -> 
     write("configs/base.yaml", "data: {template: chat.jinja}")
     write("configs/one.yaml", "base: base.yaml\nreward: {functions: {my/own.py:f: 1.0, mine.rewards:g: 1.0}}")
     write("chat.jinja", "{{ messages[0].content }}")
-    for file in ("my/own.py", "my/other.py", "mine/__init__.py", "mine/rewards.py", "mine/__pycache__/x.pyc"):
+    write("my/own.py", FUNCTION)
+    for file in ("my/other.py", "mine/__init__.py", "mine/rewards.py", "mine/__pycache__/x.pyc"):
         write(file)
     write("sums/train/a.jsonl", json.dumps({"prompt": "1+1="}))
     write("sums/.git/config")
@@ -92,10 +96,17 @@ def test_what_has_an_absolute_path_is_looked_for_where_the_job_runs(here: Path) 
 
 def test_a_variable_that_only_the_cluster_has_is_named_and_not_asked_for(here: Path) -> None:
     write("one.yaml", "reward: {functions: {own.py:f: {api_key: '${oc.env:ONLY_THERE}'}}}")
-    write("own.py")
+    write("own.py", FUNCTION)
     assert pack("one.yaml", (DIRECTORY,)).environment == ["ONLY_THERE"]
     judge = "reward.functions={http: {url: 'http://judge/score', token_env: JUDGE_TOKEN}}"
     assert pack("one.yaml", (DIRECTORY, judge)).environment == ["JUDGE_TOKEN"]
+
+
+def test_a_module_may_be_one_that_only_the_cluster_has(here: Path) -> None:
+    write("one.yaml", "reward: {functions: {only_there.rewards:f: 1.0}}\nalgorithm: {advantage: 'only_there:g'}")
+    write("own.py", FUNCTION)
+    assert list(pack("one.yaml", (DIRECTORY,)).files) == ["one.yaml"]
+    assert "own.py has no function `g`. Functions there: f." in refused(DIRECTORY, "reward.functions=own.py:g")
 
 
 def test_a_run_directory_that_would_go_with_the_job_is_refused(here: Path) -> None:
@@ -113,7 +124,7 @@ def test_what_validate_refuses_is_refused(here: Path) -> None:
 
 
 def test_what_lies_outside_of_the_folder_is_refused(here: Path) -> None:
-    write("../elsewhere.py")
+    write("../elsewhere.py", FUNCTION)
     write("one.yaml", "reward: {functions: {../elsewhere.py:f: 1.0}}")
     assert refused(DIRECTORY).startswith(
         f"reward.functions ../elsewhere.py is outside of {here}, and what goes with a job"

@@ -173,8 +173,8 @@ def test_rewards_that_do_not_exist_are_refused_before_anything_starts(run, own):
 
 
 def test_options_of_a_function_are_given_as_in_yaml():
-    assert functions(("exact", "a.b:f=0.5", "a.b:g={weight: 2, at_most: 3}"))["a.b:g"].options == {"at_most": 3}
-    found = functions(("exact", "a.b:f=0.5", "a.b:g={weight: 2, at_most: 3}"))
+    assert functions(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))["math:g"].options == {"at_most": 3}
+    found = functions(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))
     assert [f.weight for f in found.values()] == [1.0, 0.5, 2.0]
 
 

@@ -1,7 +1,10 @@
+import importlib.machinery
+import sys
+
 import pytest
 
 from rlsys.config import ConfigError
-from rlsys.plugins import find
+from rlsys.plugins import absent, find
 
 
 def builtin() -> str:
@@ -75,3 +78,48 @@ def test_a_file_that_cannot_be_imported_is_refused_with_the_reason(tmp_path, sou
 def test_a_module_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"importing no_such_module_1 .*ModuleNotFoundError"):
         find("no_such_module_1:f", TABLE, "x")
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("here.py:f", ""),
+        ("here.py:Kind", ""),
+        ("here.py:alias", ""),
+        ("here.py:late", ""),
+        ("here.py:g", "here.py has no function `g`. Functions there: Kind"),
+        ("all.py:g", ""),  # as far as that is seen
+        ("made.py:g", ""),
+        ("none.py:f", "the file none.py (of `none.py:f`) does not exist"),
+        ("broken.py:f", "broken.py is not Python: invalid syntax (broken.py, line 2)"),
+        ("here:f", ""),
+        ("json.decoder:loads", ""),
+        ("numpy.linalg:norm", ""),
+        ("no_such_module.part:f", "there is no module no_such_module.part (of `no_such_module.part:f`)"),
+        ("here.py:", "`here.py:` names no function; write here.py:my_function"),
+        ("here.py:f()", "`here.py:f()` names no function"),
+    ],
+)
+def test_what_cannot_be_had_is_seen_without_running_it(spec, problem, tmp_path, monkeypatch):
+    (tmp_path / "here.py").write_text(
+        "from os import path as alias\nif 1:\n    def f(): _own = 1\nlate = f\nclass Kind: ...\n"
+    )
+    (tmp_path / "all.py").write_text("from here import *\nraise SystemExit\n")
+    (tmp_path / "made.py").write_text("globals()['g'] = 1\nraise SystemExit\n")
+    (tmp_path / "broken.py").write_text("import os\ndef f(:\n")
+    monkeypatch.chdir(tmp_path)
+    found = absent(spec)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
+
+
+def test_a_module_that_an_editable_install_has_its_own_finder_for_is_there(monkeypatch):
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return importlib.machinery.ModuleSpec(name, None) if name == "edited_in_place" else None
+
+    assert absent("edited_in_place.rewards:f")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert not absent("edited_in_place.rewards:f")
+    assert absent(".relative:f")

@@ -77,7 +77,7 @@ def test_a_rank_that_dies_ends_a_run_that_may_not_restart_with_its_name_and_last
     ("rows", "overrides", "sentence"),
     [
         ('{"question": "123456>"}\n', [], "data.jsonl:1: the row has no field `prompt`; it has question"),
-        ('{"prompt": "123456>"}\n', ["reward.functions=no_such_module:f"], "No module named 'no_such_module'"),
+        ('{"prompt": "123456>"}\n', ["reward.functions=FOLDER/own.py:f"], "No module named 'no_such_module'"),
         ('{"prompt": "123456>"}\n', ["model.path=nobody/no-such-model"], "model.path"),
     ],
     ids=["no prompt field", "reward import", "no model"],
@@ -87,6 +87,8 @@ def test_bad_input_ends_with_2_and_a_sentence(
 ) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text(rows)
+    (tmp_path / "own.py").write_text("import no_such_module\ndef f(completion): return 1.0\n")
+    overrides = [option.replace("FOLDER", str(tmp_path)) for option in overrides]
     command = ["train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/run", f"data.train={data}", "eval.datasets=[]"]
     found = rlsys(*command, *LIGHT, "reference.kl_coef=0", *overrides)
     assert found.returncode == 2, found.stdout + found.stderr

@@ -144,10 +144,10 @@ def test_a_worker_that_is_killed_or_stopped_is_replaced_and_every_sample_judged_
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("import nothing_of_that_name\n", "No module named 'nothing_of_that_name'"),
+        ("import nothing_of_that_name\nfrom user import trap\n", "No module named 'nothing_of_that_name'"),
         ("def other(completion):\n    return 1\n", "has no function `trap`. Functions there: other"),
-        ("raise SystemExit(5)\n", "SystemExit"),
-        ("import os\nos._exit(7)\n", "exit code 7"),
+        ("raise SystemExit(5)\ndef trap(completion):\n    return 1\n", "SystemExit"),
+        ("import os\nos._exit(7)\ndef trap(completion):\n    return 1\n", "exit code 7"),
     ],
 )
 def test_a_function_that_cannot_be_imported_is_refused_with_its_reason(
