@@ -150,7 +150,7 @@ class Rollout:
     block_size: int = 32  # tokens per KV block: prompts shorter than one share nothing
     kv_cache_mb: int = 64  # KV cache of a CPU engine, MiB
     gpu_memory: float = 0.85  # share of a GPU's memory a GPU engine takes
-    enforce_eager: bool = True  # false: CUDA graphs; slower start, faster decoding
+    enforce_eager: bool = True  # false: CUDA graphs, on CPU compiled layers; slower start, faster decoding
     exact: bool = False  # CPU: engine and trainer compute alike; rollout and old log-probs are equal bit for bit
 
 

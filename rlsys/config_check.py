@@ -207,6 +207,11 @@ def check(config: Config) -> list[str]:
         "rollout.exact needs the policy to compute as engines do, and compiled layers round otherwise. Use policy.compile false, "
         "or rollout.exact false.",
     )
+    need(
+        c.rollout.enforce_eager or not c.rollout.exact,
+        "rollout.exact needs engines to compute as the policy does, and compiled layers round otherwise. Use rollout.enforce_eager "
+        "true, or rollout.exact false.",
+    )
     between = c.pipeline.max_lag - bool(c.rollout.oversample)  # updates while a batch is sampled or waits
     need(
         not c.pipeline.in_flight or between >= 1,

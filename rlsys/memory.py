@@ -276,7 +276,8 @@ def engine(c: Config, model: Model, lengths: Lengths, memory: float) -> Process:
             "logits": 12.0 * at_once * model.vocabulary,
         }
         received = SYNC_BUCKET if c.sync.transport == "object_store" else weights
-        fixed: Parts = {"KV cache": r.kv_cache_mb * MIB, "fixed": IMPORTS["rollout"] * MIB}
+        imports = IMPORTS["rollout"] + COMPILER * (not r.enforce_eager)
+        fixed: Parts = {"KV cache": r.kv_cache_mb * MIB, "fixed": imports * MIB}
         held = together(
             {"weights": weights},
             fixed,

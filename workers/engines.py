@@ -1,6 +1,6 @@
 """vLLM behind a few verbs: generate, cut, pause, call, restart its caches. CPU and CUDA builds differ only in which class drives them.
 
-On CPU the engine runs inside the actor: no further process, no compilation, and a much shorter start. On GPUs it is
+On CPU the engine runs inside the actor: no further process, no compilation unless asked for, and a much shorter start. On GPUs it is
 vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for ever.
 """
 
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from rlsys.config import Config
 from rlsys.types import Request
+from workers import compiling
 
 # An engine with all its processes is on one node: they talk to each other there and nowhere else.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -18,6 +19,7 @@ LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 CPU_ENVIRONMENT = LOOPBACK | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_USE_AOT_COMPILE": "0",  # on CPU vLLM cannot load what it saved so, and compiles anew; torch's own cache serves
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -88,13 +90,13 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
     if config.cluster.device == "cpu":
         # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
         found |= {
-            "enforce_eager": True,
             "kv_cache_memory_bytes": r.kv_cache_mb << 20,
             "enable_chunked_prefill": False,
         }
         from workers.fused_norms import PRIORITY
 
-        return found if r.exact else found | {"kernel_config": PRIORITY}
+        eager = r.enforce_eager and not r.exact  # compiled, norms become one with what is around them
+        return found | {"kernel_config": PRIORITY} if eager else found
     found.pop("block_size")
     return found | {
         "gpu_memory_utilization": r.gpu_memory,
@@ -161,6 +163,8 @@ class InProcessEngine:
             from workers import fused_norms
 
             fused_norms.register()
+        if not settings["enforce_eager"]:
+            compiling.allow("rollout.enforce_eager false", "rollout.enforce_eager true")
         register_architecture(settings["model"], settings["trust_remote_code"])
         self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), enable_multiprocessing=False)
         self.callers: dict[str, asyncio.Queue[Any]] = {}  # by request, who waits for it

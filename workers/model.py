@@ -1,10 +1,9 @@
 """Loads a Hugging Face causal language model for packed sequences."""
 
-import os
-import shutil
 from typing import Any
 
 from rlsys.config import Config, ConfigError, Policy
+from workers import compiling
 
 # Logits that are transformed after lm_head are not what `LogprobHead` computes.
 UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -44,22 +43,13 @@ def load(config: Config, path: str, settings: Policy, exact: bool = False) -> An
 
 def compile_layers(lm: Any) -> None:
     """One by one, for any number of tokens: layers are alike, and what is compiled for one serves all."""
-    import torch._dynamo.config as dynamo
-    import torch._inductor.config as inductor
-
-    if not shutil.which(compiler := os.environ.get("CXX", "g++")):
-        raise ConfigError(
-            f"policy.compile needs a C++ compiler wherever the policy is, and {compiler} is not found on this machine. "
-            "Install one (apt-get install g++), name one in CXX, or use policy.compile false."
-        )
+    compiling.allow("policy.compile", "policy.compile false")
     layers = [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
     if not layers:
         raise ConfigError(
             f"policy.compile: {type(lm).__name__} does not say which of its modules are layers (`_no_split_modules`). "
             "Use policy.compile false."
         )
-    dynamo.disable = False  # a nursery imports torch as engines need it, for whom nothing is compiled
-    inductor.compile_threads = 1  # in this process: others would stay when all is compiled
     for layer in layers:
         layer.compile(dynamic=True)
 

@@ -2,8 +2,15 @@
 
 from typing import Any
 
+import torch
+import torch._dynamo.config as dynamo
+from torch import Tensor
+
 from workers.proof import Answer, Chart, Manifest
 from workers.sync import host_memory
+
+# What a compiler does not look into, as it depends on the number of rows.
+LIBRARY = torch.library.Library("rlsys", "FRAGMENT")
 
 
 def keep_weights_plain() -> None:
@@ -15,16 +22,23 @@ def keep_weights_plain() -> None:
     from rlsys import exact
 
     def plain(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = exact.linear
+        layer.cpu_linear = exact.linear if dynamo.disable else torch.ops.rlsys.linear.default
 
+    LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+    LIBRARY.impl("linear", exact.linear, "CPU")
+    torch.library.register_fake("rlsys::linear", shape_of_linear, lib=LIBRARY)
     utils.dispatch_cpu_unquantized_gemm = plain
 
 
+def shape_of_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 def call_attention_directly() -> None:
-    """On CPU, not by way of custom operators, which hide it from compilers: nothing is compiled there."""
+    """On CPU, and not by way of custom operators, which hide it from a compiler, where there is none."""
     from vllm.platforms.cpu import CpuPlatform
 
-    CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
+    CpuPlatform.opaque_attention_op = classmethod(lambda cls: not dynamo.disable)
 
 
 class WorkerExtension:

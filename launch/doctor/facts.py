@@ -72,6 +72,7 @@ class Facts:
     token: str = ""  # file with Ray's token
     token_mode: int = 0o600
     compiler: str = "g++"
+    compiled: tuple[str, ...] = ()  # settings of a configuration that need one
     device: str = ""  # that a configuration asks for; empty: no configuration
     address: str = ""  # of a Ray cluster that it joins
     needed_gpus: float = 0
@@ -112,11 +113,20 @@ def collect(config: Config | None = None) -> Facts:
         leftovers=tuple(str(f) for f in abandoned()),
         token=str(token) if token.is_file() else "",
         token_mode=token.stat().st_mode & 0o777 if token.is_file() else 0o600,
-        compiler=shutil.which("g++") or shutil.which("clang++") or "",
+        compiler=shutil.which(os.environ.get("CXX", "g++")) or "",
+        compiled=_compiled(config) if config else (),
         device=config.cluster.device if config else "",
         address=(config.cluster.address or os.environ.get("RAY_ADDRESS", "")) if config else "",
         needed_gpus=_needed(config) if config else 0,
     )
+
+
+def _compiled(config: Config) -> tuple[str, ...]:
+    asked = {
+        "policy.compile true": config.policy.compile,
+        "rollout.enforce_eager false": config.cluster.device == "cpu" and not config.rollout.enforce_eager,
+    }
+    return tuple(name for name, wanted in asked.items() if wanted)
 
 
 def _needed(config: Config) -> float:

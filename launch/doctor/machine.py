@@ -254,7 +254,12 @@ def token(f: Facts) -> list[Finding]:
 
 
 def compiler(f: Facts) -> list[Finding]:
-    if f.compiler or "vllm" in f.versions:
+    if f.compiler:
+        return []
+    if f.compiled and not f.address:
+        said = f"no C++ compiler, and {' and '.join(f.compiled)} cannot do without"
+        return [Finding("compiler", "wrong", said, "apt-get install g++")]
+    if "vllm" in f.versions:
         return []
     return [Finding("compiler", "warning", "no C++ compiler; vLLM may want one on CPU", "apt-get install g++")]
 

@@ -98,6 +98,13 @@ def test_a_good_machine_has_nothing_to_mend(machine):
         ("leftovers", "warning", "1 folders", "rm -rf /tmp/rlsys-1-a", {"leftovers": ("/tmp/rlsys-1-a",)}),
         ("token", "wrong", "mode 644", "chmod 600 /home/me/.ray/auth_token", {"token_mode": 0o644}),
         ("compiler", "warning", "no C++ compiler", "apt-get install g++", {"compiler": ""}),
+        (
+            "compiler",
+            "wrong",
+            "no C++ compiler, and policy.compile true cannot do without",
+            "apt-get install g++",
+            {"compiler": "", "compiled": ("policy.compile true",)},
+        ),
     ],
 )
 def test_what_is_not_fine_is_told_with_the_command_that_mends_it(check, state, said, mend, changes):
@@ -199,6 +206,14 @@ def test_ports_of_a_configuration_are_tried():
         config = load("configs/tiny_cpu.yaml", [f"policy.port={port}"])
         assert facts.ports(config) == {"policy.port": (port, True)}
     assert facts.ports(load("configs/tiny_cpu.yaml")) == {}
+
+
+def test_what_a_configuration_wants_compiled_is_known():
+    wanted = ["policy.compile=true", "rollout.enforce_eager=false"]
+    assert facts.collect(load("configs/tiny_cpu.yaml")).compiled == ()
+    found = facts.collect(load("configs/tiny_cpu.yaml", wanted)).compiled
+    assert found == ("policy.compile true", "rollout.enforce_eager false")
+    assert facts.collect(load("configs/tiny_cpu.yaml", wanted[:1])).compiled == found[:1]
 
 
 def test_torchs_own_file_says_what_it_was_built_for():

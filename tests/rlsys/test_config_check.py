@@ -24,6 +24,7 @@ from rlsys import config
         ("policy.zero_stage=0 policy.offload_optimizer=true", ["offload_optimizer", "it is 0"]),
         ("policy.zero_stage=3 policy.compile=true", ["policy.compile is there for policy.zero_stage 0, 1 and 2"]),
         ("rollout.exact=true policy.compile=true", ["Use policy.compile false, or rollout.exact false"]),
+        ("rollout.exact=true rollout.enforce_eager=false", ["Use rollout.enforce_eager true, or rollout.exact false"]),
         ("policy.offload_params=true", ["offload_params needs policy.zero_stage 3; it is 2"]),
         ("pipeline.max_lag=-1", ["max_lag is -1", "0 or more"]),
         ("pipeline.in_flight=true", ["in_flight", "max_lag 0", "Use max_lag 1"]),
@@ -192,7 +193,8 @@ def test_all_that_does_not_fit_is_told_at_once(refused):
 
 def test_a_user_function_may_take_the_place_of_a_built_in_one(read):
     assert (
-        read("", "algorithm.advantage=my.module:f", "trainer.samples_per_prompt=1").algorithm.advantage == "my.module:f"
+        read("", "algorithm.advantage=json.decoder:f", "trainer.samples_per_prompt=1").algorithm.advantage
+        == "json.decoder:f"
     )
 
 
@@ -211,13 +213,14 @@ def test_kl_cov_takes_a_second_update_or_a_second_pass(read):
 
 
 def test_a_user_function_may_ask_for_what_weighs_tokens_elsewhere(read):
-    found = read("", "algorithm.loss=my.module:f", "algorithm.constant=5", "algorithm.control_weight=1").algorithm
+    found = read("", "algorithm.loss=json.decoder:f", "algorithm.constant=5", "algorithm.control_weight=1").algorithm
     assert (found.constant, found.control_weight) == (5, 1)
 
 
 def test_a_user_function_may_have_any_option_there_is(read):
     assert (
-        read("", "algorithm.advantage=my.module:f", "algorithm.eps=0.5", "algorithm.whiten=true").algorithm.eps == 0.5
+        read("", "algorithm.advantage=json.decoder:f", "algorithm.eps=0.5", "algorithm.whiten=true").algorithm.eps
+        == 0.5
     )
 
 

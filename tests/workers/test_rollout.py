@@ -29,6 +29,7 @@ from workers.sync.shared_memory import Sender
 from workers.waiting import Watch
 
 PAIR = ("rollout.max_sequences=8",)  # two engines
+COMPILED = ("rollout.engines=1", "rollout.enforce_eager=false")
 COARSE = ("rollout.engines=1", "rollout.dtype=bfloat16")
 FLYING = ("rollout.engines=1", "rollout.max_sequences=4", "pipeline.max_lag=1", "pipeline.in_flight=true")
 FLYING += ("rollout.max_new_tokens=40",)
@@ -75,10 +76,15 @@ def same(a: list[Sample], b: list[Sample]) -> bool:
     )
 
 
+@pytest.mark.parametrize("options", [PAIR, COMPILED], ids=["two engines", "a compiled one"])
 def test_samples_their_logprobs_and_their_seeds(
-    engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], tokenizer: Any, model: str
+    engines: Callable[..., RolloutGroup],
+    tiny: Callable[..., Config],
+    tokenizer: Any,
+    model: str,
+    options: tuple[str, ...],
 ) -> None:
-    group = engines(*PAIR)
+    group = engines(*options)
     assert group.delivery is None, "they have the model's own weights"
     greedy = generated(group, requests(tokenizer))
     assert [s.text for s in greedy[:4]] == [greedy_by_transformers(model, tokenizer, p) for p in PROMPTS[:4]]
@@ -139,6 +145,7 @@ def test_samples_arrive_while_others_are_still_generated(engines: Callable[..., 
         (PAIR, "shared_memory", 3),
         (FLYING, "object_store", 3),
         (COARSE, "shared_memory", 2),
+        (COMPILED, "shared_memory", 2),
     ],
 )
 def test_engines_compute_with_the_policys_weights_after_a_sync(
