@@ -13,7 +13,7 @@ What a step of TRL does: it generates with `transformers`, all its samples at on
 scores no old log-probs, as generation and update are in step; and makes one forward and backward pass over what it padded.
 Gradient checkpointing, on by default, is off, and so are logging and saving. Larger and smaller micro-batches are tried, and
 `torch_compile`.
-What a step of rlsys does: all that `rlsys train` does, with its defaults, and `policy.compile`. Samples come from vLLM in other processes; rewards are judged
+What a step of rlsys does: all that `rlsys train` does, with its defaults, and engines and policy compiled. Samples come from vLLM in other processes; rewards are judged
 in another; every sample is written to disk; the engines take the weights after each update and prove them, tensor by tensor.
 `ahead` is rlsys with `pipeline.max_lag=1`: it samples the next batch while it trains on one, so samples are one update old.
 

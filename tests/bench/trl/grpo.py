@@ -6,6 +6,7 @@ With `torchrun --nproc-per-node 2` on two processes, which share the batch.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,8 @@ def main() -> None:
         found = {"ends": stopwatch.ends, "length": sum(lengths) / len(lengths)}
         Path(asked["out"]).write_text(json.dumps(found))
     trainer.accelerator.end_training()  # several processes that just end sometimes abort
+    sys.stdout.flush()
+    os._exit(0)  # or wait for ever, in a thread of some library
 
 
 if __name__ == "__main__":
