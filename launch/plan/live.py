@@ -1,7 +1,8 @@
 """A Ray cluster that is running, looked at and left as it is: its nodes, and what of them is free.
 
-Its head's GCS is asked, which answers at once, and to who has no node of the cluster too. Of `ray://` addresses the GCS is
-usually near by; where it is not, a client of Ray looks, for which the head has to start a process.
+Its head's GCS is asked, which answers at once, and to who has no node of the cluster too; once a second it asks
+its nodes what they have free. Of `ray://` addresses the GCS is usually near by; where it is not, a client of Ray looks, for
+which the head has to start a process.
 """
 
 import os

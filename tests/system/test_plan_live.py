@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,9 @@ def test_a_running_cluster_is_looked_at_and_told_what_it_lacks(cluster, tmp_path
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen([sys.executable, "-c", TAKES_ONE], env=environment, **pipes) as somebody:
         assert somebody.stdout.readline() == "taken\n"
+        deadline = time.monotonic() + 20
+        while begun not in plan(cluster, address, figures)[2] and time.monotonic() < deadline:
+            time.sleep(0.5)  # the cluster does not know it at once
         for way in (address, client):
             code, text, nodes = plan(cluster, way, figures)
             assert (code, nodes) == (1, [begun, whole]), text
