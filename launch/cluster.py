@@ -148,6 +148,7 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
         + (f", {config.critic.ranks} critic ranks" if criticised else "")
     )
     threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
+    of_engine = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.rollout.threads)} if cpu else GPU_ENVIRONMENT
     # As many as there are cores come up at a time, in this order; engines import most.
     rank = actors.spawner(PolicyRank, place, threads, born=MODELS)
     policy = PolicyGroup(config, rank, watch) if training else None
@@ -155,7 +156,7 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     reference = Reference(config, scorer, watch) if referenced else None
     critics = actors.spawner(CriticRank, place, threads, born=MODELS)
     critic = CriticGroup(config, critics, watch) if criticised else None
-    engine = actors.spawner(RolloutWorker, place, CPU_ENVIRONMENT if cpu else GPU_ENVIRONMENT, born=ENGINES)
+    engine = actors.spawner(RolloutWorker, place, of_engine, born=ENGINES)
     rollout = RolloutGroup(config, engine, watch)
     rewards = RewardPool(config, actors.spawner(RewardWorker, lambda name: OPTIONS | place(name), {}, numbers), watch)
 

@@ -148,6 +148,7 @@ class Rollout:
     max_sequences: int = 256  # sequences an engine decodes at once
     oversample: float = 0.0  # share of prompts asked for beyond a step's, so that it need not wait for the longest
     block_size: int = 32  # tokens per KV block: prompts shorter than one share nothing
+    threads: int = 1  # CPU threads per engine
     kv_cache_mb: int = 64  # KV cache of a CPU engine, MiB
     gpu_memory: float = 0.85  # share of a GPU's memory a GPU engine takes
     enforce_eager: bool = True  # false: CUDA graphs, on CPU compiled layers; slower start, faster decoding

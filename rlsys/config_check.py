@@ -61,6 +61,7 @@ def check(config: Config) -> list[str]:
             "max_new_tokens",
             "max_sequences",
             "block_size",
+            "threads",
             "kv_cache_mb",
         ),
         "policy": ("ranks", "tokens_per_pack", "logprob_chunk", "lr", "threads"),
@@ -105,9 +106,13 @@ def check(config: Config) -> list[str]:
     )
     need(
         not c.rollout.exact
-        or (c.cluster.device == "cpu" and c.rollout.dtype == c.policy.dtype == "float32" and c.policy.threads == 1),
-        "rollout.exact is there for cluster.device cpu with rollout.dtype and policy.dtype float32 and policy.threads 1. "
-        "Use those, or rollout.exact false.",
+        or (
+            c.cluster.device == "cpu"
+            and c.rollout.dtype == c.policy.dtype == "float32"
+            and c.rollout.threads == c.policy.threads == 1
+        ),
+        "rollout.exact is there for cluster.device cpu with float32 as rollout.dtype and policy.dtype, and 1 as rollout.threads "
+        "and policy.threads. Use those, or rollout.exact false.",
     )
     if t.updates_per_step > 0 and t.prompts_per_step > 0 and t.prompts_per_step % t.updates_per_step:
         good = [n for n in range(1, t.prompts_per_step + 1) if t.prompts_per_step % n == 0]

@@ -102,7 +102,7 @@ def _rollout(c: Config, model: Model, lengths: Lengths, gpu: Gpu | None, new: fl
     """Prompts are read; then each of an engine's steps reads its weights and all keys and values, and computes a token of each."""
     r, t = c.rollout, c.trainer
     wide = r.tensor_parallel
-    speed = _speed(gpu, r.dtype, 1)
+    speed = _speed(gpu, r.dtype, r.threads)
     width = WIDTH[r.dtype]
     samples = -(-t.prompts_per_step // r.engines) * t.samples_per_prompt
     room = cache_tokens(c, model, gpu.memory * (1 << 30) if gpu else 0.0)

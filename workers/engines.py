@@ -5,6 +5,8 @@ vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for
 """
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
@@ -12,6 +14,8 @@ from typing import Any, Protocol
 from rlsys.config import Config
 from rlsys.types import Request
 from workers import compiling
+
+LONGEST_S = 0.25  # that a finished sample waits for others to leave with: a list takes engine, driver and rewards some milliseconds
 
 # An engine with all its processes is on one node: they talk to each other there and nowhere else.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -136,11 +140,14 @@ def name_of(request: Request) -> str:
 
 
 async def arrivals(finished: "asyncio.Queue[Any]", count: int) -> AsyncIterator[list[Any]]:
-    """So many outputs, all together that are there at a time; an exception among them is raised."""
+    """So many outputs, in lists; an exception among them is raised. None waits longer than a quarter of the time this has taken."""
+    began = time.monotonic()
     while count:
         outs = [await finished.get()]
-        while not finished.empty():
-            outs.append(finished.get_nowait())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(LONGEST_S, (time.monotonic() - began) / 4)):
+                while len(outs) < count:
+                    outs.append(await finished.get())
         for out in outs:
             if isinstance(out, Exception):
                 raise out

@@ -41,7 +41,11 @@ class RolloutWorker:
         self.weights = asyncio.Lock()  # of who changes them, or looks at them
         self.proved, self.wrong = asyncio.Event(), ""  # samples wait for it; and what was found
         self.proved.set()
+        import torch
         import vllm  # noqa: F401  the slow import, while the driver does other things
+
+        if config.cluster.device == "cpu":
+            torch.set_num_threads(config.rollout.threads)
 
     @recorded()
     async def start(self, model: str, transport: str, longest_prompt: int) -> None:

@@ -14,7 +14,8 @@ def peak_of_cpu(config: Config) -> float:
     """
     import torch
 
-    threads = min(config.rollout.engines + config.policy.ranks * config.policy.threads, len(os.sched_getaffinity(0)))
+    rollout, policy = config.rollout, config.policy
+    threads = min(rollout.engines * rollout.threads + policy.ranks * policy.threads, len(os.sched_getaffinity(0)))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

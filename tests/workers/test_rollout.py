@@ -30,6 +30,7 @@ from workers.waiting import Watch
 
 PAIR = ("rollout.max_sequences=8",)  # two engines
 COMPILED = ("rollout.engines=1", "rollout.enforce_eager=false")
+THREADED = ("rollout.engines=1", "rollout.threads=2")
 COARSE = ("rollout.engines=1", "rollout.dtype=bfloat16")
 FLYING = ("rollout.engines=1", "rollout.max_sequences=4", "pipeline.max_lag=1", "pipeline.in_flight=true")
 FLYING += ("rollout.max_new_tokens=40",)
@@ -76,7 +77,7 @@ def same(a: list[Sample], b: list[Sample]) -> bool:
     )
 
 
-@pytest.mark.parametrize("options", [PAIR, COMPILED], ids=["two engines", "a compiled one"])
+@pytest.mark.parametrize("options", [PAIR, COMPILED, THREADED], ids=["two engines", "a compiled one", "two threads"])
 def test_samples_their_logprobs_and_their_seeds(
     engines: Callable[..., RolloutGroup],
     tiny: Callable[..., Config],
@@ -86,6 +87,8 @@ def test_samples_their_logprobs_and_their_seeds(
 ) -> None:
     group = engines(*options)
     assert group.delivery is None, "they have the model's own weights"
+    counts = [actor.__ray_call__.remote(lambda _: torch.get_num_threads()) for actor in group.crew.actors.values()]
+    assert set(ray.get(counts)) == {group.config.rollout.threads}
     greedy = generated(group, requests(tokenizer))
     assert [s.text for s in greedy[:4]] == [greedy_by_transformers(model, tokenizer, p) for p in PROMPTS[:4]]
 
