@@ -239,7 +239,7 @@ def test_a_finding_leads_to_its_curve_and_to_its_samples(shown, demo):
     finding.get_by_role("link", name="samples").click()
     seen(page, "#found", "2 samples in 1 group")
     assert found(page) == "2 samples in 1 group"
-    assert "no verdict after 10 s" in page.locator("#opened").inner_text()
+    seen(page, "#opened", "no verdict after 10 s")
     assert page.locator("#failures").input_value() == "timeout"
 
 
