@@ -4,9 +4,12 @@ Matrix libraries choose their order of summation by the number of rows: a token 
 the last bit. Here few rows are filled up with zeros and many are taken in parts, so that the library only sees numbers of
 rows between FEWEST and MOST, for which it sums alike; `rows_matter` looks whether that is so on this machine.
 
-The engine's linear layers always compute so: a sample can be drawn again, bit for bit, among other samples. With
-`rollout.exact` the trainer's do too, and both use `attend`: rollout and old log-probs become the same number.
+The engine's linear layers compute so (where they are compiled, `workers/linear.cpp` does it its own way): a sample can be drawn
+again, bit for bit, among other samples. With `rollout.exact` the trainer's do too, and both use `attend`: rollout and old
+log-probs become the same number.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -63,10 +66,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float
     return (out / total)[:, :rows]
 
 
-def rows_matter(weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether this machine's library nonetheless gives a row another result among other rows. Tried on random ones."""
+def rows_matter(weight: Tensor, bias: Tensor | None = None, product: Callable[..., Tensor] = linear) -> bool:
+    """Whether on this machine a row nonetheless gets another result among other rows. Tried on random ones."""
     weight, bias = weight[:4096], None if bias is None else bias[:4096]
     rows = torch.randn(MOST, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    whole = linear(rows, weight, bias)
+    whole = product(rows, weight, bias)
     parts = [(7, 8), (3, 3 + FEWEST - 1), (5, 5 + FEWEST), (1, 2 * FEWEST + 4), (0, MOST // 2 + 1)]
-    return any(not torch.equal(linear(rows[a:b], weight, bias), whole[a:b]) for a, b in parts)
+    return any(not torch.equal(product(rows[a:b], weight, bias), whole[a:b]) for a, b in parts)

@@ -2,15 +2,11 @@
 
 from typing import Any
 
-import torch
 import torch._dynamo.config as dynamo
-from torch import Tensor
 
+from workers.linear import linear_for
 from workers.proof import Answer, Chart, Manifest
 from workers.sync import host_memory
-
-# What a compiler does not look into, as it depends on the number of rows.
-LIBRARY = torch.library.Library("rlsys", "FRAGMENT")
 
 
 def keep_weights_plain() -> None:
@@ -19,19 +15,10 @@ def keep_weights_plain() -> None:
     """
     from vllm.model_executor.layers import utils
 
-    from rlsys import exact
-
     def plain(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = exact.linear if dynamo.disable else torch.ops.rlsys.linear.default
+        layer.cpu_linear = linear_for(layer.weight)
 
-    LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-    LIBRARY.impl("linear", exact.linear, "CPU")
-    torch.library.register_fake("rlsys::linear", shape_of_linear, lib=LIBRARY)
     utils.dispatch_cpu_unquantized_gemm = plain
-
-
-def shape_of_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def call_attention_directly() -> None:
@@ -50,7 +37,7 @@ class WorkerExtension:
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         alike = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
-        return [name for name, p in alike.values() if rows_matter(p.detach())]
+        return [name for name, p in alike.values() if rows_matter(p.detach(), product=linear_for(p))]
 
     def rlsys_chart(self, manifest: Manifest, cut: int) -> list[str]:
         """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""

@@ -1,0 +1,115 @@
+// y = x wᵀ + b in float32, for the few rows of x that a step of an engine has. See linear.py.
+//
+// 4 rows of x times 4 of w make a tile. Each of its 16 sums is made in 16 lanes, which are added up at the end: in the same
+// order for every row, wherever in a tile it is, and however many threads there are.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+using torch::stable::Tensor;
+
+constexpr int LANES = 16, TILE = 4;
+constexpr int64_t ROWS = 32;  // of x, for which w is read once; they fit into a core's first cache
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int Places __attribute__((vector_size(4 * LANES)));
+
+// Of blocks of 2H lanes, the first half added to the second: those of a, then those of b.
+template <int H, int... I>
+Lanes halved(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(a, b, (I / H * 2 * H + I % H)...) +
+         __builtin_shufflevector(a, b, (I / H * 2 * H + I % H + H)...);
+#else
+  return __builtin_shuffle(a, b, Places{(I / H * 2 * H + I % H)...}) +
+         __builtin_shuffle(a, b, Places{(I / H * 2 * H + I % H + H)...});
+#endif
+}
+
+// Of LANES / H vectors, one after the other, what is left when their lanes are added up to H each: for H = 1, the sums.
+template <int H>
+Lanes added_up(const Lanes* vectors) {
+  if constexpr (H == LANES)
+    return *vectors;
+  else
+    return halved<H>(added_up<2 * H>(vectors), added_up<2 * H>(vectors + LANES / (2 * H)),
+                     std::make_integer_sequence<int, LANES>());
+}
+
+// Each of 4 rows of x times each of 4 rows of w. `next` is a row that is wanted soon.
+inline Lanes products(const float* const* x, const float* const* w, int64_t width, const float* next) {
+  Lanes sums[TILE * TILE] = {};
+  for (int64_t k = 0; k < width; k += LANES) {
+    Lanes of_w[TILE];
+    for (int j = 0; j < TILE; j++) of_w[j] = *(const Unaligned*)(w[j] + k);
+    for (int i = 0; i < TILE; i++) {
+      const Lanes of_x = *(const Unaligned*)(x[i] + k);
+      for (int j = 0; j < TILE; j++) sums[i * TILE + j] += of_x * of_w[j];
+    }
+    __builtin_prefetch(next + k);
+  }
+  return added_up<1>(sums);
+}
+
+struct Product {
+  const float *x, *w, *bias;  // [rows, width], [columns, width], [columns] or null
+  float* y;                   // [rows, columns]
+  int64_t rows, columns, width;
+
+  // Where a tile reaches beyond the last row, that row is taken again.
+  const float* row_of_x(int64_t m) const { return x + std::min(m, rows - 1) * width; }
+  const float* row_of_w(int64_t n) const { return w + std::min(n, columns - 1) * width; }
+
+  // The columns of y from `first` to `end`.
+  void compute(int64_t first, int64_t end) const {
+    for (int64_t from = 0; from < rows; from += ROWS)
+      for (int64_t n = first; n < end; n += TILE) compute(from, std::min(from + ROWS, rows), n);
+  }
+
+  // Of 4 columns of y, the rows from `from` to `to`.
+  void compute(int64_t from, int64_t to, int64_t n) const {
+    const float *of_x[TILE], *of_w[TILE];
+    Lanes biases = {};
+    for (int j = 0; j < TILE; j++) of_w[j] = row_of_w(n + j);
+    for (int i = 0; bias && i < LANES; i++) biases[i] = bias[std::min(n + i % TILE, columns - 1)];
+    for (int64_t m = from; m < to; m += TILE) {
+      for (int i = 0; i < TILE; i++) of_x[i] = row_of_x(m + i);
+      const float* next = row_of_w(n + TILE + std::min<int64_t>((m - from) / TILE, TILE - 1));
+      const Lanes found = products(of_x, of_w, width, next) + biases;
+      for (int i = 0; i < std::min<int64_t>(TILE, to - m); i++) {
+        float* target = y + (m + i) * columns + n;
+        const float* source = (const float*)&found + i * TILE;
+        if (n + TILE <= columns)
+          std::memcpy(target, source, 4 * TILE);
+        else
+          std::memcpy(target, source, 4 * (columns - n));
+      }
+    }
+  }
+};
+
+Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
+  x = torch::stable::contiguous(x);
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  const int64_t columns = weight.size(0), width = weight.size(1);
+  shape.back() = columns;
+  Tensor y = torch::stable::new_empty(x, shape);
+  const float* biases = bias ? bias->const_data_ptr<float>() : nullptr;
+  const Product product{x.const_data_ptr<float>(), weight.const_data_ptr<float>(), biases, y.mutable_data_ptr<float>(),
+                        x.numel() / width, columns, width};
+  // 16 tiles, or 64 columns, are worth a thread.
+  torch::stable::parallel_for(0, (columns + TILE - 1) / TILE, 16, [&](int64_t first, int64_t end) {
+    product.compute(first * TILE, std::min(end * TILE, columns));
+  });
+  return y;
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(rlsys, ops) { ops.def("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(rlsys, CPU, ops) { ops.impl("linear", TORCH_BOX(&linear)); }
