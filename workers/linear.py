@@ -33,7 +33,8 @@ def few_rows() -> Linear:
     from torch._inductor.codecache import CppCodeCache
 
     source = Path(__file__).with_suffix(".cpp").read_text()
-    CppCodeCache.load(source, extra_flags=("-ffp-contract=fast",))  # products are added before they are rounded
+    own = f"-DFOR_{torch.backends.cpu.get_cpu_capability()}"  # unlike machines may share the cache
+    CppCodeCache.load(source, extra_flags=("-ffp-contract=fast", own))  # products are added before they are rounded
     torch.library.register_fake("rlsys::linear", shape)
     return torch.ops.rlsys.linear.default
 
