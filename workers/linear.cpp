@@ -16,7 +16,8 @@
 using torch::stable::Tensor;
 
 constexpr int LANES = 16, TILE = 4;
-constexpr int64_t ROWS = 32;  // of x, for which w is read once; they fit into a core's first cache
+static_assert(TILE * TILE == LANES, "the sums of a tile are one vector");
+constexpr int64_t ROWS = 32;  // of x, for which w is read once; where they are narrow, they fit into a core's first cache
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int Places __attribute__((vector_size(4 * LANES)));
