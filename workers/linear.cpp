@@ -1,6 +1,6 @@
 // y = x wᵀ + b in float32, for the few rows of x that a step of an engine has. See linear.py.
 //
-// 4 rows of x times 4 of w make a tile. Each of its 16 sums is made in 16 lanes, which are added up at the end: in the same
+// 4 rows of x times 4 of w make a tile. Each of its 16 sums is made in 16 lanes, added up at the end: in the same
 // order for every row, wherever in a tile it is, and however many threads there are.
 
 #include <torch/csrc/stable/library.h>
@@ -17,7 +17,7 @@ using torch::stable::Tensor;
 
 constexpr int LANES = 16, TILE = 4;
 static_assert(TILE * TILE == LANES, "the sums of a tile are one vector");
-constexpr int64_t ROWS = 32;  // of x, for which w is read once; where they are narrow, they fit into a core's first cache
+constexpr int64_t ROWS = 32;  // of x, for which w is read once; narrow ones fit into a core's first cache
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int Places __attribute__((vector_size(4 * LANES)));
