@@ -11,7 +11,7 @@ from workers.sync import host_memory
 
 def keep_weights_plain() -> None:
     """On CPU, vLLM repacks linear weights into private buffers and drops the originals, and a tied head's copy is missed when
-    weights are reloaded. Plain weights are loaded in place, can be fingerprinted, and multiply as the trainer's do.
+    weights are reloaded. Plain weights are loaded in place and can be fingerprinted.
     """
     from vllm.model_executor.layers import utils
 
