@@ -50,10 +50,11 @@ figures: install  ## measure what the README says of the demo, about 5 minutes
 recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again
 	$(BIN)/python tests/bench/recipes.py
 
-bench: install  ## time the parts: advantages, rewards, exact arithmetic, scoring and updating, a sync, the driver, running ahead
+bench: install  ## time the parts: advantages, rewards, exact arithmetic, an engine's products, scoring and updating, a sync, the driver, running ahead
 	$(BIN)/python tests/bench/advantages.py
 	$(BIN)/python tests/bench/rewards.py
 	$(BIN)/python tests/bench/exact.py
+	$(BIN)/python tests/bench/linear.py
 	$(BIN)/python tests/bench/compute.py
 	$(BIN)/python tests/bench/sync.py
 	$(BIN)/python tests/bench/driver.py
