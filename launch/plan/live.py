@@ -2,13 +2,14 @@
 
 Its head's GCS is asked, which answers at once, and to who has no node of the cluster too; once a second it asks
 its nodes what they have free. Of `ray://` addresses the GCS is usually near by; where it is not, a client of Ray looks, for
-which the head has to start a process.
+which the cluster has to start two processes.
 """
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Thread
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -18,6 +19,7 @@ from rlsys.config import ConfigError
 from rlsys.devices import Node, named
 
 PATIENCE_S = 5.0
+TASK_S = 30.0  # until Ray has a process for a task, and its answer
 KIND = "accelerator_type:"
 CLIENTS = "ray://"
 USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
@@ -25,7 +27,7 @@ STILLBORN = ("Initialization failure", "Starting Ray client server failed")
 
 
 class Unanswered(Exception):
-    """What is at this address does not say what a GCS says."""
+    """The service of Ray's that was asked is not at this address, or does not answer."""
 
 
 def nodes_at(address: str) -> list[Node]:
@@ -46,7 +48,7 @@ def nodes_at(address: str) -> list[Node]:
         return told_to_client(address)
     except ConfigError:  # is a ValueError, and a sentence already
         raise
-    except (ConnectionError, ValueError, RuntimeError, Unanswered) as error:
+    except (OSError, ValueError, RuntimeError, Unanswered) as error:
         cause = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({cause}).") from None
 
@@ -102,38 +104,64 @@ def gcs_beside(address: str) -> str:
 
 def told_by_gcs(address: str) -> list[Node]:
     """Raises `Unanswered`."""
-    import grpc
     import ray  # noqa: F401  its generated modules are found by way of it
-    from ray._private.grpc_utils import init_grpc_channel
     from ray.core.generated.autoscaler_pb2 import DEAD, GetClusterStatusRequest
     from ray.core.generated.autoscaler_pb2_grpc import AutoscalerStateServiceStub
+
+    def ask(channel: Any) -> Any:
+        return AutoscalerStateServiceStub(channel).GetClusterStatus(GetClusterStatusRequest(), timeout=PATIENCE_S)
+
+    states = answer(address, ask).cluster_resource_state.node_states
+    return [node(s.node_ip_address, s.total_resources, s.available_resources) for s in states if s.status != DEAD]
+
+
+def answer(address: str, ask: Callable[[Any], Any]) -> Any:
+    """What a service of Ray's says over a channel of gRPC. Raises `Unanswered`, and `ConfigError` where the token is the cause."""
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
 
     shown = token_is_used()
     with init_grpc_channel(address) as channel:
         try:
-            said = AutoscalerStateServiceStub(channel).GetClusterStatus(GetClusterStatusRequest(), timeout=PATIENCE_S)
+            return ask(channel)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise ConfigError(f"--address: the Ray cluster at {address} {wrong_token(shown)}") from None
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise Unanswered(
+                    f"something else does; a GCS is HEAD:{USUAL_GCS}, a server for clients ray://HEAD:{USUAL_CLIENTS}"
+                ) from None
             raise Unanswered(error.details()) from None
-    states = said.cluster_resource_state.node_states
-    return [node(s.node_ip_address, s.total_resources, s.available_resources) for s in states if s.status != DEAD]
 
 
 # --- or as a client ---------------------------------------------------------------------------------------------------------
 
 
 def told_to_client(address: str) -> list[Node]:
-    """Of several nodes a client is only told what is free on all together: all of each counts then."""
+    """A client is told what is free on all nodes together only; a task that asks for nothing sees what is free on each."""
     import ray
+    from ray._private.state import available_resources_per_node
+    from ray.exceptions import RayError
 
+    answer(together(*parts(address)), ping)
     joined(address)
     try:
-        nodes = [n for n in ray.nodes() if n["Alive"]]
-        free = ray.available_resources() if len(nodes) == 1 else {}
-        return [node(str(n["NodeManagerAddress"]), n["Resources"], free or n["Resources"]) for n in nodes]
+        looks = ray.remote(num_cpus=0)(available_resources_per_node)
+        free = ray.get(looks.remote(), timeout=TASK_S)
+        alive = [n for n in ray.nodes() if n["Alive"]]
+        return [node(n["NodeManagerAddress"], n["Resources"], free.get(n["NodeID"], n["Resources"])) for n in alive]
+    except RayError as error:
+        raise Unanswered(str(error)) from None
     finally:
         Thread(target=ray.shutdown).start()  # takes half a second, in which the plan can be made
+
+
+def ping(channel: Any) -> Any:
+    """A client of Ray asks this too, for half a minute, whatever the answer is."""
+    from ray.core.generated.ray_client_pb2 import ClusterInfoRequest, ClusterInfoType
+    from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
+
+    return RayletDriverStub(channel).ClusterInfo(ClusterInfoRequest(type=ClusterInfoType.PING), timeout=PATIENCE_S)
 
 
 def joined(address: str) -> None:

@@ -6,6 +6,8 @@ import pytest
 import ray
 from ray.core.generated import autoscaler_pb2 as messages
 from ray.core.generated import autoscaler_pb2_grpc as services
+from ray.core.generated import ray_client_pb2_grpc as clients
+from ray.exceptions import GetTimeoutError
 
 from launch.plan import live
 from rlsys.config import ConfigError
@@ -78,6 +80,12 @@ def test_something_else_that_listens_is_not_waited_for(monkeypatch):
             live.nodes_at(address)
 
 
+def test_another_service_of_rays_is_told_from_the_one_that_was_meant(gcs):
+    address, _ = gcs
+    with pytest.raises(ConfigError, match=f"ray://{address} .something else does; a GCS is HEAD:6379, a server for"):
+        live.nodes_at(f"ray://{address}")
+
+
 def test_the_dashboards_address_is_not_the_clusters():
     with pytest.raises(ConfigError, match="plan asks the cluster itself: HEAD:6379"):
         live.nodes_at("http://head:8265")
@@ -119,6 +127,21 @@ def test_a_client_is_not_needed_where_the_gcs_answers(gcs, monkeypatch):
 # --- a client looks ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_client_whose_token_is_not_taken_is_told_so_and_does_not_wait(gcs, monkeypatch):
+    class Clients(clients.RayletDriverServicer):
+        def ClusterInfo(self, request, context):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is missing or incorrect")
+
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("a client"))
+    server = grpc.server(ThreadPoolExecutor(2))
+    clients.add_RayletDriverServicer_to_server(Clients(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with pytest.raises(ConfigError, match=f"^--address: the Ray cluster at {address} demands a token"):
+        live.nodes_at(f"ray://{address}")
+    server.stop(None).wait()
+
+
 @pytest.fixture
 def fails(monkeypatch):
     """What joining a cluster as a client raises, time after time; then it succeeds."""
@@ -130,8 +153,11 @@ def fails(monkeypatch):
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "get", lambda *_, **__: {})
+    monkeypatch.setattr(ray.remote_function.RemoteFunction, "_remote", lambda *_, **__: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(live, "answers", lambda _: None)
+    monkeypatch.setattr(live, "answer", lambda *_: None)
     return raised
 
 
@@ -152,10 +178,19 @@ def test_a_cluster_that_cannot_be_joined_is_told_with_the_cause(fails):
     assert fails == [DIED], "nothing else is tried twice"
 
 
-def test_a_client_sees_what_others_use_of_the_only_node_but_not_which_of_several_they_use(fails, monkeypatch):
+def test_a_client_has_a_task_see_what_others_use_of_each_node(fails, monkeypatch):
     node = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": WHOLE}
-    monkeypatch.setattr(ray, "available_resources", lambda: WHOLE | {"GPU": 3.0, "CPU": 2.0})
-    monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"NodeID": "b", "Alive": False}])
-    assert [(n.gpus, n.cpus) for n in live.nodes_at("ray://127.0.0.1:1")] == [(3, 2.0)]
-    monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"NodeID": "b"}])
-    assert [(n.gpus, n.cpus) for n in live.nodes_at("ray://127.0.0.1:1")] == [(4, 8.0)] * 2
+    nodes = [node, node | {"NodeID": "b"}, node | {"NodeID": "c"}, node | {"NodeID": "d", "Alive": False}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "get", lambda *_, **__: {"b": WHOLE | {"GPU": 3.0, "CPU": 2.0}, "c": {}})
+    found = [(n.gpus, n.cpus) for n in live.nodes_at("ray://127.0.0.1:1")]
+    assert found == [(4, 8.0), (3, 2.0), (0, 0)], "the first has just come: nobody has had it yet"
+
+
+def test_a_task_that_does_not_end_is_told(fails, monkeypatch):
+    def late(*_, timeout):
+        raise GetTimeoutError(f"Get timed out after {timeout} s")
+
+    monkeypatch.setattr(ray, "get", late)
+    with pytest.raises(ConfigError, match=r"ray://127.0.0.1:1 \(Get timed out after 30.0 s\)"):
+        live.nodes_at("ray://127.0.0.1:1")
