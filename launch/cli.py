@@ -193,10 +193,20 @@ def plan(
     return run(loaded, config, Wanted(prompt_tokens=prompt_tokens, ragged=mean_and_most, **options), console)
 
 
+class HowMany(click.IntRange):
+    """A number; one with a kind, as `--cluster` takes it, is told apart."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        count, by, kind = str(value).partition("x")
+        if by and count.isdecimal():
+            self.fail(f"{value} has a kind in it: --gpus {count} --gpu {kind}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @commands.command()
 @click.option("--model", metavar="NAME", help="A hub name, a directory, or builtin:tiny.")
 @click.option("--data", metavar="NAME", help="A hub name, a file or folder, or builtin:zigzag.")
-@click.option("--gpus", type=click.IntRange(0), help="How many there are; 0: this machine's CPUs.")
+@click.option("--gpus", type=HowMany(0), help="How many there are; 0: this machine's CPUs.")
 @click.option("--gpu", default="H100", show_default=True, metavar="KIND", help="Which, such as A100-80 or L4.")
 @click.option(
     "--reward", default="", metavar="NAME", help="What judges: built-in, module:function or file.py:function."
@@ -216,7 +226,7 @@ def init(model: str | None, data: str | None, gpus: int | None, **options: Any) 
     data = data or click.prompt(
         "data, a hub name or a file", default="builtin:zigzag" if model == "builtin:tiny" else "openai/gsm8k"
     )
-    gpus = click.prompt("GPUs, 0 for this machine's CPUs", default=0, type=click.IntRange(0)) if gpus is None else gpus
+    gpus = click.prompt("GPUs, 0 for this machine's CPUs", default=0, type=HowMany(0)) if gpus is None else gpus
     from launch.init.command import Wanted
     from launch.init.command import init as run
 

@@ -129,6 +129,13 @@ def test_without_a_terminal_nothing_is_asked():
     assert "Missing --model, --data" in found.output
 
 
+def test_a_number_of_gpus_with_their_kind_is_told_apart():
+    found = CliRunner().invoke(commands, ["init", "--gpus", "8xA100-80"])
+    assert found.exit_code == 2
+    assert "--gpus 8 --gpu A100-80" in found.output
+    assert "--gpus': 'many' is not a valid" in CliRunner().invoke(commands, ["init", "--gpus", "many"]).output
+
+
 def test_every_comment_is_of_an_option_that_there_is():
     there = flatten(Config())
     assert [key for key in COMMENTS if key not in there] == []
