@@ -23,7 +23,6 @@ TASK_S = 30.0  # until Ray has a process for a task, and its answer
 KIND = "accelerator_type:"
 CLIENTS = "ray://"
 USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
-STILLBORN = ("Initialization failure", "Starting Ray client server failed")
 
 
 class Unanswered(Exception):
@@ -172,8 +171,8 @@ def joined(address: str) -> None:
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error")
             return
-        except RuntimeError as error:
-            if last or not any(said in str(error) for said in STILLBORN):
+        except ConnectionAbortedError:
+            if last:
                 raise
 
 
