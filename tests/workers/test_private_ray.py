@@ -30,18 +30,15 @@ METHODS = (
     "InternalKVGcsService/InternalKVKeys", "JobInfoGcsService/GetAllJobInfo", "ReporterService/GetTraceback",
 )
 
-def call(port):
-    said = []
-    for method in METHODS:
-        try:
-            grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(f"/ray.rpc.{method}")(b"", timeout=5)
-            said.append(f"ANSWERED {port} {method}")
-        except grpc.RpcError as error:
-            said.append(f"{error.code().name} {port} {method}")
-    return said
+def call(port, method):
+    try:
+        grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(f"/ray.rpc.{method}")(b"", timeout=5)
+        return f"ANSWERED {port} {method}"
+    except grpc.RpcError as error:
+        return f"{error.code().name} {port} {method}"
 
-for said in ThreadPoolExecutor(64).map(call, sys.argv[1:]):  # some speak another language, and say nothing at all
-    print("\\n".join(said))
+calls = [(port, method) for port in sys.argv[1:] for method in METHODS]
+print(*ThreadPoolExecutor(128).map(call, *zip(*calls)), sep="\\n")  # some ports speak another language, and say nothing at all
 """
 
 
