@@ -12,7 +12,9 @@ from ray.exceptions import GetTimeoutError
 from launch.plan import live
 from rlsys.config import ConfigError
 
-DIED = ConnectionAbortedError("Initialization failure from server:\nTraceback:\n  somewhere\nRuntimeError: no such process\n")
+DIED = ConnectionAbortedError(
+    "Initialization failure from server:\nTraceback:\n  somewhere\nRuntimeError: no such process\n"
+)
 WHOLE = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}
 
 
