@@ -17,7 +17,7 @@ SlurmctldHost={name}({network}.254)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=10
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -39,6 +39,7 @@ KillWait=60
 SlurmctldTimeout=30
 SlurmdTimeout=30
 MessageTimeout=60
+SchedulerParameters=sched_interval=2,bf_interval=2
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -90,7 +91,7 @@ class Slurm:
         return f"{found.get('JobState')} {found.get('ExitCode')} restarts {found.get('Restarts')}"
 
     def over(self, job: str) -> bool:
-        return self.state(job).split()[0] not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
+        return self.state(job).split()[0] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
 
     def until(self, seen: Callable[[], object], timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
