@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = F.linear(F.pad(rows, (0, 0, 0, FEWEST - len(rows))), weight, bias)[: len(rows)]
     else:
         out = torch.cat([linear(part, weight, bias) for part in rows.split(MOST)])
-    return out.view(*x.shape[:-1], -1)
+    return out.view(*x.shape[:-1], len(weight))
 
 
 class Linear(nn.Linear):

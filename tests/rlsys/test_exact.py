@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys import attention, exact
 from rlsys.logprobs import PackedLogprobs
-from rlsys.packing import pack, unpack
+from rlsys.packing import filler, pack, unpack
 from rlsys.types import Columns, Pack
 
 
@@ -121,6 +121,14 @@ def test_gradients_are_those_of_the_ordinary_arithmetic() -> None:
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], atol=1e-4, rtol=1e-4)
+
+
+def test_a_filler_has_a_backward_pass() -> None:
+    model = scorer(attention.EXACT)
+    logprobs, _ = model(filler(Columns()))
+    logprobs.sum().backward()
+    assert logprobs.shape == (0,)
+    assert not any(p.grad is None or p.grad.any() for p in model.parameters())
 
 
 def test_a_shared_prompt_changes_no_bit() -> None:
