@@ -58,7 +58,7 @@ def memory(tensor: Tensor) -> memoryview:
 
 def of_places(tensor: Tensor, whole: Iterable[int], at: tuple[int, int] = (0, 0)) -> int:
     """`tensor` is all of a tensor of shape `whole`, or the part of it that begins in row and column `at`."""
-    rows = tensor.detach().reshape(len(tensor), -1)
+    rows = tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:]))
     width = math.prod(list(whole)[1:])
     row, column = at
     columns = torch.arange(column, column + rows.shape[1], device=tensor.device)

@@ -80,6 +80,7 @@ def test_shares_by_place_add_up_to_the_whole(dtype):
     rows = of_places(a[:1], a.shape) + of_places(a[1:], a.shape, (1, 0))
     columns = of_places(a[:, :4], a.shape) + of_places(a[:, 4:], a.shape, (0, 4))
     assert rows % MODULUS == columns % MODULUS == of_places(a, a.shape)
+    assert of_places(a[:0], a.shape, (len(a), 0)) == 0, "a device may have nothing of a small vocabulary"
     assert (of_places(b[:3], b.shape) + of_places(b[3:], b.shape, (3, 0))) % MODULUS == of_places(b, b.shape)
 
 
