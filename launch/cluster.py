@@ -15,7 +15,7 @@ from rlsys.config import Config, ConfigError
 from rlsys.progress import Note
 from workers.critic import CriticGroup, CriticRank
 from workers.nursery import ENGINES, MODELS, executable
-from workers.places import place_of
+from workers.places import place_of, tidy
 from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
 from workers.reference import Reference, ReferenceWorker
@@ -79,6 +79,7 @@ def started(config: Config, watch: Watch, *, model: str = "", training: bool = T
                 f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
             )
     watch.note("starting Ray")
+    tidy((file.stem for file in watch.logs.glob("*.pid")), watch.logs)
     with ray_session(config, watch.logs) as session:
         address = address_for_commands(session.ray)
         watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
@@ -95,7 +96,7 @@ class Actors:
     """Every actor of the run, by the name of its worker."""
 
     def __init__(self, session: Session, config: Config, watch: Watch):
-        self.ray, self.nursery, self.config, self.logs = session.ray, session.nursery, config, str(watch.logs)
+        self.ray, self.nursery, self.config, self.logs = session.ray, session.nursery, config, watch.logs
         self.all: list[Any] = []
         self.started: Counter[str] = Counter()
 
@@ -120,7 +121,9 @@ class Actors:
             again = f"-again-{self.started[name] - 1}" if self.started[name] > 1 else ""
             settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime}
             actor = (
-                self.ray.remote(kind).options(**settings | options(name)).remote(self.config, *numbers(name), self.logs)
+                self.ray.remote(kind)
+                .options(**settings | options(name))
+                .remote(self.config, *numbers(name), str(self.logs))
             )
             self.all.append(actor)
             return actor
@@ -131,6 +134,8 @@ class Actors:
         for actor in self.all:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.kill(actor)
+        with contextlib.suppress(self.ray.exceptions.RayError):
+            tidy(self.started, self.logs)
 
 
 def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, training: bool) -> Cluster:

@@ -138,7 +138,7 @@ class Trainer:
 @dataclass(frozen=True)
 class Rollout:
     engines: int = 2  # vLLM engines, data-parallel
-    tensor_parallel: int = 1  # GPUs per engine
+    tensor_parallel: int = 1  # GPUs per engine, each with a part of every matrix; on CPU processes
     dtype: str = "float32"  # float32 | bfloat16
     temperature: float = 1.0  # also divides the trainer's logits, so that log-probs compare
     top_p: float = 1.0  # only 1: see `check`

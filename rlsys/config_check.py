@@ -245,9 +245,14 @@ def check(config: Config) -> list[str]:
         f"rollout.block_size is {c.rollout.block_size}; vLLM on CPU takes multiples of 32.",
     )
     if c.cluster.device == "cpu":
+        wide = f"rollout.tensor_parallel is {c.rollout.tensor_parallel}, and an engine of several processes on CPU computes as vLLM does"
         need(
-            c.rollout.tensor_parallel == 1,
-            f"rollout.tensor_parallel is {c.rollout.tensor_parallel}; on CPU an engine is one process. Use more engines.",
+            c.rollout.tensor_parallel == 1 or not c.rollout.exact,
+            f"{wide}, not as rollout.exact does. Use one of them.",
+        )
+        need(
+            c.rollout.tensor_parallel == 1 or c.rollout.enforce_eager,
+            f"{wide}, layer by layer. Use rollout.enforce_eager true, or more engines.",
         )
         need(
             c.sync.transport not in ("nccl", "cuda_ipc"),

@@ -276,8 +276,10 @@ def engine(c: Config, model: Model, lengths: Lengths, memory: float) -> Process:
             "logits": 12.0 * at_once * model.vocabulary,
         }
         received = SYNC_BUCKET if c.sync.transport == "object_store" else weights
-        imports = IMPORTS["rollout"] + COMPILER * (not r.enforce_eager)
-        fixed: Parts = {"KV cache": r.kv_cache_mb * MIB, "fixed": imports * MIB}
+        wide = r.tensor_parallel
+        others = wide + 1 if wide > 1 else 0  # its core, and who computes; inside the actor otherwise
+        imports = IMPORTS["rollout"] * (1 + others) + COMPILER * (not r.enforce_eager)
+        fixed: Parts = {"KV cache": r.kv_cache_mb * MIB * wide, "fixed": imports * MIB}
         held = together(
             {"weights": weights},
             fixed,
@@ -312,11 +314,12 @@ def engine_parts(c: Config, model: Model, memory: float) -> Parts:
 def cache_tokens(c: Config, model: Model, memory: float) -> float:
     """Tokens whose keys and values an engine has room for."""
     each = model.kv_bytes(WIDTH[c.rollout.dtype])
-    if c.cluster.device == "cpu":
-        return c.rollout.kv_cache_mb * MIB / each
     whole = max(model.keys // max(model.head, 1), 1)
     split = min(c.rollout.tensor_parallel, whole)  # a head of keys is not cut
-    return max(engine_parts(c, model, memory)["KV cache"], 0.0) * split / each
+    on_cpu = c.cluster.device == "cpu"
+    return (
+        split / each * (c.rollout.kv_cache_mb * MIB if on_cpu else max(engine_parts(c, model, memory)["KV cache"], 0.0))
+    )
 
 
 def reference(c: Config, model: Model, lengths: Lengths) -> Process:

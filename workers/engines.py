@@ -6,7 +6,10 @@ vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for
 
 import asyncio
 import contextlib
+import os
+import sys
 import time
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
@@ -16,24 +19,24 @@ from rlsys.types import Request
 from workers import compiling
 
 LONGEST_S = 0.25  # that a finished sample waits for others to leave with: a list takes engine, driver and rewards some milliseconds
+DYING_S = 3.0  # what a process of an engine may take to die of another's death, which is told first
 
 # An engine with all its processes is on one node: they talk to each other there and nowhere else.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+COMMON = LOOPBACK | {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # between the processes of an engine: an answer keeps its type
+}
 # Set before vLLM is imported, in the actor's runtime environment.
-CPU_ENVIRONMENT = LOOPBACK | {
+CPU_ENVIRONMENT = COMMON | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_USE_AOT_COMPILE": "0",  # on CPU vLLM cannot load what it saved so, and compiles anew; torch's own cache serves
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
 }
-GPU_ENVIRONMENT = LOOPBACK | {
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-}
+GPU_ENVIRONMENT = COMMON
 
 
 class Engine(Protocol):
@@ -91,6 +94,9 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
         "worker_extension_cls": "workers.vllm_extension.WorkerExtension",
         "weight_transfer_config": {"backend": backend},
     }
+    if r.tensor_parallel > 1:
+        # In a placement group vLLM would ask Ray for the engine's processes, and for GPUs that the engine's actor has already.
+        found["distributed_executor_backend"] = "mp"
     if config.cluster.device == "cpu":
         # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
         found |= {
@@ -99,13 +105,19 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
         }
         from workers.fused_norms import PRIORITY
 
-        eager = r.enforce_eager and not r.exact  # compiled, norms become one with what is around them
-        return found | {"kernel_config": PRIORITY} if eager else found
+        # Compiled, norms become one with what is around them.
+        own_norms = r.enforce_eager and not r.exact and in_process(config)
+        return found | {"kernel_config": PRIORITY} if own_norms else found
     found.pop("block_size")
     return found | {
         "gpu_memory_utilization": r.gpu_memory,
         "enable_sleep_mode": config.cluster.placement == "colocated",
     }
+
+
+def in_process(config: Config) -> bool:
+    """Whether the engine runs inside the actor."""
+    return config.cluster.device == "cpu" and config.rollout.tensor_parallel == 1
 
 
 def sampling(request: Request, stop_ids: list[int]) -> Any:
@@ -240,7 +252,7 @@ class InProcessEngine:
 
 
 class AsyncEngine:
-    """vLLM's AsyncLLM, its core in a child process."""
+    """vLLM's AsyncLLM, its core in a child process, and with tensor parallelism a process for each device."""
 
     def __init__(self, settings: dict[str, Any]):
         from vllm import AsyncEngineArgs
@@ -250,14 +262,32 @@ class AsyncEngine:
         self.running: set[str] = set()
         self.asleep: set[str] = set()
 
+    @asynccontextmanager
+    async def dying_with_its_core(self) -> AsyncIterator[None]:
+        """Around what asks the core: one that has died does not come back, so the actor ends, and another takes its place."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DYING_S):
+                    while not self.engine.errored:
+                        await asyncio.sleep(0.1)
+            if not self.engine.errored:
+                raise
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
     async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
 
         async def one(r: Request) -> None:
             try:
-                async for out in self.engine.generate(prompt(r, salt), sampling(r, stop_ids), request_id=name_of(r)):
-                    if out.finished:
-                        finished.put_nowait(out)
+                outs = self.engine.generate(prompt(r, salt), sampling(r, stop_ids), request_id=name_of(r))
+                async with self.dying_with_its_core():
+                    async for out in outs:
+                        if out.finished:
+                            finished.put_nowait(out)
             except Exception as error:
                 finished.put_nowait(error)
             finally:
@@ -287,7 +317,8 @@ class AsyncEngine:
         await self.engine.update_weight_version(str(version))
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
-        return list(await self.engine.collective_rpc(method, kwargs=arguments))
+        async with self.dying_with_its_core():
+            return list(await self.engine.collective_rpc(method, kwargs=arguments))
 
     async def look(self, method: str) -> list[Any]:
         return await self.call(method)

@@ -4,8 +4,8 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ class Place:
     node: str  # Ray's id
     pid: int
     began: float  # when the process was created: numbers of processes are used again
+    shared: list[str] = field(default_factory=list)  # files in /dev/shm, which it cannot remove if it is killed
 
 
 def tell(name: str, logs: Path) -> None:
-    """Called in a worker."""
-    place = Place(ray.get_runtime_context().get_node_id(), os.getpid(), psutil.Process().create_time())
+    """Called in a worker; again, when it has started processes of its own."""
+    own = psutil.Process()
+    place = Place(ray.get_runtime_context().get_node_id(), own.pid, own.create_time(), shared(own))
     with contextlib.suppress(OSError):  # on another host without the run directory
         (logs / f"{name}.pid").write_text(json.dumps(asdict(place)))
 
@@ -37,6 +39,15 @@ def place_of(name: str, logs: Path) -> Place | None:
         return Place(**json.loads((logs / f"{name}.pid").read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def shared(parent: psutil.Process) -> list[str]:
+    """Files in /dev/shm that it and the processes it started have mapped."""
+    found = set()
+    for process in [parent, *parent.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            found |= {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
+    return sorted(path for path in found if os.path.exists(path))  # not those that are unlinked already
 
 
 def process_at(place: Place) -> psutil.Process | None:
@@ -88,3 +99,20 @@ def kill(place: Place) -> None:
     if process := process_at(place):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
+    unlink(place)
+
+
+def unlink(place: Place) -> None:
+    for file in place.shared:
+        Path(file).unlink(missing_ok=True)
+
+
+def tidy(names: Iterable[str], logs: Path) -> None:
+    """Removes what workers that have ended left in /dev/shm: here, and on other hosts as far as they answer."""
+    places = {name: place for name in names if (place := place_of(name, logs)) and place.shared}
+    for place in places.values():
+        unlink(place)  # names of such files are random
+    if ray.is_initialized():
+        here = ray.get_runtime_context().get_node_id()
+        away = {name: place for name, place in places.items() if place.node != here}
+        on_their_hosts(unlink, dict.fromkeys(away, ()), away)

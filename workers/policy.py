@@ -54,8 +54,9 @@ class PolicyRank:
         self.dtype = getattr(torch, c.rollout.dtype)
         receivers = c.rollout.engines * c.rollout.tensor_parallel
         self.sender = SENDERS[transport](self.rank, c.policy.ranks, receivers)
-        # On GPUs fingerprints are of whole tensors.
-        by_shares = self.sender.by_shares and c.policy.zero_stage == 3 and c.cluster.device == "cpu"
+        # By place: devices of an engine have shares of tensors. Such fingerprints are of whole tensors.
+        self.by_place = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1
+        by_shares = self.sender.by_shares and c.policy.zero_stage == 3 and not self.by_place
         self.cut = c.policy.ranks if by_shares else 1
         self.writer = StateWriter()
 
@@ -101,7 +102,8 @@ class PolicyRank:
 
     def invite(self) -> Message:
         manifest = self.manifest()
-        return self.sender.invite(manifest) | {"manifest": manifest, "cut": self.cut}
+        said = {"manifest": manifest, "cut": self.cut, "by_place": self.by_place}
+        return self.sender.invite(manifest) | said
 
     def connect(self, invitation: Message) -> None:
         self.sender.connect(invitation)
@@ -111,8 +113,8 @@ class PolicyRank:
         """Hands a part of the weights to the transport, in order. Returns what engines need to know of it. After a part that
         failed, all do, and `prints`."""
         if part == 0:
-            verify, by_place = self.config.sync.verify, self.config.cluster.device == "gpu"
-            self.outgoing = Outgoing(self.weights(), self.shares(), self.dtype, verify, by_place)
+            verify = self.config.sync.verify
+            self.outgoing = Outgoing(self.weights(), self.shares(), self.dtype, verify, self.by_place)
             self.failed: Exception | None = None
         if self.failed:
             raise self.failed

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from rlsys.config import Config
 from rlsys.failures import WorkerFailed, WorkerLost, WrongWeights
 from rlsys.timeline import recorded
 from rlsys.types import Request, Sample, continued
+from workers import places
 from workers.crew import TRIES, Crew
-from workers.engines import AsyncEngine, Engine, InProcessEngine, arguments, name_of
+from workers.engines import AsyncEngine, Engine, InProcessEngine, arguments, in_process, name_of
 from workers.process import settle
 from workers.proof import differences, listed, together
 from workers.rollout_dispatch import Dispatch
@@ -36,7 +38,7 @@ class RolloutWorker:
 
     def __init__(self, config: Config, index: int, logs: str):
         settle(f"rollout-{index}", logs)
-        self.config, self.index, self.version = config, index, 0
+        self.config, self.index, self.version, self.logs = config, index, 0, Path(logs)
         self.turns = Turns()
         self.weights = asyncio.Lock()  # of who changes them, or looks at them
         self.proved, self.wrong = asyncio.Event(), ""  # samples wait for it; and what was found
@@ -60,10 +62,12 @@ class RolloutWorker:
         self.stop_ids = sorted({i for i in [self.tokenizer.eos_token_id, *more] if i is not None})
         self.receiver = RECEIVERS[transport]()
         settings = arguments(self.config, model, self.receiver.backend, longest_prompt)
-        on_cpu = self.config.cluster.device == "cpu"
-        self.engine: Engine = InProcessEngine(settings, self.config.rollout.exact) if on_cpu else AsyncEngine(settings)
+        inside = in_process(self.config)
+        self.engine: Engine = InProcessEngine(settings, self.config.rollout.exact) if inside else AsyncEngine(settings)
+        if not inside:
+            places.tell(f"rollout-{self.index}", self.logs)
         await self.engine.name_weights(self.version)
-        if on_cpu and (names := (await self.engine.call("rlsys_rows_matter"))[0]):
+        if self.config.cluster.device == "cpu" and (names := (await self.engine.call("rlsys_rows_matter"))[0]):
             print(
                 f"On this machine products with {listed(names)} depend on what else is in the batch: a sample that is drawn "
                 "again, after an engine was lost, may differ from the first in the last bit of its log-probs."
@@ -104,7 +108,8 @@ class RolloutWorker:
         info = self.receiver.init_info(invitation, self.index, self.config.rollout.tensor_parallel)
         await self.engine.call("init_weight_transfer_engine", init_info=info)
         if self.config.sync.verify:
-            lost = (await self.engine.call("rlsys_chart", manifest=invitation["manifest"], cut=invitation["cut"]))[0]
+            policy = {key: invitation[key] for key in ("manifest", "cut", "by_place")}
+            lost = (await self.engine.call("rlsys_chart", **policy))[0]
             if lost:
                 print(
                     f"sync.verify: this architecture stores {listed(lost)} in a way of its own. Of these all bits together are "

@@ -1,5 +1,6 @@
 """What is added to vLLM's worker. vLLM imports this module in the worker's process before it loads the model."""
 
+import threading
 from typing import Any
 
 import torch._dynamo.config as dynamo
@@ -21,6 +22,13 @@ def keep_weights_plain() -> None:
     utils.dispatch_cpu_unquantized_gemm = plain
 
 
+def keep_nothing_for_progress_bars() -> None:
+    """For several processes tqdm takes a semaphore with a name, which is left in /dev/shm if its process is killed."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    tqdm.set_lock(threading.RLock())
+
+
 def call_attention_directly() -> None:
     """On CPU, and not by way of custom operators, which hide it from a compiler, where there is none."""
     from vllm.platforms.cpu import CpuPlatform
@@ -39,17 +47,16 @@ class WorkerExtension:
         alike = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
         return [name for name, p in alike.values() if rows_matter(p.detach(), product=linear_for(p))]
 
-    def rlsys_chart(self, manifest: Manifest, cut: int) -> list[str]:
+    def rlsys_chart(self, manifest: Manifest, cut: int, by_place: bool) -> list[str]:
         """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""
         from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
-        from vllm.platforms import current_platform
 
         self.rlsys_found = Chart(
             self.model_runner.get_model(),  # type: ignore[attr-defined]
             manifest,
             get_tensor_model_parallel_rank(),
             get_tensor_model_parallel_world_size(),
-            by_place=not current_platform.is_cpu(),
+            by_place=by_place,
             cut=cut,
         )
         return self.rlsys_found.lost
@@ -66,6 +73,7 @@ def _prepare() -> None:
         keep_weights_plain()
         call_attention_directly()
     host_memory.register()
+    keep_nothing_for_progress_bars()
 
 
 _prepare()

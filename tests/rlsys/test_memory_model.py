@@ -166,6 +166,8 @@ def test_cache_is_as_large_as_keys_and_values():
     assert SEVEN.kv_bytes(2) == 2 * 28 * 4 * 128 * 2
     config = Config(rollout=Rollout(kv_cache_mb=64))
     assert memory.cache_tokens(config, usual("builtin:tiny"), 0) == 64 * 2**20 / (2 * 2 * 128 * 4)
+    halves = Config(rollout=Rollout(kv_cache_mb=64, tensor_parallel=2))
+    assert memory.cache_tokens(halves, usual("builtin:tiny"), 0) == 2 * 64 * 2**20 / (2 * 2 * 128 * 4)
 
 
 def test_roles_exist_as_the_configuration_says():
