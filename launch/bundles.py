@@ -1,25 +1,27 @@
 """Which worker gets which GPUs: bundles of a Ray placement group. Pure arithmetic: `placement` reserves them, `plan` draws them.
 
     separate     a bundle each for rollout-0, rollout-1, …, policy-0, …, critic-0, …, the reference, reward models
-    colocated    a bundle of one GPU for rollout-0, policy-0 and critic-0 together, and so on; the reference is in the first
+    colocated    a bundle for rollout-0 and the ranks of policy and critic that share its GPUs, and so on; the reference is in the first
 
 A bundle lies on one node; bundles that follow each other lie together as far as they can. On CPU nothing is reserved.
 """
 
+import math
 from dataclasses import dataclass
 
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config
 from rlsys.rewards.settings import services, worker_name
-
-REFERENCE_SHARE = 0.2  # at most, of a GPU that engine and policy share. Shares of one GPU are Ray's bookkeeping only
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What must be on one node, and who shares it. Bundle(4, {"rollout-0": 4}, "rollout.tensor_parallel (4)")"""
+    """What must be on one node, and who has which of its GPUs.
+
+    `Bundle(2, {"rollout-0": [0, 1], "policy-0": [0], "policy-1": [1]}, "rollout.engines (1) × rollout.tensor_parallel (2)")`
+    """
 
     gpus: float
-    workers: dict[str, float]  # how much of the GPUs Ray counts as whose
+    workers: dict[str, list[int]]
     why: str
 
     @property
@@ -33,7 +35,7 @@ class Bundle:
 def bundles(config: Config, training: bool) -> list[Bundle]:
     """In the order in which they should lie together."""
     models = [
-        Bundle(service.gpus, {worker_name(number, 0): service.gpus}, "a reward model")
+        Bundle(service.gpus, {worker_name(number, 0): list(range(math.ceil(service.gpus)))}, "a reward model")
         for number, service in enumerate(services(config))
         if service.gpus
     ]
@@ -43,36 +45,34 @@ def bundles(config: Config, training: bool) -> list[Bundle]:
 
 
 def separate(config: Config, training: bool) -> list[Bundle]:
-    size = config.rollout.tensor_parallel
-    why = f"rollout.engines ({config.rollout.engines}) × rollout.tensor_parallel ({size})"
-    found = [Bundle(size, {f"rollout-{i}": size}, why) for i in range(config.rollout.engines)]
+    found = engines(config)
     if not training:
         return found
     ranks = {"policy": config.policy.ranks, "critic": critic_ranks(config)}
     for role, number in ranks.items():
-        found += [Bundle(1, {f"{role}-{i}": 1}, f"{role}.ranks ({number})") for i in range(number)]
+        found += [Bundle(1, {f"{role}-{i}": [0]}, f"{role}.ranks ({number})") for i in range(number)]
     if gpus := reference_gpus(config):
-        found.append(Bundle(gpus, {"reference": gpus}, f"reference.gpus ({gpus:g})"))
+        found.append(Bundle(gpus, {"reference": [0]}, f"reference.gpus ({gpus:g})"))
     return found
 
 
 def colocated(config: Config, training: bool) -> list[Bundle]:
-    if config.rollout.tensor_parallel > 1:
-        raise ConfigError(
-            "cluster.placement colocated with rollout.tensor_parallel > 1 is not supported; use one engine per GPU, or separate."
-        )
-    critics = critic_ranks(config) * training
-    each = 0.25 if critics else 0.4
-    why = f"rollout.engines ({config.rollout.engines})"
-    found = [Bundle(1, {f"rollout-{i}": each}, why) for i in range(config.rollout.engines)]
+    found = engines(config)
     if training:
-        for i, bundle in enumerate(found):
-            bundle.workers[f"policy-{i}"] = each
-        for i, bundle in enumerate(found[:critics]):
-            bundle.workers[f"critic-{i}"] = each
-        if gpus := reference_gpus(config):
-            found[0].workers["reference"] = min(gpus, REFERENCE_SHARE)
+        shared = [(bundle, gpu) for bundle in found for gpu in range(config.rollout.tensor_parallel)]
+        ranks = {"policy": config.policy.ranks, "critic": critic_ranks(config)}
+        for role, number in ranks.items():
+            for i, (bundle, gpu) in enumerate(shared[:number]):
+                bundle.workers[f"{role}-{i}"] = [gpu]
+        if reference_gpus(config):
+            found[0].workers["reference"] = [0]
     return found
+
+
+def engines(config: Config) -> list[Bundle]:
+    number, size = config.rollout.engines, config.rollout.tensor_parallel
+    why = f"rollout.engines ({number}) × rollout.tensor_parallel ({size})"
+    return [Bundle(size, {f"rollout-{i}": list(range(size))}, why) for i in range(number)]
 
 
 def reference_gpus(config: Config) -> float:

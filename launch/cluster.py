@@ -112,19 +112,16 @@ class Actors:
 
         `born` is the kind of nursery that it comes from, where there is one.
         """
-        runtime: dict[str, Any] = {"env_vars": environment}
-        if born and self.nursery:
-            runtime["py_executable"] = executable(self.nursery, born)
+        command = {"py_executable": executable(self.nursery, born)} if born and self.nursery else {}
 
         def spawn(name: str) -> Any:
             self.started[name] += 1
             again = f"-again-{self.started[name] - 1}" if self.started[name] > 1 else ""
-            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime}
-            actor = (
-                self.ray.remote(kind)
-                .options(**settings | options(name))
-                .remote(self.config, *numbers(name), str(self.logs))
-            )
+            place = options(name)
+            more = place.pop("runtime_env", {}).get("env_vars", {})
+            runtime = command | {"env_vars": environment | more}
+            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime} | place
+            actor = self.ray.remote(kind).options(**settings).remote(self.config, *numbers(name), str(self.logs))
             self.all.append(actor)
             return actor
 

@@ -33,22 +33,27 @@ class Places:
     """Ray options of each worker, by its name."""
 
     group: Any = None
-    share: dict[str, tuple[int, float]] = field(default_factory=dict)  # number of the bundle, and GPUs of it
+    bundles: list[Bundle] = field(default_factory=list)
+    gpus: dict[int, list[str]] = field(default_factory=dict)  # what CUDA calls those of each bundle that workers share
     nodes: list[str] = field(default_factory=list)  # that the others are dealt out to
     turns: Iterator[int] = field(default_factory=itertools.count)
 
     def __call__(self, name: str) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-        if name not in self.share:
+        number = next((i for i, bundle in enumerate(self.bundles) if name in bundle.workers), None)
+        if number is None:
             if not self.nodes:
                 return {}
             there = NodeAffinitySchedulingStrategy(self.nodes[next(self.turns) % len(self.nodes)], soft=True)
             # Ray throws dice for an actor that asks for nothing, whatever its strategy; this is a byte.
             return {"scheduling_strategy": there, "memory": 1}
-        bundle, gpus = self.share[name]
-        there = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
-        return {"num_gpus": gpus, "scheduling_strategy": there}
+        there = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
+        bundle = self.bundles[number]
+        if number not in self.gpus:
+            return {"num_gpus": bundle.gpus, "scheduling_strategy": there}
+        visible = ",".join(self.gpus[number][i] for i in bundle.workers[name])
+        return {"runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": visible}}, "scheduling_strategy": there}
 
 
 def places(ray: Any, config: Config, training: bool, note: "Note") -> Places:
@@ -56,7 +61,6 @@ def places(ray: Any, config: Config, training: bool, note: "Note") -> Places:
     wanted = bundles(config, training)
     if not wanted:
         return Places(nodes=for_all(ray))
-    share = {name: (i, gpus) for i, bundle in enumerate(wanted) for name, gpus in bundle.workers.items()}
     deadline, told = time.monotonic() + min(PATIENCE_S, config.cluster.start_timeout_s), False
     while True:
         nodes = look(ray)
@@ -67,7 +71,7 @@ def places(ray: Any, config: Config, training: bool, note: "Note") -> Places:
             group = ray.util.placement_group([bundle.resources for bundle in wanted], strategy="PACK")
             ready, _ = ray.wait([group.ready()], timeout=max(deadline - time.monotonic(), 10))
             if ready:
-                return Places(group, share, for_all(ray))
+                return Places(group, wanted, shared_gpus(ray, group, wanted), for_all(ray))
             ray.util.remove_placement_group(group)
             stuck = wanted[0]  # somebody was faster
         if time.monotonic() > deadline:
@@ -76,6 +80,28 @@ def places(ray: Any, config: Config, training: bool, note: "Note") -> Places:
             note(f"waiting for GPUs that others have. {described(nodes)}")
             told = True
         time.sleep(1)
+
+
+def shared_gpus(ray: Any, group: Any, wanted: list[Bundle]) -> dict[int, list[str]]:
+    """What CUDA calls the GPUs of each bundle that workers share. Ray tells it to who has them all, and cannot itself
+    give several of them to one worker and each of them to another as well.
+    """
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    asked = {}
+    for i, bundle in enumerate(wanted):
+        if len(bundle.workers) > 1:
+            there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
+            task = ray.remote(own_gpus).options(num_cpus=0, num_gpus=bundle.gpus, scheduling_strategy=there)
+            asked[i] = task.remote()
+    return dict(zip(asked, ray.get(list(asked.values())), strict=True))
+
+
+def own_gpus() -> list[str]:
+    import ray
+
+    found: list[str] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return found
 
 
 def look(ray: Any) -> list[Node]:
@@ -120,7 +146,7 @@ def too_small(config: Config, wanted: list[Bundle], stuck: Bundle, nodes: list[N
         way_out = "Start nodes with GPUs, or use cluster.device=cpu."
     elif stuck.gpus > largest:
         way_out = f"An engine does not reach over nodes: use rollout.tensor_parallel={largest:g} or less."
-    elif config.cluster.placement == "separate" and config.rollout.tensor_parallel == 1:
+    elif config.cluster.placement == "separate":
         way_out = "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
     else:
         way_out = "Use fewer."

@@ -50,8 +50,8 @@ def lay(bundles: Sequence[Bundle], free: Sequence[int], cpus: Sequence[float] = 
             continue
         node = min(candidates, key=lambda node: room[node] == free[node])  # nodes that are used go first
         first = free[node] - room[node]
-        for gpu in range(first, first + whole):
-            laid.gpus[node][gpu] += members
+        for gpu in range(whole):
+            laid.gpus[node][first + gpu] += [name for name, its in bundle.workers.items() if gpu in its]
         if need < 1:
             shared[node, first] = 1 - need
         room[node] -= whole

@@ -153,8 +153,11 @@ def _on_gpus(f: Fit, gpus: int) -> Iterator[Settings]:
         if share != r.gpu_memory and (colocated or share > r.gpu_memory):
             yield {"rollout.gpu_memory": share}
     if colocated:
-        if p.ranks < gpus:
-            yield {"rollout.engines": gpus, "policy.ranks": gpus}
+        if p.ranks < gpus and gpus % r.tensor_parallel == 0:
+            yield {"rollout.engines": gpus // r.tensor_parallel, "policy.ranks": gpus}
+        for wide in (2, 4, 8):
+            if wide > r.tensor_parallel and p.ranks % wide == 0:
+                yield {"rollout.tensor_parallel": wide, "rollout.engines": p.ranks // wide}
         if c.algorithm.advantage != "gae" and gpus >= 2:
             yield {"cluster.placement": "separate", "rollout.engines": gpus // 2, "policy.ranks": gpus - gpus // 2}
         return
@@ -172,10 +175,10 @@ def _on_gpus(f: Fit, gpus: int) -> Iterator[Settings]:
             )
     if gpus - r.engines * r.tensor_parallel not in (p.ranks, 0) and gpus > r.engines * r.tensor_parallel:
         yield {"policy.ranks": gpus - r.engines * r.tensor_parallel}
-    if r.tensor_parallel == 1 and not c.pipeline.max_lag:
+    if gpus % r.tensor_parallel == 0 and not c.pipeline.max_lag:
         yield {
             "cluster.placement": "colocated",
-            "rollout.engines": gpus,
+            "rollout.engines": gpus // r.tensor_parallel,
             "policy.ranks": gpus,
             "rollout.gpu_memory": min(r.gpu_memory, 0.5),
         }

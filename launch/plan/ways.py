@@ -78,8 +78,8 @@ def placements(config: Config, gpus: int | None) -> Iterator[Config]:
     wide = config.rollout.tensor_parallel
     if gpus < 2 * wide:
         raise ConfigError(f"--gpus {gpus} is less than two engines of rollout.tensor_parallel={wide} take.")
-    if wide == 1:
-        yield placed(config, gpus, gpus, "colocated")
+    if gpus % wide == 0:
+        yield placed(config, gpus // wide, gpus, "colocated")
     for share in SHARES:
         engines = max(1, round(gpus * share / wide))
         yield placed(config, engines, gpus - engines * wide, "separate")

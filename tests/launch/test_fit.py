@@ -69,7 +69,10 @@ def test_no_change_is_proposed_that_is_not_needed():
 
 def test_gpus_that_are_missing_are_named_together():
     found = on("4xH100")
-    assert found.problems[0] == "All together need 8 GPUs: rollout.engines (8) 8. The cluster has 4."
+    assert (
+        found.problems[0]
+        == "All together need 8 GPUs: rollout.engines (8) × rollout.tensor_parallel (1) 8. The cluster has 4."
+    )
     assert found.problems[1] == "rollout-4 + policy-4 to rollout-7 + policy-7: no node has 1 GPU each left."
     assert all(r.fit.fits for r in helped(found))
 

@@ -1,11 +1,13 @@
 """On which nodes bundles would lie."""
 
+import math
+
 from launch.bundles import Bundle
 from launch.plan.laying import Missing, lay
 
 
 def bundle(gpus: float, name: str) -> Bundle:
-    return Bundle(gpus, {name: gpus}, "because")
+    return Bundle(gpus, {name: list(range(math.ceil(gpus)))}, "because")
 
 
 ENGINE, RANKS = bundle(4, "rollout-0"), [bundle(1, f"policy-{i}") for i in range(3)]
@@ -28,6 +30,11 @@ def test_those_that_ask_for_a_share_of_a_gpu_share_one_of_their_own() -> None:
     found = lay([RANKS[0], bundle(0.5, "reference"), bundle(0.5, "reward-1-0"), bundle(0.5, "reward-2-0")], [3])
     assert found.gpus[0] == [["policy-0"], ["reference", "reward-1-0"], ["reward-2-0"]]
     assert lay([RANKS[0], bundle(0.5, "reference")], [1]).missing == [Missing("reference", 0.5)]
+
+
+def test_who_shares_a_bundle_is_on_its_own_gpus_of_it() -> None:
+    shared = Bundle(2, {"rollout-0": [0, 1], "policy-0": [0], "policy-1": [1]}, "because")
+    assert lay([ENGINE, shared], [8]).gpus[0][4:] == [["rollout-0", "policy-0"], ["rollout-0", "policy-1"], [], []]
 
 
 def test_a_bundle_needs_a_cpu_besides() -> None:

@@ -39,37 +39,46 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return said
 
 
-def laid(*overrides: str, training: bool = True) -> list[tuple[float, dict[str, float]]]:
+def laid(*overrides: str, training: bool = True) -> list[tuple[float, dict[str, list[int]]]]:
     return [(b.gpus, b.workers) for b in bundles(config(*overrides), training)]
 
 
 def test_separate_workers_have_gpus_of_their_own() -> None:
     assert laid("rollout.tensor_parallel=2", "reference={kl_coef: 0.1, gpus: 0.5}") == [
-        (2, {"rollout-0": 2}),
-        (2, {"rollout-1": 2}),
-        (1, {"policy-0": 1}),
-        (1, {"policy-1": 1}),
-        (0.5, {"reference": 0.5}),
+        (2, {"rollout-0": [0, 1]}),
+        (2, {"rollout-1": [0, 1]}),
+        (1, {"policy-0": [0]}),
+        (1, {"policy-1": [0]}),
+        (0.5, {"reference": [0]}),
     ]
-    assert laid("rollout.tensor_parallel=2", training=False) == [(2, {"rollout-0": 2}), (2, {"rollout-1": 2})]
+    assert laid("rollout.tensor_parallel=2", training=False) == [(2, {"rollout-0": [0, 1]}), (2, {"rollout-1": [0, 1]})]
 
 
 def test_colocated_workers_share_a_gpu_and_the_reference_is_on_the_first() -> None:
     shared = laid("cluster.placement=colocated", "reference={kl_coef: 0.1, gpus: 0.5}")
     assert shared == [
-        (1, {"rollout-0": 0.4, "policy-0": 0.4, "reference": 0.2}),
-        (1, {"rollout-1": 0.4, "policy-1": 0.4}),
+        (1, {"rollout-0": [0], "policy-0": [0], "reference": [0]}),
+        (1, {"rollout-1": [0], "policy-1": [0]}),
     ]
     with_critic = laid("cluster.placement=colocated", "algorithm.advantage=gae", "critic.ranks=1")
-    assert with_critic[0] == (1, {"rollout-0": 0.25, "policy-0": 0.25, "critic-0": 0.25})
-    assert with_critic[1] == (1, {"rollout-1": 0.25, "policy-1": 0.25})
+    assert with_critic[0] == (1, {"rollout-0": [0], "policy-0": [0], "critic-0": [0]})
+    assert with_critic[1] == (1, {"rollout-1": [0], "policy-1": [0]})
+
+
+def test_a_colocated_engine_of_several_gpus_shares_each_with_a_rank() -> None:
+    wide = ["cluster.placement=colocated", "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=4"]
+    assert laid(*wide, "algorithm.advantage=gae", "critic.ranks=3") == [
+        (2, {"rollout-0": [0, 1], "policy-0": [0], "policy-1": [1], "critic-0": [0], "critic-1": [1]}),
+        (2, {"rollout-1": [0, 1], "policy-2": [0], "policy-3": [1], "critic-2": [0]}),
+    ]
+    assert laid(*wide, training=False) == [(2, {"rollout-0": [0, 1]}), (2, {"rollout-1": [0, 1]})]
 
 
 def test_a_reward_model_has_its_own_gpus_whatever_the_others_run_on() -> None:
     functions = "reward.functions={zigzag: 1.0, judge_model: {function: model, gpus: 1}}"
-    assert laid(functions)[-1] == (1, {"reward-1-0": 1})
-    assert laid(functions, "cluster.placement=colocated")[-1] == (1, {"reward-1-0": 1})
-    assert laid(functions, "cluster.device=cpu") == [(1, {"reward-1-0": 1})]
+    assert laid(functions)[-1] == (1, {"reward-1-0": [0]})
+    assert laid(functions, "cluster.placement=colocated")[-1] == (1, {"reward-1-0": [0]})
+    assert laid(functions, "cluster.device=cpu") == [(1, {"reward-1-0": [0]})]
 
 
 def test_on_cpu_nothing_is_reserved_and_workers_are_dealt_out_to_nodes_with_cpus() -> None:

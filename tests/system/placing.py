@@ -1,6 +1,7 @@
 """Places small actors as a run would place its workers, on the cluster at RAY_ADDRESS; prints what became of each case."""
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlsys.config_load import unchecked
 @ray.remote
 class Worker:
     def place(self) -> tuple[str, list[int]]:
-        return ray.util.get_node_ip_address(), sorted(map(int, ray.get_gpu_ids()))
+        return ray.util.get_node_ip_address(), sorted(map(int, os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
 
 
 def placed(overrides: list[str], workers: list[str]) -> dict[str, Any]:

@@ -23,6 +23,11 @@ CASES = [
     (["policy.ranks=8"], [], 0),
     (["policy.ranks=4", "cluster.start_timeout_s=1"], [], 3),
     (["policy.ranks=4"], [*ENGINES, *RANKS[:4]], 0),
+    (
+        ["cluster.placement=colocated", "rollout={engines: 4, tensor_parallel: 2}", "policy.ranks=8"],
+        [*(f"rollout-{i}" for i in range(4)), *RANKS],
+        0,
+    ),
 ]
 
 
@@ -57,6 +62,13 @@ def test_colocated_ranks_reach_over_nodes_and_each_shares_its_engines_gpu(found)
         assert found[1][f"policy-{i}"] == found[1][f"rollout-{i}"]
     assert len({(node, *gpus) for node, gpus in found[1].values()}) == 8
     assert found[1]["reference"] == found[1]["rollout-0"]
+
+
+def test_a_colocated_tensor_parallel_engine_shares_each_of_its_gpus_with_a_rank(found) -> None:
+    for i in range(4):
+        node, gpus = found[6][f"rollout-{i}"]
+        assert [found[6][f"policy-{2 * i + k}"] for k in (0, 1)] == [[node, [gpu]] for gpu in gpus]
+    assert len({(node, gpu) for node, gpus in found[6].values() for gpu in gpus}) == 8
 
 
 def test_what_does_not_fit_is_said_at_once(found) -> None:
