@@ -10,14 +10,15 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rlsys.config import Config
 from rlsys.types import Request
 from workers import compiling
 
+T = TypeVar("T")
 LONGEST_S = 0.25  # that a finished sample waits for others to leave with: a list takes engine, driver and rewards some milliseconds
 DYING_S = 3.0  # what a process of an engine may take to die of another's death, which is told first
 
@@ -262,11 +263,10 @@ class AsyncEngine:
         self.running: set[str] = set()
         self.asleep: set[str] = set()
 
-    @asynccontextmanager
-    async def dying_with_its_core(self) -> AsyncIterator[None]:
-        """Around what asks the core: one that has died does not come back, so the actor ends, and another takes its place."""
+    async def asked(self, answer: Awaitable[T]) -> T:
+        """The core's answer. A core that has died does not come back: then the actor ends, and another takes its place."""
         try:
-            yield
+            return await answer
         except Exception:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DYING_S):
@@ -281,13 +281,14 @@ class AsyncEngine:
     async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
 
+        async def write(r: Request) -> None:
+            async for out in self.engine.generate(prompt(r, salt), sampling(r, stop_ids), request_id=name_of(r)):
+                if out.finished:
+                    finished.put_nowait(out)
+
         async def one(r: Request) -> None:
             try:
-                outs = self.engine.generate(prompt(r, salt), sampling(r, stop_ids), request_id=name_of(r))
-                async with self.dying_with_its_core():
-                    async for out in outs:
-                        if out.finished:
-                            finished.put_nowait(out)
+                await self.asked(write(r))
             except Exception as error:
                 finished.put_nowait(error)
             finally:
@@ -303,37 +304,36 @@ class AsyncEngine:
                 task.cancel()
 
     async def cut(self) -> None:
-        await self.engine.abort(list(self.running))
+        await self.asked(self.engine.abort(list(self.running)))
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        await self.engine.pause_generation(mode="keep", clear_cache=False)
+        await self.asked(self.engine.pause_generation(mode="keep", clear_cache=False))
         try:
             yield
         finally:
-            await self.engine.resume_generation()
+            await self.asked(self.engine.resume_generation())
 
     async def name_weights(self, version: int) -> None:
-        await self.engine.update_weight_version(str(version))
+        await self.asked(self.engine.update_weight_version(str(version)))
 
     async def call(self, method: str, **arguments: Any) -> list[Any]:
-        async with self.dying_with_its_core():
-            return list(await self.engine.collective_rpc(method, kwargs=arguments))
+        return list(await self.asked(self.engine.collective_rpc(method, kwargs=arguments)))
 
     async def look(self, method: str) -> list[Any]:
         return await self.call(method)
 
     async def forget_prefixes(self) -> None:
-        await self.engine.reset_prefix_cache()
+        await self.asked(self.engine.reset_prefix_cache())
 
     async def sleep(self) -> None:
-        await self.engine.sleep(level=2)  # the weights come anew with the next sync
+        await self.asked(self.engine.sleep(level=2))  # the weights come anew with the next sync
         self.asleep = {"weights", "kv_cache"}
 
     async def wake(self, part: str) -> None:
         if part in self.asleep:  # vLLM would end a pause of an engine that is awake
             self.asleep.discard(part)
-            await self.engine.wake_up(tags=[part])
+            await self.asked(self.engine.wake_up(tags=[part]))
 
 
 def register_architecture(model: str, trust_remote_code: bool) -> None:
