@@ -16,7 +16,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs figures recipes bench versus kills soak slurm image lint lock clean
+.PHONY: help install demo test docs figures recipes bench versus kills settings soak slurm image lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -65,6 +65,9 @@ versus: install  ## compare samples per second with TRL's trainer, in an environ
 
 kills: install  ## 30 runs, any process killed at any moment, each compared with one left alone, about an hour
 	$(BIN)/python tests/system/kills.py 30 0 tests/system/kills.json
+
+settings: install  ## 30 choices of settings at random, each made, made with a kill, and made with the work cut otherwise, about an hour
+	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.json
 
 soak: install  ## train 2,000 steps, a process chosen at random killed every 20, about an hour
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
