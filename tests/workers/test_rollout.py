@@ -281,7 +281,7 @@ class Sent:
         self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
         self.sender, self.events = Sender(0, 1, 1), list[dict[str, Any]]()
         manifest = [(n, "float32", list(w.shape)) for n, w in self.weights.items()]
-        self.invitation = self.sender.invite(manifest) | {"manifest": manifest, "cut": 1}
+        self.invitation = self.sender.invite(manifest) | {"manifest": manifest, "cut": 1, "by_place": False}
         self.sender.connect(self.invitation)
         outgoing = outgoing_of(self.weights)
         self.sender.send(outgoing, 0)
