@@ -13,6 +13,7 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
+SHARED = ("/dev/shm/psm_", "/dev/shm/vllm_")  # as Python and vLLM name them
 PATIENCE_S = 15.0  # with a node that is asked
 
 
@@ -23,7 +24,7 @@ class Place:
     node: str  # Ray's id
     pid: int
     began: float  # when the process was created: numbers of processes are used again
-    shared: list[str] = field(default_factory=list)  # files in /dev/shm, which it cannot remove if it is killed
+    shared: list[str] = field(default_factory=list)  # files in /dev/shm that nobody removes if it is killed
 
 
 def tell(name: str, logs: Path) -> None:
@@ -42,11 +43,11 @@ def place_of(name: str, logs: Path) -> Place | None:
 
 
 def shared(parent: psutil.Process) -> list[str]:
-    """Files in /dev/shm that it and the processes it started have mapped."""
+    """Files in /dev/shm through which processes that it started talk to each other."""
     found = set()
-    for process in [parent, *parent.children(recursive=True)]:
+    for process in parent.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            found |= {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
+            found |= {m.path for m in process.memory_maps() if m.path.startswith(SHARED)}
     return sorted(path for path in found if os.path.exists(path))  # not those that are unlinked already
 
 
