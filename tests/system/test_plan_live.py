@@ -88,7 +88,10 @@ def test_a_running_cluster_is_looked_at_and_told_what_it_lacks(cluster, tmp_path
         for way in (address, client):
             code, text, nodes = plan(cluster, way, figures)
             assert (code, nodes) == (1, [begun, whole]), text
-            assert "All together need 8 GPUs: rollout.engines (8) × rollout.tensor_parallel (1) 8. The cluster has 7." in text
+            assert (
+                "All together need 8 GPUs: rollout.engines (8) × rollout.tensor_parallel (1) 8. The cluster has 7."
+                in text
+            )
             assert "rollout-7 + policy-7: no node has 1 GPU left." in text
         with tunnel(cluster.head, cluster.clients) as port:  # whose end cannot be told from here: a client looks
             _, _, nodes = plan(cluster, f"ray://127.0.0.1:{port}", figures)
