@@ -1,7 +1,7 @@
-"""vLLM behind a few verbs: generate, cut, pause, call, restart its caches. CPU and CUDA builds differ only in which class drives them.
+"""vLLM behind a few verbs: generate, cut, pause, call, restart its caches. Two classes drive it.
 
-On CPU the engine runs inside the actor: no further process, no compilation unless asked for, and a much shorter start. On GPUs it is
-vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for ever.
+On CPU the engine runs inside the actor: no further process, no compilation unless asked for, and a much shorter start. On GPUs, and
+with tensor parallelism, it is vLLM's AsyncLLM, which reports a dead engine core at once instead of waiting for ever.
 """
 
 import asyncio
