@@ -15,6 +15,7 @@ from rlsys.trace import Span, busy, spans
 
 PHASES = ("rollout", "reward", "score", "update", "sync")
 COUNTED = ("rollout", "score", "update", "sync")  # all else is overhead
+SPANS = {"rollout": "generate", "score": "score", "update": "update"}  # what workers are at when they do a phase's work
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Report:
 
     steps: int
     step: list[float]  # seconds of each
-    phases: dict[str, float]  # mean seconds
+    phases: dict[str, float]  # mean seconds of the driver
+    at_work: dict[str, float]  # by phase: seconds of all steps together in which any worker was at it
     syncs: list[float]  # seconds of each
     machine: Machine
     work: Work
@@ -59,9 +61,9 @@ class Report:
         return self.seconds - sum(self.phases[name] for name in COUNTED)
 
     def use(self, phase: str) -> float | None:
-        """Share of the machine's peak that a phase, or `step`, put to use."""
+        """Share of the machine's peak that `step` put to use, or a phase while any worker was at it."""
         total = sum(self.work.flops.values()) if phase == "step" else self.work.flops.get(phase)
-        seconds = (self.seconds if phase == "step" else self.phases[phase]) * self.steps
+        seconds = self.seconds * self.steps if phase == "step" else self.at_work[phase]
         return total / seconds / self.machine.peak if total and seconds and self.machine.peak else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def measured(config: Config, wanted: Wanted, run: Path, prompt: int, machine: Ma
         steps=wanted.steps,
         step=[s.seconds for s in steps],
         phases={name: statistics.fmean(lines[n][f"time/{name}"] for n in numbers) for name in PHASES},
+        at_work={phase: busy([s for s in inside if s.name == name], begin, end) for phase, name in SPANS.items()},
         syncs=[s.seconds for s in found if (s.worker, s.name) == ("driver", "sync") and begin <= s.at <= end],
         machine=machine,
         work=work(config, run, numbers, prompt, machine.shape, inside),

@@ -43,4 +43,5 @@ def peak_of_gpus(config: Config, name: str) -> float | None:
     one = flops.peak_of(name, p.dtype)
     critics = c.ranks if config.algorithm.advantage == "gae" else 0
     apart = config.cluster.placement == "separate"
-    return one and one * (r.engines * r.tensor_parallel + (p.ranks + critics) * apart)
+    own = config.reference.gpus if config.reference.kl_coef else 0
+    return one and one * (r.engines * r.tensor_parallel + (p.ranks + critics) * apart + own)

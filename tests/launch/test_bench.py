@@ -132,6 +132,7 @@ REPORT = Report(
     steps=2,
     step=[1.0, 3.0],
     phases={"rollout": 1.0, "reward": 0.1, "score": 0.2, "update": 0.4, "sync": 0.2},
+    at_work={"rollout": 1.6, "score": 0.4, "update": 0.8},  # sampled one batch ahead: the driver waited for less
     syncs=[0.4],  # every second step
     machine=Machine(None, weights=400_000_000, peak=1e11),
     work=Work(32, 640, 1920, {"rollout": 8e9, "score": 8e9, "update": 24e9}),
@@ -147,6 +148,7 @@ def test_the_figures_of_a_report_by_hand():
     assert (found["samples_per_s"], found["generated_tokens_per_s"], found["trained_tokens_per_s"]) == (8, 160, 480)
     assert found["flop_use"]["step"] == pytest.approx(40e9 / 4 / 1e11)
     assert found["flop_use"]["update"] == pytest.approx(24e9 / 0.8 / 1e11)
+    assert found["flop_use"]["rollout"] == pytest.approx(8e9 / 1.6 / 1e11)
     assert found["sync"]["gb_per_s"] == pytest.approx(1.0)
     json.dumps(found)
 
