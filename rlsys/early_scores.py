@@ -45,6 +45,8 @@ class EarlyScores:
                 self.there[s.uid].append(s)
         while self.groups < len(prompts) and len(self.there[prompts[self.groups].uid]) == self.samples:
             self.add(prompts[self.groups])
+        if self.groups == len(prompts):
+            self.close()
 
     def add(self, prompt: Prompt) -> None:
         tokens = len(prompt.tokens) + sum(len(s.tokens) - 1 for s in self.there[prompt.uid])  # the prompt is shared

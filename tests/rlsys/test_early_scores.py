@@ -76,6 +76,15 @@ def test_a_chunk_is_scored_as_soon_as_it_and_the_next_group_are_finished(thread)
     assert scorer.calls == [[["6 of 20"]]]
 
 
+def test_the_last_chunk_is_scored_as_soon_as_the_batch_is_finished(thread):
+    batch, scorer = named(), Scorer()
+    scores = EarlyScores(scorer, thread, tokens_per_pack=24, samples=2)
+    scores.seen(batch.prompts, batch.samples)
+    assert len(scores.scored) == 3
+    scores.rest(batch)
+    assert len(scores.scored) == 3
+
+
 def test_samples_without_a_verdict_have_their_place_in_a_chunk_and_not_in_the_column(thread):
     batch = named()
     keep = [i for i in range(12) if i not in (1, 6, 7)]
