@@ -323,7 +323,10 @@ class RolloutGroup:
         return self.crew.lock
 
     def deal(self, work: Dispatch, streams: "Streams") -> None:
-        with self.in_place():
+        """While ranks send, engines go on with what they have; the next samples ask again."""
+        if not work.left or not self.crew.lock.acquire(blocking=not streams.owing):
+            return
+        try:
             holding = {
                 name: len(owed)
                 for name, actor in self.crew.actors.items()
@@ -331,6 +334,8 @@ class RolloutGroup:
             }
             for name, share in work.deal(holding).items():
                 streams.open(name, self.crew.actors[name], share)
+        finally:
+            self.crew.lock.release()
 
 
 Key = tuple[str, int]  # uid and index of a sample

@@ -1,5 +1,6 @@
 """Engines on real vLLM: what they sample, and that the weights they compute with are the policy's."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +140,25 @@ def test_samples_arrive_while_others_are_still_generated(engines: Callable[..., 
     assert group.load() == {"": 0, "rollout-0": 0, "rollout-1": 0}
     assert len(arrivals) >= 8
     assert arrivals[-1][0] > arrivals[0][0]
+
+
+def test_samples_arrive_while_weights_are_sent(engines: Callable[..., RolloutGroup], tokenizer: Any) -> None:
+    group, sending, sent = engines(*PAIR), threading.Event(), threading.Event()
+
+    def send() -> None:
+        with group.in_place():
+            sending.set()
+            sent.wait(20)
+
+    stream = group.generate(requests(tokenizer, n=8, temperature=1.0))
+    owed, waiting, thread = 96 - len(next(stream)), group.load()[""], threading.Thread(target=send)
+    thread.start()
+    sending.wait()
+    owed -= len(next(stream))
+    assert thread.is_alive()
+    assert group.load()[""] == waiting > 0, "an engine could be another one by now"
+    sent.set()
+    assert sum(map(len, stream)) == owed
 
 
 @pytest.mark.parametrize(
