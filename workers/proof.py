@@ -169,7 +169,8 @@ class Chart:
             for name, p in self.parameters().items()
             if name in self.nameless and (self.rank == 0 or hasattr(p, "output_dim") or hasattr(p, "input_dim"))
         ]
-        answer = Answer(prints, self.arrived, sum(self.arrived_bits.values()), fingerprint.of_bits(loaded))
+        bits = sum(self.arrived_bits.values()) % fingerprint.MODULUS  # no more than a message may hold
+        answer = Answer(prints, self.arrived, bits, fingerprint.of_bits(loaded))
         self.arrived, self.arrived_bits = {}, {}
         return answer
 

@@ -173,3 +173,10 @@ def test_what_is_stored_in_a_way_of_its_own_is_compared_as_a_whole() -> None:
     said = differences(expected(weights), together([chart.answer()]))
     assert said == f"2 of {len(weights)} tensors are missing: {gate}, {up}"
     assert fingerprint.of_bits([own]) != 0
+
+
+def test_an_answer_fits_into_the_messages_of_an_engines_processes() -> None:
+    weights = policy()
+    chart = Chart(Engine(weights), manifest(weights))
+    chart.arrived_bits = {"gate": fingerprint.MODULUS - 1, "up": 3}
+    assert chart.answer().arrived_bits == 2
