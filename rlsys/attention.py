@@ -135,7 +135,8 @@ def fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float = 0.0
 ) -> Tensor:
     """Attention within a block.  [n, H, L, D], [n, H or fewer, before + L, D] twice -> [n, H, L, D]"""
-    if mask is not None and query.is_cuda:  # no kernel there but the plain one, which keeps all scores, takes both
+    # On a GPU only the plain kernel, which keeps all scores, would take fewer keys than queries together with one of these.
+    if query.is_cuda and (mask is not None or query.dtype == torch.float32):
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     return F.scaled_dot_product_attention(
         query,

@@ -20,6 +20,7 @@ from workers import compiling
 
 T = TypeVar("T")
 LONGEST_S = 0.25  # that a finished sample waits for others to leave with: a list takes engine, driver and rewards some milliseconds
+KEPT_PREFIXES = "vLLM did not reset its prefix cache: requests are still running"
 DYING_S = 3.0  # what a process of an engine may take to die of another's death, which is told first
 
 # An engine with all its processes is on one node: they talk to each other there and nowhere else.
@@ -37,7 +38,9 @@ CPU_ENVIRONMENT = COMMON | {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
-GPU_ENVIRONMENT = COMMON
+GPU_ENVIRONMENT = COMMON | {
+    "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
+}
 
 
 class Engine(Protocol):
@@ -243,7 +246,7 @@ class InProcessEngine:
 
     async def forget_prefixes(self) -> None:
         if not self.engine.reset_prefix_cache():
-            raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
+            raise RuntimeError(KEPT_PREFIXES)
 
     async def sleep(self) -> None:
         """A CPU engine has its memory to itself."""
@@ -324,7 +327,8 @@ class AsyncEngine:
         return await self.call(method)
 
     async def forget_prefixes(self) -> None:
-        await self.asked(self.engine.reset_prefix_cache())
+        if not await self.asked(self.engine.reset_prefix_cache()):
+            raise RuntimeError(KEPT_PREFIXES)
 
     async def sleep(self) -> None:
         await self.asked(self.engine.sleep(level=2))  # the weights come anew with the next sync
