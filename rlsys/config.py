@@ -173,7 +173,7 @@ class Policy:
     beta2: float = 0.95  # AdamW
     weight_decay: float = 0.0  # AdamW
     clip_grad: float = 1.0  # global gradient norm; 0: no clipping
-    threads: int = 1  # CPU threads per rank
+    threads: int = 1  # CPU threads per rank; beside GPUs a rank has its part of the cores if that is more
     port: int = 0  # rendezvous port of the ranks; 0: any free one
 
 

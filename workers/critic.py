@@ -9,6 +9,7 @@ import ray
 from rlsys.config import Config
 from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
+from workers.gpu_memory import gives_back
 from workers.process import free_port, settle
 from workers.ranks import Ranks
 from workers.state_writer import Saved, StateWriter, merged
@@ -23,12 +24,13 @@ class CriticRank:
         self.config, self.rank = config, rank
         from workers.zero import prepare
 
-        prepare(config.cluster.device, config.policy.threads)
+        prepare(config, config.critic.ranks)
 
     def where(self) -> tuple[str, int]:
         """Where the ranks meet; asked of rank 0."""
         return ray.util.get_node_ip_address(), self.config.critic.port or free_port()
 
+    @gives_back
     def start(self, address: str, port: int, model: str) -> None:
         from rlsys.values import PackedValues, value_loss
         from workers.model import load
@@ -41,11 +43,13 @@ class CriticRank:
         self.writer = StateWriter()
 
     @recorded(of_packs)
+    @gives_back
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Values [K] of each pack under the present weights."""
         return [values.cpu().numpy() for values in self.zero.scored(packs)]
 
     @recorded(of_packs)
+    @gives_back
     def update(self, packs: list[Pack], lr: float) -> dict[str, float]:
         import torch
 

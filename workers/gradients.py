@@ -91,7 +91,7 @@ class GradientRank:
     def __init__(self, config: Config, rank: int, logs: str):
         settle(f"gradient-of-{config.policy.ranks}-{rank}", logs)
         self.config, self.rank = config, rank
-        prepare(config.cluster.device, config.policy.threads)
+        prepare(config, config.policy.ranks)
 
     def where(self) -> tuple[str, int]:
         return ray.util.get_node_ip_address(), free_port()

@@ -12,6 +12,7 @@ from rlsys.failures import WorkerFailed
 from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
 from rlsys.variant import STEP_0, ModelFacts, Variant
+from workers.gpu_memory import gives_back
 from workers.process import free_port, settle
 from workers.proof import of_ranks
 from workers.ranks import Ranks
@@ -31,13 +32,14 @@ class PolicyRank:
         self.config, self.rank = config, rank
         from workers.zero import prepare
 
-        prepare(config.cluster.device, config.policy.threads)
+        prepare(config, config.policy.ranks)
 
     def where(self) -> tuple[str, int]:
         """Where the ranks meet; asked of rank 0."""
         return ray.util.get_node_ip_address(), self.config.policy.port or free_port()
 
     @recorded()
+    @gives_back
     def start(self, address: str, port: int, model: str, transport: str) -> None:
         """Joins the other ranks and builds model, optimizer and ZeRO partitions."""
         import torch
@@ -61,11 +63,13 @@ class PolicyRank:
         self.writer = StateWriter()
 
     @recorded(of_packs)
+    @gives_back
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Log-probs [K] of each pack under the present weights."""
         return [logprobs.cpu().numpy() for logprobs, _ in self.zero.scored(packs)]
 
     @recorded(of_packs)
+    @gives_back
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
         """One optimizer update on this rank's share of a mini-batch. See `rlsys.metrics.of_updates` for what it returns."""
         self.objective.begin(kl_coef)
@@ -132,6 +136,7 @@ class PolicyRank:
         del self.outgoing  # and with it what of ZeRO 3 is gathered
         return prints
 
+    @gives_back
     def sent(self) -> None:
         self.sender.sent()
 

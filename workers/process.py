@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rlsys import timeline
+from rlsys.config import Config
 from workers import places, stacks
 
 
@@ -21,6 +22,14 @@ def settle(name: str, logs: str) -> None:
     places.tell(name, Path(logs))
     stacks.offer(name, Path(logs))
     timeline.begin(name, Path(logs))
+
+
+def threads_of(config: Config, sharing: int) -> int:
+    """CPU threads of a rank or the reference. Beside GPUs cores have little else to do: there it has its part of them, which an
+    optimizer in host memory needs, and a reference without a GPU."""
+    if config.cluster.device == "cpu":
+        return config.policy.threads
+    return max(config.policy.threads, len(os.sched_getaffinity(0)) // sharing)
 
 
 def free_port() -> int:

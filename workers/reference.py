@@ -7,7 +7,8 @@ from rlsys.config import Config
 from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
 from workers.crew import Crew
-from workers.process import settle
+from workers.gpu_memory import gives_back
+from workers.process import settle, threads_of
 from workers.waiting import Watch
 
 
@@ -20,15 +21,16 @@ class ReferenceWorker:
 
         self.torch, self.transformers = torch, transformers
         self.device = "cuda" if config.cluster.device == "gpu" and config.reference.gpus else "cpu"
-        if self.device == "cpu":
-            torch.set_num_threads(config.policy.threads)
+        torch.set_num_threads(threads_of(config, sharing=1 + config.policy.ranks))
 
+    @gives_back
     def start(self, model: str) -> None:
         from workers.model import load_packed
 
         self.packed = load_packed(self.config, model).to(self.device).eval().requires_grad_(False)
 
     @recorded(of_packs)
+    @gives_back
     def score(self, packs: list[Pack]) -> list[Floats]:
         with self.torch.no_grad():
             return [self.packed(pack)[0].cpu().numpy() for pack in packs]

@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.config import Policy
+from rlsys.config import Config, Policy
 from rlsys.types import Pack
 from workers.imports import without
+from workers.process import threads_of
 
 
 class ZeroEngine:
@@ -96,9 +97,10 @@ class ZeroEngine:
         return f"part-{self.deepspeed.comm.get_rank():05}-of-{self.deepspeed.comm.get_world_size():05}.safetensors"
 
 
-def prepare(device: str, threads: int) -> None:
+def prepare(config: Config, ranks: int) -> None:
     """Before anything touches DeepSpeed. Its imports are slow; they run while the driver does other things."""
-    if device == "cpu":
+    cpu = config.cluster.device == "cpu"
+    if cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
     import torch
     import transformers  # noqa: F401
@@ -106,8 +108,8 @@ def prepare(device: str, threads: int) -> None:
     with without("mlflow"):  # it takes a second, and DeepSpeed only tunes itself with it
         import deepspeed
 
-    if device == "cpu":
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads_of(config, ranks))
+    if cpu:
         # Only inference would use it, and compiling it made the first start about twice as long.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
