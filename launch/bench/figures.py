@@ -72,6 +72,7 @@ class Report:
             "steps": self.steps,
             "step_s": self.step,
             "phases_s": self.phases | {"other": self.seconds - sum(self.phases.values())},
+            "at_work_s": self.at_work,
             "overhead_share": self.overhead / self.seconds,
             "samples_per_s": w.samples / all_s,
             "generated_tokens_per_s": w.generated / all_s,

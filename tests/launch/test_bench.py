@@ -150,6 +150,7 @@ def test_the_figures_of_a_report_by_hand():
     assert found["flop_use"]["update"] == pytest.approx(24e9 / 0.8 / 1e11)
     assert found["flop_use"]["rollout"] == pytest.approx(8e9 / 1.6 / 1e11)
     assert found["sync"]["gb_per_s"] == pytest.approx(1.0)
+    assert found["at_work_s"]["rollout"] == 1.6
     json.dumps(found)
 
 

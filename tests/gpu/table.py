@@ -1,0 +1,143 @@
+"""What one GPU does with models of a real size: the shapes of Qwen2.5 0.5B and 1.5B with random weights, engine and rank sharing it.
+
+    .venv/bin/python tests/gpu/table.py --json tests/gpu/results/table.json
+    .venv/bin/python tests/gpu/table.py --device cpu --models tiny --steps 2 --tokens 32     # the same without a GPU, to try it
+
+Each model is saved, benchmarked by `rlsys bench`, and its figures stand in one line: seconds of a step, tokens/s, floating-point work
+that was needed over what a large matrix product did in the same run, a sync over one copy of the same bytes on the device, and the
+share of a step in which engines were put to sleep or woken.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+from models import random_model
+
+ROOT = Path(__file__).parent.parent.parent
+QWEN = {"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 4096}
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14} | QWEN,
+    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12} | QWEN,
+    "tiny": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | QWEN
+    | {"vocab_size": 512},
+}
+SETTINGS = [
+    "rollout.engines=1",
+    "rollout.dtype=bfloat16",
+    "rollout.gpu_memory=0.5",
+    "policy.ranks=1",
+    "policy.dtype=bfloat16",
+    "policy.gradient_checkpointing=true",
+    "policy.tokens_per_pack=16384",
+    "trainer.prompts_per_step=32",
+    "trainer.samples_per_prompt=8",
+    "trainer.updates_per_step=1",
+    "reference.kl_coef=0",
+]
+HEAD = ("model", "parameters", "s a step", "tokens/s", "MFU", "rollout", "score", "update", "sync:copy", "sleep, wake")
+PLACEMENT = {"gpu": "colocated", "cpu": "separate"}
+LARGE = {"gpu": 8192, "cpu": 2048}  # rows and columns of the matrices
+
+
+def benched(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """What `rlsys bench` says."""
+    out = folder / "figures.json"
+    command = [Path(sys.executable).with_name("rlsys"), "bench", "configs/tiny_cpu.yaml", *SETTINGS]
+    command += [f"cluster.device={asked.device}", f"cluster.placement={PLACEMENT[asked.device]}"]
+    command += [f"model.path={folder}", f"--steps={asked.steps}", "--json", out]
+    command += [f"--prompt-tokens={asked.tokens}", f"--completion-tokens={asked.tokens}", *asked.settings]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        raise SystemExit(1)
+    return dict(json.loads(out.read_text()))
+
+
+def times_of(work: Any, device: str, rounds: int = 8) -> float:
+    """Median seconds of something that a device does."""
+    import torch
+
+    found = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        work()
+        if device == "gpu":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found[rounds // 4 :])
+
+
+def of_device(device: str, size: int) -> tuple[float, float]:
+    """FLOP/s of a large product in bfloat16, and seconds to copy so many bytes once."""
+    import torch
+
+    where, n = "cuda" if device == "gpu" else "cpu", LARGE[device]
+    a = torch.randn(n, n, dtype=torch.bfloat16, device=where)
+    source = torch.ones(size, dtype=torch.uint8, device=where)
+    target = torch.zeros_like(source)
+    return 2 * n**3 / times_of(lambda: a @ a, device), times_of(lambda: target.copy_(source), device)
+
+
+def line(name: str, asked: argparse.Namespace) -> dict[str, Any]:
+    from rlsys.tiny import make_tokenizer
+
+    with tempfile.TemporaryDirectory() as place:
+        model = random_model(**SHAPES[name]).bfloat16()
+        model.save_pretrained(place)
+        make_tokenizer().save_pretrained(place)
+        parameters = sum(p.numel() for p in model.parameters())
+        del model
+        figures = benched(Path(place), asked)
+    peak, copy = of_device(asked.device, figures["sync"]["bytes"])  # the workers are gone by now
+    step = statistics.fmean(figures["step_s"])
+    needed = {phase: flops / asked.steps for phase, flops in figures["needed_flops"].items()}
+    use = {phase: flops / figures["at_work_s"][phase] / peak for phase, flops in figures["needed_flops"].items()}
+    resting = sum(figures["work_share"]["rollout-0"].get(what, 0.0) for what in ("sleep", "wake"))
+    return {
+        "model": name,
+        "parameters": parameters,
+        "step_s": step,
+        "tokens_per_s": figures["generated_tokens_per_s"],
+        "mfu": sum(needed.values()) / step / peak,
+        "mfu_of": use,
+        "sync_over_copy": figures["sync"]["s"] / copy,
+        "sleep_and_wake": resting,
+        "peak_flops": peak,
+        "copy_s": copy,
+        "figures": figures,
+    }
+
+
+def shown(found: dict[str, Any]) -> list[str]:
+    of = [f"{found['mfu_of'].get(phase, 0):.1%}" for phase in ("rollout", "score", "update")]
+    first = [found["model"], f"{found['parameters'] / 1e6:,.1f} M", f"{found['step_s']:.2f}"]
+    rates = [f"{found['tokens_per_s']:,.0f}", f"{found['mfu']:.1%}"]
+    return [*first, *rates, *of, f"{found['sync_over_copy']:.2f}", f"{found['sleep_and_wake']:.1%}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", choices=SHAPES, nargs="+", default=["0.5b", "1.5b"])
+    parser.add_argument("--device", choices=LARGE, default="gpu")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=512, help="of a prompt, and of a completion")
+    parser.add_argument("--json", type=Path, help="where all figures go")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    asked = parser.parse_args()
+    found = [line(name, asked) for name in asked.models]
+    for row in (HEAD, *map(shown, found)):
+        print("  ".join(f"{cell:>16}" for cell in row))
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
