@@ -4,6 +4,7 @@ They are told to vLLM as one more way to do two of its operations; what they are
 computed one by one: what a token gets does not depend on the tokens beside it.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -30,7 +31,15 @@ def register() -> None:
 
 def takes_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
     """Whether the kernel is made for such a norm."""
-    return weight is not None and weight.dtype == x.dtype and variance_size is None
+    return weight is not None and weight.dtype == x.dtype and variance_size is None and rounds(x.dtype)
+
+
+@functools.cache
+def rounds(dtype: torch.dtype) -> bool:
+    """Whether the kernel rounds to the nearest number. Where the CPU has no bfloat16 of its own, vLLM's cuts digits off."""
+    x = torch.linspace(1, 2, 256, dtype=dtype)
+    exact = x.double() / x.double().pow(2).mean().sqrt()
+    return bool(norm(x, torch.ones_like(x), 0.0).sub(exact).mean().abs() < torch.finfo(dtype).eps / 4)
 
 
 def takes_add_and_norm(
