@@ -15,6 +15,7 @@ PAGES = sorted(
 NAME = re.compile(r"# (\S+\.(?:py|yaml|yml|jsonl))(?:\s|$)")  # a block that begins so is a file of that name
 SECTION = re.compile(r"\w+:$")  # a block of Python goes on as a configuration
 STARTS = ("rlsys ", "ray job submit ", "make ", "RAY_AUTH_MODE=token ray ")
+FOREIGN = ("docker ", "sbatch ", "kubectl ", "sky ")  # not run here, but their files and targets must be there
 
 
 @dataclass
@@ -67,19 +68,19 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def commands(page: Path) -> list[tuple[str, str]]:
+def commands(page: Path, starts: tuple[str, ...] = STARTS) -> list[tuple[str, str]]:
     """(where, command) in blocks and between backticks; what is said about it after two blanks, or after #, is left out."""
     found = []
     for block in blocks(page):
         for i, line in enumerate(block.lines):
             text = line.removeprefix("$ ").strip()
-            if text.startswith(STARTS) and not block.file and "/  " not in text:
+            if text.startswith(starts) and not block.file and "/  " not in text:
                 found.append((f"{page.relative_to(ROOT)}:{block.line + i}", text))
     for number, line in enumerate(page.read_text().splitlines(), 1):
         found += [
             (f"{page.relative_to(ROOT)}:{number}", text)
             for text in re.findall(r"`([^`]+)`", line)
-            if text.startswith(STARTS)
+            if text.startswith(starts)
         ]
     return found
 

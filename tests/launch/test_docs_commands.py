@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import click
+import docs
 import pytest
 import torch
 import yaml
@@ -78,6 +79,23 @@ MAKE = [(where, text.split()[1]) for where, text in ALL if re.fullmatch(r"make \
 @pytest.mark.parametrize(("where", "target"), MAKE, ids=[f"{where} {target}" for where, target in MAKE])
 def test_a_target_of_make_is_one(where, target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), where
+
+
+FOREIGN = [(where, text) for page in PAGES for where, text in commands(page, docs.FOREIGN)]
+
+
+def test_commands_of_other_programs_are_found_on_the_pages():
+    assert {text.split()[0] for _, text in FOREIGN} == {"docker", "sbatch", "kubectl", "sky"}
+
+
+@pytest.mark.parametrize(("where", "said"), FOREIGN, ids=[f"{where} {said[:30]}" for where, said in FOREIGN])
+def test_a_command_of_another_program_names_files_and_targets_there_are(where, said):
+    for path in re.findall(r"(?:launch|configs|docker)/[\w./]+", said):
+        assert (ROOT / path).is_file(), f"{where}: {path}"
+    for target in re.findall(r"--target (\w+)|rlsys:(\w+)", said):
+        assert re.search(rf"^FROM .* AS {''.join(target)}$", (ROOT / "docker" / "Dockerfile").read_text(), re.M), where
+    if " rlsys " in said:
+        assert words(said[said.index(" rlsys ") :])[1] in rlsys.commands, where
 
 
 YAML = [b for page in PAGES for b in blocks(page) if not b.file.endswith((".py", ".jsonl"))]
