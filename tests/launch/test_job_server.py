@@ -1,13 +1,14 @@
 """What is said where a job server is not there, is another one, or is no job server; the server is a plain HTTP server."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import ray
-from ray._raylet import AuthenticationTokenLoader
+from ray._raylet import AuthenticationTokenLoader, Config
 
 from launch.jobs.server import JobServer
 from launch.jobs.submit import named_values
@@ -54,12 +55,14 @@ def refused(address: str) -> str:
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray remembers a token that it has read. Tests that come later, with a Ray of their own, have another one."""
+    """Ray remembers a token that it has read, and from then on shows one. Tests that come later have another one, or none."""
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # of another cluster: --address is what counts
     AuthenticationTokenLoader.instance().reset_cache()
     yield
+    os.environ.pop("RAY_AUTH_MODE", None)  # which Ray has set
+    Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
