@@ -25,8 +25,9 @@ SYNC_BUCKET, PACKED = 512 * MIB, GIB  # of workers/sync, and of vLLM's transport
 # layers, which make fewer. Measured
 MALLOC, MALLOC_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
 PADDING = 1.1  # cells of attention's blocks, over the tokens in them
-# A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model.
-IMPORTS = {"policy": 440, "critic": 440, "reference": 415, "rollout": 575, "reward": 132, "driver": 600}  # MiB
+# A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model; of
+# libraries one kernel maps more pages than another, of a reward process up to 20 MiB.
+IMPORTS = {"policy": 440, "critic": 440, "reference": 415, "rollout": 575, "reward": 141, "driver": 600}  # MiB
 ZERO = {0: 0, 1: 35, 2: 35, 3: 50}  # MiB more of a rank, by stage
 COMPILER = 65  # MiB more where layers are compiled
 # Assumed, not measured: a process's CUDA context with the libraries' own buffers, and NCCL's.
