@@ -10,17 +10,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
 
 from launch.convert import convert
 from launch.jobs.command import job, submit
+from launch.printing import plain, say
 from launch.supervise import LOST
 from rlsys import __version__
 from rlsys.config import ConfigError
 from rlsys.failures import WorkerLost, disk_trouble
 from rlsys.secrets import hidden
 
-console, errors = Console(), Console(stderr=True)
+console, errors = plain(), plain(stderr=True)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
@@ -55,7 +55,7 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
         remove_leftovers()
 
     def tell(text: str) -> None:
-        errors.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(errors, text)
 
     return supervised(drive, loaded.run.max_restarts, tell, tidy)
 
@@ -251,11 +251,7 @@ def trace(run: str, target: str) -> None:
     from rlsys.trace import write_trace
 
     count = write_trace(Path(run), Path(target))
-    console.print(
-        f"{target}: {count:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"{target}: {count:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.")
 
 
 @commands.command()
@@ -366,11 +362,7 @@ def export(source: str, target: str, force: bool) -> None:
     from launch.export import export as run
 
     run(Path(source), Path(target), force)
-    console.print(
-        f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.")
 
 
 for command in (convert, submit, job):
@@ -401,7 +393,7 @@ def _guarded(run: Callable[[], object]) -> int:
             _say(problem)
         return 2
     except (KeyboardInterrupt, click.Abort):
-        errors.print("Interrupted. Run the same command again to go on from the last checkpoint.", highlight=False)
+        say(errors, "Interrupted. Run the same command again to go on from the last checkpoint.")
         return 130
     except WorkerLost as error:
         _say(str(error))
@@ -415,12 +407,12 @@ def _guarded(run: Callable[[], object]) -> int:
         _say(f"{type(error).__name__}: {error}")
         if type(error).__module__.startswith("ray."):  # Ray itself is gone
             return LOST
-        errors.print("RLSYS_TRACEBACK=1 shows where in the driver it was raised.", style="dim", highlight=False)
+        say(errors, "RLSYS_TRACEBACK=1 shows where in the driver it was raised.", "dim")
         return 1
 
 
 def _say(problem: str) -> None:
-    errors.print(f"✗ {hidden(problem)}", style="red", highlight=False, markup=False, soft_wrap=True)
+    say(errors, f"✗ {hidden(problem)}", "red")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.text import Text
 
 from launch.printing import end, say, table
 from rlsys.config import ConfigError
@@ -140,7 +139,7 @@ def figures(pairs: list[tuple[Answers, Answers]], console: Console) -> None:
         p = sign_flip(change, seed=SEED)
         won, lost = int((change > 0).sum()), int((change < 0).sum())
         told.add_row(
-            Text(name),
+            name,
             str(len(members)),
             *(f"{before.mean():.3f}", f"{after.mean():.3f}", f"{change.mean():+.3f}", f"{low:+.3f} {high:+.3f}"),
             *(f"{p:.2g}", f"{won}/{lost}/{len(members) - won - lost}"),

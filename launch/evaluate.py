@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from launch import datasets
 from launch.export import model_directory
-from launch.printing import say, table
+from launch.printing import plain, say, table
 from rlsys import config_check, config_load
 from rlsys.config import Config, ConfigError, HeldOutSource
 from rlsys.config_named import named
@@ -50,7 +49,7 @@ def evaluate(wanted: Wanted, console: Console) -> None:
     from workers.waiting import Watch
 
     # With the figures on the standard output, nothing else is.
-    chatter = Console(stderr=True) if wanted.json == "-" else console
+    chatter = plain(stderr=True) if wanted.json == "-" else console
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-eval-") as logs,
         Progress(chatter, 0) as progress,
@@ -150,7 +149,7 @@ def show(found: Evaluation, console: Console) -> None:
     counts = table("source", "prompts", "samples", "length", "truncated", "failed")
     for name, s in found.scores.items():
         cells = f"{s.prompts:,}", f"{s.asked:,}", f"{s.length:.1f}", f"{s.truncated:.1%}", f"{s.failed:,}"
-        counts.add_row(Text(name), *cells)
+        counts.add_row(name, *cells)
     console.print()
     console.print(counts)
     ks = sorted({int(n.partition("@")[2]) for s in found.scores.values() for n in s.figures if n.startswith("pass@")})
@@ -161,7 +160,7 @@ def show(found: Evaluation, console: Console) -> None:
                 figures = [s.figures.get(f"{kind}@{k}") for k in ks]
                 if any(figures):
                     several.add_row(
-                        Text(name if kind == "pass" else ""),
+                        name if kind == "pass" else "",
                         f"{kind}@k",
                         *(f"{f.value:.1%}" if f else "" for f in figures),
                     )

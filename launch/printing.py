@@ -4,8 +4,13 @@ from rich.console import Console
 from rich.table import Table
 
 
+def plain(*, stderr: bool = False) -> Console:
+    """Shows a user's words as they are, in tables too: `runs/[a]` is no markup, and `:x:` no picture."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 def say(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, style=style or None, soft_wrap=True)
 
 
 def end(text: str, width: int) -> str:

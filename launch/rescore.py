@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.text import Text
 
 from launch.printing import end, say, table
 from rlsys import config_load, config_named
@@ -164,7 +163,7 @@ def show(
     told = table("samples of", "count", "old", "new", "changed", "failed", "teaching", "flipped")
     for name, t in lines(found):
         told.add_row(
-            Text(name),
+            name,
             f"{t.samples:,}",
             f"{t.old / t.judged:.3f}" if t.judged else "",
             f"{t.new / t.judged:.3f}" if t.judged else "",

@@ -7,6 +7,7 @@ import inspect
 from rich.console import Console
 from rich.table import Table
 
+from launch.printing import say
 from rlsys import config as configuration
 from rlsys.config import Config
 from rlsys.config_load import flatten
@@ -39,7 +40,7 @@ def plan(config: Config, path: str, console: Console) -> None:
     for role, count, what in processes(config):
         workers.add_row(role, str(count), what)
     console.print(workers)
-    console.print(f"\n✓ {path} is valid. It runs in {config.run.dir}.", style="green", highlight=False, soft_wrap=True)
+    say(console, f"\n✓ {path} is valid. It runs in {config.run.dir}.", "green")
 
 
 def options(console: Console) -> None:

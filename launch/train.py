@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from launch import datasets
+from launch.printing import say
 from rlsys.checkpoint import Checkpoints
 from rlsys.config import Config, ConfigError
 from rlsys.failures import Abandoned
@@ -36,17 +36,18 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         if cause:
             run.event("restart", cause=cause)
         else:
-            console.print(f"run directory {run.path}", highlight=False, soft_wrap=True)
+            say(console, f"run directory {run.path}")
         last = config.trainer.steps
         checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
-        there = checkpoints.newest(lambda text: console.print(text, highlight=False, soft_wrap=True))
+        there = checkpoints.newest(lambda text: say(console, text))
         done = there.step if there and not there.state["owed"] else 0
         if done >= last:
             from launch.local_ray import remove_leftovers
 
             remove_leftovers()  # where it was killed after its last step
-            console.print(
-                f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew."
+            say(
+                console,
+                f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew.",
             )
         else:
             with Progress(console, last) as progress:
@@ -54,12 +55,11 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         if done >= last:
             return summary(config, run, console)
         run.event("stop", cause="asked to stop", step=done)
-        console.print(
+        say(
+            console,
             f"stopped after step {done}, which is saved. Resume with: {command}"
             if done
             else f"stopped before the first step was done. Start again with: {command}",
-            highlight=False,
-            soft_wrap=True,
         )
     except BaseException as error:
         with contextlib.suppress(OSError):  # on a full disk: what is raised says so
@@ -143,7 +143,7 @@ def summary(config: Config, run: RunDirectory, console: Console) -> None:
             source = key.removeprefix("eval/").removesuffix("/accuracy")
             before, after = as_shares([lines[0][key], lines[-1][key]])
             what = "accuracy" if "%" in before else "score"
-            console.print(f"{source}: held-out {what} {before} before, {after} after {lines[-1]['step']} steps")
+            say(console, f"{source}: held-out {what} {before} before, {after} after {lines[-1]['step']} steps")
         first, last = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
         then = first_of_each(first)
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -152,17 +152,15 @@ def summary(config: Config, run: RunDirectory, console: Console) -> None:
         for row in [r for uid, r in first_of_each(last).items() if uid in then][:5]:
             old = then[row["uid"]]
             table.add_row(
-                Text(row["prompt"]),
-                Text(old["completion"]),
+                row["prompt"],
+                old["completion"],
                 score(old["reward"]),
-                Text(row["completion"]),
+                row["completion"],
                 score(row["reward"]),
             )
         console.print(table)
-    console.print(f"\nrun directory: {run.path}", highlight=False, soft_wrap=True)
-    console.print(
-        f"export the model: rlsys export {run.path} MODEL_DIRECTORY", style="dim", highlight=False, soft_wrap=True
-    )
+    say(console, f"\nrun directory: {run.path}")
+    say(console, f"export the model: rlsys export {run.path} MODEL_DIRECTORY", "dim")
 
 
 def first_of_each(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """A bench's figures, on the console."""
 
 from rich.console import Console
-from rich.text import Text
 
 from launch.bench.figures import Report
 from launch.printing import say, table
@@ -23,7 +22,7 @@ def show(report: Report, config: Config, console: Console) -> None:
     workers.columns[-1].justify = "left"
     for name, share in report.idle.items():
         at = ", ".join(f"{what} {part:.1%}" for what, part in report.doing[name].items())
-        workers.add_row(Text(name), f"{share:.1%}", at)
+        workers.add_row(name, f"{share:.1%}", at)
     console.print()
     console.print(workers)
     console.print()

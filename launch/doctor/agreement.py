@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from launch import datasets
 from launch.printing import say, table
@@ -57,12 +56,12 @@ def show(diagnosis: Diagnosis, config: Config, console: Console) -> int:
     """What was measured, what each supposition leaves of it, and the verdict."""
     fine, before = diagnosis.found.fine, diagnosis.found
     rows = table("supposition", "mean gap", "largest")
-    rows.add_row(Text("as they are"), f"{before.mean:.1e}", f"{before.largest:.1e}")
+    rows.add_row("as they are", f"{before.mean:.1e}", f"{before.largest:.1e}")
     for s in diagnosis.tried:
         style = "bold" if s is diagnosis.best and not fine else None
-        rows.add_row(Text(f"{s.cause}: {s.claim}"), f"{s.mean:.1e}", f"{s.largest:.1e}", style=style)
+        rows.add_row(f"{s.cause}: {s.claim}", f"{s.mean:.1e}", f"{s.largest:.1e}", style=style)
     for cause, why in diagnosis.untried.items():
-        rows.add_row(Text(f"{cause}: {why}"), "–", "–", style="dim")
+        rows.add_row(f"{cause}: {why}", "–", "–", style="dim")
     console.print()
     console.print(rows)
     console.print()

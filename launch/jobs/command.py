@@ -3,9 +3,10 @@
 from typing import Any
 
 import click
-from rich.console import Console
 
-console = Console()
+from launch.printing import plain
+
+console = plain()
 ADDRESS = click.option(
     "--address",
     required=True,

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
-from launch import cli
+from launch import cli, train
 from rlsys import __version__, config_load
 from rlsys.checkpoint import SUMS, render, sha256
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config, ConfigError, Run
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,6 +161,15 @@ def test_problems_are_not_broken_into_lines(rlsys, small):
     assert any(f"data.train: {long_name}.jsonl does not exist" in line for line in problems(done))
 
 
+def test_a_users_brackets_and_colons_are_shown_as_they_are(rlsys, small, tmp_path):
+    (tmp_path / "home" / "d[").mkdir()
+    (tmp_path / "home" / "d[" / "x].jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')
+    done = rlsys("validate", small, "data.train=d[/x].jsonl", "run.dir=runs/[a]:x:")
+    assert done.returncode == 0, done.stderr
+    assert " d[/x].jsonl " in done.stdout
+    assert "It runs in runs/[a]:x:." in done.stdout
+
+
 def test_all_options_are_listed_with_default_and_meaning(rlsys):
     done = rlsys("validate", "--options")
     assert done.returncode == 0
@@ -194,6 +203,20 @@ def test_going_on_with_other_settings_is_refused_with_their_names(rlsys, small, 
     done = rlsys("train", small, f"run.dir={finished}")
     assert done.returncode == 2
     assert "trainer.samples_per_prompt: 16 → 8" in problems(done)[0]
+
+
+def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "_train", lambda *_: 1)
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    train.train(
+        Config(run=Run(dir=str(tmp_path / "run"))),
+        cli.plain(),
+        command="rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]",
+    )
+    assert (
+        "Resume with: rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]\n"
+        in capsys.readouterr().out
+    )
 
 
 # --- eval, as far as it starts nothing -------------------------------------------------------------------------------------
@@ -306,7 +329,7 @@ def raising(error: BaseException):
     ids=["configuration", "usage", "interrupt", "abort", "failure"],
 )
 def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, monkeypatch, error, code, said):
-    monkeypatch.setattr(cli, "errors", cli.Console(stderr=True, width=200))
+    monkeypatch.setattr(cli, "errors", cli.plain(stderr=True))
     assert cli._guarded(raising(error)) == code
     assert said in capsys.readouterr().err
 
