@@ -99,7 +99,7 @@ function completion(one, i, { group, texts, tokens, scale, words, view, out, sam
   const facts = [
     h("b", {}, `#${texts ? texts.index[one.n] : i}`),
     one.reward === null ? "" : h("span", {}, "reward ", h("b", {}, number(one.reward))),
-    one.advantage === null ? "" : h("span", {}, `advantage ${one.advantage > 0 ? "+" : ""}${number(one.advantage)}`),
+    advantageOf(one, group),
     h("span", {}, plural(one.length, "token")),
     one.finish === "stop" ? "" : h("span", { style: "color:var(--warning)" }, one.finish === "length" ? "cut" : one.finish),
     one.failure ? h("b", { style: "color:var(--problem)" }, one.failure) : "",
@@ -122,9 +122,15 @@ function completion(one, i, { group, texts, tokens, scale, words, view, out, sam
   );
 }
 
-/** The number of each token in a mode: [tokens], or null. */
+/** In a training step every reward has an advantage: one that is not there is not finite. */
+function advantageOf(one, group) {
+  if (one.advantage !== null) return h("span", {}, `advantage ${one.advantage > 0 ? "+" : ""}${number(one.advantage)}`);
+  return one.reward !== null && group.file.kind === "step" ? h("b", { style: "color:var(--problem)" }, "advantage not finite") : "";
+}
+
+/** The number of each token in a mode, null where it is not finite: [tokens], or null. */
 function valuesOf(one, tokens, mode) {
-  if (mode === "logprob") return tokens.logprob[one.n]?.map((v) => v / 1000) ?? null;
+  if (mode === "logprob") return tokens.logprob[one.n]?.map((v) => v === null ? null : v / 1000) ?? null;
   if (mode === "gap") return tokens.gap[one.n];
   return tokens.advantage?.[one.n] ?? (one.advantage === null ? null : tokens.ids[one.n].map(() => one.advantage));
 }
@@ -141,12 +147,12 @@ function coloured(one, tokens, mode, scale) {
   const values = valuesOf(one, tokens, mode);
   const all = { logprob: valuesOf(one, tokens, "logprob"), gap: tokens.gap?.[one.n], advantage: valuesOf(one, tokens, "advantage") };
   const part = ids.slice(0, MOST_TOKENS).map((id, t) => {
-    const told = Object.entries(all).map(([name, own]) => (own ? `${COLOURS[name]} ${number(own[t])}` : "")).filter(Boolean);
+    const told = Object.entries(all).map(([name, own]) => (own ? `${COLOURS[name]} ${own[t] === null ? "not finite" : number(own[t])}` : "")).filter(Boolean);
     const v = values ? values[t] : 0;
     const strength = scale ? Math.min(1, Math.abs(v) / scale) : 0;
     const base = mode === "logprob" ? "--prob" : v > 0 ? "--high" : "--low";
     const title = `${JSON.stringify(tokens.words[id])} · token ${tokens.known[id]} · ${told.join(" · ")}`;
-    return h("span", { class: "t", title, style: `background:rgba(var(${base}), calc(var(--strength) * ${strength.toFixed(3)}))` }, seen(tokens.words[id]));
+    return h("span", { class: v === null ? "t broken" : "t", title, style: `background:rgba(var(${base}), calc(var(--strength) * ${strength.toFixed(3)}))` }, seen(tokens.words[id]));
   });
   return ids.length > MOST_TOKENS ? [...part, h("span", { class: "ctrl" }, ` … ${plural(ids.length - MOST_TOKENS, "more token")}; plain text has all`)] : part;
 }

@@ -6,6 +6,7 @@ there; of texts and tokens as much as `kept` allows.
 
 import gzip
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -104,19 +105,23 @@ def tokens(file: Path, groups: int | None, pieces: Pieces | None) -> Piece:
     old, earned = _arrays(table, "old_logprobs"), _arrays(table, "token_advantages")
     gaps = None
     if rollout and old:
-        gaps = [None if o is None or r is None else o - r for o, r in zip(old, rollout, strict=True)]
+        with np.errstate(invalid="ignore"):  # inf - inf
+            gaps = [None if o is None or r is None else o - r for o, r in zip(old, rollout, strict=True)]
     words = without_secrets(list(pieces(known))) if pieces else None
     where = {token: i for i, token in enumerate(known)}
     return {
         "known": known,
         "words": words,
         "ids": [[where[t] for t in own] for own in ids],
-        "logprob": [None if own is None else np.round(own * 1000).astype(int).tolist() for own in rollout]
-        if rollout
-        else None,
+        "logprob": rollout and [None if own is None else thousandths(own) for own in rollout],
         "gap": gaps and [None if own is None else [float(f"{x:.2g}") for x in own] for own in gaps],
         "advantage": earned and [None if own is None else [float(f"{x:.3g}") for x in own] for own in earned],
     }
+
+
+def thousandths(own: Any) -> list[int | float]:
+    """[-0.5, nan] -> [-500, nan]"""
+    return [round(x) if math.isfinite(x) else x for x in (own * 1000).tolist()]
 
 
 def _arrays(table: Any, name: str) -> list[Any] | None:
@@ -164,9 +169,20 @@ def _short(values: Any) -> list[float | None]:
 
 
 def packed(data: Any) -> bytes:
-    """As the page takes it: gzip of JSON."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """As the page takes it: gzip of JSON, where null stands for nan and infinities."""
+    try:
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return packed(finite(data))
     return gzip.compress(text.encode(errors="replace"), compresslevel=6, mtime=0)
+
+
+def finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {k: finite(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,18 @@ def make_batch(step: int, prompts: int, samples: int, text: str | None) -> Batch
     return Batch(asked, made, groups, rewards, [{} for _ in made])
 
 
+def ruin(file: Path) -> None:
+    """Samples of a run that has diverged: no advantage is finite, nor are the first two log-probs of each."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(file).to_pydict()
+    table["advantage"] = [math.nan, math.inf] * (len(table["uid"]) // 2)
+    for own in table["rollout_logprobs"]:
+        own[:2] = [-math.inf, math.nan]
+    pyarrow.parquet.write_table(pa.table(table), file)
+
+
 def write_timeline(logs: Path, steps: int) -> None:
     """Two engines, a rank and the driver; a step takes a second."""
     of: dict[str, list[dict[str, Any]]] = {"driver": [], "rollout-0": [], "rollout-1": [], "policy-0": []}

@@ -5,6 +5,7 @@ import gzip
 import io
 import itertools
 import json
+import math
 import re
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
-from made_run import EOS, make_batch, make_run, write_lines
+from made_run import EOS, make_batch, make_run, ruin, write_lines
 from rich.console import Console
 
 from launch.report.charts import SECTIONS, charts
@@ -519,6 +520,17 @@ def test_the_lanes_of_many_workers_are_not_read_whole(tmp_path):
     assert 0 < len(newest) < len(recorded(run))
     assert newest[-1] == recorded(run)[-1]
     assert len(lanes_of([s for s in newest if s.worker == "driver"], within)) == 1
+
+
+def test_what_is_not_finite_is_null_in_the_page(tmp_path):
+    run = make_run(tmp_path / "demo", 1, prompts=1, samples=2, events=[("agreement", {"mean": math.nan})])
+    ruin(run / "samples" / "step-000001.parquet")
+    told(run)
+    pieces = written(run / "report.html")
+    assert pieces["numbers"][1]["advantage"] == [None, None]
+    found = pieces["tokens-step-000001"]
+    assert found["logprob"][0][:2] == found["gap"][0][:2] == [None, None]
+    assert found["logprob"][0][2] < 0
 
 
 def test_log_probs_are_kept_to_a_thousandth(tmp_path):

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from made_run import BEGAN, make_batch, make_run, write_lines
+from made_run import BEGAN, make_batch, make_run, ruin, write_lines
 from rich.console import Console
 
 from launch.report.command import Wanted, report, samples
@@ -332,6 +332,20 @@ def test_tokens_are_coloured_by_log_prob_advantage_and_gap(shown, demo):
     assert len({t.get_attribute("style") for t in tokens.all()}) == 1, "each token has its sample's advantage"
     page.get_by_role("button", name="policy − rollout").click()
     assert "they should differ by rounding" in page.locator("#colours").inner_text()
+
+
+def test_what_is_not_finite_stands_out(shown, tmp_path):
+    run = make_run(tmp_path / "diverged", 1, prompts=1, samples=2)
+    ruin(run / "samples" / "step-000001.parquet")
+    page = shown(made(run))
+    search(page, set="step")
+    first = page.locator(".completion").first
+    assert "advantage not finite" in first.inner_text()
+    assert first.locator(".t.broken").count() == 2
+    assert "log-prob not finite" in first.locator(".t").first.get_attribute("title")
+    page.get_by_role("button", name="policy − rollout").click()
+    seen(page, "#colours", "they should differ by rounding")
+    assert first.locator(".t.broken").count() == 2
 
 
 def test_what_is_not_there_to_be_coloured_is_said(shown, demo):
