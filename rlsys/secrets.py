@@ -23,6 +23,8 @@ NAME = re.compile(
     r"api_?key|access_?key|private_?key|secret|passw(or)?d|passphrase|credential|authorization|bearer", re.IGNORECASE
 )
 TOKEN = re.compile(r"(^|_)token$", re.IGNORECASE)  # also what a text ends with, so its value decides
+VARIABLE = re.compile(rf"{NAME.pattern}|{TOKEN.pattern}|_(key|pwd|pass)$", re.IGNORECASE)  # PWD itself is a folder
+WHERE = ("_env", "_file")  # ends of names that say where a secret is
 RANDOM = re.compile(r"(?=.*\d)[A-Za-z0-9_\-./+=:~]{16,}")
 VALUES = {
     "a well-known kind of key": re.compile(
@@ -33,6 +35,11 @@ VALUES = {
     "a password in an address": re.compile(r"(?<=//)[^/\s:@\"']*:[^/\s@\"']+(?=@)"),
     "a key in an address": re.compile(
         r"(?<=[?&])(api_?key|key|token|access_token|secret|password|sig|signature)=[^&\s\"'<>]{6,}", re.IGNORECASE
+    ),
+    "an address that is a key itself": re.compile(
+        r"\bhooks\.slack\.com/(services|workflows|triggers)/[^\s\"'<>]+|\bdiscord(app)?\.com/api/webhooks/[^\s\"'<>]+"
+        r"|\bwebhook\.office\.com/[^\s\"'<>]+",
+        re.IGNORECASE,
     ),
 }
 REFERENCE = re.compile(r"(?<!\\)\$\{oc\.env:\s*([^,}\s]+)")
@@ -77,6 +84,12 @@ def suspects(key: str, value: Any) -> list[str]:
     ]
 
 
+def secret_variable(name: str, value: str) -> bool:
+    """Whether a variable's name tells of a secret, whatever its value, or its value looks like one."""
+    told = VARIABLE.search(name) and not name.lower().endswith(WHERE)
+    return bool(told or _looks_like(name, value))
+
+
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -91,7 +104,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _looks_like(place: str, text: str) -> str | None:
     name = place.rpartition(".")[2].replace("-", "_")
-    if text and not name.lower().endswith(("_env", "_file")):
+    if text and not name.lower().endswith(WHERE):
         if NAME.search(name):
             return "what its name calls a secret"
         if TOKEN.search(name) and RANDOM.fullmatch(text):
@@ -109,7 +122,7 @@ def _way_out(place: str) -> str:
 
 def hidden(text: str, variables: Iterable[str] = ()) -> str:
     """With *** for the values of these variables, of all others whose names tell of secrets, and for well-known kinds of keys."""
-    named = (name for name in os.environ if NAME.search(name) or TOKEN.search(name) or name.endswith("_KEY"))
+    named = (name for name in os.environ if VARIABLE.search(name))
     for value in sorted({os.environ.get(name, "") for name in (*variables, *named)}, key=len, reverse=True):
         if len(value) >= SHORTEST:
             text = text.replace(value, "***")

@@ -16,7 +16,7 @@ from launch.jobs.server import JobServer, NoAnswer
 from launch.printing import say
 from rlsys import __version__
 from rlsys.config import ConfigError
-from rlsys.secrets import hidden, suspects
+from rlsys.secrets import hidden, secret_variable
 
 MARGIN_S = 20  # beyond what a run takes to stop: Ray kills it after that
 NOT_FOUND = 127  # exit code of a shell that does not find a command
@@ -76,7 +76,7 @@ def named_values(environment: tuple[str, ...]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             problems.append(f"--env {hidden(text)} is not NAME=VALUE, such as HF_HOME=/shared/huggingface.")
-        elif suspects(key, value) or key == STOP_WAIT:
+        elif secret_variable(key, value) or key == STOP_WAIT:
             problems.append(
                 f"--env {key}: everyone who may ask the job server sees what is given here. Set {key} in the environment of "
                 "`ray start` on each node instead."

@@ -119,3 +119,24 @@ def test_a_variable_that_looks_like_a_secret_is_not_sent() -> None:
     assert second == "--env HF_HOME is not NAME=VALUE, such as HF_HOME=/shared/huggingface."
     assert third == "--env RAY_JOB_STOP_WAIT_TIME_S follows from run.grace_s; change that."
     assert "0123456789abcdef" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "JUDGE_KEY=abc",
+        "DB_PWD=abc",
+        "HF_TOKEN=hunter2",
+        "CLIENT_SECRET=abc",
+        "HOOK=https://hooks.slack.com/services/T0/B0/abc",
+    ],
+)
+def test_a_variable_that_holds_a_secret_is_refused_whatever_its_value(text):
+    name, _, value = text.partition("=")
+    with pytest.raises(ConfigError, match=f"Set {name} in the environment of `ray start` on each node") as caught:
+        named_values((text,))
+    assert value not in str(caught.value)
+
+
+def test_a_file_that_holds_a_secret_may_be_named():
+    assert named_values(("JUDGE_TOKEN_FILE=/run/judge",)) == {"JUDGE_TOKEN_FILE": "/run/judge"}

@@ -111,6 +111,7 @@ def test_a_variable_that_is_not_set_is_told_at_once(file, monkeypatch):
         ("anything", "ghp_" + "0123456789abcdef0123"),
         ("url", "https://someone:pass@host/v1"),
         ("url", "https://host/v1?api_key=0123456"),
+        ("url", "https://hooks.slack.com/services/T0/B0/abc"),
         ("anything", "Authorization: Bearer abcdefghijkl"),
     ],
 )
@@ -187,6 +188,15 @@ def test_a_hidden_text_stays_a_text(monkeypatch):
     assert hidden("the end") == "the end", "too short to be told from other words"
     assert hidden('{"url": "http://a/?token=0123456789", "b": 1}') == '{"url": "http://a/?***", "b": 1}'
     assert hidden("at http://127.0.0.1:8265/x@y") == "at http://127.0.0.1:8265/x@y"
+
+
+def test_a_variable_whose_name_tells_of_a_secret_is_hidden_and_the_working_directory_is_none(monkeypatch):
+    for name in ("OPENAI_KEY", "DB_PWD", "HF_TOKEN"):
+        monkeypatch.setenv(name, "hunter2")
+        assert hidden("it is hunter2") == "it is ***", name
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PWD", "/home/me")
+    assert hidden("in /home/me") == "in /home/me"
 
 
 def test_references_know_their_variables(monkeypatch):
