@@ -4,6 +4,7 @@ rlsys submit configs/mine.yaml              the job's working directory, the sam
     base: base.yaml                    ──▶  configs/mine.yaml  configs/base.yaml
     data.train: data/sums.jsonl        ──▶  data/sums.jsonl
     reward.functions: my.py:brevity    ──▶  my.py
+    tracking.to: board.py:Board        ──▶  board.py
     model.path: /shared/models/qwen         stays; the job looks for it where it runs
     api_key: ${oc.env:JUDGE_KEY}            the job reads it where it runs; the value is not sent
 """
@@ -24,7 +25,7 @@ from rlsys.secrets import variables
 
 MOST = 200 << 20  # bytes; Ray keeps all of it in the memory of the head node
 LEFT_OUT = ("runs", "__pycache__", "node_modules")  # and what begins with a dot: .git, .venv, .env
-ELSEWHERE = "rlsys:f"  # stands for a function that cannot be looked for on this machine
+ELSEWHERE = "rlsys:f"  # stands for a function or tracker that cannot be looked for on this machine
 INSTALLED = ("rlsys", "workers", "launch")  # on the cluster too, in its own version
 
 
@@ -128,29 +129,35 @@ def inside(place: Path) -> Iterator[tuple[str, Path]]:
 
 def named_by(config: Config) -> Iterator[Named]:
     """Models, data, templates and code of the user's. Hub names and what is built in are no paths."""
-    sets = [("data.train", source) for source in config.data.train.values()]
-    sets += [("eval.datasets", source) for source in config.eval.datasets.values()]
     texts = [("model.path", config.model.path), ("data.template", config.data.template)]
-    texts += of_functions("reward.functions", config.reward.functions)
-    for key, source in sets:
+    for key, source in data_sets(config):
         texts += [(key, source.path), (f"{key}.template", source.template or "")]
-        texts += of_functions(f"{key}.reward", source.reward)
-    texts += [(key, code(spec)) for key, spec in algorithms(config)]
+    for key, spec, options in plugins(config):
+        texts += [(key, code(spec))] + [(f"{key} {n}", value) for n, value in options.items() if is_path(n, value)]
     for option, text in texts:
         if text and (text.startswith(("/", "~")) or Path(text).exists()):
             yield Named(option, text)
 
 
-def of_functions(key: str, functions: dict[str, Function]) -> list[tuple[str, str]]:
-    """Their code, and files among their options, such as a judge's template."""
-    found = [(key, code(f.function)) for f in functions.values()]
-    options = [(name, value) for f in functions.values() for name, value in f.options.items()]
-    return found + [(f"{key} {name}", value) for name, value in options if is_file(value)]
+def data_sets(config: Config) -> Iterator[tuple[str, Source]]:
+    yield from (("data.train", source) for source in config.data.train.values())
+    yield from (("eval.datasets", source) for source in config.eval.datasets.values())
 
 
-def is_file(value: Any) -> bool:
+def plugins(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What may be the user's own: ("reward.functions", "my.py:brevity", its options)"""
+    own = [(f"{key}.reward", source.reward) for key, source in data_sets(config)]
+    for key, functions in [("reward.functions", config.reward.functions), *own]:
+        yield from ((key, f.function, f.options) for f in functions.values())
+    yield from ((key, spec, {}) for key, spec in algorithms(config))
+    yield from (("tracking.to", t.tracker, t.options) for t in config.tracking.to.values())
+
+
+def is_path(name: str, value: Any) -> bool:
+    """A file, such as a judge's template; a folder only under the name `path`, such as a reward model's."""
     with contextlib.suppress(OSError, ValueError):  # a text as long as a prompt
-        return isinstance(value, str) and Path(value).expanduser().is_file()
+        place = Path(value).expanduser() if isinstance(value, str) else Path()
+        return bool(place.name) and (place.is_file() or (name == "path" and place.is_dir()))
     return False
 
 
@@ -169,9 +176,8 @@ def algorithms(config: Config) -> list[tuple[str, str]]:
 
 
 def needed(config: Config) -> list[str]:
-    """Environment variables that reward functions refer to."""
-    sets = [s.reward for s in (*config.data.train.values(), *config.eval.datasets.values())]
-    return [name for fs in (config.reward.functions, *sets) for f in fs.values() for name in variables(f.options)]
+    """Environment variables that reward functions and trackers refer to."""
+    return [name for _, _, options in plugins(config) for name in variables(options)]
 
 
 def check_for_elsewhere(config: Config, environment: list[str]) -> list[str]:
@@ -208,6 +214,7 @@ def as_if_there(config: Config) -> Config:
         return replace(source, path=path, template=template, reward=functions(source.reward))
 
     template = "" if absent(config.data.template) else config.data.template
+    trackers = {n: replace(t, tracker=ELSEWHERE) if unseen(t.tracker) else t for n, t in config.tracking.to.items()}
     methods = {key.rpartition(".")[2]: ELSEWHERE for key, spec in algorithms(config) if unseen(spec)}
     return replace(
         config,
@@ -216,6 +223,7 @@ def as_if_there(config: Config) -> Config:
         eval=replace(config.eval, datasets=sources(config.eval.datasets)),
         reward=replace(config.reward, functions=functions(config.reward.functions)),
         algorithm=replace(config.algorithm, **methods),  # type: ignore[arg-type]
+        tracking=replace(config.tracking, to=trackers),
     )
 
 

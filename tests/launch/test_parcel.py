@@ -89,9 +89,26 @@ def test_what_has_an_absolute_path_is_looked_for_where_the_job_runs(here: Path) 
     assert [str(n) for n in found.elsewhere] == [
         "model.path /shared/models/qwen",
         "data.template ~/chat.jinja",
-        "reward.functions /shared/own.py",
         "data.train /shared/train.jsonl",
+        "reward.functions /shared/own.py",
     ]
+
+
+def test_a_tracker_of_ones_own_is_sent_or_looked_for_where_the_job_runs(here: Path) -> None:
+    write("one.yaml")
+    write("board.py", "def to_text(told): ...\n")
+    assert list(pack("one.yaml", (DIRECTORY, "tracking.to=board.py:to_text")).files) == ["board.py", "one.yaml"]
+    [there] = pack("one.yaml", (DIRECTORY, "tracking.to=/shared/board.py:to_text")).elsewhere
+    assert str(there) == "tracking.to /shared/board.py"
+    assert "board.py has no function `to_txt`" in refused(DIRECTORY, "tracking.to=board.py:to_txt")
+    with_key = "tracking.to={board.py:to_text: {key: '${oc.env:ONLY_THERE}'}}"
+    assert pack("one.yaml", (DIRECTORY, with_key)).environment == ["ONLY_THERE"]
+
+
+def test_the_directory_of_a_reward_model_is_sent(here: Path) -> None:
+    write("one.yaml", "reward: {functions: {model: {path: judge}}}")
+    write("judge/config.json")
+    assert list(pack("one.yaml", (DIRECTORY,)).files) == ["judge/config.json", "one.yaml"]
 
 
 def test_a_variable_that_only_the_cluster_has_is_named_and_not_asked_for(here: Path) -> None:
