@@ -1,9 +1,13 @@
 """launch/*.sh, slurm.sbatch, rayjob.yaml, skypilot.yaml: what they say exists, with these names, in the programs that they call."""
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +60,7 @@ def shell(name: str) -> str:
 
 def calls(script: str, program: str) -> Iterator[list[str]]:
     """The words after each call of a program, to the end of its command."""
-    script = re.sub(r"<< '(\w+)'\n.*?\n\s*\1\n", "\n", script, flags=re.S)  # what is another language
+    script = re.sub(r"<< '(\w+)'[ &]*\n.*?\n\s*\1\n", "\n", script, flags=re.S)  # what is another language
     for line in script.replace("\\\n", " ").splitlines():
         if line.lstrip().startswith(("#", "[")):
             continue
@@ -111,6 +115,34 @@ def test_the_local_script_trains_with_the_arguments_it_is_given() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "Did you mean `trainer.steps`?" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("stage", ["starts", "joins"])
+@pytest.mark.parametrize(("number", "queued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_a_slurm_job_that_is_told_to_end_before_its_driver_runs_does_as_one_whose_driver_does(
+    stage: str, number: int, queued: bool, tmp_path: Path
+) -> None:
+    listen = f"{sys.executable} -m http.server --bind 127.0.0.2 6379" if stage == "joins" else "sleep 60"
+    programs = {
+        "ray": f'[ "$1" = start ] || exit 0; echo $$ > head; touch starts; exec {listen}',
+        "python": "touch joins; exec sleep 60",
+        "hostname": "echo 127.0.0.2",
+        "scontrol": '[ "$1" = show ] && echo here || echo "$*" > queued',
+    }
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name, script in programs.items():
+        (tmp_path / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / ".venv" / "bin" / name).chmod(0o755)
+    job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "here", "SLURM_JOB_ID": "7"}
+    with subprocess.Popen(["bash", str(LAUNCH / "slurm.sbatch"), "CONFIG"], env=os.environ | job) as script:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / stage).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        script.send_signal(number)
+        assert script.wait(20) == 0
+    assert (tmp_path / "queued").exists() == queued
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "head").read_text()), 0)
 
 
 @pytest.mark.parametrize("program", ["srun", "scontrol"])
