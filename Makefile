@@ -1,11 +1,12 @@
 # Everything a newcomer types. `make` alone lists it.
 SHELL := /bin/bash
 PROFILE ?= cpu
-EXTRAS ?= $(PROFILE),dev
+EXTRAS ?= $(PROFILE) dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
+PACKAGES := $(VENV)/.packages-$(PROFILE)
 STAMP := $(VENV)/.installed-$(PROFILE)
 OTHERS := $(filter-out $(STAMP),$(wildcard $(VENV)/.installed-*))
 CONSTRAINTS := docker/constraints-$(PROFILE).txt
@@ -16,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs figures recipes bench versus kills settings soak slurm image lint lock clean
+.PHONY: help install packages demo test docs figures recipes bench versus kills settings soak slurm image lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,14 +25,20 @@ help:  ## list the targets
 
 install: $(STAMP)  ## create .venv with everything in it; PROFILE=cpu (default) or gpu
 
+packages: $(PACKAGES)  ## what install takes from others, without rlsys itself: a layer of the images
+
 # vLLM for CPU and for CUDA are the same files: another profile starts from an empty environment.
-$(STAMP): pyproject.toml $(CONSTRAINTS)
+$(PACKAGES): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(if $(OTHERS),--clear) $(VENV)
 	$(BIN)/pip install --quiet uv==0.13.8
 ifeq ($(PROFILE),cpu)
 	$(UV) pip install --python $(BIN)/python --compile-bytecode $(TORCH_FROM) --no-deps -c $(CONSTRAINTS) torch
 endif
-	$(UV) pip install --python $(BIN)/python --compile-bytecode -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	$(UV) pip install --python $(BIN)/python --compile-bytecode -c $(CONSTRAINTS) -r pyproject.toml $(EXTRAS:%=--extra %)
+	@touch $@
+
+$(STAMP): $(PACKAGES)
+	$(UV) pip install --python $(BIN)/python --no-deps -e .
 	@touch $@
 
 demo: install  ## train the tiny model on this machine, from an empty runs/demo

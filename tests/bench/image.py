@@ -169,14 +169,17 @@ class Builder:
     def copy(self, stage: Stage, text: str) -> None:
         """`.` is what .dockerignore leaves of the repository."""
         options = dict(re.findall(r"--(\w+)=(\S+)", text))
-        source, target = [word for word in text.split() if not word.startswith("--")]
+        *sources, target = [word for word in text.split() if not word.startswith("--")]
         to = stage.root / os.path.join(stage.folder, target).lstrip("/")
         if "from" in options:
             shutil.copytree(
-                self.build(options["from"]).root / source.lstrip("/"), to, symlinks=True, dirs_exist_ok=True
+                self.build(options["from"]).root / sources[0].lstrip("/"), to, symlinks=True, dirs_exist_ok=True
             )
+        elif sources != ["."]:
+            to.mkdir(parents=True, exist_ok=True)
+            for source in sources:
+                shutil.copy2(ROOT / source, to)
         else:
-            assert source == "."
             ignored = (ROOT / ".dockerignore").read_text().split()
             shutil.copytree(
                 ROOT,

@@ -1,6 +1,7 @@
 """docker/Dockerfile as far as it can be read; `make image` runs its steps."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -34,14 +35,29 @@ def test_an_image_runs_as_a_user_and_is_asked_for_its_health(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["build-cpu", "gpu"])
 def test_what_is_installed_is_what_the_makefile_installs(name: str) -> None:
-    [command] = re.findall(r"make install PROFILE=\w+ EXTRAS=\w+", "\n".join(stage(name)))
+    [packages, command] = re.findall(r"make \w+ PROFILE=\w+ EXTRAS=\w+", "\n".join(stage(name)))
+    assert packages == command.replace("install", "packages")
     done = subprocess.run([*command.split(), "--dry-run", "VENV=none"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     profile = name.removeprefix("build-")
-    assert f"-c docker/constraints-{profile}.txt -e '.[{profile}]'" in done.stdout
+    assert f"-c docker/constraints-{profile}.txt -r pyproject.toml --extra {profile}\n" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["build-cpu", "gpu"])
+def test_packages_are_installed_before_any_code_is_there(name: str, tmp_path: Path) -> None:
+    steps = stage(name)
+    before = steps[: next(i for i, step in enumerate(steps) if "make packages" in step)]
+    copied = [step.split() for step in before if step.startswith("COPY ")]
+    for *sources, target in ([word for word in words[1:] if not word.startswith("--")] for words in copied):
+        (tmp_path / target).mkdir(exist_ok=True)
+        for source in sources:
+            shutil.copy(ROOT / source, tmp_path / target)
+    command = ["make", "packages", f"PROFILE={name.removeprefix('build-')}", "--dry-run"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
+    assert not list(tmp_path.rglob("*.py"))
 
 
 def test_tools_for_building_stay_out_of_the_image() -> None:
     installed = re.findall(r"--no-install-recommends ([\w+ -]+?) +&&", "\n".join(stage("cpu")))
-    assert installed == ["libnuma1"], "which vLLM's CPU kernels load"
+    assert installed == ["libnuma1 wget"], "which vLLM's CPU kernels load, and KubeRay's probes call"
     assert {".git", ".venv", "runs"} <= set((ROOT / ".dockerignore").read_text().split())
