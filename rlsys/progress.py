@@ -91,7 +91,7 @@ class Progress:
             names = "".join(f"  {c.name:>{c.width}}" for c in columns)
             self.console.print(Text(f"{'step':>{width}}{names}", style="dim"), soft_wrap=True)
         self.shown += 1
-        cells = "".join(f"  {c.cell(found):>{c.width}}" for c in columns)
+        cells = "".join(f"{c.cell(found):>{c.width + 2}}" for c in columns)  # a long one takes of the blanks before it
         style = "bold" if accuracy(found) else ""
         self.console.print(Text(f"{f'{step}/{self.steps}':>{width}}{cells}", style=style), soft_wrap=True)
 

@@ -106,6 +106,14 @@ def test_a_line_has_as_many_figures_as_fit(watch, width, last):
     assert all(len(line) <= width for line in rows(progress))
 
 
+def test_a_figure_that_is_longer_than_its_column_does_not_push_the_others(watch):
+    progress = make(steps=1000, terminal=True, width=80)
+    progress.step(1, FOUND | {"reward/mean": -12.345, "reward/failed": 3.0})
+    names, figures = rows(progress)
+    assert len(names) == len(figures) == 80
+    assert figures.split()[:2] == ["1/1000", "-12.345"]
+
+
 def test_what_is_below_the_lines_fits_too(watch):
     for width in (40, 80, 160):
         progress = make(terminal=False, width=width)
