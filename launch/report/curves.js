@@ -188,8 +188,8 @@ class Curve {
   }
 
   bounds(values) {
-    let low = Math.min(...values);
-    let high = Math.max(...values);
+    let low = values.reduce((a, b) => Math.min(a, b)); // they may be too many for arguments
+    let high = values.reduce((a, b) => Math.max(a, b));
     if (this.chart.scale === "log") return [low, high > low ? high : low * 10];
     if (this.chart.scale === "zero") low = Math.min(0, low);
     const room = (high - low || Math.abs(high) || 1) * 0.06;

@@ -57,7 +57,7 @@ export class Phases {
       this.svg.replaceChildren(s("text", { x: width / 2, y: TALL / 2, "text-anchor": "middle" }, this.rows.length ? "nothing in these steps" : "no step is done yet"));
       return;
     }
-    const most = Math.max(...rows.map((row) => row.seconds)) * 1.05;
+    const most = rows.reduce((high, row) => Math.max(high, row.seconds), 0) * 1.05;
     const [low, high] = [first - 0.5, last + 0.5]; // a step is a column around its number
     this.x = (step) => LEFT + ((width - LEFT - RIGHT) * (step - low)) / (high - low);
     this.step = (x) => low + ((x - LEFT) / (width - LEFT - RIGHT)) * (high - low);

@@ -207,6 +207,14 @@ def test_curves_are_read_with_the_keyboard(shown, demo):
     assert page.locator("#told-step").inner_text() == "last values"
 
 
+def test_a_curve_may_have_any_number_of_points(shown, tmp_path):
+    run = make_run(tmp_path / "long", 1)
+    write_lines(run / "metrics.jsonl", [{"step": i, "reward/mean": i % 7, "time/step": 1.0} for i in range(150_000)])
+    page = shown(made(run))
+    assert page.locator('[id="curve-reward/mean"] path').count() == 1
+    assert "nothing in these steps" not in page.locator("#time").inner_text()
+
+
 def test_smoothing_draws_a_second_line_over_the_pale_one(shown, demo):
     page = shown(demo)
     paths = page.locator('.card[data-names="reward/mean"] svg path[fill="none"]')
