@@ -6,15 +6,17 @@ as long as it keeps them. tests/bench/memory.py compares it with real processes.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlsys.config import Config
 from rlsys.devices import GIB
-from rlsys.rewards.settings import services
+from rlsys.rewards.settings import services, worker_name
 from rlsys.shapes import Model
 
 MIB = 1 << 20
-WIDTH = {"float32": 4, "bfloat16": 2}
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "buckets", "fixed")
 MOMENTS = ("load", "generate", "score", "update", "reduce", "step", "sync", "save")
 
@@ -28,6 +30,7 @@ PADDING = 1.1  # cells of attention's blocks, over the tokens in them
 # A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model; of
 # libraries one kernel maps more pages than another, of a reward process up to 20 MiB.
 IMPORTS = {"policy": 440, "critic": 440, "reference": 415, "rollout": 575, "reward": 141, "driver": 600}  # MiB
+REWARD_MODEL = 510  # MiB of its actor, and of its process, which imports what models need
 ZERO = {0: 0, 1: 35, 2: 35, 3: 50}  # MiB more of a rank, by stage
 COMPILER = 65  # MiB more where layers are compiled
 # Assumed, not measured: a process's CUDA context with the libraries' own buffers, and NCCL's.
@@ -105,9 +108,9 @@ def kept(model: Model, width: int, cells: float, compiled: bool = False) -> floa
     return attention + width * 4 * i + (24 if width == 4 else 16) * h + (8 if width == 4 else 6) * heads
 
 
-def passing(c: Config, model: Model, tokens: float, training: bool) -> float:
+def passing(width: int, model: Model, tokens: float, training: bool) -> float:
     """Bytes of what a layer's results are made of, while they are made. In training some of it is kept, and counted there."""
-    return tokens * WIDTH[c.policy.dtype] * ((2.0 if training else 4.0) * model.work.inner + 4 * model.hidden)
+    return tokens * width * ((2.0 if training else 4.0) * model.work.inner + 4 * model.hidden)
 
 
 def logits(c: Config, model: Model, scored: float, training: bool) -> float:
@@ -123,10 +126,10 @@ def computing(
     c: Config, model: Model, tokens: float, scored: float, lengths: Lengths, training: bool, heads: bool
 ) -> Parts:
     """A layer and the output layer are not computed at the same time: the larger counts."""
-    work, words = passing(c, model, tokens, training), logits(c, model, scored, training) * heads
+    width = WIDTH[c.policy.dtype]
+    work, words = passing(width, model, tokens, training), logits(c, model, scored, training) * heads
     stays = 0.0
     if training:
-        width = WIDTH[c.policy.dtype]
         one = tokens * kept(model, width, cells(c, lengths), c.policy.compile)
         if c.policy.gradient_checkpointing:  # what a layer keeps is made again when its turn has come
             stays, work = model.layers * tokens * width * model.hidden, work + one
@@ -338,8 +341,32 @@ def reference(c: Config, model: Model, lengths: Lengths) -> Process:
     return Process("reference", 1, host={"score": together(held, work, base), "load": together(held, base)})
 
 
-def processes(c: Config, model: Model, lengths: Lengths, memory: float = 0.0) -> dict[str, Process]:
-    """By role; of the policy, rank 0 apart. `memory` of a GPU, bytes."""
+def reward_model(c: Config, options: dict[str, Any], model: Model | None, lengths: Lengths) -> Process:
+    """Judges while samples come, which is at any moment. Where its shape is not known, only what is there without it counts."""
+    fixed: Parts = {"fixed": float(REWARD_MODEL * MIB)}
+    on_gpu = bool(options.get("gpus"))
+    held: Parts = {}
+    work: Parts = {}
+    if model:
+        width, batch = WIDTH[options.get("dtype", "float32")], options.get("batch", 16)
+        limits = (options.get("max_tokens"), model.window, lengths.prompt + lengths.new)
+        longest = min(tokens for tokens in limits if tokens)
+        held = {"weights": float(width * replace(model, tied=True).parameters)}  # a score in place of logits
+        mask = batch * longest**2 * (1.0 + width * on_gpu)  # of a padded batch; on a GPU also as what is added
+        padded = passing(width, model, batch * longest, False) * (1.0 if on_gpu else MALLOC)
+        work = {"activations": padded + mask}
+    if on_gpu:
+        device: Moments = {"generate": together(held, work, {"fixed": CUDA})}
+        return Process("reward", 1, {"load": together(held, fixed), "always": fixed}, device, 1)
+    return Process("reward", 1, {"load": together(held, fixed), "generate": together(held, work, fixed)})
+
+
+def processes(
+    c: Config, model: Model, lengths: Lengths, memory: float = 0.0, scorers: Mapping[str, Model] | None = None
+) -> dict[str, Process]:
+    """By role; of the policy, rank 0 apart, and reward models by the names of their workers. `memory` of a GPU, bytes.
+    `scorers` are the reward models whose shapes are known, by their paths.
+    """
     found = {
         "rollout": engine(c, model, lengths, memory),
         "policy-0": learner(c, model, "policy", c.policy.ranks, lengths, True, True),
@@ -350,9 +377,13 @@ def processes(c: Config, model: Model, lengths: Lengths, memory: float = 0.0) ->
         found["critic"] = learner(c, model, "critic", c.critic.ranks, lengths, True, False)
     if c.reference.kl_coef > 0:
         found["reference"] = reference(c, model, lengths)
-    workers = sum(service.workers for service in services(c))
-    fixed = {"always": {"fixed": float(IMPORTS["reward"] * MIB)}}
-    found["reward"] = Process("reward", workers, host=fixed)
+    for number, service in enumerate(services(c)):
+        if options := service.model:
+            scorer = (scorers or {}).get(options.get("path", ""))
+            found[worker_name(number, 0)] = reward_model(c, options, scorer, lengths)
+        else:
+            fixed = {"always": {"fixed": float(IMPORTS["reward"] * MIB)}}
+            found["reward"] = Process("reward", service.workers, host=fixed)
     found["driver"] = Process("driver", 1, host={"always": {"fixed": float(IMPORTS["driver"] * MIB)}})
     return found
 

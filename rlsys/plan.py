@@ -102,11 +102,10 @@ def _sum(functions: dict[str, Function]) -> str:
 
 def _reward(service: RewardSettings) -> tuple[str, int, str]:
     used = dict.fromkeys(name for functions in service.functions.values() for name in functions)
-    models = [f.options.get("path", "") for functions in service.functions.values() for f in functions.values()]
     if service.spare:
         return "reward", service.workers, ", ".join(used)
     where = f"{service.gpus:g} GPUs" if service.gpus else "CPU"
-    return "reward model", service.workers, f"{models[0]}, {where}"
+    return "reward model", service.workers, f"{service.model.get('path', '')}, {where}"
 
 
 def processes(c: Config) -> list[tuple[str, int, str]]:

@@ -192,16 +192,23 @@ def model_of(path: str, file: str | Path = "") -> tuple[Model, str]:
     """The model at `model.path`, and where its shape is from. `file` is a config.json to take instead."""
     if file:
         return _from_file(path, Path(file).expanduser()), str(file)
+    if (found := here(path)) is not None:
+        return found
+    raise ConfigError(
+        f"model.path: {path} is not on this machine, and its shape is not one of the usual ones. "
+        f"Give its config.json with --model-config FILE, or download it: hf download {path} config.json"
+    )
+
+
+def here(path: str) -> tuple[Model, str] | None:
+    """A model whose shape this machine can tell, and where that is from."""
     if (found := Path(path).expanduser() / "config.json").is_file():
         return _from_file(path, found), str(found)
     if (cached := in_cache(path)) is not None:
         return _from_file(path, cached), str(cached)
     if (known := usual(path)) is not None:
         return known, "the table of usual shapes"
-    raise ConfigError(
-        f"model.path: {path} is not on this machine, and its shape is not one of the usual ones. "
-        f"Give its config.json with --model-config FILE, or download it: hf download {path} config.json"
-    )
+    return None
 
 
 def _from_file(name: str, file: Path) -> Model:

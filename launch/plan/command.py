@@ -21,9 +21,10 @@ from rlsys.devices import GIB, GPUS, Node, cluster, nodes_of
 from rlsys.host import main_memory
 from rlsys.memory import PARTS, Lengths, Parts, cache_tokens, total
 from rlsys.plan import batch_arithmetic
+from rlsys.rewards.settings import services
 from rlsys.roofline import MEAN
 from rlsys.run_directory import write
-from rlsys.shapes import Model, model_of
+from rlsys.shapes import Model, here, model_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Planned:
     where: str  # the nodes are from
     changes: Sequence[Remedy]
     seconds: dict[str, float]
+    unknown: list[str]  # what is not counted, and why
+
+    @property
+    def fits(self) -> bool:
+        return self.fit.fits and not self.unknown
 
 
 def plan(config: Config, path: str, wanted: Wanted, console: Console) -> int:
@@ -58,15 +64,16 @@ def plan(config: Config, path: str, wanted: Wanted, console: Console) -> int:
     model, source = model_of(config.model.path, wanted.model_config or "")
     lengths, mean = tokens(config, model, wanted)
     nodes, where = nodes_for(config, wanted)
-    found = fit(config, model, lengths, mean, nodes)
-    changes = [] if found.fits else remedies(found, lambda c: fit(c, model, lengths, mean, nodes))
+    scorers, unknown = reward_models(config)
+    found = fit(config, model, lengths, mean, nodes, scorers)
+    changes = [] if found.fits else remedies(found, lambda c: fit(c, model, lengths, mean, nodes, scorers))
     seconds = measured(config, wanted, lengths) if wanted.measured else {}
-    planned = Planned(path, found, source, where, changes, seconds)
+    planned = Planned(path, found, source, where, changes, seconds, unknown)
     show(planned, console)
     if wanted.json:
         write(Path(wanted.json), json.dumps(figures(planned), indent=2) + "\n")
         say(console, f"figures: {wanted.json}")
-    return 0 if found.fits else 1
+    return 0 if planned.fits else 1
 
 
 def tokens(c: Config, model: Model, wanted: Wanted) -> tuple[Lengths, float]:
@@ -75,6 +82,24 @@ def tokens(c: Config, model: Model, wanted: Wanted) -> tuple[Lengths, float]:
     room = max(model.window - longest, 1) if model.window else wanted.prompt_tokens
     prompt = c.rollout.max_prompt_tokens or min(wanted.prompt_tokens, room)
     return Lengths(prompt, longest), mean or max(MEAN * longest, 1.0)
+
+
+def reward_models(c: Config) -> tuple[dict[str, Model], list[str]]:
+    """Their shapes, by their paths, and of whom nothing is known."""
+    known: dict[str, Model] = {}
+    unknown = []
+    for path in dict.fromkeys(service.model.get("path", "") for service in services(c) if service.model):
+        try:
+            if found := here(path):
+                known[path] = found[0]
+            else:
+                unknown.append(
+                    f"reward model {path}: its config.json is not on this machine, and its shape is not one of the usual ones. "
+                    f"Of a hub name: hf download {path} config.json"
+                )
+        except ConfigError as error:
+            unknown.append(f"reward model {error}")
+    return known, unknown
 
 
 # --- the cluster ------------------------------------------------------------------------------------------------------------
@@ -238,6 +263,11 @@ def duration(seconds: float) -> str:
 def verdict(p: Planned, console: Console) -> None:
     f, path, changes = p.fit, p.path, p.changes
     console.print()
+    for reason in p.unknown:
+        say(console, f"Not counted: {reason}", "yellow")
+    if f.fits and p.unknown:
+        say(console, f"Whether {path} fits is not known; all that is counted does.", "yellow")
+        return
     if f.fits:
         tight = f.tightest
         if tight and tight.need > (1 - TIGHT) * tight.capacity:
@@ -288,7 +318,8 @@ def figures(p: Planned) -> dict[str, Any]:
         "disk": asdict(f.disk) | {"checkpoint": f.disk.checkpoint, "run": f.disk.run},
         "seconds": f.times.phases | {"step": f.times.step},
         "measured_seconds": p.seconds,
-        "fits": f.fits,
+        "fits": p.fits,
+        "not_counted": p.unknown,
         "problems": f.problems,
         "changes": [
             {"set": r.settings, "fits": r.fit.fits, "slower": r.slower, "bytes_over": r.fit.over} for r in p.changes

@@ -27,8 +27,9 @@ def nodes(f: Fit, console: Console) -> None:
         n = group[0]
         say(console, f"{title(f, n)}{others(f, group)}")
         console.print(Columns(list(boxes(f, n)), padding=(0, 0)))
-    if idle := [name for name in ("reward", "driver") if name in f.processes and f.config.cluster.device == "gpu"]:
-        counts = ", ".join(f"{f.processes[name].count} {name}" for name in idle)
+    if f.config.cluster.device == "gpu":
+        on_cpus = [(name, p) for name, p in f.processes.items() if p.role in ("reward", "driver") and not p.device]
+        counts = ", ".join(f"{p.count} {name}" for name, p in on_cpus)
         reference = "; the reference" if "reference" in f.processes and not f.config.reference.gpus else ""
         say(console, f"on CPUs of any node: {counts}{reference}", "dim")
 

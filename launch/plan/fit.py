@@ -1,7 +1,7 @@
 """Whether a configuration fits a cluster: its processes on nodes and GPUs, what each holds, and by how much that is too much."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launch.bundles import Bundle, bundles
@@ -63,12 +63,19 @@ class Fit:
         return max(self.gpus, key=lambda g: g.need / g.capacity, default=None)
 
 
-def fit(c: Config, model: Model, lengths: Lengths, new: float, nodes: Sequence[Node]) -> Fit:
-    """`new`: tokens of a completion on average, for the times."""
+def fit(
+    c: Config,
+    model: Model,
+    lengths: Lengths,
+    new: float,
+    nodes: Sequence[Node],
+    scorers: Mapping[str, Model] | None = None,
+) -> Fit:
+    """`new`: tokens of a completion on average, for the times; `scorers`: reward models by their paths."""
     wanted = bundles(c, training=True)
     on_gpus = [n for n in nodes if n.gpu and n.gpus]
     gpu = min((n.gpu for n in on_gpus if n.gpu), key=lambda g: g.memory, default=None)
-    every = processes(c, model, lengths, gpu.memory * GIB if gpu else 0.0)
+    every = processes(c, model, lengths, gpu.memory * GIB if gpu else 0.0, scorers)
     placed = lay(wanted, [n.gpus for n in nodes], [n.cpus for n in nodes])
     problems: list[str] = []
     over = 0.0
@@ -167,12 +174,16 @@ def _on_host(c: Config, every: dict[str, Process], placed: Laid, node: int, node
     if cpu:
         mapped = every["rollout"].host["sync"].get("buckets", 0.0)
         return found - c.rollout.engines * mapped if node == 0 else 0.0
-    spread = every["reward"].count / len(nodes) * total(every["reward"].peak()[1])
+    judges = [p for p in every.values() if p.role == "reward" and not p.device]
+    spread = sum(p.count * total(p.peak()[1]) for p in judges) / len(nodes)
     return found + spread + (total(every["driver"].peak()[1]) if node == 0 else 0.0)
 
 
 def _everyone(c: Config, every: dict[str, Process]) -> list[str]:
     names = [f"rollout-{i}" for i in range(c.rollout.engines)] + [f"policy-{i}" for i in range(c.policy.ranks)]
     names += [f"critic-{i}" for i in range(c.critic.ranks)] * ("critic" in every)
-    names += ["reference"] * ("reference" in every) + [f"reward-{i}" for i in range(every["reward"].count)]
+    names += ["reference"] * ("reference" in every)
+    for name, p in every.items():
+        if p.role == "reward":
+            names += [f"reward-{i}" for i in range(p.count)] if name == "reward" else [name]
     return [*names, "driver"]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rlsys.config import Config, Function
 
@@ -20,6 +21,11 @@ class RewardSettings:
     spare: bool = True  # whether a second process stands by
     workers: int = 1
     gpus: float = 0.0  # of each worker
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The options of a reward model; of the pool, none."""
+        return {} if self.spare else next(f.options for fs in self.functions.values() for f in fs.values())
 
 
 def services(config: Config) -> list[RewardSettings]:

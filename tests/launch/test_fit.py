@@ -4,7 +4,7 @@ import pytest
 
 from launch.plan.fit import Fit, fit, listed
 from launch.plan.remedies import changed, remedies
-from rlsys.config import Config
+from rlsys.config import Config, Function
 from rlsys.config_load import load, unchecked
 from rlsys.devices import GIB, GPUS, Node, cluster
 from rlsys.memory import Lengths
@@ -95,6 +95,19 @@ def test_main_memory_counts_where_it_is_known():
     assert fit(config, tiny, lengths, 7, [large]).fits
     [problem] = fit(config, tiny, lengths, 7, [small]).problems
     assert "main memory" in problem
+
+
+def test_a_reward_model_has_its_place_on_a_gpu_or_in_main_memory():
+    def found(nodes: list[Node], **options: object) -> Fit:
+        judge = Function(function="model", options={"path": "judge", **options})
+        config = changed(unchecked("configs/dapo_7b_gpu.yaml"), {"reward.functions": {"rm": judge}})
+        return fit(config, SEVEN, LENGTHS, 1500, nodes, {"judge": usual("Qwen2.5-72B")})
+
+    [problem] = found(cluster("9xH100"), gpus=1).problems
+    assert problem.startswith("GPU 0 of node 1 (reward-0): 305 GiB at generate")
+    node = Node(8, GPUS["H100"], 0, 400 * GIB)
+    [problem] = found([node]).problems
+    assert problem.startswith("node 0: its processes hold 471 GiB")
 
 
 def test_workers_of_a_kind_are_told_as_a_range():

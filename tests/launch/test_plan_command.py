@@ -113,6 +113,18 @@ def test_a_model_that_is_not_here_needs_its_shape(tmp_path):
     assert "nobody/nothing-9b: " in text
 
 
+@pytest.mark.parametrize(("kind", "why"), [(None, "hf download"), ("abacus", "of what a `abacus` is made")])
+def test_it_is_said_of_a_reward_model_that_nothing_is_known_of_it(kind, why, tmp_path):
+    if kind:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    judge = f"reward.functions={{rm: {{function: model, path: '{tmp_path}'}}}}"
+    _, text = drawn("configs/tiny_cpu.yaml", judge, "--json", str(tmp_path / "f.json"), width=300)
+    assert json.loads((tmp_path / "f.json").read_text())["fits"] is False
+    assert f"Not counted: reward model {tmp_path}: " in text
+    assert why in text
+    assert "Whether configs/tiny_cpu.yaml fits is not known" in text
+
+
 def test_what_is_wrong_with_the_configuration_itself_comes_first():
     from rlsys.config import ConfigError
 

@@ -9,7 +9,7 @@ from test_memory import peak
 
 from rlsys import memory
 from rlsys.attention import NAME, states
-from rlsys.config import Cluster, Config, Critic, Policy, Reference, Rollout, Trainer
+from rlsys.config import Cluster, Config, Critic, Function, Policy, Reference, Reward, Rollout, Trainer
 from rlsys.devices import GIB
 from rlsys.logprobs import PackedLogprobs
 from rlsys.memory import Lengths, kept, learner, pack_tokens, processes, total
@@ -175,6 +175,23 @@ def test_roles_exist_as_the_configuration_says():
     more = replace(GPUS, reference=Reference(kl_coef=0.1), algorithm=replace(GPUS.algorithm, advantage="gae"))
     more = replace(more, critic=Critic(ranks=2))
     assert {"reference", "critic"} <= set(processes(more, SEVEN, LENGTHS, 80 * GIB))
+
+
+def test_a_reward_model_counts_where_it_is():
+    def scoring(**options: object) -> memory.Process:
+        functions = {"zigzag": Function(), "rm": Function(function="model", options={"path": "judge", **options})}
+        config = replace(GPUS, reward=Reward(functions=functions))
+        return processes(config, SEVEN, LENGTHS, 80 * GIB, {"judge": SEVEN})["reward-1-0"]
+
+    body = SEVEN.parameters - SEVEN.embedding  # without the output layer
+    assert scoring().host["generate"]["weights"] == 4 * body
+    assert scoring().device == {}
+    on_gpu = scoring(gpus=1, dtype="float16")
+    assert on_gpu.device["generate"]["weights"] == on_gpu.host["load"]["weights"] == 2 * body
+    assert "weights" not in on_gpu.host["always"]
+    few = scoring(gpus=1, batch=4).device["generate"]["activations"]
+    assert scoring(gpus=1).device["generate"]["activations"] == 4 * few
+    assert scoring(gpus=1, batch=4, max_tokens=256).device["generate"]["activations"] < few
 
 
 def test_a_checkpoint_holds_weights_and_adam_and_fp32_weights_where_they_are_others():
