@@ -49,6 +49,7 @@ class Scorer:
             raise ConfigError(f"reward model: {path} cannot be loaded: {type(error).__name__}: {said}") from error
         self.model = found.to(self.device).eval().requires_grad_(False)
         settings = self.model.config.get_text_config()
+        settings.use_cache = False  # nothing is generated: keys and values of all layers would be kept for nobody
         self.window = getattr(settings, "max_position_embeddings", 0) or 1 << 30  # not every architecture has one
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token

@@ -61,6 +61,11 @@ def test_a_chat_is_rendered_by_the_models_own_template(path: str) -> None:
     assert scorer.text("12>", "21", None) == "12>21"
 
 
+def test_keys_and_values_are_not_kept(path: str) -> None:
+    scorer = Scorer(path, "float32", on_gpu=False)
+    assert scorer.model(torch.tensor([[2, 3]])).past_key_values is None
+
+
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded"):
         Scorer(str(tmp_path), "float32", on_gpu=False)
