@@ -23,7 +23,7 @@ class Gpu:
         return (self.float32 if dtype == "float32" else self.bfloat16) * 1e12
 
 
-# A name is found as a part of what drivers call a device, its part before the dash; the first that fits.
+# After a dash, what of several sizes is sold.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -36,6 +36,7 @@ GPUS = {
         Gpu("A100-40", 39.4, 1555, 312, 19.5),
         Gpu("A800-80", 79.1, 2039, 312, 19.5),
         Gpu("L40S", 44.4, 864, 362, 91.6),
+        Gpu("L40", 44.4, 864, 181, 90.5),
         Gpu("L4", 21.9, 300, 121, 30.3),
         Gpu("A10G", 22.0, 600, 70, 35),
         Gpu("A6000", 47.4, 768, 155, 38.7),
@@ -44,38 +45,46 @@ GPUS = {
         Gpu("RTX3090", 23.5, 936, 71, 35.6),
     )
 }
-OTHER_NAMES = {"A100": "A100-80", "A800": "A800-80", "A10": "A10G", "4090": "RTX4090", "3090": "RTX3090"}
+MEANT = {"A100": "A100-80", "A10": "A10G"}  # by a user who says no more
 
 
 @dataclass(frozen=True)
 class Node:
-    """`Node(gpus=8, gpu=GPUS["H100"], cpus=0, memory=0)`; 0 CPUs or bytes: not known."""
+    """`Node(gpus=8, gpu=GPUS["H100"], cpus=64, memory=2 << 40)`"""
 
     gpus: int
     gpu: Gpu | None
-    cpus: float = 0
-    memory: int = 0  # bytes of the host
+    cpus: float | None = None  # None: not known, and taken to be enough
+    memory: int = 0  # bytes of the host; 0: not known
     name: str = ""
+    kind: str = ""  # what its GPUs are called, where that says less than `gpu`
 
 
-def named(driver: str) -> Gpu | None:
-    """The GPU that a driver calls so: "NVIDIA A100-SXM4-80GB" is the A100-80."""
-    letters = re.sub("[^A-Z0-9]", "", driver.upper())
-    if "A100" in letters and "40GB" in letters:
-        return GPUS["A100-40"]
-    return next((gpu for name, gpu in GPUS.items() if name.partition("-")[0] in letters), None)
+def called(name: str) -> list[Gpu]:
+    """Those that may be called so, the smallest first: "NVIDIA A100-SXM4-80GB" is the A100-80, "A100" the A100-40 or that."""
+    words = re.split("[^A-Z0-9]+", name.upper())
+    sizes = [int(word.rstrip("GB")) for word in words if re.fullmatch(r"\d{2,3}G?B?", word)]
+    kinds = {gpu.name: gpu.name.partition("-")[0] for gpu in GPUS.values()}
+    found = [GPUS[name] for name, kind in kinds.items() if {kind, kind.removeprefix("RTX")} & set(words)]
+    found.sort(key=lambda gpu: gpu.memory)
+    return [gpu for gpu in found if gpu.memory <= min(sizes)][-1:] if sizes else found
+
+
+def named(name: str) -> Gpu | None:
+    """The smallest that may be called so."""
+    return next(iter(called(name)), None)
 
 
 def cluster(text: str) -> list[Node]:
     """8xH100, 2x8xA100-80 (nodes x GPUs x kind), H100. Without a number of nodes, a node has at most eight."""
-    *counts, kind = (part.strip() for part in text.split("x")) if "x" in text else (text,)
-    gpu = GPUS.get(OTHER_NAMES.get(kind.upper(), kind.upper()))
-    if gpu is None:
-        raise ConfigError(f"--cluster {text}: nothing is known of a GPU `{kind}`; known: {', '.join(GPUS)}.")
+    *counts, kind = re.split(r"(?<=\d)\s*[xX×]\s*", text.strip())
     if len(counts) > 2 or not all(c.isdecimal() and int(c) for c in counts):
         raise ConfigError(
             f"--cluster {text}: it takes GPUS x KIND or NODES x GPUS x KIND, as in 8xH100 or 2x8xA100-80."
         )
+    gpu = named(MEANT.get(kind.upper(), kind))
+    if gpu is None:
+        raise ConfigError(f"--cluster {text}: nothing is known of a GPU `{kind}`; known: {', '.join(GPUS)}.")
     numbers = [int(c) for c in counts]
     if len(numbers) == 2:
         return [Node(numbers[1], gpu)] * numbers[0]

@@ -224,7 +224,7 @@ def on_cpu(wanted: Wanted, model: Model, start: Start) -> Choice:
         "rollout.kv_cache_mb": max(64, -(-SEQUENCES * longest * model.kv_bytes(4) >> 20)),
         "rollout.max_sequences": 256 if tiny else SEQUENCES,
     }
-    for workers in (2, 1) if node.cpus >= 2 else (1,):
+    for workers in (2, 1) if node.cpus != 1 else (1,):
         settings = small | {"rollout.engines": workers, "policy.ranks": workers}
         found = fit(changed(Config(), settings), model, lengths, start.mean, [node])
         if found.fits:

@@ -36,8 +36,9 @@ def nodes(f: Fit, console: Console) -> None:
 
 def title(f: Fit, n: int) -> str:
     node = f.nodes[n]
-    has = [f"{node.gpus} x {node.gpu.name} of {node.gpu.memory:g} GiB"] if node.gpu and node.gpus else []
-    has += [f"{node.cpus:g} CPUs"] if node.cpus else []
+    smallest = f" (the smallest of what is called {node.kind})" if node.kind else ""
+    has = [f"{node.gpus} x {node.gpu.name} of {node.gpu.memory:g} GiB{smallest}"] if node.gpu and node.gpus else []
+    has += [] if node.cpus is None else [f"{node.cpus:g} CPUs"]
     has += [f"{gib(node.memory)} GiB of main memory"] if node.memory else []
     return f"node {n}{f' ({node.name})' if node.name else ''}: {', '.join(has)}"
 

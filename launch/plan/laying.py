@@ -24,12 +24,12 @@ class Laid:
     missing: list[Missing] = field(default_factory=list)
 
 
-def lay(bundles: Sequence[Bundle], free: Sequence[int], cpus: Sequence[float] = ()) -> Laid:
+def lay(bundles: Sequence[Bundle], free: Sequence[int], cpus: Sequence[float | None] = ()) -> Laid:
     """On as few nodes as possible, the largest bundles first, a bundle on one node; shares of a GPU share one.
 
-    `free` are the nodes' GPUs, `cpus` their CPUs; 0: not known, and taken to be enough.
+    `free` are the nodes' GPUs, `cpus` their CPUs; None: not known, and taken to be enough.
     """
-    room, cores = list(free), [n or math.inf for n in cpus] or [math.inf] * len(free)
+    room, cores = list(free), [math.inf if n is None else n for n in cpus] or [math.inf] * len(free)
     laid = Laid([[[] for _ in range(n)] for n in free])
     shared: dict[tuple[int, int], float] = {}  # node and GPU: what is left of it
     for bundle in sorted(bundles, key=lambda b: -b.gpus):

@@ -16,7 +16,7 @@ import psutil
 
 from launch.ray_token import token_is_used, wrong_token
 from rlsys.config import ConfigError
-from rlsys.devices import Node, named
+from rlsys.devices import Node, called
 
 PATIENCE_S = 5.0
 TASK_S = 30.0  # until Ray has a process for a task, and its answer
@@ -178,11 +178,12 @@ def joined(address: str) -> None:
 
 def node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> Node:
     kinds = [name.removeprefix(KIND) for name in has if name.startswith(KIND)]
-    gpu = named(kinds[0]) if kinds else None
+    found = called(kinds[0]) if kinds else []
     gpus = int(free.get("GPU", 0))
-    if gpus and gpu is None:
+    if gpus and not found:
         raise ConfigError(
             f"node {address} has GPUs of a kind that is not known ({', '.join(kinds) or 'none is named'}); give --cluster instead."
         )
     # Ray's figure for memory is not what the node has: a part of that, for bookkeeping.
-    return Node(gpus, gpu, free.get("CPU", 0), 0, address)
+    kind = kinds[0] if len(found) > 1 else ""
+    return Node(gpus, found[0] if found else None, free.get("CPU", 0.0), 0, address, kind)

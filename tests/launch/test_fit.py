@@ -105,7 +105,7 @@ def test_a_reward_model_has_its_place_on_a_gpu_or_in_main_memory():
 
     [problem] = found(cluster("9xH100"), gpus=1).problems
     assert problem.startswith("GPU 0 of node 1 (reward-0): 305 GiB at generate")
-    node = Node(8, GPUS["H100"], 0, 400 * GIB)
+    node = Node(8, GPUS["H100"], None, 400 * GIB)
     [problem] = found([node]).problems
     assert problem.startswith("node 0: its processes hold 471 GiB")
 

@@ -40,4 +40,5 @@ def test_who_shares_a_bundle_is_on_its_own_gpus_of_it() -> None:
 def test_a_bundle_needs_a_cpu_besides() -> None:
     found = lay(RANKS, [4], [2])
     assert found.missing == [Missing("policy-2", 1, for_cpus=True)]
-    assert lay(RANKS, [4], [0]).missing == [], "not known"
+    assert len(lay(RANKS, [4], [0]).missing) == 3, "others have all of them"
+    assert lay(RANKS, [4], [None]).missing == [], "not known"

@@ -74,6 +74,17 @@ def test_a_kind_of_gpu_that_is_not_known_is_one_sentence_with_a_way_out(gcs, mon
         live.nodes_at(gcs[0])
 
 
+def test_of_gpus_of_several_sizes_the_smallest_is_taken_and_named(gcs, monkeypatch):
+    monkeypatch.setitem(WHOLE, "accelerator_type:A100", 1.0)
+    monkeypatch.delitem(WHOLE, "accelerator_type:H100")
+    found = live.nodes_at(gcs[0])[0]
+    assert (found.gpu.name, found.kind) == ("A100-40", "A100")
+    monkeypatch.setitem(WHOLE, "accelerator_type:A100-80G", WHOLE["accelerator_type:A100"])
+    monkeypatch.delitem(WHOLE, "accelerator_type:A100")
+    found = live.nodes_at(gcs[0])[0]
+    assert (found.gpu.name, found.kind) == ("A100-80", "")
+
+
 def test_something_else_that_listens_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(live, "PATIENCE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import commands
-from rlsys.devices import Node
+from rlsys.devices import GPUS, Node
 
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
 
@@ -88,6 +88,14 @@ def test_a_plan_on_this_machine_needs_no_cluster_and_no_data(tmp_path):
     assert figures["fits"] is True
     assert figures["memory"]["rollout"]["host"]["generate"]["KV cache"] == 64 << 20
     assert set(figures["seconds"]) >= {"rollout", "score", "update", "sync", "step"}
+
+
+def test_what_a_running_cluster_lacks_and_does_not_tell_is_said(monkeypatch):
+    node = Node(8, GPUS["A100-40"], 0, 0, "10.0.0.1", "A100")
+    monkeypatch.setattr("launch.plan.command.nodes_for", lambda *_: ([node], "a cluster"))
+    _, text = drawn("configs/dapo_7b_gpu.yaml", width=120)
+    assert "node 0 (10.0.0.1): 8 x A100-40 of 39.4 GiB (the smallest of what is called A100), 0 CPUs" in text
+    assert "rollout-0 + policy-0 to rollout-7 + policy-7: no node has 1 GPU and a CPU each left." in text
 
 
 def test_seconds_may_come_from_a_measurement(costs):

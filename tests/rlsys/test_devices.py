@@ -15,6 +15,11 @@ from rlsys.devices import GPUS, cluster, named
         ("NVIDIA GeForce RTX 4090", "RTX4090"),
         ("H20", "H20"),
         ("NVIDIA H200", "H200"),
+        ("A100", "A100-40"),
+        ("A100-40G", "A100-40"),
+        ("NVIDIA L40", "L40"),
+        ("GeForce-RTX-3090", "RTX3090"),
+        ("RTX-A6000", "A6000"),
     ],
 )
 def test_a_gpu_goes_by_part_of_what_its_driver_calls_it(driver, name):
@@ -22,7 +27,8 @@ def test_a_gpu_goes_by_part_of_what_its_driver_calls_it(driver, name):
 
 
 def test_a_device_that_is_not_listed_is_not_guessed():
-    assert named("Some Card") is None
+    for other in ("Some Card", "NVIDIA GH200 480GB", "NVIDIA RTX 6000 Ada Generation", "A800 40GB Active"):
+        assert named(other) is None
 
 
 def test_a_cluster_is_gpus_of_a_kind_in_nodes():
@@ -32,7 +38,24 @@ def test_a_cluster_is_gpus_of_a_kind_in_nodes():
     assert [n.gpus for n in cluster("L4")] == [1]
 
 
-@pytest.mark.parametrize("text", ["8xH1000", "0xH100", "2x2x2xH100", "eightxH100", ""])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("8xrtx4090", "RTX4090"),
+        ("8x4090", "RTX4090"),
+        ("8 x RTX 4090", "RTX4090"),
+        ("8XH100", "H100"),
+        ("8×H100-80GB", "H100"),
+        ("8xA100-80GB", "A100-80"),
+        ("8xA100-40gb", "A100-40"),
+        ("8xA100", "A100-80"),
+    ],
+)
+def test_a_kind_of_gpu_goes_by_its_usual_names(text, name):
+    assert [(n.gpus, n.gpu.name) for n in cluster(text)] == [(8, name)]
+
+
+@pytest.mark.parametrize("text", ["8xH1000", "0xH100", "2x2x2xH100", "eightxH100", "H100x8", "8xH100-40GB", ""])
 def test_what_is_no_cluster_is_refused_with_an_example(text):
     with pytest.raises(ConfigError, match="--cluster"):
         cluster(text)
