@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.local_ray import Session, address_for_commands, pages_for_prometheus, ray_session, remove_leftovers
-from launch.placement import places
+from launch.placement import choose_transport, places
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.progress import Note
@@ -221,16 +221,3 @@ def beside(run: Path, model: str) -> str:
         shutil.copytree(model, run / ".model", dirs_exist_ok=True)
         (run / ".model").rename(copy)
     return str(copy)
-
-
-def choose_transport(config: Config, nodes: int) -> str:
-    """`auto`: within a GPU, between GPUs, within a host, or between hosts."""
-    if config.sync.transport == "shared_memory" and nodes > 1:
-        raise ConfigError(
-            f"sync.transport shared_memory keeps within a host, and the cluster has {nodes} nodes. Use auto, or object_store."
-        )
-    if config.sync.transport != "auto":
-        return config.sync.transport
-    if config.cluster.device == "gpu":
-        return "cuda_ipc" if config.cluster.placement == "colocated" else "nccl"
-    return "shared_memory" if nodes == 1 else "object_store"

@@ -1,5 +1,5 @@
-"""Reserves the GPUs of a run with Ray, and says in words what is in the way where they cannot be had. On CPU workers
-are dealt out to the nodes in turn."""
+"""Reserves the GPUs of a run with Ray, and says in words what is in the way where they cannot be had. Workers
+without GPUs are dealt out to the nodes in turn; by which way weights travel depends on how many there are."""
 
 import itertools
 import time
@@ -125,6 +125,19 @@ def for_all(ray: Any) -> list[str]:
     """Ids of nodes that may have any worker; a head can be kept free of work by giving it no CPU."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return [node["NodeID"] for node in nodes if node["Resources"].get("CPU")] or [node["NodeID"] for node in nodes]
+
+
+def choose_transport(config: Config, nodes: int) -> str:
+    """`auto`: within a GPU, between GPUs, within a host, or between hosts."""
+    if config.sync.transport == "shared_memory" and nodes > 1:
+        raise ConfigError(
+            f"sync.transport shared_memory keeps within a host, and the cluster has {nodes} nodes. Use auto, or object_store."
+        )
+    if config.sync.transport != "auto":
+        return config.sync.transport
+    if config.cluster.device == "gpu":
+        return "cuda_ipc" if config.cluster.placement == "colocated" else "nccl"
+    return "shared_memory" if nodes == 1 else "object_store"
 
 
 def without_place(wanted: Iterable[Bundle], nodes: list[Node], free: bool) -> Bundle | None:

@@ -58,6 +58,7 @@ class Node:
     memory: int = 0  # bytes of the host; 0: not known
     name: str = ""
     kind: str = ""  # what its GPUs are called, where that says less than `gpu`
+    dealt: bool = True  # whether workers without GPUs come here; a node to which Ray gives no CPU is kept free of them
 
 
 def called(name: str) -> list[Gpu]:

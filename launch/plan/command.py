@@ -303,6 +303,7 @@ def figures(p: Planned) -> dict[str, Any]:
         "lengths": asdict(f.lengths),
         "cluster": {"from": p.where, "nodes": [asdict(n) for n in f.nodes]},
         "placed": f.placed.gpus,
+        "dealt": f.placed.dealt,
         "missing": [asdict(m) for m in f.placed.missing],
         "batch": {what: number for what, _, number in batch_arithmetic(f.config)},
         "memory": {

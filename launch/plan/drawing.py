@@ -6,10 +6,10 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
-from launch.plan.fit import Fit, OnGpu, gib, listed
+from launch.plan.fit import Fit, OnGpu, gib, listed, role
 from launch.printing import say
 from rlsys.devices import GIB
-from rlsys.memory import total
+from rlsys.memory import Process, total
 
 WIDTH = 19  # four boxes in 80 columns
 BAR = 13
@@ -19,19 +19,21 @@ def nodes(f: Fit, console: Console) -> None:
     """Nodes that hold the same kinds of processes are drawn once."""
     alike: list[list[int]] = []
     for n in range(len(f.nodes)):
-        if alike and kinds(f, alike[-1][0]) == kinds(f, n) and f.config.cluster.device == "gpu":
+        if alike and kinds(f, alike[-1][0]) == kinds(f, n):
             alike[-1].append(n)
         else:
             alike.append([n])
     for group in alike:
         n = group[0]
         say(console, f"{title(f, n)}{others(f, group)}")
-        console.print(Columns(list(boxes(f, n)), padding=(0, 0)))
+        console.print(Columns(boxes(f, n), padding=(0, 0)))
     if f.config.cluster.device == "gpu":
         on_cpus = [(name, p) for name, p in f.processes.items() if p.role in ("reward", "driver") and not p.device]
         counts = ", ".join(f"{p.count} {name}" for name, p in on_cpus)
         reference = "; the reference" if "reference" in f.processes and not f.config.reference.gpus else ""
         say(console, f"on CPUs of any node: {counts}{reference}", "dim")
+    elif idle := sum(not gpu for there in f.placed.gpus for gpu in there):
+        say(console, f"idle: {idle} GPUs, of which cluster.device cpu makes no use", "yellow")
 
 
 def title(f: Fit, n: int) -> str:
@@ -52,17 +54,19 @@ def others(f: Fit, group: list[int]) -> str:
 
 
 def everyone(f: Fit, n: int) -> list[str]:
-    return list(dict.fromkeys(m for gpu in f.placed.gpus[n] for m in gpu))
+    found = [m for gpu in f.placed.gpus[n] for m in gpu]
+    return list(dict.fromkeys(found + f.placed.dealt[n] * (f.config.cluster.device == "cpu")))
 
 
 def kinds(f: Fit, n: int) -> list[list[str]]:
-    return [[m.rpartition("-")[0] or m for m in gpu] for gpu in f.placed.gpus[n]]
+    processes = [f.placed.dealt[n]] * (f.config.cluster.device == "cpu")
+    return [[m.rpartition("-")[0] or m for m in there] for there in f.placed.gpus[n] + processes]
 
 
 def boxes(f: Fit, n: int) -> list[Panel]:
-    if f.config.cluster.device == "cpu":
-        return [of_process(f, name) for name in f.processes]
     of = {g.index: g for g in f.gpus if g.node == n}
+    if f.config.cluster.device == "cpu":
+        return [of_gpu(f, g) for g in of.values() if g.members] + of_processes(f, f.placed.dealt[n])
     every = [of_gpu(f, of[i]) if i in of else empty(i) for i in range(len(f.placed.gpus[n]))]
     tallest = max((len(gpu) for gpu in f.placed.gpus[n]), default=1)
     for box in every:
@@ -86,13 +90,19 @@ def part_of(member: str, g: OnGpu, f: Fit, wide: int) -> str:
     return f"{member} {own.index(g.index) + 1}/{wide}"
 
 
-def of_process(f: Fit, name: str) -> Panel:
-    p = f.processes[name]
-    count = {"policy": p.count - 1}.get(name, 1 if name.endswith("-0") else p.count)
-    _, parts = p.peak()
-    each = " each" if count > 1 else ""
-    what = Text(f"{gib(total(parts))} GiB{each}", no_wrap=True)
-    return box(f"{count} x {name}" if count > 1 else name, [what], SQUARE)
+def of_processes(f: Fit, names: list[str]) -> list[Panel]:
+    """Those that are alike in one box."""
+    alike: dict[int, tuple[Process, list[str]]] = {}
+    for name in names:
+        if p := role(f.processes, name):
+            alike.setdefault(id(p), (p, []))[1].append(name)
+    return [of_process(p, own) for p, own in alike.values()]
+
+
+def of_process(p: Process, names: list[str]) -> Panel:
+    several = len(names) > 1
+    what = Text(f"{gib(total(p.peak()[1]))} GiB{' each' * several}", no_wrap=True)
+    return box(f"{len(names)} x {p.role}" if several else names[0], [what], SQUARE)
 
 
 def empty(index: int) -> Panel:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launch.bundles import Bundle, bundles
 from launch.bundles import together as all_together
-from launch.plan.laying import Laid, Missing, lay
-from rlsys.config import Config
+from launch.placement import choose_transport
+from launch.plan.laying import Laid, Missing, deal, lay, workers
+from rlsys.config import Config, ConfigError
 from rlsys.devices import GIB, Gpu, Node
 from rlsys.memory import Disk, Lengths, Parts, Process, cache_tokens, disk, engine_parts, processes, together, total
 from rlsys.roofline import Times, estimate
@@ -75,10 +76,19 @@ def fit(
     wanted = bundles(c, training=True)
     on_gpus = [n for n in nodes if n.gpu and n.gpus]
     gpu = min((n.gpu for n in on_gpus if n.gpu), key=lambda g: g.memory, default=None)
-    every = processes(c, model, lengths, gpu.memory * GIB if gpu else 0.0, scorers)
-    placed = lay(wanted, [n.gpus for n in nodes], [n.cpus for n in nodes])
     problems: list[str] = []
     over = 0.0
+    travels = c
+    try:
+        travels = replace(c, sync=replace(c.sync, transport=choose_transport(c, len(nodes))))
+    except ConfigError as error:
+        problems.append(str(error))
+        over += 1
+    every = processes(travels, model, lengths, gpu.memory * GIB if gpu else 0.0, scorers)
+    placed = lay(wanted, [n.gpus for n in nodes], [n.cpus for n in nodes])
+    reserved = {name for bundle in wanted for name in bundle.workers}
+    placed.dealt = deal([name for name in workers(c) if name not in reserved], [n.dealt for n in nodes])
+    placed.dealt[0].append("driver")
     gpus = [
         _on_gpu(every, placed, n, i, nodes[n].gpu) for n, there in enumerate(placed.gpus) for i in range(len(there))
     ]
@@ -101,14 +111,14 @@ def fit(
         )
         over += sum(g.need - g.capacity for g in crowded)
     over += _engine_problem(c, model, lengths, gpu, problems)
-    host = [_on_host(c, every, placed, n, nodes) for n in range(len(nodes))]
+    host = [_on_host(travels, every, placed, n) for n in range(len(nodes))]
     for n, (node, need) in enumerate(zip(nodes, host, strict=True)):
         if node.memory and need > node.memory:
             problems.append(
                 f"node {n}: its processes hold {gib(need)} GiB of main memory at most, {gib(need - node.memory)} more than it has."
             )
             over += need - node.memory
-    times = estimate(c, model, lengths, gpu if c.cluster.device == "gpu" else None, new)
+    times = estimate(travels, model, lengths, gpu if c.cluster.device == "gpu" else None, new)
     return Fit(c, model, lengths, nodes, wanted, placed, every, found, host, disk(c, model), times, problems, over)
 
 
@@ -126,10 +136,18 @@ def _alike(missing: list[Missing]) -> list[list[Missing]]:
 
 def listed(names: Sequence[str]) -> list[str]:
     """["rollout-8", "rollout-9", "policy-0"] -> ["rollout-8 to 9", "policy-0"]"""
-    found: dict[str, list[str]] = {}
+    runs: list[list[str]] = []
     for name in names:
-        found.setdefault(name.rpartition("-")[0] or name, []).append(name)
-    return [n[0] if len(n) == 1 else f"{n[0]} to {n[-1].rpartition('-')[2]}" for n in found.values()]
+        if run := next((run for run in runs if _follows(name, run[-1])), None):
+            run.append(name)
+        else:
+            runs.append([name])
+    return [run[0] if len(run) == 1 else f"{run[0]} to {run[-1].rpartition('-')[2]}" for run in runs]
+
+
+def _follows(name: str, other: str) -> bool:
+    stem, _, number = other.rpartition("-")
+    return bool(stem) and name == f"{stem}-{int(number) + 1}"
 
 
 def gib(size: float) -> str:
@@ -166,24 +184,11 @@ def _engine_problem(c: Config, model: Model, lengths: Lengths, gpu: Gpu | None, 
     return c.rollout.engines * max(longest * model.kv_bytes(width) - cache, 1.0)
 
 
-def _on_host(c: Config, every: dict[str, Process], placed: Laid, node: int, nodes: Sequence[Node]) -> float:
-    """All processes at their most. On CPU all are on the first node; the weights that engines map are there once."""
-    cpu = c.cluster.device == "cpu"
-    names = _everyone(c, every) if cpu else [m for gpu in placed.gpus[node] for m in gpu]
-    found = sum(total(p.peak()[1]) for m in dict.fromkeys(names) if (p := role(every, m)))
-    if cpu:
-        mapped = every["rollout"].host["sync"].get("buckets", 0.0)
-        return found - c.rollout.engines * mapped if node == 0 else 0.0
-    judges = [p for p in every.values() if p.role == "reward" and not p.device]
-    spread = sum(p.count * total(p.peak()[1]) for p in judges) / len(nodes)
-    return found + spread + (total(every["driver"].peak()[1]) if node == 0 else 0.0)
-
-
-def _everyone(c: Config, every: dict[str, Process]) -> list[str]:
-    names = [f"rollout-{i}" for i in range(c.rollout.engines)] + [f"policy-{i}" for i in range(c.policy.ranks)]
-    names += [f"critic-{i}" for i in range(c.critic.ranks)] * ("critic" in every)
-    names += ["reference"] * ("reference" in every)
-    for name, p in every.items():
-        if p.role == "reward":
-            names += [f"reward-{i}" for i in range(p.count)] if name == "reward" else [name]
-    return [*names, "driver"]
+def _on_host(c: Config, every: dict[str, Process], placed: Laid, node: int) -> float:
+    """All processes at their most. Weights that a rank shares with the engines of its host are there once."""
+    names = dict.fromkeys([*(m for gpu in placed.gpus[node] for m in gpu), *placed.dealt[node]])
+    found = sum(total(p.peak()[1]) for m in names if (p := role(every, m)))
+    if c.sync.transport != "shared_memory":
+        return found
+    engines = sum(name.startswith("rollout") for name in names)
+    return found - engines * every["rollout"].host["sync"].get("buckets", 0.0)

@@ -1,10 +1,14 @@
-"""On which nodes and GPUs a run's bundles would come to lie, as Ray packs them. Pure arithmetic, for `plan`."""
+"""On which nodes and GPUs a run's workers would come to lie: bundles as Ray packs them, the others dealt out as `placement` does.
+Pure arithmetic, for `plan`.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launch.bundles import Bundle
+from rlsys.config import Config
+from rlsys.rewards.settings import services, worker_name
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Laid:
 
     gpus: list[list[list[str]]]
     missing: list[Missing] = field(default_factory=list)
+    dealt: list[list[str]] = field(default_factory=list)  # by node: workers without GPUs, and on the first the driver
 
 
 def lay(bundles: Sequence[Bundle], free: Sequence[int], cpus: Sequence[float | None] = ()) -> Laid:
@@ -57,3 +62,21 @@ def lay(bundles: Sequence[Bundle], free: Sequence[int], cpus: Sequence[float | N
         room[node] -= whole
         cores[node] -= 1
     return laid
+
+
+def deal(names: Sequence[str], nodes: Sequence[bool]) -> list[list[str]]:
+    """To the nodes in turn; to those that are kept free of workers where there are no others."""
+    found: list[list[str]] = [[] for _ in nodes]
+    to = [there for there, dealt in zip(found, nodes, strict=True) if dealt] or found
+    for turn, name in enumerate(names):
+        to[turn % len(to)].append(name)
+    return found
+
+
+def workers(c: Config) -> list[str]:
+    """In the order in which launch/cluster.py starts them."""
+    names = [f"policy-{i}" for i in range(c.policy.ranks)]
+    names += ["reference"] * (c.reference.kl_coef > 0)
+    names += [f"critic-{i}" for i in range(c.critic.ranks)] * (c.algorithm.advantage == "gae")
+    names += [f"rollout-{i}" for i in range(c.rollout.engines)]
+    return names + [worker_name(n, i) for n, service in enumerate(services(c)) for i in range(service.workers)]

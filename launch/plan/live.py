@@ -186,4 +186,4 @@ def node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> N
         )
     # Ray's figure for memory is not what the node has: a part of that, for bookkeeping.
     kind = kinds[0] if len(found) > 1 else ""
-    return Node(gpus, found[0] if found else None, free.get("CPU", 0.0), 0, address, kind)
+    return Node(gpus, found[0] if found else None, free.get("CPU", 0.0), 0, address, kind, bool(has.get("CPU")))

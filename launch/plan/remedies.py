@@ -114,6 +114,8 @@ def changes(f: Fit) -> Iterator[Settings]:
     c, gpus = f.config, sum(n.gpus for n in f.nodes)
     p, r = c.policy, c.rollout
     longest = f.lengths.prompt + f.lengths.new
+    if c.sync.transport == "shared_memory" and len(f.nodes) > 1:
+        yield {"sync.transport": "auto"}
     if not p.gradient_checkpointing:
         yield {"policy.gradient_checkpointing": True}
     for tokens in (p.tokens_per_pack // 2, p.tokens_per_pack // 4, longest):

@@ -7,7 +7,7 @@ from launch.plan.remedies import changed, remedies
 from rlsys.config import Config, Function
 from rlsys.config_load import load, unchecked
 from rlsys.devices import GIB, GPUS, Node, cluster
-from rlsys.memory import Lengths
+from rlsys.memory import Lengths, total
 from rlsys.shapes import usual
 
 SEVEN, LENGTHS = usual("Qwen/Qwen2.5-Math-7B"), Lengths(1024, 3072)
@@ -112,6 +112,29 @@ def test_a_reward_model_has_its_place_on_a_gpu_or_in_main_memory():
 
 def test_workers_of_a_kind_are_told_as_a_range():
     assert listed(["rollout-8", "rollout-9", "policy-0", "reference"]) == ["rollout-8 to 9", "policy-0", "reference"]
+    assert listed(["rollout-1", "rollout-5", "rollout-2"]) == ["rollout-1 to 2", "rollout-5"], "not those between"
+
+
+def test_memory_counts_on_the_node_that_a_worker_is_dealt_to():
+    nodes = [Node(0, None, 2, 16 * GIB)] * 3
+    tiny, lengths = usual("builtin:tiny"), Lengths(7, 10)
+    found = fit(load("configs/tiny_cpu.yaml"), tiny, lengths, 7, nodes)
+    assert found.placed.dealt == [
+        ["policy-0", "rollout-0", "reward-1", "driver"],
+        ["policy-1", "rollout-1"],
+        ["reference", "reward-0"],
+    ]
+    reference, reward = (total(found.processes[name].peak()[1]) for name in ("reference", "reward"))
+    assert found.host[2] == reference + reward
+
+
+def test_shared_memory_does_not_reach_over_nodes():
+    config = load("configs/tiny_cpu.yaml", ["sync.transport=shared_memory"])
+    nodes, tiny = [Node(0, None, 2, 16 * GIB)] * 2, usual("builtin:tiny")
+    found = fit(config, tiny, Lengths(7, 10), 7, nodes)
+    assert found.problems[0].startswith("sync.transport shared_memory keeps within a host")
+    [remedy] = remedies(found, lambda c: fit(c, tiny, Lengths(7, 10), 7, nodes))
+    assert remedy.words == "sync.transport=auto"
 
 
 def test_every_process_is_drawn_once():

@@ -3,7 +3,7 @@
 import math
 
 from launch.bundles import Bundle
-from launch.plan.laying import Missing, lay
+from launch.plan.laying import Missing, deal, lay
 
 
 def bundle(gpus: float, name: str) -> Bundle:
@@ -42,3 +42,8 @@ def test_a_bundle_needs_a_cpu_besides() -> None:
     assert found.missing == [Missing("policy-2", 1, for_cpus=True)]
     assert len(lay(RANKS, [4], [0]).missing) == 3, "others have all of them"
     assert lay(RANKS, [4], [None]).missing == [], "not known"
+
+
+def test_workers_without_gpus_are_dealt_out_in_turn_to_nodes_that_are_not_kept_free_of_them() -> None:
+    assert deal(["a", "b", "c"], [False, True, True]) == [[], ["a", "c"], ["b"]]
+    assert deal(["a", "b", "c"], [False, False]) == [["a", "c"], ["b"]]

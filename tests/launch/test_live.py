@@ -85,6 +85,11 @@ def test_of_gpus_of_several_sizes_the_smallest_is_taken_and_named(gcs, monkeypat
     assert (found.gpu.name, found.kind) == ("A100-80", "")
 
 
+def test_a_node_that_has_no_cpus_is_kept_free_of_workers():
+    found = [live.node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
+    assert [(n.cpus, n.dealt) for n in found] == [(0, False), (0, True)], "of the second others have them"
+
+
 def test_something_else_that_listens_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(live, "PATIENCE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:

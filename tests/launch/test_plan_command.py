@@ -98,6 +98,14 @@ def test_what_a_running_cluster_lacks_and_does_not_tell_is_said(monkeypatch):
     assert "rollout-0 + policy-0 to rollout-7 + policy-7: no node has 1 GPU and a CPU each left." in text
 
 
+def test_a_plan_for_cpus_draws_every_process_on_its_node_and_says_which_gpus_are_idle():
+    _, text = drawn("configs/tiny_cpu.yaml", "--cluster", "2x8xH100", width=120)
+    first, _, second = text.partition("node 1: ")
+    for name in ("policy-0", "reference", "rollout-1", "reward-1", "driver"):
+        assert (f"┌─ {name} ─" in first, f"┌─ {name} ─" in second) == (True, False)
+    assert "idle: 16 GPUs, of which cluster.device cpu makes no use" in second
+
+
 def test_seconds_may_come_from_a_measurement(costs):
     _, text = drawn("configs/tiny_cpu.yaml", "--measured", costs, "--ragged", "5,10")
     assert "Seconds of a step, as work has cost in the run that was measured" in text

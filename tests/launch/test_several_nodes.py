@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launch.cluster import Cluster, beside, choose_transport
+from launch.cluster import Cluster, beside
+from launch.placement import choose_transport
 from launch.train import refuse_folder_of_a_job
 from rlsys.config import Config, ConfigError
 from rlsys.config_load import unchecked
