@@ -194,7 +194,7 @@ def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, fi
     all_tokens, all_scored = pack_tokens(c, lengths, samples, ranks)
     imports = (before_model(c, role) + ZERO[c.policy.zero_stage]) * MIB
     fixed: Parts = {"fixed": imports if cpu else CUDA + NCCL * (ranks > 1)}
-    off, off_weights = c.policy.offload_optimizer, c.policy.offload_params
+    off, off_weights = c.policy.offload_optimizer and not cpu, c.policy.offload_params and not cpu
     held = together({"weights": 0 if off_weights else z.weights, "optimizer": 0 if off else z.state}, fixed)
     grads: Parts = {"gradients": 0 if off else z.gradients}  # offloaded, they pass by in the buffer
     buffer: Parts = {"buckets": z.buffer}

@@ -110,7 +110,7 @@ def fit(
             f"{gib(worst.need - worst.capacity)} too much."
         )
         over += sum(g.need - g.capacity for g in crowded)
-    over += _engine_problem(c, model, lengths, gpu, problems)
+    over += _engine_problem(c, model, lengths, gpu if c.cluster.device == "gpu" else None, problems)
     host = [_on_host(travels, every, placed, n) for n in range(len(nodes))]
     for n, (node, need) in enumerate(zip(nodes, host, strict=True)):
         if node.memory and need > node.memory:

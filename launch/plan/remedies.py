@@ -1,13 +1,15 @@
 """What could be changed of a configuration that does not fit: real variants of it, tried by the same arithmetic and by `check`."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launch.plan.fit import Fit
+from launch.plan.fit import TIGHT, Fit
 from rlsys.config import Config, ConfigError, Data, Eval
 from rlsys.config_check import check
+from rlsys.memory import MIB, cache_tokens
 
 DEPTH = 4  # changes together
 BEAM = 10  # of the variants that are still too large, those that go on
@@ -55,15 +57,25 @@ def remedies(found: Fit, try_it: Callable[[Config], Fit], count: int = 3) -> lis
                     continue
                 seen.add(key)
                 if remedy := _tried(found, settings, base, try_it):
-                    (fitting if remedy.fit.fits else tried).append(remedy)
+                    if remedy.fit.fits:
+                        fitting.append(simplest(found, remedy, base, try_it))
+                    else:
+                        tried.append(remedy)
         better = [r for r in tried if r.fit.over < found.over]
-        front = sorted(better, key=lambda r: (r.fit.over, r.slower))[:BEAM]
-        nearest = sorted([*nearest, *front], key=lambda r: (r.fit.over, r.slower))
-        if len(_different(fitting)) >= count or not front:
+        front = sorted(better, key=_far)[:BEAM]
+        nearest += front
+        fitting = _needed(fitting)
+        if len({frozenset(r.settings) for r in fitting}) >= count or not front:
             break
-    fitting = [simplest(found, r, base, try_it) for r in fitting]
-    fitting.sort(key=lambda r: (round(r.slower, 3), len(r.settings)))
-    return _different(fitting)[:count] or _different(nearest)[:count]
+    return _several(fitting, count, _dear) or _several(nearest, count, _far)
+
+
+def _dear(remedy: Remedy) -> tuple[float, float]:
+    return round(remedy.slower, 3), len(remedy.settings)
+
+
+def _far(remedy: Remedy) -> tuple[float, float]:
+    return remedy.fit.over, remedy.slower
 
 
 def simplest(found: Fit, remedy: Remedy, base: set[str], try_it: Callable[[Config], Fit]) -> Remedy:
@@ -75,12 +87,23 @@ def simplest(found: Fit, remedy: Remedy, base: set[str], try_it: Callable[[Confi
     return remedy
 
 
-def _different(some: list[Remedy]) -> list[Remedy]:
-    """The first of those that change the same options."""
-    kept: dict[frozenset[str], Remedy] = {}
+def _needed(fitting: list[Remedy]) -> list[Remedy]:
+    """Without those to which another is preferred, which changes fewer of the same options and is no slower."""
+    return [
+        r for r in fitting if not any(o.settings.keys() < r.settings.keys() and _dear(o) < _dear(r) for o in fitting)
+    ]
+
+
+def _several(some: list[Remedy], count: int, key: Callable[[Remedy], tuple[float, float]]) -> list[Remedy]:
+    """The first of each that change the same options; where those are too few, others of them that take another time."""
+    some = sorted(some, key=key)
+    first: dict[frozenset[str], Remedy] = {}
     for remedy in some:
-        kept.setdefault(frozenset(remedy.settings), remedy)
-    return list(kept.values())
+        first.setdefault(frozenset(remedy.settings), remedy)
+    kept: dict[tuple[frozenset[str], float], Remedy] = {}
+    for remedy in [*first.values(), *some]:
+        kept.setdefault((frozenset(remedy.settings), round(remedy.slower, 3)), remedy)
+    return sorted(list(kept.values())[:count], key=key)
 
 
 def _new(config: Config, settings: Settings) -> Settings:
@@ -126,11 +149,11 @@ def changes(f: Fit) -> Iterator[Settings]:
             yield {"policy.logprob_chunk": chunk}
     for stage in range(p.zero_stage + 1, 4):
         yield {"policy.zero_stage": stage}
-    if p.zero_stage and not p.offload_optimizer:
-        yield {"policy.offload_optimizer": True}
-    if p.zero_stage == 3 and not p.offload_params:
-        yield {"policy.offload_params": True}
     if c.cluster.device == "gpu":
+        if p.zero_stage and not p.offload_optimizer:
+            yield {"policy.offload_optimizer": True}
+        if p.zero_stage == 3 and not p.offload_params:
+            yield {"policy.offload_params": True}
         if p.dtype == "float32":
             yield {"policy.dtype": "bfloat16"}
         if r.dtype == "float32":
@@ -141,10 +164,23 @@ def changes(f: Fit) -> Iterator[Settings]:
             yield {"rollout.engines": engines}
         for ranks in {p.ranks // 2, 1} - {0, p.ranks}:
             yield {"policy.ranks": ranks}
-        if f.lengths.prompt + f.lengths.new > 0:
-            yield {"rollout.kv_cache_mb": r.kv_cache_mb * 2}
+        if (cache := _cache(f)) != r.kv_cache_mb:
+            yield {"rollout.kv_cache_mb": cache}
     if r.max_sequences > 64:
         yield {"rollout.max_sequences": r.max_sequences // 2}
+
+
+def _cache(f: Fit) -> int:
+    """MiB of an engine's cache on CPU: the most that main memory has room for, and enough for one full sequence."""
+    c, r = f.config, f.config.rollout
+    enough = math.ceil(r.kv_cache_mb * (f.lengths.prompt + f.lengths.new) / cache_tokens(c, f.model, 0.0))
+    most = r.kv_cache_mb
+    for node, need, names in zip(f.nodes, f.host, f.placed.dealt, strict=True):
+        engines = sum(name.startswith("rollout") for name in names)
+        if node.memory and engines:
+            left = (1 - TIGHT) * node.memory - need
+            most = min(most, int(r.kv_cache_mb + left // (engines * r.tensor_parallel * MIB)))
+    return max(enough, most)
 
 
 def _on_gpus(f: Fit, gpus: int) -> Iterator[Settings]:

@@ -137,6 +137,12 @@ def test_offloading_moves_bytes_to_main_memory():
     assert moved.host["step"]["optimizer"] >= gone
 
 
+def test_on_cpu_there_is_nowhere_to_offload_to():
+    host = replace(GPUS, cluster=Cluster(device="cpu"))
+    off = replace(host, policy=replace(host.policy, offload_optimizer=True))
+    assert rank(off).host == rank(host).host
+
+
 def test_shorter_packs_chunks_and_checkpointing_lower_the_update():
     def update(**more: object) -> float:
         return total(rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["update"])
