@@ -12,6 +12,7 @@ from launch.local_ray import Session, address_for_commands, pages_for_prometheus
 from launch.placement import choose_transport, places
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
+from rlsys.config_check import check_heads
 from rlsys.progress import Note
 from workers.critic import CriticGroup, CriticRank
 from workers.nursery import ENGINES, MODELS, executable
@@ -166,12 +167,15 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     path = model or find_model(config, watch.note)
     if config.model.path == "builtin:tiny" and not model and len(nodes) > 1:
         path = beside(watch.logs.parent, path)
+    window = load_window(path, config)
+    if problems := check_heads(config, path):
+        raise ConfigError(problems)
     return Cluster(
         config,
         watch.note,
         model=path,
         tokenizer=load_tokenizer(path, config),
-        window=load_window(path, config),
+        window=window,
         transport=choose_transport(config, len(nodes)),
         address=address_for_commands(ray),
         metrics=pages_for_prometheus(ray),

@@ -1,5 +1,6 @@
 """What does not fit together in a configuration, each problem a sentence with the numbers and a way out."""
 
+import contextlib
 import difflib
 import json
 import math
@@ -15,9 +16,11 @@ from rlsys.config import (
     TRANSPORTS,
     Algorithm,
     Config,
+    ConfigError,
 )
 from rlsys.config_check_sets import check_data_sets, check_rewards
 from rlsys.rewards.check import of_user_function
+from rlsys.shapes import here, unsplit
 from rlsys.tracking.known import problems as problems_of_trackers
 
 
@@ -285,7 +288,7 @@ def check(config: Config) -> list[str]:
                 between <= 0,
                 f"pipeline.max_lag {c.pipeline.max_lag} generates while training; colocated GPUs do one at a time. Use placement separate.",
             )
-    return problems + _check_paths(c)
+    return problems + _check_paths(c) + check_heads(c, c.model.path)
 
 
 def _hint(key: str, value: str, names: tuple[str, ...]) -> str:
@@ -401,6 +404,15 @@ def _check_config_file(c: Config, config_file: Path) -> list[str]:
     except KeyError:
         return []
     return _check_window(c, window)
+
+
+def check_heads(c: Config, model: str) -> list[str]:
+    """As far as the model's shape is known here: of a hub name that is new to this machine, when its config.json has come."""
+    if c.rollout.tensor_parallel > 1:
+        with contextlib.suppress(ConfigError):
+            if (found := here(model)) and (problem := unsplit(found[0], c.rollout.tensor_parallel)):
+                return [problem]
+    return []
 
 
 def _check_window(c: Config, window: int) -> list[str]:

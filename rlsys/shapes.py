@@ -95,10 +95,26 @@ class Model:
         """Of a token, all layers."""
         return 2 * self.layers * self.keys * width
 
+    def splits(self, wide: int) -> bool:
+        """Whether vLLM can deal it out to so many: heads of keys are repeated where there are too few of them."""
+        keys = self.kv_heads % wide == 0 or wide % self.kv_heads == 0
+        return keys and self.heads % wide == 0 and self.inner % wide == 0
+
     @property
     def work(self) -> flops.Shape:
         inner = self.inner * self.active_experts + self.shared_inner if self.experts else self.inner
         return flops.Shape(self.layers, self.hidden, self.heads, self.kv_heads, self.head, inner, self.vocabulary)
+
+
+def unsplit(model: Model, wide: int) -> str:
+    """What is in the way of `rollout.tensor_parallel`, or nothing."""
+    if model.splits(wide):
+        return ""
+    good = [str(n) for n in range(1, min(model.heads, 64) + 1) if model.splits(n)]
+    return (
+        f"rollout.tensor_parallel ({wide}) does not divide {model.name}: {model.heads} attention heads, {model.kv_heads} of keys and "
+        f"values, an MLP of {model.inner:,}. It may be {', '.join(good)}."
+    )
 
 
 def read(name: str, settings: dict[str, Any]) -> Model:

@@ -12,7 +12,7 @@ from rlsys.config import Config, ConfigError
 from rlsys.devices import GIB, Gpu, Node
 from rlsys.memory import Disk, Lengths, Parts, Process, cache_tokens, disk, engine_parts, processes, together, total
 from rlsys.roofline import Times, estimate
-from rlsys.shapes import Model
+from rlsys.shapes import Model, unsplit
 
 TIGHT = 0.05  # of a device that should be free: what is not counted, and memory in pieces, takes some
 
@@ -83,6 +83,9 @@ def fit(
         travels = replace(c, sync=replace(c.sync, transport=choose_transport(c, len(nodes))))
     except ConfigError as error:
         problems.append(str(error))
+        over += 1
+    if problem := unsplit(model, c.rollout.tensor_parallel):
+        problems.append(problem)
         over += 1
     every = processes(travels, model, lengths, gpu.memory * GIB if gpu else 0.0, scorers)
     placed = lay(wanted, [n.gpus for n in nodes], [n.cpus for n in nodes])

@@ -187,21 +187,22 @@ def _on_gpus(f: Fit, gpus: int) -> Iterator[Settings]:
     c = f.config
     p, r = c.policy, c.rollout
     colocated = c.cluster.placement == "colocated"
+    wider = [wide for wide in (2, 4, 8) if wide > r.tensor_parallel and f.model.splits(wide)]
     for share in (0.9, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2):
         if share != r.gpu_memory and (colocated or share > r.gpu_memory):
             yield {"rollout.gpu_memory": share}
     if colocated:
         if p.ranks < gpus and gpus % r.tensor_parallel == 0:
             yield {"rollout.engines": gpus // r.tensor_parallel, "policy.ranks": gpus}
-        for wide in (2, 4, 8):
-            if wide > r.tensor_parallel and p.ranks % wide == 0:
+        for wide in wider:
+            if p.ranks % wide == 0:
                 yield {"rollout.tensor_parallel": wide, "rollout.engines": p.ranks // wide}
         if c.algorithm.advantage != "gae" and gpus >= 2:
             yield {"cluster.placement": "separate", "rollout.engines": gpus // 2, "policy.ranks": gpus - gpus // 2}
         return
-    for wide in (2, 4, 8):
+    for wide in wider:
         engines = max(1, r.engines * r.tensor_parallel // wide)
-        if wide > r.tensor_parallel and engines * wide + p.ranks <= gpus:
+        if engines * wide + p.ranks <= gpus:
             yield {"rollout.tensor_parallel": wide, "rollout.engines": engines}
     for engines in {r.engines // 2, r.engines // 4, 1} - {0, r.engines}:
         ranks = gpus - engines * r.tensor_parallel

@@ -67,6 +67,13 @@ def test_no_change_is_proposed_that_is_not_needed():
             assert not on("8xA100-40", **fewer).fits
 
 
+def test_an_engine_that_its_gpus_cannot_share_does_not_fit_and_is_not_proposed():
+    found = on("8xH100", rollout__tensor_parallel=8, rollout__engines=1)
+    assert found.problems[0].endswith("28 attention heads, 4 of keys and values, an MLP of 18,944. It may be 1, 2, 4.")
+    few = helped(on("8xA100-40"))
+    assert {r.settings.get("rollout.tensor_parallel", 1) for r in few} <= {1, 2, 4}
+
+
 def test_gpus_that_are_missing_are_named_together():
     found = on("4xH100")
     assert (

@@ -253,6 +253,29 @@ def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refuse
     assert read("", model("{}")).model.path
 
 
+@pytest.mark.parametrize(
+    ("path", "wide", "good"),
+    [
+        ("builtin:tiny", 3, "1, 2, 4"),
+        ("Qwen/Qwen2.5-7B", 7, "1, 2, 4"),
+        ("Qwen/Qwen2.5-0.5B", 4, "1, 2"),
+        ("meta-llama/Llama-3.1-8B", 3, "1, 2, 4, 8, 16, 32"),
+    ],
+)
+def test_tensor_parallelism_that_does_not_divide_the_models_heads_is_refused_with_what_does(refused, path, wide, good):
+    [found] = refused("", f"model.path={path}", f"rollout.tensor_parallel={wide}")
+    assert found.startswith(f"rollout.tensor_parallel ({wide}) does not divide {path}: ")
+    assert found.endswith(f" It may be {good}.")
+
+
+def test_the_heads_of_a_model_are_read_where_it_is(read, refused, model):
+    shape = {"model_type": "llama", "hidden_size": 96, "num_hidden_layers": 1, "num_attention_heads": 6}
+    shape |= {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 8}
+    [found] = refused("", model(json.dumps(shape)), "rollout.tensor_parallel=3")
+    assert found.endswith("6 attention heads, 2 of keys and values, an MLP of 96. It may be 1, 2, 6.")
+    assert read("", model(json.dumps(shape | {"model_type": "abacus"})), "rollout.tensor_parallel=3").model.path
+
+
 @pytest.mark.parametrize("text", ["{", "[]", ""])
 def test_a_damaged_model_directory_is_refused(refused, model, text):
     [found] = refused("", model(text))
