@@ -1,11 +1,13 @@
 """What each process of a run did, and when: a line per span of work, in a file of the process beside its log.
 
 logs/policy-0.spans     {"span": "update", "at": 1732222222.125, "s": 0.5, "packs": 3, "tokens": 4096}
-logs/rollout-0.spans    {"span": "generate", "at": …, "s": …, "samples": [["zigzag:17#0", 3, 0.41, 7], …]}
+logs/rollout-0.spans    {"span": "generate", "at": …, "s": …, "asked": [["zigzag:17#0", 3, 0], …],
+                         "samples": [["zigzag:17#0", 3, 0.41, 7], …]}
 
 `at` is seconds since 1970 by the clock of the process's host: spans of several hosts lie as far apart as their clocks do, which
-time synchronisation keeps within milliseconds. `s` is how long it took. A sample has its uid and index, when it was finished, in
-seconds of its span, and its tokens; what it waited for its turn in the engine is part of it.
+time synchronisation keeps within milliseconds. `s` is how long it took. What an engine is asked for has its uid and index, and the
+tokens that are there already, in the order of turns; a sample has its uid and index, when it was finished, in seconds of its span,
+and its tokens. What it waited for its turn in the engine is part of it.
 
 A process begins its file once (`begin`); from then on methods that are `recorded`, and blocks in `span`, leave their lines in it.
 Nothing is read back by the run itself, and nothing here can fail it. `trace` reads it.
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from rlsys.types import Pack
+from rlsys.types import Pack, Request
 
 LARGEST = 16 << 20  # bytes of a file; the one before it is kept too, as rollout-0.spans.before
 Facts = dict[str, Any]
@@ -128,6 +130,11 @@ def recorded(facts: Callable[..., Facts] | None = None, *, name: str = "") -> Ca
 
 def of_step(trainer: Any, step: int) -> Facts:
     return {"step": step}
+
+
+def of_requests(engine: Any, requests: list[Request]) -> Facts:
+    """What an engine is asked for."""
+    return {"asked": [[r.uid, r.index, len(r.begun.tokens) if r.begun else 0] for r in requests]}
 
 
 def of_packs(worker: Any, packs: Iterable[Pack], *others: Any) -> Facts:

@@ -131,8 +131,6 @@ def label(kind: str, name: str, process: int, lane: int) -> dict[str, Any]:
 
 
 def complete(s: Span, zero: float, process: int, lane: int) -> dict[str, Any]:
-    facts = {k: v for k, v in s.facts.items() if k != "samples"}
-    if "samples" in s.facts:
-        facts["samples"] = len(s.facts["samples"])
+    facts = {k: len(v) if k in ("asked", "samples") else v for k, v in s.facts.items()}
     times = {"ts": round((s.at - zero) * 1e6, 1), "dur": round(s.seconds * 1e6, 1)}
     return {"ph": "X", "name": s.name, "pid": process, "tid": lane, **times, "args": facts}

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from rlsys.config import Config
 from rlsys.failures import WorkerFailed, WorkerLost, WrongWeights
-from rlsys.timeline import recorded
+from rlsys.timeline import of_requests, recorded
 from rlsys.types import Request, Sample, continued
 from workers import places
 from workers.crew import TRIES, Crew
@@ -73,7 +73,7 @@ class RolloutWorker:
                 "again, after an engine was lost, may differ from the first in the last bit of its log-probs."
             )
 
-    @recorded()
+    @recorded(of_requests)
     async def generate(self, requests: list[Request]) -> AsyncIterator[list[Sample]]:
         """Samples as they finish: a stream of object references on the driver's side."""
         by_id = {name_of(r): r for r in requests}

@@ -5,8 +5,13 @@ and of tokens in them. The coefficients are those with which this comes closest 
 """
 
 import dataclasses
+import heapq
+import itertools
 import json
-from collections import defaultdict
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -14,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch.plan.simulate import Costs
+from rlsys import config_load
 from rlsys.config import ConfigError
 from rlsys.run_directory import read_lines
 from rlsys.trace import Span, spans
@@ -26,7 +32,8 @@ def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
     """From a JSON file, `costs` of what `rlsys bench --json` writes or such a mapping itself, or from a run directory."""
     if source.is_dir():
         lines = [line for line in read_lines(source / "metrics.jsonl") if "time/step" in line]
-        return measured(spans(source), lines, prompt_tokens)
+        at_once = config_load.unchecked(source / "config.yaml").rollout.max_sequences
+        return measured(spans(source), lines, at_once, prompt_tokens)
     try:
         found = json.loads(source.read_text())
         return Costs(**found.get("costs", found))
@@ -38,8 +45,8 @@ def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
         ) from None
 
 
-def measured(found: list[Span], lines: list[Metrics], prompt_tokens: int) -> Costs:
-    """`lines` are those of the steps that count; of spans, those between the first and the last of them."""
+def measured(found: list[Span], lines: list[Metrics], at_once: int, prompt_tokens: int) -> Costs:
+    """Of engines that decode so many sequences `at_once`. `lines` are those of the steps that count; of spans, those between the first and the last of them."""
     steps = {s.facts["step"]: s for s in found if (s.worker, s.name) == ("driver", "step")}
     counted = [steps[int(line["step"])] for line in lines if line["step"] in steps]
     if not counted:
@@ -49,7 +56,7 @@ def measured(found: list[Span], lines: list[Metrics], prompt_tokens: int) -> Cos
     of: defaultdict[str, list[Span]] = defaultdict(list)
     for s in inside:
         of[s.name].append(s)
-    decoding = engine([s for s in of["generate"] if s.facts.get("samples")], prompt_tokens)
+    decoding = engine([s for s in of["generate"] if s.facts.get("samples")], at_once, prompt_tokens)
     updates, scores = rank(of["update"]), rank([s for s in of["score"] if s.worker != "driver"])
     other = fmean(line["time/step"] - sum(line[f"time/{name}"] for name in PHASES) for line in lines)
     return Costs(
@@ -64,22 +71,84 @@ def measured(found: list[Span], lines: list[Metrics], prompt_tokens: int) -> Cos
     )
 
 
-def engine(generated: list[Span], prompt_tokens: int) -> tuple[float, float, float]:
-    """Seconds of a step, of a sequence in it, and of a prompt's token.
+@dataclass
+class Drawn:
+    """A sample as its engine drew it."""
 
-    What counts is when the longest samples were finished: others may have waited for their stream.
+    uid: str
+    tokens: int  # that the engine drew
+    begun: int  # tokens that were there before
+    at: float  # seconds since 1970, when it was finished
+    first: float = 0.0  # steps of the engine before its own, since it had nothing to do
+
+
+def engine(generated: list[Span], at_once: int, prompt_tokens: int) -> tuple[float, float, float]:
+    """Seconds of a step, of a sequence in it, and of a prompt's token, from all streams of engines that decode so many `at_once`.
+
+    What counts is when the last samples were finished that end by a step: others may have waited for their stream.
     """
     rows, seconds = [], []
-    for s in generated:
-        lengths = np.array([tokens for _, _, _, tokens in s.facts["samples"]])
-        prompts = len({uid for uid, _, _, _ in s.facts["samples"]})
-        for part in (0.5, 0.75, 1.0):
-            steps = np.quantile(lengths, part, method="higher")
-            at = max(when for _, _, when, tokens in s.facts["samples"] if tokens <= steps)
-            rows.append([steps, np.minimum(lengths, steps).sum(), prompts * prompt_tokens])
-            seconds.append(at)
+    for worker in sorted({s.worker for s in generated}):
+        for began, drawn in stretches([s for s in generated if s.worker == worker], at_once):
+            drawn.sort(key=lambda d: d.first)
+            first, tokens, begun, at = np.array([(d.first, d.tokens, d.begun, d.at - began) for d in drawn]).T
+            last, read = first + tokens, begun > 0
+            read[np.unique([d.uid for d in drawn], return_index=True)[1]] = True  # a prompt, once for its group
+            parts = 4 * -(-len(drawn) // at_once)
+            for step in np.quantile(last, np.arange(2, parts + 1) / parts, method="higher"):
+                decoded = np.minimum(last, step) - np.minimum(first, step)
+                rows.append([step, decoded.sum(), ((prompt_tokens + begun) * read)[first < step].sum()])
+                seconds.append(at[last <= step].max())
     step_s, sequence_s, prompt_s = never_negative(np.array(rows, dtype=float), np.array(seconds))
     return step_s, sequence_s, prompt_s
+
+
+def stretches(streams: list[Span], at_once: int) -> Iterator[tuple[float, list[Drawn]]]:
+    """What one engine drew from when on, cut where it had nothing to do.
+
+    First come, first decoded: a sample begins in the step in which another one leaves it a place, or where there is one, in the
+    step of that moment, which lies between those of two that left.
+    """
+    waiting, running = (
+        deque[Drawn](),
+        list[tuple[float, float, int, Drawn]](),
+    )  # running: by when it is finished, its last step
+    order = itertools.count()
+
+    def admit(step: float) -> None:
+        while waiting and len(running) < at_once:
+            one = waiting.popleft()
+            one.first = step
+            heapq.heappush(running, (one.at, step + one.tokens, next(order), one))
+
+    found, began, now, step = list[Drawn](), 0.0, 0.0, 0.0
+    arrivals = sorted(((s.at, asked(s)) for s in streams), key=lambda arrival: arrival[0])
+    for at, some in [*arrivals, (math.inf, [])]:
+        while running and running[0][0] <= at:
+            now, step, _, one = heapq.heappop(running)
+            found.append(one)
+            admit(step)
+        if running:
+            due, then, *_ = running[0]
+            step += max(then - step, 0.0) * (at - now) / (due - now)
+        else:
+            if found:
+                yield began, found
+            found, began, step = [], at, 0.0
+        now = at
+        waiting.extend(some)
+        admit(step)
+
+
+def asked(stream: Span) -> list[Drawn]:
+    """Its samples in the order of their turns, which earlier versions did not record; what never came is left out."""
+    ends = {(uid, index): (stream.at + when, tokens) for uid, index, when, tokens in stream.facts["samples"]}
+    found = []
+    for uid, index, begun in stream.facts.get("asked") or [(*key, 0) for key in ends]:
+        if (uid, index) in ends:
+            at, tokens = ends[uid, index]
+            found.append(Drawn(uid, tokens - begun, begun, at))
+    return found
 
 
 def rank(worked: list[Span]) -> tuple[float, float, float]:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+from typing import ClassVar
 
 import pytest
 
-from launch.plan import costs
-from launch.plan.simulate import Costs, Loop
+from launch.plan import costs, simulate
+from launch.plan.simulate import Costs, Engine, Loop
 from launch.synthetic import Lengths
 from rlsys import config_load
 from rlsys.config import ConfigError
@@ -83,7 +84,7 @@ def spans_of(known: Costs) -> list[Span]:
                 worked = sum(min(m, n) for m in lengths)
                 at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
                 samples.append([f"p{i % prompts}", i, at, n])
-            found.append(Span("rollout-0", "generate", number, samples[-1][2], {"samples": samples}))
+            found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], {"samples": samples}))
     for packs, tokens in ((1, 100), (2, 300), (4, 350)):
         seconds = known.optimizer_s + packs * known.pack_s + tokens * known.update_s
         found.append(Span("policy-0", "update", 1.0, seconds, {"packs": packs, "tokens": tokens}))
@@ -111,8 +112,57 @@ def test_costs_are_found_again_in_what_was_measured():
         "time/score": 0.5,
         "time/update": 0.5,
     }
-    found = costs.measured(spans_of(known), [line | {"time/sync": 0.5}], prompt_tokens=5)
+    found = costs.measured(spans_of(known), [line | {"time/sync": 0.5}], at_once=4, prompt_tokens=5)
     assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(known))
+
+
+class RecordedEngine(Engine):
+    """With a span for each stream, as a worker's."""
+
+    every: ClassVar[list["RecordedEngine"]] = []
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.streams, self.stream_of = [], {}
+        self.every.append(self)
+        self.name = f"rollout-{len(self.every)}"
+
+    def add(self, requests, now):
+        asked = [[r.uid, r.index, 0] for r in requests]
+        self.streams.append(Span(self.name, "generate", now, 0.0, {"asked": asked, "samples": []}))
+        self.stream_of |= {(r.uid, r.index): self.streams[-1] for r in requests}
+        super().add(requests, now)
+
+    def finish(self, now):
+        done = super().finish(now)
+        for r, _ in done:
+            stream = self.stream_of[r.uid, r.index]
+            stream.facts["samples"].append([r.uid, r.index, now - stream.at, r.max_new_tokens])
+        return done
+
+
+@pytest.mark.parametrize(("engines", "slots"), [(1, 128), (1, 64), (1, 32), (2, 32), (4, 8)])
+def test_costs_of_engines_are_found_again_however_many_samples_wait_for_their_turn(monkeypatch, engines, slots):
+    known = {"step_s": 0.02, "sequence_s": 0.001, "prompt_s": 0.0005}
+    options = [f"rollout.engines={engines}", f"rollout.max_sequences={slots}", "trainer.prompts_per_step=16"]
+    options += ["trainer.samples_per_prompt=8"]
+    real = {"mean": 60, "longest": 128}
+    monkeypatch.setattr(simulate, "Engine", RecordedEngine)
+    monkeypatch.setattr(RecordedEngine, "every", [])
+    seconds = report(*options, **real, **known).seconds
+    spans = [s for engine in RecordedEngine.every for s in engine.streams]
+    fitted = dict(zip(known, costs.engine(spans, slots, 5), strict=True))
+    assert report(*options, **real, **fitted).seconds == pytest.approx(seconds, rel=0.02)
+    assert fitted == pytest.approx(known, rel=0.1)
+
+
+def test_tokens_that_were_there_before_are_read_and_not_drawn():
+    def going_on(engine: int, begun: int, drawn: int) -> Span:
+        facts = {"asked": [["p", 0, begun]], "samples": [["p", 0, 2.0 * drawn + 0.1 * (5 + begun), begun + drawn]]}
+        return Span(f"rollout-{engine}", "generate", 7.0, 100.0, facts)
+
+    step_s, sequence_s, prompt_s = costs.engine([going_on(0, 20, 10), going_on(1, 3, 40)], 4, 5)
+    assert (step_s + sequence_s, prompt_s) == pytest.approx((2.0, 0.1))
 
 
 def test_costs_come_from_a_file_or_are_refused_with_a_way_out(tmp_path):

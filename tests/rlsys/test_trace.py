@@ -22,7 +22,13 @@ RUN = {
         {"span": "sync", "at": 102.0, "s": 1.0},
     ],
     "rollout_0": [
-        {"span": "generate", "at": 100.1, "s": 1.5, "samples": [["a", 0, 0.5, 3], ["a", 1, 1.5, 9]]},
+        {
+            "span": "generate",
+            "at": 100.1,
+            "s": 1.5,
+            "asked": [["a", 0, 0], ["a", 1, 0]],
+            "samples": [["a", 0, 0.5, 3], ["a", 1, 1.5, 9]],
+        },
         {"span": "take", "at": 102.5, "s": 0.25, "version": 1},
     ],
     "reward_0": [
@@ -56,6 +62,7 @@ def test_each_sample_has_a_lane_below_its_engine(tmp_path):
     assert {lanes[e["pid"], e["tid"]] for e in samples.values()} == {"sample 0", "sample 1"}
     assert samples["a/0"]["dur"] == 0.5e6
     assert samples["a/1"]["args"] == {"tokens": 9}
+    assert next(e for e in drawn if e["name"] == "generate")["args"] == {"asked": 2, "samples": 2}
 
 
 def test_what_overlaps_is_in_lanes_of_its_own_and_what_is_part_of_another_is_not(tmp_path):
