@@ -21,14 +21,18 @@ def tokens(some: Sequence[Sized]) -> int:
     return sum({s.family: s.prompt for s in some}.values()) + sum(s.own for s in some)
 
 
+def pairs(some: Sequence[Sized]) -> float:
+    """Of query and key that attention looks at, when these are in one pack."""
+    of_prompts = sum(p * p for p in {s.family: s.prompt for s in some}.values()) / 2
+    return of_prompts + sum(s.own * (s.prompt + s.own / 2) for s in some)
+
+
 def cost(some: Sequence[Sized]) -> float:
     """What it takes to compute these in one pack, in tokens without attention.
 
     A prompt of 2048 tokens and a completion of 1024: 3072 + (2048² / 2 + 1024 · 2048 + 1024² / 2) / PAIRS = 5376
     """
-    pairs = sum(p * p for p in {s.family: s.prompt for s in some}.values()) / 2
-    pairs += sum(s.own * (s.prompt + s.own / 2) for s in some)
-    return tokens(some) + pairs / PAIRS
+    return tokens(some) + pairs(some) / PAIRS
 
 
 def deal(some: Iterable[Sized], ranks: int, budget: int) -> list[list[list[int]]]:

@@ -1,6 +1,6 @@
 """What each process of a run did, and when: a line per span of work, in a file of the process beside its log.
 
-logs/policy-0.spans     {"span": "update", "at": 1732222222.125, "s": 0.5, "packs": 3, "tokens": 4096}
+logs/policy-0.spans     {"span": "update", "at": 1732222222.125, "s": 0.5, "packs": 3, "tokens": 4096, "pairs": 1048576}
 logs/rollout-0.spans    {"span": "generate", "at": …, "s": …, "asked": [["zigzag:17#0", 3, 0], …],
                          "samples": [["zigzag:17#0", 3, 0.41, 7], …]}
 
@@ -140,4 +140,8 @@ def of_requests(engine: Any, requests: list[Request]) -> Facts:
 def of_packs(worker: Any, packs: Iterable[Pack], *others: Any) -> Facts:
     """What a rank is given."""
     packs = list(packs)
-    return {"packs": len(packs), "tokens": sum(len(p.tokens) for p in packs)}
+    return {
+        "packs": len(packs),
+        "tokens": sum(len(p.tokens) for p in packs),
+        "pairs": round(sum(p.pairs for p in packs)),
+    }

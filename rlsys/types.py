@@ -163,3 +163,9 @@ class Pack:
         """The place of each token in its own sequence.  [T]"""
         firsts = [0 if a < 0 else self.lengths[a] for a in self.after]
         return np.concatenate([np.arange(first, first + n) for first, n in zip(firsts, self.lengths, strict=True)])
+
+    @property
+    def pairs(self) -> float:
+        """Of query and key that attention looks at, as `rlsys.dealing.cost` counts them."""
+        before = [0 if a < 0 else self.lengths[a] for a in self.after]
+        return sum(n * (b + n / 2) for b, n in zip(before, self.lengths, strict=True))

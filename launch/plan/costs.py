@@ -1,7 +1,7 @@
 """What each piece of work costs, from the timeline of a run: what `simulate` reckons with.
 
 An engine's time is taken to be made of steps, of sequences that get a token in a step, and of tokens of prompts; a rank's of packs
-and of tokens in them. The coefficients are those with which this comes closest to what was measured, none less than nothing.
+and of what is in them, attention included. The coefficients are those with which this comes closest to what was measured, none less than nothing.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from launch.plan.simulate import Costs
 from rlsys import config_load
 from rlsys.config import ConfigError
+from rlsys.dealing import PAIRS
 from rlsys.run_directory import read_lines
 from rlsys.trace import Span, spans
 from rlsys.types import Metrics
@@ -57,7 +58,8 @@ def measured(found: list[Span], lines: list[Metrics], at_once: int, prompt_token
     for s in inside:
         of[s.name].append(s)
     decoding = engine([s for s in of["generate"] if s.facts.get("samples")], at_once, prompt_tokens)
-    updates, scores = rank(of["update"]), rank([s for s in of["score"] if s.worker != "driver"])
+    updates = rank([s for s in of["update"] if s.worker.startswith("policy-")])
+    scores = rank([s for s in of["score"] if s.worker.startswith(("policy-", "reference"))])
     other = fmean(line["time/step"] - sum(line[f"time/{name}"] for name in PHASES) for line in lines)
     return Costs(
         *decoding,
@@ -152,13 +154,11 @@ def asked(stream: Span) -> list[Drawn]:
 
 
 def rank(worked: list[Span]) -> tuple[float, float, float]:
-    """Seconds of a token, of a pack, and of a call."""
-    rows = [[s.facts["tokens"], s.facts["packs"], 1.0] for s in worked if "tokens" in s.facts]
+    """Seconds of a token without attention, of a pack, and of a call. Attention counts as in `rlsys.dealing.cost`."""
+    rows = [[s.facts["tokens"] + s.facts.get("pairs", 0) / PAIRS, s.facts["packs"], 1.0] for s in worked]
     if not rows:
         return 0.0, 0.0, 0.0
-    each, pack, call = never_negative(
-        np.array(rows, dtype=float), np.array([s.seconds for s in worked if "tokens" in s.facts])
-    )
+    each, pack, call = never_negative(np.array(rows, dtype=float), np.array([s.seconds for s in worked]))
     return each, pack, call
 
 

@@ -11,6 +11,7 @@ from launch.plan.simulate import Costs, Engine, Loop
 from launch.synthetic import Lengths
 from rlsys import config_load
 from rlsys.config import ConfigError
+from rlsys.dealing import PAIRS
 from rlsys.trace import Span
 
 FREE = Costs(step_s=0.0, sequence_s=0.0, prompt_s=0.0, score_s=0.0, update_s=0.0)
@@ -85,9 +86,9 @@ def spans_of(known: Costs) -> list[Span]:
                 at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
                 samples.append([f"p{i % prompts}", i, at, n])
             found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], {"samples": samples}))
-    for packs, tokens in ((1, 100), (2, 300), (4, 350)):
-        seconds = known.optimizer_s + packs * known.pack_s + tokens * known.update_s
-        found.append(Span("policy-0", "update", 1.0, seconds, {"packs": packs, "tokens": tokens}))
+    for packs, tokens, pairs in ((1, 100, 0), (2, 300, 5 * PAIRS), (4, 350, 80 * PAIRS), (4, 300, 200 * PAIRS)):
+        seconds = known.optimizer_s + packs * known.pack_s + (tokens + pairs / PAIRS) * known.update_s
+        found.append(Span("policy-0", "update", 1.0, seconds, {"packs": packs, "tokens": tokens, "pairs": pairs}))
     return found
 
 

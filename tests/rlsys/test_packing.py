@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rlsys import tiny
 from rlsys.attention import NAME
 from rlsys.config import NORMALIZERS
+from rlsys.dealing import Sized, pairs
 from rlsys.logprobs import PackedLogprobs
 from rlsys.losses import ppo_clip
 from rlsys.packing import filler, pack, token_weights, unpack
@@ -246,6 +247,16 @@ def test_a_pack_computes_each_prompt_once(batch):
     [[p]] = pack(batch, range(len(batch.samples)), ranks=1, tokens_per_pack=1000)
     prompts = sum(len(batch.prompts[g].tokens) for g in set(batch.groups.tolist()))
     assert len(p.tokens) == prompts + int((batch.lengths - 1).sum())
+
+
+@given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
+def test_packs_have_as_many_pairs_of_query_and_key_as_they_were_dealt_by(batch, ranks, budget, share):
+    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share=share)
+    for p in (p for own in packs for p in own if p.samples):
+        families = [int(batch.groups[m]) if share else m for m in p.samples]
+        prompts = [len(batch.prompts[batch.groups[m]].tokens) for m in p.samples]
+        own = [int(batch.lengths[m]) - 1 for m in p.samples]
+        assert p.pairs == pytest.approx(pairs(list(map(Sized, p.samples, families, prompts, own))))
 
 
 def test_fillers_unpack_to_nothing():
