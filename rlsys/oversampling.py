@@ -21,7 +21,7 @@ from rlsys.pipeline import Collector, Judged
 from rlsys.types import Batch, Prompt, Request, Sample
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """A prompt whose samples are being made."""
 
@@ -74,7 +74,8 @@ class Oversampling:
         due = [g for g in self.groups if g.lag(step + 1) > self.max_lag]
         sampled = self.sample(step, due)
         chosen = sorted(self.chosen(due), key=lambda g: g.position)
-        self.groups = [g for g in self.groups if g not in chosen]
+        taken = set(chosen)
+        self.groups = [g for g in self.groups if g not in taken]
         batch = self.collector.assembled(
             [g.prompt for g in chosen],
             [judged for g in chosen for judged in g.finished],
@@ -89,7 +90,7 @@ class Oversampling:
         of = {g.prompt.uid: g for g in self.groups}
         prompts = [g.prompt for g in self.groups]
         by_uid = {p.uid: p for p in prompts}
-        enough = 0.0
+        enough, complete = 0.0, sum(g.complete for g in self.groups)
         for samples in self.collector.rollout.generate(self.requests(step, prompts, of)):
             whole = [s for s in samples if s.finish != "cut"]
             verdicts = self.collector.rewards.judge(whole, by_uid)
@@ -99,7 +100,8 @@ class Oversampling:
             for s in samples:
                 if s.finish == "cut" and len(s.tokens):
                     of[s.uid].begun[s.index] = s
-            if not enough and self.chosen(due):
+            complete += sum(of[uid].complete for uid in {s.uid for s in whole})
+            if not enough and complete >= self.needed and self.chosen(due):
                 enough = time.perf_counter()
                 self.collector.rollout.cut()
         return enough
@@ -113,7 +115,8 @@ class Oversampling:
 
     def chosen(self, due: list[Group]) -> list[Group]:
         """The groups that make the batch; none as long as there are too few, or one lacks that cannot wait."""
-        ready = [g for g in self.groups if g.complete and g not in due]
-        if not all(g.complete for g in due) or len(due) + len(ready) < self.needed:
+        if not all(g.complete for g in due):
             return []
-        return (due + ready)[: self.needed]
+        first = set(due)
+        found = [*due, *(g for g in self.groups if g.complete and g not in first)]
+        return found[: self.needed] if len(found) >= self.needed else []

@@ -1,6 +1,7 @@
 """The simulator against steps that can be reckoned by hand."""
 
 import dataclasses
+import itertools
 import json
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from launch.synthetic import Lengths
 from rlsys import config_load
 from rlsys.config import ConfigError
 from rlsys.dealing import PAIRS
+from rlsys.oversampling import Group
 from rlsys.trace import Span
 
 FREE = Costs(step_s=0.0, sequence_s=0.0, prompt_s=0.0, score_s=0.0, update_s=0.0)
@@ -62,6 +64,15 @@ def test_over_sampling_shortens_the_wait_for_the_longest():
     assert more.speed > 1.3 * without.speed
     assert more.engines_idle(2) < without.engines_idle(2)
     assert more.lag <= 2
+
+
+def test_over_sampling_looks_at_its_groups_a_few_times_however_many_samples_come(monkeypatch):
+    looks, complete = itertools.count(), Group.complete.fget
+    monkeypatch.setattr(Group, "complete", property(lambda group: next(looks) >= 0 and complete(group)))
+    options = ["trainer.prompts_per_step=256", "trainer.samples_per_prompt=4", "rollout.engines=16"]
+    found = report(*options, "pipeline.max_lag=2", "rollout.oversample=0.25", mean=30, longest=400, step_s=1.0)
+    assert len(found.steps) == 4
+    assert next(looks) < 10 * 7 * 320 * 4, "7 steps in all, of 320 groups of 4"
 
 
 def test_updates_cost_what_their_tokens_do():
