@@ -1,10 +1,12 @@
 """Who computes what: sequences to packs and packs to ranks, by what they cost. Samples of one prompt go together where that saves work."""
 
+import functools
 import heapq
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-PAIRS = 2048  # of query and key that cost as much as a token's linear layers: about six times a model's hidden size
+# Of query and key, that cost as much as a token's linear layers, in a model whose shape is not known: one of 2 billion parameters.
+PAIRS_PER_TOKEN = 16384.0
 
 
 class Sized(NamedTuple):
@@ -27,24 +29,27 @@ def pairs(some: Sequence[Sized]) -> float:
     return of_prompts + sum(s.own * (s.prompt + s.own / 2) for s in some)
 
 
-def cost(some: Sequence[Sized]) -> float:
+def cost(some: Sequence[Sized], pairs_per_token: float) -> float:
     """What it takes to compute these in one pack, in tokens without attention.
 
-    A prompt of 2048 tokens and a completion of 1024: 3072 + (2048² / 2 + 1024 · 2048 + 1024² / 2) / PAIRS = 5376
+    A prompt of 2048 tokens and a completion of 1024, 8192 pairs per token: 3072 + (2048² / 2 + 1024 · 2048 + 1024² / 2) / 8192 = 3648
     """
-    return tokens(some) + pairs(some) / PAIRS
+    return tokens(some) + pairs(some) / pairs_per_token
 
 
-def deal(some: Iterable[Sized], ranks: int, budget: int) -> list[list[list[int]]]:
+def deal(
+    some: Iterable[Sized], ranks: int, budget: int, pairs_per_token: float = PAIRS_PER_TOKEN
+) -> list[list[list[int]]]:
     """Samples to packs under a budget of tokens, `[rank][i]`: every rank gets equally many packs, of about the same cost.
 
     Small parts of families balance ranks best, and repeat prompts most. Of some sizes of parts that one is taken with which
     the rank that has most to do is done first.
     """
+    dear = functools.partial(cost, pairs_per_token=pairs_per_token)
     families: dict[int, list[Sized]] = {}
     for s in some:
         families.setdefault(s.family, []).append(s)
-    ideal = sum(map(cost, families.values())) / ranks
+    ideal = sum(map(dear, families.values())) / ranks
     best, least, largest = [], float("inf"), max(map(len, families.values()), default=1)
     parts: list[list[Sized]] = []
     while largest and least > 1.02 * ideal:
@@ -53,12 +58,12 @@ def deal(some: Iterable[Sized], ranks: int, budget: int) -> list[list[list[int]]
         if cuts and len(cuts) == len(parts):
             continue  # the budget leaves no other choice
         parts = cuts
-        bins = spread([tokens(p) for p in parts], [cost(p) for p in parts], ranks, budget)
-        packs = sorted(([s for i in b for s in parts[i]] for b in bins), key=cost, reverse=True)
+        bins = spread([tokens(p) for p in parts], [dear(p) for p in parts], ranks, budget)
+        packs = sorted(([s for i in b for s in parts[i]] for b in bins), key=dear, reverse=True)
         # There and back again, so that no rank always gets the dearest.
         rows = [packs[i : i + ranks][:: 1 - 2 * (i // ranks % 2)] for i in range(0, len(packs), ranks)]
         dealt = [list(own) for own in zip(*rows, strict=True)]
-        slowest = max(sum(map(cost, own)) for own in dealt)
+        slowest = max(sum(map(dear, own)) for own in dealt)
         if slowest < least:
             best, least = dealt, slowest
     return [[[s.sample for s in own] for own in rank] for rank in best]

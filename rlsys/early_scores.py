@@ -11,13 +11,16 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 from rlsys.config import Config
+from rlsys.dealing import PAIRS_PER_TOKEN
 from rlsys.interfaces import Scorer
 from rlsys.packing import pack, unpack
 from rlsys.pipeline import Seen
+from rlsys.shapes import pairs_per_token
 from rlsys.types import Batch, Floats, Prompt, Sample
 
 Found = dict[tuple[str, int], Floats]  # by uid and index
@@ -27,9 +30,17 @@ class EarlyScores:
     """What one scorer says of one batch: `seen` as samples come, or not at all, then `rest` and `column`."""
 
     def __init__(
-        self, scorer: Scorer, thread: ThreadPoolExecutor, *, tokens_per_pack: int, samples: int, chunked: bool = True
+        self,
+        scorer: Scorer,
+        thread: ThreadPoolExecutor,
+        *,
+        tokens_per_pack: int,
+        samples: int,
+        pairs_per_token: float = PAIRS_PER_TOKEN,
+        chunked: bool = True,
     ):
-        self.scorer, self.thread, self.tokens_per_pack = scorer, thread, tokens_per_pack
+        self.scorer, self.thread = scorer, thread
+        self.pack = partial(pack, ranks=scorer.ranks, tokens_per_pack=tokens_per_pack, pairs_per_token=pairs_per_token)
         self.most = tokens_per_pack * scorer.ranks if chunked else math.inf  # tokens of a chunk
         self.samples = samples  # of a group
         self.there: defaultdict[str, list[Sample]] = defaultdict(list)
@@ -68,7 +79,7 @@ class EarlyScores:
             return {}
         numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         batch = Batch(prompts, samples, numbers, np.zeros(len(samples), dtype=np.float32), [{} for _ in samples])
-        packs = pack(batch, range(len(samples)), ranks=self.scorer.ranks, tokens_per_pack=self.tokens_per_pack)
+        packs = self.pack(batch, range(len(samples)))
         found = batch.split(unpack(packs, self.scorer.score(packs), len(samples)))
         return {(s.uid, s.index): own for s, own in zip(samples, found, strict=True)}
 
@@ -107,6 +118,7 @@ class Scoring:
         self.early = [name for name in self.scorers if separate and known and (name == "ref" or on_policy)]
         self.threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"score {name}") for name in self.scorers}
         self.tokens_per_pack, self.samples = config.policy.tokens_per_pack, t.samples_per_prompt
+        self.pairs_per_token = pairs_per_token(config.model.path)
         self.begun: dict[int, dict[str, EarlyScores]] = {}  # by step
 
     def begin(self, step: int) -> Seen:
@@ -125,6 +137,7 @@ class Scoring:
             self.threads[name],
             tokens_per_pack=self.tokens_per_pack,
             samples=self.samples,
+            pairs_per_token=self.pairs_per_token,
             chunked=name in self.early,
         )
 

@@ -35,11 +35,15 @@ class Shape:
         attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads)
         return 2.0 * self.layers * (attention + 3 * self.hidden * self.inner)
 
+    @property
+    def per_pair(self) -> float:
+        """Of a query and a key in all layers, values included."""
+        return 4.0 * self.layers * self.heads * self.head
+
     def forward(self, begin: int, end: int, outputs: int) -> float:
         """Tokens at positions begin … end - 1 of a sequence, and the output layer at `outputs` of them."""
         seen = (end * (end + 1) - begin * (begin + 1)) / 2  # each sees itself and what is before it
-        attention = 4.0 * self.layers * self.heads * self.head * seen
-        return (end - begin) * self.per_token + attention + 2.0 * self.hidden * self.vocabulary * outputs
+        return (end - begin) * self.per_token + seen * self.per_pair + 2.0 * self.hidden * self.vocabulary * outputs
 
     def group(self, prompt: int, completions: list[int]) -> float:
         """A forward pass over the samples of one prompt, to draw their tokens or to score them. The last token is never an input."""

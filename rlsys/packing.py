@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsys.config import NORMALIZERS
-from rlsys.dealing import Sized, deal
+from rlsys.dealing import PAIRS_PER_TOKEN, Sized, deal
 from rlsys.options import accepted
 from rlsys.types import Batch, Columns, Floats, Pack
 
@@ -61,13 +61,14 @@ def pack(
     *,
     ranks: int,
     tokens_per_pack: int,
+    pairs_per_token: float = PAIRS_PER_TOKEN,
     columns: Columns | None = None,
     weights: Floats | None = None,
     share: bool = True,
 ) -> list[list[Pack]]:
     """The samples `members` of a batch as packs, `[rank][i]`: every rank gets the same number, of about the same cost.
 
-    `weights` are those of the members' tokens, end to end. Without them the packs are for scoring only. A sample whose tokens
+    What they cost depends on the model: see `rlsys.shapes.pairs_per_token`. `weights` are those of the members' tokens, end to end. Without them the packs are for scoring only. A sample whose tokens
     all weigh nothing is left out. Samples of one prompt in one pack share it, unless `share` is false.
     """
     columns = columns or Columns()
@@ -105,7 +106,7 @@ def pack(
         )
 
     kept = [sized(m) for m in members if (len(own[m]) if weights is None else own[m].any())]
-    return [[one(chosen) for chosen in packs] for packs in deal(kept, ranks, tokens_per_pack)]
+    return [[one(chosen) for chosen in packs] for packs in deal(kept, ranks, tokens_per_pack, pairs_per_token)]
 
 
 class Laid:

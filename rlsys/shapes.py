@@ -8,6 +8,7 @@ from typing import Any
 
 from rlsys import flops
 from rlsys.config import ConfigError
+from rlsys.dealing import PAIRS_PER_TOKEN
 
 GATED = flops.FAMILIES
 TIED_UNLESS_SAID = ("gemma", "gemma2", "gemma3_text")
@@ -225,6 +226,15 @@ def here(path: str) -> tuple[Model, str] | None:
     if (known := usual(path)) is not None:
         return known, "the table of usual shapes"
     return None
+
+
+def pairs_per_token(path: str) -> float:
+    """Of query and key, that are as much work as a token's linear layers in the model at `model.path`."""
+    try:
+        work = model_of(path)[0].work
+    except ConfigError:
+        return PAIRS_PER_TOKEN
+    return work.per_token / work.per_pair
 
 
 def _from_file(name: str, file: Path) -> Model:

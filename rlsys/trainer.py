@@ -8,6 +8,7 @@ prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pa
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from rlsys import agreement, dynamic_sampling, kl, metrics
@@ -30,6 +31,7 @@ from rlsys.packing import pack, unpack
 from rlsys.pipeline import Collector, Pipeline, RewardFailure, Timetable
 from rlsys.run_directory import RunDirectory
 from rlsys.schedule import learning_rate
+from rlsys.shapes import pairs_per_token
 from rlsys.skips import Skips
 from rlsys.stopping import Stop
 from rlsys.timeline import of_step, recorded
@@ -67,6 +69,8 @@ class Trainer:
         self.collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
         self.draw = Draw.of(config)
         self.scoring = Scoring(config, policy, reference)
+        budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
+        self.pack = partial(pack, tokens_per_pack=budget, pairs_per_token=cost)
         self.credit = CreditAssignment(config)
         self.timetable = Timetable.of(config)
         self.oversampling = Oversampling(config, self.collector, train.take) if config.rollout.oversample else None
@@ -227,8 +231,7 @@ class Trainer:
 
     def values(self, batch: Batch) -> Floats:
         assert self.critic is not None
-        budget = self.config.policy.tokens_per_pack
-        packs = pack(batch, range(len(batch.samples)), ranks=self.critic.ranks, tokens_per_pack=budget)
+        packs = self.pack(batch, range(len(batch.samples)), ranks=self.critic.ranks)
         return unpack(packs, self.critic.score(packs), len(batch.samples))
 
     def updates(self, step: int, batch: Batch, columns: Columns) -> Iterator[tuple[Metrics, Metrics]]:
@@ -249,8 +252,7 @@ class Trainer:
             yield of_policy, of_critic
 
     def packs(self, batch: Batch, mini: MiniBatch, columns: Columns, ranks: int) -> list[list[Pack]]:
-        budget = self.config.policy.tokens_per_pack
-        return pack(batch, mini.members, ranks=ranks, tokens_per_pack=budget, columns=columns, weights=mini.weights)
+        return self.pack(batch, mini.members, ranks=ranks, columns=columns, weights=mini.weights)
 
     def learning_rate(self, number: int, peak: float, warmup: int, first_step: int = 0) -> float:
         """Of an update, for who learns from the step after `first_step` on."""

@@ -43,7 +43,7 @@ def bench(config: Config, wanted: Wanted, console: Console) -> None:
             run.close()
         report = measured(config, wanted, run.path, prompt, machine)
         lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["step"] > wanted.warmup]
-        work_costs = costs.measured(spans(run.path), lines, config.rollout.max_sequences, prompt)
+        work_costs = costs.measured(spans(run.path), lines, config, prompt)
         spans_written = write_trace(run.path, Path(wanted.trace)) if wanted.trace else 0
     show(report, config, console)
     if wanted.json:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from launch.plan.simulate import Costs
 from rlsys import config_load
-from rlsys.config import ConfigError
-from rlsys.dealing import PAIRS
+from rlsys.config import Config, ConfigError
 from rlsys.run_directory import read_lines
+from rlsys.shapes import pairs_per_token
 from rlsys.trace import Span, spans
 from rlsys.types import Metrics
 
@@ -33,8 +33,7 @@ def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
     """From a JSON file, `costs` of what `rlsys bench --json` writes or such a mapping itself, or from a run directory."""
     if source.is_dir():
         lines = [line for line in read_lines(source / "metrics.jsonl") if "time/step" in line]
-        at_once = config_load.unchecked(source / "config.yaml").rollout.max_sequences
-        return measured(spans(source), lines, at_once, prompt_tokens)
+        return measured(spans(source), lines, config_load.unchecked(source / "config.yaml"), prompt_tokens)
     try:
         found = json.loads(source.read_text())
         return Costs(**found.get("costs", found))
@@ -46,8 +45,8 @@ def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
         ) from None
 
 
-def measured(found: list[Span], lines: list[Metrics], at_once: int, prompt_tokens: int) -> Costs:
-    """Of engines that decode so many sequences `at_once`. `lines` are those of the steps that count; of spans, those between the first and the last of them."""
+def measured(found: list[Span], lines: list[Metrics], config: Config, prompt_tokens: int) -> Costs:
+    """Of a run of this configuration. `lines` are those of the steps that count; of spans, those between the first and the last of them."""
     steps = {s.facts["step"]: s for s in found if (s.worker, s.name) == ("driver", "step")}
     counted = [steps[int(line["step"])] for line in lines if line["step"] in steps]
     if not counted:
@@ -57,9 +56,12 @@ def measured(found: list[Span], lines: list[Metrics], at_once: int, prompt_token
     of: defaultdict[str, list[Span]] = defaultdict(list)
     for s in inside:
         of[s.name].append(s)
-    decoding = engine([s for s in of["generate"] if s.facts.get("samples")], at_once, prompt_tokens)
-    updates = rank([s for s in of["update"] if s.worker.startswith("policy-")])
-    scores = rank([s for s in of["score"] if s.worker.startswith(("policy-", "reference"))])
+    decoding = engine(
+        [s for s in of["generate"] if s.facts.get("samples")], config.rollout.max_sequences, prompt_tokens
+    )
+    pair = 1 / pairs_per_token(config.model.path)
+    updates = rank([s for s in of["update"] if s.worker.startswith("policy-")], pair)
+    scores = rank([s for s in of["score"] if s.worker.startswith(("policy-", "reference"))], pair)
     other = fmean(line["time/step"] - sum(line[f"time/{name}"] for name in PHASES) for line in lines)
     return Costs(
         *decoding,
@@ -153,9 +155,9 @@ def asked(stream: Span) -> list[Drawn]:
     return found
 
 
-def rank(worked: list[Span]) -> tuple[float, float, float]:
-    """Seconds of a token without attention, of a pack, and of a call. Attention counts as in `rlsys.dealing.cost`."""
-    rows = [[s.facts["tokens"] + s.facts.get("pairs", 0) / PAIRS, s.facts["packs"], 1.0] for s in worked]
+def rank(worked: list[Span], pair: float) -> tuple[float, float, float]:
+    """Seconds of a token without attention, of a pack, and of a call. A pair of query and key counts as so many tokens."""
+    rows = [[s.facts["tokens"] + s.facts.get("pairs", 0) * pair, s.facts["packs"], 1.0] for s in worked]
     if not rows:
         return 0.0, 0.0, 0.0
     each, pack, call = never_negative(np.array(rows, dtype=float), np.array([s.seconds for s in worked]))

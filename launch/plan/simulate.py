@@ -22,6 +22,7 @@ from rlsys.dealing import Sized, cost, deal
 from rlsys.draw import Draw
 from rlsys.oversampling import Oversampling
 from rlsys.pipeline import Collector, Pipeline, Timetable
+from rlsys.shapes import pairs_per_token
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
 from rlsys.virtual_time import OneByOne, VirtualTime
 from workers.rollout_dispatch import Dispatch
@@ -267,6 +268,7 @@ class Loop:
         self.time, self.steps = VirtualTime(), list[Step]()
         self.working, self.before = 0.0, (0.0, 0.0, 0.0)  # before: clock, decoding and working when a step ended
         self.engines = Engines(config, costs, self.time)
+        self.pairs_per_token = pairs_per_token(config.model.path)
         rollout = SetLengths(self.engines, lengths)
         self.collector = Collector(rollout, Judges(costs, self.time), seed=config.run.seed, reward=Reward())
         self.oversampling = Oversampling(config, self.collector, self.prompts) if config.rollout.oversample else None
@@ -328,8 +330,12 @@ class Loop:
         sized = {
             m: Sized(m, int(batch.groups[m]), self.prompt_tokens, len(batch.samples[m].tokens) - 1) for m in members
         }
-        dealt = deal(sized.values(), ranks, self.config.policy.tokens_per_pack)
-        return max(sum(cost([sized[m] for m in own]) * each + self.costs.pack_s for own in rank) for rank in dealt)
+        dealt = deal(sized.values(), ranks, self.config.policy.tokens_per_pack, self.pairs_per_token)
+
+        def seconds(own: list[int]) -> float:
+            return cost([sized[m] for m in own], self.pairs_per_token) * each + self.costs.pack_s
+
+        return max(sum(map(seconds, rank)) for rank in dealt)
 
     def prompts(self, position: int, count: int) -> list[Prompt]:
         tokens = [0] * self.prompt_tokens

@@ -11,19 +11,21 @@ from launch.plan import costs, simulate
 from launch.plan.simulate import Costs, Engine, Loop
 from launch.synthetic import Lengths
 from rlsys import config_load
-from rlsys.config import ConfigError
-from rlsys.dealing import PAIRS
+from rlsys.config import Config, ConfigError
 from rlsys.oversampling import Group
+from rlsys.shapes import pairs_per_token
 from rlsys.trace import Span
 
 FREE = Costs(step_s=0.0, sequence_s=0.0, prompt_s=0.0, score_s=0.0, update_s=0.0)
 
 
-def report(*overrides: str, steps: int = 4, mean: float = 10, longest: int = 10, **seconds: float):
+def configured(*overrides: str) -> Config:
     options = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=2", "rollout.engines=2", "policy.ranks=1"]
-    config = config_load.build(
-        config_load.OmegaConf.create(), [*options, f"rollout.max_new_tokens={longest}", *overrides], ""
-    )
+    return config_load.build(config_load.OmegaConf.create(), [*options, *overrides], "")
+
+
+def report(*overrides: str, steps: int = 4, mean: float = 10, longest: int = 10, **seconds: float):
+    config = configured(f"rollout.max_new_tokens={longest}", *overrides)
     return Loop(config, dataclasses.replace(FREE, **seconds), Lengths(mean, longest), 5).run(steps)
 
 
@@ -97,8 +99,9 @@ def spans_of(known: Costs) -> list[Span]:
                 at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
                 samples.append([f"p{i % prompts}", i, at, n])
             found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], {"samples": samples}))
-    for packs, tokens, pairs in ((1, 100, 0), (2, 300, 5 * PAIRS), (4, 350, 80 * PAIRS), (4, 300, 200 * PAIRS)):
-        seconds = known.optimizer_s + packs * known.pack_s + (tokens + pairs / PAIRS) * known.update_s
+    for packs, tokens, attention in ((1, 100, 0), (2, 300, 5), (4, 350, 80), (4, 300, 200)):
+        pairs = attention * pairs_per_token("builtin:tiny")
+        seconds = known.optimizer_s + packs * known.pack_s + (tokens + attention) * known.update_s
         found.append(Span("policy-0", "update", 1.0, seconds, {"packs": packs, "tokens": tokens, "pairs": pairs}))
     return found
 
@@ -124,7 +127,9 @@ def test_costs_are_found_again_in_what_was_measured():
         "time/score": 0.5,
         "time/update": 0.5,
     }
-    found = costs.measured(spans_of(known), [line | {"time/sync": 0.5}], at_once=4, prompt_tokens=5)
+    found = costs.measured(
+        spans_of(known), [line | {"time/sync": 0.5}], configured("rollout.max_sequences=4"), prompt_tokens=5
+    )
     assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(known))
 
 

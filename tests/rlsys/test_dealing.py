@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.dealing import PAIRS, Sized, cost, deal, spread, tokens
+from rlsys.dealing import Sized, cost, deal, spread, tokens
+from rlsys.shapes import model_of, pairs_per_token
 
 SIZES = st.lists(st.integers(1, 20), max_size=25)
 SOME = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=25).map(
@@ -37,10 +38,10 @@ def test_the_example_in_the_docstring():
 
 def test_the_cost_of_a_prompt_and_a_completion_by_hand():
     alone = [Sized(0, 0, 2048, 1024)]
-    assert cost(alone) == 3072 + (2048**2 / 2 + 1024 * 2048 + 1024**2 / 2) / PAIRS == 5376
+    assert cost(alone, 8192) == 3072 + (2048**2 / 2 + 1024 * 2048 + 1024**2 / 2) / 8192 == 3648
     assert tokens([*alone, Sized(1, 0, 2048, 1024)]) == 4096, "the prompt is there once"
     assert tokens([*alone, Sized(1, 1, 2048, 1024)]) == 6144
-    assert cost([*alone, Sized(1, 1, 2048, 1024)]) == 2 * cost(alone)
+    assert cost([*alone, Sized(1, 1, 2048, 1024)], 8192) == 2 * cost(alone, 8192)
 
 
 @given(SOME, st.integers(1, 4), st.integers(1, 60))
@@ -71,19 +72,21 @@ def test_a_family_beyond_the_budget_is_cut_and_its_prompt_repeated():
     assert sorted(len(p) for p in dealt[0]) == [2, 2, 2]
 
 
+@pytest.mark.parametrize("model", ["SmolLM2-135M", "Qwen2.5-0.5B", "Qwen2.5-7B"])
 @pytest.mark.parametrize("seed", range(5))
-def test_ranks_are_balanced_by_what_sequences_cost_and_not_by_their_tokens(seed):
-    """A few long sequences among many short ones: equal numbers of tokens are unequal work."""
+def test_ranks_are_balanced_by_what_sequences_cost_and_not_by_their_tokens(seed, model):
+    """A few long sequences among many short ones: equal numbers of tokens are unequal work, more so in small models."""
+    work = model_of(model)[0].work
     rng = np.random.default_rng(seed)
     own = np.concatenate([rng.integers(4000, 8000, 6), rng.integers(50, 500, 150)])
     some = [Sized(i, i, 100, int(n)) for i, n in enumerate(own)]
 
     def slowest(dealt: list[list[list[int]]]) -> float:
-        costs = [sum(cost([some[i] for i in p]) for p in rank) for rank in dealt]
+        costs = [sum(work.forward(0, 100 + some[i].own, 0) for p in rank for i in p) for rank in dealt]
         return max(costs) * len(costs) / sum(costs)
 
     by_count = [[list(range(rank, len(some), 4))] for rank in range(4)]
     by_tokens = [[b] for b in spread([s.prompt + s.own for s in some], [s.prompt + s.own for s in some], 4, 10**6)]
-    by_cost = deal(some, ranks=4, budget=10**6)
-    assert slowest(by_cost) < 1.05
+    by_cost = deal(some, 4, 10**6, pairs_per_token(model))
+    assert slowest(by_cost) < 1.01
     assert slowest(by_cost) < slowest(by_tokens) < slowest(by_count)

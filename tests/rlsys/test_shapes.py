@@ -6,7 +6,8 @@ import pytest
 
 from rlsys import shapes, tiny
 from rlsys.config import ConfigError
-from rlsys.shapes import model_of, read, usual
+from rlsys.dealing import PAIRS_PER_TOKEN
+from rlsys.shapes import model_of, pairs_per_token, read, usual
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -73,6 +74,14 @@ def test_a_directory_goes_before_the_table_and_a_given_file_before_all(tmp_path)
     assert model_of(str(tmp_path))[0].layers == 3
     assert model_of("Qwen/Qwen2.5-7B", tmp_path / "config.json")[0].layers == 3
     assert model_of("Qwen/Qwen2.5-7B")[0].layers == 28
+
+
+def test_pairs_per_token_are_those_that_are_as_much_work():
+    work = model_of("Qwen/Qwen2.5-0.5B")[0].work
+    pairs = pairs_per_token("Qwen/Qwen2.5-0.5B")
+    assert pairs == 8320
+    assert work.forward(0, 2, 0) == pytest.approx(work.per_token * (2 + 3 / pairs))
+    assert pairs_per_token("nobody/nothing-9b") == PAIRS_PER_TOKEN
 
 
 def test_a_hub_name_is_found_in_the_local_cache(tmp_path, monkeypatch):

@@ -7,10 +7,13 @@ from fakes import (
 )
 from machines import DYNAMIC, REQUIRED, Machines, killed_while, learned
 
+from rlsys import packing
 from rlsys.agreement import Disagreement
+from rlsys.dealing import PAIRS_PER_TOKEN, deal
 from rlsys.dynamic_sampling import NothingToLearn
 from rlsys.pipeline import RewardFailure
 from rlsys.run_directory import read_lines
+from rlsys.shapes import pairs_per_token
 from rlsys.types import Verdict
 
 # --- the story -------------------------------------------------------------------------------------------------------------
@@ -207,6 +210,14 @@ def test_a_critic_is_asked_before_the_step_and_learns_in_each_update(tmp_path):
     assert 0 < machines.critic.value < 1
     line = machines.lines[1]
     assert {"critic/loss", "critic/grad_norm", "critic/lr", "critic/explained_variance"} <= set(line)
+
+
+def test_scores_values_and_updates_are_dealt_by_the_shape_of_the_model(tmp_path, monkeypatch):
+    dealt: list[float] = []
+    monkeypatch.setattr(packing, "deal", lambda *how: dealt.append(how[3]) or deal(*how))
+    Machines(tmp_path, "algorithm.advantage=gae", reference=True).run()
+    assert dealt.count(PAIRS_PER_TOKEN) == 1, "a few samples before the first step, in whatever way"
+    assert set(dealt[1:]) == {pairs_per_token("builtin:tiny")}
 
 
 def test_a_critic_may_learn_alone_at_first(tmp_path):
