@@ -3,7 +3,8 @@
 Batches, their order and their lag, who samples what and what waits for what are decided by the code of real runs (`Pipeline`,
 `Timetable`, `Collector`, `Oversampling`, `Dispatch`, `deal`); engines, rewards and ranks only let time pass. What is left out: the
 network, all that two roles on one machine take from each other, and whatever fails. Scores are made after a batch and not
-while it is still being sampled.
+while it is still being sampled, every group teaches something (`dynamic_sampling` keeps all), and a critic's work costs what the
+policy's does.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
+from launch.bundles import critic_ranks
 from launch.synthetic import Lengths, SetLengths
 from rlsys.config import Config, Reward
 from rlsys.dealing import Sized, cost, deal
@@ -268,6 +270,7 @@ class Loop:
         self.time, self.steps = VirtualTime(), list[Step]()
         self.working, self.before = 0.0, (0.0, 0.0, 0.0)  # before: clock, decoding and working when a step ended
         self.engines = Engines(config, costs, self.time)
+        self.critic_ranks = critic_ranks(config)
         self.pairs_per_token = pairs_per_token(config.model.path)
         rollout = SetLengths(self.engines, lengths)
         self.collector = Collector(rollout, Judges(costs, self.time), seed=config.run.seed, reward=Reward())
@@ -311,6 +314,8 @@ class Loop:
 
     def score(self, batch: Batch) -> None:
         c, t = self.config, self.config.trainer
+        if self.critic_ranks:
+            self.time.sleep(self.work(batch, range(len(batch.samples)), self.critic_ranks, self.costs.score_s))
         if c.reference.kl_coef:
             self.time.sleep(self.work(batch, range(len(batch.samples)), 1, self.costs.score_s))
         in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
@@ -322,8 +327,8 @@ class Loop:
         groups = np.array_split(np.arange(len(batch.prompts)), t.updates_per_step)
         for chosen in groups * t.epochs_per_step:
             members = np.flatnonzero(np.isin(batch.groups, chosen)).tolist()
-            seconds = self.work(batch, members, self.config.policy.ranks, self.costs.update_s)
-            self.time.sleep(seconds + self.costs.optimizer_s)
+            for ranks in filter(None, (self.critic_ranks, self.config.policy.ranks)):
+                self.time.sleep(self.work(batch, members, ranks, self.costs.update_s) + self.costs.optimizer_s)
 
     def work(self, batch: Batch, members: Sequence[int], ranks: int, each: float) -> float:
         """Seconds of the rank that has most to do."""

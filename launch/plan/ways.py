@@ -1,5 +1,6 @@
 """`rlsys plan --simulate`: how fast a configuration would be with other lags and placements, without running it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from launch.bundles import bundles
 from launch.plan import costs
 from launch.plan.simulate import Loop, Report
 from launch.printing import say, table
@@ -50,6 +52,8 @@ def simulated(config: Config, wanted: Wanted, console: Console) -> None:
             found.append((variant, Loop(variant, reckoned, lengths, wanted.prompt_tokens).run(wanted.steps)))
             bar.advance(task)
     show(found, console)
+    if config.dynamic_sampling.enabled:
+        say(console, "dynamic_sampling is left out: every group is taken to teach something.", "dim")
 
 
 def lengthened(config: Config, longest: int) -> Config:
@@ -59,9 +63,10 @@ def lengthened(config: Config, longest: int) -> Config:
 
 
 def of(config: Config, gpus: int | None) -> Iterator[Config]:
-    """The configuration in all ways that it allows, on as many GPUs as it has or as are given."""
+    """The configuration in its own way and others that it allows, on as many GPUs as it has or as are given."""
+    own = (config.pipeline.max_lag, config.pipeline.in_flight, config.rollout.oversample)
     for placed in placements(config, gpus):
-        for max_lag, in_flight, oversample in WAYS:
+        for max_lag, in_flight, oversample in dict.fromkeys([own, *WAYS]):
             variant = replace(
                 placed,
                 pipeline=replace(placed.pipeline, max_lag=max_lag, in_flight=in_flight),
@@ -76,13 +81,21 @@ def placements(config: Config, gpus: int | None) -> Iterator[Config]:
         yield config
         return
     wide = config.rollout.tensor_parallel
-    if gpus < 2 * wide:
-        raise ConfigError(f"--gpus {gpus} is less than two engines of rollout.tensor_parallel={wide} take.")
-    if gpus % wide == 0:
-        yield placed(config, gpus // wide, gpus, "colocated")
+    shared, left = (gpus - others(placed(config, 1, 1, placement)) for placement in ("colocated", "separate"))
+    if left < 2 * wide:
+        beside = f": {gpus - left} are for others, and what is left" if left < gpus else ""
+        raise ConfigError(f"--gpus {gpus}{beside} is less than two engines of rollout.tensor_parallel={wide} take.")
+    if shared % wide == 0:
+        yield placed(config, shared // wide, shared, "colocated")
     for share in SHARES:
-        engines = max(1, round(gpus * share / wide))
-        yield placed(config, engines, gpus - engines * wide, "separate")
+        engines = max(1, round(left * share / wide))
+        yield placed(config, engines, left - engines * wide, "separate")
+
+
+def others(config: Config) -> int:
+    """GPUs of who is neither an engine nor beside one, nor a rank of the policy: critic, reference, reward models."""
+    workers = [b for b in bundles(config, training=True) if not {"rollout-0", "policy-0"} & b.workers.keys()]
+    return math.ceil(sum(b.gpus for b in workers))
 
 
 def placed(config: Config, engines: int, ranks: int, placement: str) -> Config:
@@ -114,7 +127,7 @@ def show(found: list[tuple[Config, Report]], console: Console) -> None:
     console.print()
     say(
         console,
-        "way: pipeline.max_lag, pipeline.in_flight, rollout.oversample; lag: of a step's oldest sample, on average.",
+        "way: pipeline.max_lag, pipeline.in_flight, rollout.oversample, CONFIG's own first; lag: of a step's oldest sample, on average.",
         "dim",
     )
     say(console, "idle: share of the time in which engines, and ranks, have nothing to do.", "dim")

@@ -33,6 +33,27 @@ def test_every_way_has_a_line_and_fits_80_columns(costs):
     assert any("100%" in line for line in lines)
 
 
+def test_the_configurations_own_way_comes_first(costs):
+    lines = planned("configs/tiny_cpu.yaml", "pipeline.max_lag=3", "--simulate", costs, "--ragged", "5,10")
+    ways = [line.split("  ")[0] for line in lines if line.startswith("lag ")]
+    assert ways == ["lag 3", "lag 0", "lag 1", "lag 2", "lag 1 in flight", "lag 2 in flight +25%"]
+
+
+def test_a_reference_and_a_critic_have_gpus_of_their_own_beside_engines_and_ranks(costs):
+    settings = ["trainer.prompts_per_step=32", "reference.kl_coef=0.1", "reference.gpus=1"]
+    settings += ["algorithm.advantage=gae", "critic.ranks=2"]
+    few = ["--simulate", costs, "--ragged", "50,200", "--gpus"]
+    lines = planned("configs/dapo_7b_gpu.yaml", *settings, *few, "7")
+    assert [line.split()[2:4] for line in lines if line.startswith("lag 0")] == [
+        ["7", "same"],
+        ["1", "3"],
+        ["2", "2"],
+        ["3", "1"],
+    ]
+    found = CliRunner().invoke(commands, ["plan", "configs/dapo_7b_gpu.yaml", *settings, *few, "4"])
+    assert "--gpus 4: 3 are for others, and what is left is less than two engines" in str(found.exception)
+
+
 def test_placements_are_tried_on_gpus_and_need_no_data(costs):
     few = "trainer.prompts_per_step=32"
     lines = planned("configs/dapo_7b_gpu.yaml", few, "--simulate", costs, "--gpus", "4", "--ragged", "50,200")

@@ -82,6 +82,14 @@ def test_updates_cost_what_their_tokens_do():
     assert found.seconds == pytest.approx(4 * (5 + 2 * 9), rel=0.02)  # a prompt once for its two samples
 
 
+def test_a_critic_scores_every_batch_and_learns_before_the_policy():
+    alone = report(score_s=1.0, update_s=10.0, optimizer_s=5.0)
+    beside = report("algorithm.advantage=gae", score_s=1.0, update_s=10.0, optimizer_s=5.0)
+    computed = (alone.seconds - 5.0) / 10
+    assert computed == pytest.approx(4 * (5 + 2 * 9), rel=0.05)
+    assert beside.seconds == pytest.approx(computed + 2 * alone.seconds)
+
+
 def test_the_same_simulation_gives_the_same_figures():
     once, again = (
         report("pipeline.max_lag=1", mean=30, longest=400, step_s=1.0, sequence_s=0.1, optimizer_s=20.0) for _ in "ab"
@@ -99,6 +107,8 @@ def spans_of(known: Costs) -> list[Span]:
                 at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
                 samples.append([f"p{i % prompts}", i, at, n])
             found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], {"samples": samples}))
+    found.append(Span("critic-0", "update", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
+    found.append(Span("critic-0", "score", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
     for packs, tokens, attention in ((1, 100, 0), (2, 300, 5), (4, 350, 80), (4, 300, 200)):
         pairs = attention * pairs_per_token("builtin:tiny")
         seconds = known.optimizer_s + packs * known.pack_s + (tokens + attention) * known.update_s
