@@ -6,6 +6,7 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
+from launch.bundles import count
 from launch.plan.fit import Fit, OnGpu, gib, listed, role
 from launch.printing import say
 from rlsys.devices import GIB
@@ -33,7 +34,7 @@ def nodes(f: Fit, console: Console) -> None:
         reference = "; the reference" if "reference" in f.processes and not f.config.reference.gpus else ""
         say(console, f"on CPUs of any node: {counts}{reference}", "dim")
     elif idle := sum(not gpu for there in f.placed.gpus for gpu in there):
-        say(console, f"idle: {idle} GPUs, of which cluster.device cpu makes no use", "yellow")
+        say(console, f"idle: {count(idle, 'GPU')}, of which cluster.device cpu makes no use", "yellow")
 
 
 def title(f: Fit, n: int) -> str:

@@ -194,4 +194,4 @@ def _on_host(c: Config, every: dict[str, Process], placed: Laid, node: int) -> f
     if c.sync.transport != "shared_memory":
         return found
     engines = sum(name.startswith("rollout") for name in names)
-    return found - engines * every["rollout"].host["sync"].get("buckets", 0.0)
+    return found - engines * every["rollout"].host.get("sync", {}).get("buckets", 0.0)

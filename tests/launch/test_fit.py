@@ -158,6 +158,7 @@ def test_shared_memory_does_not_reach_over_nodes():
     assert found.problems[0].startswith("sync.transport shared_memory keeps within a host")
     [remedy] = remedies(found, lambda c: fit(c, tiny, Lengths(7, 10), 7, nodes))
     assert remedy.words == "sync.transport=auto"
+    assert on("8xH100", sync__transport="shared_memory").fits
 
 
 def test_every_process_is_drawn_once():
