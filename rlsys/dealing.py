@@ -3,6 +3,7 @@
 import functools
 import heapq
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 # Of query and key, that cost as much as a token's linear layers, in a model whose shape is not known: one of 2 billion parameters.
@@ -59,14 +60,15 @@ def deal(
             continue  # the budget leaves no other choice
         parts = cuts
         bins = spread([tokens(p) for p in parts], [dear(p) for p in parts], ranks, budget)
-        packs = sorted(([s for i in b for s in parts[i]] for b in bins), key=dear, reverse=True)
+        packs = [[s for i in b for s in parts[i]] for b in bins]
+        priced = sorted(((dear(p), p) for p in packs), key=itemgetter(0), reverse=True)
         # There and back again, so that no rank always gets the dearest.
-        rows = [packs[i : i + ranks][:: 1 - 2 * (i // ranks % 2)] for i in range(0, len(packs), ranks)]
+        rows = [priced[i : i + ranks][:: 1 - 2 * (i // ranks % 2)] for i in range(0, len(priced), ranks)]
         dealt = [list(own) for own in zip(*rows, strict=True)]
-        slowest = max(sum(map(dear, own)) for own in dealt)
+        slowest = max(sum(price for price, _ in own) for own in dealt)
         if slowest < least:
             best, least = dealt, slowest
-    return [[[s.sample for s in own] for own in rank] for rank in best]
+    return [[[s.sample for s in own] for _, own in rank] for rank in best]
 
 
 def cut(family: list[Sized], largest: int, budget: int) -> list[list[Sized]]:

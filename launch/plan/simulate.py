@@ -52,6 +52,7 @@ class Step:
 
     seconds: float
     decoding: float  # of all engines together
+    sequences: float  # that engines decoded, each as long as it was decoded
     working: float  # of the ranks: score, update and sync
     samples: int
     lag: int  # of its oldest sample
@@ -77,11 +78,16 @@ class Report:
         return fmean(s.lag for s in self.steps)
 
     def engines_idle(self, engines: int) -> float:
+        """An engine with one sequence left is as busy as one with hundreds: see `at_once`."""
         return 1 - sum(s.decoding for s in self.steps) / (engines * sum(s.seconds for s in self.steps))
+
+    def at_once(self, engines: int) -> float:
+        """Sequences of an engine at a time, on average."""
+        return sum(s.sequences for s in self.steps) / (engines * sum(s.seconds for s in self.steps))
 
     @property
     def ranks_idle(self) -> float:
-        return 1 - sum(s.working for s in self.steps) / sum(s.seconds for s in self.steps)
+        return max(1 - sum(s.working for s in self.steps) / sum(s.seconds for s in self.steps), 0.0)
 
 
 class Engines:
@@ -90,14 +96,15 @@ class Engines:
     def __init__(self, config: Config, costs: Costs, time: VirtualTime):
         self.config, self.costs, self.time = config, costs, time
         self.version, self.paused = 0, 0.0  # paused: seconds so far in which weights were taken
-        self.before = 0.0  # seconds of decoding, in what was generated before
+        self.before = (0.0, 0.0)  # `decoding`, in what was generated before
         self.engines: dict[str, Engine] = {}
         self.enough = False
 
     @property
-    def decoding(self) -> float:
-        """Seconds so far, of all engines together."""
-        return self.before + sum(e.busy for e in self.engines.values())
+    def decoding(self) -> tuple[float, float]:
+        """Seconds so far of all engines together, and of all their sequences."""
+        engines = self.engines.values()
+        return self.before[0] + sum(e.busy for e in engines), self.before[1] + sum(e.decoded for e in engines)
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         at_once = self.config.rollout.max_sequences
@@ -179,7 +186,8 @@ class Engine:
         self.known: set[str] = set()  # prompts that are computed
         self.step, self.at, self.order = 0, 0.0, 0  # steps so far, when the last one ended
         self.plans = 0
-        self.busy = self.owed = 0.0  # owed: seconds beside what a step takes before the next one ends, for prompts
+        self.busy = self.decoded = 0.0  # seconds, and those of each sequence
+        self.owed = 0.0  # seconds beside what a step takes before the next one ends, for prompts
 
     @property
     def holding(self) -> int:
@@ -208,7 +216,11 @@ class Engine:
         steps = min(max(int(decoding / self.each + 1e-9), 0), self.running[0][0] - self.step)
         self.owed = steps * self.each - decoding  # less than nothing: a part of a step that is done
         self.step += steps
+        self.decode(now)
+
+    def decode(self, now: float) -> None:
         self.busy += now - self.at
+        self.decoded += (now - self.at) * len(self.running)
         self.at = now
 
     def admit(self) -> None:
@@ -224,8 +236,8 @@ class Engine:
 
     def finish(self, now: float) -> list[tuple[Request, int]]:
         """What is finished now, with its version; others take its place."""
-        self.busy += now - self.at
-        self.at, self.owed, self.step = now, 0.0, self.running[0][0]
+        self.decode(now)
+        self.owed, self.step = 0.0, self.running[0][0]
         done: list[tuple[Request, int]] = []
         while self.running and self.running[0][0] == self.step:
             done.append(heapq.heappop(self.running)[2:])
@@ -268,7 +280,7 @@ class Loop:
     def __init__(self, config: Config, costs: Costs, lengths: Lengths, prompt_tokens: int):
         self.config, self.costs, self.prompt_tokens = config, costs, prompt_tokens
         self.time, self.steps = VirtualTime(), list[Step]()
-        self.working, self.before = 0.0, (0.0, 0.0, 0.0)  # before: clock, decoding and working when a step ended
+        self.working, self.before = 0.0, (0.0,) * 4  # before: clock, decoding and working when a step ended
         self.engines = Engines(config, costs, self.time)
         self.critic_ranks = critic_ranks(config)
         self.pairs_per_token = pairs_per_token(config.model.path)
@@ -306,10 +318,10 @@ class Loop:
         self.working += self.time.now - began
 
     def tell(self, step: int, batch: Batch) -> None:
-        now = (self.time.now, self.engines.decoding, self.working)
-        seconds, decoding, working = (a - b for a, b in zip(now, self.before, strict=True))
+        now = (self.time.now, *self.engines.decoding, self.working)
+        seconds, decoding, sequences, working = (a - b for a, b in zip(now, self.before, strict=True))
         lag = step - 1 - min(s.version for s in batch.samples)
-        self.steps.append(Step(seconds, decoding, working, len(batch.samples), lag))
+        self.steps.append(Step(seconds, decoding, sequences, working, len(batch.samples), lag))
         self.before = now
 
     def score(self, batch: Batch) -> None:

@@ -108,7 +108,7 @@ def placed(config: Config, engines: int, ranks: int, placement: str) -> Config:
 
 
 def show(found: list[tuple[Config, Report]], console: Console) -> None:
-    shown = table("way", "engines", "ranks", "s/step", "samples/s", "best", "lag", "idle", "idle")
+    shown = table("way", "engines", "ranks", "s/step", "samples/s", "lag", "idle", "seqs", "idle")
     best = max(r.speed for _, r in found)
     for c, r in found:
         shown.add_row(
@@ -117,9 +117,9 @@ def show(found: list[tuple[Config, Report]], console: Console) -> None:
             "same" if c.cluster.placement == "colocated" else str(c.policy.ranks),
             f"{r.seconds:.3g}",
             f"{r.speed:,.1f}",
-            f"{r.speed / best:.0%}",
             f"{r.lag:.1f}",
             f"{r.engines_idle(c.rollout.engines):.0%}",
+            f"{r.at_once(c.rollout.engines):.0f}",
             f"{r.ranks_idle:.0%}",
             style="bold" if r.speed == best else None,
         )
@@ -130,7 +130,11 @@ def show(found: list[tuple[Config, Report]], console: Console) -> None:
         "way: pipeline.max_lag, pipeline.in_flight, rollout.oversample, CONFIG's own first; lag: of a step's oldest sample, on average.",
         "dim",
     )
-    say(console, "idle: share of the time in which engines, and ranks, have nothing to do.", "dim")
+    say(
+        console,
+        "idle: share of the time in which engines, and ranks, have nothing to do; seqs: that an engine decodes at once, on average.",
+        "dim",
+    )
     say(console, "Simulated: the network, and what roles on one machine take from each other, are left out.", "dim")
 
 

@@ -4,7 +4,7 @@
     python tests/bench/simulate.py --rounds 3
 
 Costs are fitted to the runs with `pipeline.max_lag: 0` alone, those of the same round; every other way of running is then simulated
-with them and run for real, on the same prompts and lengths.
+with them and run for real, on the same prompts and lengths. `own` is what comes of the costs of the very run that is foretold.
 """
 
 import argparse
@@ -40,6 +40,7 @@ WAYS = {
     "max_lag 1": ["pipeline.max_lag=1"],
     "max_lag 2": ["pipeline.max_lag=2"],
     "in flight, max_lag 1": ["pipeline.max_lag=1", "pipeline.in_flight=true"],
+    "max_lag 0, 32 at once": ["pipeline.max_lag=0", "rollout.max_sequences=32"],
     "oversample 0.25, max_lag 2": ["pipeline.max_lag=2", "pipeline.in_flight=true", "rollout.oversample=0.25"],
 }
 
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="that count, of each run")
     asked = parser.parse_args()
     ratios: dict[str, list[float]] = {way: [] for way in WAYS}
+    own: dict[str, list[float]] = {way: [] for way in WAYS}
     gains: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -90,6 +92,7 @@ def main() -> None:
                     fitted.write_text(json.dumps(found))
                 told = simulated([*common, *settings], fitted, asked.steps)
                 ratios[way].append(told / real)
+                own[way].append(simulated([*common, *settings], folder / "figures.json", asked.steps) / real)
                 gains[way].append(base / real)
                 idle = ", ".join(f"{who} {share:.0%}" for who, share in found["idle_share"].items())
                 print(
@@ -98,7 +101,7 @@ def main() -> None:
                 )
     for way in WAYS:
         print(
-            f"{way:28} simulated over real {spread(ratios[way])}; samples/s over max_lag 0 {spread(gains[way])}",
+            f"{way:28} simulated over real {spread(ratios[way])}, own {spread(own[way])}; samples/s over max_lag 0 {spread(gains[way])}",
             flush=True,
         )
 

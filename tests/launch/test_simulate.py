@@ -36,6 +36,7 @@ def test_a_step_on_policy_is_the_sum_of_its_parts():
     assert [s.seconds for s in found.steps] == pytest.approx([rollout + 0.25 + 0.5 + 7.0 + 2.0] * 4)
     assert found.lag == 0
     assert found.engines_idle(2) == pytest.approx(1 - rollout / found.seconds)
+    assert found.at_once(2) == pytest.approx(4 * rollout / found.seconds)
     assert found.ranks_idle == pytest.approx(1 - 9.0 / found.seconds)
     assert found.speed == pytest.approx(8 / found.seconds)
 
@@ -66,6 +67,17 @@ def test_over_sampling_shortens_the_wait_for_the_longest():
     assert more.speed > 1.3 * without.speed
     assert more.engines_idle(2) < without.engines_idle(2)
     assert more.lag <= 2
+
+
+@pytest.mark.parametrize("oversample", [0.1, 0.25, 0.5])
+def test_with_over_sampling_stragglers_leave_engines_idle_for_a_tenth_of_the_time_at_most(oversample):
+    options = ["trainer.prompts_per_step=32", "trainer.samples_per_prompt=8", "rollout.engines=4"]
+    options += ["pipeline.max_lag=2", "pipeline.in_flight=true"]
+    tail = {"mean": 300, "longest": 3000, "step_s": 1.0, "steps": 12}
+    assert report(*options, **tail).engines_idle(4) > 0.15
+    found = report(*options, f"rollout.oversample={oversample}", **tail)
+    assert found.engines_idle(4) <= 0.1
+    assert found.at_once(4) > 1.5 * report(*options, **tail).at_once(4)
 
 
 def test_over_sampling_looks_at_its_groups_a_few_times_however_many_samples_come(monkeypatch):
