@@ -128,7 +128,7 @@ def spans_of(known: Costs) -> list[Span]:
     return found
 
 
-def test_costs_are_found_again_in_what_was_measured():
+def test_costs_are_found_again_in_what_was_measured(tmp_path):
     known = Costs(
         0.02,
         0.001,
@@ -142,6 +142,7 @@ def test_costs_are_found_again_in_what_was_measured():
         other_s=0.4,
     )
     line = {
+        "time/sync": 0.5,
         "step": 1.0,
         "time/step": 100.0,
         "time/rollout": 98.0,
@@ -149,10 +150,16 @@ def test_costs_are_found_again_in_what_was_measured():
         "time/score": 0.5,
         "time/update": 0.5,
     }
-    found = costs.measured(
-        spans_of(known), [line | {"time/sync": 0.5}], configured("rollout.max_sequences=4"), prompt_tokens=5
-    )
+    found = costs.measured(spans_of(known), [line], configured("rollout.max_sequences=4"), prompt_tokens=5)
     assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(known))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "config.yaml").write_text("rollout: {max_sequences: 4}")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line))
+    for s in spans_of(known):
+        text = json.dumps({"span": s.name, "at": s.at, "s": s.seconds} | s.facts)
+        with (tmp_path / "logs" / f"{s.worker}.spans").open("a") as file:
+            file.write(text + "\n")
+    assert dataclasses.asdict(costs.read(tmp_path, 5)) == pytest.approx(dataclasses.asdict(known))
 
 
 class RecordedEngine(Engine):
