@@ -167,14 +167,14 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     path = model or find_model(config, watch.note)
     if config.model.path == "builtin:tiny" and not model and len(nodes) > 1:
         path = beside(watch.logs.parent, path)
-    window = load_window(path, config)
+    tokenizer, window = load_tokenizer(path, config), load_window(path, config)
     if problems := check_heads(config, path):
         raise ConfigError(problems)
     return Cluster(
         config,
         watch.note,
         model=path,
-        tokenizer=load_tokenizer(path, config),
+        tokenizer=tokenizer,
         window=window,
         transport=choose_transport(config, len(nodes)),
         address=address_for_commands(ray),

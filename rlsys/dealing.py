@@ -52,6 +52,8 @@ def deal(
         families.setdefault(s.family, []).append(s)
     ideal = sum(map(dear, families.values())) / ranks
     best, least, largest = [], float("inf"), max(map(len, families.values()), default=1)
+    if sum(map(len, families.values())) <= ranks:
+        largest = 1  # nothing is done sooner than each by a rank of its own
     parts: list[list[Sized]] = []
     while largest and least > 1.02 * ideal:
         cuts = [part for family in families.values() for part in cut(family, largest, budget)]
