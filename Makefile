@@ -57,7 +57,7 @@ figures: install  ## measure what the README says of the demo, about 5 minutes
 recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again
 	$(BIN)/python tests/bench/recipes.py
 
-bench: install  ## time the parts: advantages, rewards, exact arithmetic, an engine's products, scoring and updating, a sync, the driver, running ahead
+bench: install  ## time the parts: advantages, rewards, exact arithmetic, an engine's products, scoring and updating, a sync, the driver, a start, running ahead
 	$(BIN)/python tests/bench/advantages.py
 	$(BIN)/python tests/bench/rewards.py
 	$(BIN)/python tests/bench/exact.py
@@ -65,7 +65,9 @@ bench: install  ## time the parts: advantages, rewards, exact arithmetic, an eng
 	$(BIN)/python tests/bench/compute.py
 	$(BIN)/python tests/bench/sync.py
 	$(BIN)/python tests/bench/driver.py
+	$(BIN)/python tests/bench/start.py
 	$(BIN)/python tests/bench/simulate.py
+	$(BIN)/python tests/bench/gains.py
 
 versus: install  ## compare samples per second with TRL's trainer, in an environment of its own
 	$(BIN)/python tests/bench/trl/compare.py --rounds 5
