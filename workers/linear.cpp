@@ -1,7 +1,7 @@
 // y = x wᵀ + b in float32, for the few rows of x that a step of an engine has. See linear.py.
 //
-// 4 rows of x times 4 of w make a tile. Each of its 16 sums is made in 16 lanes, added up at the end: in the same
-// order for every row, wherever in a tile it is, and however many threads there are.
+// 4 rows of x times some of w make a tile. Each of its sums is made in so many lanes as there are sums, added up at the end: in
+// the same order for every row, wherever in a tile it is, and however many threads there are.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -15,8 +15,13 @@
 
 using torch::stable::Tensor;
 
-constexpr int LANES = 16, TILE = 4;
-static_assert(TILE * TILE == LANES, "the sums of a tile are one vector");
+// As many as a register holds: 16 sums of 16 are half of the registers of AVX-512, 8 sums of 8 half of those of AVX2.
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+constexpr int TALL = 4, WIDE = LANES / TALL;  // a tile's rows of x and of w
 constexpr int64_t ROWS = 32;  // of x, for which w is read once; narrow ones fit into a core's first cache
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -44,15 +49,15 @@ Lanes added_up(const Lanes* vectors) {
                      std::make_integer_sequence<int, LANES>());
 }
 
-// Each of 4 rows of x times each of 4 rows of w. `next` is a row that is wanted soon.
+// Each of some rows of x times each of some rows of w. `next` is a row that is wanted soon.
 inline Lanes products(const float* const* x, const float* const* w, int64_t width, const float* next) {
-  Lanes sums[TILE * TILE] = {};
+  Lanes sums[LANES] = {};
   for (int64_t k = 0; k < width; k += LANES) {
-    Lanes of_w[TILE];
-    for (int j = 0; j < TILE; j++) of_w[j] = *(const Unaligned*)(w[j] + k);
-    for (int i = 0; i < TILE; i++) {
+    Lanes of_w[WIDE];
+    for (int j = 0; j < WIDE; j++) of_w[j] = *(const Unaligned*)(w[j] + k);
+    for (int i = 0; i < TALL; i++) {
       const Lanes of_x = *(const Unaligned*)(x[i] + k);
-      for (int j = 0; j < TILE; j++) sums[i * TILE + j] += of_x * of_w[j];
+      for (int j = 0; j < WIDE; j++) sums[i * WIDE + j] += of_x * of_w[j];
     }
     __builtin_prefetch(next + k);
   }
@@ -71,24 +76,24 @@ struct Product {
   // The columns of y from `first` to `end`.
   void compute(int64_t first, int64_t end) const {
     for (int64_t from = 0; from < rows; from += ROWS)
-      for (int64_t n = first; n < end; n += TILE) compute(from, std::min(from + ROWS, rows), n);
+      for (int64_t n = first; n < end; n += WIDE) compute(from, std::min(from + ROWS, rows), n);
   }
 
-  // Of 4 columns of y, the rows from `from` to `to`.
+  // Of a tile's columns of y, the rows from `from` to `to`.
   void compute(int64_t from, int64_t to, int64_t n) const {
-    const float *of_x[TILE], *of_w[TILE];
+    const float *of_x[TALL], *of_w[WIDE];
     Lanes biases = {};
-    for (int j = 0; j < TILE; j++) of_w[j] = row_of_w(n + j);
-    for (int i = 0; bias && i < LANES; i++) biases[i] = bias[std::min(n + i % TILE, columns - 1)];
-    for (int64_t m = from; m < to; m += TILE) {
-      for (int i = 0; i < TILE; i++) of_x[i] = row_of_x(m + i);
-      const float* next = row_of_w(n + TILE + std::min<int64_t>((m - from) / TILE, TILE - 1));
+    for (int j = 0; j < WIDE; j++) of_w[j] = row_of_w(n + j);
+    for (int i = 0; bias && i < LANES; i++) biases[i] = bias[std::min(n + i % WIDE, columns - 1)];
+    for (int64_t m = from; m < to; m += TALL) {
+      for (int i = 0; i < TALL; i++) of_x[i] = row_of_x(m + i);
+      const float* next = row_of_w(n + WIDE + std::min<int64_t>((m - from) / TALL, WIDE - 1));
       const Lanes found = products(of_x, of_w, width, next) + biases;
-      for (int i = 0; i < std::min<int64_t>(TILE, to - m); i++) {
+      for (int i = 0; i < std::min<int64_t>(TALL, to - m); i++) {
         float* target = y + (m + i) * columns + n;
-        const float* source = (const float*)&found + i * TILE;
-        if (n + TILE <= columns)
-          std::memcpy(target, source, 4 * TILE);
+        const float* source = (const float*)&found + i * WIDE;
+        if (n + WIDE <= columns)
+          std::memcpy(target, source, 4 * WIDE);
         else
           std::memcpy(target, source, 4 * (columns - n));
       }
@@ -105,9 +110,9 @@ Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
   const float* biases = bias ? bias->const_data_ptr<float>() : nullptr;
   const Product product{x.const_data_ptr<float>(), weight.const_data_ptr<float>(), biases, y.mutable_data_ptr<float>(),
                         x.numel() / width, columns, width};
-  // 16 tiles, or 64 columns, are worth a thread.
-  torch::stable::parallel_for(0, (columns + TILE - 1) / TILE, 16, [&](int64_t first, int64_t end) {
-    product.compute(first * TILE, std::min(end * TILE, columns));
+  // 64 columns are worth a thread.
+  torch::stable::parallel_for(0, (columns + WIDE - 1) / WIDE, 64 / WIDE, [&](int64_t first, int64_t end) {
+    product.compute(first * WIDE, std::min(end * WIDE, columns));
   });
   return y;
 }

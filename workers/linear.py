@@ -17,7 +17,7 @@ from rlsys import exact
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 LIBRARY = torch.library.Library("rlsys", "FRAGMENT")
-LANES = 16  # of linear.cpp: a row of weights is read by so many numbers
+LANES = 16  # of linear.cpp, at most: a row of weights is read by so many numbers
 
 
 def linear_for(weight: Tensor) -> Linear:

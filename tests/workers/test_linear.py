@@ -1,5 +1,6 @@
 """Products of a compiled engine: right, and for each row the same bits whatever is beside it."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -40,6 +41,24 @@ def test_a_row_gets_the_same_alone_among_others_and_by_two_threads(width: int, c
         assert torch.equal(product(rows, weight, bias), whole)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_few_rows_take_no_longer_than_with_torchs_library() -> None:
+    """On any machine: with more sums than its registers hold it took six times as long."""
+    weight, rows = random(2048, 256), random(16, 256, seed=1)
+    products = {"ours": linear.few_rows(), "torch": F.linear}
+    least = dict.fromkeys(products, float("inf"))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        for _ in range(200):
+            for name, product in products.items():
+                began = time.perf_counter()
+                product(rows, weight, None)
+                least[name] = min(least[name], time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+    assert least["ours"] < 1.5 * least["torch"], least
 
 
 @pytest.mark.usefixtures("compiled")
