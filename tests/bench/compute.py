@@ -190,7 +190,7 @@ def measure(name: str) -> None:
 
     from workers.zero import prepare
 
-    prepare("cpu", 1)
+    prepare(load(CONFIG), 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
