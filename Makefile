@@ -45,6 +45,7 @@ demo: install  ## train the tiny model on this machine, from an empty runs/demo
 	rm -rf runs/demo
 	$(BIN)/rlsys train configs/tiny_cpu.yaml run.dir=runs/demo
 
+# Whole runs go first: the Ray that tests/workers share stays until the end.
 test: install  ## run all tests that need no GPU: units side by side, then real processes, which want the machine to themselves
 	$(BIN)/pytest -n auto --dist loadfile tests/launch tests/rlsys
 	$(BIN)/pytest tests/system tests/workers
