@@ -27,12 +27,12 @@ WIDEST = 1.25  # the longest of a block over its shortest: at most a fifth of a 
 def states(decoder: Any, pack: Pack, device: torch.device) -> Tensor:
     """What the decoder thinks where it predicts the targets of a pack.  [K, hidden size]"""
     found = decoder(
-        input_ids=torch.tensor(pack.tokens, device=device)[None],
+        input_ids=torch.tensor(pack.tokens, dtype=torch.long, device=device)[None],
         position_ids=torch.tensor(pack.positions, device=device)[None],
         use_cache=False,
         layout=layout(pack.lengths, pack.after, device),
     )
-    return found.last_hidden_state[0].index_select(0, torch.tensor(pack.predict, device=device))
+    return found.last_hidden_state[0].index_select(0, torch.tensor(pack.predict, dtype=torch.long, device=device))
 
 
 @dataclass(frozen=True)

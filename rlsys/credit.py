@@ -41,14 +41,15 @@ class CreditAssignment:
         """`columns` has what was scored: `old`, `ref` and `values`, as far as this configuration needs them."""
         c = self.config
         lengths = torch.from_numpy(batch.lengths)
-        sequences = torch.from_numpy(np.repeat(np.arange(len(lengths)), batch.lengths))  # [T]
         rewards = self.shuffled(step, self.components(batch) if c.algorithm.advantage == "gdpo" else batch.rewards)
         late, divergence = self.penalties(lengths), self.divergence(columns)
         cost = torch.zeros(()) if divergence is None else kl_coef * divergence  # [T], or nothing
         if self.with_critic:
-            columns = self.of_tokens(rewards + late, cost, lengths, sequences, columns)
+            columns = self.of_tokens(rewards + late, cost, lengths, sequences(batch), columns)
         else:
-            taken_off = late if divergence is None else late - torch.zeros(len(late)).index_add(0, sequences, cost)
+            taken_off = late
+            if divergence is not None:
+                taken_off = late - torch.zeros(len(late)).index_add(0, sequences(batch), cost)
             found = self.of_samples(batch, rewards, taken_off, lengths)
             columns = replace(columns, advantages=np.repeat(found.numpy(), batch.lengths))
         if divergence is not None:
@@ -134,6 +135,11 @@ class CreditAssignment:
         rng = np.random.default_rng(seed_of(self.config.run.seed, step, "clip_cov"))
         out = covariance.clip_cov(columns.old, columns.advantages, share=e.share, low=e.low, high=e.high, rng=rng)
         return replace(columns, advantages=np.where(out, np.float32(0), columns.advantages))
+
+
+def sequences(batch: Batch) -> Tensor:
+    """Which sample each token is of.  [T]"""
+    return torch.from_numpy(np.repeat(np.arange(len(batch.samples)), batch.lengths))
 
 
 def means(advantages: Floats | None, lengths: NDArray[np.int64]) -> Floats:

@@ -33,7 +33,7 @@ class PackedLogprobs(nn.Module):
         """Log-probs [K] of a pack's targets and entropies [K] of the distributions they are drawn from; none without gradients."""
         device = next(self.lm.parameters()).device
         picked = states(self.lm.get_decoder(), pack, device)
-        return self.lm.get_output_embeddings()(picked, torch.tensor(pack.targets, device=device))
+        return self.lm.get_output_embeddings()(picked, torch.tensor(pack.targets, dtype=torch.long, device=device))
 
 
 class LogprobHead(nn.Linear):

@@ -44,6 +44,8 @@ def weights(config: Config, batch: Batch, members: list[int]) -> Floats:
         constant=a.constant or config.rollout.max_new_tokens,
         control_weight=a.control_weight,
     )
+    if kept.all():
+        return counted.numpy()
     found = np.zeros(lengths.sum(), dtype=np.float32)
     found[np.repeat(kept, lengths)] = counted.numpy()
     return found

@@ -4,8 +4,9 @@ The loss weights are decided here, once, over the whole mini-batch. A rank's los
 update does not depend on the token budget, the number of ranks or the ZeRO stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 from rlsys.config import NORMALIZERS
 from rlsys.dealing import PAIRS_PER_TOKEN, Sized, deal
 from rlsys.options import accepted
-from rlsys.types import Batch, Columns, Floats, Pack
+from rlsys.types import Batch, Columns, Floats, Ints, Pack, cut
+
+NOTHING = np.zeros(0, dtype=np.float32)
 
 
 def token_weights(lengths: Tensor, normalize: str, **options: float) -> Tensor:
@@ -71,68 +74,87 @@ def pack(
     What they cost depends on the model: see `rlsys.shapes.pairs_per_token`. `weights` are those of the members' tokens, end to end. Without them the packs are for scoring only. A sample whose tokens
     all weigh nothing is left out. Samples of one prompt in one pack share it, unless `share` is false.
     """
-    columns = columns or Columns()
-    lengths = [len(batch.samples[m].tokens) for m in members]
-    flat = np.zeros(sum(lengths), dtype=np.float32) if weights is None else weights
-    if len(flat) != sum(lengths):
-        raise ValueError(f"pack: weights has {len(flat)} numbers; the members have {sum(lengths)} tokens.")
-    own = dict(zip(members, np.split(flat, np.cumsum(lengths, dtype=np.int64))[:-1], strict=True))
-    split = {name: batch.split(column) for name, column in vars(columns).items() if column is not None}
+    columns, samples = columns or Columns(), batch.samples
+    lengths = [len(samples[m].tokens) for m in members]
+    if weights is not None and len(weights) != sum(lengths):
+        raise ValueError(f"pack: weights has {len(weights)} numbers; the members have {sum(lengths)} tokens.")
+    weighs = None if weights is None else dict(zip(members, cut(weights, lengths), strict=True))
 
     def family(m: int) -> int:
         return int(batch.groups[m]) if share else m
 
     def sized(m: int) -> Sized:
-        return Sized(m, family(m), len(batch.prompts[batch.groups[m]].tokens), len(batch.samples[m].tokens) - 1)
+        return Sized(m, family(m), len(batch.prompts[batch.groups[m]].tokens), len(samples[m].tokens) - 1)
 
-    def one(chosen: list[int]) -> Pack:
-        if not chosen:
-            return filler(columns)
-        ids = sorted(chosen, key=lambda m: (family(m), m))
-        laid = Laid()
-        for _, together in groupby(ids, family):
-            laid.add(batch, list(together))
-        return Pack(
-            tokens=np.concatenate(laid.tokens, dtype=np.int64),
-            lengths=laid.lengths,
-            after=laid.after,
-            predict=np.concatenate(laid.predict),
-            targets=np.concatenate([batch.samples[m].tokens for m in ids], dtype=np.int64),
-            sequences=np.repeat(np.arange(len(ids)), [len(batch.samples[m].tokens) for m in ids]),
+    def laid(ids: list[int]) -> Laid:
+        found = Laid()
+        for _, some in groupby(ids, family):
+            own = list(some)
+            found.add(batch.prompts[batch.groups[own[0]]].tokens, [samples[m].tokens for m in own])
+        return found
+
+    kept = [sized(m) for m, n in zip(members, lengths, strict=True) if (n if weighs is None else weighs[m].any())]
+    dealt = deal(kept, ranks, tokens_per_pack, pairs_per_token)
+    chosen = [sorted(ids, key=lambda m: (family(m), m)) for packs in dealt for ids in packs if ids]
+
+    def of_targets(own: Callable[[int], NDArray[Any]]) -> list[NDArray[Any]]:
+        return in_one([[own(m) for m in ids] for ids in chosen])
+
+    pieces = [laid(ids) for ids in chosen]
+    tokens, targets = in_one([p.tokens for p in pieces]), of_targets(lambda m: samples[m].tokens)
+    rollout = of_targets(lambda m: samples[m].logprobs)
+    weighed = [NOTHING] * len(chosen) if weighs is None else of_targets(weighs.__getitem__)
+    split = {name: batch.split(column) for name, column in vars(columns).items() if column is not None}
+    found = {name: of_targets(own.__getitem__) for name, own in split.items()}
+    made = (
+        Pack(
+            tokens=tokens[i],
+            lengths=pieces[i].lengths,
+            after=pieces[i].after,
+            targets=targets[i],
             samples=ids,
-            rollout=np.concatenate([batch.samples[m].logprobs for m in ids]),
-            weights=np.concatenate([own[m] for m in ids]),
-            columns=Columns(**{name: np.concatenate([parts[m] for m in ids]) for name, parts in split.items()}),
+            counts=[len(samples[m].tokens) for m in ids],
+            first=pieces[i].first,
+            rest=pieces[i].rest,
+            rollout=rollout[i],
+            weights=weighed[i],
+            columns=Columns(**{name: column[i] for name, column in found.items()}),
         )
+        for i, ids in enumerate(chosen)
+    )
+    return [[next(made) if ids else filler(columns) for ids in packs] for packs in dealt]
 
-    kept = [sized(m) for m in members if (len(own[m]) if weights is None else own[m].any())]
-    return [[one(chosen) for chosen in packs] for packs in deal(kept, ranks, tokens_per_pack, pairs_per_token)]
+
+def in_one(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """The parts of each pack in one array. They all lie in one that is cut: to get new memory for each costs more than to fill it."""
+    if not parts:
+        return []
+    return cut(np.concatenate([part for own in parts for part in own]), [sum(map(len, own)) for own in parts])
 
 
 class Laid:
     """The pieces of a pack, as far as they are laid down: see `Pack`."""
 
     def __init__(self) -> None:
-        self.tokens: list[NDArray[np.integer]] = []
+        self.tokens: list[Ints] = []
         self.lengths: list[int] = []
         self.after: list[int] = []
-        self.predict: list[NDArray[np.int64]] = []
+        self.first: list[int] = []
+        self.rest: list[int] = []
         self.end = 0
 
-    def add(self, batch: Batch, together: list[int]) -> None:
+    def add(self, prompt: list[int], completions: list[Ints]) -> None:
         """Samples of one prompt: one of them alone in one piece, several as pieces that continue their prompt's."""
-        prompt = np.asarray(batch.prompts[batch.groups[together[0]]].tokens)
-        parent, alone = len(self.lengths), len(together) == 1
-        self.lay(prompt, after=-1)
+        parent, alone = len(self.lengths), len(completions) == 1
+        self.lay(np.array(prompt, dtype=np.int32), after=-1)
         last = self.end - 1
-        for m in together:
-            tokens = batch.samples[m].tokens
-            if len(tokens):
-                self.predict += [np.array([last]), np.arange(self.end, self.end + len(tokens) - 1)]
+        for tokens in completions:
+            self.first.append(last)
+            self.rest.append(self.end)
             if len(tokens) > 1:
                 self.lay(tokens[:-1], after=None if alone else parent)
 
-    def lay(self, tokens: NDArray[np.integer], after: int | None) -> None:
+    def lay(self, tokens: Ints, after: int | None) -> None:
         """`after` None: more of the piece that was laid last."""
         self.tokens.append(tokens)
         self.end += len(tokens)
@@ -148,24 +170,23 @@ def unpack(packs: list[list[Pack]], values: list[list[Floats]], count: int) -> F
     out: list[Floats] = [np.zeros(0, dtype=np.float32)] * count
     for rank_packs, rank_values in zip(packs, values, strict=True):
         for p, v in zip(rank_packs, rank_values, strict=True):
-            ends = np.cumsum(np.bincount(p.sequences, minlength=len(p.samples)))
-            for sample, own in zip(p.samples, np.split(v, ends[:-1]), strict=False):
+            for sample, own in zip(p.samples, cut(v, p.counts), strict=True):
                 out[sample] = own
     return np.concatenate(out)
 
 
 def filler(columns: Columns) -> Pack:
     """A pack that adds nothing, for a rank with no sequence left: ZeRO's collectives need all ranks to take part."""
-    no_floats, no_ints = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
     return Pack(
-        tokens=np.zeros(1, dtype=np.int64),
+        tokens=np.zeros(1, dtype=np.int32),
         lengths=[1],
         after=[-1],
-        predict=no_ints,
-        targets=no_ints,
-        sequences=no_ints,
+        targets=np.zeros(0, dtype=np.int32),
         samples=[],
-        rollout=no_floats,
-        weights=no_floats,
-        columns=Columns(**{name: no_floats for name, column in vars(columns).items() if column is not None}),
+        counts=[],
+        first=[],
+        rest=[],
+        rollout=NOTHING,
+        weights=NOTHING,
+        columns=Columns(**{name: NOTHING for name, column in vars(columns).items() if column is not None}),
     )

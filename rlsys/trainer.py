@@ -15,7 +15,7 @@ from rlsys import agreement, dynamic_sampling, kl, metrics
 from rlsys.best import Best
 from rlsys.checkpoint import Checkpoints
 from rlsys.config import Config
-from rlsys.credit import CreditAssignment
+from rlsys.credit import Credit, CreditAssignment
 from rlsys.data import Dataset
 from rlsys.diagnosis import disagreement
 from rlsys.draw import Draw
@@ -162,10 +162,9 @@ class Trainer:
         with clock("score"):
             scored = self.scored(step, batch)
         credit = self.credit(step, batch, scored, self.kl_coef)
-        self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages, credit.columns)
         self.changing = True
         with clock("update"):
-            updates = list(self.updates(step, batch, credit.columns))
+            updates = list(self.updates(step, batch, credit))
         learned = self.skips.good(step, batch, [u for u, _ in updates if u])
         of_critic = self.critic_skips.good(step, batch, [u for _, u in updates if u])
         found = metrics.of_batch(batch) | metrics.of_updates(learned) | metrics.of_credit(credit)
@@ -234,21 +233,28 @@ class Trainer:
         packs = self.pack(batch, range(len(batch.samples)), ranks=self.critic.ranks)
         return unpack(packs, self.critic.score(packs), len(batch.samples))
 
-    def updates(self, step: int, batch: Batch, columns: Columns) -> Iterator[tuple[Metrics, Metrics]]:
-        """One optimizer update per mini-batch. Yields the policy's figures and the critic's, empty for one that does not learn."""
+    def updates(self, step: int, batch: Batch, credit: Credit) -> Iterator[tuple[Metrics, Metrics]]:
+        """One optimizer update per mini-batch. Yields the policy's figures and the critic's, empty for one that does not learn.
+
+        The samples are written while the first is made. Begun earlier, the thread that writes would hold up what lays it out.
+        """
         p, c = self.config.policy, self.config.critic
         alone = c.alone_steps if self.critic else 0
-        for mini in mini_batches(self.config, step, batch):
+        to_policy = replace(credit.columns, values=None, returns=None)
+        to_critic = replace(credit.columns, advantages=None, old=None, ref=None, anchor=None)
+        for i, mini in enumerate(mini_batches(self.config, step, batch)):
+            loud = heard(self.config, batch, mini, to_policy)
+            for_policy = self.packs(batch, loud, to_policy, self.policy.ranks) if step > alone else None
+            for_critic = self.packs(batch, mini, to_critic, self.critic.ranks) if self.critic else None
+            if not i:
+                self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages, credit.columns)
             of_policy, of_critic = {}, {}
-            if self.critic:
+            if self.critic and for_critic:
                 lr = self.learning_rate(mini.number, c.lr, c.warmup_updates)
-                own = replace(columns, advantages=None, old=None, ref=None, anchor=None)
-                of_critic = self.critic.update(self.packs(batch, mini, own, self.critic.ranks), lr) | {"lr": lr}
-            if step > alone:
+                of_critic = self.critic.update(for_critic, lr) | {"lr": lr}
+            if for_policy:
                 lr = self.learning_rate(mini.number, p.lr, p.warmup_updates, first_step=alone)
-                mini = heard(self.config, batch, mini, columns)
-                packs = self.packs(batch, mini, replace(columns, values=None, returns=None), self.policy.ranks)
-                of_policy = self.policy.update(packs, lr, self.kl_coef) | {"lr": lr, "silent": float(mini.silent)}
+                of_policy = self.policy.update(for_policy, lr, self.kl_coef) | {"lr": lr, "silent": float(loud.silent)}
             yield of_policy, of_critic
 
     def packs(self, batch: Batch, mini: MiniBatch, columns: Columns, ranks: int) -> list[list[Pack]]:

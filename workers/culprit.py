@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlsys.types import Pack
@@ -18,7 +19,7 @@ class Culprit:
         """`losses` [K], weights included, come from `answers` [K], whose gradient is looked at when it is there."""
         if not pack.samples:
             return
-        samples = torch.tensor(pack.samples, device=answers.device)[torch.tensor(pack.sequences, device=answers.device)]
+        samples = torch.tensor(np.repeat(pack.samples, pack.counts), device=answers.device)
 
         def look(numbers: torch.Tensor) -> None:
             # No branch: nothing waits for the device.

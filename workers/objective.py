@@ -41,7 +41,7 @@ class Objective:
         logprobs, entropy = answer  # [K]
         columns = pack.columns
         old = logprobs.detach() if columns.old is None else self.tensor(columns.old)
-        rollout, sequences = self.tensor(pack.rollout), self.tensor(pack.sequences)
+        rollout, sequences = self.tensor(pack.rollout), self.tensor(pack.sequences).long()
 
         told = self.loss(logprobs, old, self.tensor(columns.advantages), sequences, **self.loss_options)
         loss = told.loss

@@ -1,7 +1,7 @@
 """What a step costs the driver itself: the real trainer and run directory, with machines behind it that take no time.
 
-Samples are written by a thread of their own, beside the update of a real run; its CPU time is shown apart. On a busy machine only
-CPU times mean something, and those too are longer than on one that is quiet.
+Samples are written by a thread of their own, beside the update, which here takes as long as that does, and much longer in a real
+run. Its CPU time is shown apart. On a busy machine only CPU times mean something, and those too are longer than on one that is quiet.
 
 python tests/bench/driver.py                     # 1,024 samples of 256 to 2,048 tokens
 python tests/bench/driver.py --profile           # where the time of the longest goes
@@ -13,6 +13,7 @@ import math
 import pstats
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -44,6 +45,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.wall = self.cpu = self.written = 0.0
+        self.files = threading.Semaphore(0)  # that were written
 
     def __call__(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **options: Any) -> Any:
@@ -61,6 +63,7 @@ class Meter:
             began = time.thread_time()
             method(*arguments)
             self.written += time.thread_time() - began
+            self.files.release()
 
         return timed
 
@@ -110,7 +113,7 @@ class Ranks:
     """Policy or reference: log-probs are the engine's."""
 
     def __init__(self, ranks: int, engines: Engines, meter: Meter):
-        self.ranks, self.engines = ranks, engines
+        self.ranks, self.engines, self.files = ranks, engines, meter.files
         self.score, self.update = meter(self.score), meter(self.update)  # type: ignore[method-assign]
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
@@ -123,6 +126,7 @@ class Ranks:
         raise NotImplementedError
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
+        self.files.acquire()
         names = ("loss", "grad_norm", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "skipped")
         return dict.fromkeys(names, 0.0) | {
             "tokens": float(sum(len(p.targets) for own in packs for p in own)),

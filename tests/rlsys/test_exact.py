@@ -79,15 +79,16 @@ def packed(sequences: list[np.ndarray]) -> Pack:
     """Every token but the first is a target."""
     lengths = [len(s) - 1 for s in sequences]
     total = sum(lengths)
-    zeros = np.zeros(total, np.float32)
+    starts, zeros = (np.cumsum(lengths) - lengths).tolist(), np.zeros(total, np.float32)
     return Pack(
         tokens=np.concatenate([s[:-1] for s in sequences]),
         lengths=lengths,
         after=[-1] * len(lengths),
-        predict=np.arange(total),
         targets=np.concatenate([s[1:] for s in sequences]),
-        sequences=np.repeat(np.arange(len(sequences)), lengths),
         samples=list(range(len(sequences))),
+        counts=lengths,
+        first=starts,
+        rest=[start + 1 for start in starts],
         rollout=zeros,
         weights=zeros,
         columns=Columns(),

@@ -10,7 +10,7 @@ import torch
 
 from rlsys.config import Config
 from rlsys.packing import filler
-from rlsys.types import Columns, Floats, Pack
+from rlsys.types import Columns, Floats, Ints, Pack
 from workers.objective import Objective
 
 
@@ -18,8 +18,8 @@ def floats(*values: float) -> Floats:
     return np.array(values, dtype=np.float32)
 
 
-def ints(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    return np.array(values, dtype=np.int64)
+def ints(*values: int) -> Ints:
+    return np.array(values, dtype=np.int32)
 
 
 LOGPROBS = floats(-1.0, -2.0, -0.5)
@@ -27,10 +27,11 @@ PACK = Pack(
     tokens=ints(1, 2, 3, 4),
     lengths=[2, 2],
     after=[-1, -1],
-    predict=ints(0, 1, 3),
     targets=ints(2, 3, 4),
-    sequences=ints(0, 0, 1),
     samples=[0, 1],
+    counts=[2, 1],
+    first=[0, 3],
+    rest=[1, 4],
     rollout=LOGPROBS,
     weights=floats(0.5, 0.25, 0.25),
     columns=Columns(advantages=floats(1, 1, -2), old=LOGPROBS),
