@@ -1,12 +1,17 @@
-"""Builds a run out of its parts: who is started where, in what order, and what each is told. The only file that knows all."""
+"""Builds a run out of its parts: who is started where, in what order, and what each is told. The only file that knows all.
+
+What takes long to import is imported when Ray and the nurseries have been begun, which then come up meanwhile.
+"""
 
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launch.local_ray import Session, address_for_commands, pages_for_prometheus, ray_session, remove_leftovers
 from launch.placement import choose_transport, places
@@ -14,15 +19,18 @@ from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check_heads
 from rlsys.progress import Note
-from workers.critic import CriticGroup, CriticRank
+from workers.imports import uncollected
 from workers.nursery import ENGINES, MODELS, executable
 from workers.places import place_of, tidy
-from workers.policy import PolicyGroup, PolicyRank
 from workers.process import port_is_taken
-from workers.reference import Reference, ReferenceWorker
-from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
-from workers.rollout import RolloutGroup, RolloutWorker
 from workers.waiting import Watch
+
+if TYPE_CHECKING:
+    from workers.critic import CriticGroup
+    from workers.policy import PolicyGroup
+    from workers.reference import Reference
+    from workers.reward import RewardPool
+    from workers.rollout import RolloutGroup
 
 
 @dataclass
@@ -37,22 +45,24 @@ class Cluster:
     transport: str
     address: str  # of the Ray cluster
     metrics: list[str]  # pages of its nodes that Prometheus reads
-    rollout: RolloutGroup
-    rewards: RewardPool
-    policy: PolicyGroup | None
-    reference: Reference | None
-    critic: CriticGroup | None
+    rollout: "RolloutGroup"
+    rewards: "RewardPool"
+    policy: "PolicyGroup | None"
+    reference: "Reference | None"
+    critic: "CriticGroup | None"
 
+    @uncollected()
     def ready(self, longest_prompt: int) -> "Cluster":
         """Waits until every worker has its model, and connects policy and engines."""
-        self.rewards.start()
-        if self.policy:
-            self.policy.start(self.model, self.transport)
-        if self.reference:
-            self.reference.start(self.model)
-        if self.critic:
-            self.critic.start(self.model)
-        self.rollout.start(self.model, self.transport, longest_prompt)
+        starts: list[Callable[[], None]] = [self.rewards.start]
+        starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
+        starts += [partial(learner.start, self.model) for learner in (self.reference, self.critic) if learner]
+        starts += [partial(self.rollout.start, self.model, self.transport, longest_prompt)]
+        if self.config.cluster.placement == "colocated":
+            for start in starts:  # an engine measures what its GPU has left when it comes up
+                start()
+        else:
+            at_once(starts)
         if self.policy:
             self.policy.connect(self.rollout)
         self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
@@ -68,6 +78,16 @@ class Cluster:
                 f"run.dir: {', '.join(blind)} cannot write to {self.policy.watch.logs.parent}: another node has no such "
                 "directory, or has its own. Put run.dir on storage that all nodes see."
             )
+
+
+def at_once(starts: Sequence[Callable[[], None]]) -> None:
+    """Returns when all are done; raises what the first that fails raises, without waiting for the others."""
+    pool = ThreadPoolExecutor(len(starts), thread_name_prefix="start")
+    try:
+        for done in as_completed([pool.submit(start) for start in starts]):
+            done.result()
+    finally:
+        pool.shutdown(wait=False)
 
 
 @contextlib.contextmanager
@@ -136,9 +156,15 @@ class Actors:
             tidy(self.started, self.logs)
 
 
+@uncollected()
 def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, training: bool) -> Cluster:
     """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
+    from workers.critic import CriticGroup, CriticRank
     from workers.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
+    from workers.policy import PolicyGroup, PolicyRank
+    from workers.reference import Reference, ReferenceWorker
+    from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
+    from workers.rollout import RolloutGroup, RolloutWorker
 
     cpu = config.cluster.device == "cpu"
     place = places(ray, config, training, watch.note)

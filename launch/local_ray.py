@@ -4,6 +4,7 @@ It listens on loopback only, in a folder of its own that others may not enter, a
 """
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -22,6 +23,7 @@ from rlsys.cache import cache
 from rlsys.config import Config, ConfigError
 from rlsys.failures import WorkerLost
 from rlsys.stopping import Stop
+from workers import worker_command
 from workers.engines import CPU_ENVIRONMENT
 from workers.nursery import begin
 from workers.process import port_is_taken
@@ -114,7 +116,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     try:
         if nursery:
             nurse = begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")  # its imports go on while Ray comes up
-        with on_loopback(), slowness_is_a_loss():
+        with on_loopback(), sparing(), slowness_is_a_loss():
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, 2),
                 include_dashboard=True,  # `ray list actors` asks it
@@ -157,6 +159,23 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def sparing() -> Iterator[None]:
+    """A Ray that starts now does without two processes, an autoscaler for nodes that never come and a reader of logs that nobody listens to,
+    and starts workers by a command of ours, which imports less. `ray.init` has no options for these.
+    """
+    from ray._private import parameter
+
+    before = parameter.RayParams
+    parameter.RayParams = functools.partial(
+        before, no_monitor=True, include_log_monitor=False, setup_worker_path=worker_command.__file__
+    )
+    try:
+        yield
+    finally:
+        parameter.RayParams = before
 
 
 @contextlib.contextmanager

@@ -81,7 +81,6 @@ def refuse_folder_of_a_job(place: Path) -> None:
 def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) -> int:
     """The last step that is done and saved."""
     from launch.cluster import started
-    from rlsys.trainer import Trainer
     from workers.waiting import Watch
 
     if unknown := missing(config.tracking):
@@ -91,6 +90,8 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) ->
     try:
         tracking = Tracking(config, run.path, progress.note, run.event)
         with started(config, watch) as cluster, tracking:
+            from rlsys.trainer import Trainer
+
             run.event("start", ray=cluster.address, metrics=cluster.metrics)
             run.prepare()
             prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)

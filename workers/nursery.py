@@ -94,7 +94,6 @@ def serve(folder: Path, driver: int) -> None:
             kind = ENGINES
     for other in set(KINDS) - {kind}:
         doors[other].close()
-    gc.collect()
     gc.freeze()  # what is shared stays shared
     Nursery(doors[kind]).run()
 

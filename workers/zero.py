@@ -6,13 +6,17 @@ Every method holds a collective: all ranks call it at the same time, with the sa
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from rlsys.config import Config, Policy
 from rlsys.types import Pack
 from workers.imports import without
 from workers.process import threads_of
+
+MUON, MUONS_NAME = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWithAuxAdam"
 
 
 class ZeroEngine:
@@ -109,9 +113,12 @@ def prepare(config: Config, ranks: int) -> None:
         import deepspeed
 
     torch.set_num_threads(threads_of(config, ranks))
+    # DeepSpeed asks whether an optimizer is its own Muon, and to import that takes torch's compiler along: half of what a rank has to do to come up.
+    # None of ours is an instance of this one either.
+    sys.modules.setdefault(MUON, SimpleNamespace(**{MUONS_NAME: type(MUONS_NAME, (), {})}))  # type: ignore[arg-type]
     if cpu:
-        # Only inference would use it, and compiling it made the first start about twice as long.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # Only inference would use any, and one that is compiled made the first start about twice as long; so does asking compilers which could be.
+        deepspeed.ops.__compatible_ops__ = {}
 
 
 def join(device: str, rank: int, ranks: int, address: str, port: int, seed: int) -> None:

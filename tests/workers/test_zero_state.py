@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import importlib.util
 import math
 import os
 import pickle
@@ -18,6 +19,7 @@ from rlsys.config import Config
 from rlsys.packing import pack
 from rlsys.types import Columns
 from workers.policy import PolicyGroup
+from workers.zero import MUON, MUONS_NAME
 
 EVERY = {  # settings of policy.*, by what to call them
     "0": {"zero_stage": 0},
@@ -205,3 +207,9 @@ def test_no_pickle_in_a_checkpoint_is_ever_loaded(ranks: Ranks, tmp_path: Path) 
     sources = [p for top in ("rlsys", "workers", "launch") for p in Path(top).rglob("*.py")]
     assert sources
     assert not [p for p in sources if "torch.load(" in p.read_text() or "load_checkpoint(" in p.read_text()]
+
+
+def test_what_stands_in_for_a_part_of_deepspeed_has_its_name_and_what_is_asked_of_it() -> None:
+    found = importlib.util.find_spec(MUON)
+    assert found is not None
+    assert f"class {MUONS_NAME}(" in Path(str(found.origin)).read_text()
