@@ -29,10 +29,10 @@ MALLOC, MALLOC_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
 PADDING = 1.1  # cells of attention's blocks, over the tokens in them
 # A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model; of
 # libraries one kernel maps more pages than another, of a reward process up to 20 MiB.
-IMPORTS = {"policy": 440, "critic": 440, "reference": 430, "rollout": 600, "reward": 141, "driver": 625}  # MiB
+IMPORTS = {"policy": 410, "critic": 440, "reference": 430, "rollout": 600, "reward": 141, "driver": 625}  # MiB
 REWARD_MODEL = 510  # MiB of its actor, and of its process, which imports what models need
-ZERO = {0: 0, 1: 35, 2: 35, 3: 50}  # MiB more of a rank, by stage
-COMPILER = 65  # MiB more where layers are compiled
+ZERO = {0: 0, 1: 40, 2: 40, 3: 5}  # MiB more of a rank, by stage
+COMPILER = 85  # MiB more where layers are compiled
 # Assumed, not measured: a process's CUDA context with the libraries' own buffers, and NCCL's.
 CUDA, NCCL, ASLEEP = 0.7 * GIB, 0.5 * GIB, 1.2 * GIB
 ENGINE_WORK = 8192  # tokens that vLLM computes in one go at most, on GPUs
