@@ -210,9 +210,10 @@ def positions(pack: Pack, variant: Variant) -> Tensor:
     """Position ids [T] as padding would have made them, of a pack in which every sequence is one piece."""
     assert set(pack.after) == {-1}
     ids, start = [], 0
+    predict, sequences = pack.predict, pack.sequences
     for sequence, length in enumerate(pack.lengths):
         own = torch.arange(length)
-        predicting = pack.predict[pack.sequences == sequence]
+        predicting = predict[sequences == sequence]
         if len(predicting):
             prompt = int(predicting[0]) - start + 1
             moved_from = prompt if variant.positions == "right" else 0

@@ -12,12 +12,6 @@ import shlex
 import sys
 
 
-def command(runtime: dict[str, object], arguments: list[str]) -> list[str]:
-    """`exec python default_worker.py …`, by way of a shell, as `py_executable` is written for one."""
-    words = ["exec", str(runtime["py_executable"]), *map(shlex.quote, arguments)]
-    return ["bash", "-c", " ".join(words)]
-
-
 def expanded(text: str) -> str:
     """`${HOME}/x` with what the environment says; nothing where it says nothing."""
     return re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(text))
@@ -40,8 +34,8 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, rays_own(), *sys.argv[1:]])
     for name, value in runtime.get("env_vars", {}).items():
         os.environ[name] = expanded(value)
-    words = command({"py_executable": sys.executable} | runtime, rest)
-    os.execvp(words[0], words)
+    words = ["exec", runtime.get("py_executable", sys.executable), *map(shlex.quote, rest)]
+    os.execvp("bash", ["bash", "-c", " ".join(words)])  # `py_executable` is written for a shell
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def prepare(config: Config, ranks: int) -> None:
     # None of ours is an instance of this one either.
     sys.modules.setdefault(MUON, SimpleNamespace(**{MUONS_NAME: type(MUONS_NAME, (), {})}))  # type: ignore[arg-type]
     if cpu:
-        # Only inference would use any, and one that is compiled made the first start about twice as long; so does asking compilers which could be.
+        # Only inference would use any: compiling one made the first start about twice as long, and to ask compilers for which they could takes a second.
         deepspeed.ops.__compatible_ops__ = {}
 
 
