@@ -19,7 +19,7 @@ from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check_heads
 from rlsys.progress import Note
-from workers.imports import uncollected
+from workers.imports import uncollected, without_generation
 from workers.nursery import ENGINES, MODELS, executable
 from workers.places import place_of, tidy
 from workers.process import port_is_taken
@@ -225,10 +225,12 @@ def find_model(config: Config, note: Note) -> str:
 
 
 def load_tokenizer(path: str, config: Config) -> Any:
-    from transformers import AutoTokenizer
+    remote = config.model.trust_remote_code
+    with contextlib.nullcontext() if remote else without_generation():
+        from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=remote)
     except Exception as error:
         raise ConfigError(
             f"model.path: no tokenizer could be loaded from {path}: {' '.join(str(error).split())[:300]}"

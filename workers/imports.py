@@ -4,6 +4,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 
 @contextlib.contextmanager
@@ -16,6 +17,26 @@ def without(*modules: str) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+@contextlib.contextmanager
+def without_generation() -> Iterator[None]:
+    """In between, transformers' tokenizers do without its `generate`, which takes half of what they take to import, torch's compiler with it.
+
+    They name its mixin, to give it to models of remote code that lack it; in a process that loads such a model let this be.
+    """
+    import transformers.generation
+
+    package, module, mixin = transformers.generation, "transformers.generation.utils", "GenerationMixin"
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = SimpleNamespace(**{mixin: type(mixin, (), {})})  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+        vars(package).pop(mixin, None)  # where it keeps what it has found
 
 
 @contextlib.contextmanager

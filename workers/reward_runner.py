@@ -118,6 +118,8 @@ class RewardRunner:
         """Hands over what is waiting, if the process's main thread is free to take it."""
         if not (self.waiting and self.process and self.process.facts and self.process.free):
             return
+        if not self.number:
+            self.stand_by()  # not before: when a run starts, others need the cores
         items = []
         while self.waiting:
             item, future = self.waiting[0]
@@ -164,7 +166,8 @@ class RewardRunner:
             if process is self.process and not self.ready.done():
                 self.ready.set_result(message)
             self.starts = 0
-            self.stand_by()
+            if self.number:
+                self.stand_by()
         elif "now" in message:
             limit = time.monotonic() + message["within"], message["within"]
             others = self.judging["loop"] if message["place"] == "loop" else {}
