@@ -29,7 +29,7 @@ MALLOC, MALLOC_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
 PADDING = 1.1  # cells of attention's blocks, over the tokens in them
 # A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model; of
 # libraries one kernel maps more pages than another, of a reward process up to 20 MiB.
-IMPORTS = {"policy": 410, "critic": 440, "reference": 430, "rollout": 600, "reward": 141, "driver": 625}  # MiB
+IMPORTS = {"policy": 410, "critic": 440, "reference": 430, "rollout": 600, "reward": 141, "driver": 450}  # MiB
 REWARD_MODEL = 510  # MiB of its actor, and of its process, which imports what models need
 ZERO = {0: 0, 1: 40, 2: 40, 3: 5}  # MiB more of a rank, by stage
 COMPILER = 85  # MiB more where layers are compiled

@@ -124,6 +124,7 @@ def predicted(config: Path, overrides: list[str]) -> dict[str, tuple[str, Parts]
     found = {name: every[name] for name in ("driver", "reference") if name in every}
     found |= {f"rollout-{i}": every["rollout"] for i in range(c.rollout.engines)}
     found |= {f"policy-{i}": every["policy" if i else "policy-0"] for i in range(c.policy.ranks)}
+    found |= {f"critic-{i}": every["critic"] for i in range(c.critic.ranks) if "critic" in every}
     found |= {f"reward-{i}": every["reward"] for i in range(c.reward.workers)}
     return {name: process.peak() for name, process in found.items()}
 

@@ -126,7 +126,7 @@ class Shell:
     def meant(self, word: str) -> str:
         """The cluster's own for the addresses that the pages have."""
         word = re.sub(r"^(http://(HEAD|127\.0\.0\.1):(8265|PORT)|URL)$", self.cluster.url, word)
-        word = re.sub(r"^head:6379$", f"{self.cluster.head}:{self.cluster.port}", word)
+        word = re.sub(r"^HEAD:6379$", f"{self.cluster.head}:{self.cluster.port}", word)
         return word.replace("/shared", str(self.place / "shared"))
 
 
