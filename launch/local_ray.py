@@ -164,18 +164,20 @@ def on_loopback() -> Iterator[None]:
 @contextlib.contextmanager
 def sparing() -> Iterator[None]:
     """A Ray that starts now does without two processes, an autoscaler for nodes that never come and a reader of logs that nobody listens to,
-    and starts workers by a command of ours, which imports less. `ray.init` has no options for these.
+    starts workers by a command of ours, which imports less, and does not import the dashboard's libraries here to see that they are there.
+    `ray.init` has no options for these.
     """
-    from ray._private import parameter
+    from ray._private import parameter, utils
 
-    before = parameter.RayParams
+    params, ask = parameter.RayParams, utils.get_dashboard_dependency_error
     parameter.RayParams = functools.partial(
-        before, no_monitor=True, include_log_monitor=False, setup_worker_path=worker_command.__file__
+        params, no_monitor=True, include_log_monitor=False, setup_worker_path=worker_command.__file__
     )
+    utils.get_dashboard_dependency_error = lambda: None
     try:
         yield
     finally:
-        parameter.RayParams = before
+        parameter.RayParams, utils.get_dashboard_dependency_error = params, ask
 
 
 @contextlib.contextmanager
