@@ -105,7 +105,8 @@ class RolloutWorker:
         return replace(whole, text=self.tokenizer.decode(whole.tokens.tolist(), skip_special_tokens=True))
 
     async def connect(self, invitation: Message) -> None:
-        info = self.receiver.init_info(invitation, self.index, self.config.rollout.tensor_parallel)
+        wide, inside = self.config.rollout.tensor_parallel, in_process(self.config)
+        info = self.receiver.init_info(invitation, self.index, wide, inside)
         await self.engine.call("init_weight_transfer_engine", init_info=info)
         if self.config.sync.verify:
             policy = {key: invitation[key] for key in ("manifest", "cut", "by_place")}

@@ -167,6 +167,7 @@ def test_samples_arrive_while_weights_are_sent(engines: Callable[..., RolloutGro
         (PAIR, "shared_memory", 2),
         (PAIR, "shared_memory", 3),
         (FLYING, "object_store", 3),
+        (PAIR, "object_store", 2),
         (COARSE, "shared_memory", 2),
         (COMPILED, "shared_memory", 2),
     ],
@@ -200,6 +201,11 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
     assert [s.text for s in stale] == [s.text for s in before], "engines keep their weights until the sync"
 
     policy.sync(1)
+    if transport == "object_store":
+        together = [
+            worker.__ray_call__.remote(lambda w: bool(w.receiver.memory)) for worker in group.crew.actors.values()
+        ]
+        assert set(ray.get(together)) == {stage == 3}, "what one rank sends is loaded from where Ray holds it"
     policy.all.all("in_buckets_of", BUCKET)
     after = generated(group, requests(tokenizer))
     assert [s.text for s in after] != [s.text for s in before]
@@ -337,7 +343,7 @@ def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
 
         def believing(worker: Any) -> None:
             worker.wrong = ""
-            worker.receiver.init_info(invitation, 0, 1)
+            worker.receiver.init_info(invitation, 0, 1, True)
 
         ray.get(sent.engine.__ray_call__.remote(believing))
         ray.get(sent.engine.take.remote([[]], 1))

@@ -43,11 +43,14 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
-    """An engine actor's half: translates what the ranks say into what vLLM's `backend` wants."""
+    """An engine actor's half: translates what the ranks say into what vLLM's `backend` wants.
+
+    `inside`: vLLM's worker is in this process, and takes any object of Python's.
+    """
 
     backend: str
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]: ...
+    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]: ...
     def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]: ...
 
 

@@ -57,7 +57,7 @@ class Sender:
 class Receiver:
     backend = "ipc"
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
+    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
         return {}
 
     async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:

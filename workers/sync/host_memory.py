@@ -6,6 +6,7 @@ that process ends. `register()` teaches vLLM to load from such memory.
 
 import math
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +91,14 @@ class Mapping:
         return self.memory
 
 
+def lent(array: Any) -> Any:
+    """A tensor of the same bytes, which may be such that nobody may write to them, as Ray's are."""
+    import torch
+
+    with warnings.catch_warnings(action="ignore"):
+        return torch.from_numpy(array)
+
+
 def register() -> None:
     """Called where vLLM's worker lives, before the engine is built."""
     from vllm.distributed.weight_transfer.base import (
@@ -107,6 +116,7 @@ def register() -> None:
     @dataclass
     class UpdateInfo(WeightTransferUpdateInfo):
         path: str = ""
+        held: Any = None  # bytes of this process, in place of a path; they are only read
         layout: list[Place] = field(default_factory=list)
 
     class HostMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -120,7 +130,8 @@ def register() -> None:
                 initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: UpdateInfo) -> None:
-            tensors = views(self.mapping.of(update_info.path), update_info.layout)
+            memory = self.mapping.of(update_info.path) if update_info.held is None else lent(update_info.held)
+            tensors = views(memory, update_info.layout)
             if self.in_place:
                 side_by_side(self.model.load_weights, [tensors[i::PIECES] for i in range(PIECES)])
             else:  # vLLM keeps tensors until all of a layer are there, and this memory may be used for others by then

@@ -70,7 +70,7 @@ class Sender:
 class Receiver:
     backend = "nccl"
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
+    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
         self.invitation = invitation
         info = {
             "master_address": invitation["address"],

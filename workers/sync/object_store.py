@@ -2,10 +2,11 @@
 
 rank 0:        invites to {"layouts": [[(name, dtype, shape, offset), …], …], "size": bytes of the largest bucket}
 every rank:    answers, for each bucket, with what it has of it: (bytes, [(to, from, count), …])
-engine actor:  each bucket: fetch what ranks have of it, put it together in memory of this host, hand vLLM's worker the path
+engine actor:  each bucket: fetch what ranks have of it, and hand vLLM's worker the bytes where they lie, if one rank had all of them
+               and the worker is this process; else put them together in memory of this host, and hand it the path
 
 The object store of each host holds the model once, in the engines' dtype; every rank holds its part of a bucket more, and every
-engine a bucket.
+engine that puts them together a bucket.
 """
 
 from collections.abc import AsyncIterator
@@ -56,16 +57,24 @@ class Sender:
 class Receiver:
     backend = BACKEND
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
+    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
         self.layouts, self.size = invitation["layouts"], invitation["size"]
+        self.inside = inside
         self.memory: HostMemory | None = None
         return {}
 
     async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:
+        for refs, layout in zip(parts, self.layouts, strict=True):
+            pieces: list[Piece] = [piece for piece in await arrived(refs) if piece[1]]
+            if self.inside and len(pieces) == 1 and all(to == at for to, at, _ in pieces[0][1]):
+                yield {"held": pieces[0][0], "layout": layout}
+            else:
+                yield {"path": self.together(pieces), "layout": layout}
+
+    def together(self, pieces: list[Piece]) -> str:
         self.memory = self.memory or HostMemory(self.size)
         memory = self.memory.bytes.numpy()
-        for refs, layout in zip(parts, self.layouts, strict=True):
-            for flat, moves in await arrived(refs):
-                for to, at, count in moves:
-                    memory[to : to + count] = flat[at : at + count]
-            yield {"path": self.memory.path, "layout": layout}
+        for flat, moves in pieces:
+            for to, at, count in moves:
+                memory[to : to + count] = flat[at : at + count]
+        return self.memory.path

@@ -45,7 +45,7 @@ class Sender:
 class Receiver:
     backend = BACKEND
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int) -> dict[str, Any]:
+    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
         self.path, self.buckets = invitation["path"], invitation["buckets"]
         return {}
 
