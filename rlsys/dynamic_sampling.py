@@ -22,10 +22,19 @@ class NothingToLearn(RuntimeError):
     """Too few groups of a step had rewards that differ."""
 
 
-def fill(ask: Callable[[int], Batch], wanted: int, *, max_rounds: int, step: int, parts: bool = False) -> Batch:
+def fill(
+    ask: Callable[[int], Batch],
+    wanted: int,
+    *,
+    max_rounds: int,
+    step: int,
+    parts: bool = False,
+    check: Callable[[Batch], object] = lambda batch: None,
+) -> Batch:
     """`ask(count)` samples and judges that many new prompts; the result has `wanted` groups whose rewards differ.
 
-    With `parts` it is enough that one of the reward's components differs.
+    With `parts` it is enough that one of the reward's components differs. `check` sees all that is there before more is asked
+    for: where verdicts fail, that is the cause, and not the prompts.
     """
     rounds: list[Batch] = []
     missing, count = wanted, wanted
@@ -36,15 +45,20 @@ def fill(ask: Callable[[int], Batch], wanted: int, *, max_rounds: int, step: int
             rounds.append(first(batch, int(good[missing - 1]) + 1))
             return join([only(batch, teaching(batch, parts)) for batch in rounds])
         rounds.append(batch)
+        check(join(rounds))
         missing -= len(good)
         share = (wanted - missing) / sum(len(b.prompts) for b in rounds)
         count = min(wanted, math.ceil(MARGIN * missing / share)) if share else wanted
-    prompts = sum(len(batch.prompts) for batch in rounds)
+    all_of_them = join(rounds)
+    prompts, failed = len(all_of_them.prompts), sum(all_of_them.failures.values())
+    verdicts = (
+        f"{failed} of {all_of_them.asked} verdicts failed, the first: {all_of_them.first_failure}. " if failed else ""
+    )
     means = [m for b in rounds for m, teaches in zip(means_of(b), teaching(b, parts), strict=True) if not teaches]
     raise NothingToLearn(
         f"step {step}: {wanted - missing} of {wanted} groups have rewards that differ, after {max_rounds} rounds and {prompts} "
         f"prompts (dynamic_sampling.max_rounds). The groups of equal rewards have rewards from {min(means):g} to {max(means):g}. "
-        "This run can go on with a larger dynamic_sampling.max_rounds, or with dynamic_sampling.enabled=false; a new one may "
+        f"{verdicts}This run can go on with a larger dynamic_sampling.max_rounds, or with dynamic_sampling.enabled=false; a new one may "
         "take easier or harder prompts, or more trainer.samples_per_prompt."
     )
 
@@ -77,10 +91,9 @@ def means_of(batch: Batch) -> list[float]:
 
 
 def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
-    """The batch with some of its groups.  keep [groups] bool"""
+    """The batch with some of its groups, and all that failed.  keep [groups] bool"""
     samples = np.flatnonzero(keep[batch.groups])
     number = np.cumsum(keep) - 1  # of each group that stays
-    uids = {p.uid for p, good in zip(batch.prompts, keep, strict=True) if good}
     return replace(
         batch,
         prompts=[p for p, good in zip(batch.prompts, keep, strict=True) if good],
@@ -89,7 +102,6 @@ def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
         rewards=batch.rewards[samples],
         components=[batch.components[i] for i in samples],
         answers=[batch.answers[i] for i in samples if batch.answers],
-        failed=[(s, v) for s, v in batch.failed if s.uid in uids],
         greedy=None if batch.greedy is None else batch.greedy[keep],
         dropped=batch.dropped + int((~keep).sum()),
     )

@@ -54,7 +54,7 @@ def write_samples(
     import pyarrow.parquet
 
     group = {p.uid: g for g, p in enumerate(batch.prompts)}
-    failed = {(s.uid, s.index): (s, verdict) for s, verdict in batch.failed}
+    failed = {(s.uid, s.index): (s, verdict) for s, verdict in batch.failed if s.uid in group}
     judged, known = [], per_token or Columns()
     old, earned = (split(batch, c) for c in (known.old, uneven(batch, known.advantages)))
     answers = batch.answers or [None] * len(batch.samples)

@@ -216,7 +216,10 @@ class Trainer:
         seen = self.scoring.begin(step)
         if d.enabled:
             parts = self.config.algorithm.advantage == "gdpo"
-            batch = dynamic_sampling.fill(ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step, parts=parts)
+            check = partial(self.collector.checked, step)
+            batch = dynamic_sampling.fill(
+                ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step, parts=parts, check=check
+            )
             self.asked = batch.position
         elif self.oversampling:
             batch = self.oversampling.collect(step)
@@ -390,7 +393,7 @@ class Trainer:
 def require_agreement(config: Config, step: int, found: Metrics) -> None:
     """Stops a run whose samples are no longer the policy's own."""
     gap, limit = found.get("mismatch/mean_abs", 0.0), agreement.step_limit(config)
-    if gap > limit:
+    if not gap <= limit:  # and nan is not
         raise agreement.Disagreement(
             f"step {step}: rollout and old log-probs differ by {gap:.2g} on average, more than trainer.max_mismatch ({limit:g}). "
             "The last checkpoint is from before. `rlsys doctor CONFIG` finds out why; a larger trainer.max_mismatch goes on all the same."

@@ -104,7 +104,7 @@ class Batch:
     answers: list[str | None] = field(default_factory=list)  # [N] final answers, where the reward says them
     failed: list[tuple[Sample, Verdict]] = field(
         default_factory=list
-    )  # what failed; with reward.on_failure score: x it is among `samples` too
+    )  # what failed, of dropped groups too; with reward.on_failure score: x it is among `samples` too
     asked: int = 0  # verdicts asked for
     failures: dict[str, int] = field(default_factory=dict)  # reason → samples that left the batch
     first_failure: str = ""  # in words

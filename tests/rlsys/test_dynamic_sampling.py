@@ -5,7 +5,7 @@ import pytest
 from fakes import make_batch
 
 from rlsys.dynamic_sampling import NothingToLearn, fill, join, only, teaching
-from rlsys.types import Batch
+from rlsys.types import Batch, Verdict
 
 
 class Stream:
@@ -91,6 +91,34 @@ def test_a_round_without_verdicts_is_a_round_without_groups():
     batch = fill(lambda n: next(batches)(n), 2, max_rounds=2, step=1)
     assert [p.uid for p in batch.prompts] == ["u0", "u1"]
     assert (batch.failures, batch.asked, batch.first_failure) == ({"timeout": 2}, 2, "timeout: x")
+
+
+def test_after_each_round_that_was_not_enough_all_that_is_there_is_looked_at():
+    seen: list[tuple[int, int]] = []
+    fill(
+        Stream([WRONG, GOOD, WRONG, GOOD]),
+        2,
+        max_rounds=5,
+        step=1,
+        check=lambda b: seen.append((len(b.prompts), b.asked)),
+    )
+    assert [prompts for prompts, _ in seen] == [2]
+
+
+def test_who_gives_up_says_how_many_verdicts_failed_and_why_the_first_did():
+    lost = replace(
+        make_batch([], [], prompt_lengths=[4]), failures={"crash": 2}, asked=2, first_failure="crash: it fell"
+    )
+    with pytest.raises(NothingToLearn, match=r"4 of 4 verdicts failed, the first: crash: it fell\. This run can"):
+        fill(lambda count: lost, 1, max_rounds=2, step=1)
+
+
+def test_what_failed_stays_known_where_its_group_is_dropped():
+    batch = make_batch([1, 0], [0, 0], prompt_lengths=[4, 4])
+    lost = (replace(batch.samples[0], uid=batch.prompts[1].uid), Verdict(None, failure="crash", detail="it fell"))
+    found = only(replace(batch, failed=[lost]), np.array([True, False]))
+    assert found.failed == [lost]
+    assert [p.uid for p in found.prompts] == ["p0"]
 
 
 def test_some_groups_of_a_batch_keep_their_own_samples():

@@ -403,6 +403,24 @@ def test_failed_verdicts_are_counted_over_the_step_and_not_over_a_round(tmp_path
     assert line["reward/failed"] == 8 <= 0.4 * asked
 
 
+def test_where_all_verdicts_fail_dynamic_sampling_does_not_look_for_other_prompts(tmp_path):
+    machines = Machines(tmp_path, *DYNAMIC, evals=0)
+    machines.rewards.judge_one = lambda facts: Verdict(None, failure="exception", detail="f: KeyError: 'x'")
+    with pytest.raises(RewardFailure, match="16 of 16 .* The first: exception: f: KeyError: 'x'"):
+        machines.run()
+    assert len(machines.asked) == 1
+
+
+def test_a_verdict_that_fails_in_a_group_that_is_dropped_is_told_and_not_written(tmp_path):
+    machines = Machines(tmp_path, *DYNAMIC, "trainer.steps=1", "reward.max_failure_share=0.9", evals=0)
+    uid = make_dataset(10).take(0, 1)[0].uid
+    machines.rewards.broken = {(uid, i) for i in range(4)}
+    machines.run()
+    assert any("a reward verdict failed (timeout)" in note for note in machines.progress.notes)
+    assert machines.lines[1]["reward/failed"] == 4
+    assert uid not in machines.column("step-000001", "uid")
+
+
 def test_dynamic_sampling_that_finds_nothing_stops_the_run_with_a_sentence(tmp_path):
     machines = Machines(tmp_path, "dynamic_sampling.enabled=true", "dynamic_sampling.max_rounds=3", evals=0)
     machines.rewards.judge_one = lambda facts: Verdict(1.0, {"zigzag": 1.0})
@@ -511,6 +529,20 @@ def test_a_run_that_drifts_is_stopped(tmp_path):
     with pytest.raises(Disagreement, match=r"step 2: .* differ by 0\.3 on average, more than trainer\.max_mismatch"):
         machines.run()
     assert [line["step"] for line in machines.lines] == [0, 1]
+
+
+def test_log_probs_of_engines_that_are_no_numbers_stop_a_run(tmp_path):
+    machines = Machines(tmp_path, "trainer.updates_per_step=1", evals=0)
+    one = machines.rollout.one
+
+    def without(request, version):
+        found = one(request, version)
+        return replace(found, logprobs=found.logprobs * np.nan)
+
+    machines.trainer.compare = lambda: None  # the start was fine
+    machines.rollout.one = without
+    with pytest.raises(Disagreement, match="step 1: .* differ by nan on average"):
+        machines.run()
 
 
 # --- one step ahead --------------------------------------------------------------------------------------------------------
