@@ -164,6 +164,10 @@ class Timetable:
         """The last batch that may be begun before `step` is trained."""
         return self.newest(step - 1) + 1 + self.ahead
 
+    def whole(self, steps: int) -> int:
+        """As many or a few more: a step behind a sync waits for less than one before it, so a mean is of all between two syncs."""
+        return -(-steps // self.every) * self.every
+
 
 class Pipeline:
     """Batches in order, `start(step)` samples and judges one. `ready` are those from step `first` on that are there already."""

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from launch.printing import say
 from rlsys import flops
 from rlsys.config import Config
 from rlsys.data import Dataset
+from rlsys.pipeline import Timetable
 from rlsys.progress import Progress
 from rlsys.run_directory import RunDirectory, read_lines, write
 from rlsys.trace import spans, write_trace
@@ -30,7 +31,8 @@ from rlsys.types import Metrics
 def bench(config: Config, wanted: Wanted, console: Console) -> None:
     if wanted.rewards:
         datasets.peek(config)
-    with tempfile.TemporaryDirectory(prefix="rlsys-bench-") as folder:
+    wanted = replace(wanted, steps=Timetable.of(config).whole(wanted.steps))
+    with tempfile.TemporaryDirectory(prefix="rlsys-bench-", dir=seen_by_all(config)) as folder:
         # Where transformers keeps what torch compiles, as soon as it reads a model's settings. Ray's session sets its own.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
         settings = model_settings(config)
@@ -42,20 +44,27 @@ def bench(config: Config, wanted: Wanted, console: Console) -> None:
         finally:
             run.close()
         report = measured(config, wanted, run.path, prompt, machine)
-        lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["step"] > wanted.warmup]
-        work_costs = costs.measured(spans(run.path), lines, config, prompt)
-        spans_written = write_trace(run.path, Path(wanted.trace)) if wanted.trace else 0
-    show(report, config, console)
-    if wanted.json:
-        asked = asdict(wanted) | {"prompt_tokens": prompt, "longest": lengths.longest, "mean": lengths.mean}
-        figures = {"asked": asked} | report.as_dict() | {"costs": asdict(work_costs)}
-        write(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
-        say(console, f"figures: {wanted.json}")
-    if wanted.trace:
-        say(
-            console,
-            f"trace: {wanted.trace}, {spans_written:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.",
-        )
+        show(report, config, console)
+        if wanted.trace:
+            written = write_trace(run.path, Path(wanted.trace))
+            viewers = "https://ui.perfetto.dev or chrome://tracing"
+            say(console, f"trace: {wanted.trace}, {written:,} spans. Open it at {viewers}.")
+        if wanted.json:
+            lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["step"] > wanted.warmup]
+            work = costs.measured(spans(run.path), lines, config, prompt)
+            asked = asdict(wanted) | {"prompt_tokens": prompt, "longest": lengths.longest, "mean": lengths.mean}
+            figures = {"asked": asked} | report.as_dict() | {"costs": asdict(work)}
+            write(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
+            say(console, f"figures: {wanted.json}")
+
+
+def seen_by_all(config: Config) -> Path | None:
+    """A folder for the run: on a cluster where its hosts see the run directory, else wherever temporary files go."""
+    if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):
+        return None
+    folder = Path(config.run.dir).absolute().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def loop(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.bench.wanted import Wanted
+from launch.plan.laying import workers as names
 from rlsys import flops
 from rlsys.config import Config
 from rlsys.losses import LOSSES
@@ -50,6 +51,9 @@ class Report:
     work: Work
     idle: dict[str, float]  # by worker
     doing: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker and span: share of the time
+    unseen: list[str] = field(
+        default_factory=list
+    )  # workers that recorded nothing, as they do not see the run directory
 
     @property
     def seconds(self) -> float:
@@ -87,6 +91,7 @@ class Report:
             },
             "idle_share": self.idle,
             "work_share": self.doing,
+            "unseen": self.unseen,
         }
 
     @property
@@ -121,6 +126,7 @@ def measured(config: Config, wanted: Wanted, run: Path, prompt: int, machine: Ma
         work=work(config, run, numbers, prompt, machine.shape, inside),
         idle=idle,
         doing=doing,
+        unseen=[name for name in names(config) if not (run / "logs" / f"{name}.log").exists()],
     )
 
 

@@ -25,6 +25,12 @@ def show(report: Report, config: Config, console: Console) -> None:
         workers.add_row(name, f"{share:.1%}", at)
     console.print()
     console.print(workers)
+    if report.unseen:
+        say(
+            console,
+            f"Nothing was recorded of {', '.join(report.unseen)}: their hosts do not see the run directory.",
+            "dim",
+        )
     console.print()
     say(console, f"{w.samples / report.steps:,.0f} samples a step, {figures['samples_per_s']:,.1f} samples/s")
     say(

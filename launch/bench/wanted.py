@@ -40,6 +40,7 @@ def benched(config: Config, wanted: Wanted, folder: str, window: int) -> tuple[C
         rollout=replace(config.rollout, max_prompt_tokens=prompt, max_new_tokens=longest),
         data=config.data if wanted.rewards else Data(),
         reward=r,
+        critic=replace(config.critic, alone_steps=0),  # a step is one in which all learn
         overlong=Overlong(),  # every completion is cut where it is told to be
         eval=Eval(every=0),
         checkpoint=Checkpoint(every=0),

@@ -56,11 +56,17 @@ def measured(found: list[Span], lines: list[Metrics], config: Config, prompt_tok
     of: defaultdict[str, list[Span]] = defaultdict(list)
     for s in inside:
         of[s.name].append(s)
-    decoding = engine(
-        [s for s in of["generate"] if s.facts.get("samples")], config.rollout.max_sequences, prompt_tokens
-    )
+    generated = [s for s in of["generate"] if s.facts.get("samples")]
+    updated = [s for s in of["update"] if s.worker.startswith("policy-")]
+    for spans_of, who in ((generated, "engines"), (updated, "policy ranks")):
+        if not spans_of:
+            raise ConfigError(
+                f"costs need the timeline of the {who}, and there is none of these steps. A worker writes its own to logs/NAME.spans "
+                "in the run directory: one on another host needs a directory that all hosts see."
+            )
+    decoding = engine(generated, config.rollout.max_sequences, prompt_tokens)
     pair = 1 / pairs_per_token(config.model.path)
-    updates = rank([s for s in of["update"] if s.worker.startswith("policy-")], pair)
+    updates = rank(updated, pair)
     scores = rank([s for s in of["score"] if s.worker.startswith(("policy-", "reference"))], pair)
     other = fmean(line["time/step"] - sum(line[f"time/{name}"] for name in PHASES) for line in lines)
     return Costs(

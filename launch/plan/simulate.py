@@ -290,8 +290,8 @@ class Loop:
         self.asked = 0
 
     def run(self, steps: int) -> Report:
-        """So many steps in the middle of a run: those in which the pipeline fills and empties are left out."""
-        ahead = self.config.pipeline.max_lag
+        """So many steps in the middle of a run, from sync to sync: those in which the pipeline fills and empties are left out."""
+        ahead, steps = self.config.pipeline.max_lag, Timetable.of(self.config).whole(steps)
         self.time.run(lambda: self.train(steps + 2 * ahead + 1))
         return Report(self.steps[ahead + 1 :][:steps])
 

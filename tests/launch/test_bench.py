@@ -7,6 +7,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from launch import synthetic
+from launch.bench.command import seen_by_all
 from launch.bench.figures import Machine, Report, Work, all_teach
 from launch.bench.shown import show
 from launch.bench.wanted import Wanted, benched
@@ -109,6 +110,20 @@ def test_the_last_steps_of_a_run_are_not_measured_for_they_generate_nothing_more
     assert benched(ahead, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 2
 
 
+def test_in_every_step_that_is_measured_the_policy_learns(tmp_path):
+    config = make_config(tmp_path, "algorithm.advantage=gae", "critic.alone_steps=4", "trainer.steps=9")
+    assert benched(config, ASKED, "x", 32)[0].critic.alone_steps == 0
+
+
+def test_on_a_cluster_the_run_stands_where_hosts_see_the_run_directory(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = make_config(tmp_path, f"run.dir={tmp_path}/shared/run")
+    assert seen_by_all(config) is None
+    monkeypatch.setenv("RAY_ADDRESS", "HEAD:6379")
+    assert seen_by_all(config) == tmp_path / "shared"
+    assert (tmp_path / "shared").is_dir()
+
+
 def test_lengths_that_do_not_fit_are_refused_with_a_way_out(tmp_path):
     config = make_config(tmp_path)
     with pytest.raises(ConfigError, match="do not fit into the model's window of 64"):
@@ -162,6 +177,9 @@ def test_the_tables_say_what_is_not_known(tmp_path):
     assert "not in rollout, score, update or sync: 10.0% of a step" in text
     assert "400.0 MB in 0.400 s, 1.00 GB/s" in text
     assert "generate 75.0%" in text
+    assert "Nothing was recorded" not in text
+    show(replace(REPORT, unseen=["rollout-0", "rollout-1"]), config, console)
+    assert "Nothing was recorded of rollout-0, rollout-1: their hosts do not see" in console.export_text()
     show(replace(REPORT, work=replace(REPORT.work, flops={})), config, console)
     assert "FLOP use is not known: this architecture" in console.export_text()
 

@@ -211,6 +211,24 @@ def test_tokens_that_were_there_before_are_read_and_not_drawn():
     assert (step_s + sequence_s, prompt_s) == pytest.approx((2.0, 0.1))
 
 
+def test_a_timeline_without_engines_is_refused_with_the_place_it_should_be_in():
+    steps = [
+        Span("driver", "step", 0.0, 1.0, {"step": 1}),
+        Span("policy-0", "update", 0.5, 0.2, {"tokens": 9, "packs": 1}),
+    ]
+    line = {"step": 1.0, "time/step": 1.0} | {f"time/{name}": 0.1 for name in costs.PHASES}
+    with pytest.raises(ConfigError, match=r"timeline of the engines, and there is none .* logs/NAME\.spans"):
+        costs.measured(steps, [line], configured(), prompt_tokens=5)
+
+
+@pytest.mark.parametrize("max_lag", [2, 3])
+def test_a_mean_is_of_all_steps_between_syncs_however_many_were_asked_for(max_lag):
+    means = {
+        n: report(f"pipeline.max_lag={max_lag}", steps=n, step_s=1.0, optimizer_s=3.0).seconds for n in (4, 5, 6, 7)
+    }
+    assert len({round(mean, 6) for mean in means.values()}) == 1, means
+
+
 def test_costs_come_from_a_file_or_are_refused_with_a_way_out(tmp_path):
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"costs": dataclasses.asdict(FREE)}))

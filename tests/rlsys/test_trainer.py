@@ -406,7 +406,7 @@ def test_failed_verdicts_are_counted_over_the_step_and_not_over_a_round(tmp_path
 def test_where_all_verdicts_fail_dynamic_sampling_does_not_look_for_other_prompts(tmp_path):
     machines = Machines(tmp_path, *DYNAMIC, evals=0)
     machines.rewards.judge_one = lambda facts: Verdict(None, failure="exception", detail="f: KeyError: 'x'")
-    with pytest.raises(RewardFailure, match="16 of 16 .* The first: exception: f: KeyError: 'x'"):
+    with pytest.raises(RewardFailure, match=r"16 of 16 .* The first: exception: f: KeyError: 'x'"):
         machines.run()
     assert len(machines.asked) == 1
 
@@ -541,7 +541,7 @@ def test_log_probs_of_engines_that_are_no_numbers_stop_a_run(tmp_path):
 
     machines.trainer.compare = lambda: None  # the start was fine
     machines.rollout.one = without
-    with pytest.raises(Disagreement, match="step 1: .* differ by nan on average"):
+    with pytest.raises(Disagreement, match=r"step 1: .* differ by nan on average"):
         machines.run()
 
 
