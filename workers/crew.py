@@ -44,7 +44,8 @@ class Crew:
         tries: int = TRIES,
         beside: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The answers of every worker, or of some, by name. `beside` are calls of others without which these do not end."""
+        """The answers of every worker, or of some, by name. `beside` are calls of others without which these do not end, nor do
+        they without these: with one try the first worker that is lost ends all of it."""
         found: dict[str, Any] = {}
         names, others = only or list(self.actors), dict(beside or {})
         for attempt in range(1, tries + 1):
@@ -54,7 +55,7 @@ class Crew:
             lost: dict[str, WorkerLost] = {}
             waiting = {n: ref for n, ref in others.items() if n not in found}
             for name, answer in self.watch.outcomes(calls | waiting, doing, limit_s):
-                if isinstance(answer, WorkerLost) and name not in others:
+                if isinstance(answer, WorkerLost) and name not in others and tries > 1:
                     lost[name] = answer
                 elif isinstance(answer, Exception):
                     raise answer

@@ -263,7 +263,8 @@ class PolicyGroup:
             if not follow:
                 self.engines.take(delivery)
         except WorkerFailed:
-            self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
+            if not self.concurrent:  # else ranks that are whole cannot answer, as they wait for the engine
+                self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
             raise
         self.all.all("sent")
         self.engines.prove()

@@ -78,7 +78,7 @@ class RolloutWorker:
         """Samples as they finish: a stream of object references on the driver's side."""
         by_id = {name_of(r): r for r in requests}
         async with self.turns.together():
-            # Prompts computed by older weights are of no use to samples that begin now.
+            # Samples that are asked for from now on make no use of prompts that older weights computed.
             salt = str(self.version) if self.config.pipeline.in_flight else ""
             async for outs in self.engine.generate(requests, self.stop_ids, salt):
                 await self.proved.wait()
@@ -242,7 +242,10 @@ class RolloutGroup:
         """Has every engine take the weights. An engine that comes later takes them too. `sending` are the calls of who still
         sends them; returns their answers."""
         self.delivery = delivery
-        found = self.crew.call("take", delivery.parts, delivery.version, doing="taking weights", beside=sending)
+        tries = TRIES if self.lasting else 1  # who came in another's place could not be given them
+        found = self.crew.call(
+            "take", delivery.parts, delivery.version, doing="taking weights", beside=sending, tries=tries
+        )
         return {name: found[name] for name in sending or {}}
 
     def prove(self) -> None:

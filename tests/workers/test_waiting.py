@@ -203,6 +203,21 @@ def test_a_crew_whose_new_workers_die_too_gives_up(start: Callable[[str], Any], 
     assert len(watch.events) == 2, "three tries"
 
 
+def test_with_one_try_nobody_is_replaced_and_who_waits_for_the_lost_one_is_not_waited_for(
+    start: Callable[[str], Any], tmp_path: Path
+) -> None:
+    watch = Told(tmp_path, stall_s=60)
+    crew, other = Crew(["a-0", "a-1"], start, watch), start("b-0")
+    crew.call("answer", 1, doing="starting")
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match=r"taking: a-\d died"):
+        crew.call(
+            "die_once", str(tmp_path / "died"), doing="taking", beside={"b-0": other.think_about_it.remote()}, tries=1
+        )
+    assert time.monotonic() - began < 20
+    assert not watch.events
+
+
 def test_nobody_is_replaced_when_the_run_is_over(ray: Any, start: Callable[[str], Any], tmp_path: Path) -> None:
     """Its workers are ended then, and a thread of the driver may still wait for one."""
     watch = Told(tmp_path, stall_s=60)
