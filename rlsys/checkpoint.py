@@ -23,6 +23,7 @@ from rlsys.types import Batch
 
 _NAME = re.compile(r"step-(\d{6,})")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+_WAS = ".was-"
 SUMS = "SHA256SUMS"
 
 
@@ -63,10 +64,12 @@ class Checkpoints:
         write(self.beside / SUMS, render(self.sums | sums))
         for place in [p for p in self.beside.rglob("*") if p.is_dir()] + [self.beside]:
             _sync(place)
+        was = target.with_name(f"{_WAS}{target.name}")  # of the same step, and the only one perhaps
         if target.exists():
-            _remove(target)
+            target.rename(was)
         self.beside.rename(target)
         _sync(self.folder)
+        shutil.rmtree(was, ignore_errors=True)
         self.step = None
         if self.keep_last:
             for step, old in found(self.folder)[: -self.keep_last]:
@@ -84,8 +87,12 @@ class Checkpoints:
         return there[-1][0] if there else 0
 
     def newest(self, tell: Callable[[str], None]) -> Found | None:
-        """The newest that is whole. A damaged one is named, and set aside; what a killed run was writing or removing goes."""
-        for unfinished in self.folder.glob(".*step-*"):
+        """The newest that is whole. A damaged one is named, and set aside; what a killed run was writing or removing goes, and what
+        it was about to replace has its name again."""
+        for was in self.folder.glob(f"{_WAS}step-*"):
+            if not (target := was.with_name(was.name.removeprefix(_WAS))).exists():
+                was.rename(target)
+        for unfinished in self.folder.glob(".*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         for step, path in reversed(found(self.folder)):
             damage = damage_of(path)

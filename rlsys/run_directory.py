@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -88,8 +87,6 @@ class RunDirectory:
             write(known, config_load.to_yaml(config))
             for name in ("samples", "checkpoints", "logs"):
                 (self.path / name).mkdir(exist_ok=True)
-            for leftover in (self.path / "checkpoints").glob(".*"):
-                shutil.rmtree(leftover)
             for place in self.logs.glob("*.pid"):  # of workers that are no more
                 place.unlink()
             end_last_line(self.path / "events.jsonl")

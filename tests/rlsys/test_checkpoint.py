@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -85,6 +86,36 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     path = save(tmp_path, 5, keep_last=1, text="again")
     assert (path / "model" / "weights").read_text() == "again"
     assert names(tmp_path) == ["step-000005"]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_killed_while_a_step_is_replaced_one_of_both_is_there_whole(tmp_path, monkeypatch, moment):
+    """Whatever was done to names and folders until then is done, and nothing after it."""
+    save(tmp_path, 10, text="old")
+    left = iter(range(moment))
+
+    def or_killed(do):
+        def done(*arguments, **more):
+            if next(left, None) is None:
+                raise Killed
+            return do(*arguments, **more)
+
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", or_killed(Path.rename))
+        patched.setattr(shutil, "rmtree", or_killed(shutil.rmtree))
+        with pytest.raises(Killed):
+            for _ in range(2):
+                save(tmp_path, 10, text="new")
+    there, told = newest(tmp_path)
+    assert (there.step, told) == (10, [])
+    assert (there.path / "model" / "weights").read_text() in ("old", "new")
+    assert names(tmp_path) == ["step-000010"]
 
 
 def test_every_flipped_bit_of_every_file_is_found_and_the_one_before_is_used(tmp_path):

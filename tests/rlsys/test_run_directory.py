@@ -174,15 +174,6 @@ def test_a_directory_that_was_moved_is_still_the_run(tmp_path):
     assert opened(tmp_path, f"run.dir={tmp_path}/moved").path == tmp_path / "moved"
 
 
-def test_half_written_checkpoints_are_cleared_away(tmp_path):
-    run = opened(tmp_path)
-    run.close()
-    (run.path / "checkpoints" / ".step-000004" / "model").mkdir(parents=True)
-    (run.path / "checkpoints" / "step-000002").mkdir()
-    opened(tmp_path)
-    assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-000002"]
-
-
 # --- what is written -------------------------------------------------------------------------------------------------------
 
 
