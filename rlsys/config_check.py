@@ -18,8 +18,9 @@ from rlsys.config import (
     Config,
     ConfigError,
 )
-from rlsys.config_check_sets import check_data_sets, check_rewards
+from rlsys.config_check_sets import check_data_sets, check_rewards, functions_of
 from rlsys.rewards.check import of_user_function
+from rlsys.rewards.settings import deadline
 from rlsys.shapes import here, unsplit
 from rlsys.tracking.known import problems as problems_of_trackers
 
@@ -150,13 +151,16 @@ def check(config: Config) -> list[str]:
         c.entropy.low <= c.entropy.high,
         f"entropy.low ({c.entropy.low:g}) is above entropy.high ({c.entropy.high:g}); no covariance is between them.",
     )
+    for name in ("beta1", "beta2"):
+        beta = getattr(c.policy, name)
+        need(0 <= beta < 1, f"policy.{name} is {beta}; it must be a number from 0 to less than 1.")
     need(c.critic.gamma <= 1, f"critic.gamma is {c.critic.gamma}; it must be between 0 and 1.")
     need(c.critic.lam <= 1, f"critic.lam is {c.critic.lam}; it must be between 0 and 1.")
-    slowest = max([c.reward.timeout_s, *(f.deadline_s or 0.0 for f in c.reward.functions.values())])
+    slowest, name = max(((deadline(f, c.reward.timeout_s), name) for name, f in functions_of(c)), default=(0.0, ""))
     need(
         c.watchdog.stall_s > slowest,
-        f"watchdog.stall_s ({c.watchdog.stall_s:g}) is not more than what a reward function may take ({slowest:g} s): every slow "
-        "verdict would be a stall. Use a larger stall_s, or shorter deadlines.",
+        f"watchdog.stall_s ({c.watchdog.stall_s:g}) is not more than what {name} may take ({slowest:g} s): every slow verdict would "
+        "be a stall. Use a larger stall_s, or shorter deadlines.",
     )
     with_critic = c.algorithm.advantage == "gae"
     need(

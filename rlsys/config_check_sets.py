@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from rlsys.config import Config, ConfigError
+from rlsys.config import Config, ConfigError, Function
 from rlsys.data.origin import Origin, locate
 from rlsys.rewards.check import problems as problems_of_functions
 
@@ -25,6 +25,10 @@ def check_rewards(c: Config) -> list[str]:
             )
     if not is_on_failure(c.reward.on_failure):
         problems.append(f"reward.on_failure is `{c.reward.on_failure}`; it may be drop, abort, or score: x.")
+    elif c.algorithm.advantage == "max_rl" and (c.reward.failure_score or 0.0) < 0:
+        problems.append(
+            f"algorithm.advantage max_rl takes rewards of 0 or more; reward.on_failure is `{c.reward.on_failure}`. Use drop, or score: 0."
+        )
     if not 0 <= c.reward.max_failure_share <= 1:
         problems.append(f"reward.max_failure_share is {c.reward.max_failure_share}; it is a share between 0 and 1.")
     if c.algorithm.advantage == "gdpo" and any(functions for _, functions in of_train):
@@ -36,6 +40,14 @@ def check_rewards(c: Config) -> list[str]:
             "algorithm.advantage gdpo compares components, and a failed verdict has none: reward.on_failure must be drop or abort."
         )
     return problems
+
+
+def functions_of(c: Config) -> list[tuple[str, Function]]:
+    """Every reward function, by where it stands in the configuration."""
+    sets = [("reward.functions", c.reward.functions)]
+    sets += [(f"data.train.{name}.reward", source.reward) for name, source in c.data.train.items()]
+    sets += [(f"eval.datasets.{name}.reward", source.reward) for name, source in c.eval.datasets.items()]
+    return [(f"{key}.{name}", f) for key, functions in sets for name, f in functions.items()]
 
 
 def is_on_failure(text: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlsys import agreement
 from rlsys.config import Config
+from rlsys.config_check import COMPARE_WITHIN_A_GROUP
 from rlsys.history import Happening, ending, happenings
 
 FEWEST = 8  # steps, before begin and end are compared
@@ -208,8 +209,8 @@ def wrong_weights(seen: Seen) -> Found:
 
 def failed_rewards(seen: Seen) -> Found:
     """Reward verdicts failed: any are told, 1 % or more are a warning."""
-    asked = sum(n for _, n in seen.series("reward/failed"))
-    if not asked:
+    failed = sum(n for _, n in seen.series("reward/failed"))
+    if not failed:
         return
     bad = [step for step, n in seen.series("reward/failed") if n]
     reasons = {}
@@ -217,13 +218,16 @@ def failed_rewards(seen: Seen) -> Found:
         reasons[name.removeprefix("failure/")] = sum(n for _, n in seen.series(name))
     worst = max(reasons, key=lambda r: reasons[r], default="")
     said = ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(reasons.items(), key=lambda x: -x[1]))
-    per_step = _samples_per_step(seen)
-    part = asked / (per_step * len(seen.series("reward/failed"))) if per_step else None
+    asked = sum(n for _, n in seen.series("reward/asked"))  # which runs of earlier versions do not say
+    asked = asked or (_samples_per_step(seen) or 0) * len(seen.series("reward/failed"))
+    part = failed / asked if asked else None
+    scored = seen.config is not None and seen.config.reward.failure_score is not None
+    leaves = "" if scored else "A failed sample leaves its group. "
     yield Finding(
         "warning" if part is None or part >= FAILED else "note",
-        f"{asked:,.0f} reward verdict{'s' * (asked > 1)} failed",
+        f"{failed:,.0f} reward verdict{'s' * (failed > 1)} failed",
         f"That is {f'{share(part)} of all, ' if part is not None else ''}in {_steps(bad)}{f' ({said})' if said else ''}. "
-        "A failed sample leaves its group; a reward that fails on some kinds of completions teaches nothing about them.",
+        f"{leaves}A reward that fails on some kinds of completions teaches nothing about them.",
         figures=("reward/failed", *(f"failure/{r}" for r in sorted(reasons))),
         steps=(bad[0], bad[-1]),
         samples={"failure": worst or "any"},
@@ -234,6 +238,8 @@ def no_spread(seen: Seen) -> Found:
     """Half of the groups of late, or more, have equal rewards and teach nothing."""
     equal, groups = seen.recent("groups/equal"), seen.config.trainer.prompts_per_step if seen.config else 0
     if equal is None or not groups or equal / groups < EQUAL:
+        return
+    if seen.config and seen.config.algorithm.advantage not in COMPARE_WITHIN_A_GROUP:
         return
     reward = seen.recent("reward/mean") or 0.0
     steps = [step for step, _ in seen.series("groups/equal")[-RECENT:]]

@@ -45,18 +45,19 @@ class Clock:
         }
 
 
-def of_batch(batch: Batch) -> Metrics:
-    """Rewards, lengths and what the groups can teach."""
+def of_batch(batch: Batch, parts: bool = False) -> Metrics:
+    """Rewards, lengths and what the groups can teach; with `parts` by parts of their rewards too."""
     rewards, lengths = batch.rewards, batch.lengths
     sizes = np.bincount(batch.groups, minlength=len(batch.prompts))
     names = sorted({name for c in batch.components for name in c})
     found: Metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
+        "reward/asked": float(batch.asked),
         "reward/failed": float(sum(batch.failures.values())),
         "groups/alone": float((sizes == 1).sum()),
         "groups/lost": float((sizes == 0).sum()),
-        "groups/equal": float((~teaching(batch) & (sizes > 1)).sum()),
+        "groups/equal": float((~teaching(batch, parts) & (sizes > 1)).sum()),
         "groups/dropped": float(batch.dropped),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),

@@ -14,7 +14,7 @@ from typing import Protocol
 from rlsys import agreement, dynamic_sampling, kl, metrics
 from rlsys.best import Best
 from rlsys.checkpoint import Checkpoints
-from rlsys.config import Config
+from rlsys.config import Config, ConfigError
 from rlsys.credit import Credit, CreditAssignment
 from rlsys.data import Dataset
 from rlsys.diagnosis import disagreement
@@ -77,6 +77,7 @@ class Trainer:
         self.position = self.asked = 0  # in the training data: what was trained on, and what was asked for
         self.left: tuple[int, ...] = ()  # before `position`, and still to be trained on
         self.kl_coef = config.reference.kl_coef
+        self.parts = config.algorithm.advantage == "gdpo"  # whether a group teaches where parts of its rewards differ
         self.failures_told: set[str] = set()
         self.checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
         self.best = Best(config.checkpoint.keep_best)
@@ -98,6 +99,8 @@ class Trainer:
         self.compare()
         if self.owed or self.done == 0:
             self.settle_debts()
+            if problem := self.best.unknown(self.line):
+                raise ConfigError(problem)
             self.best.beaten(self.done, self.line)
             self.saved = 0  # it still owes what is paid now
         last = self.config.trainer.steps
@@ -167,14 +170,15 @@ class Trainer:
             updates = list(self.updates(step, batch, credit))
         learned = self.skips.good(step, batch, [u for u, _ in updates if u])
         of_critic = self.critic_skips.good(step, batch, [u for _, u in updates if u])
-        found = metrics.of_batch(batch) | metrics.of_updates(learned) | metrics.of_credit(credit)
+        found = metrics.of_batch(batch, self.parts) | metrics.of_updates(learned) | metrics.of_credit(credit)
         require_agreement(self.config, step, found)
 
         self.renew(step, clock)
         self.done, self.position, self.left = step, batch.position, batch.left
         self.changing = self.ahead = False
         found |= metrics.of_critic(of_critic) | ({"kl_coef": self.kl_coef} if self.reference else {})
-        self.adapt(found)
+        if learned:
+            self.adapt(found)
         found |= clock.metrics()
         found["tokens_per_second"] = found["tokens"] / found["time/step"]
         found["update/skipped"] = sum(u["skipped"] for both in updates for u in both if u)
@@ -215,10 +219,9 @@ class Trainer:
         self.rollout.generating()
         seen = self.scoring.begin(step)
         if d.enabled:
-            parts = self.config.algorithm.advantage == "gdpo"
             check = partial(self.collector.checked, step)
             batch = dynamic_sampling.fill(
-                ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step, parts=parts, check=check
+                ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step, parts=self.parts, check=check
             )
             self.asked = batch.position
         elif self.oversampling:

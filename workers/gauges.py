@@ -112,7 +112,7 @@ class RayMetrics(Tracker):
             if f"time/{phase}" in figures:
                 self.set("rlsys_phase_seconds", figures[f"time/{phase}"], phase=phase)
         if seconds := figures.get("time/step"):
-            judged = self.in_a_step - figures.get("reward/failed", 0.0)
+            judged = figures.get("reward/asked", self.in_a_step) - figures.get("reward/failed", 0.0)
             self.set("rlsys_samples_per_second", judged / seconds)
             self.count("rlsys_samples", judged)
             self.count("rlsys_tokens", figures.get("tokens", 0.0))

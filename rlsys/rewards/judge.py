@@ -20,7 +20,8 @@ from rlsys.plugins import find
 from rlsys.rewards.check import title
 from rlsys.rewards.functions import CHECKS, REWARDS
 from rlsys.rewards.scored import Scored
-from rlsys.rewards.start import PREPARE, deadline
+from rlsys.rewards.settings import deadline
+from rlsys.rewards.start import PREPARE
 from rlsys.secrets import given, hidden, variables
 from rlsys.types import Prompt, Sample, Verdict
 

@@ -8,6 +8,7 @@ from typing import Any
 from rlsys.config import Config, Function
 
 Sets = dict[str, dict[str, Function]]  # by data set; "" is reward.functions
+LONG = {"code": 6.0, "http": 30.0, "judge": 120.0}  # seconds of a call, if their option `timeout_s` does not say
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,14 @@ def chosen(sets: Sets, which: Callable[[Function], bool]) -> Sets:
 def worker_name(service: int, index: int) -> str:
     """reward-0, reward-1, …; reward models are services of their own, reward-1-0."""
     return f"reward-{service}-{index}" if service else f"reward-{index}"
+
+
+def deadline(f: Function, timeout_s: float) -> float:
+    """Seconds after which a function is stopped. One that has a time limit of its own gets to use it; 0: never."""
+    if f.deadline_s is not None or not timeout_s:
+        return f.deadline_s or timeout_s
+    if f.function == "model":
+        return max(timeout_s, 120.0)
+    if f.function in LONG:
+        return max(timeout_s, 2 * f.options.get("timeout_s", LONG[f.function]) + 5)  # so that one more try has a chance
+    return timeout_s

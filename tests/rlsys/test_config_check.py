@@ -40,6 +40,17 @@ from rlsys import config
         ("reward.functions=exakt", ["`exakt`", "exact, contains, regex, math, code", "Did you mean `exact`?"]),
         ("watchdog.stall_s=10", ["watchdog.stall_s (10) is not more", "(10 s)"]),
         ("reward.functions={zigzag: {deadline_s: 4000}}", ["watchdog.stall_s (1800)", "(4000 s)"]),
+        (
+            "reward.functions={judge: {url: 'http://x', model: y, timeout_s: 1000}}",
+            ["watchdog.stall_s (1800)", "reward.functions.judge", "(2005 s)"],
+        ),
+        (
+            "eval.datasets={x: {path: builtin:zigzag, reward: {zigzag: {deadline_s: 4000}}}}",
+            ["eval.datasets.x.reward.zigzag may take (4000 s)"],
+        ),
+        ("policy.beta1=1", ["policy.beta1 is 1.0", "less than 1"]),
+        ("policy.beta2=-0.5", ["policy.beta2 is -0.5"]),
+        ("algorithm.advantage=max_rl reward.on_failure=score:-1", ["max_rl", "score:-1", "score: 0"]),
         ("watchdog.action=ignore", ["watchdog.action", "restart, abort"]),
         ("trainer.max_mismatch=0", ["trainer.max_mismatch is 0.0", "null"]),
         ("reward.functions={exact: .inf}", ["weight of exact is inf"]),

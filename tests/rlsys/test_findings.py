@@ -149,6 +149,17 @@ def test_few_failures_are_a_note_and_many_a_warning():
     few = {"reward/failed": [0.0] * 19 + [1.0]}  # of 160
     assert [f.tone for f in of("failed_rewards", **few)] == ["note"]
     assert [f.tone for f in of("failed_rewards", **{"reward/failed": [1.0, 0.0]})] == ["warning"]
+    many = {"reward/failed": [4.0, 4.0], "reward/asked": [1000.0, 600.0]}  # with what dynamic sampling dropped
+    [found] = of("failed_rewards", **many)
+    assert found.tone == "note"
+    assert "0.5 % of all" in found.text
+
+
+def test_equal_rewards_are_no_reason_to_look_where_a_method_does_not_compare_within_a_group():
+    equal = {"groups/equal": [4.0] * STEPS}
+    assert of("no_spread", **equal)
+    gae = dataclasses.replace(CONFIG, algorithm=dataclasses.replace(CONFIG.algorithm, advantage="gae"))
+    assert not [f for f in findings.findings(seen(config=gae, **equal)) if f.check == "no_spread"]
 
 
 def test_problems_come_before_warnings():

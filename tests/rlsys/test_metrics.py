@@ -12,13 +12,14 @@ from rlsys.types import Columns
 
 def test_the_figures_of_a_batch_by_hand():
     batch = make_batch([1, 0, 1, 1, 0], [0, 0, 1, 1, 3], lengths=[2, 4, 1, 3, 5], prompt_lengths=[4, 4, 4, 4])
-    batch = replace(batch, failures={"timeout": 2, "invalid": 1})
+    batch = replace(batch, failures={"timeout": 2, "invalid": 1}, asked=8)
     batch.samples[1] = replace(batch.samples[1], finish="length")
     found = of_batch(batch)
     assert found == pytest.approx(
         {
             "reward/mean": 0.6,
             "reward/std": 0.3**0.5,  # squares 2 x 0.36 + 3 x 0.16 = 1.2, over 4
+            "reward/asked": 8,
             "reward/failed": 3,
             "groups/alone": 1,  # group 3
             "groups/lost": 1,  # group 2

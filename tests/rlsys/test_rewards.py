@@ -8,7 +8,7 @@ from rlsys.config import ConfigError
 from rlsys.config_named import functions
 from rlsys.rewards import REWARDS
 from rlsys.rewards.functions import CHECKS
-from rlsys.rewards.start import deadline
+from rlsys.rewards.settings import deadline
 
 
 def test_every_reward_says_in_its_first_line_what_it_gives():

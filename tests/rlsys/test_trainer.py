@@ -296,6 +296,15 @@ def test_an_adapted_coefficient_moves_towards_the_target_and_survives_a_restart(
     assert [line["kl_coef"] for line in again.lines[1:]] == coefs
 
 
+def test_the_coefficient_stays_while_the_critic_learns_alone(tmp_path):
+    options = ["trainer.steps=4", "reference.kl_coef=0.1", "reference.kl_target=0.01", "reference.kl_horizon=1"]
+    options += ["reference.kl_in=reward", "algorithm.advantage=gae", "critic.alone_steps=2"]
+    machines = Machines(tmp_path, *options, reference=True).run()
+    coefs = [line["kl_coef"] for line in machines.lines[1:]]
+    assert coefs[:3] == [0.1, 0.1, 0.1]
+    assert coefs[3] != 0.1
+
+
 def test_truncated_samples_can_be_left_out_of_the_loss_but_not_of_the_statistics(tmp_path):
     options = "overlong.mask=true", "trainer.updates_per_step=1", ALL_TEACH
     machines = Machines(tmp_path, "trainer.steps=1", *options, evals=0)

@@ -76,7 +76,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "eval.temperature": (0.7,),
     "checkpoint.every": (0, 1, 2),
     "checkpoint.keep_last": (0, 1),
-    "checkpoint.keep_best": ("eval/all/accuracy", "-response/length"),
+    "checkpoint.keep_best": ("eval/all/accuracy", "-length/mean"),
     "tracking.samples": (0,),
 }
 CUT: dict[str, tuple[Any, ...]] = {  # says how the work is cut, and nothing of what comes out
