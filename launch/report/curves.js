@@ -1,6 +1,6 @@
 // Curves: one card for each chart, all on one axis of steps.
 
-import { $, h, number, plural, s, withUnit } from "./dom.js";
+import { $, h, interval, number, plural, s, unitOf, withUnit } from "./dom.js";
 import { LEFT, RIGHT, TOP, axis, moved, onAxis, powers, shownRange, steer, ticks, toldStep } from "./axis.js";
 
 const HEIGHT = 148;
@@ -123,11 +123,11 @@ class Curve {
     const id = `curve-${chart.names.join(" ") || chart.title}`;
     this.svg = s("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": `${chart.title}. ${chart.sentence}` });
     this.legend = h("div", { class: "legend" });
-    const unit = chart.unit === "share" ? "%" : chart.unit;
+    this.measure = h("small");
     this.element = h(
       "div",
       { class: "card", id, "data-names": chart.names.join(" ") },
-      h("h4", {}, chart.title, h("small", {}, [unit, chart.scale === "log" ? "log" : ""].filter(Boolean).join(", "))),
+      h("h4", {}, chart.title, this.measure),
       h("p", {}, chart.sentence),
       this.legend,
       this.svg,
@@ -159,6 +159,8 @@ class Curve {
     const lines = (this.drawn = this.lines().filter((line) => line.points.length));
     const inside = lines.map((line) => line.points.map(([step], i) => i).filter((i) => line.points[i][0] >= first && line.points[i][0] <= last));
     const log = this.chart.scale === "log";
+    this.unit = unitOf(lines.flatMap((line) => [...line.points.map(([, v]) => v), ...(line.low ?? []), ...(line.high ?? [])]), this.chart.unit); // zoomed or not
+    this.measure.textContent = [this.unit === "share" ? "%" : this.unit, log ? "log" : ""].filter(Boolean).join(", ");
     const values = lines.flatMap((line, n) => inside[n].flatMap((i) => [line.points[i][1], line.low?.[i], line.high?.[i]]));
     const usable = values.filter((v) => v !== null && v !== undefined && (!log || v > 0));
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -195,8 +197,7 @@ class Curve {
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     if (low !== 0) low -= room;
     high += room;
-    if (this.chart.unit === "share") return [Math.max(0, low), Math.max(Math.min(1, high), 1e-6)];
-    return [low, high];
+    return this.unit === "share" ? [Math.max(0, low), Math.min(1, high)] : [low, high];
   }
 
   axes(width, low, high, log) {
@@ -205,7 +206,7 @@ class Curve {
     for (const v of log ? powers(low, high) : ticks(low, high, 4)) {
       const y = this.y(v);
       if (y < TOP - 2 || y > FLOOR + 1) continue;
-      const text = this.chart.unit === "share" ? `${Number((100 * v).toPrecision(3))}` : number(v);
+      const text = this.unit === "share" ? `${Number((100 * v).toPrecision(3))}` : number(v);
       parts.push(s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }), s("text", { x: LEFT - 5, y: y + 3.5, "text-anchor": "end" }, text));
     }
     for (const step of ticks(first, last, Math.max(2, Math.floor(width / 75))))
@@ -246,10 +247,10 @@ class Curve {
       ...this.drawn.map((line) => {
         const i = step === null ? line.points.length - 1 : nearest(line.points, step);
         const [at, value] = line.points[i];
-        const [low, high] = [line.low?.[i] ?? null, line.high?.[i] ?? null].map((v) => v !== null && withUnit(v, this.chart.unit));
-        const band = low && high ? ` (${low} to ${high})` : "";
+        const [low, high] = [line.low?.[i] ?? null, line.high?.[i] ?? null];
+        const band = low === null || high === null ? "" : ` (${interval(low, high, this.unit)})`;
         const where = step !== null && at !== step ? ` at ${at}` : "";
-        return h("span", {}, swatch(line.colour), line.label ? `${line.label} ` : "", h("b", {}, withUnit(value, this.chart.unit)), band, where);
+        return h("span", {}, swatch(line.colour), line.label ? `${line.label} ` : "", h("b", {}, withUnit(value, this.unit)), band, where);
       }),
     );
   }

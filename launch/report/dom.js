@@ -31,10 +31,21 @@ export function number(value) {
   return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
 }
 
+/** The unit that all of the values can be told in: a mean score that lies below 0 or above 1 is no share of anything. */
+export function unitOf(values, unit) {
+  return unit === "share" && values.some((v) => v !== null && v !== undefined && (v < 0 || v > 1)) ? "" : unit;
+}
+
 export function withUnit(value, unit) {
   if (value === null || value === undefined) return "–";
-  if (unit === "share" && value >= 0 && value <= 1) return `${Number((100 * value).toPrecision(3))} %`;
+  if (unitOf([value], unit) === "share") return `${Number((100 * value).toPrecision(3))} %`;
   return unit && unit !== "share" ? `${number(value)} ${unit}` : number(value);
+}
+
+/** 12.5–17.0 %, 1.02–1.08, -0.2 to 0: where a number is negative, a dash would be read as its sign. */
+export function interval(low, high, unit) {
+  if (unitOf([low, high], unit) === "share") return `${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)} %`;
+  return `${number(low)}${low < 0 || high < 0 ? " to " : "–"}${withUnit(high, unit === "share" ? "" : unit)}`;
 }
 
 export function duration(seconds) {

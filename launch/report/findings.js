@@ -1,6 +1,6 @@
 // The run in a few figures, and what gives cause to look.
 
-import { $, duration, h, moment, number, plural, sentence, withUnit } from "./dom.js";
+import { $, duration, h, interval, moment, number, plural, sentence, unitOf, withUnit } from "./dom.js";
 import { colour, showCurve, swatch } from "./curves.js";
 import { moved } from "./axis.js";
 
@@ -9,7 +9,7 @@ const SIGNS = { problem: "✕", warning: "!", note: "i" };
 const finite = (run, name) => (run.figures[name] ?? []).map((v, i) => [run.figures.step[i], v]).filter(([, v]) => v !== null);
 const sum = (pairs) => pairs.reduce((total, [, v]) => total + v, 0);
 
-/** [[label, value, remark]] of a run: what a person asks first. */
+/** [[label, value, remark]] of a run, the remark as text or nodes: what a person asks first. */
 export function headline(run) {
   const found = [["steps", `${run.done.toLocaleString("en-US")}`, `of ${run.steps.toLocaleString("en-US")}`]];
   const reward = finite(run, "reward/mean");
@@ -22,9 +22,10 @@ export function headline(run) {
     if (!values.length) continue;
     const i = run.figures.step.indexOf(values.at(-1)[0]);
     const [low, high] = ["low", "high"].map((edge) => run.figures[`${name}/${edge}`]?.[i] ?? null);
-    const first = values.length > 1 ? `${withUnit(values[0][1], "share")} at first` : "";
-    const between = low === null ? "" : `${withUnit(low, "share").slice(0, -2)}–${withUnit(high, "share")}`.replace(" ", "\u00a0");
-    found.push([`accuracy${names.length > 1 ? "" : `, ${name.split("/")[1]}`}`, withUnit(values.at(-1)[1], "share"), [first, between].filter(Boolean).join(" · ")]);
+    const unit = unitOf([values[0][1], values.at(-1)[1], low, high], "share");
+    const first = values.length > 1 ? `${withUnit(values[0][1], unit)} at first` : "";
+    const between = low === null || high === null ? "" : h("span", { style: "white-space:nowrap" }, interval(low, high, unit));
+    found.push([`accuracy${names.length > 1 ? "" : `, ${name.split("/")[1]}`}`, withUnit(values.at(-1)[1], unit), [first, first && between ? " · " : "", between]]);
   }
   const length = finite(run, "length/mean");
   if (length.length) found.push(["tokens per completion", number(length.at(-1)[1]), `${number(length[0][1])} at first`]);

@@ -215,6 +215,38 @@ def test_a_curve_may_have_any_number_of_points(shown, tmp_path):
     assert "nothing in these steps" not in page.locator("#time").inner_text()
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "low", "high", "unit", "value", "between"),
+    [
+        (0.10, 0.15, 0.125, 0.17, "%", "15 %", "12.5–17.0 %"),
+        (-0.60, -0.35, -0.412, -0.288, "", "-0.35", "-0.412 to -0.288"),
+        (0.90, 1.05, 1.02, 1.08, "", "1.05", "1.02–1.08"),
+        (-0.15, -0.1, -0.2, 0.0, "", "-0.1", "-0.2 to 0"),
+    ],
+)
+def test_a_mean_score_is_drawn_whole_and_is_no_share_where_it_leaves_0_to_1(
+    shown, tmp_path, first, last, low, high, unit, value, between
+):
+    run = make_run(tmp_path / "scored", 1, saved=False)
+    name = "eval/zigzag/accuracy"
+    of_step = ((0, first, first, first), (1, last, low, high))
+    lines = [{"step": i, name: v, f"{name}/low": a, f"{name}/high": b, "time/step": 1.0} for i, v, a, b in of_step]
+    write_lines(run / "metrics.jsonl", lines)
+    page = shown(made(run))
+    [tile] = [t.inner_text() for t in page.locator(".tile").all() if "accuracy" in t.inner_text()]
+    assert value in tile.split("\n")
+    assert tile.endswith(f" at first · {between}")
+    card = page.locator(f'.card[data-names="{name}"]')
+    assert card.locator("h4 small").text_content() == unit
+    assert f"{value} ({between})" in card.locator(".legend").inner_text()
+    heights = [float(point.get_attribute("cy")) for point in card.locator("circle").all()]
+    assert all(8 <= y <= 130 for y in heights), "inside the plot"
+    assert abs(heights[0] - heights[1]) > 20, "not pressed against an edge"
+    labels = [float(t) for t in card.locator('svg text[text-anchor="end"]').all_text_contents()]
+    assert len(labels) >= 2
+    assert (max(map(abs, labels)) > 1.1) == (unit == "%"), "labels are told as the values are"
+
+
 def test_smoothing_draws_a_second_line_over_the_pale_one(shown, demo):
     page = shown(demo)
     paths = page.locator('.card[data-names="reward/mean"] svg path[fill="none"]')
