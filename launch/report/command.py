@@ -10,7 +10,7 @@ from rich.console import Console
 from launch.printing import say
 from launch.report.gather import Run, page_data
 from launch.report.page import page
-from launch.report.sampled import files, kept, numbers, packed
+from launch.report.sampled import UNREADABLE, files, kept, numbers, packed, unread
 from launch.report.words import words
 from rlsys.config import ConfigError
 from rlsys.run_directory import write
@@ -31,37 +31,54 @@ def report(wanted: Wanted, console: Console) -> None:
         raise ConfigError(f"--out: the directory of {target} does not exist.")
     data = page_data(runs)
     pieces: dict[str, Any] = {"main": data}
-    compressed: dict[str, bytes] = {}
     if len(runs) == 1:
-        found, compressed, left_out = samples(runs[0], round(wanted.megabytes * (1 << 20)))
-        pieces["numbers"] = found
-        data["left_out"] = left_out
-        data["runs"][0]["missing"] += [] if found else ["No samples are saved in samples/."]
+        found = samples(runs[0], round(wanted.megabytes * (1 << 20)))
+        pieces["numbers"] = found.numbers
+        none = [] if found.numbers else ["No samples are saved in samples/."]
+        data["runs"][0]["missing"] += found.unread or none
     else:
-        data["left_out"] = f"A comparison has no samples: `rlsys report {runs[0].name}` shows those of one run."
+        why = f"A comparison has no samples: `rlsys report {runs[0].name}` shows those of one run."
+        found = Samples([], {}, left_out=why, unread=[])
+    data["left_out"] = found.left_out
     text = page(
-        " and ".join(run["name"] for run in data["runs"]), {n: packed(p) for n, p in pieces.items()} | compressed
+        " and ".join(run["name"] for run in data["runs"]), {n: packed(p) for n, p in pieces.items()} | found.pieces
     )
     write(target, text)
     say(console, f"{target}: {len(text) / (1 << 20):.1f} MiB, everything inside. Open it in a browser.")
-    if data["left_out"]:
-        say(console, str(data["left_out"]), "dim")
+    for sentence in found.unread:
+        say(console, sentence, "yellow")
+    if found.left_out:
+        say(console, found.left_out, "dim")
     if wanted.open and not webbrowser.open(target.resolve().as_uri()):
         say(console, "No browser could be started here. Copy the file to where there is one.")
 
 
-def samples(run: Run, most: int) -> tuple[list[dict[str, Any]], dict[str, bytes], str]:
-    """The numbers of all samples, texts and tokens of as many as `most` bytes hold, and what was left out in words."""
-    found = {file: numbers(file) for file in files(run.path)}
-    pieces = words(run.path, str(run.options.get("model.path", "")))
-    chosen = kept(list(found), most, pieces, lambda file: len(found[file]["groups"]))
-    compressed: dict[str, bytes] = {}
-    for one in found.values():
+@dataclass(frozen=True)
+class Samples:
+    numbers: list[dict[str, Any]]  # of all of them, a file each
+    pieces: dict[str, bytes]  # texts and tokens of as many as there is room for
+    left_out: str  # what has no room, in words
+    unread: list[str]  # what is damaged, in words
+
+
+def samples(run: Run, most: int) -> Samples:
+    """Texts and tokens take at most `most` bytes."""
+    found, why = {}, {}
+    for file in files(run.path):
+        try:
+            found[file] = numbers(file)
+        except UNREADABLE as error:
+            why[file.stem] = str(error)
+    words_of = words(run.path, str(run.options.get("model.path", "")))
+    chosen, worse = kept(list(found), most, words_of, lambda file: len(found[file]["groups"]))
+    whole = [one for one in found.values() if one["name"] not in worse]
+    pieces: dict[str, bytes] = {}
+    for one in whole:
         has = chosen.get(one["name"])
         one["kept"] = has.groups if has else 0
         if has:
-            compressed |= {f"texts-{one['name']}": has.texts, f"tokens-{one['name']}": has.tokens}
-    return list(found.values()), compressed, left_out(list(found.values()))
+            pieces |= {f"texts-{one['name']}": has.texts, f"tokens-{one['name']}": has.tokens}
+    return Samples(whole, pieces, left_out(whole), unread(why | worse))
 
 
 def left_out(found: list[dict[str, Any]]) -> str:

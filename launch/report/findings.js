@@ -85,7 +85,7 @@ function differences(data) {
   return h("div", { class: "wide" }, h("table", { id: "differing" }, h("tr", {}, h("th", {}, "option"), data.runs.map((run) => h("th", {}, run.name))), data.differences.map(row)));
 }
 
-const missing = (sentences) => (sentences.length ? h("div", { class: "missing" }, sentences.map((text) => h("p", {}, sentence(text)))) : "");
+export const missing = (sentences) => (sentences.length ? h("div", { class: "missing" }, sentences.map((text) => h("p", {}, sentence(text)))) : "");
 
 export function drawFindings(data) {
   const several = data.runs.length > 1;

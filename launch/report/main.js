@@ -1,11 +1,11 @@
 // Opens the page, follows links and keys, and, where the run is watched, asks for what is new.
 
 import { $, h } from "./dom.js";
-import { forget, live, piece } from "./store.js";
+import { asked, forget, live, piece } from "./store.js";
 import { drawCurves, redraw } from "./curves.js";
 import { Phases } from "./phases.js";
 import { Lanes } from "./lanes.js";
-import { drawFindings, drawSummary } from "./findings.js";
+import { drawFindings, drawSummary, missing } from "./findings.js";
 import { apply, drawSamples, nextGroup, nextStep } from "./samples.js";
 import { drawSettings } from "./settings.js";
 
@@ -116,12 +116,14 @@ let serial = 0;
 
 async function more() {
   const answer = await fetch("main", { headers: tag ? { "If-None-Match": tag } : {} });
-  if (answer.status === 304) return;
-  if (!answer.ok) throw new Error(await answer.text());
-  tag = answer.headers.get("ETag") ?? "";
-  draw(await answer.json());
-  const files = await (await fetch(`numbers?after=${serial}`)).json();
+  if (answer.status !== 304) {
+    if (!answer.ok) throw new Error(await answer.text());
+    draw(await answer.json());
+    tag = answer.headers.get("ETag") ?? "";
+  }
+  const files = await asked(`numbers?after=${serial}`);
   serial = files.serial;
+  $("unread").replaceChildren(missing(files.unread));
   for (const file of files.found) {
     forget(`texts-${file.name}`);
     forget(`tokens-${file.name}`);

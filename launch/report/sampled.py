@@ -13,14 +13,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rlsys.config import ConfigError
-from rlsys.samples import NEEDED, opened
+from rlsys.samples import NEEDED
 from rlsys.secrets import hidden
 
 Piece = dict[str, Any]
 Pieces = Callable[[list[int]], list[str]]  # what the tokens are in words
 BETWEEN = "\n\x00\n"  # texts, when all of a file are looked through for secrets at once; no pattern goes over it
 LARGEST_SHARE = 16  # of all that may be kept, that one file takes at most: 1 / 16
+UNREADABLE = (OSError, ValueError)  # what is raised of a damaged file: by pyarrow, or because a text in it is none
+NAMED = 5  # files that cannot be read, each in a sentence
 
 
 def files(run: Path) -> list[Path]:
@@ -36,6 +37,16 @@ def step_of(file: Path) -> int:
 
 def kind_of(file: Path) -> str:
     return file.stem.partition("-")[0]
+
+
+def unread(why: dict[str, str]) -> list[str]:
+    """{"step-000005": "Parquet file size is 0 bytes"} in sentences."""
+    said = [
+        f"samples/{name}.parquet cannot be read and is left out: {' '.join(reason.split())}"
+        for name, reason in why.items()
+    ]
+    more = len(said) - NAMED
+    return said[:NAMED] + ([f"{more:,} more of samples/ cannot be read and are left out."] if more > 0 else [])
 
 
 def numbers(file: Path) -> Piece:
@@ -146,10 +157,12 @@ def without_secrets(said: list[Any]) -> list[Any]:
 
 
 def _read(file: Path, names: list[str]) -> Any:
-    parquet = opened(file)
+    import pyarrow.parquet
+
+    parquet = pyarrow.parquet.ParquetFile(file)
     there = parquet.schema_arrow.names
     if missing := [n for n in NEEDED if n not in there]:
-        raise ConfigError(f"{file} holds no samples: it has no column {', '.join(missing)}.")
+        raise ValueError(f"it has no column {', '.join(missing)}.")
     return parquet.read([n for n in names if n in there])
 
 
@@ -198,11 +211,15 @@ class Kept:
         return len(self.texts) + len(self.tokens)
 
 
-def kept(found: list[Path], most: int, pieces: Pieces | None, groups_in: Callable[[Path], int]) -> dict[str, Kept]:
+def kept(
+    found: list[Path], most: int, pieces: Pieces | None, groups_in: Callable[[Path], int]
+) -> tuple[dict[str, Kept], dict[str, str]]:
     """Texts and tokens in at most so many bytes: of training and of evaluations the last file and the first, then the one in
     the middle of what is left, and so on. A file that would take more than a sixteenth of all has the first of its groups only.
+    Damage may lie where only texts and tokens are: then also why a file cannot be read.
     """
     chosen: dict[str, Kept] = {}
+    why: dict[str, str] = {}
     left, of_group = most, 0.0  # bytes that there are still, and that a group took so far
     kinds = [[f for f in found if kind_of(f) == kind] for kind in ("step", "eval")]
     turns = zip_longest(*([own[i] for i in spread(len(own))] for own in kinds))
@@ -210,15 +227,23 @@ def kept(found: list[Path], most: int, pieces: Pieces | None, groups_in: Callabl
         share, groups = min(left, most // LARGEST_SHARE), groups_in(file)
         if groups * of_group > share:
             groups = max(1, int(share / of_group))
-        one = _pack(file, groups, pieces)
-        while one.size > share and groups > 1:
-            groups = max(1, min(groups - 1, int(0.95 * groups * share / one.size)))
-            one = _pack(file, groups, pieces)
+        try:
+            one = _pack_within(share, file, groups, pieces)
+        except UNREADABLE as error:
+            why[file.stem] = str(error)
+            continue
         if one.size > left:
             break
         chosen[file.stem] = one
-        left, of_group = left - one.size, max(of_group, one.size / max(1, groups))
-    return chosen
+        left, of_group = left - one.size, max(of_group, one.size / max(1, one.groups))
+    return chosen, why
+
+
+def _pack_within(share: int, file: Path, groups: int, pieces: Pieces | None) -> Kept:
+    one = _pack(file, groups, pieces)
+    while one.size > share and one.groups > 1:
+        one = _pack(file, max(1, min(one.groups - 1, int(0.95 * one.groups * share / one.size))), pieces)
+    return one
 
 
 def _pack(file: Path, groups: int, pieces: Pieces | None) -> Kept:

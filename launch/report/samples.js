@@ -13,7 +13,7 @@ const view = { filter: { ...NOTHING }, colour: "logprob", spoken: null, found: [
 export async function drawSamples(files, leftOut) {
   const section = $("samples");
   if (!files?.length) {
-    section.replaceChildren(h("h2", { id: "samples-title" }, "Samples"), h("p", { class: "soft" }, sentence(leftOut || "There are no samples in this run's directory.")));
+    section.replaceChildren(h("h2", { id: "samples-title" }, "Samples"), h("p", { class: "soft" }, sentence(leftOut || "There are no samples to show.")));
     return;
   }
   sampled.take(files);
@@ -91,17 +91,19 @@ export async function apply(wanted) {
 async function find(fresh) {
   const turn = ++view.turn;
   view.spoken = null;
+  let deaf = "";
   if (fresh) view.shown = SHOWN;
   if (view.filter.words.trim()) {
     const told = (n, all) => turn === view.turn && n % 8 === 0 && say(`reading texts: ${n} of ${all} files …`);
-    const spoken = await listen(sampled, view.filter, told, () => turn !== view.turn);
-    if (!spoken) return;
-    view.spoken = spoken;
+    const heard = await listen(sampled, view.filter, told, () => turn !== view.turn);
+    if (!heard) return;
+    view.spoken = heard.spoken;
+    deaf = heard.unread.length ? ` The texts of ${heard.unread.join(", ")} cannot be read.` : "";
   }
   view.found = search(sampled, view.filter, view.spoken);
   const passes = passing(view.filter, view.spoken);
   const count = view.found.reduce((sum, g) => sum + Array.from({ length: g.size }, (_, i) => passes(g, i)).filter(Boolean).length, 0);
-  say(view.found.length ? `${plural(count, "sample")} in ${plural(view.found.length, "group")}` : "No sample is like that.");
+  say((view.found.length ? `${plural(count, "sample")} in ${plural(view.found.length, "group")}${deaf && "."}` : "No sample is like that.") + deaf);
   $("found").dataset.filter = JSON.stringify(view.filter); // which it answers
   list();
   if (fresh && (!view.group || !view.found.includes(view.group))) await open(view.found[0] ?? null, false);

@@ -105,22 +105,27 @@ export function search(sampled, filter, spoken) {
   return ORDERS[filter.sort] ? found.sort(ORDERS[filter.sort]) : found;
 }
 
-/** Reads the texts of the steps that the filter asks for: by file, 1 for each sample whose prompt or completion has the words. */
+/** Reads the texts of the steps that the filter asks for: by file, 1 for each sample whose prompt or completion has the words; and what cannot be read. */
 export async function listen(sampled, filter, told, cancelled) {
   const words = filter.words.trim().toLowerCase();
   const [first, last] = stepsOf(filter.step);
   const files = sampled.files.filter((f) => f.kept && f.step >= first && f.step <= last && (!filter.set || f.kind === filter.set));
-  const found = new Map();
+  const spoken = new Map();
+  const unread = [];
   for (const [n, file] of files.entries()) {
-    const texts = await piece(`texts-${file.name}`);
+    const texts = await piece(`texts-${file.name}`).catch(() => null);
     if (cancelled()) return null;
+    told(n + 1, files.length);
+    if (!texts) {
+      unread.push(file.name);
+      continue;
+    }
     const hits = new Uint8Array(file.count);
     for (const group of file.found.slice(0, file.kept)) {
       const asked = texts.prompt[group.number].toLowerCase().includes(words);
       for (let i = group.from; i < group.from + group.size; i++) hits[i] = asked || texts.text[i].toLowerCase().includes(words) ? 1 : 0;
     }
-    found.set(file.name, hits);
-    told(n + 1, files.length);
+    spoken.set(file.name, hits);
   }
-  return found;
+  return { spoken, unread };
 }

@@ -28,7 +28,8 @@ async function inflated(name) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
 }
 
-async function asked(name) {
+/** What the server that watches the run has by a name, now. */
+export async function asked(name) {
   const answer = await fetch(name);
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();

@@ -2,7 +2,8 @@
 
     browser ── GET /KEY/ ──────────────▶ page.html, its styles and scripts
             ── GET /KEY/main ──────────▶ all but the samples; 304 where nothing is new (every two seconds)
-            ── GET /KEY/numbers?after=N ▶ the numbers of samples that were written since the answer N
+            ── GET /KEY/numbers?after=N ▶ the numbers of samples that were written since the answer N, and which cannot be read
+                                         (with each `main`, new or not: samples are written behind the line of their step)
             ── GET /KEY/texts-FILE, tokens-FILE ▶ when somebody looks at them
 
 KEY is a secret that only the printed address has: on a shared machine 127.0.0.1 is everybody's.
@@ -16,6 +17,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from rich.console import Console
 from launch.printing import say
 from launch.report.gather import Run, page_data
 from launch.report.page import page
-from launch.report.sampled import files, numbers, packed, texts, tokens
+from launch.report.sampled import UNREADABLE, files, numbers, packed, texts, tokens, unread
 from launch.report.words import words
 from rlsys.config import ConfigError
 
@@ -62,6 +64,16 @@ def serving(run: Path, port: int) -> "Server":
         ) from None
 
 
+@dataclass(frozen=True)
+class Known:
+    """A file of samples as it was read."""
+
+    stamp: tuple[int, int]
+    serial: int  # of the answer that was the first to have it
+    numbers: dict[str, Any] | None  # None: it cannot be read
+    why: str = ""
+
+
 class Watched:
     """What there is of a run now. What was read is kept as long as its file is the same."""
 
@@ -69,7 +81,7 @@ class Watched:
         self.path = path
         self.lock = threading.Lock()
         self.tag, self.main = "", b""
-        self.known: dict[str, tuple[tuple[int, int], int, dict[str, Any]]] = {}  # file → stamp, serial, numbers
+        self.known: dict[str, Known] = {}  # by the file's name
         self.serial = 0
         self.words: Callable[[list[int]], list[str]] | None = None
 
@@ -88,14 +100,22 @@ class Watched:
 
     def numbers(self, after: int) -> bytes:
         with self.lock:
-            for file in files(self.path):
-                stamp = _stamp(file)
-                if self.known.get(file.name, (None,))[0] != stamp:
-                    self.serial += 1
-                    found = numbers(file)
-                    self.known[file.name] = stamp, self.serial, found | {"kept": len(found["groups"])}
-            new = [found for _, serial, found in self.known.values() if serial > after]
-            return packed({"serial": self.serial, "found": new})
+            self.known = {file.stem: self._read(file) for file in files(self.path)}
+            new = [known.numbers for known in self.known.values() if known.serial > after and known.numbers]
+            why = {name: known.why for name, known in self.known.items() if known.why}
+            return packed({"serial": self.serial, "found": new, "unread": unread(why)})
+
+    def _read(self, file: Path) -> Known:
+        """As it is known, unless it has changed: one that is damaged, or half copied, may be whole the next time."""
+        stamp, known = _stamp(file), self.known.get(file.stem)
+        if known and known.stamp == stamp:
+            return known
+        self.serial += 1
+        try:
+            found = numbers(file)
+        except UNREADABLE as error:
+            return Known(stamp, self.serial, None, str(error))
+        return Known(stamp, self.serial, found | {"kept": len(found["groups"])})
 
     def piece(self, kind: str, name: str) -> bytes | None:
         file = self.path / "samples" / f"{name}.parquet"

@@ -140,6 +140,20 @@ def ruin(file: Path) -> None:
     pyarrow.parquet.write_table(pa.table(table), file)
 
 
+def damage(file: Path, how: str) -> None:
+    """`empty` as after a power loss, `cut` as a copy that was broken off, `hollow` with zeros where the completions were."""
+    import pyarrow.parquet
+
+    whole = file.read_bytes()
+    group = pyarrow.parquet.read_metadata(file).row_group(0)
+    texts = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "completion")
+    begin = texts.dictionary_page_offset or texts.data_page_offset
+    end = begin + texts.total_compressed_size
+    file.write_bytes(
+        {"empty": b"", "cut": whole[:-100], "hollow": whole[:begin] + bytes(end - begin) + whole[end:]}[how]
+    )
+
+
 def write_timeline(logs: Path, steps: int) -> None:
     """Two engines, a rank and the driver; a step takes a second."""
     of: dict[str, list[dict[str, Any]]] = {"driver": [], "rollout-0": [], "rollout-1": [], "policy-0": []}

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
-from made_run import EOS, make_batch, make_run, ruin, write_lines
+from made_run import EOS, damage, make_batch, make_run, ruin, write_lines
 from rich.console import Console
 
 from launch.report.charts import SECTIONS, charts
@@ -329,10 +329,10 @@ def test_any_first_few_files_lie_evenly_apart():
 def test_what_has_no_room_is_left_out_and_the_report_says_so(tmp_path):
     run = make_run(tmp_path / "demo", 40)
     found = files(run)
-    whole = kept(found, 1 << 20, None, lambda f: 4)
+    whole, _ = kept(found, 1 << 20, None, lambda f: 4)
     assert len(whole) == len(found)
     size = sum(one.size for one in whole.values())
-    some = kept(found, size // 3, None, lambda f: 4)
+    some, _ = kept(found, size // 3, None, lambda f: 4)
     assert 0 < sum(one.size for one in some.values()) <= size // 3
     assert {"step-000040", "step-000001", "eval-000040", "eval-000000"} <= set(some), "the first and the last"
     said = told(run, megabytes=size / 3 / (1 << 20))
@@ -346,11 +346,41 @@ def test_what_has_no_room_is_left_out_and_the_report_says_so(tmp_path):
 def test_a_step_that_is_large_gives_its_first_groups(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=64, samples=8)
     found = files(run)[-1:]
-    whole = kept(found, 1 << 20, None, lambda f: 64)["step-000001"]
-    part = kept(found, whole.size * 4, None, lambda f: 64)["step-000001"]
+    whole = kept(found, 1 << 20, None, lambda f: 64)[0]["step-000001"]
+    part = kept(found, whole.size * 4, None, lambda f: 64)[0]["step-000001"]
     assert 1 <= part.groups < 64
     assert part.size <= whole.size / 2
     assert len(unpacked(part.texts)["prompt"]) == part.groups
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "hollow"])
+def test_a_damaged_file_of_samples_is_left_out_and_named_and_all_else_is_shown(tmp_path, how):
+    run = make_run(tmp_path / "demo", 3)
+    damage(run / "samples" / "step-000002.parquet", how)
+    said = told(run)
+    assert "demo/report.html" in said
+    assert "samples/step-000002.parquet cannot be read and is left out: " in said
+    pieces = written(run / "report.html")
+    assert [one["name"] for one in pieces["numbers"]] == ["eval-000000", "step-000001", "step-000003"]
+    assert "texts-step-000003" in pieces
+    assert "texts-step-000002" not in pieces
+    [missing] = [text for text in pieces["main"]["runs"][0]["missing"] if "cannot be read" in text]
+    assert missing in said
+
+
+def test_of_many_damaged_files_some_are_named_and_the_others_counted(tmp_path):
+    run = make_run(tmp_path / "demo", 12)
+    for file in files(run):
+        damage(file, "empty")
+    told(run)
+    pieces = written(run / "report.html")
+    assert pieces["numbers"] == []
+    missing = pieces["main"]["runs"][0]["missing"]
+    assert [text.partition(" ")[0] for text in missing] == [
+        *(f"samples/{file.name}" for file in files(run)[:5]),
+        "11",
+    ]
+    assert missing[-1] == "11 more of samples/ cannot be read and are left out."
 
 
 def test_without_samples_the_page_says_so(tmp_path):
@@ -479,6 +509,32 @@ def test_samples_that_were_written_since_are_sent_and_those_that_were_written_an
     write_samples(run / "samples" / "step-000004.parquet", make_batch(4, 1, 3, None))
     again = json.loads(get(f"numbers?after={first['serial']}")[1])["found"]
     assert sorted((f["name"], f["count"]) for f in again) == [("step-000004", 3), ("step-000005", 2)]
+
+
+def test_a_damaged_file_is_left_out_and_named_until_it_is_whole(watched):
+    run, get, _ = watched
+    file = run / "samples" / "step-000002.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    status, body, _ = get("numbers?after=0")
+    first = json.loads(body)
+    assert (status, len(first["found"])) == (200, 5)
+    [named] = first["unread"]
+    assert named.startswith("samples/step-000002.parquet cannot be read")
+    file.write_bytes(whole)
+    again = json.loads(get(f"numbers?after={first['serial']}")[1])
+    assert [one["name"] for one in again["found"]] == ["step-000002"]
+    assert again["unread"] == []
+
+
+def test_files_of_samples_are_read_once_and_again_only_when_they_have_changed(watched, monkeypatch):
+    run, get, _ = watched
+    read = []
+    monkeypatch.setattr("launch.report.watch.numbers", lambda file: read.append(file.stem) or numbers(file))
+    damage(run / "samples" / "step-000002.parquet", "cut")
+    for _ in range(3):
+        get("numbers?after=0")
+    assert sorted(read) == sorted(file.stem for file in files(run))
 
 
 def test_texts_and_tokens_are_sent_when_they_are_asked_for(watched):

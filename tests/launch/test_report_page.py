@@ -1,5 +1,6 @@
 """The page itself, in a real Chromium: what is seen, clicked and typed."""
 
+import contextlib
 import json
 import math
 import re
@@ -9,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from made_run import BEGAN, make_batch, make_run, ruin, write_lines
+from made_run import BEGAN, damage, make_batch, make_run, ruin, write_lines
 from rich.console import Console
 
 from launch.report.command import Wanted, report, samples
@@ -430,8 +431,7 @@ def test_the_same_prompt_is_found_at_other_steps(shown, demo):
 
 def test_what_was_left_out_is_said_where_it_is_missed(shown, tmp_path):
     run = make_run(tmp_path / "cut", 12)
-    numbers, _, _ = samples(Run.read(run), 3_000)
-    cut = next(one for one in numbers if one["kind"] == "step" and not one["kept"])
+    cut = next(one for one in samples(Run.read(run), 3_000).numbers if one["kind"] == "step" and not one["kept"])
     page = shown(f"{made(run, megabytes=3_000 / (1 << 20)).as_uri()}#samples?step={cut['step']}&set=step")
     assert re.search(r"Texts and tokens of \d+ of \d+ groups are in this file", page.locator("#left-out").inner_text())
     seen(page, "#opened", "The texts of this group are not in this file; its numbers are.")
@@ -532,12 +532,22 @@ def test_500_steps_of_512_samples_open_within_two_seconds(shown, tmp_path):
     assert found(page) == "256,252 samples in 16,252 groups"
 
 
-def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tmp_path):
-    run = make_run(tmp_path / "going", 4, events=(("sync", {"version": 4}),))
+@contextlib.contextmanager
+def watched(run):
     server = serving(run, 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tmp_path):
+    run = make_run(tmp_path / "going", 4, events=(("sync", {"version": 4}),))
+    with watched(run) as server:
         page = shown(server.address)
         assert page.locator("#state").inner_text() == "not finished"
         search(page, step="2", set="step")
@@ -562,7 +572,58 @@ def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tm
         seen(page, "#opened", "training, step 5")
         server.watched.path = tmp_path / "nowhere"
         seen(page, "#live", "asks again")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+
+
+def test_samples_that_come_behind_the_line_of_their_step_are_shown(shown, tmp_path):
+    run = make_run(tmp_path / "behind", 4)
+    with watched(run) as server:
+        page = shown(server.address)
+        assert search(page, step="4", set="eval") == "2 samples in 2 groups"
+        write_samples(run / "samples" / "eval-000004.parquet", make_batch(4, 3, 1, None))
+        seen(page, "#found", "3 samples in 3 groups")
+
+
+def test_what_could_not_be_had_once_is_asked_for_again(shown, tmp_path):
+    run = make_run(tmp_path / "hiccup", 4)
+    with watched(run) as server:
+        numbers, asked = server.watched.numbers, []
+
+        def first_fails(after):
+            asked.append(after)
+            if len(asked) == 1:
+                raise OSError("the disk is away")
+            return numbers(after)
+
+        server.watched.numbers = first_fails
+        page = shown(server.address)
+        assert "the disk is away" in page.locator("#live").inner_text()
+        seen(page, "#found", "18 samples in 6 groups")
+        seen(page, "#live", "watching")
+
+
+def test_damaged_samples_are_named_in_the_page_until_they_are_whole(shown, tmp_path):
+    run = make_run(tmp_path / "damaged", 4)
+    file = run / "samples" / "step-000004.parquet"
+    whole = file.read_bytes()
+    damage(file, "cut")
+    page = shown(made(run))
+    assert "samples/step-000004.parquet cannot be read" in page.locator("#summary .missing").inner_text()
+    assert found(page) == "2 samples in 2 groups", "the evaluation of that step"
+    with watched(run) as server:
+        page = shown(server.address)
+        assert "samples/step-000004.parquet cannot be read" in page.locator("#unread").inner_text()
+        assert found(page) == "2 samples in 2 groups"
+        file.write_bytes(whole)
+        seen(page, "#found", "18 samples in 6 groups")
+        assert page.locator("#unread").inner_text() == ""
+
+
+def test_words_are_looked_for_where_texts_can_be_read(shown, tmp_path):
+    run = make_run(tmp_path / "hollow", 4, texts={2: "a word", 3: "a word"})
+    damage(run / "samples" / "step-000002.parquet", "hollow")
+    with watched(run) as server:
+        page = shown(server.address)
+        search(page, step="")
+        assert search(page, words="a word") == "1 sample in 1 group. The texts of step-000002 cannot be read."
+        search(page, words="", step="2")
+        seen(page, "#opened", "This group cannot be shown now")
