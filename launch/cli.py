@@ -278,7 +278,7 @@ def report(runs: tuple[str, ...], **options: Any) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="On 127.0.0.1; 0: any.")
 @click.option("--open", is_flag=True, help="Show it in a browser.")
 def watch(run: str, **options: Any) -> None:
-    """Serves the page of RUN on this machine while the run goes on; it follows by itself. Ctrl-C ends it."""
+    """Serves the page of RUN on this machine while the run goes on, or until it begins; it follows by itself. Ctrl-C ends it."""
     from launch.report.watch import watch as serve
 
     serve(run, console, **options)

@@ -20,6 +20,7 @@ from rlsys.samples import prepare_writing, write_samples
 from rlsys.secrets import cleared
 from rlsys.types import Batch, Columns, Floats
 
+BEFORE_CONFIG = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml
 FREE_TO_CHANGE = (  # what a run may be continued with
     "run.dir",
     "run.max_restarts",
@@ -65,8 +66,7 @@ class RunDirectory:
         known = self.path / "config.yaml"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            ours = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml
-            if not known.is_file() and any(p.name not in ours for p in self.path.iterdir()):
+            if not known.is_file() and any(p.name not in BEFORE_CONFIG for p in self.path.iterdir()):
                 raise ConfigError(
                     f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory."
                 )

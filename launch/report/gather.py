@@ -33,7 +33,7 @@ class Run:
     def read(cls, path: Path) -> "Run":
         path = path.expanduser().resolve()
         if not (path / "config.yaml").is_file():
-            what = "is no run: it has no config.yaml" if path.is_dir() else "does not exist"
+            what = "is no run: it has no config.yaml" if path.exists() else "does not exist"
             raise ConfigError(f"{path} {what}. Give the directory of a run, such as runs/demo.")
         lines = [line for line in read_lines(path / "metrics.jsonl") if isinstance(line.get("step"), int | float)]
         config, options, trouble = _settings(path / "config.yaml")

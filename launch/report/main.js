@@ -114,8 +114,10 @@ function pressed(event) {
 let tag = "";
 let serial = 0;
 
+/** Draws what is new. Where the run has not begun, it only returns a sentence that says so. */
 async function more() {
   const answer = await fetch("main", { headers: tag ? { "If-None-Match": tag } : {} });
+  if (answer.status === 202) return answer.text();
   if (answer.status !== 304) {
     if (!answer.ok) throw new Error(await answer.text());
     draw(await answer.json());
@@ -129,12 +131,14 @@ async function more() {
     forget(`tokens-${file.name}`);
   }
   if (files.found.length || !$("samples").childElementCount) await drawSamples(files.found.length ? files.found : null, "No samples have been written yet.");
+  return "";
 }
 
 async function watch() {
+  let waits = "";
   try {
-    await more();
-    $("live").textContent = `watching · ${new Date().toLocaleTimeString()}`;
+    waits = await more();
+    $("live").textContent = `${waits ? "waiting" : "watching"} · ${new Date().toLocaleTimeString()}`;
   } catch (error) {
     $("live").textContent = `Nothing new can be had: ${error.message || error}. The page stays as it is, and asks again.`;
   }
@@ -142,7 +146,8 @@ async function watch() {
     $("live").hidden = false;
     document.documentElement.style.setProperty("--head", `${$("top").offsetHeight}px`);
   }
-  $("wait").hidden = true;
+  $("wait").textContent = waits;
+  $("wait").hidden = !waits;
   setTimeout(watch, document.hidden ? 5 * EVERY_MS : EVERY_MS);
 }
 
@@ -152,6 +157,7 @@ async function begin() {
   wish.addEventListener("change", paintTheme);
   addEventListener("hashchange", follow);
   addEventListener("keydown", pressed);
+  $("title").textContent = document.title; // until there is a run to draw
   $("theme").addEventListener("click", otherTheme);
   $("keys").addEventListener("click", help);
   let width = innerWidth;

@@ -1,7 +1,8 @@
 """`rlsys watch`: the page of a run that goes on, served to this machine alone.
 
     browser ── GET /KEY/ ──────────────▶ page.html, its styles and scripts
-            ── GET /KEY/main ──────────▶ all but the samples; 304 where nothing is new (every two seconds)
+            ── GET /KEY/main ──────────▶ all but the samples; 304 where nothing is new, and 202 with a sentence where the run has
+                                         not begun (every two seconds)
             ── GET /KEY/numbers?after=N ▶ the numbers of samples that were written since the answer N, and which cannot be read
                                          (with each `main`, new or not: samples are written behind the line of their step)
             ── GET /KEY/texts-FILE, tokens-FILE ▶ when somebody looks at them
@@ -31,6 +32,7 @@ from launch.report.page import page
 from launch.report.sampled import UNREADABLE, files, numbers, packed, texts, tokens, unread
 from launch.report.words import words
 from rlsys.config import ConfigError
+from rlsys.run_directory import BEFORE_CONFIG
 
 PIECE = re.compile(r"(texts|tokens)-((?:step|eval)-\d+)")
 Answer = tuple[int, str, bytes, str]  # status, type, body, tag
@@ -42,6 +44,8 @@ def watch(run: str, console: Console, *, port: int, open: bool) -> None:
     address = server.address
     say(console, f"{server.watched.path.name}: {address}")
     say(console, f"From another machine: ssh -N -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}", "dim")
+    if waits := server.watched.waits:
+        say(console, waits, "yellow")
     say(console, "The page follows the run by itself. Ctrl-C ends this; the run goes on.", "dim")
     if open:
         webbrowser.open(address)
@@ -54,10 +58,12 @@ def watch(run: str, console: Console, *, port: int, open: bool) -> None:
 
 
 def serving(run: Path, port: int) -> "Server":
-    """A server that is bound and not yet serving."""
-    watched = Watched(Run.read(run).path)
+    """A server that is bound and not yet serving. The run may not have begun; what is there and is no run is refused."""
+    path = run.expanduser().resolve()
+    if path.exists() and not (path.is_dir() and all(p.name in BEFORE_CONFIG for p in path.iterdir())):
+        Run.read(path)
     try:
-        return Server(watched, port)
+        return Server(Watched(path), port)
     except OSError as error:
         raise ConfigError(
             f"--port: {port} on 127.0.0.1 cannot be used: {error.strerror}. Choose another, or 0 for any free one."
@@ -79,6 +85,7 @@ class Watched:
 
     def __init__(self, path: Path):
         self.path = path
+        self.begun = (path / "config.yaml").is_file()
         self.lock = threading.Lock()
         self.tag, self.main = "", b""
         self.known: dict[str, Known] = {}  # by the file's name
@@ -87,6 +94,12 @@ class Watched:
 
     def page(self) -> bytes:
         return page(self.path.name, {}, live=True).encode()
+
+    @property
+    def waits(self) -> str:
+        """A sentence, until the run has begun. One that has, and was removed, is not waited for."""
+        self.begun = self.begun or (self.path / "config.yaml").is_file()
+        return "" if self.begun else f"There is no run in {self.path} yet; the page waits for it to begin."
 
     def changed(self, have: str) -> tuple[str, bytes]:
         """All but the samples, and its tag; nothing where `have` is that tag."""
@@ -129,6 +142,8 @@ class Watched:
     def answer(self, path: str, query: dict[str, list[str]], have: str) -> Answer:
         if path == "":
             return 200, "text/html; charset=utf-8", self.page(), ""
+        if path == "main" and (waits := self.waits):
+            return 202, "text/plain; charset=utf-8", waits.encode(), ""
         if path == "main":
             tag, body = self.changed(have)
             return (200 if body else 304), "application/json", body, tag

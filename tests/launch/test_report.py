@@ -550,10 +550,38 @@ def test_a_run_that_is_removed_is_said_to_be_so(watched):
     assert (status, b"does not exist" in body) == (503, True)
 
 
+def test_what_is_there_and_is_no_run_is_not_watched(tmp_path):
+    (tmp_path / "notes.txt").write_text("about something else")
+    for no_run in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(ConfigError, match=r"is no run: it has no config.yaml"):
+            serving(no_run, 0)
+
+
 def test_a_port_that_is_taken_is_refused_with_a_way_out(watched):
     run, _, server = watched
     with pytest.raises(ConfigError, match=r"--port: \d+ on 127.0.0.1 cannot be used.*0 for any free one"):
         serving(run, server.port)
+
+
+@pytest.mark.parametrize("left", [None, (), (".lock", ".config.yaml.tmp")])
+def test_watch_may_be_started_before_the_run_and_names_the_path_it_waits_for(tmp_path, left):
+    if left is not None:
+        (tmp_path / "demo").mkdir()
+        for name in left:
+            (tmp_path / "demo" / name).touch()
+    command = [sys.executable, "-m", "launch", "watch", "demo", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        address = process.stdout.readline().removeprefix("demo: ").strip()
+        process.stdout.readline()
+        waits = process.stdout.readline().strip()
+        assert waits == f"There is no run in {tmp_path}/demo yet; the page waits for it to begin."
+        with urllib.request.urlopen(f"{address}main", timeout=20) as answer:
+            assert (answer.status, answer.read().decode()) == (202, waits)
+        make_run(tmp_path / "demo", 2)
+        with urllib.request.urlopen(f"{address}main", timeout=20) as answer:
+            assert json.loads(gzip.decompress(answer.read()))["runs"][0]["done"] == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
 
 
 def test_watch_prints_its_address_and_the_way_from_elsewhere_and_ends_with_ctrl_c(tmp_path):

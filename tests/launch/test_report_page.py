@@ -574,6 +574,20 @@ def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tm
         seen(page, "#live", "asks again")
 
 
+def test_a_run_that_has_not_begun_is_waited_for_and_shown_when_it_has(shown, tmp_path):
+    with watched(tmp_path / "later") as server:
+        page = shown(server.address)
+        waits = page.locator("#wait")
+        assert waits.inner_text() == f"There is no run in {tmp_path}/later yet; the page waits for it to begin."
+        assert page.locator("#title").inner_text() == "later"
+        assert "waiting" in page.locator("#live").inner_text()
+        make_run(tmp_path / "later", 4)
+        seen(page, "#state", "done")
+        seen(page, "#found", "18 samples in 6 groups")
+        seen(page, "#live", "watching")
+        assert not waits.is_visible()
+
+
 def test_samples_that_come_behind_the_line_of_their_step_are_shown(shown, tmp_path):
     run = make_run(tmp_path / "behind", 4)
     with watched(run) as server:
