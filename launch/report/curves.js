@@ -27,6 +27,7 @@ export function drawCurves(data) {
 
 function build(data, key) {
   const section = $("curves");
+  const open = section.querySelector("details")?.open;
   section.dataset.key = key;
   section.replaceChildren(
     h("h2", { id: "curves-title" }, "Curves"),
@@ -39,7 +40,7 @@ function build(data, key) {
     const grid = h("div", { class: "grid" }, members.map((card) => card.element));
     cards.push(...members);
     if (name === "Everything else") {
-      const folded = h("details", {}, h("summary", {}, `${name}: ${plural(members.length, "figure")}`), grid);
+      const folded = h("details", { open }, h("summary", {}, `${name}: ${plural(members.length, "figure")}`), grid);
       folded.addEventListener("toggle", redraw);
       section.append(folded);
     } else {
@@ -53,7 +54,7 @@ function tools() {
   const choose = h(
     "select",
     { "aria-label": "smoothing", onchange: (event) => ((smoothing.weight = Number(event.target.value)), redraw()) },
-    [["0", "none"], ["0.6", "some"], ["0.9", "much"]].map(([value, text]) => h("option", { value }, text)),
+    [["0", "none"], ["0.6", "some"], ["0.9", "much"]].map(([value, text]) => h("option", { value, selected: Number(value) === smoothing.weight }, text)),
   );
   return h(
     "div",

@@ -8,8 +8,11 @@ const LABEL = 96;
 const AXIS = 20;
 const NAMED = { ...PHASE_COLOURS, generate: "var(--c1)", judge: "var(--c3)", collect: "var(--c7)", take: "var(--c6)", send: "var(--c6)", prove: "var(--c6)", step: "var(--line)", evaluation: "var(--c5)", save: "var(--c5)" };
 
+const begun = (step) => step[3];
+
 export class Lanes {
   constructor() {
+    this.chosen = null; // the begin of a step, by which it is known again when there are others; null: all of them
     this.canvas = h("canvas", { tabindex: 0, role: "img" });
     this.told = h("p", { class: "lane-told", role: "status" });
     this.choice = h("div", { class: "tools" });
@@ -31,13 +34,15 @@ export class Lanes {
       if (!by) return;
       event.preventDefault();
       const last = this.data.steps.length - 1;
-      this.choose(Math.min(last, Math.max(0, (this.chosen ?? (by > 0 ? -1 : last + 1)) + by)));
+      const now = this.chosen === null ? (by > 0 ? -1 : last + 1) : this.data.steps.indexOf(this.step());
+      this.choose(begun(this.data.steps[Math.min(last, Math.max(0, now + by))]));
     });
   }
 
   show(data) {
+    const followed = this.chosen !== null && this.chosen === begun(this.data.steps.at(-1)); // the newest stays the newest
     this.data = data;
-    if (this.chosen === undefined || this.chosen >= data.steps.length) this.chosen = data.steps.length > 3 ? null : null;
+    if (followed || (this.chosen !== null && !this.step())) this.chosen = begun(data.steps.at(-1));
     this.canvas.setAttribute("aria-label", data.workers.map((w) => `${w.name} was at work ${Math.round(100 * w.busy)} % of the time`).join(", "));
     this.told.replaceChildren("Point at a box to read it.");
     const names = data.names.filter((name) => name !== "step");
@@ -45,11 +50,16 @@ export class Lanes {
     this.choose(this.chosen);
   }
 
-  /** One of the steps, or null for all of them. */
+  /** The step that is chosen, if it is still there. */
+  step() {
+    return this.data.steps.find((step) => begun(step) === this.chosen);
+  }
+
+  /** One of the steps by its begin, or null for all of them. */
   choose(which) {
     this.chosen = which;
     const button = (text, value) => h("button", { "aria-pressed": String(this.chosen === value), onclick: () => this.choose(value) }, text);
-    this.choice.replaceChildren("show", button("all", null), ...this.data.steps.map(([step], i) => button(`step ${step}`, i)));
+    this.choice.replaceChildren("show", button("all", null), ...this.data.steps.map((step) => button(`step ${step[0]}`, begun(step))));
     this.draw();
   }
 
@@ -64,7 +74,8 @@ export class Lanes {
     const style = getComputedStyle(this.element);
     const paint = (colour) => style.getPropertyValue(colour.slice(4, -1));
     const steps = data.steps;
-    const [from, to] = this.chosen === null ? [steps[0][1], steps.at(-1)[1] + steps.at(-1)[2]] : [steps[this.chosen][1], steps[this.chosen][1] + steps[this.chosen][2]];
+    const shown = this.chosen === null ? steps : [this.step()];
+    const [from, to] = [shown[0][1], shown.at(-1)[1] + shown.at(-1)[2]];
     const rows = data.workers.flatMap((worker) => worker.rows.map((boxes, i) => ({ boxes, name: i ? "" : worker.name, busy: i ? null : worker.busy, worker: worker.name })));
     const height = rows.length * ROW + AXIS;
     const dense = window.devicePixelRatio || 1;

@@ -11,7 +11,9 @@ NEWEST = 1 << 20  # bytes of each worker's file that are read
 
 
 def lanes(run: Path) -> dict[str, Any] | None:
-    """Boxes are [name, begin and length in ms, depth, facts]. None where nothing is recorded."""
+    """Boxes are [name, begin and length in ms, depth, facts]; steps [number, begin and length in ms, begin since 1970]: one that
+    was done again after a restart is there twice. None where nothing is recorded.
+    """
     found = spans(run, NEWEST)
     steps = [s for s in found if s.worker == "driver" and s.name == "step" and "step" in s.facts][-STEPS:]
     if not steps:
@@ -27,7 +29,7 @@ def lanes(run: Path) -> dict[str, Any] | None:
     number = {name: i for i, name in enumerate(names)}
     return {
         "at": begin,
-        "steps": [[s.facts["step"], *_times(s, begin)] for s in steps],
+        "steps": [[s.facts["step"], *_times(s, begin), s.at] for s in steps],
         "names": names,
         "workers": [
             {

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 import pytest
-from made_run import EOS, damage, make_batch, make_run, ruin, write_lines
+from made_run import BEGAN, EOS, damage, make_batch, make_run, ruin, write_lines
 from rich.console import Console
 
 from launch.report.charts import SECTIONS, charts
@@ -240,7 +240,7 @@ def test_every_chart_is_explained_in_a_sentence():
 
 def test_lanes_are_those_of_the_last_steps(tmp_path):
     found = lanes(make_run(tmp_path / "demo", 12, saved=False))
-    assert [step for step, *_ in found["steps"]] == [7, 8, 9, 10, 11, 12]
+    assert [(step, begin - BEGAN) for step, *_, begin in found["steps"]] == [(n, n) for n in range(7, 13)]
     busy = {w["name"]: w["busy"] for w in found["workers"]}
     assert list(busy) == ["driver", "policy-0", "rollout-0", "rollout-1"]
     assert busy["rollout-0"] == pytest.approx(6 * 0.5 / 5.95, abs=1e-3)

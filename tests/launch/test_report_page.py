@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from made_run import BEGAN, damage, make_batch, make_run, ruin, write_lines
+from made_run import BEGAN, damage, figures, make_batch, make_run, ruin, write_lines, write_timeline
 from rich.console import Console
 
 from launch.report.command import Wanted, report, samples
@@ -572,6 +572,46 @@ def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tm
         seen(page, "#opened", "training, step 5")
         server.watched.path = tmp_path / "nowhere"
         seen(page, "#live", "asks again")
+
+
+def test_a_new_figure_changes_neither_the_smoothing_nor_what_is_unfolded(shown, tmp_path):
+    run = make_run(tmp_path / "figures", 12)
+    lines = read_lines(run / "metrics.jsonl")
+    write_lines(run / "metrics.jsonl", [line | {"my/first": 1.0} for line in lines])
+    with watched(run) as server:
+        page = shown(server.address)
+        page.get_by_label("smoothing").select_option("0.9")
+        page.get_by_text("Everything else: 1 figure").click()
+        write_lines(run / "metrics.jsonl", [line | {"my/first": 1.0, "my/second": 2.0} for line in lines])
+        seen(page, "#curves", "Everything else: 2 figures")
+        assert page.get_by_label("smoothing").input_value() == "0.9"
+        assert page.locator('.card[data-names="reward/mean"] svg path[fill="none"]').count() == 2
+        assert page.locator('.card[data-names="my/second"] svg path').count() >= 1
+
+
+def test_a_step_that_was_chosen_among_the_lanes_stays_chosen_while_it_is_there_and_the_newest_is_followed(
+    shown, tmp_path
+):
+    run = make_run(tmp_path / "lanes", 8, saved=False)
+
+    def goes_on(step):
+        write_timeline(run / "logs", step)
+        write_lines(run / "metrics.jsonl", [figures(s, step, evaluated=False) for s in range(1, step + 1)])
+        seen(page, "#time .tools", f"step {step}")
+
+    with watched(run) as server:
+        page = shown(server.address)
+        chosen = page.locator('#time .tools [aria-pressed="true"]')
+        page.get_by_role("button", name="step 5").click()
+        goes_on(9)
+        assert chosen.inner_text() == "step 5"
+        goes_on(11)
+        assert chosen.inner_text() == "step 11", "5 is not among the last six any more"
+        goes_on(12)
+        assert chosen.inner_text() == "step 12"
+        page.get_by_role("button", name="all", exact=True).click()
+        goes_on(13)
+        assert chosen.inner_text() == "all"
 
 
 def test_a_run_that_has_not_begun_is_waited_for_and_shown_when_it_has(shown, tmp_path):
