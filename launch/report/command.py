@@ -1,6 +1,8 @@
 """`rlsys report`: the page of a run, or of several side by side, as one file."""
 
+import contextlib
 import webbrowser
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from launch.report.page import page
 from launch.report.sampled import UNREADABLE, files, kept, numbers, packed, unread
 from launch.report.words import words
 from rlsys.config import ConfigError
+from rlsys.failures import disk_trouble
 from rlsys.run_directory import write
 
 
@@ -26,9 +29,7 @@ class Wanted:
 
 def report(wanted: Wanted, console: Console) -> None:
     runs = [Run.read(Path(name)) for name in wanted.runs]
-    target = Path(wanted.out) if wanted.out else _default(runs)
-    if not target.parent.is_dir():
-        raise ConfigError(f"--out: the directory of {target} does not exist.")
+    target = _target(wanted.out, runs)
     data = page_data(runs)
     pieces: dict[str, Any] = {"main": data}
     if len(runs) == 1:
@@ -43,7 +44,8 @@ def report(wanted: Wanted, console: Console) -> None:
     text = page(
         " and ".join(run["name"] for run in data["runs"]), {n: packed(p) for n, p in pieces.items()} | found.pieces
     )
-    write(target, text)
+    with _writing(target):
+        write(target, text)
     say(console, f"{target}: {len(text) / (1 << 20):.1f} MiB, everything inside. Open it in a browser.")
     for sentence in found.unread:
         say(console, sentence, "yellow")
@@ -91,6 +93,28 @@ def left_out(found: list[dict[str, Any]]) -> str:
         f"Texts and tokens of {there:,} of {groups:,} groups are in this file, from {some:,} of {len(found):,} steps and evaluations, evenly "
         "chosen; rewards, lengths and failures of all samples are. `rlsys report --megabytes` takes more, `rlsys watch` all."
     )
+
+
+def _target(out: str | None, runs: list[Run]) -> Path:
+    """Where the page goes, in a folder that is there."""
+    target = Path(out).expanduser() if out else _default(runs)
+    with _writing(target):
+        if target.is_dir() or (out and out.endswith("/")):
+            raise ConfigError(f"--out: {target} is a directory. Name a file in it: --out {target / 'report.html'}")
+        if target.exists() and not target.is_file():  # a device would be replaced by the page
+            raise ConfigError(f"--out: {target} is no plain file. Name another one.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if disk_trouble(error):
+            raise
+        raise ConfigError(f"{target} cannot be written: {error.strerror}. Name another file with --out.") from None
 
 
 def _default(runs: list[Run]) -> Path:

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -119,13 +120,31 @@ def test_hostile_texts_end_no_element(tmp_path):
     assert written(run / "report.html")["texts-step-000001"]["text"][0] == hostile
 
 
-def test_another_file_can_be_named_and_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_another_file_can_be_named_and_its_folder_is_made(tmp_path):
     run = make_run(tmp_path / "demo", 1)
-    told(run, out=str(tmp_path / "x.html"))
-    assert (tmp_path / "x.html").is_file()
+    told(run, out=str(tmp_path / "of" / "today" / "x.html"))
+    assert (tmp_path / "of" / "today" / "x.html").is_file()
     assert not (run / "report.html").exists()
-    with pytest.raises(ConfigError, match=r"the directory of .* does not exist"):
-        told(run, out=str(tmp_path / "nowhere" / "x.html"))
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("demo", r"--out: .*demo is a directory. Name a file in it: --out .*demo/report.html"),
+        ("demo/", "is a directory"),
+        ("new/", "is a directory"),
+        (".", "is a directory"),
+        ("pipe", "pipe is no plain file"),
+        ("demo/config.yaml/x.html", r"x.html cannot be written: File exists. Name another file with --out"),
+        ("demo/config.yaml/of/x.html", r"x.html cannot be written: Not a directory"),
+        ("x" * 300, r"cannot be written: File name too long"),
+    ],
+)
+def test_where_no_page_can_be_written_is_said_with_a_way_out(tmp_path, monkeypatch, out, said):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ConfigError, match=said):
+        told(make_run(tmp_path / "demo", 1), out=out)
 
 
 def test_what_is_no_run_is_refused_with_a_way_out(tmp_path):
