@@ -72,10 +72,14 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
         return show.options(console)
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
-    from rlsys.config_load import load
+    from rlsys.config_check import check
+    from rlsys.config_load import unchecked
+    from rlsys.shapes import known
     from rlsys.tracking.known import missing
 
-    loaded = load(config, overrides)
+    loaded = unchecked(config, overrides)
+    if problems := check(loaded, known(loaded.model.path)):
+        raise ConfigError(problems)
     if unknown := missing(loaded.tracking):
         raise ConfigError(unknown)
     show.plan(loaded, config, console)

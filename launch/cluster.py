@@ -17,7 +17,7 @@ from launch.local_ray import Session, address_for_commands, pages_for_prometheus
 from launch.placement import choose_transport, places
 from rlsys import tiny
 from rlsys.config import Config, ConfigError
-from rlsys.config_check import check_heads
+from rlsys.config_check import check_model
 from rlsys.progress import Note
 from workers.imports import uncollected, without_generation
 from workers.nursery import ENGINES, MODELS, executable
@@ -194,7 +194,7 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     if config.model.path == "builtin:tiny" and not model and len(nodes) > 1:
         path = beside(watch.logs.parent, path)
     tokenizer, window = load_tokenizer(path, config), load_window(path, config)
-    if problems := check_heads(config, path):
+    if problems := check_model(config, path):
         raise ConfigError(problems)
     return Cluster(
         config,

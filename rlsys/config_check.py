@@ -1,6 +1,5 @@
 """What does not fit together in a configuration, each problem a sentence with the numbers and a way out."""
 
-import contextlib
 import difflib
 import json
 import math
@@ -16,17 +15,19 @@ from rlsys.config import (
     TRANSPORTS,
     Algorithm,
     Config,
-    ConfigError,
 )
 from rlsys.config_check_sets import check_data_sets, check_rewards, functions_of
 from rlsys.rewards.check import of_user_function
 from rlsys.rewards.settings import deadline
-from rlsys.shapes import here, unsplit
+from rlsys.shapes import Model, known, unsplit, usual, window_of
 from rlsys.tracking.known import problems as problems_of_trackers
 
 
-def check(config: Config) -> list[str]:
-    """All cross-field problems at once, each a sentence with the numbers and a way out."""
+def check(config: Config, model: Model | None = None) -> list[str]:
+    """All cross-field problems at once, each a sentence with the numbers and a way out.
+
+    `model`: its shape, where that is known and not only to be read from a config.json.
+    """
     c, problems = config, []
 
     def need(good: bool, sentence: str) -> None:
@@ -292,7 +293,7 @@ def check(config: Config) -> list[str]:
                 between <= 0,
                 f"pipeline.max_lag {c.pipeline.max_lag} generates while training; colocated GPUs do one at a time. Use placement separate.",
             )
-    return problems + _check_paths(c) + check_heads(c, c.model.path)
+    return problems + _check_paths(c) + check_model(c, c.model.path, model)
 
 
 def _hint(key: str, value: str, names: tuple[str, ...]) -> str:
@@ -325,7 +326,7 @@ def _check_paths(c: Config) -> list[str]:
                 f"model.path: {config_file} does not exist. Give a Hugging Face model directory, a hub name, or builtin:tiny."
             )
         else:
-            problems += _check_config_file(c, config_file)
+            problems += _check_config_file(config_file)
     problems += of_user_function("algorithm.advantage", c.algorithm.advantage)
     return problems + of_user_function("algorithm.loss", c.algorithm.loss)
 
@@ -400,23 +401,29 @@ def _check_weights(c: Config) -> list[str]:
     return problems
 
 
-def _check_config_file(c: Config, config_file: Path) -> list[str]:
+def _check_config_file(config_file: Path) -> list[str]:
     try:
-        window = json.loads(config_file.read_text())["max_position_embeddings"]
-    except (ValueError, TypeError):
-        return [f"model.path: {config_file} is not a JSON object; the model directory is damaged."]
-    except KeyError:
-        return []
-    return _check_window(c, window)
+        good = isinstance(json.loads(config_file.read_text()), dict)
+    except ValueError:
+        good = False
+    return [] if good else [f"model.path: {config_file} is not a JSON object; the model directory is damaged."]
 
 
-def check_heads(c: Config, model: str) -> list[str]:
-    """As far as the model's shape is known here: of a hub name that is new to this machine, when its config.json has come."""
+def check_model(c: Config, path: str, model: Model | None = None) -> list[str]:
+    """As far as the model's shape is known here: of a hub name that is new to this machine, when its config.json has come.
+
+    Where nothing but the table of usual shapes has its window, `model` is to be given: `train` waits for the config.json.
+    """
+    problems = _check_window(c, model.window if model else window_of(path))
+    if problems and model and not path.startswith("builtin:") and model == usual(path):
+        problems[0] += (
+            f" That is the window of what usually is called so; a config.json goes before: hf download {path} config.json"
+        )
     if c.rollout.tensor_parallel > 1:
-        with contextlib.suppress(ConfigError):
-            if (found := here(model)) and (problem := unsplit(found[0], c.rollout.tensor_parallel)):
-                return [problem]
-    return []
+        shape = model or known(path)
+        if shape and (problem := unsplit(shape, c.rollout.tensor_parallel)):
+            problems.append(problem)
+    return problems
 
 
 def _check_window(c: Config, window: int) -> list[str]:

@@ -1,7 +1,9 @@
 """What a model is made of, from its config.json or from a table of usual ones: parameters, tensors, work. Nothing is downloaded."""
 
+import contextlib
 import json
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -158,12 +160,12 @@ def _of(family: str, name: str, sizes: tuple[int, int, int, int, int, int, int],
 _USUAL = (
     _of("qwen2", "builtin:tiny", (2, 128, 4, 4, 32, 256, 13), tied=True, window=64),
     _of("qwen2", "Qwen2.5-0.5B", (24, 896, 14, 2, 64, 4864, 151936), tied=True, window=32768),
-    _of("qwen2", "Qwen2.5-1.5B", (28, 1536, 12, 2, 128, 8960, 151936), tied=True, window=32768),
+    _of("qwen2", "Qwen2.5-1.5B", (28, 1536, 12, 2, 128, 8960, 151936), tied=True, window=131072),
     _of("qwen2", "Qwen2.5-3B", (36, 2048, 16, 2, 128, 11008, 151936), tied=True, window=32768),
-    _of("qwen2", "Qwen2.5-7B", (28, 3584, 28, 4, 128, 18944, 152064), tied=False, window=32768),
-    _of("qwen2", "Qwen2.5-14B", (48, 5120, 40, 8, 128, 13824, 152064), tied=False, window=32768),
-    _of("qwen2", "Qwen2.5-32B", (64, 5120, 40, 8, 128, 27648, 152064), tied=False, window=32768),
-    _of("qwen2", "Qwen2.5-72B", (80, 8192, 64, 8, 128, 29568, 152064), tied=False, window=32768),
+    _of("qwen2", "Qwen2.5-7B", (28, 3584, 28, 4, 128, 18944, 152064), tied=False, window=131072),
+    _of("qwen2", "Qwen2.5-14B", (48, 5120, 40, 8, 128, 13824, 152064), tied=False, window=131072),
+    _of("qwen2", "Qwen2.5-32B", (64, 5120, 40, 8, 128, 27648, 152064), tied=False, window=131072),
+    _of("qwen2", "Qwen2.5-72B", (80, 8192, 64, 8, 128, 29568, 152064), tied=False, window=131072),
     _of("qwen2", "Qwen2.5-Math-1.5B", (28, 1536, 12, 2, 128, 8960, 151936), tied=True, window=4096),
     _of("qwen2", "Qwen2.5-Math-7B", (28, 3584, 28, 4, 128, 18944, 152064), tied=False, window=4096),
     _of("qwen2", "DeepSeek-R1-Distill-Qwen-1.5B", (28, 1536, 12, 2, 128, 8960, 151936), tied=False, window=131072),
@@ -191,14 +193,20 @@ _USUAL = (
 )
 USUAL = {model.name.lower(): model for model in _USUAL}
 VARIANTS = ("-instruct", "-base", "-it", "-coder", "-thinking", "-2507")  # of the same shape
+WINDOWS = {  # of variants that see more or less than what they are called after
+    r"qwen2\.5-[\d.]+b-instruct|qwen2\.5-coder-.*|qwen3-.*-base": 32768,
+    r"qwen3-.*-2507|qwen3-coder-.*": 262144,
+}
 
 
 def usual(name: str) -> Model | None:
-    """By its hub name: the owner and what was trained do not change a shape."""
-    bare = name.rpartition("/")[2].lower().replace("-coder-", "-").removeprefix("meta-")
+    """By its hub name: the owner and what was trained do not change a shape, but for how much it sees."""
+    whole = name.rpartition("/")[2].lower().removeprefix("meta-")
+    bare, window = whole.replace("-coder-", "-"), [w for like, w in WINDOWS.items() if re.fullmatch(like, whole)]
     while True:
         if bare in USUAL:
-            return replace(USUAL[bare], name=name)
+            found = replace(USUAL[bare], name=name)
+            return replace(found, window=window[0]) if window else found
         shorter = next((bare.removesuffix(v) for v in VARIANTS if bare.endswith(v)), None)
         if shorter is None:
             return None
@@ -219,13 +227,29 @@ def model_of(path: str, file: str | Path = "") -> tuple[Model, str]:
 
 def here(path: str) -> tuple[Model, str] | None:
     """A model whose shape this machine can tell, and where that is from."""
-    if (found := Path(path).expanduser() / "config.json").is_file():
+    if (found := config_file(path)) is not None:
         return _from_file(path, found), str(found)
-    if (cached := in_cache(path)) is not None:
-        return _from_file(path, cached), str(cached)
-    if (known := usual(path)) is not None:
-        return known, "the table of usual shapes"
+    if (model := usual(path)) is not None:
+        return model, "the table of usual shapes"
     return None
+
+
+def known(path: str) -> Model | None:
+    """The same, or nothing where it is put together in a way that is not known."""
+    with contextlib.suppress(ConfigError):
+        if (found := here(path)) is not None:
+            return found[0]
+    return None
+
+
+def window_of(path: str) -> int:
+    """Tokens that a model can see by its own config.json, whatever else it is made of; 0: it does not say, or is not here."""
+    if (found := config_file(path)) is None:
+        return 0
+    try:
+        return int(json.loads(found.read_text()).get("max_position_embeddings") or 0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
 
 
 def pairs_per_token(path: str) -> float:
@@ -246,6 +270,12 @@ def _from_file(name: str, file: Path) -> Model:
         raise ConfigError(
             f"{file} is not the config.json of a language model: {type(error).__name__} {error}"
         ) from None
+
+
+def config_file(path: str) -> Path | None:
+    """Of a directory, or of a hub name that was downloaded before."""
+    own = Path(path).expanduser() / "config.json"
+    return own if own.is_file() else in_cache(path)
 
 
 def in_cache(name: str) -> Path | None:

@@ -59,9 +59,12 @@ class Planned:
 
 def plan(config: Config, path: str, wanted: Wanted, console: Console) -> int:
     """The exit code: 0 if it fits."""
-    if problems := check(bare(config)):
+    try:
+        model, source = model_of(config.model.path, wanted.model_config or "")
+    except ConfigError as error:
+        raise ConfigError([*check(bare(config)), *error.problems]) from None
+    if problems := check(bare(config), model):
         raise ConfigError(problems)
-    model, source = model_of(config.model.path, wanted.model_config or "")
     lengths, mean = tokens(config, model, wanted)
     nodes, where = nodes_for(config, wanted)
     scorers, unknown = reward_models(config)

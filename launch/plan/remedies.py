@@ -42,7 +42,7 @@ def changed(config: Config, settings: Settings) -> Config:
 
 def remedies(found: Fit, try_it: Callable[[Config], Fit], count: int = 3) -> list[Remedy]:
     """The cheapest first. Where nothing does, those that come nearest."""
-    base = set(check(bare(found.config)))
+    base = set(check(bare(found.config), found.model))
     fitting: list[Remedy] = []
     front = [Remedy({}, found, 1.0)]
     nearest: list[Remedy] = []
@@ -114,7 +114,7 @@ def _new(config: Config, settings: Settings) -> Settings:
 
 def _tried(found: Fit, settings: Settings, base: set[str], try_it: Callable[[Config], Fit]) -> Remedy | None:
     variant = changed(found.config, settings)
-    if set(check(bare(variant))) - base:
+    if set(check(bare(variant), found.model)) - base:
         return None
     try:
         now = try_it(variant)

@@ -39,7 +39,10 @@ def rlsys(tmp_path):
 @pytest.fixture
 def small(tmp_path) -> Path:
     file = tmp_path / "small.yaml"
-    file.write_text("trainer: {steps: 3, prompts_per_step: 4, samples_per_prompt: 8, updates_per_step: 2}\n")
+    file.write_text(
+        "trainer: {steps: 3, prompts_per_step: 4, samples_per_prompt: 8, updates_per_step: 2}\n"
+        "rollout: {max_new_tokens: 16}\n"
+    )
     return file
 
 
@@ -141,6 +144,13 @@ def test_validate_tells_all_problems_at_once_and_nothing_else(rlsys, small):
     assert len(problems(done)) == 3
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+def test_validate_refuses_sequences_that_are_longer_than_the_models_window(rlsys, small):
+    done = rlsys("validate", small, "rollout={max_prompt_tokens: 40, max_new_tokens: 30}")
+    assert done.returncode == 2
+    [problem] = problems(done)
+    assert "= 70, but the model's window is 64 tokens. Reduce one of them by 6." in problem
 
 
 def test_a_misspelt_option_is_exit_code_2_with_a_suggestion(rlsys, small):

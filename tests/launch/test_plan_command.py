@@ -168,6 +168,37 @@ def test_what_is_wrong_with_the_configuration_itself_comes_first():
         drawn("configs/tiny_cpu.yaml", "rollout.top_p=0.5")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "configs/dapo_7b_gpu.yaml rollout.max_new_tokens=3500 --cluster 8xH100",
+            "4524, but the model's window is 4096",
+        ),
+        ("configs/dapo_7b_gpu.yaml rollout.max_new_tokens=12000 --cluster 8xH100", "Reduce one of them by 8928."),
+        ("configs/tiny_cpu.yaml rollout.max_new_tokens=64", r"\(at least 1\).* window is 64 tokens"),
+    ],
+)
+def test_sequences_that_are_longer_than_the_models_window_are_refused(words, said):
+    from rlsys.config import ConfigError
+
+    with pytest.raises(ConfigError, match=said):
+        drawn(*words.split())
+
+
+def test_a_given_config_json_has_the_window_that_counts(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
+            | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+            | {"max_position_embeddings": 16384}
+        )
+    )
+    long = ["rollout.max_new_tokens=12000", "policy.tokens_per_pack=16384", "--cluster", "8xH100"]
+    code, _ = drawn("configs/dapo_7b_gpu.yaml", *long, "--model-config", str(tmp_path / "config.json"))
+    assert code == 0
+
+
 def test_no_time_is_estimated_where_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr("launch.plan.command.nodes_for", lambda *_: ([Node(0, None, 8, 64 << 30)], "nowhere"))
     _, text = drawn("configs/dapo_7b_gpu.yaml")

@@ -264,6 +264,27 @@ def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refuse
     assert read("", model("{}")).model.path
 
 
+def test_the_window_of_a_hub_name_is_what_its_own_config_says_or_for_a_plan_that_of_its_name(
+    read, tmp_path, monkeypatch
+):
+    from rlsys.config_check import check
+    from rlsys.shapes import known
+
+    lengths = ["rollout.max_prompt_tokens=1024", "rollout.max_new_tokens=3500"]
+    config = read("", "model.path=Qwen/Qwen2.5-Math-7B", "policy.tokens_per_pack=8192", *lengths)
+    assert check(config) == [], "train asks the config.json when it has come"
+    [found] = check(config, known(config.model.path))
+    assert "= 4524, but the model's window is 4096 tokens. Reduce one of them by 428." in found
+    assert found.endswith("hf download Qwen/Qwen2.5-Math-7B config.json")
+    unbound = read("", "model.path=Qwen/Qwen2.5-Math-7B", "rollout.max_new_tokens=4000")
+    assert check(unbound, known(unbound.model.path)) == [], "prompts take what is left, as in training"
+    folder = tmp_path / "hub" / "models--Qwen--Qwen2.5-Math-7B" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert "window is 2048 tokens. Reduce one of them by 2476." in check(config)[0]
+
+
 @pytest.mark.parametrize(
     ("path", "wide", "good"),
     [

@@ -56,6 +56,21 @@ def test_usual_models_have_the_parameters_that_their_authors_say(name, parameter
     assert usual(name).parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        ("Qwen/Qwen2.5-7B", 131072),
+        ("Qwen/Qwen2.5-7B-Instruct", 32768),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", 4096),
+        ("Qwen/Qwen3-4B", 40960),
+        ("Qwen/Qwen3-4B-Base", 32768),
+        ("Qwen/Qwen3-4B-Instruct-2507", 262144),
+    ],
+)
+def test_variants_of_one_shape_see_more_or_less(name, window):
+    assert usual(name).window == window
+
+
 def test_of_experts_only_those_that_a_token_passes_are_active():
     model = usual("Qwen/Qwen3-30B-A3B")
     assert (round(model.parameters / 1e9, 1), round(model.active / 1e9, 2)) == (30.5, 3.35)
