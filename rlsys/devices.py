@@ -46,6 +46,12 @@ GPUS = {
     )
 }
 MEANT = {"A100": "A100-80", "A10": "A10G"}  # by a user who says no more
+MAKERS_WORDS = ("NVIDIA", "TESLA", "GEFORCE", "RTX", "SXM", "SXM4", "SXM5", "PCIE", "HBM2E", "HBM3", "GPU", "GPUS")
+TIMES = r"\s*[x*×]\s*"
+FORMS = (
+    rf"(?:(?P<nodes>\d+){TIMES})?(?P<gpus>\d+)(?:{TIMES}|\s+)(?P<kind>.+)",
+    rf"(?P<kind>.+?)(?:\s*:\s*|{TIMES})(?P<gpus>\d+)",
+)
 
 
 @dataclass(frozen=True)
@@ -76,20 +82,35 @@ def named(name: str) -> Gpu | None:
     return next(iter(called(name)), None)
 
 
+def one(name: str) -> Gpu | None:
+    """That a user calls so, if all of it is a name: "H100", "a100", "A100 80GB", "NVIDIA RTX 4090", but not "H100:8"."""
+    words = [word for word in re.split(r"[\s_-]+", name.strip().upper()) if word not in MAKERS_WORDS]
+    found = named(MEANT.get(" ".join(words), " ".join(words)))
+    if found is None:
+        return None
+    own = {found.name.partition("-")[0], found.name.partition("-")[0].removeprefix("RTX")}
+    sizes = [word for word in words if word not in own]
+    close = all(re.fullmatch(r"\d{2,3}G?B?", s) and 0.85 * int(s.rstrip("GB")) <= found.memory for s in sizes)
+    return found if close else None
+
+
 def cluster(text: str) -> list[Node]:
-    """8xH100, 2x8xA100-80 (nodes x GPUs x kind), H100. Without a number of nodes, a node has at most eight."""
-    *counts, kind = re.split(r"(?<=\d)\s*[xX×]\s*", text.strip())
-    if len(counts) > 2 or not all(c.isdecimal() and int(c) for c in counts):
-        raise ConfigError(
-            f"--cluster {text}: it takes GPUS x KIND or NODES x GPUS x KIND, as in 8xH100 or 2x8xA100-80."
-        )
-    gpu = named(MEANT.get(kind.upper(), kind))
-    if gpu is None:
-        raise ConfigError(f"--cluster {text}: nothing is known of a GPU `{kind}`; known: {', '.join(GPUS)}.")
-    numbers = [int(c) for c in counts]
-    if len(numbers) == 2:
-        return [Node(numbers[1], gpu)] * numbers[0]
-    return nodes_of(numbers[0] if numbers else 1, gpu)
+    """8xH100, 8 H100, H100:8, 2x8xA100-80 (nodes x GPUs x kind), H100. Without a number of nodes, a node has at most eight."""
+    if gpu := one(text):
+        return nodes_of(1, gpu)
+    for form in FORMS:
+        found = re.fullmatch(form, text.strip(), re.IGNORECASE)
+        if found and (gpu := one(found["kind"])):
+            counts = {name: int(number) for name, number in found.groupdict().items() if name != "kind" and number}
+            if 0 in counts.values():
+                break
+            if "nodes" in counts:
+                return [Node(counts["gpus"], gpu)] * counts["nodes"]
+            return nodes_of(counts["gpus"], gpu)
+    raise ConfigError(
+        f"--cluster {text}: it takes GPUs and their kind, as in 8xH100, 8 H100 or H100:8, or NODES x GPUS x KIND, as in 2x8xA100-80. "
+        f"Kinds: {', '.join(GPUS)}."
+    )
 
 
 def nodes_of(gpus: int, gpu: Gpu) -> list[Node]:

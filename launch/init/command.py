@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,7 @@ from launch.plan.remedies import changed
 from launch.printing import say
 from rlsys.config import Config, ConfigError
 from rlsys.config_load import load
-from rlsys.devices import GIB, GPUS, Gpu, nodes_of
-from rlsys.devices import cluster as parse
+from rlsys.devices import GIB, GPUS, Gpu, nodes_of, one
 from rlsys.memory import Lengths, cache_tokens
 from rlsys.run_directory import write
 from rlsys.shapes import Model, model_of
@@ -72,7 +72,8 @@ def init(wanted: Wanted, console: Console) -> None:
         f"✓ {out}: {model.name} ({count(model)} parameters, from {source}), {where(wanted)}",
         "green",
     )
-    say(console, f"next: rlsys plan {out}{cluster_option(wanted)}, then rlsys train {out}")
+    file = shlex.quote(str(out))
+    say(console, f"next: rlsys plan {file}{cluster_option(wanted)}, then rlsys train {file}")
 
 
 def count(model: Model) -> str:
@@ -91,11 +92,11 @@ def default_name(wanted: Wanted) -> str:
 
 
 def where(wanted: Wanted) -> str:
-    return f"{wanted.gpus} x {wanted.gpu}" if wanted.gpus else "this machine's CPUs"
+    return f"{wanted.gpus} x {kind(wanted.gpu).name}" if wanted.gpus else "this machine's CPUs"
 
 
 def cluster_option(wanted: Wanted) -> str:
-    return f" --cluster {wanted.gpus}x{wanted.gpu}" if wanted.gpus else ""
+    return f" --cluster {wanted.gpus}x{kind(wanted.gpu).name}" if wanted.gpus else ""
 
 
 # --- what is chosen -----------------------------------------------------------------------------------------------------------
@@ -159,9 +160,11 @@ def on_gpus(wanted: Wanted, model: Model, start: Start) -> Choice:
 
 
 def kind(name: str) -> Gpu:
-    found = parse(name)[0].gpu
-    assert found
-    return found
+    if found := one(name):
+        return found
+    raise ConfigError(
+        f"--gpu {name}: it takes the name of one kind of GPU, such as H100, and --gpus how many there are. Kinds: {', '.join(GPUS)}."
+    )
 
 
 def roomy(f: Fit) -> bool:

@@ -112,6 +112,11 @@ def test_a_file_is_replaced_only_when_told_to(tmp_path):
         (["--model", "nobody/nothing", "--data", "openai/gsm8k", "--gpus", 1], "--model-config"),
         (["--model", "Qwen/Qwen3-8B", "--data", "not_here.jsonl", "--gpus", 8], "--data: not_here.jsonl"),
         (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", "H1000"], "H1000"),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", "H100:8"],
+            "--gpu H100:8: it takes the name of one kind of GPU, such as H100, and --gpus how many",
+        ),
+        (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", "2xH100"], "--gpu 2xH100: "),
         (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--reward", "mahts"], "--reward mahts"),
         (["--model", "Qwen/Qwen3-8B", "--data", "builtin:zigzag", "--gpus", 8], "builtin:tiny knows digits only"),
     ],
@@ -134,6 +139,14 @@ def test_a_number_of_gpus_with_their_kind_is_told_apart():
     assert found.exit_code == 2
     assert "--gpus 8 --gpu A100-80" in found.output
     assert "--gpus': 'many' is not a valid" in CliRunner().invoke(commands, ["init", "--gpus", "many"]).output
+
+
+@pytest.mark.parametrize(("gpu", "name"), [("A100 80GB", "A100-80"), ("nvidia l40s", "L40S")])
+def test_a_kind_of_gpu_is_written_by_the_name_that_plan_takes(gpu, name, tmp_path):
+    file = tmp_path / "my own.yaml"
+    said = made("--model", "Qwen/Qwen3-4B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", gpu, "-o", file)
+    assert f"next: rlsys plan '{file}' --cluster 8x{name}, then rlsys train '{file}'" in said.replace("\n", " ")
+    assert f"# Hardware  8 x {name};" in file.read_text()
 
 
 def test_every_comment_is_of_an_option_that_there_is():
