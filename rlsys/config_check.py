@@ -291,7 +291,8 @@ def check(config: Config, model: Model | None = None) -> list[str]:
             )
             need(
                 between <= 0,
-                f"pipeline.max_lag {c.pipeline.max_lag} generates while training; colocated GPUs do one at a time. Use placement separate.",
+                f"pipeline.max_lag {c.pipeline.max_lag} generates while training; colocated GPUs do one at a time. Use placement separate, "
+                f"or max_lag {int(bool(c.rollout.oversample))}.",
             )
     return problems + _check_paths(c) + check_model(c, c.model.path, model)
 

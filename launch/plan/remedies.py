@@ -214,7 +214,7 @@ def _on_gpus(f: Fit, gpus: int) -> Iterator[Settings]:
             )
     if gpus - r.engines * r.tensor_parallel not in (p.ranks, 0) and gpus > r.engines * r.tensor_parallel:
         yield {"policy.ranks": gpus - r.engines * r.tensor_parallel}
-    if gpus % r.tensor_parallel == 0 and not c.pipeline.max_lag:
+    if gpus % r.tensor_parallel == 0:
         yield {
             "cluster.placement": "colocated",
             "rollout.engines": gpus // r.tensor_parallel,

@@ -72,7 +72,7 @@ def of(config: Config, gpus: int | None) -> Iterator[Config]:
                 pipeline=replace(placed.pipeline, max_lag=max_lag, in_flight=in_flight),
                 rollout=replace(placed.rollout, oversample=oversample),
             )
-            if not (max_lag and placed.cluster.placement == "colocated") and not check(variant):
+            if not check(variant):
                 yield variant
 
 

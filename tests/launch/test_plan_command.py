@@ -38,6 +38,13 @@ def test_the_configurations_own_way_comes_first(costs):
     assert ways == ["lag 3", "lag 0", "lag 1", "lag 2", "lag 1 in flight", "lag 2 in flight +25%"]
 
 
+def test_the_own_way_of_colocated_engines_that_over_sample_comes_first_too(costs):
+    own = ["cluster.placement=colocated", "pipeline.max_lag=1", "rollout.oversample=0.5", "trainer.prompts_per_step=16"]
+    own += ["rollout.engines=2", "policy.ranks=2", "dynamic_sampling.enabled=false"]
+    lines = planned("configs/dapo_7b_gpu.yaml", *own, "--simulate", costs, "--ragged", "50,200")
+    assert [line.split("  ")[0] for line in lines if line.startswith("lag ")] == ["lag 1 +50%", "lag 0"]
+
+
 def test_a_reference_and_a_critic_have_gpus_of_their_own_beside_engines_and_ranks(costs):
     settings = ["trainer.prompts_per_step=32", "reference.kl_coef=0.1", "reference.gpus=1"]
     settings += ["algorithm.advantage=gae", "critic.ranks=2"]

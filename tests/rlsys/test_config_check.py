@@ -3,6 +3,7 @@ import json
 import pytest
 
 from rlsys import config
+from rlsys.pipeline import Timetable
 
 
 @pytest.mark.parametrize(
@@ -239,6 +240,18 @@ def test_a_user_function_may_have_any_option_there_is(read):
 def test_a_colocated_gpu_run_is_accepted(read):
     overrides = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=4", "policy.ranks=4"]
     assert read("", *overrides, "sync.transport=cuda_ipc").cluster.placement == "colocated"
+
+
+def test_colocated_engines_may_over_sample_where_nothing_is_sampled_while_training_goes_on(read, refused):
+    shared = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=2", "policy.ranks=2"]
+    shared += ["rollout.oversample=0.25"]
+    config = read("", *shared, "pipeline.max_lag=1")
+    timetable = Timetable.of(config)
+    assert [timetable.reach(step) for step in (1, 2, 3)] == [1, 2, 3], (
+        "each batch is begun when the one before is trained"
+    )
+    [found] = refused("", *shared, "pipeline.max_lag=2")
+    assert found.endswith("Use placement separate, or max_lag 1.")
 
 
 @pytest.fixture
