@@ -158,7 +158,11 @@ def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options
     "--measured", metavar="COSTS", help="A run, or what bench --json wrote: seconds from what work cost there."
 )
 @click.option("--json", type=click.Path(), help="Write all figures to this file.")
-@click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True, help="Of each prompt.")
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    help="Of each prompt; rollout.max_prompt_tokens, or 256 where that is 0 and the model's window allows it.",
+)
 @click.option("--ragged", metavar="MEAN,MAX", help="Tokens of completions, where not all have rollout.max_new_tokens.")
 @click.option(
     "--simulate",
@@ -167,7 +171,7 @@ def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options
 )
 @click.option("--gpus", type=click.IntRange(2), help="With --simulate: try placements on so many GPUs.")
 @click.option(
-    "--steps", type=click.IntRange(1), default=8, show_default=True, help="With --simulate: steps that are counted."
+    "--steps", type=click.IntRange(1), help="With --simulate: steps that are counted, 8 if nothing else is said."
 )
 def plan(
     config: str,
@@ -175,26 +179,27 @@ def plan(
     ragged: str | None,
     simulate: str | None,
     gpus: int | None,
-    steps: int,
-    prompt_tokens: int,
+    steps: int | None,
+    prompt_tokens: int | None,
     **options: Any,
 ) -> int:
     """What CONFIG would start where, its memory, disk and time, and what to change if it does not fit. No GPU is needed."""
     mean_and_most = _mean_and_most(ragged)
     if gpus and not simulate:
         raise click.UsageError("--gpus goes with --simulate; --cluster names GPUs to plan for.")
+    from launch.plan.lengths import Asked
     from rlsys.config_load import unchecked
 
-    loaded = unchecked(config, overrides)
+    loaded, lengths = unchecked(config, overrides), Asked(prompt_tokens, mean_and_most)
     if simulate:
         from launch.plan import ways
 
-        ways.simulated(loaded, ways.Wanted(simulate, gpus, steps, prompt_tokens, mean_and_most), console)
+        ways.simulated(loaded, ways.Wanted(simulate, gpus, steps, lengths), console)
         return 0
     from launch.plan.command import Wanted
     from launch.plan.command import plan as run
 
-    return run(loaded, config, Wanted(prompt_tokens=prompt_tokens, ragged=mean_and_most, **options), console)
+    return run(loaded, config, Wanted(lengths=lengths, **options), console)
 
 
 class HowMany(click.IntRange):

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from launch.plan import drawing
 from launch.plan.fit import TIGHT, Fit, fit, gib, size
+from launch.plan.lengths import Asked, Taken, allowing, taken
 from launch.plan.remedies import Remedy, bare, remedies
 from launch.printing import say, table
 from rlsys.config import Config, ConfigError
@@ -22,7 +23,6 @@ from rlsys.host import main_memory
 from rlsys.memory import PARTS, Lengths, Parts, cache_tokens, total
 from rlsys.plan import batch_arithmetic
 from rlsys.rewards.settings import services
-from rlsys.roofline import MEAN
 from rlsys.run_directory import write
 from rlsys.shapes import Model, here, model_of
 
@@ -35,8 +35,7 @@ class Wanted:
     address: str | None = None
     measured: str | None = None
     model_config: str | None = None
-    prompt_tokens: int = 256
-    ragged: tuple[float, int] | None = None  # mean and maximum of completions
+    lengths: Asked = field(default_factory=Asked)
     json: str | None = None
 
 
@@ -50,6 +49,7 @@ class Planned:
     where: str  # the nodes are from
     changes: Sequence[Remedy]
     seconds: dict[str, float]
+    lengths: Taken  # that the seconds are of
     unknown: list[str]  # what is not counted, and why
 
     @property
@@ -59,32 +59,29 @@ class Planned:
 
 def plan(config: Config, path: str, wanted: Wanted, console: Console) -> int:
     """The exit code: 0 if it fits."""
+    config = allowing(config, wanted.lengths)
     try:
         model, source = model_of(config.model.path, wanted.model_config or "")
     except ConfigError as error:
         raise ConfigError([*check(bare(config)), *error.problems]) from None
     if problems := check(bare(config), model):
         raise ConfigError(problems)
-    lengths, mean = tokens(config, model, wanted)
+    allowed = taken(config, model, wanted.lengths)
+    lengths, mean = Lengths(allowed.prompt, allowed.longest), allowed.mean
     nodes, where = nodes_for(config, wanted)
     scorers, unknown = reward_models(config)
     found = fit(config, model, lengths, mean, nodes, scorers)
     changes = [] if found.fits else remedies(found, lambda c: fit(c, model, lengths, mean, nodes, scorers))
-    seconds = measured(config, wanted, lengths) if wanted.measured else {}
-    planned = Planned(path, found, source, where, changes, seconds, unknown)
+    seconds: dict[str, float] = {}
+    if wanted.measured:
+        allowed = taken(config, model, wanted.lengths, Path(wanted.measured))
+        seconds = measured(config, Path(wanted.measured), allowed)
+    planned = Planned(path, found, source, where, changes, seconds, allowed, unknown)
     show(planned, console)
     if wanted.json:
         write(Path(wanted.json), json.dumps(figures(planned), indent=2) + "\n")
         say(console, f"figures: {wanted.json}")
     return 0 if planned.fits else 1
-
-
-def tokens(c: Config, model: Model, wanted: Wanted) -> tuple[Lengths, float]:
-    """What is reckoned with: the longest that are allowed; prompts without a limit are taken to have --prompt-tokens."""
-    mean, longest = wanted.ragged or (0.0, c.rollout.max_new_tokens)
-    room = max(model.window - longest, 1) if model.window else wanted.prompt_tokens
-    prompt = c.rollout.max_prompt_tokens or min(wanted.prompt_tokens, room)
-    return Lengths(prompt, longest), mean or max(MEAN * longest, 1.0)
 
 
 def reward_models(c: Config) -> tuple[dict[str, Model], list[str]]:
@@ -131,18 +128,15 @@ def this_machine() -> Node:
     return Node(0, None, len(os.sched_getaffinity(0)), memory)
 
 
-def measured(c: Config, wanted: Wanted, lengths: Lengths) -> dict[str, float]:
+def measured(c: Config, source: Path, lengths: Taken) -> dict[str, float]:
     """Seconds of a step by phase, from what a run's or a benchmark's work has cost."""
     from launch.plan import costs
-    from launch.plan.simulate import Loop
-    from launch.plan.ways import lengthened
+    from launch.plan.simulate import STEPS, Loop
     from launch.synthetic import Lengths as Completions
 
-    assert wanted.measured
-    mean, longest = wanted.ragged or (MEAN * lengths.new, lengths.new)
-    found = costs.read(Path(wanted.measured), lengths.prompt, "--measured")
-    loop = Loop(lengthened(c, longest), found, Completions(max(mean, 1), longest, c.run.seed), lengths.prompt)
-    report = loop.run(4)
+    found = costs.read(source, lengths.prompt, "--measured")
+    loop = Loop(bare(c), found, Completions(lengths.mean, lengths.longest, c.run.seed), lengths.prompt)
+    report = loop.run(STEPS)
     working = fmean(step.working for step in report.steps)
     waiting = max(report.seconds - working, 0.0)
     return {"rollout and rewards": waiting, "score, update, sync": working, "step": report.seconds}
@@ -247,6 +241,7 @@ def times(p: Planned, console: Console) -> None:
     else:
         heading(console, "\nSeconds of a step: an ESTIMATE that may be off by a factor of two or more")
         found, step = f.times.phases, f.times.step
+    say(console, p.lengths.said, "dim")
     rows = table("phase", "s", "share")
     for name, s in found.items():
         rows.add_row(name, f"{s:,.3g}", f"{s / step:.0%}" if step else "–")
@@ -322,6 +317,7 @@ def figures(p: Planned) -> dict[str, Any]:
         "disk": asdict(f.disk) | {"checkpoint": f.disk.checkpoint, "run": f.disk.run},
         "seconds": f.times.phases | {"step": f.times.step},
         "measured_seconds": p.seconds,
+        "lengths_of_seconds": asdict(p.lengths),
         "fits": p.fits,
         "not_counted": p.unknown,
         "problems": f.problems,

@@ -18,6 +18,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from launch.plan.lengths import seen
 from launch.plan.simulate import Costs
 from rlsys import config_load
 from rlsys.config import Config, ConfigError
@@ -30,8 +31,13 @@ PHASES = ("rollout", "reward", "score", "update", "sync")
 
 
 def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
-    """From a JSON file, `costs` of what `rlsys bench --json` writes or such a mapping itself, or from a run directory."""
+    """From a JSON file, `costs` of what `rlsys bench --json` writes or such a mapping itself, or from a run directory.
+
+    `prompt_tokens`: of a prompt of the run, where that has kept no samples.
+    """
     if source.is_dir():
+        if (own := seen(source)) and own.prompt:
+            prompt_tokens = own.prompt
         lines = [line for line in read_lines(source / "metrics.jsonl") if "time/step" in line]
         return measured(spans(source), lines, config_load.unchecked(source / "config.yaml"), prompt_tokens)
     try:

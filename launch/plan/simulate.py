@@ -29,6 +29,8 @@ from rlsys.types import Batch, Prompt, Request, Sample, Verdict
 from rlsys.virtual_time import OneByOne, VirtualTime
 from workers.rollout_dispatch import Dispatch
 
+STEPS = 8  # that are counted, where nothing says how many
+
 
 @dataclass(frozen=True)
 class Costs:

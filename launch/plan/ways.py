@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,11 +10,14 @@ from rich.progress import Progress
 
 from launch.bundles import bundles
 from launch.plan import costs
-from launch.plan.simulate import Loop, Report
+from launch.plan.lengths import Asked, allowing, taken
+from launch.plan.remedies import bare
+from launch.plan.simulate import STEPS, Loop, Report
 from launch.printing import say, table
 from launch.synthetic import Lengths
-from rlsys.config import Config, ConfigError, Data, Eval, Overlong
+from rlsys.config import Config, ConfigError
 from rlsys.config_check import check
+from rlsys.shapes import known
 
 SHARES = (0.25, 0.5, 0.75)  # of the GPUs, that engines take
 WAYS: list[tuple[int, bool, float]] = [  # pipeline.max_lag, pipeline.in_flight, rollout.oversample
@@ -31,35 +34,31 @@ class Wanted:
     """`rlsys plan --simulate` as it was asked for."""
 
     costs: str
-    gpus: int | None
-    steps: int
-    prompt_tokens: int
-    ragged: tuple[float, int] | None  # mean and maximum of completions
+    gpus: int | None = None
+    steps: int | None = None
+    lengths: Asked = field(default_factory=Asked)
 
 
 def simulated(config: Config, wanted: Wanted, console: Console) -> None:
-    mean, longest = wanted.ragged or (config.rollout.max_new_tokens, config.rollout.max_new_tokens)
-    config = lengthened(config, longest)
-    if problems := check(config):
+    config, model = allowing(config, wanted.lengths), known(config.model.path)
+    if problems := check(bare(config), model):
         raise ConfigError(problems)
-    lengths = Lengths(mean, longest, config.run.seed)
-    reckoned = costs.read(Path(wanted.costs), wanted.prompt_tokens)
-    variants = list(of(config, wanted.gpus))
+    source = Path(wanted.costs)
+    lengths = taken(config, model, wanted.lengths, source)
+    completions = Lengths(lengths.mean, lengths.longest, config.run.seed)
+    reckoned = costs.read(source, lengths.prompt)
+    variants = list(of(bare(config), wanted.gpus))
     found = []
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("simulating", total=len(variants))
         for variant in variants:
-            found.append((variant, Loop(variant, reckoned, lengths, wanted.prompt_tokens).run(wanted.steps)))
+            loop = Loop(variant, reckoned, completions, lengths.prompt)
+            found.append((variant, loop.run(wanted.steps or STEPS)))
             bar.advance(task)
     show(found, console)
+    say(console, f"lengths: {lengths.said}", "dim")
     if config.dynamic_sampling.enabled:
         say(console, "dynamic_sampling is left out: every group is taken to teach something.", "dim")
-
-
-def lengthened(config: Config, longest: int) -> Config:
-    """What it trains on need not be here, and every completion is as long as it is told to be."""
-    rollout = replace(config.rollout, max_new_tokens=longest)
-    return replace(config, rollout=rollout, data=Data(), eval=Eval(every=0), overlong=Overlong())
 
 
 def of(config: Config, gpus: int | None) -> Iterator[Config]:

@@ -1,11 +1,13 @@
-"""`rlsys plan --simulate` as a user types it."""
+"""`rlsys plan` as a user types it, and with --simulate."""
 
 import json
 
 import pytest
 from click.testing import CliRunner
+from made_run import make_run
 
 from launch.cli import commands
+from launch.plan import lengths
 from rlsys.devices import GPUS, Node
 
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
@@ -69,6 +71,75 @@ def test_placements_are_tried_on_gpus_and_need_no_data(costs):
         ["2", "2"],
         ["3", "1"],
     ]
+
+
+def lengths_of(*words: str) -> str:
+    """The line that tells them."""
+    done = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": "300"}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    [line] = [line for line in done.output.splitlines() if "prompts of " in line]
+    return line.removeprefix("lengths: ")
+
+
+def test_lengths_follow_the_configuration_alike_with_simulate_and_with_measured(costs):
+    simulated = lengths_of("configs/tiny_cpu.yaml", "--simulate", costs)
+    assert simulated == lengths_of("configs/tiny_cpu.yaml", "--measured", costs)
+    assert simulated == (
+        "prompts of 54 tokens (what the model's window leaves), "
+        "completions of 5.0 on average and 10 at most (half of rollout.max_new_tokens, and all of it)"
+    )
+    limited = lengths_of("configs/tiny_cpu.yaml", "rollout.max_prompt_tokens=7", "--simulate", costs)
+    assert limited.startswith("prompts of 7 tokens (rollout.max_prompt_tokens), ")
+
+
+def test_lengths_are_those_of_the_run_that_costs_are_from_unless_others_are_asked_for(tmp_path):
+    run = make_run(tmp_path / "run")
+    simulated = lengths_of("configs/tiny_cpu.yaml", "--simulate", str(run))
+    assert simulated == lengths_of("configs/tiny_cpu.yaml", "--measured", str(run))
+    had = lengths.seen(run)
+    assert (had.mean, had.longest) == (pytest.approx(7.0, abs=0.2), 10)
+    assert had.prompt == pytest.approx(7, abs=1), "of 7 letters, which are about as many tokens"
+    assert simulated == (
+        f"prompts of {had.prompt} tokens (about as in {run}), completions of {had.mean:.1f} on average and 10 at most (as in {run})"
+    )
+    asked = ["--ragged", "3,6", "--prompt-tokens", "20"]
+    assert lengths_of("configs/tiny_cpu.yaml", "--simulate", str(run), *asked) == (
+        "prompts of 20 tokens (--prompt-tokens), completions of 3.0 on average and 6 at most (--ragged)"
+    )
+    shorter = lengths_of("configs/tiny_cpu.yaml", "rollout.max_new_tokens=2", "--simulate", str(run))
+    assert "completions of 2.0 on average and 2 at most" in shorter, "no more than the configuration allows"
+
+
+def test_the_own_way_of_a_simulation_takes_as_long_as_measured_says(costs):
+    simulated = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", "--simulate", costs]).output
+    [seconds] = [line.split()[4] for line in simulated.splitlines() if line.startswith("lag 0")]
+    _, measured = drawn("configs/tiny_cpu.yaml", "--measured", costs)
+    assert [line.split()[1] for line in measured.splitlines() if line.startswith("step ")] == [seconds]
+
+
+@pytest.mark.parametrize("mode", [["--simulate", "COSTS"], []], ids=["simulated", "planned"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--ragged=-5,10"], "the mean (-5) must be between 1 and the maximum (10)"),
+        (["--ragged=10,5"], "must be between 1 and the maximum (5)"),
+        (["--ragged=0,0"], "must be between 1"),
+        (["--ragged=nan,5"], "the mean (nan)"),
+        (["--ragged=inf,10"], "the mean (inf)"),
+        (["--ragged=5,100"], "= 101, but the model's window is 64 tokens"),
+        (
+            ["--ragged=5,10", "--prompt-tokens=60"],
+            "(60) + rollout.max_new_tokens (10) = 70, but the model's window is 64",
+        ),
+        (["--ragged=5,10", "policy.tokens_per_pack=9"], "smaller than one full sequence"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(asked, said, mode, costs):
+    from rlsys.config import ConfigError
+
+    with pytest.raises(ConfigError) as found:
+        drawn("configs/tiny_cpu.yaml", *[costs if word == "COSTS" else word for word in mode], *asked)
+    assert said in str(found.value)
 
 
 # --- without --simulate --------------------------------------------------------------------------------------------------------

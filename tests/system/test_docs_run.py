@@ -31,6 +31,7 @@ FOUND = typed.found()
 STARTS_RAY = ("train ", "eval ", "check ", "doctor ", "bench ")
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
 SIMULATED = ["trainer.prompts_per_step=4", "policy.tokens_per_pack=16384", "cluster.device=gpu"]
+SIMULATED += ["model.path=Qwen/Qwen2.5-0.5B"]  # the tiny model's window is 64 tokens
 MORE = {
     "track runs/a": ["tracking.to=tensorboard"],  # that run had none
     "plan configs/tiny_cpu.yaml --simulate runs/demo --gpus 64": SIMULATED,

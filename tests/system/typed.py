@@ -34,6 +34,7 @@ OF_COMMAND = {
     ("convert", "SOURCE"): "openai/gsm8k",
     ("convert", "OUT"): "converted.jsonl",
     ("bench", "60,128"): "20,40",  # the tiny model's window is 64 tokens
+    ("plan", "60,128"): "20,40",
     ("bench", "256"): "16",
     ("bench", "64"): "32",
 }
