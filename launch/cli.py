@@ -148,6 +148,18 @@ def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options
     run(loaded, Wanted(ragged=mean_and_most, **options), console)
 
 
+NOT_SIMULATED = {  # options of `plan` that --simulate has no use for, and what to do
+    "cluster": "--cluster goes without --simulate; with it, --gpus N tries placements on so many.",
+    "address": "--address goes without --simulate, which looks at no cluster; with it, --gpus N tries placements on so many.",
+    "measured": "--measured goes without --simulate; both name what work has cost, and one of them is enough.",
+    "model_config": "--model-config goes without --simulate: COSTS are of the model already.",
+}
+SIMULATED = {
+    "gpus": "--gpus goes with --simulate; --cluster names GPUs to plan for.",
+    "steps": "--steps goes with --simulate; how many steps a run has is trainer.steps.",
+}
+
+
 @commands.command()
 @click.argument("config", type=click.Path())
 @OVERRIDES
@@ -178,15 +190,18 @@ def plan(
     overrides: tuple[str, ...],
     ragged: str | None,
     simulate: str | None,
-    gpus: int | None,
-    steps: int | None,
     prompt_tokens: int | None,
+    json: str | None,
     **options: Any,
 ) -> int:
     """What CONFIG would start where, its memory, disk and time, and what to change if it does not fit. No GPU is needed."""
     mean_and_most = _mean_and_most(ragged)
-    if gpus and not simulate:
-        raise click.UsageError("--gpus goes with --simulate; --cluster names GPUs to plan for.")
+    given = {name: value for name, value in options.items() if value is not None}
+    misplaced = NOT_SIMULATED if simulate else SIMULATED
+    if wrong := [said for name, said in misplaced.items() if name in given]:
+        raise click.UsageError(" ".join(wrong))
+    if {"cluster", "address"} <= given.keys():
+        raise click.UsageError("--cluster names GPUs that need not be there, --address a cluster that runs; give one.")
     from launch.plan.lengths import Asked
     from rlsys.config_load import unchecked
 
@@ -194,12 +209,12 @@ def plan(
     if simulate:
         from launch.plan import ways
 
-        ways.simulated(loaded, ways.Wanted(simulate, gpus, steps, lengths), console)
+        ways.simulated(loaded, ways.Wanted(simulate, lengths=lengths, json=json, **given), console)
         return 0
     from launch.plan.command import Wanted
     from launch.plan.command import plan as run
 
-    return run(loaded, config, Wanted(lengths=lengths, **options), console)
+    return run(loaded, config, Wanted(lengths=lengths, json=json, **given), console)
 
 
 class HowMany(click.IntRange):

@@ -1,9 +1,11 @@
 """`rlsys plan --simulate`: how fast a configuration would be with other lags and placements, without running it."""
 
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -17,6 +19,7 @@ from launch.printing import say, table
 from launch.synthetic import Lengths
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check
+from rlsys.run_directory import write
 from rlsys.shapes import known
 
 SHARES = (0.25, 0.5, 0.75)  # of the GPUs, that engines take
@@ -37,6 +40,7 @@ class Wanted:
     gpus: int | None = None
     steps: int | None = None
     lengths: Asked = field(default_factory=Asked)
+    json: str | None = None
 
 
 def simulated(config: Config, wanted: Wanted, console: Console) -> None:
@@ -59,6 +63,10 @@ def simulated(config: Config, wanted: Wanted, console: Console) -> None:
     say(console, f"lengths: {lengths.said}", "dim")
     if config.dynamic_sampling.enabled:
         say(console, "dynamic_sampling is left out: every group is taken to teach something.", "dim")
+    if wanted.json:
+        told = {"costs": asdict(reckoned), "lengths": asdict(lengths), "ways": [figures(*one) for one in found]}
+        write(Path(wanted.json), json.dumps(told, indent=2) + "\n")
+        say(console, f"figures: {wanted.json}")
 
 
 def of(config: Config, gpus: int | None) -> Iterator[Config]:
@@ -135,6 +143,23 @@ def show(found: list[tuple[Config, Report]], console: Console) -> None:
         "dim",
     )
     say(console, "Simulated: the network, and what roles on one machine take from each other, are left out.", "dim")
+
+
+def figures(c: Config, r: Report) -> dict[str, Any]:
+    return {
+        "max_lag": c.pipeline.max_lag,
+        "in_flight": c.pipeline.in_flight,
+        "oversample": c.rollout.oversample,
+        "placement": c.cluster.placement,
+        "engines": c.rollout.engines,
+        "ranks": c.policy.ranks,
+        "step_s": r.seconds,
+        "samples_per_s": r.speed,
+        "lag": r.lag,
+        "engines_idle_share": r.engines_idle(c.rollout.engines),
+        "sequences_of_an_engine": r.at_once(c.rollout.engines),
+        "ranks_idle_share": r.ranks_idle,
+    }
 
 
 def way(c: Config) -> str:

@@ -142,6 +142,39 @@ def test_lengths_that_cannot_be_are_refused(asked, said, mode, costs):
     assert said in str(found.value)
 
 
+def test_figures_of_a_simulation_are_written_where_they_are_asked_for(costs, tmp_path):
+    planned("configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10", "--json", str(tmp_path / "f.json"))
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert found["costs"] == {"pack_s": 0.0, "optimizer_s": 0.0, "reward_s": 0.0, "other_s": 0.0} | COSTS
+    assert (found["lengths"]["prompt"], found["lengths"]["mean"], found["lengths"]["longest"]) == (54, 5.0, 10)
+    own, *others = found["ways"]
+    assert (own["max_lag"], own["placement"], own["engines"], own["ranks"]) == (0, "separate", 2, 2)
+    assert own["samples_per_s"] == pytest.approx(512 / own["step_s"])
+    assert [way["max_lag"] for way in others] == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--simulate", "COSTS", "--cluster", "64xH100"], "with it, --gpus N tries placements"),
+        (["--simulate", "COSTS", "--address", "auto"], "--address goes without --simulate"),
+        (["--simulate", "COSTS", "--measured", "COSTS"], "--measured goes without --simulate"),
+        (["--simulate", "COSTS", "--model-config", "c.json"], "--model-config goes without --simulate"),
+        (["--gpus", "8"], "--gpus goes with --simulate; --cluster names GPUs"),
+        (["--steps", "3"], "--steps goes with --simulate"),
+        (
+            ["--cluster", "8xH100", "--address", "auto"],
+            "--cluster names GPUs that need not be there, --address a cluster",
+        ),
+    ],
+)
+def test_options_that_cannot_be_meant_together_are_refused(words, said, costs):
+    given = [costs if word == "COSTS" else word for word in words]
+    found = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", *given], env={"COLUMNS": "200"})
+    assert found.exit_code == 2
+    assert said in found.output
+
+
 # --- without --simulate --------------------------------------------------------------------------------------------------------
 
 
