@@ -96,9 +96,9 @@ def doctor(config: str | None, overrides: tuple[str, ...], json: str | None) -> 
 
         found = machine.judge(facts.collect())
         if json:
-            from rlsys.run_directory import write
+            from rlsys.run_directory import write_named
 
-            write(Path(json), machine.as_json(found))
+            write_named(Path(json), machine.as_json(found))
         return machine.show(found, console)
     if json:
         raise click.UsageError("--json goes without CONFIG.")

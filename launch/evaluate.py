@@ -18,7 +18,7 @@ from rlsys.evaluation import Evaluation, Score
 from rlsys.evaluation import evaluate as run_evaluation
 from rlsys.pipeline import Collector
 from rlsys.progress import Progress
-from rlsys.run_directory import write
+from rlsys.run_directory import write_named
 from rlsys.samples import write_samples
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -77,7 +77,7 @@ def evaluate(wanted: Wanted, console: Console) -> None:
         return
     show(found, console)
     if wanted.json:
-        write(Path(wanted.json), as_json(wanted, found) + "\n")
+        write_named(Path(wanted.json), as_json(wanted, found) + "\n")
         say(console, f"figures: {wanted.json}")
     if wanted.out:
         say(console, f"samples: {wanted.out}")

@@ -191,6 +191,17 @@ def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def write_named(file: Path, text: str) -> None:
+    """`write` for a file that a user has named: its folder is made, and what is in the way is a sentence."""
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder. Give the name of a file.")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file, text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}. Give another place.") from None
+
+
 def write(file: Path, text: str) -> None:
     """A file is either the old one or the new one, never half of either."""
     aside = file.with_name(f".{file.name}.tmp")

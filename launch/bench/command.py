@@ -23,7 +23,7 @@ from rlsys.config import Config
 from rlsys.data import Dataset
 from rlsys.pipeline import Timetable
 from rlsys.progress import Progress
-from rlsys.run_directory import RunDirectory, read_lines, write
+from rlsys.run_directory import RunDirectory, read_lines, write_named
 from rlsys.trace import spans, write_trace
 from rlsys.types import Metrics
 
@@ -54,7 +54,7 @@ def bench(config: Config, wanted: Wanted, console: Console) -> None:
             work = costs.measured(spans(run.path), lines, config, prompt)
             asked = asdict(wanted) | {"prompt_tokens": prompt, "longest": lengths.longest, "mean": lengths.mean}
             figures = {"asked": asked} | report.as_dict() | {"costs": asdict(work)}
-            write(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
+            write_named(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
             say(console, f"figures: {wanted.json}")
 
 

@@ -19,7 +19,7 @@ from rlsys.config import Config, ConfigError
 from rlsys.config_load import load
 from rlsys.devices import GIB, GPUS, Gpu, nodes_of, one
 from rlsys.memory import Lengths, cache_tokens
-from rlsys.run_directory import write
+from rlsys.run_directory import write_named
 from rlsys.shapes import Model, model_of
 
 ROOM = 0.08  # of a GPU that is left: what is not counted takes some
@@ -57,15 +57,15 @@ def init(wanted: Wanted, console: Console) -> None:
     model, source = model_of(wanted.model, wanted.model_config)
     start = start_of(wanted.data, wanted.reward, model)
     choice = on_gpus(wanted, model, start) if wanted.gpus else on_cpu(wanted, model, start)
-    before = out.read_text() if out.exists() else None
-    write(out, text(wanted, model, start, choice))
+    before = out.read_text() if out.is_file() else None
+    write_named(out, text(wanted, model, start, choice))
     try:
         load(out)
     except ConfigError:
         if before is None:
             out.unlink()
         else:
-            write(out, before)
+            write_named(out, before)
         raise
     say(
         console,

@@ -23,7 +23,7 @@ from rlsys.host import main_memory
 from rlsys.memory import PARTS, Lengths, Parts, cache_tokens, total
 from rlsys.plan import batch_arithmetic
 from rlsys.rewards.settings import services
-from rlsys.run_directory import write
+from rlsys.run_directory import write_named
 from rlsys.shapes import Model, here, model_of
 
 
@@ -79,7 +79,7 @@ def plan(config: Config, path: str, wanted: Wanted, console: Console) -> int:
     planned = Planned(path, found, source, where, changes, seconds, allowed, unknown)
     show(planned, console)
     if wanted.json:
-        write(Path(wanted.json), json.dumps(figures(planned), indent=2) + "\n")
+        write_named(Path(wanted.json), json.dumps(figures(planned), indent=2) + "\n")
         say(console, f"figures: {wanted.json}")
     return 0 if planned.fits else 1
 

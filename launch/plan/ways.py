@@ -19,7 +19,7 @@ from launch.printing import say, table
 from launch.synthetic import Lengths
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check
-from rlsys.run_directory import write
+from rlsys.run_directory import write_named
 from rlsys.shapes import known
 
 SHARES = (0.25, 0.5, 0.75)  # of the GPUs, that engines take
@@ -65,7 +65,7 @@ def simulated(config: Config, wanted: Wanted, console: Console) -> None:
         say(console, "dynamic_sampling is left out: every group is taken to teach something.", "dim")
     if wanted.json:
         told = {"costs": asdict(reckoned), "lengths": asdict(lengths), "ways": [figures(*one) for one in found]}
-        write(Path(wanted.json), json.dumps(told, indent=2) + "\n")
+        write_named(Path(wanted.json), json.dumps(told, indent=2) + "\n")
         say(console, f"figures: {wanted.json}")
 
 

@@ -102,6 +102,14 @@ def test_a_file_is_replaced_only_when_told_to(tmp_path):
     assert load(file).trainer.steps == 80
 
 
+def test_the_folder_of_the_file_is_made(tmp_path):
+    file = tmp_path / "new" / "my.yaml"
+    made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
+    assert load(file).trainer.steps == 80
+    with pytest.raises(ConfigError, match="is a folder"):
+        made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", tmp_path / "new", "--force")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

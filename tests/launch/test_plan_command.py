@@ -143,8 +143,10 @@ def test_lengths_that_cannot_be_are_refused(asked, said, mode, costs):
 
 
 def test_figures_of_a_simulation_are_written_where_they_are_asked_for(costs, tmp_path):
-    planned("configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10", "--json", str(tmp_path / "f.json"))
-    found = json.loads((tmp_path / "f.json").read_text())
+    planned(
+        "configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10", "--json", str(tmp_path / "new" / "f.json")
+    )
+    found = json.loads((tmp_path / "new" / "f.json").read_text())
     assert found["costs"] == {"pack_s": 0.0, "optimizer_s": 0.0, "reward_s": 0.0, "other_s": 0.0} | COSTS
     assert (found["lengths"]["prompt"], found["lengths"]["mean"], found["lengths"]["longest"]) == (54, 5.0, 10)
     own, *others = found["ways"]

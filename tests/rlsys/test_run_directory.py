@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
@@ -10,7 +11,7 @@ from fakes import make_batch, make_config, make_sample
 
 from rlsys import config_load
 from rlsys.config import ConfigError
-from rlsys.run_directory import RunDirectory, read_lines, read_samples, write
+from rlsys.run_directory import RunDirectory, read_lines, read_samples, write, write_named
 from rlsys.types import Columns, Verdict
 
 
@@ -325,3 +326,17 @@ def test_an_event_behind_a_line_that_was_cut_off_is_a_line_of_its_own(tmp_path):
     again.close()
     assert [e["event"] for e in read_lines(run.path / "events.jsonl")] == ["first", "second"]
     assert not list((run.path / "logs").glob("*.pid"))
+
+
+def test_a_file_that_a_user_names_gets_its_folder_or_a_sentence(tmp_path):
+    write_named(tmp_path / "deep" / "er" / "figures.json", "{}")
+    assert (tmp_path / "deep" / "er" / "figures.json").read_text() == "{}"
+    (tmp_path / "file").write_text("precious")
+    for file, said in {
+        tmp_path / "file" / "figures.json": "cannot be written: .* Give another place",
+        tmp_path / "deep": "is a folder",
+        Path("/proc/figures.json"): "cannot be written: No such file",
+    }.items():
+        with pytest.raises(ConfigError, match=f"{file} {said}"):
+            write_named(file, "{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "file"]
