@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,13 +43,20 @@ def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
         return measured(spans(source), lines, config_load.unchecked(source / "config.yaml"), prompt_tokens)
     try:
         found = json.loads(source.read_text())
-        return Costs(**found.get("costs", found))
+        given = Costs(**found.get("costs", found))
+        if wrong := [f"{name} is {json.dumps(value)}" for name, value in vars(given).items() if not is_seconds(value)]:
+            raise ValueError(", ".join(wrong))
+        return given
     except (OSError, ValueError, AttributeError, TypeError) as error:
         names = ", ".join(f.name for f in dataclasses.fields(Costs))
         raise ConfigError(
             f"{option} {source}: {error}. It takes a run directory, what `rlsys bench CONFIG --json FILE` writes, or a JSON file "
-            f"with seconds for {names}."
+            f"with seconds, none less than 0, for {names}."
         ) from None
+
+
+def is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def measured(found: list[Span], lines: list[Metrics], config: Config, prompt_tokens: int) -> Costs:

@@ -19,7 +19,7 @@ import numpy as np
 
 from launch.bundles import critic_ranks
 from launch.synthetic import Lengths, SetLengths
-from rlsys.config import Config, Reward
+from rlsys.config import Config, ConfigError, Reward
 from rlsys.dealing import Sized, cost, deal
 from rlsys.draw import Draw
 from rlsys.oversampling import Oversampling
@@ -295,7 +295,12 @@ class Loop:
         """So many steps in the middle of a run, from sync to sync: those in which the pipeline fills and empties are left out."""
         ahead, steps = self.config.pipeline.max_lag, Timetable.of(self.config).whole(steps)
         self.time.run(lambda: self.train(steps + 2 * ahead + 1))
-        return Report(self.steps[ahead + 1 :][:steps])
+        report = Report(self.steps[ahead + 1 :][:steps])
+        if not report.seconds:
+            raise ConfigError(
+                "a step would take no time at all: of what it does, nothing costs any. Give costs of more than 0 s."
+            )
+        return report
 
     def train(self, steps: int) -> None:
         timetable = Timetable.of(self.config)

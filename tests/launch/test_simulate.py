@@ -238,5 +238,16 @@ def test_costs_come_from_a_file_or_are_refused_with_a_way_out(tmp_path):
     file.write_text('{"step": 1}')
     with pytest.raises(ConfigError, match="rlsys bench CONFIG --json FILE"):
         costs.read(file, 5)
+    for wrong, said in {"-1": "-1", "NaN": "NaN", '"1"': '"1"', "[1]": r"\[1\]", "null": "null"}.items():
+        file.write_text(json.dumps(dataclasses.asdict(FREE)).replace('"step_s": 0.0', f'"step_s": {wrong}'))
+        with pytest.raises(ConfigError, match=rf"step_s is {said}\. .* with seconds, none less than 0, for step_s"):
+            costs.read(file, 5)
     with pytest.raises(ConfigError, match="No such file"):
         costs.read(tmp_path / "none", 5)
+
+
+def test_costs_of_which_a_step_takes_no_time_are_refused():
+    with pytest.raises(ConfigError, match="a step would take no time"):
+        report()
+    with pytest.raises(ConfigError, match="a step would take no time"):
+        report(score_s=1.0)  # nothing is scored where a step has one update
