@@ -20,6 +20,7 @@ from rlsys.dealing import PAIRS_PER_TOKEN
 from rlsys.interfaces import Scorer
 from rlsys.packing import pack, unpack
 from rlsys.pipeline import Seen
+from rlsys.plan import scores_old
 from rlsys.shapes import pairs_per_token
 from rlsys.types import Batch, Floats, Prompt, Sample
 
@@ -105,11 +106,7 @@ class Scoring:
     """Old and reference log-probs of every batch; a thread for each scorer waits for it."""
 
     def __init__(self, config: Config, policy: Scorer, reference: Scorer | None):
-        t = config.trainer
-        in_reward = reference is not None and config.reference.kl_in == "reward"
-        # With one update and nothing else that asks, the update's own forward pass has the old log-probs.
-        old = t.updates_per_step * t.epochs_per_step > 1 or in_reward or config.entropy.control != "none"
-        self.scorers: dict[str, Scorer] = {"old": policy} if old else {}
+        self.scorers: dict[str, Scorer] = {"old": policy} if scores_old(config) else {}
         if reference:
             self.scorers["ref"] = reference
         # Who has the weights and nothing else to do while engines sample, where all that is sampled is in the batch.
@@ -117,7 +114,7 @@ class Scoring:
         known = not config.dynamic_sampling.enabled and not config.rollout.oversample
         self.early = [name for name in self.scorers if separate and known and (name == "ref" or on_policy)]
         self.threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"score {name}") for name in self.scorers}
-        self.tokens_per_pack, self.samples = config.policy.tokens_per_pack, t.samples_per_prompt
+        self.tokens_per_pack, self.samples = config.policy.tokens_per_pack, config.trainer.samples_per_prompt
         self.pairs_per_token = pairs_per_token(config.model.path)
         self.begun: dict[int, dict[str, EarlyScores]] = {}  # by step
 

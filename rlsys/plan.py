@@ -38,6 +38,12 @@ def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
     return rows
 
 
+def scores_old(c: Config) -> bool:
+    """Whether a step has a pass for old log-probs. With one update and nothing else that asks, the update's own forward pass has them."""
+    in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
+    return c.trainer.updates_per_step * c.trainer.epochs_per_step > 1 or in_reward or c.entropy.control != "none"
+
+
 def method(c: Config) -> list[tuple[str, str]]:
     """Rows of (part, what it is): the algorithm in a few words."""
     a = c.algorithm

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlsys.config import Config
 from rlsys.devices import Gpu
 from rlsys.memory import WIDTH, Lengths, cache_tokens
+from rlsys.plan import scores_old
 from rlsys.shapes import Model
 
 # Shares of the peak that a device's makers name.
@@ -59,8 +60,7 @@ def estimate(c: Config, model: Model, lengths: Lengths, gpu: Gpu | None, new: fl
     rank = _speed(gpu, c.policy.dtype, c.policy.threads)
     share = (SCORING, TRAINING) if gpu else (1.0, 1.0)
     phases = {"rollout": _rollout(c, model, lengths, gpu, new)}
-    again = t.updates_per_step * t.epochs_per_step > 1 or c.entropy.control != "none"
-    phases["score"] = each / (ranks * rank.flops * share[0]) if again else 0.0
+    phases["score"] = each / (ranks * rank.flops * share[0]) if scores_old(c) else 0.0
     if c.reference.kl_coef > 0:
         on_gpu = gpu if c.reference.gpus else None
         one = _speed(on_gpu, c.policy.dtype, c.policy.threads)

@@ -24,6 +24,7 @@ from rlsys.dealing import Sized, cost, deal
 from rlsys.draw import Draw
 from rlsys.oversampling import Oversampling
 from rlsys.pipeline import Collector, Pipeline, Timetable
+from rlsys.plan import scores_old
 from rlsys.shapes import pairs_per_token
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
 from rlsys.virtual_time import OneByOne, VirtualTime
@@ -332,13 +333,12 @@ class Loop:
         self.before = now
 
     def score(self, batch: Batch) -> None:
-        c, t = self.config, self.config.trainer
+        c = self.config
         if self.critic_ranks:
             self.time.sleep(self.work(batch, range(len(batch.samples)), self.critic_ranks, self.costs.score_s))
         if c.reference.kl_coef:
             self.time.sleep(self.work(batch, range(len(batch.samples)), 1, self.costs.score_s))
-        in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
-        if t.updates_per_step * t.epochs_per_step > 1 or in_reward or c.entropy.control != "none":
+        if scores_old(c):
             self.time.sleep(self.work(batch, range(len(batch.samples)), c.policy.ranks, self.costs.score_s))
 
     def update(self, batch: Batch) -> None:

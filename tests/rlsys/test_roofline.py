@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlsys.config import Cluster, Config, Pipeline, Policy, Rollout, Trainer
+from rlsys.config import Cluster, Config, Entropy, Pipeline, Policy, Reference, Rollout, Trainer
 from rlsys.devices import GPUS
 from rlsys.memory import Lengths
 from rlsys.roofline import BANDWIDTH, SCORING, TRAINING, estimate
@@ -24,6 +24,15 @@ def phases(config: Config = CONFIG, new: float = 512) -> dict[str, float]:
 def test_scoring_is_work_over_what_the_ranks_do_of_it():
     work = 64 * MODEL.work.group(512, [512] * 8)
     assert phases()["score"] == pytest.approx(work / (4 * 989e12 * SCORING))
+
+
+def test_old_log_probs_are_a_pass_of_their_own_where_something_asks_for_them():
+    once = replace(CONFIG, trainer=replace(CONFIG.trainer, updates_per_step=1))
+    assert phases(once)["score"] == 0
+    in_reward = replace(once, reference=Reference(kl_coef=0.01, kl_in="reward"))
+    controlled = replace(once, entropy=Entropy(control="clip_cov"))
+    assert phases(in_reward)["score"] == phases(controlled)["score"] == phases()["score"] > 0
+    assert phases(replace(once, reference=Reference(kl_coef=0.01)))["score"] == 0
 
 
 def test_an_update_is_three_passes_and_four_with_checkpointing():
