@@ -17,6 +17,7 @@ from launch.plan.remedies import changed
 from launch.printing import say
 from rlsys.config import Config, ConfigError
 from rlsys.config_load import load
+from rlsys.data.origin import stem
 from rlsys.devices import GIB, GPUS, Gpu, nodes_of, one
 from rlsys.memory import Lengths, cache_tokens
 from rlsys.run_directory import write_named
@@ -84,9 +85,8 @@ def count(model: Model) -> str:
 
 def default_name(wanted: Wanted) -> str:
     def short(name: str) -> str:
-        return re.sub(
-            r"[^a-z0-9.]+", "-", name.rpartition("/")[2].rpartition(":")[2].lower().removesuffix(".jsonl")
-        ).strip("-")
+        bare = stem(Path(name.rpartition("/")[2].rpartition(":")[2].lower()))
+        return re.sub(r"[^a-z0-9.]+", "-", bare).strip("-")
 
     return f"{short(wanted.model)}-{short(wanted.data)}.yaml"
 

@@ -1,17 +1,18 @@
 """What `rlsys init` knows of data sets: where question and answer stand, what judges, how long prompts and completions are."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from rlsys.config import ConfigError
-from rlsys.data.origin import Origin, locate
+from rlsys.data.origin import Origin, Place, locate
+from rlsys.data.readers import Bad, read
 from rlsys.rewards.functions import REWARDS
 from rlsys.shapes import Model
 
 BOXED = r"Please reason step by step, and put your final answer within \boxed{}."
 QUESTIONS = ("prompt", "question", "problem", "instruction", "input", "query", "messages")
 ANSWERS = ("answer", "solution", "final_answer", "label", "target", "output", "response")
+CHECK = "  # CHECK THIS: the field of a row"
 
 
 @dataclass(frozen=True)
@@ -119,37 +120,38 @@ def _other(data: str, reward: str) -> Start:
         place = locate(Origin(data))
     except ConfigError as error:
         raise ConfigError([f"--data: {problem}" for problem in error.problems]) from None
-    question, answer = _keys(place.files[0]) if place.kind == "files" else ("prompt", "answer")
-    guess = place.kind != "files"
-    notes = [f"The fields of {data} are a guess: look at a row, and set data.prompt_key and data.answer_key."] * guess
-    check = "  # CHECK THIS: the field of a row" if guess else ""
+    fields = {} if place.kind == "hub" else _first_row(data, place)
+    question, sure_of_question = _key(fields, QUESTIONS)
+    answer, sure_of_answer = _key(fields, ANSWERS)
+    notes = []
+    if not (sure_of_question and sure_of_answer):
+        there = f"its first row has {', '.join(fields)}: set" if fields else "look at a row, and set"
+        notes.append(f"The fields of {data} are a guess: {there} data.prompt_key and data.answer_key.")
     yaml = {
         "data": [
             f"  train: {data}",
-            f"  prompt_key: {question}{check}",
-            f"  answer_key: {answer}{check}",
-            "  as_chat: true  # a text becomes a user message; leave it out for base models",
+            f"  prompt_key: {question}" + CHECK * (not sure_of_question),
+            f"  answer_key: {answer}" + CHECK * (not sure_of_answer),
+            *["  as_chat: true  # a text becomes a user message; leave it out for base models"]
+            * (not isinstance(fields.get(question), list)),
             "  overlong: skip  # prompts that are too long are left out, and counted",
         ],
         "reward": ["  functions:", f"    {reward}: 1.0  # CHECK THIS: what is right; see rlsys/rewards/README.md"],
     }
-    if question == "messages":
-        yaml["data"].remove("  as_chat: true  # a text becomes a user message; leave it out for base models")
     return Start(data, yaml, 1024, 1024, 400.0, 200, notes=notes)
 
 
-def _keys(file: Path) -> tuple[str, str]:
-    """Which fields are question and answer, by the first row of a JSONL file; else the usual names."""
-    if file.suffix != ".jsonl":
-        return "prompt", "answer"
-    try:
-        with file.open() as lines:
-            row = json.loads(next(line for line in lines if line.strip()))
-    except (OSError, ValueError, StopIteration):
-        raise ConfigError(f"--data {file}: its first line is not a row of JSON.") from None
-    if not isinstance(row, dict):
-        raise ConfigError(f"--data {file}: its first line is not a row of JSON.")
-    question = next((name for name in QUESTIONS if name in row), None)
-    if question is None:
-        raise ConfigError(f"--data {file}: no field of its first row looks like a question; it has {', '.join(row)}.")
-    return question, next((name for name in ANSWERS if name in row), "answer")
+def _first_row(data: str, place: Place) -> dict[str, Any]:
+    first = next(read(Origin(data), place), None)
+    if first is None:
+        raise ConfigError(f"--data {data}: it has no rows.")
+    if isinstance(first, Bad):
+        raise ConfigError(f"--data {first}")
+    return first.fields
+
+
+def _key(fields: dict[str, Any], usual: tuple[str, ...]) -> tuple[str, bool]:
+    """The field that is called as such fields usually are, and whether it is the only one."""
+    named = {name.lower(): name for name in fields}
+    found = [named[name] for name in usual if name in named]
+    return (found or [usual[0]])[0], len(found) == 1

@@ -1,7 +1,10 @@
 """`rlsys init`: what it writes is valid, and fits."""
 
+import gzip
 import json
+from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
@@ -89,6 +92,59 @@ def test_a_files_own_fields_are_taken(tmp_path):
     config = load(file)
     assert (config.data.prompt_key, config.data.answer_key) == ("problem", "solution")
     assert list(config.reward.functions) == ["exact"]
+
+
+SUM = {"id": 7, "question": "1 + 1", "answer": "2"}
+
+
+def save(file: Path, row: dict[str, object]) -> None:
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    elif file.suffix == ".csv":
+        file.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+    elif file.suffix == ".gz":
+        file.write_bytes(gzip.compress(json.dumps(row).encode() + b"\n"))
+    else:
+        file.write_text(json.dumps([row] if file.suffix == ".json" else row))
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.parquet", "d.json", "d.jsonl", "d.jsonl.gz", "folder/train.csv"])
+def test_fields_are_read_from_the_first_row_whatever_the_format(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    save(Path(name), SUM)
+    made("--model", "Qwen/Qwen3-8B", "--data", name.partition("/")[0], "--gpus", 8)
+    [file] = Path().glob("qwen3-8b-*.yaml")
+    assert file.name in ("qwen3-8b-d.yaml", "qwen3-8b-folder.yaml")
+    config = load(file)
+    assert (config.data.prompt_key, config.data.answer_key) == ("question", "answer")
+    assert "the field of a row" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "marked"),
+    [
+        ({"text": "1 + 1", "result": "2"}, ("prompt", "answer"), 2),
+        ({"question": "1 + 1", "result": "2"}, ("question", "answer"), 1),
+        ({"instruction": "Add.", "input": "1 + 1", "output": "2"}, ("instruction", "output"), 1),
+        ({"Problem": "1 + 1", "solution": "so 2", "answer": "2"}, ("Problem", "answer"), 1),
+    ],
+)
+def test_fields_that_are_not_clear_are_marked_and_those_of_the_row_told(row, keys, marked, tmp_path):
+    save(tmp_path / "d.csv", row)
+    made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.csv", "--gpus", 8, "-o", tmp_path / "my.yaml")
+    text, config = (tmp_path / "my.yaml").read_text(), load(tmp_path / "my.yaml")
+    assert (config.data.prompt_key, config.data.answer_key) == keys
+    assert text.count("# CHECK THIS: the field of a row") == marked
+    assert f"its first row has {', '.join(row)}: set" in text
+
+
+def test_data_without_a_row_that_can_be_read_is_refused(tmp_path):
+    for text, said in {"": "it has no rows", "{": "d.jsonl:1: not JSON"}.items():
+        (tmp_path / "d.jsonl").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.jsonl", "--gpus", 8, "-o", tmp_path / "my.yaml")
+    assert not (tmp_path / "my.yaml").exists()
 
 
 def test_a_file_is_replaced_only_when_told_to(tmp_path):
