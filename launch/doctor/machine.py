@@ -122,9 +122,12 @@ def cuda(f: Facts) -> list[Finding]:
     if not f.gpus:
         return []
     if not f.cuda:
-        return [
-            Finding("CUDA", "wrong", "there are GPUs, and torch is built for CPUs only", "make install PROFILE=gpu")
-        ]
+        said, mend = "there are GPUs, and torch is built for CPUs only", "make install PROFILE=gpu"
+        if f.device == "cpu":
+            return [Finding("CUDA", "ok", "torch is built for CPUs, and cluster.device is cpu")]
+        if not f.device and "vllm" not in f.versions:  # all of it is for CPUs, and may be meant
+            return [Finding("CUDA", "warning", f"{said}: cluster.device cpu runs here, gpu does not", mend)]
+        return [Finding("CUDA", "wrong", said, mend)]
     major, driver = f.cuda.split(".")[0], int(re.match(r"\d*", f.driver)[0] or 0)  # type: ignore[index]
     if driver < DRIVERS.get(major, 0):
         said = f"driver {f.driver} is too old for torch's CUDA {f.cuda}: {DRIVERS[major]} or newer is needed"

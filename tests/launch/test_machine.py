@@ -134,6 +134,8 @@ def test_what_is_not_fine_is_told_with_the_command_that_mends_it(check, state, s
     ("check", "state", "said", "changes"),
     [
         ("cuda", "wrong", "built for CPUs only", {"cuda": ""}),
+        ("cuda", "wrong", "built for CPUs only", {"cuda": "", "device": "gpu", "versions": GOOD.versions}),
+        ("cuda", "warning", "cluster.device cpu runs here, gpu does not", {"cuda": "", "versions": GOOD.versions}),
         ("cuda", "wrong", "580 or newer", {"driver": "535.104.05"}),
         ("cuda", "wrong", "without NCCL", {"nccl": ""}),
         (
@@ -151,6 +153,12 @@ def test_what_is_not_fine_with_gpus(check, state, said, changes):
     assert found.state == state
     assert said in found.said
     assert found.mend
+
+
+def test_a_workstation_with_gpus_that_trains_on_its_cpus_is_fine():
+    on_cpus = replace(ON_GPUS, cuda="", versions=GOOD.versions)
+    assert {f.state for f in judge(replace(on_cpus, device="cpu"))} == {"ok"}
+    assert show(judge(on_cpus), Console(file=io.StringIO())) == 0, "nor is it wrong where nothing says what it is for"
 
 
 def test_a_gpu_that_others_use_is_named():
