@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlsys import flops
+from rlsys.cache import hub
 from rlsys.config import ConfigError
 from rlsys.dealing import PAIRS_PER_TOKEN
 
@@ -280,8 +280,7 @@ def config_file(path: str) -> Path | None:
 
 def in_cache(name: str) -> Path | None:
     """The config.json of a hub name that was downloaded before."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
+    folder, _ = hub()
+    snapshots = folder / f"models--{name.replace('/', '--')}" / "snapshots"
     found = sorted(snapshots.glob("*/config.json"), key=lambda p: p.stat().st_mtime)
     return found[-1] if found else None

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from launch.local_ray import abandoned, short_temporary_directory
+from rlsys.cache import cache, hub
 from rlsys.config import Config
 from rlsys.host import cgroup, main_memory
 from workers.process import port_is_taken
@@ -45,6 +46,7 @@ class Folder:
     path: str
     writable: bool
     free: int
+    variable: str = ""  # of the environment, that says where it is; empty: run.dir does
 
 
 @dataclass(frozen=True)
@@ -213,17 +215,22 @@ def task_limit() -> tuple[int, int]:
 
 
 def folders(config: Config | None) -> list[Folder]:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     run = Path(config.run.dir).expanduser() if config else Path("runs")
-    places = {"runs": run, "temporary files": Path(os.environ.get("TMPDIR", "/tmp")), "caches of models": cache}
-    return [folder(what, path) for what, path in places.items()]
+    models, variable = hub()
+    return [
+        folder("runs", run),
+        folder("temporary files", Path(os.environ.get("TMPDIR", "/tmp")), "TMPDIR"),
+        folder("models of the hub", models, variable),
+        folder("prepared data", cache(), "XDG_CACHE_HOME"),
+    ]
 
 
-def folder(what: str, path: Path) -> Folder:
+def folder(what: str, path: Path, variable: str = "") -> Folder:
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
-    return Folder(what, str(path), os.access(there, os.W_OK) and there.is_dir(), shutil.disk_usage(there).free)
+    writable = os.access(there, os.W_OK) and there.is_dir()
+    return Folder(what, str(path), writable, shutil.disk_usage(there).free, variable)
 
 
 def loopback() -> bool:

@@ -211,8 +211,7 @@ def tasks(f: Facts) -> list[Finding]:
 def disk(f: Facts) -> list[Finding]:
     found = []
     for place in f.folders:
-        other = {"runs": "rlsys train CONFIG run.dir=/with/room", "temporary files": "export TMPDIR=/with/room"}
-        mend = other.get(place.what, "export XDG_CACHE_HOME=/with/room")
+        mend = f"export {place.variable}=/with/room" if place.variable else "rlsys train CONFIG run.dir=/with/room"
         said = f"{place.path}: {place.free / GIB:.1f} GiB free"
         if not place.writable:
             found.append(Finding(place.what, "wrong", f"{place.path} cannot be written to", mend))

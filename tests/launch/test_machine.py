@@ -87,13 +87,19 @@ def test_a_good_machine_has_nothing_to_mend(machine):
             "run.dir=",
             {"folders": (Folder("runs", "/read/only", False, 1 << 40),)},
         ),
-        ("disk", "wrong", "0.5 GiB free", "TMPDIR", {"folders": (Folder("temporary files", "/tmp", True, 1 << 29),)}),
+        (
+            "disk",
+            "wrong",
+            "0.5 GiB free",
+            "TMPDIR",
+            {"folders": (Folder("temporary files", "/tmp", True, 1 << 29, "TMPDIR"),)},
+        ),
         (
             "disk",
             "warning",
             "5.0 GiB free",
-            "XDG_CACHE_HOME",
-            {"folders": (Folder("caches of models", "/c", True, 5 << 30),)},
+            "export HF_HOME=",
+            {"folders": (Folder("models of the hub", "/c", True, 5 << 30, "HF_HOME"),)},
         ),
         ("temporary", "warning", "too long", "TMPDIR", {"temporary": "/a/very/long/path"}),
         ("network", "wrong", "127.0.0.1", "ip link", {"loopback": False}),
@@ -210,8 +216,29 @@ def test_facts_are_those_of_this_machine(monkeypatch, tmp_path):
     assert found.loopback
     assert 0 < found.available <= found.memory
     assert (found.token, found.token_mode) == (str(token), 0o640)
-    assert {f.what for f in found.folders} == {"runs", "temporary files", "caches of models"}
+    assert {f.what for f in found.folders} == {"runs", "temporary files", "models of the hub", "prepared data"}
     assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("variables", "path", "variable"),
+    [
+        ({}, "home/.cache/huggingface/hub", "XDG_CACHE_HOME"),
+        ({"XDG_CACHE_HOME": "x"}, "x/huggingface/hub", "XDG_CACHE_HOME"),
+        ({"XDG_CACHE_HOME": "x", "HF_HOME": "h"}, "h/hub", "HF_HOME"),
+        ({"XDG_CACHE_HOME": "x", "HF_HOME": "h", "HF_HUB_CACHE": "c"}, "c", "HF_HUB_CACHE"),
+    ],
+)
+def test_models_are_looked_for_where_the_environment_has_them(variables, path, variable, tmp_path, monkeypatch):
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    [found] = [f for f in facts.folders(None) if f.what == "models of the hub"]
+    assert (found.path, found.variable) == (str(tmp_path / path), variable)
+    [mended] = machine.disk(replace(GOOD, folders=(replace(found, writable=False),)))
+    assert mended.mend == f"export {variable}=/with/room"
 
 
 def test_a_folder_that_is_not_there_yet_stands_for_its_parent(tmp_path):
