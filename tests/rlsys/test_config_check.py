@@ -42,8 +42,8 @@ from rlsys.pipeline import Timetable
         ("watchdog.stall_s=10", ["watchdog.stall_s (10) is not more", "(10 s)"]),
         ("reward.functions={zigzag: {deadline_s: 4000}}", ["watchdog.stall_s (1800)", "(4000 s)"]),
         (
-            "reward.functions={judge: {url: 'http://x', model: y, timeout_s: 1000}}",
-            ["watchdog.stall_s (1800)", "reward.functions.judge", "(2005 s)"],
+            "reward.functions={judge: {url: 'http://x/v1', model: y, timeout_s: 1000}}",
+            ["watchdog.stall_s (1800)", "reward.functions.judge may take (2005 s)"],
         ),
         (
             "eval.datasets={x: {path: builtin:zigzag, reward: {zigzag: {deadline_s: 4000}}}}",
