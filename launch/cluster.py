@@ -19,6 +19,7 @@ from rlsys import tiny
 from rlsys.config import Config, ConfigError
 from rlsys.config_check import check_model
 from rlsys.progress import Note
+from rlsys.shapes import window_in
 from workers.imports import uncollected, without_generation
 from workers.nursery import ENGINES, MODELS, executable
 from workers.places import place_of, tidy
@@ -241,7 +242,7 @@ def load_window(path: str, config: Config) -> int:
     from transformers import AutoConfig
 
     settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    return int(getattr(settings, "max_position_embeddings", 0) or 0)  # not every architecture has one
+    return window_in(settings.to_dict())
 
 
 def beside(run: Path, model: str) -> str:

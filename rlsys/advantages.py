@@ -78,6 +78,7 @@ def reinforce_pp(rewards: Tensor, groups: Segments, *, std: str = "sample", eps:
     """(reward - batch mean) / (batch deviation + eps): the whole batch is one group.
 
     Hu 2025, REINFORCE++, arXiv 2501.03262. Made for one sample per prompt; its KL belongs in the reward (`reference.kl_in`).
+    There a token is charged with the KL from itself on, here with its completion's: on average of samples the gradient is the same.
     """
     return standardised(rewards, everything(groups), std, eps)
 

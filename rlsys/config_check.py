@@ -342,6 +342,13 @@ OTHER_NAMES = {  # values from elsewhere that no spelling leads to ours
     ("algorithm.normalize", "dapo"): "Here that is token_mean.",
     ("algorithm.normalize", "grpo"): "Here that is sequence_mean.",
     ("algorithm.normalize", "dr_grpo"): "Here that is constant.",
+    ("algorithm.normalize", "bnpo"): "Here that is token_mean.",
+    ("algorithm.normalize", "cispo"): "That is an algorithm.loss here.",
+    ("algorithm.normalize", "sapo"): "That is an algorithm.loss here.",
+    ("correction.method", "token_truncate"): "Here that is tis.",
+    ("correction.method", "token_mask"): "Here that is mis.",
+    ("correction.method", "sequence_truncate"): "Here that is sequence_tis.",
+    ("correction.method", "sequence_mask"): "Here that is sequence_mis.",
     ("algorithm.kl", "low_var_kl"): "Here that is k3.",
 }
 BOUNDS = {"icepop": (0.5, 5.0)}  # low and high of a correction that has both, as in its function

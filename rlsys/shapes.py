@@ -143,7 +143,7 @@ def read(name: str, settings: dict[str, Any]) -> Model:
         int(inner),
         int(s["vocab_size"]),
         tied=bool(settings.get("tie_word_embeddings", s.get("tie_word_embeddings", family in TIED_UNLESS_SAID))),
-        window=int(s.get("max_position_embeddings") or 0),
+        window=window_in(s),
         experts=experts,
         active_experts=int(s.get("num_experts_per_tok") or 0),
         shared_inner=int(s.get("shared_expert_intermediate_size") or 0) if experts else 0,
@@ -242,12 +242,25 @@ def known(path: str) -> Model | None:
     return None
 
 
+def window_in(settings: dict[str, Any]) -> int:
+    """Tokens that a model with these settings, of its config.json, can see and be trained on; 0: they do not say.
+
+    No more than its layers' sliding window, where they have one: packed attention does not.
+    """
+    window, sliding = (int(settings.get(name) or 0) for name in ("max_position_embeddings", "sliding_window"))
+    unless_said = not str(settings.get("model_type")).startswith("qwen")
+    slides = settings.get("use_sliding_window", unless_said)
+    if layers := settings.get("layer_types"):
+        slides = "sliding_attention" in layers
+    return min(window or sliding, sliding) if slides and sliding else window
+
+
 def window_of(path: str) -> int:
-    """Tokens that a model can see by its own config.json, whatever else it is made of; 0: it does not say, or is not here."""
+    """The same by a model's own config.json, whatever else it is made of; 0: it does not say, or is not here."""
     if (found := config_file(path)) is None:
         return 0
     try:
-        return int(json.loads(found.read_text()).get("max_position_embeddings") or 0)
+        return window_in(json.loads(found.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
         return 0
 

@@ -15,7 +15,7 @@ from launch import datasets, synthetic
 from launch.bench.figures import Machine, measured
 from launch.bench.peak import gpu_name, peak_of_cpu, peak_of_gpus
 from launch.bench.shown import show
-from launch.bench.wanted import Wanted, benched, model_settings, prompts, window
+from launch.bench.wanted import Wanted, benched, model_settings, prompts
 from launch.plan import costs
 from launch.printing import say
 from rlsys import flops
@@ -24,6 +24,7 @@ from rlsys.data import Dataset
 from rlsys.pipeline import Timetable
 from rlsys.progress import Progress
 from rlsys.run_directory import RunDirectory, read_lines, write_named
+from rlsys.shapes import window_in
 from rlsys.trace import spans, write_trace
 from rlsys.types import Metrics
 
@@ -36,7 +37,7 @@ def bench(config: Config, wanted: Wanted, console: Console) -> None:
         # Where transformers keeps what torch compiles, as soon as it reads a model's settings. Ray's session sets its own.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
         settings = model_settings(config)
-        config, prompt, lengths = benched(config, wanted, str(Path(folder) / "run"), window(settings))
+        config, prompt, lengths = benched(config, wanted, str(Path(folder) / "run"), window_in(settings.to_dict()))
         run = RunDirectory(config)
         try:
             with Progress(console, wanted.warmup + wanted.steps) as progress:

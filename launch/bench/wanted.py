@@ -87,7 +87,3 @@ def model_settings(config: Config) -> Any:
     return AutoConfig.from_pretrained(
         find_model(config, lambda _: None), trust_remote_code=config.model.trust_remote_code
     )
-
-
-def window(settings: Any) -> int:
-    return int(getattr(settings, "max_position_embeddings", 0) or 0)

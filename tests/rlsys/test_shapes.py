@@ -7,7 +7,7 @@ import pytest
 from rlsys import shapes, tiny
 from rlsys.config import ConfigError
 from rlsys.dealing import PAIRS_PER_TOKEN
-from rlsys.shapes import model_of, pairs_per_token, read, usual
+from rlsys.shapes import model_of, pairs_per_token, read, usual, window_in
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -69,6 +69,38 @@ def test_usual_models_have_the_parameters_that_their_authors_say(name, parameter
 )
 def test_variants_of_one_shape_see_more_or_less(name, window):
     assert usual(name).window == window
+
+
+@pytest.mark.parametrize(
+    ("settings", "window"),
+    [
+        ({}, 0),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"model_type": "phi3", "max_position_embeddings": 4096, "sliding_window": 2047}, 2047),
+        ({"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
+        ({"model_type": "qwen2", "max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
+        (
+            {
+                "model_type": "qwen2",
+                "max_position_embeddings": 32768,
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+            },
+            4096,
+        ),
+        (
+            {
+                "max_position_embeddings": 8192,
+                "sliding_window": 512,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            512,
+        ),
+        ({"max_position_embeddings": 8192, "sliding_window": 512, "layer_types": ["full_attention"] * 2}, 8192),
+    ],
+)
+def test_a_sliding_window_is_the_window_where_layers_use_it(settings, window):
+    assert window_in(settings) == window
 
 
 def test_of_experts_only_those_that_a_token_passes_are_active():
