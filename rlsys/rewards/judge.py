@@ -43,11 +43,15 @@ class Term:
     batched: bool = field(init=False)
     waits: bool = field(init=False)  # whether it is async
     wanted: dict[str, inspect.Parameter] = field(init=False)
+    settled: set[str] = field(init=False)  # what the configuration alone may say
 
     def __post_init__(self) -> None:
         self.wanted = dict(inspect.signature(self.function).parameters)
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in self.wanted.values())
         self.batched = "completions" in self.wanted
+        # Rows come from anywhere: one with a column `isolation` must not choose the sandbox of its program.
+        built_in = self.function in REWARDS.values()
+        self.settled = {n for n, p in self.wanted.items() if built_in and p.kind is p.KEYWORD_ONLY}
         call = getattr(self.function, "__call__", None)  # noqa: B004  an object may be the function
         self.waits = inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
         if not self.takes_all and (unheard := sorted(set(self.options) - set(self.wanted))):
@@ -58,8 +62,8 @@ class Term:
     def call(self, facts: Sequence[Facts]) -> Any:
         """What the function returns for one sample, or for all of them if it is batched."""
         together = self.listed(facts) if self.batched else facts[0]
-        wanted = together if self.takes_all else {name: together[name] for name in self.wanted if name in together}
-        given = wanted | self.options
+        wanted = set(together if self.takes_all else self.wanted) - self.settled
+        given = {name: fact for name, fact in together.items() if name in wanted} | self.options
         for name in {"answer", "answers"} & {n for n, p in self.wanted.items() if p.default is p.empty} - set(given):
             given[name] = [None] * len(facts) if name == "answers" else None  # the row has none
         missing = [

@@ -1,4 +1,6 @@
 import asyncio
+import functools
+import inspect
 import math
 
 import pytest
@@ -6,7 +8,8 @@ import pytest
 from rlsys import rewards
 from rlsys.config import ConfigError
 from rlsys.config_named import functions
-from rlsys.rewards.judge import combined
+from rlsys.rewards import REWARDS
+from rlsys.rewards.judge import Term, combined
 from rlsys.types import Verdict
 
 FACTS = {"prompt": "2+2=", "completion": "4", "finish": "stop", "source": "sums", "answer": "4", "level": 3}
@@ -157,6 +160,46 @@ def test_an_option_that_the_function_does_not_take_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("def f(completion): return 1.0")
     with pytest.raises(ConfigError, match=r"functions\.f has no argument `times`; it has completion"):
         Judge({f"{tmp_path}/mine.py:f": {"times": 3}})
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_row_sets_no_option_of_a_built_in(monkeypatch, name):
+    heard = {}
+
+    @functools.wraps(REWARDS[name])
+    def told(*_, **given):
+        heard.update(given)
+
+    monkeypatch.setitem(REWARDS, name, told)
+    parameters = inspect.signature(told).parameters.values()
+    options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    facts = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    must = {p.name: "configured" for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
+    row = dict.fromkeys([*facts, "level", "prompt", "completion", "answer", *options], "of the row")
+    Term(name, told, 1.0, must, 0.0).call([row])
+    assert {option: heard[option] for option in options if option in heard} == must
+    assert set(facts) <= set(heard), "what is no option is still a fact of the row"
+
+
+def test_a_row_with_an_answer_does_not_rename_the_tags_of_format():
+    facts = FACTS | {"completion": "<think>2+2</think><answer>4</answer>", "think": "of it"}
+    assert Judge({"format": 1.0})(facts).score == 1
+    assert Judge({"format": {"think": "reason"}})(facts).score == 0
+
+
+def test_a_row_does_not_let_its_program_out_of_the_sandbox(tmp_path):
+    (tmp_path / "secret").write_text("3")
+    program = f"```python\nprint(open({str(tmp_path / 'secret')!r}).read())\n```"
+    row = {"tests": {"inputs": [""], "outputs": ["3"]}, "isolation": "limits", "timeout_s": "2 s", "memory_mb": None}
+    verdict = Judge({"code": 1.0})(FACTS | row | {"completion": program})
+    assert (verdict.score, verdict.failure) == (0, "")
+    assert Judge({"code": {"isolation": "limits"}})(FACTS | row | {"completion": program}).score == 1
+
+
+def test_a_users_function_hears_the_row_by_any_argument(tmp_path):
+    assert judge(tmp_path, "def f(completion, *, level): return level").score == 3
+    (tmp_path / "mine.py").write_text("def f(completion, *, level): return level")
+    assert Judge({f"{tmp_path}/mine.py:f": {"level": 5}})(FACTS).score == 5
 
 
 def test_the_answer_that_a_function_saw_is_no_component(tmp_path):

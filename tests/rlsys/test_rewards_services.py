@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rlsys.config import ConfigError
+from rlsys.config import ConfigError, Function
+from rlsys.rewards import Judge
 from rlsys.rewards.services import ServiceError, http, judge
 
 QUICK = {"backoff_s": 0.01, "timeout_s": 5.0}
@@ -95,6 +96,15 @@ def test_a_service_is_sent_whole_rows_and_its_scores_come_back_in_order(serve):
     [(path, body)] = server.seen
     assert path == "/v1"
     assert body["samples"][1] == {"prompt": "2+2=", "completion": "5", "answer": "4", "level": 2, "finish": "stop"}
+
+
+def test_a_row_does_not_choose_where_it_is_sent(serve):
+    server = serve(lambda n, body: (200, right(body)))
+    row = {"prompt": "2+2=", "completion": "4", "answer": "4", "level": 2, "url": "http://127.0.0.1:1", "batch": 7}
+    verdict = Judge({"http": Function(function="http", options={"url": server.url} | QUICK)})(row | {"retries": 0})
+    assert verdict.score == 1
+    [(_, body)] = server.seen
+    assert body["samples"] == [{"prompt": "2+2=", "completion": "4", "answer": "4", "level": 2}]
 
 
 def test_many_samples_go_in_shares_and_not_too_many_at_a_time(serve):
