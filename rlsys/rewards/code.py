@@ -42,7 +42,7 @@ LONGEST_TOKEN = 40  # characters of a number, when numbers are compared
 def code(
     completion: str,
     tests: Any = None,
-    entry_point: str = "",
+    entry_point: str | None = "",
     answer: Any = None,
     *,
     timeout_s: float = 6.0,
@@ -59,7 +59,7 @@ def code(
     off, relative to the expected one where that is above 1.
     """
     level = chosen(isolation)
-    wanted = read(answer if tests is None else tests, entry_point)
+    wanted = read(answer if tests is None else tests, entry_point or "")
     program = fenced(completion) if "```" in completion or not unfenced else completion
     if program is None:
         return 0.0
@@ -75,11 +75,11 @@ def code(
 class Wanted:
     """What a row asks of a program: one of the three.
 
-    `Wanted(pairs=[("1 2", "3")])`, `Wanted(entry_point="add", calls=[([1, 2], 3)])`, or `Wanted(plan=…)` for Python
+    `Wanted(pairs=[("1 2", "3")])`, `Wanted(entry_point="add", calls=[([1, 2], [3])])`, or `Wanted(plan=…)` for Python
     """
 
     pairs: list[tuple[str, str]] = field(default_factory=list)
-    calls: list[tuple[list[Any], Any]] = field(default_factory=list)
+    calls: list[tuple[list[Any], list[Any]]] = field(default_factory=list)  # arguments, and results that are right
     plan: Plan = field(default_factory=lambda: Plan([], set(), set()))
     entry_point: str = ""
 
@@ -206,7 +206,7 @@ def read(tests: Any, entry_point: str) -> Wanted:
         case {"inputs": [_, *_] as inputs, "outputs": [_, *_] as outputs} if len(inputs) == len(outputs):
             name = tests.get("fn_name") or entry_point
             if name:
-                calls = [(arguments(i), parsed(o)) for i, o in zip(inputs, outputs, strict=True)]
+                calls = [(arguments(i), results(i, o)) for i, o in zip(inputs, outputs, strict=True)]
                 return Wanted(calls=calls, entry_point=name)
             return Wanted(pairs=[(text(i), text(o)) for i, o in zip(inputs, outputs, strict=True)])
     raise ValueError(
@@ -239,12 +239,17 @@ def arguments(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def parsed(value: Any) -> Any:
-    """What is to be returned. If it is text and JSON, that is what was meant."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+def results(given: Any, output: Any) -> list[Any]:
+    """What may be returned for what is given.  "[1]", "[3]" -> [3], 3;  ["1"], "3" -> "3", 3
+
+    Where arguments are JSON, so are results. Elsewhere a text may be JSON or what it says, since data sets have both.
+    """
+    found = [output]
+    if isinstance(output, str):
+        with contextlib.suppress(ValueError):
+            value = json.loads(output)
+            found = [value] if isinstance(given, str) else [output, value]
+    return found + [f[0] for f in found if isinstance(f, list) and len(f) == 1]  # some data sets wrap a result
 
 
 def alike(got: str, expected: str, tolerance: float) -> bool:

@@ -23,7 +23,7 @@ def block(program: str) -> str:
     return f"Here it is:\n```python\n{program}\n```\n"
 
 
-def score(program: str, tests, entry_point: str = "", **options) -> float:
+def score(program: str, tests, entry_point: str | None = "", **options) -> float:
     return code(block(program), tests, entry_point, **options)
 
 
@@ -128,6 +128,31 @@ def test_a_wrong_program_scores_0(form):
     program, tests, entry_point = FORMS[form]
     wrong = program.replace("a + b", "None").replace("(a, {b: 1})", "[]").replace("print(", "print('no', ")
     assert score(wrong, tests, entry_point) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("test", "right", "wrong"),
+    [
+        ({"inputs": [["11", "1"]], "outputs": ["100"]}, ["'100'", "100"], ["'10'", "'100.0'", "10"]),
+        ({"inputs": [["11", "1"]], "outputs": [["100"]]}, ["'100'"], ["100"]),
+        ({"inputs": [["11", "1"]], "outputs": ['"100"']}, ["'100'"], ["100"]),
+        ({"inputs": [[1, 2]], "outputs": ["true"]}, ["'true'", "True"], ["'True'", "False"]),
+        ({"inputs": [[1, 2]], "outputs": ["[3]"]}, ["[3]", "3", "'[3]'"], ["'3'", "[4]"]),
+        ([{"input": "1\n2", "output": "100"}], ["100"], ["'100'"]),
+        ([{"input": "1\n2", "output": '"100"'}], ["'100'"], ["100", "'\"100\"'"]),
+        ([{"input": "1\n2", "output": "yes"}], ["'yes'"], ["'no'", "True"]),
+    ],
+)
+def test_a_text_that_is_to_be_returned_is_json_or_itself(test, right, wrong):
+    for value in right:
+        assert score(f"def f(a, b): return {value}", test, "f") == 1.0
+    for value in wrong:
+        assert score(f"def f(a, b): return {value}", test, "f") == 0.0
+
+
+def test_a_row_without_an_entry_point_may_say_so_with_a_null():
+    assert score(ADD, ["assert add(1, 2) == 3"], None) == 1.0
+    assert score(SUM, SUMS, None) == 1.0
 
 
 @pytest.mark.parametrize("level", [level for level in Level if not sandbox.missing(level)])
