@@ -142,6 +142,8 @@ class Trial:
         lines = tests.stdout.splitlines()
         if lines[:1] != ["ready"]:
             raise SandboxError(f"code: the tests did not begin ({tests.reason}): {tests.stderr[-300:]}")
+        if lines[-1].startswith("unfit "):
+            raise ValueError(f"code: {lines[-1].removeprefix('unfit ')}.")
         return lines.count("pass"), wanted.plan.count + len(wanted.calls)
 
     def end(self, job: dict[str, Any], channel: int, memory_mb: int) -> sandbox.Ran:

@@ -4,15 +4,17 @@
           ◀──value, or exception──
 
 Both ends are here, and both run inside: this file is the script, and its standard input says which end it is. What crosses are copies of
-plain values: None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, Decimal, Fraction. Anything else
-stays where the program made it, and the tests hold a `Remote` that asks for what they do with it.
+plain values: None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range, deque, Counter, OrderedDict, the
+views of a dict, Decimal, Fraction, date, time, datetime, timedelta; of the tests' also what iterators give. Anything else stays where the
+program made it, and the tests hold a `Remote` that asks for what they do with it.
 
 So a program can answer whatever it likes, but it answers with values, and the tests compare them where it cannot reach: there is no
 frame to look into, no `assert` to patch, no exit code to fake, no expected value in memory. A `Remote` is never equal to a plain value and
 does no arithmetic with one, since either would ask the program whether it is right, and tell it what would be.
-A function gets a copy of its arguments; what it changed in a list, dict or set it was given is changed in the tests' too.
+A function gets a copy of its arguments; what it changed in a list, deque, dict or set it was given is changed in the tests' too.
 
-Not possible: to pass a function of the tests to the program; to derive from its classes, or await its coroutines; to see what it prints.
+Not possible: to give the program anything else of the tests', a function or an object of their own class, which ends them with
+`unfit`; to derive from its classes, or await its coroutines; to see what it prints.
 Not covered: tests that have the program's own helpers or methods do the judging (`assert is_valid(solve(x))`) believe them.
 """
 
@@ -23,6 +25,8 @@ import json
 import operator
 import os
 import sys
+from collections import Counter, OrderedDict, deque
+from itertools import islice
 
 TYPE_CHECKING = False  # `typing` would take as long to load as everything else here
 if TYPE_CHECKING:
@@ -31,8 +35,24 @@ if TYPE_CHECKING:
 
 SOCKET = 3
 LARGEST = 64 << 20  # bytes of a message
+LONGEST = 100_000  # things that cross of an iterator of the tests; some never end
 EXACT = (bool, int, float, str)
 HOLDERS = (list, tuple, set, frozenset)
+MAPPINGS = (dict, Counter, OrderedDict)
+MUTABLE = (list, set, deque, *MAPPINGS)
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "dict_keys": lambda keys: dict.fromkeys(keys).keys(),
+    "dict_values": lambda values: dict(enumerate(values)).values(),
+    "dict_items": lambda items: dict(items).items(),
+}
+LISTED = (*HOLDERS, *(type(view(())) for view in VIEWS.values()))
+WRITTEN = {
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+    "date": "datetime",
+    "time": "datetime",
+    "datetime": "datetime",
+}  # what its text tells in full, and its module
 PLAIN: tuple[Callable[[Any], Any], ...] = (bytes, int, float, str, *HOLDERS, dict)
 
 # What the tests may ask the program to do with its own objects.
@@ -107,45 +127,56 @@ def encode(value: Any, stays: Callable[[Any], Any]) -> Any:
     kind = type(value)
     if value is None or kind in EXACT:
         return value
-    if kind in HOLDERS:
+    if kind in LISTED:
         return [kind.__name__, [encode(v, stays) for v in value]]
-    if kind is dict:
-        return ["dict", [[encode(k, stays), encode(v, stays)] for k, v in value.items()]]
+    if kind in MAPPINGS:
+        return [kind.__name__, [[encode(k, stays), encode(v, stays)] for k, v in value.items()]]
+    if kind is deque:
+        return ["deque", [[encode(v, stays) for v in value], value.maxlen]]
+    if kind is range:
+        return ["range", [value.start, value.stop, value.step]]
     if kind is bytes or kind is bytearray:
         return [kind.__name__, value.hex()]
     if kind is complex:
         return ["complex", [value.real, value.imag]]
-    if kind.__module__ in ("decimal", "fractions") and kind.__name__ in ("Decimal", "Fraction"):
+    if WRITTEN.get(kind.__name__) == kind.__module__:
         return [kind.__name__, str(value)]
+    if (kind.__module__, kind.__name__) == ("datetime", "timedelta"):
+        return ["timedelta", [value.days, value.seconds, value.microseconds]]
     for plain in PLAIN:
-        if isinstance(value, plain):  # type: ignore[arg-type]  # a Counter, a named tuple: equal to what is under it
+        if isinstance(value, plain):  # type: ignore[arg-type]  # a named tuple, a defaultdict: equal to what is under it
             return encode(plain(value), stays)
     return stays(value)
 
 
-def decode(message: Any, remote: Callable[[int], Any]) -> Any:
+def decode(message: Any, stayed: Callable[[str, Any], Any]) -> Any:
+    """The value; `stayed` gives that of a kind which is not plain."""
     if not isinstance(message, list):
         return message
     kind, content = message
     if kind in ("list", "tuple", "set", "frozenset"):
-        return getattr(builtins, kind)(decode(v, remote) for v in content)
-    if kind == "dict":
-        return {decode(k, remote): decode(v, remote) for k, v in content}
+        return getattr(builtins, kind)(decode(v, stayed) for v in content)
+    if kind in VIEWS:
+        return VIEWS[kind](decode(v, stayed) for v in content)
+    if kind in ("dict", "Counter", "OrderedDict"):
+        pairs = {decode(k, stayed): decode(v, stayed) for k, v in content}
+        return pairs if kind == "dict" else Counter(pairs) if kind == "Counter" else OrderedDict(pairs)
+    if kind == "deque":
+        return deque((decode(v, stayed) for v in content[0]), content[1])
+    if kind == "range":
+        return range(*content)
     if kind in ("bytes", "bytearray"):
         return getattr(builtins, kind).fromhex(content)
     if kind == "complex":
         return complex(*content)
-    if kind == "Decimal":
-        from decimal import Decimal
+    if kind in WRITTEN:
+        made = getattr(__import__(WRITTEN[kind]), kind)
+        return getattr(made, "fromisoformat", made)(content)
+    if kind == "timedelta":
+        from datetime import timedelta
 
-        return Decimal(content)
-    if kind == "Fraction":
-        from fractions import Fraction
-
-        return Fraction(content)
-    if kind == "remote":
-        return remote(int(content))
-    raise ValueError(f"{kind!r} is no kind of value")
+        return timedelta(*content)
+    return stayed(kind, content)
 
 
 # --- the program's end -------------------------------------------------------------------------------------------------------
@@ -178,7 +209,7 @@ class Program:
         try:
             args = [decode(a, self.object) for a in sent]
             result = OPERATIONS[operation](*args, **{k: decode(v, self.object) for k, v in named.items()})
-            after = [encode(a, self.keep) if type(a) in (list, dict, set) else None for a in args]
+            after = [encode(a, self.keep) if type(a) in MUTABLE else None for a in args]
             changed = {
                 i: new for i, (old, new) in enumerate(zip(sent, after, strict=True)) if new is not None and new != old
             }
@@ -203,8 +234,9 @@ class Program:
         self.objects.append(value)
         return ["remote", len(self.objects) - 1]
 
-    def object(self, number: int) -> Any:
-        return self.objects[number]
+    def object(self, kind: str, content: Any) -> Any:
+        """What the tests mean by one of its objects, or an iterator of theirs."""
+        return iter([decode(v, self.object) for v in content]) if kind == "iterator" else self.objects[content]
 
 
 # --- the tests' end ----------------------------------------------------------------------------------------------------------
@@ -302,11 +334,12 @@ for operation in TOGETHER[1:]:
 
 
 class Tests:
-    """Runs the tests one after the other. Prints `ready`, and `pass` or `fail` for each."""
+    """Runs the tests one after the other. Prints `ready`, and `pass` or `fail` for each, or `unfit` and why."""
 
     def __init__(self, job: dict[str, Any]):
         self.wire, self.job = Wire(), job
         self.exceptions: dict[str, type[Exception]] = {}
+        self.borrowed = False  # whether the program has said of a name what it is in this process
         self.names: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
         self.report = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what tests print is no verdict
@@ -324,12 +357,21 @@ class Tests:
         return decode(value, self.remote)
 
     def number(self, value: Any) -> Any:
+        kind = type(value)
         if isinstance(value, Remote):
             return ["remote", value._number]
-        raise TypeError(f"a {type(value).__name__} of the tests cannot be given to the program")
+        if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+            return ["iterator", [encode(v, self.number) for v in islice(value, LONGEST)]]
+        problem = f"a {kind.__name__} of the tests cannot be given to the program"
+        if not self.borrowed:  # else the program may have put it there, to fail rather than be wrong
+            self.say(f"unfit {problem}")
+            os._exit(0)  # tests may catch whatever is raised
+        raise TypeError(problem)
 
-    def remote(self, number: int) -> Remote:
-        return Remote(self, number)
+    def remote(self, kind: str, number: Any) -> Remote:
+        if kind != "remote":
+            raise ValueError(f"{kind!r} is no kind of value")
+        return Remote(self, int(number))
 
     def exception(self, kinds: list[str]) -> type[Exception]:
         """The tests' own class for an exception of the program's, found by its name and those of its bases."""
@@ -341,6 +383,7 @@ class Tests:
 
     def take(self, name: str, how: str, what: Any) -> None:
         """Makes a name of the program's known to the tests."""
+        self.borrowed |= how != "value"
         if how == "value":
             self.names[name] = decode(what, self.remote)
         elif how == "exception":
@@ -406,14 +449,10 @@ def run_case(case: Any, method: str) -> None:
 
 
 def update(old: Any, new: Any) -> None:
-    """Makes a list, dict or set what it has become at the other end."""
-    if type(old) is not type(new):
-        return
-    if isinstance(old, list):
-        old[:] = new
-    elif isinstance(old, dict | set):
+    """Makes a list, deque, dict or set what it has become at the other end."""
+    if type(old) is type(new) and type(old) in MUTABLE:
         old.clear()
-        old.update(new)
+        old.extend(new) if isinstance(old, list | deque) else old.update(new)
 
 
 def same(got: Any, expected: Any, tolerance: float) -> bool:

@@ -46,7 +46,13 @@ def plan(tests: str | list[str], entry_point: str) -> Plan:
     nodes = [n for statement in [*whole, *parse(entry_point).body] for n in ast.walk(statement)]
     bases = {n.value.id for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
     names = {n.id for n in nodes if isinstance(n, ast.Name)}
-    return Plan(pieces, names, bases & sys.stdlib_module_names)
+    own = {
+        alias.asname or alias.name.partition(".")[0]
+        for statement in whole
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for alias in statement.names
+    }
+    return Plan(pieces, names - own, bases & sys.stdlib_module_names)
 
 
 def parse(text: str) -> ast.Module:

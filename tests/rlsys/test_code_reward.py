@@ -236,6 +236,18 @@ def test_a_long_expected_output_may_be_printed():
         ("from functools import cache\n@cache\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)", "assert f(100) == 354224848179261915075"),
         ("import sys\ndef f(): return 1\nif __name__ == '__main__': print(input())\nsys.exit()", "assert f() == 1"),
         ("def f(): print('x' * 1000); return 1", "assert f() == 1"),
+        ("from collections import deque\ndef f(d): d.append(len(d)); return d", "from collections import deque\nd = deque([1], 2)\nassert f(d) == deque([1, 1]) and d == deque([1, 1]) and f(d).maxlen == 2"),
+        ("from collections import Counter\ndef f(c): c['b'] += 1; return Counter(dict(c.most_common(1)))", "from collections import Counter\nc = Counter('aa')\nassert f(c).most_common() == [('a', 2)] and c == Counter('aab')"),
+        ("from collections import OrderedDict\ndef f(d): d.move_to_end(1); return d", "from collections import OrderedDict\nassert f(OrderedDict({1: 2, 3: 4})) == OrderedDict({3: 4, 1: 2})"),
+        ("def f(r): return r[1:]", "assert f(range(0, 9, 3)) == range(3, 9, 3)"),
+        ("def f(d): return d.keys(), d.items(), list(d.values())", "assert f({1: 2}) == ({1}, {(1, 2)}, [2])\nassert f({1: 2})[0] == {1: 3}.keys()"),
+        ("def f(d): return d.values()", "assert list(f({1: 2})) == [2] and sum(f({1: 2})) == 2"),
+        ("def f(x): return sum(x)", "d = {1: 2}\nassert [f(x) for x in (d, d.keys(), d.values(), map(int, '12'), (i for i in (1, 2)), iter([3]), zip())] == [1, 1, 2, 3, 3, 3, 0]"),
+        ("def f(x): return next(x), list(x)", "import itertools\nassert f(itertools.chain('a', 'bc')) == ('a', ['b', 'c'])\nassert f(zip([1, 2], 'ab')) == ((1, 'a'), [(2, 'b')])"),
+        ("def f(n, x): return [next(x) for _ in range(n)]", "import itertools\ndef odd():\n    for i in itertools.count(): yield 2 * i + 1\nassert f(2, odd()) == [1, 3] and f(2, itertools.cycle('a')) == ['a', 'a']"),
+        ("import datetime\ndef f(d, t): return d + t", "from datetime import date, datetime, timedelta, timezone\nassert f(date(2020, 2, 28), timedelta(2)) == date(2020, 3, 1)\n"
+         "assert f(datetime(2020, 1, 1, 0, 0, 0, 5), timedelta(-1, 2, 3)) == datetime(2019, 12, 31, 0, 0, 2, 8)\nnow = datetime(2020, 1, 1, tzinfo=timezone.utc)\nassert f(now, timedelta()) == now"),
+        ("import datetime as d\ndef f(t): return d.timedelta(hours=t.hour), t.replace(minute=30)", "import datetime\nassert f(datetime.time(7, 15)) == (datetime.timedelta(hours=7), datetime.time(7, 30))"),
         ("def sum(a, b): return a * b", "def check(candidate):\n    assert candidate(2, 3) == 6"),
     ],
 )  # fmt: skip
@@ -281,6 +293,7 @@ FORGERIES = {
     "answers with a callable": "import os, json\ndef f(x):\n    m = json.dumps(['value', ['remote', 'os'], {}]).encode()\n    os.write(3, len(m).to_bytes(4, 'big') + m)",
     "kills its parent": "import os\ndef f(x):\n    os.kill(os.getppid(), 9)",
     "hangs after the answer": "import threading\ndef f(x): return 0\nthreading.Thread(target=lambda: [None for _ in iter(int, 1)]).start()",
+    "answers with an iterator": "import os, json\ndef f(x):\n    m = json.dumps(['value', ['iterator', [42]], {}]).encode()\n    os.write(3, len(m).to_bytes(4, 'big') + m)",
     "recurses": "def f(x): return f(x)",
     "returns a deep list": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
     "returns itself": "def f(x):\n    a = []\n    a.append(a)\n    return a",
@@ -389,6 +402,40 @@ def test_a_program_that_hangs_costs_no_more_than_its_time():
 def test_a_row_without_usable_tests_is_a_failure_and_not_a_score(tests, problem):
     with pytest.raises(ValueError, match=problem):
         score("def f(x): return x", tests)
+
+
+@pytest.mark.parametrize(
+    ("tests", "problem"),
+    [
+        ("assert f(lambda x: x)", "a function of the tests"),
+        ("assert f([len])", "a builtin_function_or_method of the tests"),
+        ("class Node: pass\nassert f(x=Node())", "a Node of the tests"),
+        ("import re\nassert f(re.compile('a'))", "a Pattern of the tests"),
+        (
+            "try:\n    f(print)\nexcept BaseException:\n    pass\nassert f(1)",
+            "a builtin_function_or_method of the tests",
+        ),
+        ("from operator import add\nassert f(add)", "a builtin_function_or_method of the tests"),
+    ],
+)
+def test_tests_that_give_the_program_what_cannot_cross_are_a_failure_and_not_a_score(tests, problem):
+    with pytest.raises(ValueError, match=f"{problem} cannot be given to the program"):
+        score("from operator import add\ndef f(x): return x", tests)
+    assert score("def f(x): return x", ["assert f(0)", tests]) == 0.0, "it is wrong before they do"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from queue import Queue\ndef f(x): return x",
+        "class Queue:\n    __new__ = lambda c: range(10**9)\ndef f(x): return x",
+        "class Queue(Exception): pass\ndef f(x): return x",
+        "import os, json\ndef f(x): return x\nm = json.dumps({'Queue': ['from', 'queue'], 'f': ['value', ['remote', 1]]}).encode()\nos.write(3, len(m).to_bytes(4, 'big') + m)",
+    ],
+)  # fmt: skip
+def test_a_program_cannot_make_a_failure_of_its_score(program):
+    assert score(program, "assert f(map(str, Queue())) == 1") == 0.0
+    assert score(program, "assert f(Queue()) == 1") == 0.0
 
 
 def test_without_a_sandbox_nothing_is_judged_unless_less_is_accepted_by_name(monkeypatch):
