@@ -158,7 +158,7 @@ async def _asked(
 
     token = _token(token_env)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    content = json.dumps(body, default=_as_json)
+    content = json.dumps(_as_json(body))
     for attempt in range(retries + 1):
         wait = 0.0
         try:
@@ -227,8 +227,16 @@ def _shown(url: str) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """What stands in a row and is no JSON: arrays as lists, the rest as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """With what stands in a row and is no JSON: arrays as lists, NaN and infinities as null, the rest as text."""
+    if isinstance(value, dict):
+        return {k: _as_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    return _as_json(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 def _raised(found: Any) -> Any:

@@ -135,6 +135,24 @@ def test_what_stands_in_a_row_and_is_no_json_is_sent_all_the_same(serve):
     assert server.seen[0][1]["samples"][0]["numbers"] == [1, 2]
 
 
+def test_numbers_that_json_does_not_have_are_sent_as_null(serve):
+    import numpy as np
+
+    server = serve(lambda n, body: (200, right(body)))
+    nan = float("nan")
+    ask(
+        server,
+        ["4"],
+        level=[nan],
+        bounds=[[-float("inf"), {"x": (nan, 1.5)}]],
+        numbers=[np.array([nan, 1.0])],
+        n=[np.float32(nan)],
+    )
+    sample = server.seen[0][1]["samples"][0]
+    assert (sample["level"], sample["bounds"]) == (None, [None, {"x": [None, 1.5]}])
+    assert (sample["numbers"], sample["n"]) == ([None, 1.0], None)
+
+
 def test_a_service_that_fails_twice_is_asked_three_times(serve):
     server = serve(lambda n, body: (500, "busy") if n < 2 else (200, right(body)))
     assert ask(server, ["4"]) == [1.0]
