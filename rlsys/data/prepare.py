@@ -16,11 +16,11 @@ from rlsys.data import cache
 from rlsys.data.cache import Note
 from rlsys.data.origin import Origin, Place, locate
 from rlsys.data.readers import Bad, Row, hugging_face, read
-from rlsys.data.render import Form, Refusal, Rendered, Renderer, facts, template_text
+from rlsys.data.render import Form, Refusal, Rendered, Renderer, facts, template_text, without_nulls
 from rlsys.data.store import Stored, Writer
 from rlsys.samples import unicode
 
-VERSION = 2  # of what is stored; another one prepares anew
+VERSION = 3  # of what is stored; another one prepares anew
 ROWS, CHARACTERS = 1000, 4_000_000  # tokenized together, at most
 PATIENCE_S = 10.0  # between notes
 
@@ -143,20 +143,14 @@ def plain(value: Any) -> str:
 def canonical(fields: dict[str, Any]) -> str:
     """The same text for the same row, wherever it stands: fields in order, and nothing where there is nothing."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_other)
-    if "null" in text:  # parquet has a null where JSON has no field
-        text = json.dumps(_without_nulls(json.loads(text)), sort_keys=True, separators=(",", ":"))
+    if "null" in text:
+        text = json.dumps(without_nulls(json.loads(text)), sort_keys=True, separators=(",", ":"))
     return text
 
 
 def number(text: str, size: int) -> int:
     """The first bytes of its SHA-256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big")
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _other(value: Any) -> str:

@@ -161,8 +161,7 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
         _require_unicode(prompt)
         return prompt
     if isinstance(prompt, list) and prompt and all(_is_message(m) for m in prompt):
-        # Parquet gives every message every key that any has.
-        messages = [{k: v for k, v in m.items() if v is not None} | {"content": content_of(m)} for m in prompt]
+        messages = [without_nulls(m) | {"content": content_of(m)} for m in prompt]
         if any(m["content"] and m["content"].strip() for m in messages):
             return messages
     said = None if prompt is MISSING else prompt
@@ -170,6 +169,13 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
         "not a prompt",
         f"a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {repr(said)[:80]}.",
     )
+
+
+def without_nulls(value: Any) -> Any:
+    """At any depth: parquet gives every message, and every call in it, every key that any has."""
+    if isinstance(value, dict):
+        return {k: without_nulls(v) for k, v in value.items() if v is not None}
+    return [without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _is_message(message: Any) -> bool:

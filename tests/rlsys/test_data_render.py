@@ -58,6 +58,17 @@ def test_keys_that_only_other_messages_have_are_left_out(tmp_path, chat):
     assert second.messages == [user("2") | {"name": "ann"}]
 
 
+@pytest.mark.parametrize("write", [lines, lambda folder, *rows: table(folder, list(rows))])
+def test_arguments_that_only_other_calls_have_are_left_out(tmp_path, chat, write):
+    def asked(name, **arguments):
+        call = {"function": {"name": name, "arguments": arguments}}
+        return [user("1"), {"role": "assistant", "content": "2", "tool_calls": [call]}, user("3")]
+
+    chats = [asked("weather", city="5"), asked("sum", numbers=[4, None], exact={"digits": 6})]
+    found = load(write(tmp_path, *({"prompt": messages} for messages in chats)), chat, longest=99)
+    assert [prompt.messages for prompt in found] == chats
+
+
 def test_a_text_becomes_a_user_message_where_that_is_asked_for(tmp_path, chat):
     [prompt] = load(lines(tmp_path, {"prompt": "12"}), chat, as_chat=True)
     assert (prompt.text, prompt.messages) == ("12>", [user("12")])
