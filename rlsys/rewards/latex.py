@@ -1,7 +1,15 @@
 """One way of writing for what LaTeX and plain text write in many. Texts only: nothing is parsed or evaluated here."""
 
 import re
+from unicodedata import normalize
 
+SCRIPTS = [
+    (re.compile(f"[{signs}]+"), rf"{mark}{{\g<0>}}", str.maketrans(signs, letters))
+    for mark, signs, letters in (
+        ("^", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni"),
+        ("_", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ", "0123456789+-()n"),
+    )
+]
 SIGNS = str.maketrans(
     {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # the full-width letters and digits
     | dict.fromkeys("\u2212\u2013\u2014\u2010\u2011", "-")
@@ -20,7 +28,6 @@ SIGNS = str.maketrans(
     }
     | {
         "π": "\\pi ",
-        "√": "\\sqrt",
         "∞": "\\infty ",
         "≤": "\\le ",
         "≥": "\\ge ",
@@ -29,13 +36,18 @@ SIGNS = str.maketrans(
         "±": "\\pm ",
     }
     | {"∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "∈": "\\in ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta "}
-    | {"°": "^\\circ", "º": "^\\circ", "²": "^{2}", "³": "^{3}", "⁴": "^{4}", "¹": "^{1}", "⁻": "^-", "…": "\\ldots "}
-    | {"½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}"}
+    | {"°": "^\\circ", "º": "^\\circ", "…": "\\ldots "}
+    | {sign: "\\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("⁄")) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"}
     | {"ℝ": "\\mathbb{R}", "⟨": "\\langle ", "⟩": "\\rangle ", "，": ",", "。": "."}
 )
 RULES = [
     (re.compile(pattern), by)
     for pattern, by in (
+        (
+            r"√\s*(\d+(?:\.\d+)?)",
+            r"\\sqrt{\1}",
+        ),  # reaches over the whole number; \sqrt16 is TeX's way, and over one digit
+        (r"√", r"\\sqrt"),
         (r"\\\\(?=\s*[a-zA-Z])(?![^&]*\\end)", r"\\"),  # \\frac, escaped once too often
         (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "),  # space between the rows of a matrix
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?", ""),
@@ -104,6 +116,8 @@ WRAPPERS = {"{": "}", "(": ")"}
 
 def plain(text: str) -> str:
     """The text in one way of writing.  "$\\left(\\dfrac12,\\, 3\\right)$." -> "(\\frac{1}{2},3)" """
+    for run, by, letters in SCRIPTS:  # 10⁻³ has one exponent
+        text = run.sub(by, text).translate(letters)
     text = re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(SIGNS))  # of any script
     for pattern, by in RULES:
         text = pattern.sub(by, text)

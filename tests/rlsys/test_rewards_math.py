@@ -63,6 +63,7 @@ def test_different_answers_are_different(said, answer):
         ("Therefore the length is $3\\sqrt{2}$ units.", "3\\sqrt{2}"),
         ("Janet makes $18 every day.", "18"),
         ("So the probability is 1/2.", "0.5"),
+        ("The answer is √10.", "\\sqrt{10}"),
         ("It costs 1,234 dollars.", "1234"),
         ("The answer is 1,234 dollars.", "1234"),
         ("The area is 12 cm^2.", "12"),
