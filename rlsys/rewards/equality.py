@@ -4,7 +4,6 @@ What may be said of an answer with names, lists, pairs and sets is decided here;
 """
 
 import re
-from fractions import Fraction
 
 from rlsys.rewards.latex import closing, parts, squeezed, trimmed, unwrapped
 from rlsys.rewards.quantity import at_odds, number, with_unit
@@ -182,17 +181,20 @@ def _equal(gold: str, answer: str, tolerance: float = 1e-30) -> bool:
 
 def _same_value(gold: str, answer: str) -> bool:
     one, other = number(gold), number(answer)
-    decimals = ["." in gold, "." in answer]
+    tolerance = _tolerance(gold, answer)
     if one is None or other is None:
-        return _equal(gold, answer, _tolerance(decimals, (one, other)))
-    return one == other or (
-        any(decimals) and abs(one - other) <= _tolerance(decimals, (one, other)) * max(abs(one), abs(other))
-    )
+        return _equal(gold, answer, tolerance)
+    return one == other or ("." in gold + answer and abs(one - other) <= tolerance * max(abs(one), abs(other)))
 
 
-def _tolerance(decimals: list[bool], values: tuple[Fraction | None, Fraction | None]) -> float:
-    """How far apart two values may be, as a share: six digits where one is an exact number and the other its decimal."""
-    if decimals[0] != decimals[1]:
-        exact = values[decimals.index(False)]
-        return 1.01e-6 if exact is None or exact.denominator > 1 else 1e-9
-    return 1e-9 if decimals[0] else 1e-30
+def _tolerance(gold: str, answer: str) -> float:
+    """How far apart two values may be, as a share: less than a unit of the last digit where one is an exact number, and the
+    other a decimal of six digits or more, rounded or cut off.
+    """
+    decimals = [text for text in (gold, answer) if "." in text]
+    exact = number(answer if decimals == [gold] else gold)
+    if len(decimals) != 1 or (exact is not None and exact.denominator == 1):
+        return 1e-9 if decimals else 1e-30
+    digits = [re.sub(r"[.,]", "", found).lstrip("0") for found in re.findall(r"[\d,]*\.\d+", decimals[0])]
+    # Not the whole of the unit: 0.375001 is not 3/8.
+    return max([1e-9, *(0.9999 / int(known) for known in digits if len(known) >= 6)])

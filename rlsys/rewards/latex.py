@@ -43,10 +43,7 @@ SIGNS = str.maketrans(
 RULES = [
     (re.compile(pattern), by)
     for pattern, by in (
-        (
-            r"√\s*(\d+(?:\.\d+)?)",
-            r"\\sqrt{\1}",
-        ),  # reaches over the whole number; \sqrt16 is TeX's way, and over one digit
+        (r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),  # of the whole number; \sqrt16 is TeX, and of one digit
         (r"√", r"\\sqrt"),
         (r"\\\\(?=\s*[a-zA-Z])(?![^&]*\\end)", r"\\"),  # \\frac, escaped once too often
         (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "),  # space between the rows of a matrix

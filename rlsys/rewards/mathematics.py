@@ -21,8 +21,8 @@ def math(completion: str, answer: Any, *, boxed_only: bool = False) -> Scored:
     The last box that says anything is the answer; boxes joined by "and", "or" or a comma are one answer of several parts. Without
     a box it is what follows `####` or "the answer is", or the last formula or number; with `boxed_only` it is nothing.
     Unordered: `a, b`, `a or b`, `a ± b` and sets. Ordered: tuples, vectors, matrices. `x = 3` is 3; 28 % is 28 and 0.28; other
-    units count where both sides name one. A decimal is exact, or to six digits what an exact number is. What is neither number
-    nor expression is compared as a text. An expression that is not simplified is equal to the simplified one.
+    units count where both sides name one. A decimal is exact, or has six digits that are those of an exact number. What is neither
+    number nor expression is compared as a text. An expression that is not simplified is equal to the simplified one.
     """
     right = gold(answer)
     said = plain(final_answer(completion, boxed_only))
