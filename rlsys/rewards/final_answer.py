@@ -6,19 +6,39 @@ or else the last formula or number.
 
 import re
 
+from rlsys.rewards.latex import parts, plain
+from rlsys.rewards.quantity import GLYPH, LETTER, number, with_unit
+
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\b\s*")
 JOINED = re.compile(  # what may stand between two boxes of one answer; never backtracks
     r"(?>[ \t$,;}&]|\\[()\[\],;:! ]|\\q?quad|\\text\{\s*+|\b(?:and|or|maybe|perhaps|possibly)\b)*+"
 )
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$", re.DOTALL)
 ANNOUNCED = re.compile(r"(?i)\banswer\b[^.:\n]{0,40}?(?:\bis\b|\bare\b|:|=)[\s:*]*")
+# Directly behind a script without blanks, but 负5 is not 5, nor is 根号5.
+BEHIND_GLYPH = rf"(?<={GLYPH})(?<![负負号スト])"
 NUMBER = re.compile(
-    r"(?<![\w.^])(?:[-−]\s?)?[$€£]?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d)|\d)(?:\s\d+(?=/))?(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent|pct))?"
+    rf"(?:(?<![\w.^√])|{BEHIND_GLYPH})(?:[-−]\s?)?[$€£]?(?:\d*√)?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d)|\d)"
+    r"(?:[⁻⁰¹²³⁴-⁹]+|\^\{?-?\d+\}?)?(?:\s\d+(?=/))?(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent|pct))?"
 )
-END = re.compile(r"\.(?=\s|\*|$)|;|\*\*|\n|,?\s+(?:since|because|which|where)\b")  # of a sentence
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+END = re.compile(  # of a sentence; in "5!." the sign is a factorial
+    r"\.(?=\s|\*|$)|(?<=\d)!(?=\*\*|\s*(?:$|\n)|\s+[A-Z])|;|\*\*|\n|,?\s+(?:since|because|which|where)\b"
+)
+WORD = re.compile(  # ab + 2 has none
+    rf"(?<![\\\w])(?:{LETTER}{{3,}}|{LETTER}{{2}}(?=(?:['’]{LETTER}+)?\s+[\w$\\]))|{GLYPH}"
+)
+# What says nothing before an answer; "twice 5" is not 5.
+LEAD = re.compile(
+    r"(?i)(?:(?:exactly|precisely|just|simply|only|about|approximately|roughly|therefore|thus|hence|so|then|indeed|it(?:['’]s)?|is"
+    rf"|equal|to|of|total|the|an?(?=\s+{LETTER}{{2}}))(?:[,:]\s*|\s+)|{GLYPH}+{BEHIND_GLYPH}[:：,，]?\s*)+(?![-+*/^=<>]\s)"
+)
+# What says little behind it; "5 or less" is not 5.
+REMARK = re.compile(
+    rf"(?<!\sor)(?<!\sand)(?<!\sthan)(?<!\sa)\s+\(?(?:(?:a|an|the|in|of|at|on|to|by|for)\s+)*{LETTER}{{2,}}\)?$"
+)
 LONGEST = 1000  # characters; what is longer is no final answer
 MOST_BOXES = 50
+MOST_REMARKS = 5  # words that are left off behind an answer
 TAIL = 4000  # characters; an answer without a box is looked for at the end only
 
 
@@ -38,13 +58,27 @@ def unboxed(text: str) -> str:
         return str(tagged[-1])
     if ANNOUNCED.search(text):
         return _announced(text)
-    return text if _is_bare(text) else _last(text)
+    return _bare(text) or _last(text)
 
 
-def _is_bare(text: str) -> bool:
-    """Whether the text is nothing but an answer: a formula without dollars, or a few words."""
-    words = len(WORD.findall(re.sub(r"\\text\w*\{[^}]*\}", "", text)))
-    return len(text) <= 200 and not FORMULA.search(text) and words <= (0 if re.search(r"\d", text) else 3)
+def _bare(text: str) -> str:
+    """The answer where the text holds nothing else of weight, or nothing.  "so it is 5 cm in total" -> "5 cm" """
+    text = text.rstrip(" .。")
+    if len(text) > 200 or "\n" in text or FORMULA.search(text):
+        return ""
+    if not re.search(r"[\d\\]", text):
+        return text if _words(text) <= 3 else ""
+    if lead := LEAD.match(text):
+        text = text[lead.end() :]
+    for _ in range(MOST_REMARKS + 1):
+        if all(number(part) is not None or not _words(with_unit(part)[0]) for part in parts(plain(text), ",;=")):
+            return text
+        text = REMARK.sub("", text)
+    return ""
+
+
+def _words(text: str) -> int:
+    return len(WORD.findall(re.sub(r"\\[A-Za-z]+\{[^{}]*\}", "", text)))
 
 
 def boxed(text: str) -> str:
@@ -86,8 +120,8 @@ def _announced(text: str) -> str:
     inside = [(m.start(), m.end()) for m in FORMULA.finditer(rest)]
     ends = (m.start() for m in END.finditer(rest) if not any(a < m.start() < b for a, b in inside))
     sentence = re.split(r"\b(?:is|are)\b", rest[: next(ends, len(rest))])[-1].strip("*\"'` ")
-    bare = FORMULA.sub(lambda m: _formula(m), sentence)
-    return bare if len(WORD.findall(re.sub(r"\\text\w*\{[^}]*\}", "", bare))) < 4 else _last(sentence)
+    unmarked = FORMULA.sub(lambda found: _formula(found), sentence)
+    return _bare(unmarked) or (unmarked if _words(unmarked) < 4 else _last(sentence))
 
 
 def _formula(found: re.Match[str]) -> str:

@@ -81,9 +81,13 @@ FUNCTIONS = {
     "all",
     "any",
 }
+LETTER = r"[^\W\d_]"  # of any script
+GLYPH = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # of a script that puts no blank before a unit
+SCALED = re.compile("[十百千万萬億亿兆半割成百천만억반]|тыс|мил")  # 3万 is not 3
 IN_TEXT = re.compile(r"(?P<core>.+?)\s*\\text\{(?P<unit>[^{}]*)\}\s*(?:\^\s*\{?(?P<power>\d)\}?)?")
 IN_LETTERS = re.compile(
-    r"(?P<core>[-+]?(?:[\d.,/ +]|\\frac\{\d+\}\{\d+\}|\\sqrt\{\d+\}|\\pi)*[\d}i])(?P<gap>\s*)(?P<unit>[A-Za-z][A-Za-z .'/-]*?)\s*(?:\^\s*\{?(?P<power>\d)\}?)?"
+    r"(?P<core>[-+]?(?:[\d.,/ +]|\\frac\{\d+\}\{\d+\}|\\sqrt\{\d+\}|\\pi)*(?:[\d}]|i(?![a-z])))(?P<gap>\s*)"
+    rf"(?P<unit>{LETTER}(?:{LETTER}|[ .'/-])*?)\s*(?:\^\s*\{{?(?P<power>\d)\}}?)?"
 )
 
 
@@ -124,8 +128,10 @@ def with_unit(text: str) -> tuple[str, str]:
     if found := IN_LETTERS.fullmatch(text):
         name = found["unit"].strip(" .")
         known = _unit(name, None) in UNITS.values() and (len(name) > 1 or bool(found["gap"]))
-        words = bool(found["gap"]) and re.match(r"[A-Za-z]{3}", name) and not FUNCTIONS & set(name.split())
-        if (known or words) and not set(name.split()) & set(SCALES):
+        words = re.match(rf"{LETTER}{{3}}|{GLYPH}" if found["gap"] else GLYPH, name) and not FUNCTIONS & set(
+            name.split()
+        )
+        if (known or words) and not set(name.split()) & set(SCALES) and not SCALED.search(name):
             return found["core"].strip(), _unit(name, found["power"])
     return text, ""
 
