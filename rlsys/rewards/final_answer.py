@@ -14,7 +14,9 @@ JOINED = re.compile(  # what may stand between two boxes of one answer; never ba
     r"(?>[ \t$,;}&]|\\[()\[\],;:! ]|\\q?quad|\\text\{\s*+|\b(?:and|or|maybe|perhaps|possibly)\b)*+"
 )
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$", re.DOTALL)
-ANNOUNCED = re.compile(r"(?i)\banswer\b[^.:\n]{0,40}?(?:\bis\b|\bare\b|:|=)[\s:*]*")
+ANNOUNCED = re.compile(  # in a sentence, or by a heading
+    r"(?im)\banswer\b[^.:\n]{0,40}?(?:\bis\b|\bare\b|:|=)[\s:*]*|^#[^\n]*\banswer\**[ \t]*\n[\s*]*"
+)
 # Directly behind a script without blanks, but 负5 is not 5, nor is 根号5.
 BEHIND_GLYPH = rf"(?<={GLYPH})(?<![负負号スト])"
 NUMBER = re.compile(
@@ -52,8 +54,10 @@ def final_answer(text: str, boxed_only: bool = False) -> str:
 
 def unboxed(text: str) -> str:
     """The final answer of a text without a box."""
-    if "####" in text:
-        return text.rpartition("####")[2].strip().partition("\n")[0]
+    _, mark, behind = text.rpartition("####")
+    line, _, rest = behind.strip().partition("\n")
+    if mark and (_says_no_more(line) if re.search(r"\d", line) or rest else _words(line) <= 3):
+        return line  # else it is a heading
     if tagged := re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL):
         return str(tagged[-1])
     if ANNOUNCED.search(text):
@@ -63,7 +67,7 @@ def unboxed(text: str) -> str:
 
 def _bare(text: str) -> str:
     """The answer where the text holds nothing else of weight, or nothing.  "so it is 5 cm in total" -> "5 cm" """
-    text = text.rstrip(" .。")
+    text = text.lstrip("# ").rstrip(" .。")
     if len(text) > 200 or "\n" in text or FORMULA.search(text):
         return ""
     if not re.search(r"[\d\\]", text):
@@ -71,10 +75,17 @@ def _bare(text: str) -> str:
     if lead := LEAD.match(text):
         text = text[lead.end() :]
     for _ in range(MOST_REMARKS + 1):
-        if all(number(part) is not None or not _words(with_unit(part)[0]) for part in parts(plain(text), ",;=")):
+        if _says_no_more(text):
             return text
         text = REMARK.sub("", text)
     return ""
+
+
+def _says_no_more(text: str) -> bool:
+    """Whether there are no words but units.  "x = 5 cm" """
+    return len(text) <= LONGEST and all(
+        number(part) is not None or not _words(with_unit(part)[0]) for part in parts(plain(text), ",;=")
+    )
 
 
 def _words(text: str) -> int:

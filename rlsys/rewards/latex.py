@@ -116,6 +116,7 @@ def plain(text: str) -> str:
     for run, by, letters in SCRIPTS:  # 10⁻³ has one exponent
         text = run.sub(by, text).translate(letters)
     text = re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(SIGNS))  # of any script
+    text = trimmed(text)  # first, as ** within is a power
     for pattern, by in RULES:
         text = pattern.sub(by, text)
     return unwrapped(trimmed(text))
