@@ -61,10 +61,12 @@ def named(text: str) -> tuple[str, str]:
 
 
 def _approximate(text: str) -> tuple[str, str]:
-    """The exact side of ≈, and a name's other side.  "\\sqrt{2} \\approx 1.41" -> "", "\\sqrt{2}";  "x \\approx 2" -> "x", "2" """
+    """The exact side of ≈, or the only one.  "\\sqrt{2} \\approx 1.41" -> "", "\\sqrt{2}";  "x \\approx 2" -> "x", "2" """
     exact, approx, rounded = (side.strip() for side in text.partition("\\approx"))
     if not approx:
         return "", unwrapped(text)
+    if not exact:
+        return "", unwrapped(rounded)
     return (exact, rounded) if NAME.fullmatch(exact) and not VALUE.search(exact) else ("", unwrapped(exact))
 
 

@@ -40,6 +40,7 @@ SIGNS = str.maketrans(
     | {sign: "\\frac{{{}}}{{{}}}".format(*normalize("NFKC", sign).split("⁄")) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"}
     | {"ℝ": "\\mathbb{R}", "⟨": "\\langle ", "⟩": "\\rangle ", "，": ",", "。": "."}
 )
+TOKEN = r"\w|\\(?:pi|theta|alpha|beta|gamma|delta|epsilon|lambda|mu|rho|sigma|tau|phi|varphi|omega)(?![A-Za-z])\s*"
 RULES = [
     (re.compile(pattern), by)
     for pattern, by in (
@@ -94,9 +95,8 @@ RULES = [
         (r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\sqrt\s*(\d|[a-zA-Z])", r"\\sqrt{\1}"),
-        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-        (r"\\frac\s*(\d)\s*(?=\{)", r"\\frac{\1}"),
-        (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
+        (rf"\\frac(?![A-Za-z])\s*({TOKEN})", r"\\frac{\1}"),
+        (rf"(\\frac\s*\{{[^{{}}]*\}})\s*({TOKEN})", r"\1{\2}"),
         (r"\\frac\s+", r"\\frac"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
