@@ -41,6 +41,12 @@ SIGNS = str.maketrans(
     | {"ℝ": "\\mathbb{R}", "⟨": "\\langle ", "⟩": "\\rangle ", "，": ",", "。": "."}
 )
 TOKEN = r"\w|\\(?:pi|theta|alpha|beta|gamma|delta|epsilon|lambda|mu|rho|sigma|tau|phi|varphi|omega)(?![A-Za-z])\s*"
+TEXT_STYLE = r"text(?:bf|it|rm|normal|tt|sf|sc)?|mbox|hbox"
+MATH_STYLE = r"math(?:rm|bf|it|sf|tt|normal)|operatorname\*?|bm|boldsymbol"
+STYLED = re.compile(
+    rf"(?:\\?\$|\\[(\[]|\s)*\\(?:(?P<text>{TEXT_STYLE})|{MATH_STYLE})\s*(?P<inside>\{{.*\}})(?:\$|\\[)\]]|\s)*",
+    re.DOTALL,
+)
 RULES = [
     (re.compile(pattern), by)
     for pattern, by in (
@@ -56,22 +62,19 @@ RULES = [
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"(\d*\.\d*?)(\d{1,6}?)\2{2,}(?:\.\.\.|\\[lc]?dots)", r"\1\\overline{\2}"),  # 0.333...
         (r"\\(?:l|r)?dots(?:[bcmo])?(?![A-Za-z])|\\ldots", r"\\ldots "),
-        (
-            r"\\(?:text(?:bf|it|rm|normal|tt|sf|sc)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|bm|boldsymbol)\s*(?=\{)",
-            r"\\text",
-        ),
+        (rf"\\(?:{TEXT_STYLE}|{MATH_STYLE})\s*(?=\{{)", r"\\text"),
         (r"\\(?:rm|bf|it)(?![A-Za-z])", ""),
         (
             r"(?<![\d}])(?<![\d}] )\\text\{([A-Za-z])\}|\\text\{([eid])\}",
             r"\1\2",
         ),  # a variable or a choice; behind a number, a unit
-        (r"\\text\{([\d.,\s+\-]*)\}", r"\1"),
+        (r"\\text\{((?:[\d.,\s+\-/]|\\?%)*)\}", r"\1"),
         (r"\\text\{\s*(\d[\d.,]*)\s+([A-Za-z]{3,})\.?\s*\}", r"\1 \\text{\2}"),  # 18 dollars
-        (r"(?:\\text\{\s*)?(?:\\?%|\b(?:percent(?:age)?|pct)\b)(?:\s*\})?", "%"),
+        (r"(\\text\{\s*)?(?:\\?%|\b(?:percent(?:age)?|pct)\b)(?(1)\s*\})", "%"),
         (r"[,;]?\s*(?:\\text\{\s*[,;]?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ", "),
         (r"\{\s*([.,])\s*\}", r"\1"),
         (
-            r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![A-Za-z])|\s*(?:\\text\{\s*)?\bdegrees?\b(?!\s*(?:[CF]|Celsius|Fahrenheit))(?:\s*\})?",
+            r"\^\s*(\{)?\s*\\(?:circ|degree)(?(1)\s*\})|\\degree(?![A-Za-z])|\s*(\\text\{\s*)?\bdegrees?\b(?!\s*(?:[CF]|Celsius|Fahrenheit))(?(2)\s*\})",
             r"^\\circ ",
         ),
         (r"\\(?:leqslant|leq)(?![A-Za-z])|<=", r"\\le "),
@@ -100,9 +103,8 @@ RULES = [
         (r"\\frac\s+", r"\\frac"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
-        (r"(?i)(?:(?<=:\d\d)\s*|(?<=\d)\s+|(?<=\d)(?=\\))(?:\\text\{\s*)?a\.?m\b\.?(?:\s*\})?", " am"),
-        (r"(?i)(?:(?<=:\d\d)\s*|(?<=\d)\s+|(?<=\d)(?=\\))(?:\\text\{\s*)?p\.?m\b\.?(?:\s*\})?", " pm"),
-        (r"\\text\{\s*(\d+) ([ap]m)", r"\1 \2"),
+        (r"(?i)(?:(?<=:\d\d)\s*|(?<=\d)\s+|(?<=\d)(?=\\))(\\text\{\s*)?a\.?m\b\.?(?(1)\s*\})", " am"),
+        (r"(?i)(?:(?<=:\d\d)\s*|(?<=\d)\s+|(?<=\d)(?=\\))(\\text\{\s*)?p\.?m\b\.?(?(1)\s*\})", " pm"),
         (r"\s+", " "),
         (r"^\s*\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|:|\|)\s*(.+?)\s*\\\}\s*\.?\s*$", r"\1"),
         (r"^\s*(?:[a-z]\s*\\in\s*)?\\mathbb\s*\{?R\}?\s*$", r"(-\\infty,\\infty)"),
@@ -116,7 +118,7 @@ def plain(text: str) -> str:
     for run, by, letters in SCRIPTS:  # 10⁻³ has one exponent
         text = run.sub(by, text).translate(letters)
     text = re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(SIGNS))  # of any script
-    text = trimmed(text)  # first, as ** within is a power
+    text = unstyled(trimmed(text))  # first, as ** within is a power
     for pattern, by in RULES:
         text = pattern.sub(by, text)
     return unwrapped(trimmed(text))
@@ -131,6 +133,17 @@ def trimmed(text: str) -> str:
             text = text[2:-2]
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1]
+    return text
+
+
+def unstyled(text: str) -> str:
+    """Without a command for the type of the whole, unless it holds words only.  "\\mathbf{x=5}" -> "x=5" """
+    while (found := STYLED.fullmatch(text)) and closing(found["inside"], 0) == len(found["inside"]) - 1:
+        inside = found["inside"][1:-1].strip()
+        words = re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", inside) if found["text"] else None
+        if words or not re.search(r"[\d\\]", inside):
+            break
+        text = inside
     return text
 
 

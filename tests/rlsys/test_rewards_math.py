@@ -223,7 +223,9 @@ def test_a_reference_that_is_no_mathematics_is_compared_as_a_text():
 @pytest.mark.parametrize(
     ("texts", "voted"),
     [
-        (["42", "42.0", "$42$", "42 \\text{ cm}", "\\$42", "x = 42"], "42"),
+        (["42", "42.0", "$42$", "42 \\text{ cm}", "\\$42", "x = 42", "\\text{42 cm}", "**42**", "≈ 42", "42元"], "42"),
+        (["√16", "\\mathbf{4}"], "4"),
+        (["\\frac\\pi2", "\\mathbf{\\frac{\\pi}{2}}"], "pi/2"),
         (["\\frac{1}{2}", "0.5", "\\frac{2}{4}", "1/2"], "1/2"),
         (["28\\%", "28"], "28"),
         (["3, 1", "1 \\text{ and } 3", "\\{1,3\\}", "x=3 \\text{ or } x=1"], "1, 3"),
