@@ -8,6 +8,7 @@ sympy takes half a second to load.
 import logging
 import re
 from functools import lru_cache
+from math import ceil, comb, prod
 from typing import Any
 
 import sympy
@@ -20,6 +21,7 @@ DEEPEST = 6  # brackets within brackets; the parser takes twice as long for each
 MOST_BARS = 6
 LARGEST = 3000.0  # digits of a number on the way
 EXPANDED = 40.0  # an expression of fewer digits is multiplied out, so that texts of equal ones are more often equal
+MOST_TERMS = 300  # of what is multiplied out: a tenth of a second
 DIGITS = 50
 POINTS = ("7/5", "-11/7", "23/13", "-3/17", "41/11", "5/19")  # of the first variable; others follow at a distance
 READING = LatexExtractionConfig(
@@ -67,7 +69,8 @@ def written(expression: Any) -> str:
     """An expression as a text, in sympy's order, small ones multiplied out.  \\sqrt{8} -> 2*sqrt(2)"""
     try:
         exact = expression.xreplace({f: sympy.Rational(str(f)) for f in expression.atoms(sympy.Float)}).doit()
-        return str(sympy.expand(exact) if isinstance(exact, sympy.Expr) and digits(exact) < EXPANDED else exact)[:200]
+        small = isinstance(exact, sympy.Expr) and digits(exact) < EXPANDED and terms(exact) <= MOST_TERMS
+        return str(sympy.expand(exact) if small else exact)[:200]
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
         return str(expression)[:200]
 
@@ -97,6 +100,18 @@ def digits(expression: Any) -> float:
     return max(inside) + 1 if isinstance(expression, sympy.Add) else float(sum(inside))
 
 
+def terms(expression: Any) -> int:
+    """A bound on how many terms it has when multiplied out, or more than `MOST_TERMS`.  (a + b)^2 c -> 3"""
+    inside = [terms(arg) for arg in getattr(expression, "args", ())]
+    found = sum(inside) or 1
+    if isinstance(expression, sympy.Mul):
+        found = prod(inside)
+    elif isinstance(expression, sympy.Pow):
+        times = sum(ceil(abs(n)) for n in expression.exp.atoms(sympy.Number))
+        found = comb(times + inside[0] - 1, inside[0] - 1) * inside[1]
+    return min(found, MOST_TERMS + 1)
+
+
 def _about(expression: Any, size: float) -> float:
     """How large the expression is where its variables are 5, or for one of many digits, where it may be."""
     if size > 12:
@@ -124,7 +139,7 @@ def _equal(gold: Any, answer: Any, tolerance: float) -> bool:
     if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
         return False
     if isinstance(gold, sympy.Symbol) or isinstance(answer, sympy.Symbol) or gold.has(sympy.core.function.AppliedUndef):
-        return bool(gold == answer or sympy.expand(gold - answer) == 0)
+        return bool(gold == answer or (terms(gold - answer) <= MOST_TERMS and sympy.expand(gold - answer) == 0))
     return _same_values(gold, answer, tolerance)
 
 

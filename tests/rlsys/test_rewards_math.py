@@ -233,6 +233,7 @@ def test_a_reference_that_is_no_mathematics_is_compared_as_a_text():
         (["[1,2)"], "[1, 2)"),
         (["\\sqrt{8}", "2\\sqrt{2}"], "2*sqrt(2)"),
         (["(x+1)^2", "x^2+2x+1"], "x**2 + 2*x + 1"),
+        (["(1+\\sqrt{2})^9", "(1+\\sqrt{2})^8(1+\\sqrt{2})"], "1393 + 985*sqrt(2)"),
         (["\\text{(B)}", "B", "(B) 12"], "B"),
         (["\\text{Evelyn}", "evelyn"], "evelyn"),
         (["2,5"], "2, 5"),
@@ -262,6 +263,12 @@ def test_a_wrong_answer_votes_too():
         "e^{e^{e^{e^{10}}}}",
         "(1+x)^{1000000}",
         "(a+b+c)^{2000}",
+        "(a+b)(c+d)(f+g)(h+j)(k+l)(m+n)(o+p)(q+r)(s+t)(u+v)(w+y)(z+A)(B+C)(D+F)(G+H)(K+L)",
+        "(a+b+c+d+f+g+h+k+l+m)^{19}",
+        "\\sin((a+b+c+d+f+g+h+k+l+m)^{-19})",
+        "(a+b+c+d+f+g+h+k+l+m)^{n+19}",
+        "((a+b+c)^9+d)^9",
+        "\\begin{pmatrix}(a+b+c+d+f+g+h+k+l+m)^{19} & 1\\end{pmatrix}",
         "\\binom{1000000}{500000}",
         "\\sum_{n=1}^{10^9} n",
         "1/0",
@@ -304,7 +311,7 @@ def test_a_wrong_answer_votes_too():
 )
 def test_whatever_a_completion_says_is_soon_judged_and_never_raises(text):
     for completion in (text, f"\\boxed{{{text}}}"):
-        for answer in ("17", "x^2+1", "(1,2)", "x > 5", "\\text{Evelyn}"):
+        for answer in ("17", "x^2+1", "y", "f(x)", "(1,2)", "x > 5", "\\text{Evelyn}"):
             assert score(completion, answer) == 0
 
 
