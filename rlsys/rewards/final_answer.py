@@ -9,7 +9,10 @@ import re
 from rlsys.rewards.latex import parts, plain
 from rlsys.rewards.quantity import GLYPH, LETTER, number, with_unit
 
-BOX = re.compile(r"\\(?:boxed|fbox|framebox)\b\s*")
+BOX = re.compile(r"\\(boxed|fbox|framebox)(?![A-Za-z])\s*")
+WITHOUT_BRACES = re.compile(
+    r"(?=[-+]?\d|[A-Za-z](?![A-Za-z])|\\[A-Za-z]{2})(?:\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|[^\s$*<!{}()\]])+"
+)
 JOINED = re.compile(  # what may stand between two boxes of one answer; never backtracks
     r"(?>[ \t$,;}&]|\\[()\[\],;:! ]|\\q?quad|\\text\{\s*+|\b(?:and|or|maybe|perhaps|possibly)\b)*+"
 )
@@ -93,9 +96,13 @@ def _words(text: str) -> int:
 
 
 def boxed(text: str) -> str:
-    """What the last box says; boxes with nothing but "and", "or" or a comma between them are one answer."""
-    found = list(BOX.finditer(text))[-MOST_BOXES:]
-    boxes = [box for box in (_content(text, start) for start in reversed(found)) if box[1]]
+    """What the last box says; boxes with nothing but "and", "or" or a comma between them are one answer.
+
+    A mere frame (`fbox`) counts where nothing is boxed.
+    """
+    frames = list(BOX.finditer(text))
+    found = [box for box in frames if box[1] == "boxed"] or frames
+    boxes = [box for box in (_content(text, start) for start in reversed(found[-MOST_BOXES:])) if box[1]]
     if not boxes:
         return ""
     first, content, _ = boxes[0]
@@ -115,11 +122,13 @@ def _content(text: str, box: re.Match[str]) -> tuple[int, str, int]:
     """Start, content and end of one box. A box that never closes says nothing."""
     start = box.end()
     if text[start : start + 1] != "{":
-        token = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])").match(text, start)
-        return box.start(), token[0].rstrip(".,") if token else "", token.end() if token else start
+        token = WITHOUT_BRACES.match(text, start)
+        return box.start(), token[0].rstrip("\\.,;:") if token else "", token.end() if token else start
     depth = 0
-    for brace in re.compile(r"(?<!\\)[{}]").finditer(text, start):
-        depth += 1 if brace[0] == "{" else -1
+    for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(
+        text, start
+    ):  # \{ is no brace, nor is the line's end in \\{
+        depth += (brace[0] == "{") - (brace[0] == "}")
         if depth == 0:
             return box.start(), text[start + 1 : brace.start()].strip(), brace.end()
     return box.start(), "", len(text)

@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlsys.converters import BOXED, CONVERTERS, Question, countdown, dapo, deepscaler, gsm8k, last_boxed, math
@@ -39,7 +39,7 @@ def test_math_has_its_answer_in_the_last_box():
     [
         ("\\boxed{5}", "5"),
         (
-            "\\boxed{ {1} } and \\boxed{\\left\\{ x : x > \\frac{1}{2} \\right\\}}",
+            "\\boxed{ {1} } is not \\boxed{\\left\\{ x : x > \\frac{1}{2} \\right\\}}",
             "\\left\\{ x : x > \\frac{1}{2} \\right\\}",
         ),
         ("\\boxed{\\text{(A)}}.", "\\text{(A)}"),
@@ -47,6 +47,17 @@ def test_math_has_its_answer_in_the_last_box():
         ("\\boxed{3}, as \\fbox{4} is only a frame", "3"),
         ("\\framebox{4}", "4"),
         ("$\\boxed 7$", "7"),
+        ("$\\boxed5$", "5"),
+        ("$\\boxed 2.5$.", "2.5"),
+        ("It is \\boxed 1,000, or so.", "1,000"),
+        ("$\\boxed 2\\sqrt{3}$", "2\\sqrt{3}"),
+        ("\\(\\boxed \\frac{\\sqrt{2}}{2}\\)", "\\frac{\\sqrt{2}}{2}"),
+        ("\\boxed f(x)", "f(x)"),
+        ("(\\boxed 4)", "4"),
+        ("**\\boxed 4**", "4"),
+        ("$\\boxed{-2}$ and $\\boxed{1}$", "-2, 1"),
+        ("\\boxed{a\\\\{b}}", "a\\\\{b}"),
+        ("\\boxed{1}, not \\boxed{}", "1"),
         ("\\boxed{1} and \\boxed{2", "1"),
     ],
 )
@@ -59,7 +70,18 @@ def test_what_is_in_the_last_box(text, inside):
     st.text("abc{", max_size=5),
 )
 def test_nested_braces_come_out_as_they_went_in(inside, before):
+    assume(inside.strip())
     assert last_boxed(f"{before} so \\boxed{{{inside}}} is it") == inside.strip()
+
+
+def test_a_completion_that_repeats_the_boxes_of_a_solution_is_right():
+    for solution in (
+        "$\\boxed{-2}$ and $\\boxed{1}$",
+        "$\\boxed 2.5$",
+        "$\\boxed5$",
+        "\\boxed{3}, as \\fbox{4} is a frame",
+    ):
+        assert REWARDS["math"](solution, last_boxed(solution)) == 1.0
 
 
 def test_dapo_is_freed_of_its_instructions():

@@ -41,6 +41,10 @@ def test_different_answers_are_different(said, answer):
         ("\\boxed{\\boxed{4}}", "4"),
         ("\\boxed{4} I hope \\boxed{} is filled.", "4"),  # an empty box says nothing
         ("\\boxed 4", "4"),
+        ("$\\boxed4$", "4"),
+        ("\\boxed 2.5.", "2.5"),
+        ("\\boxed 4\\text{ cm}", "4"),
+        ("\\boxed{4}, as \\fbox{5} is a frame", "4"),
         ("\\fbox{4}", "4"),
         ("$\\boxed{-2}$ and $\\boxed{1}$", "1, -2"),  # boxes joined are one answer
         ("$\\boxed{1}$, $\\boxed{2}$, or $\\boxed{3}$", "1, 2, 3"),
