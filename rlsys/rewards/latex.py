@@ -15,6 +15,7 @@ SIGNS = str.maketrans(
     | dict.fromkeys("\u2212\u2013\u2014\u2010\u2011", "-")
     | dict.fromkeys("\u00a0\u2009\u202f\u3000\t\n\r~", " ")
     | dict.fromkeys('“”„"', "")
+    | dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad", "")  # no one sees them
     | {
         "’": "'",
         "′": "'",

@@ -103,6 +103,8 @@ def test_different_answers_are_different(said, answer):
         ("答えは18です。", "18"),
         ("Ответ: 18.", "18"),
         ("#### 18 元", "18"),
+        ("The answer is \u200b18\u200b.", "18"),
+        ("So it makes \u200e18\u200e.", "18"),
         ("#### 18\n\nI hope this helps.", "18"),
         ("#### 18 apples\n\nI hope this helps.", "18"),
         ("#### $\\pi$\nDone.", "\\pi"),
@@ -207,7 +209,7 @@ def test_a_list_of_references_is_wanted_whole():
     assert score("\\boxed{2}", ["2", "3"]) == 0
 
 
-@pytest.mark.parametrize("answer", [None, "", "  ", "$$", "\\boxed{}", "#### ", []])
+@pytest.mark.parametrize("answer", [None, "", "  ", "$$", "\u200b", "\\boxed{}", "#### ", []])
 def test_a_row_without_a_reference_is_a_failure_and_not_a_zero(answer):
     with pytest.raises(ValueError, match="nothing to compare with"):
         math("\\boxed{4}", answer)
