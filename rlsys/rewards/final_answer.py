@@ -6,8 +6,8 @@ or else the last formula or number.
 
 import re
 
-from rlsys.rewards.latex import parts, plain
-from rlsys.rewards.quantity import GLYPH, LETTER, number, with_unit
+from rlsys.rewards.latex import parts, plain, trimmed
+from rlsys.rewards.quantity import GLYPH, LETTER, SCALED, SCALES, number, with_unit
 
 BOX = re.compile(r"\\(boxed|fbox|framebox)(?![A-Za-z])\s*")
 WITHOUT_BRACES = re.compile(
@@ -24,7 +24,8 @@ ANNOUNCED = re.compile(  # in a sentence, or by a heading
 BEHIND_GLYPH = rf"(?<={GLYPH})(?<![负負号スト])"
 NUMBER = re.compile(
     rf"(?:(?<![\w.^√])|{BEHIND_GLYPH})(?:[-−]\s?)?[$€£]?(?:\d*√)?(?:\d[\d,]*\d|\d)?(?:\.\d+|(?<=\d)|\d)"
-    r"(?:[⁻⁰¹²³⁴-⁹]+|\^\{?-?\d+\}?)?(?:\s\d+(?=/))?(?:\s?/\s?\d+)?(?:\s?(?:\\?%|percent|pct))?"
+    r"(?:[⁻⁰¹²³⁴-⁹]+|\^\{?-?\d+\}?)?(?:\s\d+(?=/))?(?:\s?/\s?\d+)?"
+    rf"(?:\s?(?:\\?%|percent|pct|(?:{'|'.join(SCALES)})\b|(?:{SCALED.pattern})\w*))?"
 )
 END = re.compile(  # of a sentence; in "5!." the sign is a factorial
     r"\.(?=\s|\*|$)|(?<=\d)!(?=\*\*|\s*(?:$|\n)|\s+[A-Z])|;|\*\*|\n|,?\s+(?:since|because|which|where)\b"
@@ -39,7 +40,7 @@ LEAD = re.compile(
 )
 # What says little behind it; "5 or less" is not 5.
 REMARK = re.compile(
-    rf"(?<!\sor)(?<!\sand)(?<!\sthan)(?<!\sa)\s+\(?(?:(?:a|an|the|in|of|at|on|to|by|for)\s+)*{LETTER}{{2,}}\)?$"
+    rf"(?<!\sor)(?<!\sand)(?<!\sthan)(?<!\sa)\s+\(?(?:(?:a|an|the|in|of|at|on|to|by|for)\s+)*(?!{SCALED.pattern}){LETTER}{{2,}}\)?$"
 )
 LONGEST = 1000  # characters; what is longer is no final answer
 MOST_BOXES = 50
@@ -70,7 +71,7 @@ def unboxed(text: str) -> str:
 
 def _bare(text: str) -> str:
     """The answer where the text holds nothing else of weight, or nothing.  "so it is 5 cm in total" -> "5 cm" """
-    text = text.lstrip("# ").rstrip(" .。")
+    text = trimmed(text.lstrip("# ").rstrip("。"))
     if len(text) > 200 or "\n" in text or FORMULA.search(text):
         return ""
     if not re.search(r"[\d\\]", text):
