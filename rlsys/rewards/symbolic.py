@@ -56,8 +56,8 @@ def parsed(text: str) -> Any:
         return None
     if CHOOSE.search(text) and re.search(r"\d{4}|\^", text):
         return None
-    if text.count("|") > MOST_BARS or re.search(r"\d{60}|\d_\{?\d|\d[:;]\d", text):  # 204_5 is no number of base ten
-        return None
+    if text.count("|") > MOST_BARS or re.search(r"\d{60}|\d_\{?\d|\d[:;]\d|(?<![_^\d])\d+ \d+(?![\d/])", text):
+        return None  # 204_5 is no number of base ten, and 2 3 no sum
     try:  # its own time limits are signals; the reward process is killed from outside instead
         found = parse(f"\\boxed{{{text}}}", [READING], fallback_mode="no_fallback", parsing_timeout=None)
         return found[0] if found and digits(found[0]) < LARGEST else None
