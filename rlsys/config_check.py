@@ -157,7 +157,10 @@ def check(config: Config, model: Model | None = None) -> list[str]:
         need(0 <= beta < 1, f"policy.{name} is {beta}; it must be a number from 0 to less than 1.")
     need(c.critic.gamma <= 1, f"critic.gamma is {c.critic.gamma}; it must be between 0 and 1.")
     need(c.critic.lam <= 1, f"critic.lam is {c.critic.lam}; it must be between 0 and 1.")
-    slowest, name = max(((deadline(f, c.reward.timeout_s), name) for name, f in functions_of(c)), default=(0.0, ""))
+    timed = [
+        (n, f) for n, f in functions_of(c) if isinstance(f.options.get("timeout_s", 0), int | float)
+    ]  # others are refused
+    slowest, name = max(((deadline(f, c.reward.timeout_s), n) for n, f in timed), default=(0.0, ""))
     need(
         c.watchdog.stall_s > slowest,
         f"watchdog.stall_s ({c.watchdog.stall_s:g}) is not more than what {name} may take ({slowest:g} s): every slow verdict would "

@@ -49,6 +49,7 @@ from rlsys.pipeline import Timetable
             "eval.datasets={x: {path: builtin:zigzag, reward: {zigzag: {deadline_s: 4000}}}}",
             ["eval.datasets.x.reward.zigzag may take (4000 s)"],
         ),
+        ("reward.functions={code: {timeout_s: fast}}", ["reward.functions.code", "timeout_s is 'fast'"]),
         ("policy.beta1=1", ["policy.beta1 is 1.0", "less than 1"]),
         ("policy.beta2=-0.5", ["policy.beta2 is -0.5"]),
         ("algorithm.advantage=max_rl reward.on_failure=score:-1", ["max_rl", "score:-1", "score: 0"]),
