@@ -43,8 +43,9 @@ def test_a_row_gets_the_same_alone_among_others_and_by_two_threads(width: int, c
         torch.set_num_threads(threads)
 
 
-def test_few_rows_take_no_longer_than_with_torchs_library() -> None:
-    """On any machine: with more sums than its registers hold it took six times as long."""
+def test_few_rows_are_not_multiplied_far_slower_than_by_torchs_library() -> None:
+    """On any machine: with more sums than its registers hold it took six times as long. Which of the two is faster depends on the
+    machine (`tests/bench/linear.py`)."""
     weight, rows = random(2048, 256), random(16, 256, seed=1)
     products = {"ours": linear.few_rows(), "torch": F.linear}
     least = dict.fromkeys(products, float("inf"))
@@ -58,7 +59,7 @@ def test_few_rows_take_no_longer_than_with_torchs_library() -> None:
                 least[name] = min(least[name], time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)
-    assert least["ours"] < 1.5 * least["torch"], least
+    assert least["ours"] < 3 * least["torch"], least
 
 
 @pytest.mark.usefixtures("compiled")
