@@ -17,8 +17,8 @@ from rlsys.config_named import named
 from rlsys.evaluation import Evaluation, Score
 from rlsys.evaluation import evaluate as run_evaluation
 from rlsys.pipeline import Collector
-from rlsys.progress import Progress
-from rlsys.run_directory import write_named
+from rlsys.progress import Progress, as_shares
+from rlsys.run_directory import can_be_written, write_named
 from rlsys.samples import write_samples
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -41,9 +41,9 @@ class Wanted:
 def evaluate(wanted: Wanted, console: Console) -> None:
     model = model_of(wanted)
     config = settings(wanted)
-    for option, file in (("--out", wanted.out), ("--json", wanted.json)):
-        if file and file != "-" and not Path(file).parent.is_dir():
-            raise ConfigError(f"{option}: the directory of {file} does not exist.")
+    for file in (wanted.out, wanted.json):
+        if file and file != "-":
+            can_be_written(Path(file))
     datasets.peek(replace(config, data=replace(config.data, train={})))
     from launch.cluster import started
     from workers.waiting import Watch
@@ -157,13 +157,10 @@ def show(found: Evaluation, console: Console) -> None:
         several = table("source", "k", *map(str, ks))
         for name, s in found.scores.items():
             for kind in ("pass", "maj"):
-                figures = [s.figures.get(f"{kind}@{k}") for k in ks]
-                if any(figures):
-                    several.add_row(
-                        name if kind == "pass" else "",
-                        f"{kind}@k",
-                        *(f"{f.value:.1%}" if f else "" for f in figures),
-                    )
+                figures = {k: s.figures[f"{kind}@{k}"].value for k in ks if f"{kind}@{k}" in s.figures}
+                if figures:
+                    told = dict(zip(figures, as_shares(list(figures.values())), strict=True))
+                    several.add_row(name if kind == "pass" else "", f"{kind}@k", *(told.get(k, "") for k in ks))
         console.print()
         console.print(several)
         for name, s in found.scores.items():
@@ -181,7 +178,5 @@ def sentence(score: Score) -> str:
     accuracy = score.figures.get("accuracy")
     if accuracy is None:
         return f"no verdict on any of {score.prompts} prompts"
-    return (
-        f"accuracy {accuracy.value:.1%} of {accuracy.prompts} prompts, "
-        f"95 % interval {accuracy.low:.1%} to {accuracy.high:.1%}"
-    )
+    value, low, high = as_shares([accuracy.value, accuracy.low, accuracy.high])
+    return f"accuracy {value} of {accuracy.prompts} prompts, 95 % interval {low} to {high}"

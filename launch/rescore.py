@@ -22,6 +22,7 @@ from rlsys.rescoring import Disagreements, Tally, tally
 from rlsys.rewards.check import problems
 from rlsys.rewards.judge import combined, facts
 from rlsys.rewards.settings import services
+from rlsys.run_directory import can_be_written
 from rlsys.samples import Saved, as_json, first_line, has_rows, opened, saved_samples
 from rlsys.secrets import suspects
 from rlsys.types import Verdict
@@ -40,8 +41,8 @@ def rescore(
 ) -> None:
     files = chosen(target, steps)
     config = settings(target, functions(rewards), overrides)
-    if out and not Path(out).parent.is_dir():
-        raise ConfigError(f"--out: the directory of {out} does not exist.")
+    if out:
+        can_be_written(Path(out))
     found: list[tuple[Path, Tally]] = []
     disagreements = Disagreements()
     first_failures: dict[str, str] = {}

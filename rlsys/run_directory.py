@@ -9,7 +9,9 @@ import contextlib
 import fcntl
 import json
 import os
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -193,11 +195,23 @@ def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
 
 def write_named(file: Path, text: str) -> None:
     """`write` for a file that a user has named: its folder is made, and what is in the way is a sentence."""
+    with named(file):
+        write(file, text)
+
+
+def can_be_written(file: Path) -> None:
+    """Raises what `write_named` would. Long work asks before it begins."""
+    with named(file), tempfile.TemporaryFile(dir=file.parent):
+        pass
+
+
+@contextlib.contextmanager
+def named(file: Path) -> Iterator[None]:
     if file.is_dir():
         raise ConfigError(f"{file} is a folder. Give the name of a file.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, text)
+        yield
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Give another place.") from None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config import ConfigError
-from rlsys.run_directory import read_lines
+from rlsys.run_directory import read_lines, write_named
 
 SYNC = ("sync", "send", "take")  # what the driver, the ranks and the engines do while weights travel
 JITTER_S = 50e-6  # by which a span may seem to outlast the one it is part of
@@ -62,9 +62,8 @@ def write_trace(run: Path, target: Path) -> int:
             f"{run} has no timeline: nothing is recorded in {run / 'logs'}/*.spans. "
             "Runs of earlier versions have none; a run begins one with its first worker."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     drawn = events(found)
-    target.write_text(json.dumps({"traceEvents": drawn, "displayTimeUnit": "ms"}, separators=(",", ":")))
+    write_named(target, json.dumps({"traceEvents": drawn, "displayTimeUnit": "ms"}, separators=(",", ":")))
     return sum(e["ph"] == "X" for e in drawn)
 
 

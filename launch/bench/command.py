@@ -23,7 +23,7 @@ from rlsys.config import Config
 from rlsys.data import Dataset
 from rlsys.pipeline import Timetable
 from rlsys.progress import Progress
-from rlsys.run_directory import RunDirectory, read_lines, write_named
+from rlsys.run_directory import RunDirectory, can_be_written, read_lines, write_named
 from rlsys.shapes import window_in
 from rlsys.trace import spans, write_trace
 from rlsys.types import Metrics
@@ -32,6 +32,9 @@ from rlsys.types import Metrics
 def bench(config: Config, wanted: Wanted, console: Console) -> None:
     if wanted.rewards:
         datasets.peek(config)
+    for file in (wanted.json, wanted.trace):
+        if file:
+            can_be_written(Path(file))
     wanted = replace(wanted, steps=Timetable.of(config).whole(wanted.steps))
     with tempfile.TemporaryDirectory(prefix="rlsys-bench-", dir=seen_by_all(config)) as folder:
         # Where transformers keeps what torch compiles, as soon as it reads a model's settings. Ray's session sets its own.

@@ -60,6 +60,9 @@ def watch(run: str, console: Console, *, port: int, open: bool) -> None:
 def serving(run: Path, port: int) -> "Server":
     """A server that is bound and not yet serving. The run may not have begun; what is there and is no run is refused."""
     path = run.expanduser().resolve()
+    above = next(p for p in path.parents if p.exists())
+    if not above.is_dir():
+        raise ConfigError(f"{above} is a file: no run can be in it. Give the directory of a run, such as runs/demo.")
     if path.exists() and not (path.is_dir() and all(p.name in BEFORE_CONFIG for p in path.iterdir())):
         Run.read(path)
     try:

@@ -49,6 +49,21 @@ def config(tmp_path) -> str:
 # --- what is shown ---------------------------------------------------------------------------------------------------------
 
 
+def test_scores_that_are_no_shares_are_no_percentages():
+    rich = Score(
+        8,
+        32,
+        0,
+        7.0,
+        0.0,
+        {"accuracy": Figure(1.25, 0.9, 1.5, 8), "pass@1": Figure(0.5, 0.1, 0.9, 8), "maj@1": Figure(1.3, 1.0, 1.6, 8)},
+    )
+    lines = [re.sub(" +", " ", line).strip() for line in shown(evaluation(tools=rich))]
+    assert "tools: accuracy 1.250 of 8 prompts, 95 % interval 0.900 to 1.500" in lines
+    assert "tools pass@k 50.0%" in lines
+    assert "maj@k 1.300" in lines
+
+
 def test_each_source_has_its_accuracy_in_a_sentence_and_its_counts_in_a_line():
     lines = [re.sub(" +", " ", line).strip() for line in shown(evaluation(gsm8k=GREEDY, aime=SAMPLED))]
     assert "gsm8k: accuracy 61.4% of 1319 prompts, 95 % interval 58.8% to 64.0%" in lines

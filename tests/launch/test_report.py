@@ -574,6 +574,8 @@ def test_what_is_there_and_is_no_run_is_not_watched(tmp_path):
     for no_run in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ConfigError, match=r"is no run: it has no config.yaml"):
             serving(no_run, 0)
+    with pytest.raises(ConfigError, match=r"notes.txt is a file: no run can be in it"):
+        serving(tmp_path / "notes.txt" / "run", 0)
 
 
 def test_a_port_that_is_taken_is_refused_with_a_way_out(watched):

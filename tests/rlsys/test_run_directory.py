@@ -11,7 +11,7 @@ from fakes import make_batch, make_config, make_sample
 
 from rlsys import config_load
 from rlsys.config import ConfigError
-from rlsys.run_directory import RunDirectory, read_lines, read_samples, write, write_named
+from rlsys.run_directory import RunDirectory, can_be_written, read_lines, read_samples, write, write_named
 from rlsys.types import Columns, Verdict
 
 
@@ -339,4 +339,10 @@ def test_a_file_that_a_user_names_gets_its_folder_or_a_sentence(tmp_path):
     }.items():
         with pytest.raises(ConfigError, match=f"{file} {said}"):
             write_named(file, "{}")
+        with pytest.raises(ConfigError, match=f"{file} {said}"):
+            can_be_written(file)
+    can_be_written(tmp_path / "deep" / "er" / "figures.json")
+    assert (tmp_path / "deep" / "er" / "figures.json").read_text() == "{}"
+    can_be_written(tmp_path / "deep" / "new.json")
+    assert not (tmp_path / "deep" / "new.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "file"]
