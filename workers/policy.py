@@ -170,7 +170,11 @@ class PolicyRank:
         """All of a Hugging Face directory but the weights."""
         from transformers import AutoTokenizer
 
+        # How to sample from the model stays as its authors wrote it. Much of what is around transformers reads, and would not write.
+        authors, self.lm.generation_config = self.lm.generation_config, type(self.lm.generation_config)()
         self.lm.save_pretrained(folder, state_dict={})
+        self.lm.generation_config = authors
+        authors.to_json_file(folder / "generation_config.json")
         AutoTokenizer.from_pretrained(
             self.source, trust_remote_code=self.config.model.trust_remote_code
         ).save_pretrained(folder)

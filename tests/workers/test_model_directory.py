@@ -5,12 +5,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launch.cluster import load_tokenizer, load_window
 from rlsys.config import Config, ConfigError
 from workers.model import load_packed
+from workers.policy import PolicyRank
 
 CODE = """
 open({mark!r}, "w")
@@ -89,3 +91,20 @@ def test_a_chat_template_cannot_leave_its_sandbox(template: str, model: str, tmp
     with pytest.raises(SecurityError):
         tokenizer.apply_chat_template([{"role": "user", "content": str(tmp_path / "mark")}], tokenize=False)
     assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "authors", [{"temperature": 0.9, "top_p": 0.6}, {"do_sample": False, "top_k": 20}, {"do_sample": True, "top_k": 5}]
+)
+def test_a_checkpoint_says_how_to_sample_as_the_models_authors_do(
+    directory: Path, tiny: Callable[..., Config], tmp_path: Path, authors: dict[str, float]
+) -> None:
+    """transformers reads the first two, and refuses to write them."""
+    (directory / "generation_config.json").write_text(json.dumps(authors))
+    config = tiny(f"model.path={directory}")
+    rank = SimpleNamespace(lm=load_packed(config, str(directory)).lm, source=str(directory), config=config)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        PolicyRank.describe(rank, tmp_path / name)
+        assert authors.items() <= json.loads((tmp_path / name / "generation_config.json").read_text()).items()
+        assert (tmp_path / name / "config.json").is_file()
