@@ -36,6 +36,7 @@ CPU_ENVIRONMENT = COMMON | {
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_USE_AOT_COMPILE": "0",  # on CPU vLLM cannot load what it saved so, and compiles anew; torch's own cache serves
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",  # with several threads how a sequence is cut would depend on those beside it
     "OMP_NUM_THREADS": "1",
 }
 GPU_ENVIRONMENT = COMMON | {

@@ -67,10 +67,21 @@ class RolloutWorker:
         if not inside:
             places.tell(f"rollout-{self.index}", self.logs)
         await self.engine.name_weights(self.version)
-        if self.config.cluster.device == "cpu" and (names := (await self.engine.call("rlsys_rows_matter"))[0]):
+        if self.config.cluster.device == "cpu":
+            await self.tell_what_matters(settings["max_model_len"])
+
+    async def tell_what_matters(self, longest: int) -> None:
+        """On a CPU a sample that is drawn again, after an engine was lost, is to be the same bit for bit."""
+        may_differ = "a sample that is drawn again, after an engine was lost, may differ from the first in the last bit of its log-probs."
+        if names := (await self.engine.call("rlsys_rows_matter"))[0]:
+            print(f"On this machine products with {listed(names)} depend on what else is in the batch: {may_differ}")
+        if self.config.rollout.exact:
+            return
+        alike = (await self.engine.call("rlsys_alike_up_to", longest=longest))[0]
+        if alike < longest:
             print(
-                f"On this machine products with {listed(names)} depend on what else is in the batch: a sample that is drawn "
-                "again, after an engine was lost, may differ from the first in the last bit of its log-probs."
+                f"On this machine attention over more than {alike} tokens depends on how many of them were there already: {may_differ} "
+                "rollout.exact=true has an attention of its own, which does not."
             )
 
     @recorded(of_requests)

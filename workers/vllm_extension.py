@@ -47,6 +47,13 @@ class WorkerExtension:
         alike = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
         return [name for name, p in alike.values() if rows_matter(p.detach(), product=linear_for(p))]
 
+    def rlsys_alike_up_to(self, longest: int) -> int:
+        """Tokens of the longest sequence, up to `longest`, whose attention on this machine's CPU is the same however it was computed."""
+        from workers.cpu_attention import alike_up_to
+
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        return alike_up_to(runner.get_model(), runner.dtype, runner.cache_config.block_size, longest)
+
     def rlsys_chart(self, manifest: Manifest, cut: int, by_place: bool) -> list[str]:
         """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""
         from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
