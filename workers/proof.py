@@ -13,6 +13,7 @@ What an architecture stores in a way of its own has no such place. It is fingerp
 must have the same bits as all parameters that have no name, in whatever order.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from rlsys import fingerprint
 
 Manifest = list[tuple[str, str, list[int]]]  # name, dtype, shape
+TURNED = re.compile(r"\.(?:c_attn|c_fc|c_proj)\.weight$")  # of GPT-2, which vLLM stores the other way round
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Chart:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         mapper = getattr(self.model, "hf_to_vllm_mapper", None)
         mapped = mapper.map_name(name) if mapper else name
-        if mapped is None:
+        turned = TURNED.search(name) and any(hasattr(m, "_transpose_conv1d") for m in self.model.children())
+        if mapped is None or turned:
             return None
         for fused, parts in getattr(self.model, "packed_modules_mapping", {}).items():
             for i, part in enumerate(parts):
@@ -111,6 +114,8 @@ class Chart:
             return None
         if not split:
             return Region(parameter, 0, here[0], shape, counts=self.rank == 0)
+        if split[0] == 0 and len(getattr(self.module(parameter), "output_partition_sizes", [])) > 1:
+            return None  # one tensor of q, k and v: a device has its share of each, not rows that follow each other
         share, counts = self.share(shape[split[0]] // here[split[0]])
         begins = share * here[split[0]]
         return Region(parameter, 0, here[0], shape, (0, begins) if split[0] else (begins, 0), counts)

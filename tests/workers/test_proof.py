@@ -175,6 +175,48 @@ def test_what_is_stored_in_a_way_of_its_own_is_compared_as_a_whole() -> None:
     assert fingerprint.of_bits([own]) != 0
 
 
+def test_one_tensor_of_q_k_and_v_is_compared_as_a_whole_where_devices_have_shares_of_each() -> None:
+    """As Phi-3 has it on disk."""
+    weights = {"attn.qkv_proj.weight": torch.randn(12, WIDTH)}
+    q, k, v = weights["attn.qkv_proj.weight"].split([6, 3, 3])
+
+    def engine(rank: int, ranks: int) -> nn.Module:
+        model, attn, qkv = nn.Module(), nn.Module(), nn.Module()
+        parts = [part.tensor_split(ranks)[rank] for part in (q, k, v)]
+        qkv.weight, qkv.output_partition_sizes = nn.Parameter(torch.cat(parts)), [len(part) for part in parts]
+        qkv.weight.output_dim = 0
+        attn.qkv_proj, model.attn = qkv, attn
+        model.packed_modules_mapping = {"qkv_proj": ["qkv_proj"]}
+        model.load_weights = list
+        return model
+
+    assert answered(weights, [engine(0, 1)]) == expected(weights)
+    for ranks in (2, 3):
+        devices = [engine(rank, ranks) for rank in range(ranks)]
+        charts = [Chart(e, manifest(weights), i, ranks, by_place=True) for i, e in enumerate(devices)]
+        for device in devices:
+            device.load_weights(weights.items())
+        assert charts[0].lost == list(weights)
+        assert together([c.answer() for c in charts]) == expected(weights, by_place=True)
+        devices[1].attn.qkv_proj.weight.data[0, 0] += 1
+        for device in devices:
+            device.load_weights(weights.items())
+        assert together([c.answer() for c in charts]) == {}
+
+
+def test_a_square_matrix_that_is_stored_the_other_way_round_is_compared_as_a_whole() -> None:
+    """As GPT-2's is."""
+    weights = {"transformer.c_proj.weight": torch.randn(WIDTH, WIDTH), "transformer.norm.weight": torch.randn(WIDTH)}
+    model, inner = nn.Module(), nn.Module()
+    inner.c_proj, inner.norm = nn.Linear(WIDTH, WIDTH, bias=False), nn.LayerNorm(WIDTH, bias=False)
+    inner.c_proj.weight.data, inner.norm.weight.data = (w.t().contiguous() for w in weights.values())
+    inner._transpose_conv1d, model.transformer, model.load_weights = None, inner, list
+    chart = Chart(model, manifest(weights))
+    model.load_weights(weights.items())
+    assert chart.lost == ["transformer.c_proj.weight"]
+    assert together([chart.answer()]) == expected(weights)
+
+
 def test_an_answer_fits_into_the_messages_of_an_engines_processes() -> None:
     weights = policy()
     chart = Chart(Engine(weights), manifest(weights))
