@@ -18,7 +18,8 @@ TRIES = 3  # workers that may be lost one after the other in the same place
 class Crew:
     """`Crew(["rollout-0", "rollout-1"], spawn, watch)`; `spawn(name)` starts the actor of that name.
 
-    `then(names)` is called when new workers have come to where the others are, as far as what was kept goes.
+    `before(lost)` is called before others take their places, and raises if that would be in vain; `then(names)` when they have come
+    to where the others are, as far as what was kept goes.
     """
 
     def __init__(
@@ -26,9 +27,10 @@ class Crew:
         names: list[str],
         spawn: Callable[[str], Any],
         watch: Watch,
+        before: Callable[[dict[str, WorkerLost]], None] | None = None,
         then: Callable[[list[str]], None] | None = None,
     ):
-        self.spawn, self.watch, self.then = spawn, watch, then
+        self.spawn, self.watch, self.before, self.then = spawn, watch, before, then
         self.lock = threading.RLock()  # held while places change hands: engines may be asked by two threads at once
         self.actors = {name: spawn(name) for name in names}
         self.kept: dict[str, tuple[tuple[Any, ...], str, float]] = {}  # what a new worker is told, in this order
@@ -80,6 +82,8 @@ class Crew:
                 self._replace(lost)
 
     def _replace(self, lost: dict[str, WorkerLost]) -> None:
+        if self.before:
+            self.before(lost)
         for attempt in range(1, TRIES + 1):
             self.watch.stop.check()
             for name, why in lost.items():

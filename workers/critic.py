@@ -73,6 +73,7 @@ class CriticRank:
         return {"loss": total, "culprit": culprit.sample()} | found
 
     @recorded()
+    @gives_back
     def save(self, folder: str) -> None:
         """`critic/` holds the fp32 weights and Adam's state, a share of each rank."""
         from workers.zero_state import MOMENTS, WEIGHT

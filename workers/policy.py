@@ -143,6 +143,7 @@ class PolicyRank:
     # --- checkpoints ----------------------------------------------------------------------------------------------------
 
     @recorded()
+    @gives_back
     def save(self, folder: str) -> None:
         """`model/` is a Hugging Face directory, of rank 0; `optimizer/` holds Adam's state, a share of each rank, and the fp32
         weights where `model/` does not hold them: it may be bfloat16, or named as transformers does on disk only."""

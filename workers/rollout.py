@@ -225,7 +225,13 @@ class RolloutGroup:
 
     def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
         self.config, self.watch = config, watch
-        self.crew = Crew([f"rollout-{i}" for i in range(config.rollout.engines)], spawn, watch, then=self.catch_up)
+        self.crew = Crew(
+            [f"rollout-{i}" for i in range(config.rollout.engines)],
+            spawn,
+            watch,
+            before=self.can_catch_up,
+            then=self.catch_up,
+        )
         self.sleeps = config.cluster.placement == "colocated"
         self.awake = True
         self.delivery: Delivery | None = None
@@ -270,13 +276,17 @@ class RolloutGroup:
             with self.in_place():  # an engine that is coming has no weights yet, and proves them by itself
                 self.calls("prove", *asked)
 
+    def can_catch_up(self, lost: dict[str, WorkerLost]) -> None:
+        """Raises where other engines would start in vain."""
+        if self.delivery and not self.lasting:
+            first, _, more = str(next(iter(lost.values()))).partition("\n")
+            raise WorkerLost(f"{first}; another could not be given the present weights by this sync.transport\n{more}")
+
     def catch_up(self, names: list[str]) -> None:
         """Gives engines that have just come the weights that the others have."""
         delivery = self.delivery
         if delivery is None:
             return
-        if not self.lasting:
-            raise WorkerLost(f"{', '.join(names)} cannot be given the present weights again by this sync.transport")
         version = delivery.version
         try:
             self.crew.call("take", delivery.parts, version, doing="taking weights again", only=names)

@@ -183,6 +183,19 @@ def test_one_of_a_crew_that_dies_is_replaced_and_told_what_the_others_know(
     assert first
 
 
+def test_nobody_is_started_who_would_come_in_vain(start: Callable[[str], Any], tmp_path: Path) -> None:
+    def vain(lost: dict[str, WorkerLost]) -> None:
+        raise WorkerLost(f"in vain for {', '.join(lost)}: {lost['a-1']}")
+
+    started: list[str] = []
+    watch = Told(tmp_path, stall_s=60)
+    crew = Crew(["a-0", "a-1"], lambda name: started.append(name) or start(name), watch, before=vain)
+    with pytest.raises(WorkerLost, match="in vain for a-1: working: a-1 died"):
+        crew.call("die", doing="working", only=["a-1"])
+    assert started == ["a-0", "a-1"]
+    assert crew.call("answer", 7, doing="asking", only=["a-0"]) == {"a-0": 7}
+
+
 def test_of_those_a_crew_waits_for_only_its_own_are_replaced(start: Callable[[str], Any], tmp_path: Path) -> None:
     watch = Told(tmp_path, stall_s=60)
     crew, other = Crew(["a-0"], start, watch), start("b-0")
