@@ -21,7 +21,7 @@ from workers.state_writer import Saved, StateWriter, merged
 from workers.sync import SENDERS, Message
 from workers.sync.host_memory import Entry, Tensors, buckets
 from workers.sync.outgoing import Outgoing, Share
-from workers.waiting import Watch
+from workers.waiting import Watch, rank
 
 
 class PolicyRank:
@@ -267,10 +267,10 @@ class PolicyGroup:
                 self.engines.delivery = delivery = replace(delivery, prints=of_ranks(list(answers.values())))
             if not follow:
                 self.engines.take(delivery)
-        except WorkerFailed:
-            if not self.concurrent:  # else ranks that are whole cannot answer, as they wait for the engine
-                self.all.all("sent")  # a rank that has died, and its memory with it, is the cause: this raises it
-            raise
+        except WorkerFailed as error:
+            # A rank that has died, and its memory with it, is the cause. Ranks that are whole may wait for one that failed, or for an engine.
+            died = self.watch.aftermath(self.all.calls("sent"), "sending weights")
+            raise max([*died, error], key=rank) from None
         self.all.all("sent")
         self.engines.prove()
 
