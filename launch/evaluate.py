@@ -86,6 +86,8 @@ def evaluate(wanted: Wanted, console: Console) -> None:
 def model_of(wanted: Wanted) -> str:
     """The directory or hub name of the target; empty for the built-in model, which is made where it is needed."""
     if wanted.target.startswith("builtin:"):
+        if wanted.target != "builtin:tiny":
+            raise ConfigError(f"{wanted.target} is no model; the only built-in one is builtin:tiny.")
         return ""
     place = Path(wanted.target).expanduser()
     # `runs/dmeo` beside a directory `runs` is a slip of the pen, and no hub name.
@@ -101,7 +103,9 @@ def model_of(wanted: Wanted) -> str:
 
 
 def settings(wanted: Wanted) -> Config:
-    """The configuration to judge by: the one given, or the one of the run that the target belongs to."""
+    """The configuration to judge by: the one given, or the one of the run that the target belongs to. Its model is the built-in one if
+    that is the target.
+    """
     path = wanted.config
     if path is None:
         place = Path(wanted.target).resolve()
@@ -115,6 +119,8 @@ def settings(wanted: Wanted) -> Config:
             )
         path = str(owner / "config.yaml")
     config = config_load.unchecked(path, wanted.overrides)
+    if wanted.target == "builtin:tiny":
+        config = replace(config, model=replace(config.model, path=wanted.target))
     sets: dict[str, HeldOutSource] = config.eval.datasets
     if wanted.data:
         wished = list(dict.fromkeys(wanted.data))

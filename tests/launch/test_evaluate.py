@@ -183,3 +183,13 @@ def test_a_misspelt_directory_is_not_taken_for_a_hub_name(tmp_path, monkeypatch,
 
 def test_the_built_in_model_is_made_where_it_is_needed():
     assert model_of(Wanted("builtin:tiny", "some.yaml")) == ""
+
+
+def test_the_built_in_model_is_evaluated_whatever_the_configuration_trains(tmp_path):
+    (tmp_path / "other.yaml").write_text("model: {path: owner/other}\neval: {datasets: builtin:zigzag}\n")
+    assert settings(Wanted("builtin:tiny", str(tmp_path / "other.yaml"))).model.path == "builtin:tiny"
+
+
+def test_a_built_in_model_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="builtin:tinny is no model; the only built-in one is builtin:tiny"):
+        model_of(Wanted("builtin:tinny", "some.yaml"))
