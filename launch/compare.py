@@ -1,5 +1,6 @@
 """Two evaluations of the same prompts, side by side: which is better, and whether the prompts can tell."""
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +57,10 @@ def compare(a: str, b: str, step: int | None, lines: int, console: Console) -> N
         if side.unjudged:
             say(console, f"   prompts of {name} without a verdict, left out: {side.unjudged}", "yellow")
     console.print()
-    say(console, f"prompts in both: {len(pairs)}, matched by {how}")
-    for name, side in zip("AB", sides, strict=True):
-        if left := len(side.answers) - len(pairs):
+    say(console, f"prompts in both: {len(pairs)}, {how}")
+    for i, (name, side) in enumerate(zip("AB", sides, strict=True)):
+        paired = {saved.sample.uid for pair in pairs for saved in pair[i].samples}  # several may have one text
+        if left := len(side.answers) - len(paired):
             say(console, f"prompts in {name} only, which say nothing here: {left} of {len(side.answers)}", "yellow")
     figures(pairs, console)
     if lines:
@@ -95,13 +97,18 @@ def read(file: Path) -> Side:
 
 
 def matched(a: Side, b: Side) -> tuple[list[tuple[Answers, Answers]], str]:
-    """Pairs of the same prompt, and by what they were found: uid if it stands for the same prompt on both sides, else the text."""
+    """Pairs of the same prompt, and by what they were found: uid where it stands for the same prompt on both sides, else the text."""
     shared = [uid for uid in a.answers if uid in b.answers]
-    if pairs := [(a.answers[uid], b.answers[uid]) for uid in shared if same(a.answers[uid], b.answers[uid])]:
-        return pairs, "uid"
-    ours, theirs = by_text(a), by_text(b)
-    if pairs := [(ours[text], theirs[text]) for text in ours if text in theirs]:
-        return pairs, "the text of the prompt"
+    agreed = {uid: (a.answers[uid], b.answers[uid]) for uid in shared if same(a.answers[uid], b.answers[uid])}
+    rest = [[x for uid, x in side.answers.items() if uid not in agreed] for side in (a, b)]
+    # Where each has its chat, templates of two models make no difference.
+    chats = all(x.first.prompt.messages for side in rest for x in side)
+    ours, theirs = by_text(rest[0], chats), by_text(rest[1], chats)
+    alike = [(ours[text], theirs[text]) for text in ours if text in theirs]
+    found = {"uid": len(agreed), "the text of the prompt": len(alike)}
+    if ways := [way for way in found if found[way]]:
+        how = f"matched by {ways[0]}" if len(ways) == 1 else ", ".join(f"{n} matched by {w}" for w, n in found.items())
+        return [*agreed.values(), *alike], how
     uid = next(iter(shared or a.answers))
     other = b.answers.get(uid) or next(iter(b.answers.values()))
     raise ConfigError(
@@ -118,10 +125,11 @@ def same(a: Answers, b: Answers) -> bool:
     return ours.text == theirs.text or (ours.messages is not None and ours.messages == theirs.messages)
 
 
-def by_text(side: Side) -> dict[str, Answers]:
+def by_text(some: list[Answers], chats: bool) -> dict[str, Answers]:
     found: dict[str, list[Saved]] = defaultdict(list)
-    for answers in side.answers.values():
-        found[answers.first.prompt.text] += answers.samples
+    for answers in some:
+        prompt = answers.first.prompt
+        found[json.dumps(prompt.messages) if chats else prompt.text] += answers.samples
     return {text: Answers(samples) for text, samples in found.items()}
 
 

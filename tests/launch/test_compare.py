@@ -89,6 +89,36 @@ def test_prompts_of_other_uids_are_matched_by_their_text(told, tmp_path):
     assert "s 2 0.500 1.000 +0.500" in text
 
 
+def test_what_a_row_more_has_shifted_is_matched_by_its_text(told, tmp_path):
+    a, b = (
+        save(
+            tmp_path / f"{name}.parquet",
+            {f"s:{i}": [0] for i in range(len(texts))},
+            prompts={f"s:{i}": f"{text}?" for i, text in enumerate(texts)},
+        )
+        for name, texts in (("left", "abcdef"), ("right", "abXcdef"))
+    )
+    text = told(a, b)
+    assert "prompts in both: 6, 2 matched by uid, 4 matched by the text of the prompt" in text
+    assert "A only" not in text
+    assert "prompts in B only, which say nothing here: 1 of 7" in text
+
+
+def test_prompts_of_one_text_are_one_and_none_of_them_is_left_over(told, tmp_path):
+    twice = save(tmp_path / "left.parquet", {"s:1": [0], "s:2": [1]}, prompts={"s:1": "one?", "s:2": "one?"})
+    once = save(tmp_path / "right.parquet", {"t:1": [1]}, prompts={"t:1": "one?"})
+    text = told(twice, once)
+    assert "prompts in both: 1, matched by the text" in text
+    assert "only" not in text
+
+
+def test_one_chat_in_two_templates_is_one_prompt_in_another_row_too(told, tmp_path):
+    chat = [{"role": "user", "content": "one?"}]
+    a = save(tmp_path / "left.parquet", {"s:1": [0]}, prompts={"s:1": "<user>one?"}, messages=chat)
+    b = save(tmp_path / "right.parquet", {"s:2": [1]}, prompts={"s:2": "[INST] one?"}, messages=chat)
+    assert "prompts in both: 1, matched by the text of the prompt" in told(a, b)
+
+
 def test_one_chat_in_two_templates_is_one_prompt(told, tmp_path):
     chat = [{"role": "user", "content": "one?"}]
     a = save(tmp_path / "left.parquet", {"s:1": [0]}, prompts={"s:1": "<user>one?"}, messages=chat)
