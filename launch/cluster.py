@@ -22,7 +22,7 @@ from rlsys.progress import Note
 from rlsys.shapes import window_in
 from workers.imports import uncollected, without_generation
 from workers.nursery import ENGINES, MODELS, executable
-from workers.places import place_of, tidy
+from workers.places import forget, place_of, tidy
 from workers.process import port_is_taken
 from workers.waiting import Watch
 
@@ -101,7 +101,7 @@ def started(config: Config, watch: Watch, *, model: str = "", training: bool = T
                 f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
             )
     watch.note("starting Ray")
-    tidy((file.stem for file in watch.logs.glob("*.pid")), watch.logs)
+    forget(watch.logs)
     with ray_session(config, watch.logs) as session:
         address = address_for_commands(session.ray)
         watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")

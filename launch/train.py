@@ -43,8 +43,10 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         done = there.step if there and not there.state["owed"] else 0
         if done >= last:
             from launch.local_ray import remove_leftovers
+            from workers.places import forget
 
             remove_leftovers()  # where it was killed after its last step
+            forget(run.logs)
             say(
                 console,
                 f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew.",

@@ -89,8 +89,6 @@ class RunDirectory:
             write(known, config_load.to_yaml(config))
             for name in ("samples", "checkpoints", "logs"):
                 (self.path / name).mkdir(exist_ok=True)
-            for place in self.logs.glob("*.pid"):  # of workers that are no more
-                place.unlink()
             end_last_line(self.path / "events.jsonl")
             timeline.begin("driver", self.logs)
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")

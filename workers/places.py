@@ -105,7 +105,9 @@ def kill(place: Place) -> None:
 
 def unlink(place: Place) -> None:
     for file in place.shared:
-        Path(file).unlink(missing_ok=True)
+        if any(file.startswith(start) and "/" not in file.removeprefix(start) for start in SHARED):
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or another user's by now
+                Path(file).unlink()
 
 
 def tidy(names: Iterable[str], logs: Path) -> None:
@@ -117,3 +119,11 @@ def tidy(names: Iterable[str], logs: Path) -> None:
         here = ray.get_runtime_context().get_node_id()
         away = {name: place for name, place in places.items() if place.node != here}
         on_their_hosts(unlink, dict.fromkeys(away, ()), away)
+
+
+def forget(logs: Path) -> None:
+    """Of workers of a driver that was killed: what they left in /dev/shm here, then where they were."""
+    files = list(logs.glob("*.pid"))
+    tidy((file.stem for file in files), logs)
+    for file in files:
+        file.unlink()

@@ -1,12 +1,19 @@
-"""Workers of several kinds come up at the same time."""
+"""Workers of several kinds come up at the same time, after what a killed driver has left is gone."""
 
+import dataclasses
+import json
 import threading
 import time
 from functools import partial
 
 import pytest
 
-from launch.cluster import at_once
+from launch.cluster import at_once, started
+from rlsys.config import Config, Run
+from rlsys.failures import WorkerLost
+from rlsys.run_directory import RunDirectory
+from workers.places import Place
+from workers.waiting import Watch
 
 
 def test_all_are_started_at_the_same_time() -> None:
@@ -33,3 +40,31 @@ def test_the_first_that_fails_is_told_without_waiting_for_the_others() -> None:
 
 def linger(over: threading.Event) -> None:
     over.wait(20)
+
+
+def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else(tmp_path, monkeypatch) -> None:
+    def no_ray(config: Config, logs: object) -> None:
+        raise WorkerLost("no Ray")
+
+    monkeypatch.setattr("launch.cluster.ray_session", no_ray)
+    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    monkeypatch.setattr("workers.places.SHARED", (f"{tmp_path}/psm_",))
+    config = dataclasses.replace(Config(), run=Run(dir=str(tmp_path / "run")))
+    (tmp_path / "psm_folder").mkdir()
+    (tmp_path / "mine").touch()
+    foreign = f"{tmp_path}/mine", f"{tmp_path}/psm_folder/../mine"
+    for name in ("rollout-0", "rollout-1"):  # killed once, and once more
+        run = RunDirectory(config)
+        left = tmp_path / f"psm_{name}"
+        left.touch()
+        place = Place("node", 1, 0.5, [str(left), f"{tmp_path}/psm_gone", *foreign])
+        (run.logs / f"{name}.pid").write_text(json.dumps(dataclasses.asdict(place)))
+        (run.logs / "rollout-2.pid").write_text("{")  # cut off
+        run.close()
+        again = RunDirectory(config)
+        with pytest.raises(WorkerLost), started(config, Watch(again.logs)):
+            pass
+        again.close()
+        assert not left.exists()
+        assert (tmp_path / "mine").exists()
+        assert not list(again.logs.glob("*.pid"))

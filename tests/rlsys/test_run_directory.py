@@ -320,12 +320,10 @@ def test_an_event_behind_a_line_that_was_cut_off_is_a_line_of_its_own(tmp_path):
     run.close()
     with (run.path / "events.jsonl").open("a") as file:
         file.write('{"time": 1, "eve')
-    (run.path / "logs" / "policy-0.pid").write_text("{}")
     again = RunDirectory(config)
     again.event("second")
     again.close()
     assert [e["event"] for e in read_lines(run.path / "events.jsonl")] == ["first", "second"]
-    assert not list((run.path / "logs").glob("*.pid"))
 
 
 def test_a_file_that_a_user_names_gets_its_folder_or_a_sentence(tmp_path):
