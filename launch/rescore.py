@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from launch.printing import end, say, table
-from rlsys import config_load, config_named
+from rlsys import config_check, config_load, config_named
 from rlsys.config import Config, ConfigError, Function
 from rlsys.rescoring import Disagreements, Tally, tally
 from rlsys.rewards.check import problems
@@ -98,12 +98,15 @@ def settings(target: str, chosen: dict[str, Function], overrides: tuple[str, ...
     tree = OmegaConf.load(file) if file else OmegaConf.create({})
     assert isinstance(tree, DictConfig)
     config = config_load.build(tree, list(overrides), str(file or "defaults"))
-    return replace(
+    config = replace(
         config,
         reward=replace(config.reward, functions=chosen),
         data=replace(config.data, train={}),
         eval=replace(config.eval, datasets={}),
     )
+    if wrong := [p for p in config_check.check(config) if p.startswith(("reward.", "cluster.start_timeout_s "))]:
+        raise ConfigError(wrong)
+    return config
 
 
 def chosen(target: str, steps: str | None) -> list[Path]:

@@ -109,6 +109,13 @@ def test_the_settings_of_the_run_hold_and_its_data_need_not_be_there_any_more(ru
     assert "no verdict after 0.5 s" in text
 
 
+@pytest.mark.parametrize("wrong", ["reward.workers=0", "reward.timeout_s=-1", "reward.batch=0"])
+def test_settings_that_no_reward_process_could_have_are_refused(run, own, wrong):
+    option, _, value = wrong.partition("=")
+    with pytest.raises(ConfigError, match=rf"^{option} is {value}(\.0)?; it must be a number greater than 0\.$"):
+        told(run, f"{own}:bad", overrides=[wrong])
+
+
 def test_many_steps_take_few_lines(own, tmp_path):
     for step in range(1, 46):
         save(tmp_path / "run" / "samples" / f"step-{step:06d}.parquet", {"s:1#0": [0.0, 1.0]})
