@@ -4,6 +4,7 @@ It listens on loopback only, in a folder of its own that others may not enter, a
 """
 
 import contextlib
+import fcntl
 import functools
 import os
 import secrets
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -104,6 +105,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
         )
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"rlsys-{os.getpid()}-", dir=short_temporary_directory()))
+    lock = hold(folder)
     (folder / "tmp").mkdir()  # Ray lets everyone into its own folder and its sockets: it gets one inside, "r"
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
     # Where libraries leave their things, in the workers and here.
@@ -141,6 +143,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
             end(children)
             end_all_in(folder)  # what has outlived its parent
             keep_logs(folder / "r", logs / "ray")
+            lock.close()
             shutil.rmtree(folder, ignore_errors=True)
             tempfile.tempdir = USUAL
 
@@ -275,9 +278,28 @@ def remove_leftovers() -> None:
 
 
 def abandoned() -> list[Path]:
-    """Folders of private Rays whose driver runs no more."""
+    """Folders of private Rays whose driver runs no more, here or where this process cannot see it."""
     named = ((folder, folder.name.split("-")[1]) for folder in Path(short_temporary_directory()).glob("rlsys-*-*"))
-    return [folder for folder, pid in named if pid.isdigit() and not runs(int(pid))]
+    return [folder for folder, pid in named if pid.isdigit() and not runs(int(pid)) and not held(folder)]
+
+
+def hold(folder: Path) -> IO[str]:
+    """Says that its driver lives, as long as the file is open: to other containers, and to other hosts where they see the folder."""
+    lock = (folder / "lock").open("w")
+    with contextlib.suppress(OSError):  # no locks there: what counts is the number of the process
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def held(folder: Path) -> bool:
+    try:
+        with (folder / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # or another user's
+        return True
+    except OSError:  # no such file, or no locks there
+        return False
+    return False
 
 
 def runs(pid: int) -> bool:

@@ -11,7 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local_ray import address_for_commands, keep_token_private, remove_leftovers, slowness_is_a_loss
+from launch.local_ray import (
+    abandoned,
+    address_for_commands,
+    held,
+    hold,
+    keep_token_private,
+    remove_leftovers,
+    slowness_is_a_loss,
+)
 from rlsys.failures import WorkerLost
 
 STRANGER = """
@@ -123,6 +131,10 @@ def test_only_its_user_may_enter_the_folder_of_a_private_ray(ray):
     assert max(len(str(p)) for p in sockets) <= 107
 
 
+def test_a_driver_holds_the_folder_of_its_private_ray(ray):
+    assert held(Path(os.environ["TMPDIR"]).parent)
+
+
 def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ray" / "auth_token"
@@ -219,3 +231,20 @@ def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
     remove_leftovers()
     assert [folder.exists() for folder in folders] == [False, True]
     dead.wait()
+
+
+def test_a_driver_that_cannot_be_seen_is_known_to_live_by_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    folder = tmp_path / f"rlsys-{dead.pid}-abc"
+    folder.mkdir()
+    with hold(folder):
+        assert abandoned() == []
+        remove_leftovers()
+        assert folder.exists()
+    assert abandoned() == [folder]
+    remove_leftovers()
+    assert not folder.exists()
