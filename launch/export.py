@@ -24,18 +24,21 @@ def model_directory(source: Path) -> Path:
 
 
 def export(source: Path, target: Path, force: bool) -> None:
-    model = model_directory(source)
+    model, target = model_directory(source), target.resolve()  # where a link leads to
     taken = target.exists() and any(target.iterdir() if target.is_dir() else [target])
     if taken and not force:
         raise ConfigError(f"{target} exists and is not empty. Choose another directory, or --force to replace it.")
-    if model.resolve() in (target.resolve(), *target.resolve().parents) or target.resolve() in model.resolve().parents:
+    if model.resolve() in (target, *target.parents) or target in model.resolve().parents:
         raise ConfigError(f"{target} and the model to be exported, {model}, lie one within the other.")
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(model, aside)
-    if target.is_dir():
-        shutil.rmtree(target)
-    else:
-        target.unlink(missing_ok=True)
-    aside.rename(target)
+    try:
+        shutil.copytree(model, aside)
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+        aside.rename(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

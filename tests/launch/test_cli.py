@@ -1,5 +1,6 @@
 """The command line as a user meets it, as far as it starts no cluster."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import click
 import pytest
 
 from launch import cli, train
+from launch.export import export
 from rlsys import __version__, config_load
 from rlsys.checkpoint import SUMS, render, sha256
 from rlsys.config import Config, ConfigError, Run
@@ -288,6 +290,31 @@ def test_export_replaces_only_when_told_to(rlsys, finished, tmp_path):
     assert [p.name for p in target.iterdir()] == ["old"]
     assert rlsys("export", "--force", finished, target).returncode == 0
     assert sorted(p.name for p in target.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_export_replaces_what_a_link_leads_to(rlsys, finished, tmp_path):
+    there, link = tmp_path / "disk" / "there", tmp_path / "link"
+    there.mkdir(parents=True)
+    (there / "old").write_text("old")
+    link.symlink_to(there)
+    done = rlsys("export", "--force", finished, link)
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    assert sorted(p.name for p in there.iterdir()) == ["config.json", "model.safetensors"]
+    assert [p.name for p in there.parent.iterdir()] == ["there"]
+
+
+def test_export_leaves_nothing_half_done_behind(finished, tmp_path, monkeypatch):
+    def full(source: Path, target: Path) -> None:
+        target.mkdir()
+        (target / "model.safetensors").write_text("wei")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copytree", full)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        export(finished, tmp_path / "new" / "model", force=False)
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 @pytest.mark.parametrize("target", [".", "checkpoints", "checkpoints/step-000004/model"])
