@@ -126,7 +126,8 @@ def _write(rows: list[dict[str, Any]], file: Path, ending: str) -> None:
         import pyarrow
         import pyarrow.parquet
 
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        names = dict.fromkeys(name for one in rows for name in one)  # some rows may have more than the first
+        pyarrow.parquet.write_table(pyarrow.table({name: [one.get(name) for one in rows] for name in names}), file)
         return
     with file.open("w", encoding="utf-8") as lines:
         for one in rows:

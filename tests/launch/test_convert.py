@@ -4,7 +4,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
-from published import GSM8K, array, countdown_rows, dapo_row, gsm8k, math_tree, table
+from published import GSM8K, array, countdown_rows, dapo_row, gsm8k, math_row, math_tree, table
 
 from launch.convert import convert
 from rlsys import data, tiny
@@ -85,6 +85,14 @@ def test_the_tree_of_files_that_math_was_published_as_is_read(tmp_path):
     said = run("math", tmp_path / "MATH", tmp_path / "hard.jsonl", "--level", 4, "--level", 5)
     assert "hard.jsonl: 1 prompts from 2 rows" in said
     assert "1 were not asked for" in said
+
+
+def test_what_the_first_row_does_not_have_the_others_keep(tmp_path):
+    first = math_row("algebra", 1, 1) | {"level": "Level ?"}  # as some in MATH are
+    source = array(tmp_path / "math.json", [first, math_row("algebra", 2, 5)])
+    for ending in ("jsonl", "parquet"):
+        run("math", source, out := tmp_path / f"out.{ending}")
+        assert [r.get("level") for r in rows(out)] == [None, 5]
 
 
 def test_repetitions_of_dapo_are_left_out_and_told(tmp_path):
