@@ -34,11 +34,12 @@ class Bundle:
 
 def bundles(config: Config, training: bool) -> list[Bundle]:
     """In the order in which they should lie together."""
-    models = [
-        Bundle(service.gpus, {worker_name(number, 0): list(range(math.ceil(service.gpus)))}, "a reward model")
-        for number, service in enumerate(services(config))
-        if service.gpus
-    ]
+    models = []
+    for number, service in enumerate(services(config)):
+        if service.gpus:
+            name = next(name for functions in service.functions.values() for name in functions)
+            workers = {worker_name(number, 0): list(range(math.ceil(service.gpus)))}
+            models.append(Bundle(service.gpus, workers, f"gpus ({service.gpus:g}) of reward model {name}"))
     if config.cluster.device == "cpu":
         return models
     return (colocated if config.cluster.placement == "colocated" else separate)(config, training) + models

@@ -154,16 +154,24 @@ def without_place(wanted: Iterable[Bundle], nodes: list[Node], free: bool) -> Bu
 
 
 def too_small(config: Config, wanted: list[Bundle], stuck: Bundle, nodes: list[Node]) -> str:
-    largest = max((n.gpus for n in nodes), default=0)
+    largest, role = max((n.gpus for n in nodes), default=0), next(iter(stuck.workers)).partition("-")[0]
     if not largest:
-        way_out = "Start nodes with GPUs, or use cluster.device=cpu."
+        without = "give the reward model gpus 0, the CPU" if role == "reward" else "use cluster.device=cpu"
+        way_out = f"Start nodes with GPUs, or {without}."
     elif stuck.gpus > largest:
-        way_out = f"An engine does not reach over nodes: use rollout.tensor_parallel={largest:g} or less."
-    elif config.cluster.placement == "separate":
+        way_out = TOO_LARGE[role].format(largest=largest)
+    elif config.cluster.device == "gpu" and config.cluster.placement == "separate":
         way_out = "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
     else:
         way_out = "Use fewer."
     return f"{stuck}, and finds no place. {together(wanted)}. {described(nodes, free=False)}. {way_out}"
+
+
+TOO_LARGE = {
+    "rollout": "An engine does not reach over nodes: use rollout.tensor_parallel={largest:g} or less.",
+    "reference": "The reference computes on one GPU: use reference.gpus=1 or less.",
+    "reward": "A reward model computes on one GPU: give it gpus 1 or less.",
+}
 
 
 def taken(wanted: list[Bundle], stuck: Bundle, nodes: list[Node]) -> str:

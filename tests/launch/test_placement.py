@@ -135,6 +135,29 @@ def test_a_cluster_without_gpus_says_so(refused: Callable[..., str]) -> None:
     assert refused(nodes(0)).endswith("0 GPUs and 16 CPUs. Start nodes with GPUs, or use cluster.device=cpu.")
 
 
+@pytest.mark.parametrize(
+    ("there", "gpus", "more", "said"),
+    [
+        (nodes(0), 1, [], "Start nodes with GPUs, or give the reward model gpus 0, the CPU."),
+        (nodes(2, 2), 4, [], "A reward model computes on one GPU: give it gpus 1 or less."),
+        (nodes(2), 4, ["cluster.device=gpu"], "A reward model computes on one GPU: give it gpus 1 or less."),
+        (nodes(1, cpus=0), 1, [], "Use fewer."),
+    ],
+)
+def test_the_way_out_for_a_reward_model_is_its_own(
+    refused: Callable[..., str], there: list[Node], gpus: int, more: list[str], said: str
+) -> None:
+    functions = f"reward.functions={{taste: {{function: model, path: m, gpus: {gpus}}}}}"
+    found = refused(there, "cluster.device=cpu", functions, *more)
+    assert found.startswith(f"reward-0 (gpus ({gpus}) of reward model taste) needs {gpus} GPU")
+    assert found.endswith(said)
+
+
+def test_a_reference_that_no_node_can_hold_is_told_how_large_it_may_be(refused: Callable[..., str]) -> None:
+    said = refused(nodes(2, 2), "reference={kl_coef: 0.1, gpus: 4}")
+    assert said.endswith("The reference computes on one GPU: use reference.gpus=1 or less.")
+
+
 def test_gpus_that_others_have_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:
     assert refused(nodes(4, taken=2)) == (
         "policy-0 (policy.ranks (2)) needs 1 GPU and 1 CPU on one node, and others keep them. All together need 4 GPUs: "
