@@ -13,6 +13,7 @@ from launch.printing import end, say, table
 from rlsys.config import ConfigError
 from rlsys.samples import Saved, saved_samples
 from rlsys.significance import interval, mcnemar, sign_flip
+from rlsys.visible import visible
 
 Array = NDArray[np.float64]
 SEED = 0
@@ -147,7 +148,7 @@ def figures(pairs: list[tuple[Answers, Answers]], console: Console) -> None:
         p = sign_flip(change, seed=SEED)
         won, lost = int((change > 0).sum()), int((change < 0).sum())
         told.add_row(
-            name,
+            visible(name),
             str(len(members)),
             *(f"{before.mean():.3f}", f"{after.mean():.3f}", f"{change.mean():+.3f}", f"{low:+.3f} {high:+.3f}"),
             *(f"{p:.2g}", f"{won}/{lost}/{len(members) - won - lost}"),

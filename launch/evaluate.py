@@ -20,6 +20,7 @@ from rlsys.pipeline import Collector
 from rlsys.progress import Progress, as_shares
 from rlsys.run_directory import can_be_written, write_named
 from rlsys.samples import write_samples
+from rlsys.visible import visible
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -155,7 +156,7 @@ def show(found: Evaluation, console: Console) -> None:
     counts = table("source", "prompts", "samples", "length", "truncated", "failed")
     for name, s in found.scores.items():
         cells = f"{s.prompts:,}", f"{s.asked:,}", f"{s.length:.1f}", f"{s.truncated:.1%}", f"{s.failed:,}"
-        counts.add_row(name, *cells)
+        counts.add_row(visible(name), *cells)
     console.print()
     console.print(counts)
     ks = sorted({int(n.partition("@")[2]) for s in found.scores.values() for n in s.figures if n.startswith("pass@")})
@@ -166,7 +167,9 @@ def show(found: Evaluation, console: Console) -> None:
                 figures = {k: s.figures[f"{kind}@{k}"].value for k in ks if f"{kind}@{k}" in s.figures}
                 if figures:
                     told = dict(zip(figures, as_shares(list(figures.values())), strict=True))
-                    several.add_row(name if kind == "pass" else "", f"{kind}@k", *(told.get(k, "") for k in ks))
+                    several.add_row(
+                        visible(name) if kind == "pass" else "", f"{kind}@k", *(told.get(k, "") for k in ks)
+                    )
         console.print()
         console.print(several)
         for name, s in found.scores.items():

@@ -3,6 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
+from rlsys.visible import visible
+
 
 def plain(*, stderr: bool = False) -> Console:
     """Shows a user's words as they are, in tables too: `runs/[a]` is no markup, and `:x:` no picture."""
@@ -10,12 +12,12 @@ def plain(*, stderr: bool = False) -> Console:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style or None, soft_wrap=True)
+    console.print(visible(text), style=style or None, soft_wrap=True)
 
 
 def end(text: str, width: int) -> str:
     """One line of its end, where the answer stands."""
-    flat = " ".join(text.split())
+    flat = visible(" ".join(text.split()))
     return flat if len(flat) <= width else f"…{flat[1 - width :]}"
 
 

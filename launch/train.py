@@ -21,6 +21,7 @@ from rlsys.stopping import Stop
 from rlsys.tracking import Told, Tracker
 from rlsys.tracking.known import missing
 from rlsys.tracking.tracking import Tracking
+from rlsys.visible import visible
 
 if TYPE_CHECKING:
     from launch.cluster import Cluster
@@ -155,10 +156,10 @@ def summary(config: Config, run: RunDirectory, console: Console) -> None:
         for row in [r for uid, r in first_of_each(last).items() if uid in then][:5]:
             old = then[row["uid"]]
             table.add_row(
-                row["prompt"],
-                old["completion"],
+                visible(row["prompt"]),
+                visible(old["completion"]),
                 score(old["reward"]),
-                row["completion"],
+                visible(row["completion"]),
                 score(row["reward"]),
             )
         console.print(table)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsys.types import Metrics
+from rlsys.visible import visible
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A fact worth keeping on the screen. Before the first step it is also what is going on."""
-        starting = self.first_step < 0
+        text, starting = visible(text), self.first_step < 0
         if starting and not may_be_copied(text):
             self.at(text.partition("\n")[0])
         style = "dim" if starting else None  # later they are nearly always faults

@@ -3,18 +3,21 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import click
 import pytest
+from saved import save
 
 from launch import cli, train
 from launch.export import export
 from rlsys import __version__, config_load
 from rlsys.checkpoint import SUMS, render, sha256
 from rlsys.config import Config, ConfigError, Run
+from rlsys.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -229,6 +232,20 @@ def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, 
         "Resume with: rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]\n"
         in capsys.readouterr().out
     )
+
+
+def test_a_summary_spells_out_what_a_terminal_would_obey(tmp_path, capsys):
+    config = Config(run=Run(dir=str(tmp_path / "run")))
+    run = RunDirectory(config)
+    for step in (0, 3):
+        evil = {"s:1": [f"\x1b[2J {step}"]}
+        save(run.path / "samples" / f"eval-{step:06d}.parquet", {"s:1": [1.0]}, evil, {"s:1": "1\x07?"})
+        run.metrics({"step": step, "eval/s/accuracy": 1.0})
+    train.summary(config, run, cli.plain())
+    run.close()
+    said = capsys.readouterr().out
+    assert not {"\x1b", "\x07"} & set(said)
+    assert re.search(r"1\\x07\? +\\x1b\[2J 0 +1 +\\x1b\[2J 3 +1", said)
 
 
 # --- eval, as far as it starts nothing -------------------------------------------------------------------------------------

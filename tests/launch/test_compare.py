@@ -183,3 +183,14 @@ def test_the_table_fits_eighty_columns(told):
     [row] = [line for line in told(*sides, width=80, one_blank=False).splitlines() if line.startswith("gsm8k_test ")]
     assert len(row) <= 80
     assert row.split()[:4] == ["gsm8k_test", "999", "0.429", "0.573"]
+
+
+def test_what_a_terminal_would_obey_is_spelt_out(told, tmp_path):
+    evil = "\x1b]0;mine\x07\x1b[2J"
+    a, b = (
+        save(tmp_path / f"{name}.parquet", {f"{evil}:1": [score]}, {f"{evil}:1": [f"it is{evil}"]})
+        for name, score in (("left", 0), ("right", 1))
+    )
+    text = told(a, b)
+    assert not {"\x1b", "\x07"} & set(text)
+    assert " A it is\\x1b]0;mine\\x07\\x1b[2J\n" in text

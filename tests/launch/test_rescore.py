@@ -168,6 +168,13 @@ def test_what_cannot_be_judged_is_refused(run, own, monkeypatch, target, steps, 
         told(target, f"{own}:one", steps=steps)
 
 
+def test_what_a_terminal_would_obey_is_spelt_out(own, tmp_path):
+    file = save(tmp_path / "evil.parquet", {"s:1": [0.25]}, {"s:1": ["it is\x1b[2J 1"]})
+    text = told(file, f"{own}:one")
+    assert "\x1b" not in text
+    assert "it is\\x1b[2J 1" in text
+
+
 def test_rewards_that_do_not_exist_are_refused_before_anything_starts(run, own):
     with pytest.raises(ConfigError, match="Did you mean `exact`"):
         told(run, "exakt")

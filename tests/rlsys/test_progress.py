@@ -49,6 +49,14 @@ def rows(progress: Progress) -> list[str]:
     return [line for line in re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", shown(progress)).splitlines() if line.strip()]
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_terminal_would_obey_is_spelt_out_in_words_of_others(terminal):
+    with make(terminal=terminal) as progress:
+        progress.note("a verdict failed: \x1b]0;mine\x07\x1b[2J\x9b2J gone\rnow")
+    assert "]0;mine\\x07\\x1b[2J\\x9b2J gone\\x0dnow" in shown(progress)
+    assert not {"]0;", "[2J"} & set(re.split("\x1b", shown(progress)))
+
+
 def test_without_a_terminal_every_step_is_a_plain_line(watch):
     with make() as progress:
         progress.note("starting [Ray]")
