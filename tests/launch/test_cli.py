@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -16,7 +17,7 @@ from launch import cli, train
 from launch.export import export
 from rlsys import __version__, config_load
 from rlsys.checkpoint import SUMS, render, sha256
-from rlsys.config import Config, ConfigError, Run
+from rlsys.config import Config, ConfigError, Run, Trainer
 from rlsys.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -232,6 +233,20 @@ def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, 
         "Resume with: rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]\n"
         in capsys.readouterr().out
     )
+
+
+def test_a_run_that_was_killed_after_its_last_step_is_tidied_up_when_it_is_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(train.Checkpoints, "newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
+    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    monkeypatch.setattr("workers.places.SHARED", (f"{tmp_path}/psm_",))
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").touch()
+    (tmp_path / "psm_x").touch()
+    place = {"node": "n", "pid": 1, "began": 0.5, "shared": [f"{tmp_path}/psm_x"]}
+    (tmp_path / "run" / "logs" / "rollout-0.pid").write_text(json.dumps(place))
+    train.train(Config(run=Run(dir=str(tmp_path / "run")), trainer=Trainer(steps=4)), cli.plain())
+    assert not (tmp_path / "psm_x").exists()
 
 
 def test_a_summary_spells_out_what_a_terminal_would_obey(tmp_path, capsys):
