@@ -90,7 +90,7 @@ def spread(sizes: list[int], costs: list[float], ranks: int, budget: int) -> lis
     spread([5, 3, 3, 1], [5, 3, 3, 1], ranks=2, budget=6) -> [[0, 3], [1, 2]]
     """
     halves = sum(2 * size > budget for size in sizes)  # no two of which share a bin
-    least = max(-(-sum(sizes) // budget), halves, 1)
+    least = max(min(-(-sum(sizes) // budget), len(sizes)), halves, 1)  # a bin for each is enough, whatever their sizes
     count = -(-least // ranks) * ranks
     order = sorted(range(len(sizes)), key=lambda i: (-costs[i], i))
     while True:

@@ -19,7 +19,7 @@ def test_every_thing_is_in_one_bin_and_bins_keep_the_budget(sizes, ranks, budget
     bins = spread(sizes, [s**2 for s in sizes], ranks, budget)
     assert sorted(i for b in bins for i in b) == list(range(len(sizes)))
     assert len(bins) % ranks == 0
-    assert len(bins) > 0
+    assert 0 < len(bins) <= max(-(-len(sizes) // ranks), 1) * ranks, "a bin for each is enough"
     for b in bins:
         assert sum(sizes[i] for i in b) <= budget or len(b) == 1
 
