@@ -31,9 +31,12 @@ def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
         ),
     ]
     if prompt:
-        per_pack = c.policy.tokens_per_pack // (prompt + new - 1)  # the last token of a sequence is never an input
-        packs = -(-per_update // (per_pack * c.policy.ranks))
+        longest = prompt + new - 1  # the last token of a sequence is never an input
+        per_pack = c.policy.tokens_per_pack // longest
+        packs = -(-per_update // (max(per_pack, 1) * c.policy.ranks))
         how = f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks"
+        if not per_pack:
+            how += f"; a sequence longer than that is a pack alone, of {longest} tokens at most"
         rows.append(("packs per rank and update, at most", how, packs))
     return rows
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fakes import make_batch, make_config
@@ -47,6 +49,16 @@ def test_dynamic_sampling_asks_for_a_batch_at_most_in_each_round(tmp_path):
     assert found["new tokens per round, at most"] == 112
     assert found["samples per engine and round"] == 8
     assert "new tokens per step, at most" not in found
+
+
+def test_a_sequence_that_no_pack_has_room_for_is_a_pack_alone(tmp_path):
+    config = make_config(tmp_path)
+    config = replace(config, policy=replace(config.policy, tokens_per_pack=12))  # a full sequence has 7 + 7 - 1 inputs
+    assert numbers(config)["packs per rank and update, at most"] == 4, "8 samples on 2 ranks"
+    how = {what: how for what, how, _ in batch_arithmetic(config)}["packs per rank and update, at most"]
+    assert how == ("12 tokens_per_pack, 2 ranks; a sequence longer than that is a pack alone, of 13 tokens at most")
+    batch = make_batch([0.0] * 8, [0] * 8, [7] * 8, [7])
+    assert [len(packs) for packs in pack(batch, range(8), ranks=2, tokens_per_pack=12)] == [4, 4]
 
 
 @given(samples=st.integers(1, 20), ranks=st.integers(1, 3), new=st.integers(1, 9), budget=st.integers(20, 80))
