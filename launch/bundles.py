@@ -84,6 +84,14 @@ def critic_ranks(config: Config) -> int:
     return config.critic.ranks if config.algorithm.advantage == "gae" else 0
 
 
+def others(config: Config) -> int:
+    """GPUs of who is neither an engine nor beside one, nor a rank of the policy: critic, reference, reward models."""
+    own = [
+        b for b in bundles(config, training=True) if not any(w.startswith(("rollout-", "policy-")) for w in b.workers)
+    ]
+    return math.ceil(sum(b.gpus for b in own))
+
+
 def together(wanted: list[Bundle]) -> str:
     """`All together need 12 GPUs: rollout.engines (2) × rollout.tensor_parallel (4) 8, policy.ranks (4) 4`"""
     parts: dict[str, float] = {}

@@ -279,7 +279,7 @@ def verdict(p: Planned, console: Console) -> None:
     if not changes:
         say(
             console,
-            "Nothing was found that would help on this cluster: it takes more, or larger GPUs, or a smaller model.",
+            "None of the changes that were tried fits on this cluster: it may take more, or larger GPUs, or a smaller model.",
         )
         return
     helps = changes[0].fit.fits

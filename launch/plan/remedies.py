@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launch.bundles import critic_ranks, others, reference_gpus
 from launch.plan.fit import TIGHT, Fit
 from rlsys.config import Config, ConfigError, Data, Eval
 from rlsys.config_check import check
@@ -61,9 +62,12 @@ def remedies(found: Fit, try_it: Callable[[Config], Fit], count: int = 3) -> lis
                         fitting.append(simplest(found, remedy, base, try_it))
                     else:
                         tried.append(remedy)
-        better = [r for r in tried if r.fit.over < found.over]
-        front = sorted(better, key=_far)[:BEAM]
-        nearest += front
+        nearer = sorted((r for r in tried if r.fit.over < found.over), key=_far)[:BEAM]
+        placed = [
+            r for r in tried if found.placed.missing and not r.fit.placed.missing
+        ]  # with whatever is left to save
+        nearest += nearer
+        front = nearer + [r for r in sorted(placed, key=_far)[:BEAM] if r not in nearer]
         fitting = _needed(fitting)
         if len({frozenset(r.settings) for r in fitting}) >= count or not front:
             break
@@ -184,40 +188,50 @@ def _cache(f: Fit) -> int:
 
 
 def _on_gpus(f: Fit, gpus: int) -> Iterator[Settings]:
-    c = f.config
-    p, r = c.policy, c.rollout
+    c, r = f.config, f.config.rollout
     colocated = c.cluster.placement == "colocated"
-    wider = [wide for wide in (2, 4, 8) if wide > r.tensor_parallel and f.model.splits(wide)]
     for share in (0.9, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2):
         if share != r.gpu_memory and (colocated or share > r.gpu_memory):
             yield {"rollout.gpu_memory": share}
+    if reference_gpus(c):
+        yield {"reference.gpus": 0.0}
+    left = {
+        placement: gpus - others(changed(c, {"cluster.placement": placement}))
+        for placement in ("separate", "colocated")
+    }
+    widths = [wide for wide in (1, 2, 4, 8) if wide != r.tensor_parallel and f.model.splits(wide)]
     if colocated:
-        if p.ranks < gpus and gpus % r.tensor_parallel == 0:
-            yield {"rollout.engines": gpus // r.tensor_parallel, "policy.ranks": gpus}
-        for wide in wider:
-            if p.ranks % wide == 0:
-                yield {"rollout.tensor_parallel": wide, "rollout.engines": p.ranks // wide}
-        if c.algorithm.advantage != "gae" and gpus >= 2:
-            yield {"cluster.placement": "separate", "rollout.engines": gpus // 2, "policy.ranks": gpus - gpus // 2}
+        yield from _shared(c, left["colocated"], widths)
+        engines = max(1, left["separate"] // 2 // r.tensor_parallel)
+        if (ranks := left["separate"] - engines * r.tensor_parallel) > 0:
+            yield {"cluster.placement": "separate", "rollout.engines": engines, "policy.ranks": ranks}
         return
-    for wide in wider:
-        engines = max(1, r.engines * r.tensor_parallel // wide)
-        if engines * wide + p.ranks <= gpus:
-            yield {"rollout.tensor_parallel": wide, "rollout.engines": engines}
-    for engines in {r.engines // 2, r.engines // 4, 1} - {0, r.engines}:
-        ranks = gpus - engines * r.tensor_parallel
-        if ranks > 0:
-            yield (
-                {"rollout.engines": engines, "policy.ranks": ranks}
-                if ranks != p.ranks
-                else {"rollout.engines": engines}
-            )
-    if gpus - r.engines * r.tensor_parallel not in (p.ranks, 0) and gpus > r.engines * r.tensor_parallel:
-        yield {"policy.ranks": gpus - r.engines * r.tensor_parallel}
-    if gpus % r.tensor_parallel == 0:
-        yield {
-            "cluster.placement": "colocated",
-            "rollout.engines": gpus // r.tensor_parallel,
-            "policy.ranks": gpus,
-            "rollout.gpu_memory": min(r.gpu_memory, 0.5),
-        }
+    for ranks in {critic_ranks(c) // 2, min(critic_ranks(c), 1)} - {0, critic_ranks(c)}:
+        yield {"critic.ranks": ranks}
+    yield from _apart(c, left["separate"], widths)
+    for more in _shared(c, left["colocated"], []):
+        yield more | {"cluster.placement": "colocated", "rollout.gpu_memory": min(r.gpu_memory, 0.5)}
+
+
+def _shared(c: Config, gpus: int, widths: list[int]) -> Iterator[Settings]:
+    """Engines and ranks on all of so many GPUs; or, as wide as one of `widths`, on as many as now."""
+    for wide in [c.rollout.tensor_parallel, *widths]:
+        for ranks in (gpus, c.policy.ranks):
+            if ranks > 0 and ranks % wide == 0:
+                engines = {"rollout.tensor_parallel": wide, "rollout.engines": ranks // wide, "policy.ranks": ranks}
+                yield engines | ({"critic.ranks": min(critic_ranks(c), ranks)} if critic_ranks(c) else {})
+
+
+def _apart(c: Config, gpus: int, widths: list[int]) -> Iterator[Settings]:
+    """Engines on some of so many GPUs; ranks on what they leave, or as many as now."""
+    r, now = c.rollout, c.policy.ranks
+    for wide in [r.tensor_parallel, *widths]:
+        most = r.engines * r.tensor_parallel // wide
+        beside = min(most, (gpus - now) // wide)  # the ranks as they are
+        some = {beside, 1}
+        if wide == r.tensor_parallel:
+            some |= {most, (most + beside) // 2, most // 2, most // 4}
+        for engines in some:
+            if engines > 0 and (left := gpus - engines * wide) > 0:
+                for ranks in {left, min(left, now)}:
+                    yield {"rollout.tensor_parallel": wide, "rollout.engines": engines, "policy.ranks": ranks}

@@ -1,7 +1,6 @@
 """`rlsys plan --simulate`: how fast a configuration would be with other lags and placements, without running it."""
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from launch.bundles import bundles
+from launch.bundles import others
 from launch.plan import costs
 from launch.plan.lengths import Asked, allowing, taken
 from launch.plan.remedies import bare
@@ -97,12 +96,6 @@ def placements(config: Config, gpus: int | None) -> Iterator[Config]:
     for share in SHARES:
         engines = max(1, round(left * share / wide))
         yield placed(config, engines, left - engines * wide, "separate")
-
-
-def others(config: Config) -> int:
-    """GPUs of who is neither an engine nor beside one, nor a rank of the policy: critic, reference, reward models."""
-    workers = [b for b in bundles(config, training=True) if not {"rollout-0", "policy-0"} & b.workers.keys()]
-    return math.ceil(sum(b.gpus for b in workers))
 
 
 def placed(config: Config, engines: int, ranks: int, placement: str) -> Config:

@@ -8,7 +8,7 @@ from rlsys.config import Config, Function
 from rlsys.config_load import load, unchecked
 from rlsys.devices import GIB, GPUS, Node, cluster
 from rlsys.memory import Lengths, total
-from rlsys.shapes import usual
+from rlsys.shapes import Model, usual
 
 SEVEN, LENGTHS = usual("Qwen/Qwen2.5-Math-7B"), Lengths(1024, 3072)
 
@@ -82,6 +82,50 @@ def test_gpus_that_are_missing_are_named_together():
     )
     assert found.problems[1] == "rollout-4 + policy-4 to rollout-7 + policy-7: no node has 1 GPU each left."
     assert all(r.fit.fits for r in helped(found))
+
+
+def proposed(model: Model, gpus: str, *overrides: str) -> tuple[Fit, list[dict[str, object]]]:
+    """Of a plain configuration with separate engines and ranks on H100s: what becomes of it, and all that is said to fit."""
+    start = ["cluster.device=gpu", "policy.dtype=bfloat16", "rollout.dtype=bfloat16", "pipeline.max_lag=1"]
+    config = unchecked("configs/grpo_gsm8k_0.5b_gpu.yaml", [*start, *overrides])
+    found = fit(config, model, Lengths(512, 512), 256, cluster(gpus))
+    helping = remedies(found, lambda c: fit(c, model, Lengths(512, 512), 256, found.nodes))
+    assert all(r.fit.fits for r in helping)
+    return found, [r.settings for r in helping]
+
+
+def test_a_reference_that_has_no_gpu_is_made_room_for():
+    four = ["rollout.engines=4", "policy.ranks=4", "reference.kl_coef=0.001", "reference.gpus=1"]
+    found, settings = proposed(usual("Qwen2.5-0.5B"), "8xH100", *four)
+    assert found.problems[1] == "reference: no node has 1 GPU left."
+    assert {"rollout.engines": 3} in settings
+    assert {"policy.ranks": 3} in settings
+    assert {"reference.gpus": 0} in settings
+
+
+def test_a_critic_that_has_no_gpus_is_made_room_for():
+    four = ["rollout.engines=4", "policy.ranks=4", "algorithm.advantage=gae", "critic.ranks=2"]
+    _, settings = proposed(usual("Qwen2.5-0.5B"), "8xH100", *four)
+    assert {"rollout.engines": 2} in settings
+    assert {"policy.ranks": 2} in settings
+
+
+def test_an_engine_that_takes_all_gpus_becomes_narrower_though_its_rank_is_too_large_as_it_is():
+    wide = ["rollout.engines=1", "rollout.tensor_parallel=8", "policy.ranks=1", "policy.offload_optimizer=true"]
+    large = ["policy.gradient_checkpointing=false", "policy.tokens_per_pack=8192", "policy.logprob_chunk=256"]
+    found, settings = proposed(usual("Qwen3-8B"), "8xH100", *wide, *large)
+    assert found.problems[1] == "policy-0: no node has 1 GPU left."
+    assert settings
+    assert all(s["rollout.tensor_parallel"] < 8 and len(s) > 1 for s in settings), "and something of the rank"
+
+
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_what_is_proposed_leaves_a_reward_models_gpu_to_it(placement):
+    judge = "reward.functions={rm: {function: model, path: judge, gpus: 1}}"
+    four = ["rollout.engines=4", "policy.ranks=4", f"cluster.placement={placement}", "pipeline.max_lag=0"]
+    found, settings = proposed(usual("Qwen2.5-0.5B"), "4xH100", *four, judge)
+    assert found.placed.missing
+    assert settings
 
 
 def test_where_nothing_helps_the_nearest_is_still_too_much():
