@@ -56,14 +56,17 @@ def shape_of(settings: Any) -> Shape | None:
     s = settings.get_text_config()
     if s.model_type not in FAMILIES:
         return None
-    experts = getattr(s, "num_experts_per_tok", 0) or 0
+    inner, experts = s.intermediate_size, getattr(s, "num_experts_per_tok", 0) or 0
+    if experts:
+        shared = getattr(s, "shared_expert_intermediate_size", 0) or 0
+        inner = experts * getattr(s, "moe_intermediate_size", inner) + shared
     return Shape(
         layers=s.num_hidden_layers,
         hidden=s.hidden_size,
         heads=s.num_attention_heads,
         kv_heads=s.num_key_value_heads,
         head=getattr(s, "head_dim", None) or s.hidden_size // s.num_attention_heads,
-        inner=experts * getattr(s, "moe_intermediate_size", s.intermediate_size) if experts else s.intermediate_size,
+        inner=inner,
         vocabulary=s.vocab_size,
     )
 

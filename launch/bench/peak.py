@@ -3,6 +3,7 @@
 import os
 import time
 
+from launch.bundles import critic_ranks, reference_gpus
 from rlsys import flops
 from rlsys.config import Config
 
@@ -39,9 +40,9 @@ def gpu_name() -> str:
 
 
 def peak_of_gpus(config: Config, name: str) -> float | None:
-    r, p, c = config.rollout, config.policy, config.critic
+    r, p = config.rollout, config.policy
     one = flops.peak_of(name, p.dtype)
-    critics = c.ranks if config.algorithm.advantage == "gae" else 0
-    apart = config.cluster.placement == "separate"
-    own = config.reference.gpus if config.reference.kl_coef else 0
-    return one and one * (r.engines * r.tensor_parallel + (p.ranks + critics) * apart + own)
+    found = float(r.engines * r.tensor_parallel)
+    if config.cluster.placement == "separate":  # else the others share the engines' GPUs
+        found += p.ranks + critic_ranks(config) + reference_gpus(config)
+    return one and one * found

@@ -9,11 +9,13 @@ from rich.console import Console
 from launch import synthetic
 from launch.bench.command import seen_by_all
 from launch.bench.figures import Machine, Report, Work, all_teach
+from launch.bench.peak import peak_of_gpus
 from launch.bench.shown import show
 from launch.bench.wanted import Wanted, benched
 from launch.cli import commands
 from rlsys import config_load
 from rlsys.config import Config, ConfigError, Pipeline
+from rlsys.flops import peak_of
 from rlsys.types import Request
 
 ASKED = Wanted(3, 1, None, None, None, False, None, None)
@@ -52,6 +54,21 @@ def test_any_mean_that_is_possible_is_met(mean, longest):
     drawn = [lengths.of(f"p{i}", 0) for i in range(4000)]
     assert np.mean(drawn) == pytest.approx(mean, rel=0.1)
     assert 1 <= min(drawn) <= max(drawn) <= longest
+
+
+@pytest.mark.parametrize(("placement", "gpus"), [("separate", 4 + 4 + 2 + 0.5), ("colocated", 4)])
+def test_a_gpu_that_several_share_counts_once_in_the_peak(tmp_path, placement, gpus):
+    shared = ["cluster.device=gpu", f"cluster.placement={placement}", "rollout.engines=2", "rollout.tensor_parallel=2"]
+    shared += [
+        "policy.ranks=4",
+        "algorithm.advantage=gae",
+        "critic.ranks=2",
+        "reference.kl_coef=0.1",
+        "reference.gpus=0.5",
+    ]
+    config = make_config(tmp_path, *shared)
+    assert peak_of_gpus(config, "H100") == gpus * peak_of("H100", "float32")
+    assert peak_of_gpus(config, "Some Card") is None
 
 
 def test_a_sample_has_the_same_length_each_time_it_is_asked_for():

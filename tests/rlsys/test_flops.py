@@ -1,6 +1,7 @@
 import pytest
 
 from rlsys.flops import Shape, peak_of, shape_of
+from rlsys.shapes import read
 
 SMALL = Shape(layers=2, hidden=8, heads=2, kv_heads=1, head=4, inner=16, vocabulary=10)
 
@@ -59,6 +60,16 @@ def test_experts_that_a_token_does_not_pass_do_not_count():
         )
     )
     assert shape.inner == 2 * 24
+
+
+def test_an_expert_that_every_token_passes_counts_as_in_a_models_shape():
+    from transformers import Qwen2MoeConfig
+
+    config = Qwen2MoeConfig(  # Qwen1.5-MoE-A2.7B
+        moe_intermediate_size=1408, num_experts=60, num_experts_per_tok=4, shared_expert_intermediate_size=5632
+    )
+    assert shape_of(config) == read("Qwen1.5-MoE-A2.7B", config.to_dict()).work
+    assert shape_of(config).inner == 4 * 1408 + 5632
 
 
 def test_an_architecture_that_is_put_together_otherwise_is_not_counted():
