@@ -60,7 +60,7 @@ class Follower(threading.Thread):
     def run(self) -> None:
         while True:
             ending = self.over.is_set()
-            wait = min(RETRY_S[0] * 2**self.failures, RETRY_S[1])
+            wait = min(RETRY_S[0] * 2 ** min(self.failures, 10), RETRY_S[1])  # no float holds 2**1024
             try:
                 return self.follow()
             except ConfigError as error:

@@ -12,8 +12,10 @@ from rlsys.config import ConfigError, Tracker
 from rlsys.config_named import compact, named
 from rlsys.run_directory import read_lines
 from rlsys.tracking import follower
-from rlsys.tracking.follower import Lines
+from rlsys.tracking.follower import Follower, Lines
 from rlsys.tracking.known import missing
+from rlsys.tracking.memory import Memory
+from rlsys.tracking.tracker import Told
 from rlsys.tracking.tracking import Tracking
 
 OWN = Path(__file__).with_name("own_tracker.py")
@@ -130,6 +132,20 @@ def test_a_tracker_that_always_raises_changes_nothing_of_the_run(tmp_path, hasty
     said = [note for note in machines.progress.notes if note.startswith("tracking:")]
     assert len(said) == 2, "the first failure, and what it lacks at the end"
     assert said[1] == f"tracking: mine has steps up to -1; `rlsys track {machines.run_directory.path}` sends the rest"
+
+
+def test_a_tracker_that_has_failed_for_a_week_is_still_followed(tmp_path):
+    def down(told):
+        raise ConnectionError("no route")
+
+    told, said, failed = Told("run-1", "run", tmp_path, {}, first=0, started=False), [], []
+    memory = Memory(tmp_path)
+    thread = Follower("mine", down, told, 0, 0, memory, said.append, lambda kind, **fields: failed.append(fields))
+    thread.failures = 1024
+    thread.over.set()
+    thread.run()
+    assert failed[0]["error"] == "ConnectionError: no route"
+    assert said == [f"mine has steps up to -1; `rlsys track {tmp_path}` sends the rest"]
 
 
 def test_a_tracker_that_cannot_start_does_not_hold_the_run(tmp_path, hasty):
