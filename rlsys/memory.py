@@ -35,7 +35,7 @@ ZERO = {0: 0, 1: 40, 2: 40, 3: 5}  # MiB more of a rank, by stage
 COMPILER = 85  # MiB more where layers are compiled
 # Assumed, not measured: a process's CUDA context with the libraries' own buffers, and NCCL's.
 CUDA, NCCL, ASLEEP = 0.7 * GIB, 0.5 * GIB, 1.2 * GIB
-ENGINE_WORK = 8192  # tokens that vLLM computes in one go at most, on GPUs
+ENGINE_WORK = 2048  # tokens that vLLM computes in one go, if it is not told how many
 
 Parts = dict[str, float]
 Moments = dict[str, Parts]
@@ -267,6 +267,11 @@ def _host(c: Config, model: Model, z: Zero, ranks: int, first: bool, policy: boo
 # --- the others -------------------------------------------------------------------------------------------------------------
 
 
+def in_one_go(c: Config, longest: int) -> int:
+    """Tokens that an engine computes at a time at most: room for one of each sequence, and on CPU, where no prompt is cut, for `longest`."""
+    return max(ENGINE_WORK, c.rollout.max_sequences, longest if c.cluster.device == "cpu" else 0)
+
+
 def engine(c: Config, model: Model, lengths: Lengths, memory: float) -> Process:
     """`memory` of a GPU, bytes; not used on CPU."""
     r, t = c.rollout, c.trainer
@@ -274,7 +279,7 @@ def engine(c: Config, model: Model, lengths: Lengths, memory: float) -> Process:
     at_once = min(r.max_sequences, -(-t.prompts_per_step * t.samples_per_prompt // r.engines))
     if c.cluster.device == "cpu":
         weights = width * model.parameters
-        read = min(2048, at_once * lengths.prompt)
+        read = min(in_one_go(c, lengths.prompt + lengths.new), at_once * lengths.prompt)
         work: Parts = {
             "activations": read * width * 4.0 * model.work.inner,
             "logits": 12.0 * at_once * model.vocabulary,
@@ -307,7 +312,7 @@ def engine_parts(c: Config, model: Model, memory: float) -> Parts:
     r, width = c.rollout, WIDTH[c.rollout.dtype]
     wide = r.tensor_parallel
     weights = width * model.parameters / wide
-    work = ENGINE_WORK * width * (2 * model.work.inner / wide + 4 * model.hidden)
+    work = in_one_go(c, 0) * width * (2 * model.work.inner / wide + 4 * model.hidden)
     words = r.max_sequences * model.vocabulary * (8.0 + width)
     graphs = 0.0 if r.enforce_eager else 0.5 * GIB
     fixed = CUDA + NCCL * (wide > 1) + graphs

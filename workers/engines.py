@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from rlsys.config import Config
+from rlsys.memory import ENGINE_WORK, in_one_go
 from rlsys.types import Request
 from workers import compiling
 
@@ -99,6 +100,9 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
         "worker_extension_cls": "workers.vllm_extension.WorkerExtension",
         "weight_transfer_config": {"backend": backend},
     }
+    if r.max_sequences > ENGINE_WORK:
+        # vLLM would not take so many sequences for its own choice of tokens.
+        found["max_num_batched_tokens"] = in_one_go(config, found["max_model_len"])
     if r.tensor_parallel > 1:
         # In a placement group vLLM would ask Ray for the engine's processes, and for GPUs that the engine's actor has already.
         found["distributed_executor_backend"] = "mp"

@@ -151,7 +151,7 @@ def test_a_cache_in_main_memory_becomes_as_large_as_there_is_room_for_or_one_seq
 
 
 def test_an_engine_without_room_for_one_sequence_does_not_fit():
-    found = on("8xH100", rollout__gpu_memory=0.2)
+    found = on("8xH100", rollout__gpu_memory=0.19)
     assert any("one full sequence has 4,096" in problem for problem in found.problems)
 
 

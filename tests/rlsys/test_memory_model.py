@@ -160,6 +160,18 @@ def test_an_engine_takes_its_share_and_the_rest_is_cache():
     assert processes(halves, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]["weights"] == SEVEN.parameters
 
 
+def test_an_engine_computes_a_token_of_each_sequence_at_a_time_and_on_cpu_a_whole_prompt():
+    def work(c: Config, lengths: Lengths) -> float:
+        one = processes(c, SEVEN, lengths, 80 * GIB)["rollout"]
+        return (one.device or one.host)["generate"]["activations"]
+
+    many = replace(GPUS, rollout=replace(GPUS.rollout, max_sequences=4096))
+    assert work(many, LENGTHS) == 2 * work(GPUS, LENGTHS), "4096 and 2048"
+    assert work(GPUS, Lengths(4096, 4096)) == work(GPUS, LENGTHS), "a prompt in parts"
+    host = replace(GPUS, cluster=Cluster(device="cpu"))
+    assert work(host, Lengths(4096, 4096)) == 4 * work(host, LENGTHS), "8192 and 2048"
+
+
 def test_a_colocated_engine_sleeps_while_the_policy_learns():
     config = replace(
         GPUS, cluster=Cluster(device="gpu", placement="colocated"), rollout=replace(GPUS.rollout, engines=8)
