@@ -319,7 +319,9 @@ def watch(run: str, **options: Any) -> None:
 )
 @click.option("--samples", type=click.IntRange(1), help="Completions per prompt, instead of eval.samples.")
 @click.option(
-    "--temperature", type=click.FloatRange(0), help="Instead of eval.temperature. 0 is greedy, and for one sample only."
+    "--temperature",
+    type=click.FloatRange(0),
+    help="Instead of eval.temperature: 0.01 or more, or 0, which is greedy, and for one sample only.",
 )
 @click.option("--out", type=click.Path(), help="Write every sample to this .parquet file, for compare and rescore.")
 @click.option("--json", type=click.Path(), help="Write the figures to this file; - is the standard output.")

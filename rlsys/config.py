@@ -140,7 +140,7 @@ class Rollout:
     engines: int = 2  # vLLM engines, data-parallel
     tensor_parallel: int = 1  # GPUs per engine, each with a part of every matrix; on CPU processes
     dtype: str = "float32"  # float32 | bfloat16
-    temperature: float = 1.0  # also divides the trainer's logits, so that log-probs compare
+    temperature: float = 1.0  # 0.01 or more; also divides the trainer's logits, so that log-probs compare
     top_p: float = 1.0  # only 1: see `check`
     top_k: int = -1  # only -1: see `check`
     max_prompt_tokens: int = 0  # longer prompts: see data.overlong; 0: what the model's window allows
@@ -289,7 +289,7 @@ class Eval:
     datasets: dict[str, HeldOutSource] = field(default_factory=dict)  # as data.train; without weights
     every: int = 10  # steps between evaluations; also before the first and after the last; 0: only those two
     samples: int = 1  # completions per prompt
-    temperature: float = 0.0  # 0: greedy
+    temperature: float = 0.0  # 0: greedy; else 0.01 or more
     pass_score: float = 1.0  # a completion with at least this score counts as solved in pass@k
 
 

@@ -16,7 +16,7 @@ from rlsys.config import (
     Algorithm,
     Config,
 )
-from rlsys.config_check_sets import check_data_sets, check_rewards, functions_of
+from rlsys.config_check_sets import COLDEST, check_data_sets, check_rewards, functions_of
 from rlsys.rewards.check import of_user_function
 from rlsys.rewards.settings import deadline
 from rlsys.shapes import Model, known, unsplit, usual, window_of
@@ -201,6 +201,11 @@ def check(config: Config, model: Model | None = None) -> list[str]:
         f"rollout.top_p={c.rollout.top_p}, rollout.top_k={c.rollout.top_k}: sampling from a truncated distribution makes "
         "the engines' log-probs incomparable with the trainer's, which are over the whole vocabulary. Use top_p 1 and top_k -1; "
         "rollout.temperature is handled on both sides.",
+    )
+    need(
+        not 0 < c.rollout.temperature < COLDEST,
+        f"rollout.temperature is {c.rollout.temperature:g}; vLLM would take {COLDEST:g} in its place, and the trainer would not. "
+        f"Use {COLDEST:g} or more.",
     )
     need(
         c.policy.zero_stage in (0, 1, 2, 3), f"policy.zero_stage is {c.policy.zero_stage}; DeepSpeed has 0, 1, 2 and 3."

@@ -7,6 +7,8 @@ from rlsys.config import Config, ConfigError, Function
 from rlsys.data.origin import Origin, locate
 from rlsys.rewards.check import problems as problems_of_functions
 
+COLDEST = 0.01  # vLLM samples at no temperature between this one and 0
+
 
 def check_rewards(c: Config) -> list[str]:
     problems = []
@@ -84,6 +86,10 @@ def check_sampling(key: str, samples: int, temperature: float) -> list[str]:
         return [f"{key}.samples is {samples}; it must be a whole number greater than 0."]
     if not 0 <= temperature < math.inf:
         return [f"{key}.temperature is {temperature}; it must be a number of 0 or more."]
+    if 0 < temperature < COLDEST:
+        return [
+            f"{key}.temperature is {temperature:g}; vLLM would take {COLDEST:g} in its place. Use 0, which is greedy, or {COLDEST:g} or more."
+        ]
     if samples > 1 and temperature == 0:
         return [
             f"{key}.samples is {samples}, and temperature 0 gives the same completion {samples} times. Use a temperature such as 1.0."

@@ -152,6 +152,12 @@ def test_several_greedy_samples_are_refused(config):
         settings(Wanted("m", config, samples=8, temperature=0.0))
 
 
+def test_a_temperature_that_vllm_would_raise_is_refused(config):
+    with pytest.raises(ConfigError, match=r"eval.temperature is 0.005; vLLM would take 0.01"):
+        settings(Wanted("m", config, temperature=0.005))
+    assert settings(Wanted("m", config, samples=8, temperature=0.01)).eval.temperature == 0.01
+
+
 def test_a_target_in_a_run_is_judged_as_the_run_is(tmp_path, monkeypatch):
     run = tmp_path / "run"
     (run / "checkpoints" / "step-000002" / "model").mkdir(parents=True)

@@ -79,6 +79,12 @@ from rlsys.pipeline import Timetable
         ("rollout.temperature=0", ["temperature is 0", "greater than 0"]),
         ("rollout.temperature=.inf", ["temperature is inf"]),
         ("rollout.temperature=.nan", ["temperature is nan"]),
+        ("rollout.temperature=0.009", ["rollout.temperature is 0.009", "the trainer would not", "Use 0.01 or more"]),
+        ("eval.temperature=1e-6", ["eval.temperature is 1e-06", "Use 0, which is greedy, or 0.01 or more"]),
+        (
+            "eval.datasets={cold: {path: builtin:zigzag_heldout, temperature: 0.005}}",
+            ["eval.datasets.cold.temperature is 0.005", "vLLM would take 0.01"],
+        ),
         ("trainer.steps=0", ["trainer.steps is 0", "greater than 0"]),
         ("trainer.updates_per_step=0", ["trainer.updates_per_step is 0"]),
         ("policy.clip_grad=-1", ["policy.clip_grad is -1", "0 or more"]),
