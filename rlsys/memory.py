@@ -213,7 +213,7 @@ def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, fi
         ),
         "reduce": together(held, gathered, grads, buffer, laid),
         "step": together(held, grads, {"optimizer": 0 if off else z.step}),
-        "sync": together(held, {"buckets": _sync_on_device(c, model)} if not cpu and heads else {}),
+        "sync": together(held, _sync(c, model) if heads else {}),
     }
     shared, load, copies = _host(c, model, z, ranks, first, heads)
     # A checkpoint is written while training goes on, unless it is the last.
@@ -234,8 +234,25 @@ def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, fi
     return Process(role, ranks, host, moments, 1)
 
 
+def by_shares(c: Config) -> bool:
+    """Whether ranks send what each has. Where devices of an engine have parts of tensors, ranks gather what is sent, see `workers.policy`."""
+    return c.policy.zero_stage == 3 and c.cluster.device == "cpu" and c.rollout.tensor_parallel == 1
+
+
+def _sync(c: Config, model: Model) -> Parts:
+    """While weights are sent, where the model is: what ZeRO 3 gathers at a time, and what is made of it on a GPU."""
+    gathers = c.policy.zero_stage == 3 and not by_shares(c)
+    on_gpu = _sync_on_device(c, model) if c.cluster.device == "gpu" else 0
+    return {"weights": WIDTH[c.policy.dtype] * _bucket(c, model) * gathers, "buckets": on_gpu}
+
+
+def _bucket(c: Config, model: Model) -> float:
+    """Elements that are sent at a time."""
+    return min(max(SYNC_BUCKET / WIDTH[c.rollout.dtype], model.largest), model.parameters)
+
+
 def _sync_on_device(c: Config, model: Model) -> float:
-    """Beside the weights: what is gathered or cast at a time; all of it where the other process reads it in place."""
+    """Beside the weights: what is cast at a time; all of it where the other process reads it in place."""
     width = WIDTH[c.rollout.dtype]
     whole = c.policy.dtype == c.rollout.dtype and c.policy.zero_stage != 3
     if c.cluster.placement == "colocated" and c.sync.transport in ("auto", "cuda_ipc"):
@@ -254,13 +271,11 @@ def _host(c: Config, model: Model, z: Zero, ranks: int, first: bool, policy: boo
     low = WIDTH[c.policy.dtype] == 2
     copies = everything * (12 if low else 8) / ranks + WIDTH[c.policy.dtype] * everything * first + 4 * model.largest
     shared: Parts = {}
-    sends = (
-        ranks if c.policy.zero_stage == 3 else int(first)
-    )  # among how many what is sent is dealt out, if this one has any
-    if c.cluster.device == "cpu" and policy and sends:
-        size = WIDTH[c.rollout.dtype] * everything
-        one = min(max(SYNC_BUCKET, WIDTH[c.rollout.dtype] * model.largest), size)
-        shared = {"buckets": (one if c.sync.transport == "object_store" else size) / sends}
+    on_host = c.cluster.device == "cpu" or c.sync.transport in ("shared_memory", "object_store")
+    sends = ranks if by_shares(c) else int(first)  # among how many what is sent is dealt out, if this one has any
+    if on_host and policy and sends:
+        elements = _bucket(c, model) if c.sync.transport == "object_store" else everything
+        shared = {"buckets": WIDTH[c.rollout.dtype] * elements / sends}
     return shared, {"weights": WIDTH[c.policy.dtype] * everything}, {"buckets": copies}
 
 

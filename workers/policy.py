@@ -94,7 +94,7 @@ class PolicyRank:
                 yield named
 
     def shares(self) -> Iterator[list[Share]]:
-        """What this rank sends of each bucket where others send the rest: with ZeRO 3 what it has, else rank 0 sends all."""
+        """What this rank sends of each bucket: what it has, where every rank sends its own; else rank 0 all, gathered if need be."""
         if self.cut == 1:
             for bucket in self.weights():
                 yield [(name, 0, tensor) for name, tensor in bucket if self.rank == 0]

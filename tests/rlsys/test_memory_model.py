@@ -9,7 +9,7 @@ from test_memory import peak
 
 from rlsys import memory
 from rlsys.attention import NAME, states
-from rlsys.config import Cluster, Config, Critic, Function, Policy, Reference, Reward, Rollout, Trainer
+from rlsys.config import Cluster, Config, Critic, Function, Policy, Reference, Reward, Rollout, Sync, Trainer
 from rlsys.devices import GIB
 from rlsys.logprobs import PackedLogprobs
 from rlsys.memory import Lengths, kept, learner, pack_tokens, processes, total
@@ -141,6 +141,30 @@ def test_on_cpu_there_is_nowhere_to_offload_to():
     host = replace(GPUS, cluster=Cluster(device="cpu"))
     off = replace(host, policy=replace(host.policy, offload_optimizer=True))
     assert rank(off).host == rank(host).host
+
+
+def test_with_zero_3_ranks_send_their_shares_or_gather_what_rank_0_sends():
+    host = replace(GPUS, cluster=Cluster(device="cpu"), policy=replace(GPUS.policy, zero_stage=3))
+    parallel = replace(host, rollout=replace(host.rollout, tensor_parallel=2))
+    through_main_memory = replace(host, cluster=Cluster(device="gpu"), sync=Sync(transport="shared_memory"))
+    everything, bucket = 2 * SEVEN.parameters, 2 * SEVEN.largest  # which is the embedding, alone
+
+    def sent(c: Config, first: bool) -> float:
+        held = rank(c, first=first).host["step"].get("buckets", 0)
+        return held - rank(c, "critic", first).host["step"].get("buckets", 0)
+
+    def gathered(c: Config) -> float:
+        moments = rank(c).device or rank(c).host
+        return moments["sync"]["weights"] - moments["generate"]["weights"]
+
+    assert [sent(host, first) for first in (True, False)] == [everything / 8, everything / 8]
+    assert gathered(host) == 0
+    for whole in (parallel, through_main_memory):
+        assert [sent(whole, first) for first in (True, False)] == [everything, 0]
+        assert gathered(whole) == bucket
+    assert sent(replace(parallel, sync=Sync(transport="object_store")), True) == bucket
+    assert sent(replace(through_main_memory, sync=Sync(transport="nccl")), True) == 0
+    assert gathered(GPUS) == 0, "ranks with ZeRO 2 have it"
 
 
 def test_shorter_packs_chunks_and_checkpointing_lower_the_update():

@@ -29,7 +29,7 @@ __all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
 class Sender(Protocol):
     """A policy rank's half. Rank 0's invitation says in how many `parts` weights are sent. `concurrent`: a rank cannot send unless
     engines take at the same time. `lasting`: what it sent can be taken until it sends again, by an engine that was not there
-    then. `by_shares`: each rank sends what it has of a tensor, and need not have it whole."""
+    then. `by_shares`: each rank can send what it has of a tensor, and need not have it whole."""
 
     concurrent: bool
     lasting: bool

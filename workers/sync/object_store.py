@@ -1,11 +1,11 @@
 """Weights between hosts through Ray's object store, which moves them once per host.
 
 rank 0:        invites to {"layouts": [[(name, dtype, shape, offset), …], …], "size": bytes of the largest bucket}
-every rank:    answers, for each bucket, with what it has of it: (bytes, [(to, from, count), …])
+every rank:    answers, for each bucket, with what it sends of it: (bytes, [(to, from, count), …]); where rank 0 sends all, others nothing
 engine actor:  each bucket: fetch what ranks have of it, and hand vLLM's worker the bytes where they lie, if one rank had all of them
                and the worker is this process; else put them together in memory of this host, and hand it the path
 
-The object store of each host holds the model once, in the engines' dtype; every rank holds its part of a bucket more, and every
+The object store of each host holds the model once, in the engines' dtype; every rank holds what it sends of a bucket more, and every
 engine that puts them together a bucket.
 """
 

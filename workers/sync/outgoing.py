@@ -23,7 +23,8 @@ class Outgoing:
     """What the policy has, bucket by bucket; a transport goes through it once, on every rank, in one of two ways:
 
     iter(outgoing)      whole tensors, the same on all ranks: with ZeRO 3 they are gathered from all, bucket by bucket
-    outgoing.shares     an iterator over what this rank is to send of each bucket, which it has: nobody waits for anybody
+    outgoing.shares     an iterator over what this rank is to send of each bucket: what it has, and then nobody waits for anybody; or
+                        on rank 0 whole tensors, and on the others nothing
 
     `Outgoing([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)`
     `prints` will hold, in `dtype`, the fingerprint of each part of what was copied or cast, by tensor, unless `verify` is off.

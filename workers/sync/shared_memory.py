@@ -1,7 +1,7 @@
-"""Weights between processes of one host: written by the policy's ranks, each what it has, and mapped by every engine.
+"""Weights between processes of one host: written by the policy's ranks, and mapped by every engine.
 
 rank 0:  invites to {"path": "/proc/123/fd/9", "buckets": [[(name, dtype, shape, offset), …], …]}
-ranks:   map the path, copy bucket by bucket
+ranks:   map the path, copy bucket by bucket what each has; rank 0 all of it, where it has it or it was gathered
 engine:  maps the path, loads each bucket as soon as all ranks have written it
 
 The memory is as large as the model in the engines' dtype.
