@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import psutil
 
+from launch.ray_token import token_is_demanded, token_is_used, wrong_token
 from rlsys.cache import cache
 from rlsys.config import Config, ConfigError
 from rlsys.failures import WorkerLost
@@ -85,13 +86,8 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     worker.listen_error_messages = lambda *_: None  # Ray's own words on every worker that dies; ours name the cause
     address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
     if address:
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-            signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
-        except ConnectionError as error:
-            raise ConfigError(
-                f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]})."
-            ) from None
+        join(address)
+        signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
         try:
             yield Session(ray)
         finally:
@@ -146,6 +142,28 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
             lock.close()
             shutil.rmtree(folder, ignore_errors=True)
             tempfile.tempdir = USUAL
+
+
+def join(address: str) -> None:
+    """Connects to a cluster, and shows it the token where it demands one. Raises `ConfigError` where that cannot be.
+
+    Ray shows a token by itself only to a cluster that it has found (`auto`). One that demands none must not be shown it: this process
+    would demand one in turn of all who call it.
+    """
+    import ray
+    from ray.exceptions import AuthenticationError
+
+    try:
+        shown = (address == "auto" or token_is_demanded(address)) and token_is_used()
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except AuthenticationError:  # RAY_AUTH_MODE=token, and none is found
+        raise ConfigError(f"cluster.address: the Ray cluster at {address} {wrong_token(shown=False)}") from None
+    except ConnectionError as error:
+        if AuthenticationError.__name__ in str(error.__cause__):
+            raise ConfigError(f"cluster.address: the Ray cluster at {address} {wrong_token(shown)}") from None
+        raise ConfigError(
+            f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]})."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import logging
 
 CHATTY = "ray._private.authentication.authentication_token_setup"
+PATIENCE_S = 5.0  # for a cluster to say whether it demands one
 
 
 def token_is_used() -> bool:
@@ -11,6 +12,22 @@ def token_is_used() -> bool:
 
     logging.getLogger(CHATTY).setLevel(logging.ERROR)
     return bool(maybe_enable_token_auth_if_token_available(warn_if_disabled=False))
+
+
+def token_is_demanded(address: str) -> bool:
+    """Whether the cluster at that address refuses who shows none."""
+    import grpc
+    import ray  # noqa: F401  its generated modules are found by way of it
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    with init_grpc_channel(address) as channel:
+        try:
+            NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            return bool(error.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 def wrong_token(shown: bool) -> str:

@@ -1,0 +1,98 @@
+"""A cluster that is joined: what it is shown, and what is said where it refuses; only its GCS is there."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import ray
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config
+from ray.core.generated.gcs_service_pb2 import GetClusterIdReply
+
+from launch.local_ray import ray_session
+from rlsys.config import ConfigError
+from rlsys.config_load import unchecked
+
+CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
+TOKEN = "0" * 64
+
+
+class Gate(grpc.GenericRpcHandler):
+    """Lets nobody in without the token, if it demands one."""
+
+    demands = f"Bearer {TOKEN}"
+
+    def service(self, details: Any) -> Any:
+        shown = dict(details.invocation_metadata).get("authorization")
+
+        def answer(_: bytes, context: Any) -> bytes:
+            if self.demands and shown != self.demands:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken: it is missing or incorrect")
+            return bytes(GetClusterIdReply(cluster_id=b"0" * 28).SerializeToString())
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture
+def gate() -> Iterator[tuple[str, Gate]]:
+    """Its address, and what answers there."""
+    answers, server = Gate(), grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((answers,))
+    port = server.add_insecure_port("0.0.0.0:0")  # Ray takes 127.0.0.1 for the host's own address
+    server.start()
+    yield f"127.0.0.1:{port}", answers
+    server.stop(None).wait()
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nor one that Ray remembers, before or after."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(ray_constants, "NUM_REDIS_GET_RETRIES", 1)
+    forget()
+    yield
+    os.environ.pop("RAY_AUTH_MODE", None)  # which Ray has set
+    forget()
+
+
+def forget() -> None:
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def join(address: str, tmp_path: Path) -> None:
+    with ray_session(unchecked(CONFIG, [f"cluster.address={address}"]), tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(("demands", "mode"), [(f"Bearer {TOKEN}", "token"), ("", None)])
+def test_a_cluster_is_shown_the_token_if_it_demands_one(gate, tmp_path, monkeypatch, demands, mode) -> None:
+    address, answers = gate
+    answers.demands = demands
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    modes = []
+    monkeypatch.setattr(ray, "init", lambda **_: modes.append(os.environ.get("RAY_AUTH_MODE")))
+    join(address, tmp_path)
+    assert modes == [mode]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({}, "demands a token, and there is none here"),
+        ({"RAY_AUTH_MODE": "token"}, "demands a token, and there is none here"),
+        ({"RAY_AUTH_TOKEN": "1" * 64}, "refuses this token"),
+    ],
+)
+def test_a_token_that_is_not_taken_or_not_there_is_one_sentence(gate, tmp_path, monkeypatch, variables, said) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    forget()
+    with pytest.raises(ConfigError, match=rf"^cluster\.address: the Ray cluster at {gate[0]} {said}.*RAY_AUTH_TOKEN"):
+        join(gate[0], tmp_path)
