@@ -78,7 +78,6 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     """Connects to `cluster.address` or RAY_ADDRESS, or starts a private Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    terminated = signal.getsignal(signal.SIGTERM)
     import ray
     from ray._private import auto_init_hook, worker
 
@@ -87,7 +86,6 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
     if address:
         join(address)
-        signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
         try:
             yield Session(ray)
         finally:
@@ -114,7 +112,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     try:
         if nursery:
             nurse = begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")  # its imports go on while Ray comes up
-        with on_loopback(), sparing(), slowness_is_a_loss():
+        with on_loopback(), sparing(), signals_kept(), slowness_is_a_loss():
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, 2),
                 include_dashboard=True,  # `ray list actors` asks it
@@ -126,7 +124,6 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
                 _temp_dir=str(folder / "r"),
                 object_store_memory=object_store_bytes(),
             )
-        signal.signal(signal.SIGTERM, terminated)  # Ray puts its own in place
         started = worker._global_node.all_processes
         yield Session(ray, nursery, {name: started[name][0].process for name in ("gcs_server", "raylet")})
     finally:
@@ -155,7 +152,8 @@ def join(address: str) -> None:
 
     try:
         shown = (address == "auto" or token_is_demanded(address)) and token_is_used()
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        with signals_kept():
+            ray.init(address=address, log_to_driver=False, logging_level="error")
     except AuthenticationError:  # RAY_AUTH_MODE=token, and none is found
         raise ConfigError(f"cluster.address: the Ray cluster at {address} {wrong_token(shown=False)}") from None
     except ConnectionError as error:
@@ -164,6 +162,18 @@ def join(address: str) -> None:
         raise ConfigError(
             f"cluster.address: no Ray cluster answers at {address} ({str(error).splitlines()[0]})."
         ) from None
+
+
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """A Ray that starts or is joined now puts no handler for SIGTERM of its own in place, which would end this process without a word."""
+    from ray._private import utils
+
+    before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = before
 
 
 @contextlib.contextmanager

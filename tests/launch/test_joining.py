@@ -1,6 +1,7 @@
-"""A cluster that is joined: what it is shown, and what is said where it refuses; only its GCS is there."""
+"""A cluster that is joined: what it is shown, what is said where it refuses, and what becomes of signals; only its GCS is there."""
 
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, utils
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.core.generated.gcs_service_pb2 import GetClusterIdReply
 
@@ -96,3 +97,20 @@ def test_a_token_that_is_not_taken_or_not_there_is_one_sentence(gate, tmp_path, 
     forget()
     with pytest.raises(ConfigError, match=rf"^cluster\.address: the Ray cluster at {gate[0]} {said}.*RAY_AUTH_TOKEN"):
         join(gate[0], tmp_path)
+
+
+def test_a_signal_that_comes_while_ray_is_joined_is_heard_as_at_any_other_time(gate, tmp_path, monkeypatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    heard = []
+
+    def init(**_: object) -> None:
+        utils.set_sigterm_handler(lambda *_: None)  # as Ray does first
+        heard.append(signal.getsignal(signal.SIGTERM))
+
+    monkeypatch.setattr(ray, "init", init)
+    gate[1].demands = ""
+    try:
+        join(gate[0], tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [before]
