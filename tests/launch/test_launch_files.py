@@ -183,6 +183,11 @@ def test_a_cluster_of_ours_always_demands_a_token() -> None:
     for name in ("slurm.sbatch", "skypilot.yaml"):
         assert "RAY_AUTH_MODE=token" in text(name)
     assert yaml.safe_load(text("rayjob.yaml"))["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    started = [line for line in (ROOT / "docker" / "README.md").read_text().splitlines() if " ray start " in line]
+    assert len(started) == 2
+    assert all("--env RAY_AUTH_MODE=token --env RAY_AUTH_TOKEN " in line for line in started)
+    [step] = [line for line in text("README.md").splitlines() if "`ray start --address=HEAD:6379`" in line]
+    assert "`export RAY_AUTH_MODE=token`" in step, "a node that joins does not do so by itself"
 
 
 # --- Kubernetes ------------------------------------------------------------------------------------------------------------
