@@ -129,12 +129,8 @@ def test_a_slurm_job_that_is_told_to_end_before_its_driver_runs_does_as_one_whos
         "hostname": "echo 127.0.0.2",
         "scontrol": '[ "$1" = show ] && echo here || echo "$*" > queued',
     }
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name, script in programs.items():
-        (tmp_path / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / ".venv" / "bin" / name).chmod(0o755)
-    job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "here", "SLURM_JOB_ID": "7"}
-    with subprocess.Popen(["bash", str(LAUNCH / "slurm.sbatch"), "CONFIG"], env=os.environ | job) as script:
+    job = slurm_job(tmp_path, programs)
+    with subprocess.Popen(["bash", str(LAUNCH / "slurm.sbatch"), "CONFIG"], env=job) as script:
         deadline = time.monotonic() + 20
         while not (tmp_path / stage).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -143,6 +139,36 @@ def test_a_slurm_job_that_is_told_to_end_before_its_driver_runs_does_as_one_whos
     assert (tmp_path / "queued").exists() == queued
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "head").read_text()), 0)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_token_of_a_slurm_job_can_be_read_by_its_user_alone(there: bool, tmp_path: Path) -> None:
+    token = tmp_path / ".ray" / "auth_token"
+    if there:
+        token.parent.mkdir()
+        token.write_text("old")
+        token.chmod(0o644)
+    programs = {
+        "ray": '[ "$1" != start ] || exit 1; mkdir -p ~/.ray; [ -f ~/.ray/auth_token ] || echo new > ~/.ray/auth_token',
+        "python": "exit 1",
+        "hostname": "echo 127.0.0.2",
+        "scontrol": "echo here",
+    }
+    done = subprocess.run(
+        ["bash", str(LAUNCH / "slurm.sbatch"), "CONFIG"], env=slurm_job(tmp_path, programs), timeout=60
+    )
+    assert done.returncode == 1, "Ray's head did not start"
+    assert token.stat().st_mode & 0o777 == 0o600
+
+
+def slurm_job(folder: Path, programs: dict[str, str]) -> dict[str, str]:
+    """The environment of one in that folder, which is its home too, with shell scripts for programs."""
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    for name, script in programs.items():
+        (folder / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / ".venv" / "bin" / name).chmod(0o755)
+    mine = {"HOME": str(folder), "SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "here", "SLURM_JOB_ID": "7"}
+    return dict(os.environ) | mine
 
 
 @pytest.mark.parametrize("program", ["srun", "scontrol"])
