@@ -1,14 +1,25 @@
 """Sentences and tables that read the same on a terminal and in a file."""
 
+import os
+
 from rich.console import Console
 from rich.table import Table
 
 from rlsys.visible import visible
 
 
+class Enduring(Console):
+    """Goes on, its words going nowhere, after whoever read them has gone away: `rlsys train CONFIG | head`."""
+
+    def on_broken_pipe(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+
 def plain(*, stderr: bool = False) -> Console:
     """Shows a user's words as they are, in tables too: `runs/[a]` is no markup, and `:x:` no picture."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return Enduring(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def say(console: Console, text: str, style: str = "") -> None:

@@ -99,6 +99,22 @@ def test_no_restarts_are_none(tmp_path: Path) -> None:
     assert len(drivers(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("stderr", [False, True])
+def test_one_whose_words_nobody_reads_any_more_goes_on(tmp_path: Path, stderr: bool) -> None:
+    body = f"""from launch.printing import plain, say
+os.dup2(1, 2)
+while not (folder / "gone").exists(): time.sleep(0.01)
+for word in "abc": say(plain(stderr={stderr}), word)
+return 0 if count == 0 else 1"""
+    process = program(tmp_path, body)
+    assert process.stdout
+    process.stdout.readline()
+    process.stdout.close()
+    (tmp_path / "gone").touch()
+    assert process.wait(20) == 0
+    assert drivers(tmp_path) == [""]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_signals_reach_the_driver_once(tmp_path: Path, number: signal.Signals, code: int) -> None:
     body = f"""heard = []
