@@ -85,7 +85,7 @@ def count(model: Model) -> str:
 
 def default_name(wanted: Wanted) -> str:
     def short(name: str) -> str:
-        bare = stem(Path(name.rpartition("/")[2].rpartition(":")[2].lower()))
+        bare = stem(Path(name.rstrip("/").rpartition("/")[2].rpartition(":")[2].lower()))
         return re.sub(r"[^a-z0-9.]+", "-", bare).strip("-")
 
     return f"{short(wanted.model)}-{short(wanted.data)}.yaml"

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import commands
-from launch.init.command import COMMENTS
+from launch.init.command import COMMENTS, Wanted, default_name
 from rlsys.config import Config, ConfigError
 from rlsys.config_load import flatten, load
 
@@ -156,6 +156,11 @@ def test_a_file_is_replaced_only_when_told_to(tmp_path):
     assert file.read_text() == "precious"
     made(*words, "--force")
     assert load(file).trainer.steps == 80
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "./models/Qwen3-8B", "./models/Qwen3-8B/"])
+def test_the_file_is_named_for_model_and_data(model):
+    assert default_name(Wanted(model, "openai/gsm8k/", gpus=8)) == "qwen3-8b-gsm8k.yaml"
 
 
 def test_the_folder_of_the_file_is_made(tmp_path):
