@@ -47,7 +47,7 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
 
             run(loaded, console, command=command, cause=cause)
 
-        return _guarded(work)
+        return _guarded(work, "Interrupted. Run the same command again to go on from the last checkpoint.")
 
     def tidy() -> None:
         from launch.local_ray import remove_leftovers
@@ -407,7 +407,7 @@ def main() -> NoReturn:
     os._exit(code)  # threads that wait for dead workers would hold a plain exit back
 
 
-def _guarded(run: Callable[[], object]) -> int:
+def _guarded(run: Callable[[], object], interrupted: str = "Interrupted.") -> int:
     try:
         result = run()
         return result if isinstance(result, int) else 0
@@ -419,7 +419,7 @@ def _guarded(run: Callable[[], object]) -> int:
             _say(problem)
         return 2
     except (KeyboardInterrupt, click.Abort):
-        say(errors, "Interrupted. Run the same command again to go on from the last checkpoint.")
+        say(errors, interrupted)
         return 130
     except WorkerLost as error:
         _say(str(error))

@@ -380,7 +380,7 @@ def test_a_failure_that_is_not_the_users_is_exit_code_1_with_a_sentence(rlsys, f
 
 
 def raising(error: BaseException):
-    def run() -> None:
+    def run(*_: object, **__: object) -> None:
         raise error
 
     return run
@@ -391,8 +391,8 @@ def raising(error: BaseException):
     [
         (ConfigError(["one [thing]", "another"]), 2, "✗ one [thing]\n✗ another\n"),
         (click.UsageError("no"), 2, "Error: no\n"),
-        (KeyboardInterrupt(), 130, "Run the same command again"),
-        (click.Abort(), 130, "Run the same command again"),
+        (KeyboardInterrupt(), 130, "Interrupted.\n"),
+        (click.Abort(), 130, "Interrupted.\n"),
         (RuntimeError("engine [1] died"), 1, "✗ RuntimeError: engine [1] died\n"),
     ],
     ids=["configuration", "usage", "interrupt", "abort", "failure"],
@@ -401,6 +401,14 @@ def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, monkeypatch, e
     monkeypatch.setattr(cli, "errors", cli.plain(stderr=True))
     assert cli._guarded(raising(error)) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_run_that_is_interrupted_says_how_to_go_on(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "errors", cli.plain(stderr=True))
+    monkeypatch.setattr("launch.supervise.supervised", lambda drive, *_: drive(""))
+    monkeypatch.setattr(train, "train", raising(KeyboardInterrupt()))
+    assert cli.commands.main(["train", str(small), f"run.dir={tmp_path}/run"], standalone_mode=False) == 130
+    assert "Run the same command again to go on from the last checkpoint" in capsys.readouterr().err
 
 
 def test_an_end_without_an_error_is_exit_code_0():
