@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from launch.local_ray import abandoned, short_temporary_directory
+from launch.local_ray import USUAL, abandoned, short_temporary_directory
 from rlsys.cache import cache, hub
 from rlsys.config import Config
 from rlsys.host import cgroup, main_memory
@@ -72,7 +72,8 @@ class Facts:
     tasks: int = UNLIMITED  # processes and threads that there may be
     tasks_now: int = 0
     folders: tuple[Folder, ...] = ()
-    temporary: str = "/tmp"
+    temporary: str = "/tmp"  # as TMPDIR has it
+    usual_temporary: str = "/tmp"  # which Python takes: one that can be written to
     short_temporary: str = "/tmp"  # where Ray's folder would be
     loopback: bool = True
     ports: dict[str, tuple[int, str]] = field(default_factory=dict)  # option → port, who has it; empty: nobody
@@ -114,7 +115,8 @@ def collect(config: Config | None = None) -> Facts:
         tasks=tasks,
         tasks_now=tasks_now,
         folders=tuple(folders(config)),
-        temporary=os.environ.get("TMPDIR", "/tmp"),
+        temporary=os.path.abspath(os.environ.get("TMPDIR") or USUAL),
+        usual_temporary=USUAL,
         short_temporary=short_temporary_directory(),
         loopback=loopback(),
         ports=ports(config),
@@ -219,7 +221,7 @@ def folders(config: Config | None) -> list[Folder]:
     models, variable = hub()
     return [
         folder("runs", run),
-        folder("temporary files", Path(os.environ.get("TMPDIR", "/tmp")), "TMPDIR"),
+        folder("temporary files", Path(USUAL), "TMPDIR"),
         folder("models of the hub", models, variable),
         folder("prepared data", cache(), "XDG_CACHE_HOME"),
     ]

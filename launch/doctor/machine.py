@@ -228,10 +228,15 @@ def disk(f: Facts) -> list[Finding]:
 
 def temporary(f: Facts) -> list[Finding]:
     """Ray's sockets lie deep, and the path of a socket has at most 107 characters."""
-    if f.short_temporary == f.temporary or f.temporary.startswith(f.short_temporary):
-        return []
-    said = f"{f.temporary} is too long a path for Ray's sockets: {f.short_temporary} is taken instead"
-    return [Finding("temporary path", "warning", said, "export TMPDIR=/tmp")]
+    if f.usual_temporary != f.temporary:
+        said = (
+            f"TMPDIR is {f.temporary}, which is not there or cannot be written to: {f.usual_temporary} is taken instead"
+        )
+        return [Finding("temporary path", "warning", said, f"mkdir -p {f.temporary}  # or export TMPDIR=/tmp")]
+    if f.short_temporary != f.usual_temporary:
+        said = f"{f.temporary} is too long a path for Ray's sockets: {f.short_temporary} is taken instead"
+        return [Finding("temporary path", "warning", said, "export TMPDIR=/tmp")]
+    return []
 
 
 def network(f: Facts) -> list[Finding]:

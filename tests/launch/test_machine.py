@@ -10,6 +10,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from launch import local_ray
 from launch.doctor import facts, machine
 from launch.doctor.facts import Facts, Folder, GpuFacts
 from launch.doctor.machine import Finding, judge, show
@@ -101,7 +102,14 @@ def test_a_good_machine_has_nothing_to_mend(machine):
             "export HF_HOME=",
             {"folders": (Folder("models of the hub", "/c", True, 5 << 30, "HF_HOME"),)},
         ),
-        ("temporary", "warning", "too long", "TMPDIR", {"temporary": "/a/very/long/path"}),
+        (
+            "temporary",
+            "warning",
+            "too long",
+            "export TMPDIR=/tmp",
+            {"temporary": "/tmp/very/long", "usual_temporary": "/tmp/very/long"},
+        ),
+        ("temporary", "warning", "not there", "mkdir -p /scratch/job.7", {"temporary": "/scratch/job.7"}),
         ("network", "wrong", "127.0.0.1", "ip link", {"loopback": False}),
         (
             "network",
@@ -247,6 +255,17 @@ def test_a_folder_that_is_not_there_yet_stands_for_its_parent(tmp_path):
     assert found.free > 0
     (tmp_path / "file").touch()
     assert not facts.folder("runs", tmp_path / "file" / "b").writable
+
+
+def test_a_folder_for_temporary_files_that_is_not_there_is_told_from_the_one_that_is_taken(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/scratch/no/such/job.7")
+    monkeypatch.setattr(facts, "USUAL", "/tmp")
+    monkeypatch.setattr(local_ray, "USUAL", "/tmp")
+    found = facts.collect()
+    assert (found.temporary, found.usual_temporary) == ("/scratch/no/such/job.7", "/tmp")
+    assert [f.path for f in found.folders if f.what == "temporary files"] == ["/tmp"]
+    [finding] = machine.temporary(found)
+    assert "TMPDIR is /scratch/no/such/job.7, which is not there" in finding.said
 
 
 def test_ports_are_tried_and_who_has_them_is_known(monkeypatch):
