@@ -126,19 +126,19 @@ class JobServer:
 
     def follow(self, name: str, say: Callable[[str], object]) -> Any:
         """Says what the job writes, from its beginning to its end, and returns it. A broken connection is taken up again."""
-        said, heard = 0, time.monotonic()
+        said, silent = 0, 0.0  # `silent`: since when, while it does not answer
         while True:
             try:
                 for text in self.told(name, said):
                     say(text)
-                    said += len(text)
-                    heard = time.monotonic()
-                job = self.wait(name, 5)
+                    said, silent = said + len(text), 0.0
+                job, silent = self.wait(name, 5), 0.0
                 if job.status.is_terminal():
                     say(self.logs(name)[said:])  # what came while nobody listened
                     return job
             except NoAnswer:
-                if time.monotonic() - heard > LOST_S:
+                silent = silent or time.monotonic()
+                if time.monotonic() - silent > LOST_S:
                     raise
                 time.sleep(2)
 
@@ -150,9 +150,9 @@ class JobServer:
         try:
             while True:
                 try:
-                    text = loop.run_until_complete(anext(pieces))
+                    text = loop.run_until_complete(asyncio.wait_for(anext(pieces), ANSWER_S))
                 except (StopAsyncIteration, RuntimeError, ClientError, OSError):
-                    return  # over, or broken off: `follow` asks which
+                    return  # over, broken off, or no word for long, as when it was broken off unnoticed: `follow` asks which
                 skipped = min(said, len(text))
                 said -= skipped
                 if text[skipped:]:

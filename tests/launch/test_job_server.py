@@ -1,16 +1,19 @@
 """What is said where a job server is not there, is another one, or is no job server; the server is a plain HTTP server."""
 
+import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 import ray
 from ray._raylet import AuthenticationTokenLoader, Config
+from ray.job_submission import JobStatus
 
-from launch.jobs.server import JobServer
+from launch.jobs.server import JobServer, NoAnswer
 from launch.jobs.submit import named_values
 from rlsys.config import ConfigError
 from workers.process import free_port
@@ -140,3 +143,64 @@ def test_a_variable_that_holds_a_secret_is_refused_whatever_its_value(text):
 
 def test_a_file_that_holds_a_secret_may_be_named():
     assert named_values(("JUDGE_TOKEN_FILE=/run/judge",)) == {"JUDGE_TOKEN_FILE": "/run/judge"}
+
+
+# --- following --------------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Ray's, of a job that runs until the last of these connections has been had; after each of them the server fails so many times."""
+
+    def __init__(self, *connections: list[str | float], failures: int = 0):
+        self.connections, self.failures, self.failed = list(connections), failures, 0
+
+    async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
+        """Texts, and seconds of silence."""
+        if not self.connections:
+            return
+        self.failed = 0
+        for piece in self.connections.pop(0):
+            if isinstance(piece, str):
+                yield piece
+            else:
+                await asyncio.sleep(piece)
+
+    def get_job_info(self, name: str) -> SimpleNamespace:
+        if self.failed < self.failures:
+            self.failed += 1
+            raise ConnectionError
+        return SimpleNamespace(status=JobStatus.RUNNING if self.connections else JobStatus.SUCCEEDED)
+
+    def get_job_logs(self, name: str) -> str:
+        return "one two three"
+
+
+def followed(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said of its job."""
+    found = object.__new__(JobServer)
+    found.client, found.shown, found.connected = client, "http://head:8265", True
+    monkeypatch.setattr(found, "wait", lambda name, _: found.job(name))
+    monkeypatch.setattr("launch.jobs.server.time.sleep", lambda _: None)
+    said: list[str] = []
+    found.follow("mine", said.append)
+    return said
+
+
+def test_a_job_that_was_silent_for_long_is_followed_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.jobs.server.LOST_S", 0.2)
+    client = Client(["one ", 0.3], ["one ", "two ", 0.3], ["one two three"], failures=1)
+    assert followed(client, monkeypatch) == ["one ", "two ", "three", ""]
+
+
+def test_a_server_that_has_not_answered_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.jobs.server.LOST_S", 0.05)
+    with pytest.raises(NoAnswer, match=r"http://head:8265 has stopped answering \(ConnectionError\)"):
+        followed(Client(["one "], failures=10**9), monkeypatch)
+
+
+def test_a_connection_without_a_word_for_long_is_made_anew_and_nothing_said_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("launch.jobs.server.ANSWER_S", 0.1)
+    client = Client(["one ", 60], [60], ["one two", " ", 60], ["one two three"])
+    assert followed(client, monkeypatch) == ["one ", "two", " ", "three", ""]
