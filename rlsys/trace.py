@@ -14,6 +14,7 @@ from rlsys.config import ConfigError
 from rlsys.run_directory import read_lines, write_named
 
 SYNC = ("sync", "send", "take")  # what the driver, the ranks and the engines do while weights travel
+BLOCK = 1 << 20  # bytes of a file that are read at first, where not all of it is needed
 JITTER_S = 50e-6  # by which a span may seem to outlast the one it is part of
 
 
@@ -27,22 +28,42 @@ class Span:
     seconds: float
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, worker: str, line: dict[str, Any]) -> "Span":
+        return cls(worker, line.pop("span"), line.pop("at"), line.pop("s"), line)
+
     @property
     def end(self) -> float:
         return self.at + self.seconds
 
 
-def spans(run: Path, newest: int | None = None) -> list[Span]:
-    """All that is recorded of a run, in the order in which it began; or what the last `newest` bytes of each file hold."""
+def spans(run: Path, since: float | None = None) -> list[Span]:
+    """All that is recorded of a run, in the order in which it began; or, read from the end of each file, all that ended after `since`."""
+    logs = run / "logs"
     found = []
-    for file in [*(run / "logs").glob("*.spans.before"), *(run / "logs").glob("*.spans")]:
-        worker = file.name.partition(".spans")[0]
-        if newest and file.suffix == ".before":
-            continue
-        for line in read_lines(file, newest):
-            name, at, seconds = line.pop("span"), line.pop("at"), line.pop("s")
-            found.append(Span(worker, name, at, seconds, line))
+    for worker in {file.name.partition(".spans")[0] for file in [*logs.glob("*.spans"), *logs.glob("*.spans.before")]}:
+        for name in (f"{worker}.spans", f"{worker}.spans.before"):
+            own = _newest(logs / name, worker, since)
+            found += own
+            if _reaches(own, since):
+                break
     return sorted(found, key=lambda s: (s.at, -s.seconds))
+
+
+def _newest(file: Path, worker: str, since: float | None) -> list[Span]:
+    """From a file's end, as far back as needed. Spans stand in the order in which they ended."""
+    size = file.stat().st_size if file.is_file() else 0
+    part = BLOCK if since is not None else size
+    while True:
+        lines = read_lines(file, part)
+        own = [Span.of(worker, line) for line in lines]
+        if part >= size or _reaches(own, since):
+            return own
+        part *= 2
+
+
+def _reaches(own: list[Span], since: float | None) -> bool:
+    return since is not None and any(s.end <= since for s in own)
 
 
 def busy(spans: Iterable[Span], begin: float, end: float) -> float:

@@ -3,28 +3,30 @@
 from pathlib import Path
 from typing import Any
 
+from rlsys.run_directory import read_lines
 from rlsys.trace import Span, busy, lanes_of, spans, within
 
 STEPS = 6  # the last ones
 MOST = 6000  # boxes; more are too many to look at
-NEWEST = 1 << 20  # bytes of each worker's file that are read
+NEWEST = 1 << 20  # bytes of the driver's file in which they are looked for
 
 
 def lanes(run: Path) -> dict[str, Any] | None:
     """Boxes are [name, begin and length in ms, depth, facts]; steps [number, begin and length in ms, begin since 1970]: one that
-    was done again after a restart is there twice. None where nothing is recorded.
+    was done again after a restart may be there twice. `busy` is the share of the steps' own time. None where nothing is recorded.
     """
-    found = spans(run, NEWEST)
-    steps = [s for s in found if s.worker == "driver" and s.name == "step" and "step" in s.facts][-STEPS:]
+    steps = last_steps(run)
     if not steps:
         return None
-    begin, end = steps[0].at, max(s.end for s in steps)
-    inside = [s for s in found if s.end > begin and s.at < end]
+    begin, end = steps[0].at, steps[-1].end
+    inside = [s for s in spans(run, since=begin) if s.end > begin and s.at < end]
     while len(inside) > MOST and len(steps) > 1:
         steps = steps[1:]
         begin = steps[0].at
         inside = [s for s in inside if s.end > begin]
-    workers = sorted({s.worker for s in inside}, key=lambda name: (name != "driver", name))
+    workers: dict[str, list[Span]] = {}
+    for s in inside:
+        workers.setdefault(s.worker, []).append(s)
     names = sorted({s.name for s in inside})
     number = {name: i for i, name in enumerate(names)}
     return {
@@ -34,14 +36,17 @@ def lanes(run: Path) -> dict[str, Any] | None:
         "workers": [
             {
                 "name": worker,
-                "busy": round(busy([s for s in inside if s.worker == worker], begin, end) / (end - begin), 4),
-                "rows": [
-                    _boxes(row, begin, number) for row in lanes_of([s for s in inside if s.worker == worker], within)
-                ],
+                "busy": round(sum(busy(own, s.at, s.end) for s in steps) / sum(s.seconds for s in steps), 4),
+                "rows": [_boxes(row, begin, number) for row in lanes_of(own, within)],
             }
-            for worker in workers
+            for worker, own in sorted(workers.items(), key=lambda w: (w[0] != "driver", w[0]))
         ],
     }
+
+
+def last_steps(run: Path) -> list[Span]:
+    driver = [Span.of("driver", line) for line in read_lines(run / "logs" / "driver.spans", NEWEST)]
+    return [s for s in driver if s.name == "step" and "step" in s.facts][-STEPS:]
 
 
 def _boxes(row: list[Span], zero: float, number: dict[str, int]) -> list[list[Any]]:
