@@ -45,8 +45,14 @@ def lanes(run: Path) -> dict[str, Any] | None:
 
 
 def last_steps(run: Path) -> list[Span]:
+    """Those before a pause are not among them: a pause is longer than any step after it, as between a stop and the next start."""
     driver = [Span.of("driver", line) for line in read_lines(run / "logs" / "driver.spans", NEWEST)]
-    return [s for s in driver if s.name == "step" and "step" in s.facts][-STEPS:]
+    found: list[Span] = []
+    for s in reversed([s for s in driver if s.name == "step" and "step" in s.facts][-STEPS:]):
+        if found and found[0].at - s.end > max(after.seconds for after in found):
+            break
+        found.insert(0, s)
+    return found
 
 
 def _boxes(row: list[Span], zero: float, number: dict[str, int]) -> list[list[Any]]:

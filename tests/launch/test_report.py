@@ -642,6 +642,16 @@ def test_an_engine_of_many_samples_is_at_work_as_long_as_one_of_few(tmp_path):
     assert [w["busy"] for w in lanes(run)["workers"]] == [w["busy"] for w in few], "its file was begun anew"
 
 
+def test_the_steps_before_a_pause_are_not_among_the_last_ones(tmp_path):
+    run = make_run(tmp_path / "demo", 8, saved=False)
+    for file in (run / "logs").glob("*.spans"):
+        later = [line | {"at": line["at"] + 12 * 3600 * (line["at"] >= BEGAN + 6)} for line in read_lines(file)]
+        write_lines(file, later)
+    found = lanes(run)
+    assert [step for step, *_ in found["steps"]] == [6, 7, 8]
+    assert {w["name"]: w["busy"] for w in found["workers"]}["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
+
+
 def test_what_is_not_finite_is_null_in_the_page(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=1, samples=2, events=[("agreement", {"mean": math.nan})])
     ruin(run / "samples" / "step-000001.parquet")
