@@ -71,11 +71,16 @@ class Seen:
         values = [v for _, v in self.series(name)[-RECENT:]]
         return sum(values) / len(values) if values else None
 
+    def held_out(self, figure: str) -> list[str]:
+        """Its name for each source: ["eval/easy/accuracy", "eval/hard/accuracy"]"""
+        names = sorted({n for line in self.lines for n in line if n.startswith("eval/") and n.endswith(f"/{figure}")})
+        return [n for n in names if n != f"eval/all/{figure}"] if len(names) > 1 else names
+
     def accuracies(self) -> dict[str, list[dict[str, float]]]:
         """By source, the lines in which it was evaluated."""
-        names = sorted({n for line in self.lines for n in line if n.startswith("eval/") and n.endswith("/accuracy")})
-        names = [n for n in names if n != "eval/all/accuracy"] if len(names) > 1 else names
-        return {n: [line for line in self.lines if math.isfinite(line.get(n, math.nan))] for n in names}
+        return {
+            n: [line for line in self.lines if math.isfinite(line.get(n, math.nan))] for n in self.held_out("accuracy")
+        }
 
 
 @dataclass(frozen=True)
@@ -208,29 +213,40 @@ def wrong_weights(seen: Seen) -> Found:
 
 
 def failed_rewards(seen: Seen) -> Found:
-    """Reward verdicts failed: any are told, 1 % or more are a warning."""
-    failed = sum(n for _, n in seen.series("reward/failed"))
-    if not failed:
-        return
-    bad = [step for step, n in seen.series("reward/failed") if n]
-    reasons = {}
-    for name in {n for line in seen.lines for n in line if n.startswith("failure/")}:
-        reasons[name.removeprefix("failure/")] = sum(n for _, n in seen.series(name))
-    worst = max(reasons, key=lambda r: reasons[r], default="")
-    said = ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(reasons.items(), key=lambda x: -x[1]))
+    """Reward verdicts failed, of training samples or of held-out ones: any are told, 1 % or more are a warning."""
     asked = sum(n for _, n in seen.series("reward/asked"))  # which runs of earlier versions do not say
     asked = asked or (_samples_per_step(seen) or 0) * len(seen.series("reward/failed"))
-    part = failed / asked if asked else None
     scored = seen.config is not None and seen.config.reward.failure_score is not None
     leaves = "" if scored else "A failed sample leaves its group. "
+    teaches = "A reward that fails on some kinds of completions teaches nothing about them."
+    yield from _failed(seen, "reward", ["reward/failed"], "failure/", asked, f"{leaves}{teaches}")
+    held_out = seen.held_out("failed")
+    asked = sum(n for name in held_out for _, n in seen.series(f"{name.removesuffix('failed')}samples"))
+    left = "A failed sample leaves every figure: accuracies are of the others alone."
+    yield from _failed(seen, "held-out", held_out, "eval/failure/", asked, left)
+
+
+def _failed(seen: Seen, which: str, names: list[str], by_reason: str, asked: float, why: str) -> Found:
+    """The sum of the figures `names`, of so many that were `asked`; those that begin with `by_reason` are its parts."""
+    counts = [(step, n) for name in names for step, n in seen.series(name) if n]
+    failed = sum(n for _, n in counts)
+    if not failed:
+        return
+    bad = sorted({step for step, _ in counts})
+    reasons = {n.removeprefix(by_reason) for line in seen.lines for n in line if n.startswith(by_reason)}
+    parts = {reason: sum(n for _, n in seen.series(f"{by_reason}{reason}")) for reason in sorted(reasons)}
+    said = ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(parts.items(), key=lambda x: -x[1]))
+    part = failed / asked if asked else None
     yield Finding(
         "warning" if part is None or part >= FAILED else "note",
-        f"{failed:,.0f} reward verdict{'s' * (failed > 1)} failed",
-        f"That is {f'{share(part)} of all, ' if part is not None else ''}in {_steps(bad)}{f' ({said})' if said else ''}. "
-        f"{leaves}A reward that fails on some kinds of completions teaches nothing about them.",
-        figures=("reward/failed", *(f"failure/{r}" for r in sorted(reasons))),
+        f"{failed:,.0f} {which} verdict{'s' * (failed > 1)} failed",
+        f"That is {f'{share(part)} of all, ' if part is not None else ''}in {_steps(bad)}{f' ({said})' if said else ''}. {why}",
+        figures=(*names, *(f"{by_reason}{reason}" for reason in parts)),
         steps=(bad[0], bad[-1]),
-        samples={"failure": worst or "any"},
+        samples={
+            "failure": max(parts, key=lambda r: parts[r], default="any"),
+            "set": "eval" if which == "held-out" else "step",
+        },
     )
 
 

@@ -294,6 +294,7 @@ class Trainer:
             seed=self.config.run.seed,
         )
         self.run_directory.samples(f"eval-{step:06d}", result.batch)
+        self.tell_failures(step, result.batch)
         return result.metrics()
 
     def compare(self) -> None:

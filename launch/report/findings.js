@@ -33,7 +33,8 @@ export function headline(run) {
   if (time.length) found.push(["seconds per step", number(sum(time) / time.length), `${duration(sum(time))} in all`]);
   const speed = finite(run, "tokens_per_second");
   if (speed.length) found.push(["tokens per second", number(sum(speed) / speed.length), "mean over steps"]);
-  const failed = finite(run, "reward/failed");
+  const counts = Object.keys(run.figures).filter((n) => /^eval\/.*\/failed$/.test(n));
+  const failed = ["reward/failed", ...counts.filter((n) => n !== "eval/all/failed" || counts.length === 1)].flatMap((n) => finite(run, n));
   const faults = run.events.filter((e) => ["restart", "replaced", "stall"].includes(e.kind)).length;
   found.push(["failed verdicts", failed.length ? number(sum(failed)) : "–", faults ? `${plural(faults, "fault")}` : "no faults, no restarts"]);
   return found;

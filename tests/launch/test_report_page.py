@@ -150,6 +150,18 @@ def test_the_page_opens_with_the_run_in_a_few_figures(shown, demo):
     assert page.evaluate("scrollY") == 0, "it opens at its top"
 
 
+def test_failed_verdicts_of_evaluations_are_counted_with_those_of_training(shown, tmp_path):
+    run = make_run(tmp_path / "failing", 4, saved=False)
+    lines = read_lines(run / "metrics.jsonl")
+    lines[1] |= {"reward/failed": 1.0}
+    lines[4] |= {"eval/zigzag/failed": 2.0, "eval/blocks/failed": 3.0, "eval/all/failed": 5.0}
+    write_lines(run / "metrics.jsonl", lines)
+    page = shown(made(run))
+    [tile] = [t.inner_text() for t in page.locator(".tile").all() if "failed verdicts" in t.inner_text()]
+    assert tile.split("\n")[1] == "6"
+    assert "5 held-out verdicts failed" in page.locator("#findings").inner_text()
+
+
 def test_every_curve_has_a_line_and_a_sentence(shown, demo):
     page = shown(demo)
     cards = page.locator("#curves .grid > .card:visible").all()

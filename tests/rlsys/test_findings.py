@@ -140,7 +140,7 @@ def test_evidence_names_figures_steps_and_samples():
     [found] = of("failed_rewards", **{"reward/failed": [0.0, 2.0, 0.0, 1.0], "failure/timeout": [None, 2.0, None, 1.0]})
     assert found.figures == ("reward/failed", "failure/timeout")
     assert found.steps == (2, 4)
-    assert found.samples == {"failure": "timeout"}
+    assert found.samples == {"failure": "timeout", "set": "step"}
     assert "3 reward verdicts failed" in found.title
     assert "9.38 % of all, in steps 2 and 4 (timeout 3)" in found.text  # 3 of 4 x 4 x 2
 
@@ -153,6 +153,17 @@ def test_few_failures_are_a_note_and_many_a_warning():
     [found] = of("failed_rewards", **many)
     assert found.tone == "note"
     assert "0.5 % of all" in found.text
+
+
+def test_failed_verdicts_of_an_evaluation_are_told():
+    evaluated = {"eval/easy/failed": [100.0, 0.0], "eval/hard/failed": [10.0, 0.0], "eval/all/failed": [110.0, 0.0]}
+    asked = {"eval/easy/samples": [128.0] * 2, "eval/hard/samples": [128.0] * 2, "eval/all/samples": [256.0] * 2}
+    reasons = {"eval/failure/timeout": [110.0, None]}
+    [found] = of("failed_rewards", **{"reward/failed": [0.0, 0.0]}, **evaluated, **asked, **reasons)
+    assert (found.tone, found.title) == ("warning", "110 held-out verdicts failed")
+    assert "21.5 % of all, in step 1 (timeout 110)" in found.text
+    assert found.figures == ("eval/easy/failed", "eval/hard/failed", "eval/failure/timeout")
+    assert found.samples == {"failure": "timeout", "set": "eval"}
 
 
 def test_equal_rewards_are_no_reason_to_look_where_a_method_does_not_compare_within_a_group():

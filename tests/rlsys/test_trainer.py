@@ -386,7 +386,7 @@ def test_rewards_that_fail_in_an_evaluation_leave_the_step_before_it_in_a_checkp
     assert [line["step"] for line in again.lines] == [0, 1, 2, 3]
 
 
-def test_the_first_failure_of_each_reason_is_told_once(tmp_path):
+def test_the_first_failure_of_each_reason_is_told_once_in_an_evaluation_too(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=2", "reward.max_failure_share=0.95")
     judge = machines.rewards.judge_one
     machines.rewards.judge_one = lambda facts: (
@@ -396,7 +396,7 @@ def test_the_first_failure_of_each_reason_is_told_once(tmp_path):
     )
     machines.run()
     assert [n for n in machines.progress.notes if "verdict failed" in n] == [
-        "step 1: a reward verdict failed (exception): f: KeyError: 'x'"
+        "step 0: a reward verdict failed (exception): f: KeyError: 'x'"
     ]
     [event] = [e for e in read_lines(machines.run_directory.path / "events.jsonl") if e["event"] == "reward failure"]
     assert event["detail"].endswith("Traceback …")
