@@ -19,6 +19,7 @@ RECENT = 10  # steps that "of late" means
 EQUAL = 0.5  # share of groups whose rewards are equal
 CUT_RISE, CUT = 0.1, 0.1  # share of completions cut at the limit: how much it rises, and to what
 COLLAPSED = 0.1  # entropy at the end, over that at the start
+SOLVED = 0.95  # mean reward, of 1 at most, above which there is little left to learn
 RISE = 0.05  # of the mean reward, or of an accuracy: what counts as one
 MISMATCH_GROWTH, MISMATCH_SHARE = 3.0, 0.1  # end over begin; and of the limit that stops a run
 HELD = 0.3  # share of tokens that the clip holds
@@ -348,9 +349,16 @@ def past_its_best(seen: Seen) -> Found:
 
 
 def nothing_learned(seen: Seen) -> Found:
-    """After 20 steps or more the reward at the end is not two standard errors higher than at the start."""
+    """After 20 steps or more the reward is neither two standard errors higher than at the start nor near 1, and no held-out accuracy has risen."""
     reward = seen.ends("reward/mean")
     if not reward or len(seen.series("reward/mean")) < 20 or reward.after - reward.before > 2 * reward.noise:
+        return
+    if min(reward.before, reward.after) >= SOLVED and max(reward.before, reward.after) <= 1:
+        return
+    if seen.config and seen.config.dynamic_sampling.enabled:
+        return  # the mean is of groups with some right and some wrong, whatever is learned
+    held_out = seen.accuracies().items()
+    if any(lines and lines[-1].get(f"{name}/low", -math.inf) > lines[0][name] for name, lines in held_out):
         return
     falls = reward.before - reward.after > max(RISE, 2 * reward.noise)
     shuffled = seen.config is not None and seen.config.reward.shuffle

@@ -199,6 +199,16 @@ def test_a_falling_reward_is_called_so():
     assert found.title == "The reward falls"
 
 
+def test_a_reward_that_cannot_rise_is_no_sign_that_nothing_is_learned():
+    level = {"reward/mean": [0.4, 0.5] * 10}
+    dynamic = dataclasses.replace(CONFIG, dynamic_sampling=dataclasses.replace(CONFIG.dynamic_sampling, enabled=True))
+    assert of("nothing_learned", [], dynamic, **level) == []
+    assert of("nothing_learned", **{"reward/mean": [0.985, 0.995] * 10}) == []
+    assert of("nothing_learned", **{"reward/mean": [3.2, 3.1] * 10}), "of a score that goes beyond 1"
+    assert of("nothing_learned", **level, **held_out(0.4, 0.6)) == []
+    assert of("nothing_learned", **level, **held_out(0.4, 0.41)), "within its interval"
+
+
 def test_without_a_configuration_the_other_checks_still_speak():
     found = findings.findings(seen([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20}))
     assert {f.check for f in found} == {"entropy_collapse", "failed_rewards"}
