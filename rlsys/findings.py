@@ -145,7 +145,7 @@ def skipped_updates(seen: Seen) -> Found:
         "A smaller policy.lr, or policy.clip_grad, may help; so does a look at rewards that are very large.",
         figures=("update/skipped", "grad_norm"),
         steps=(bad[0][0], bad[-1][0]),
-        samples={"step": bad[0][0]},
+        samples={"step": bad[0][0], "set": "step"},
     )
 
 
@@ -268,7 +268,7 @@ def no_spread(seen: Seen) -> Found:
         "dynamic_sampling.enabled asks for others in their place.",
         figures=("groups/equal", "reward/mean"),
         steps=(steps[0], steps[-1]),
-        samples={"step": steps[-1], "spread": "none"},
+        samples={"step": steps[-1], "spread": "none", "set": "step"},
     )
 
 
@@ -285,7 +285,7 @@ def truncation(seen: Seen) -> Found:
         "A cut completion is judged without its answer, so length is punished by chance. Allow more tokens, or shape the end with overlong.buffer.",
         figures=("length/truncated", "length/mean"),
         steps=cut.steps,
-        samples={"step": cut.steps[1], "finish": "length"},
+        samples={"step": cut.steps[1], "finish": "length", "set": "step"},
     )
 
 
@@ -301,7 +301,7 @@ def entropy_collapse(seen: Seen) -> Found:
         "will hardly find. Harmless at the end of a solved task. Else: a higher algorithm.clip_high, entropy.control, a KL term, or a smaller policy.lr.",
         figures=("entropy", "reward/mean"),
         steps=entropy.steps,
-        samples={"step": entropy.steps[1]},
+        samples={"step": entropy.steps[1], "set": "step"},
     )
 
 
@@ -325,7 +325,7 @@ def only_training_improves(seen: Seen) -> Found:
                 "(read the best-paid completions), or the training prompts are too few.",
                 figures=("reward/mean", name),
                 steps=(int(first["step"]), int(last["step"])),
-                samples={"step": reward.steps[1], "sort": "reward"},
+                samples={"step": reward.steps[1], "sort": "reward", "set": "step"},
             )
 
 
@@ -373,7 +373,7 @@ def nothing_learned(seen: Seen) -> Found:
         ),
         figures=("reward/mean", "groups/equal", "grad_norm"),
         steps=reward.steps,
-        samples={"step": reward.steps[1]},
+        samples={"step": reward.steps[1], "set": "step"},
     )
 
 
@@ -392,7 +392,7 @@ def mismatch_grows(seen: Seen) -> Found:
         "what was sampled. `rlsys doctor CONFIG` finds the cause; correction.method weighs samples for it.",
         figures=("mismatch/mean_abs", "mismatch/max_abs"),
         steps=gap.steps,
-        samples={"step": gap.steps[1], "colour": "gap"},
+        samples={"step": gap.steps[1], "colour": "gap", "set": "step"},
     )
 
 
@@ -425,7 +425,7 @@ def dead_component(seen: Seen) -> Found:
                 "Its pattern may never match, or its field may be missing in the data; `rlsys rescore` tries another version on the saved samples.",
                 figures=(name, "reward/mean"),
                 steps=(found[0][0], found[-1][0]),
-                samples={"step": found[-1][0]},
+                samples={"step": found[-1][0], "set": "step"},
             )
 
 

@@ -44,7 +44,7 @@ function groupsOf(file) {
     const low = rewards.length ? rewards.reduce((a, b) => Math.min(a, b)) : null;
     const high = rewards.length ? rewards.reduce((a, b) => Math.max(a, b)) : null;
     const mean = rewards.length ? rewards.reduce((a, b) => a + b) / rewards.length : null;
-    const group = { file, number, uid, source, from, size, mean, low, high, row: `${file.kind} ${uid.replace(/#\d+$/, "")}`, there: number < file.kept };
+    const group = { file, number, uid, source, from, size, judged: rewards.length, mean, low, high, row: `${file.kind} ${uid.replace(/#\d+$/, "")}`, there: number < file.kept };
     from += size;
     return group;
   }));
@@ -98,7 +98,7 @@ export function search(sampled, filter, spoken) {
   const found = sampled.groups.filter((group) => {
     if (filter.set && group.file.kind !== filter.set) return false;
     if (group.file.step < first || group.file.step > last) return false;
-    if (filter.spread && (group.high - group.low > 1e-9) !== (filter.spread === "some")) return false;
+    if (filter.spread && (group.judged < 2 || (group.high - group.low > 1e-9) !== (filter.spread === "some"))) return false;
     for (let i = 0; i < group.size; i++) if (passes(group, i)) return true;
     return false;
   });

@@ -346,6 +346,16 @@ def test_filters_narrow_what_is_listed(shown, demo):
     assert search(page, shortest="99") == "No sample is like that."
 
 
+def test_a_group_has_equal_rewards_only_where_it_has_two_of_them(shown, demo):
+    page = shown(demo)
+    equal = search(page, step="4", spread="none", set="eval")
+    assert equal == "No sample is like that.", "one sample each"
+    assert search(page, spread="some") == equal
+    search(page, step="", set="step", spread="none")
+    counts = [int(re.search(r"in (\d+) groups?", search(page, spread=which))[1]) for which in ("none", "some", "")]
+    assert counts[0] + counts[1] == counts[2] == 48
+
+
 def test_words_are_looked_for_in_all_texts(shown, demo):
     page = shown(demo)
     search(page, step="")

@@ -166,6 +166,12 @@ def test_failed_verdicts_of_an_evaluation_are_told():
     assert found.samples == {"failure": "timeout", "set": "eval"}
 
 
+@pytest.mark.parametrize("check", CASES)
+def test_what_a_step_shows_is_shown_by_training_samples(check):
+    for found in of(check, **CASES[check][0]):
+        assert not found.samples or "step" not in found.samples or found.samples["set"] == "step"
+
+
 def test_equal_rewards_are_no_reason_to_look_where_a_method_does_not_compare_within_a_group():
     equal = {"groups/equal": [4.0] * STEPS}
     assert of("no_spread", **equal)
