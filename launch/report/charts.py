@@ -16,6 +16,7 @@ class Chart:
     unit: str = ""  # share: shown in per cent
     scale: str = ""  # zero: from 0 on; log
     optional: bool = False  # whether nobody misses it where a run does not have it
+    compared: bool = False  # whether it is true only of methods that compare the samples of a group
 
 
 SECTIONS: dict[str, tuple[Chart, ...]] = {
@@ -81,6 +82,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "Groups with equal rewards, with one sample left, with none left; and those that made room for others.",
             "groups",
             "zero",
+            compared=True,
         ),
         Chart("Failed verdicts", ("reward/failed", "failure/*"), "Samples whose reward function failed, by reason.", "samples", "zero"),
         Chart("Length penalty", ("reward/overlong",), "Mean that completions lost for coming near the cut.", optional=True),
@@ -115,10 +117,11 @@ DRAWN_ELSEWHERE = ("time/*", "step", "tokens", "sync/version", "clip_fraction")
 PHASES = ("rollout", "reward", "score", "update", "sync")
 
 
-def charts(lines: list[dict[str, float]]) -> list[dict[str, Any]]:
+def charts(lines: list[dict[str, float]], compared: bool = True) -> list[dict[str, Any]]:
     """What is to be drawn of these figures, in the page's order; a chart without figures says so, unless it is optional.
 
-    An optional chart of nothing but zeros is not worth its place; its figures are among the others.
+    An optional chart of nothing but zeros is not worth its place; its figures are among the others. So are those of a chart that is
+    not true of runs whose samples are not `compared` within their group.
     """
     left = dict.fromkeys(name for line in lines for name in line)
     said = {name for line in lines for name, value in line.items() if value}
@@ -127,7 +130,7 @@ def charts(lines: list[dict[str, float]]) -> list[dict[str, Any]]:
         for chart in members:
             names = [name for pattern in chart.names for name in left if fnmatchcase(name, pattern)]
             names = [n for n in names if not n.endswith(("/low", "/high")) or n.startswith("clip_fraction")]
-            if said.intersection(names) or not chart.optional:
+            if (said.intersection(names) or not chart.optional) and (compared or not chart.compared):
                 found.append(shown(chart, section, names, left))
     taken = {
         name for chart in found for name in (*chart["names"], *(b for band in chart["bands"].values() for b in band))

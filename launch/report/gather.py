@@ -13,6 +13,7 @@ from launch.report.lanes import lanes
 from launch.show import meanings
 from rlsys import __version__, config_load, findings, plan
 from rlsys.config import Config, ConfigError
+from rlsys.config_check import COMPARE_WITHIN_A_GROUP
 from rlsys.history import Happening, ending, happenings
 from rlsys.run_directory import read_lines
 from rlsys.secrets import cleared, hidden
@@ -69,7 +70,8 @@ def _settings(file: Path) -> tuple[Config | None, dict[str, Any], str]:
 
 def page_data(runs: list[Run]) -> dict[str, Any]:
     """All but the samples."""
-    drawn = charts([line for run in runs for line in run.lines])
+    methods = {run.config.algorithm.advantage for run in runs if run.config}
+    drawn = charts([line for run in runs for line in run.lines], compared=methods <= set(COMPARE_WITHIN_A_GROUP))
     return {
         "version": __version__,
         "runs": [of_run(run, name, with_lanes=len(runs) == 1) for run, name in zip(runs, names(runs), strict=True)],

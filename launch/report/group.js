@@ -37,7 +37,7 @@ export async function groupView(group, sampled, view) {
       h("span", {}, `${file.kind === "eval" ? "evaluation at" : "training,"} step ${file.step}`),
       group.source ? h("span", {}, seen(group.source)) : "",
       h("span", {}, group.mean === null ? "no verdict" : `mean reward ${number(group.mean)}`),
-      group.low !== null && group.high === group.low && group.size > 1 ? h("span", {}, "equal rewards: it teaches nothing") : "",
+      group.high === group.low && group.judged > 1 ? h("span", {}, members.every((one) => one.reward === null || one.advantage === 0) ? "equal rewards: it teaches nothing" : "equal rewards") : "",
     ),
     alike(group, sampled, view),
     texts ? h("div", { class: "prompt mono", dir: "auto" }, seen(texts.prompt[group.number], words)) : "",

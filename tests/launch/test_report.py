@@ -251,6 +251,17 @@ def test_every_figure_of_a_run_is_drawn_somewhere(tmp_path):
     assert [c["names"] for c in drawn if c["section"] == "Everything else"] == [["my/figure"]]
 
 
+def test_groups_are_said_to_teach_nothing_only_where_the_method_compares_within_them(tmp_path):
+    def title(advantage: str) -> str:
+        config = Config(algorithm=replace(Config().algorithm, advantage=advantage))
+        drawn = page_data([Run.read(make_run(tmp_path / advantage, 2, config=config, saved=False))])["charts"]
+        [chart] = [c for c in drawn if "groups/alone" in c["names"]]
+        return chart["title"]
+
+    assert title("grpo") == "Groups that teach nothing"
+    assert title("reinforce_pp") == title("gae") == "groups/alone"
+
+
 def test_every_chart_is_explained_in_a_sentence():
     for chart in (chart for members in SECTIONS.values() for chart in members):
         assert chart.sentence.endswith("."), chart.title

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_run import BEGAN, damage, figures, make_batch, make_run, ruin, write_lines, write_timeline
 from rich.console import Console
@@ -354,6 +355,20 @@ def test_a_group_has_equal_rewards_only_where_it_has_two_of_them(shown, demo):
     search(page, step="", set="step", spread="none")
     counts = [int(re.search(r"in (\d+) groups?", search(page, spread=which))[1]) for which in ("none", "some", "")]
     assert counts[0] + counts[1] == counts[2] == 48
+
+
+def test_a_group_is_said_to_teach_nothing_where_its_advantages_are_0(shown, tmp_path):
+    run = make_run(tmp_path / "equal", 2, prompts=1, samples=2)
+    for step, advantage in ((1, 0.0), (2, 0.5)):
+        batch = replace(make_batch(step, 1, 2, None), rewards=np.ones(2, np.float32))
+        write_samples(run / "samples" / f"step-{step:06d}.parquet", batch, np.full(2, advantage, np.float32))
+    page = shown(made(run))
+    search(page, step="1", set="step")
+    seen(page, "#opened", "equal rewards: it teaches nothing")
+    search(page, step="2")
+    seen(page, "#opened", "training, step 2")
+    assert "equal rewards" in page.locator("#opened").inner_text()
+    assert "teaches nothing" not in page.locator("#opened").inner_text()
 
 
 def test_words_are_looked_for_in_all_texts(shown, demo):
