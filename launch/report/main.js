@@ -46,6 +46,12 @@ function follow() {
   }
 }
 
+/** A link that is where the page already is changes no place, and is followed all the same. */
+function again(event) {
+  const link = event.target.closest('a[href^="#samples?"]');
+  if (link?.getAttribute("href") === location.hash) follow();
+}
+
 // --- light and dark, keys ---------------------------------------------------------------------------------------------
 
 const wish = matchMedia("(prefers-color-scheme: dark)");
@@ -156,6 +162,7 @@ async function watch() {
 async function begin() {
   wish.addEventListener("change", paintTheme);
   addEventListener("hashchange", follow);
+  addEventListener("click", again);
   addEventListener("keydown", pressed);
   $("title").textContent = document.title; // until there is a run to draw
   $("theme").addEventListener("click", otherTheme);

@@ -297,6 +297,18 @@ def test_a_finding_leads_to_its_curve_and_to_its_samples(shown, demo):
     assert page.locator("#failures").input_value() == "timeout"
 
 
+def test_a_link_to_samples_can_be_followed_twice(shown, demo):
+    page = shown(demo)
+    link = page.locator('[data-check="failed_rewards"]').get_by_role("link", name="samples")
+    for _ in range(2):
+        link.click()
+        seen(page, "#found", "2 samples in 1 group")
+        sync_api.expect(page.locator("#samples")).to_be_in_viewport()
+        page.get_by_role("button", name="clear all").click()
+        seen(page, "#found", "200 samples in 56 groups")
+        page.evaluate("scrollTo(0, 0)")
+
+
 def test_a_link_to_samples_can_be_sent_to_somebody(shown, demo):
     page = shown(f"{demo.as_uri()}#samples?step=5&failure=any")
     seen(page, "#found", "2 samples in 1 group")
