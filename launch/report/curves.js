@@ -166,6 +166,8 @@ class Curve {
     const usable = values.filter((v) => v !== null && v !== undefined && (!log || v > 0));
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.setAttribute("height", HEIGHT);
+    this.x = (step) => LEFT + ((width - LEFT - RIGHT) * (step - first)) / (last - first || 1);
+    this.step = (x) => first + ((x - LEFT) / (width - LEFT - RIGHT)) * (last - first);
     if (!usable.length) {
       const why = lines.length ? (log && values.some((v) => v === 0) ? "0 in all of these steps" : "nothing in these steps") : "not in this run";
       this.svg.replaceChildren(s("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, why));
@@ -174,8 +176,6 @@ class Curve {
       return;
     }
     const [low, high] = this.bounds(usable);
-    this.x = (step) => LEFT + ((width - LEFT - RIGHT) * (step - first)) / (last - first || 1);
-    this.step = (x) => first + ((x - LEFT) / (width - LEFT - RIGHT)) * (last - first);
     const scale = log ? (v) => Math.log10(Math.max(v, low)) : (v) => v;
     this.y = (v) => TOP + (FLOOR - TOP) * (1 - (scale(v) - scale(low)) / (scale(high) - scale(low) || 1));
     this.cross = s("line", { class: "cross", y1: TOP, y2: FLOOR, visibility: "hidden" });

@@ -28,7 +28,8 @@ export class Lanes {
       this.told,
     );
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
-    this.canvas.addEventListener("pointerleave", () => this.told.replaceChildren("Point at a box to read it."));
+    this.canvas.addEventListener("pointerdown", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.told.replaceChildren("Point at a box to read it."));
     this.canvas.addEventListener("keydown", (event) => {
       const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!by) return;

@@ -53,14 +53,14 @@ export class Phases {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${TALL}`);
     this.svg.setAttribute("height", TALL);
     this.cross = null;
+    const [low, high] = [first - 0.5, last + 0.5]; // a step is a column around its number
+    this.x = (step) => LEFT + ((width - LEFT - RIGHT) * (step - low)) / (high - low);
+    this.step = (x) => low + ((x - LEFT) / (width - LEFT - RIGHT)) * (high - low);
     if (!rows.length) {
       this.svg.replaceChildren(s("text", { x: width / 2, y: TALL / 2, "text-anchor": "middle" }, this.rows.length ? "nothing in these steps" : "no step is done yet"));
       return;
     }
     const most = rows.reduce((high, row) => Math.max(high, row.seconds), 0) * 1.05;
-    const [low, high] = [first - 0.5, last + 0.5]; // a step is a column around its number
-    this.x = (step) => LEFT + ((width - LEFT - RIGHT) * (step - low)) / (high - low);
-    this.step = (x) => low + ((x - LEFT) / (width - LEFT - RIGHT)) * (high - low);
     const y = (seconds) => GROUND - ((GROUND - TOP) * seconds) / most;
     const axes = ticks(0, most, 4).flatMap((v) => [s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y(v), y2: y(v) }), s("text", { x: LEFT - 5, y: y(v) + 3.5, "text-anchor": "end" }, number(v))]);
     const numbers = ticks(first, last, Math.max(2, Math.floor(width / 75))).filter(Number.isInteger).map((step) => s("text", { x: this.x(step), y: TALL - 5, "text-anchor": "middle" }, String(step)));

@@ -165,7 +165,12 @@ function intoView(frame, row) {
 export function nextGroup(by) {
   const now = view.found.indexOf(view.group);
   const next = view.found[Math.min(view.found.length - 1, Math.max(0, now + by))];
-  if (next && next !== view.group) open(next, true);
+  if (!next || next === view.group) return;
+  if (view.found.indexOf(next) >= view.shown) {
+    view.shown += SHOWN;
+    list();
+  }
+  open(next, true);
 }
 
 /** The next or previous step that has samples. */

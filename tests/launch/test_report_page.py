@@ -468,6 +468,18 @@ def test_groups_and_steps_are_walked_with_the_keyboard(shown, demo):
     assert not page.locator("#help").is_visible()
 
 
+def test_a_walk_down_the_list_goes_on_behind_what_is_shown_at_first(shown, tmp_path):
+    page = shown(made(make_run(tmp_path / "many", 1, prompts=160, samples=1)))
+    search(page, set="step")
+    page.locator(".list .row").nth(149).click()
+    page.keyboard.press("j")
+    current = page.locator('.row[aria-current="true"]')
+    assert current.get_attribute("data-uid") == "zigzag:151#0"
+    sync_api.expect(current).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    assert current.get_attribute("data-uid") == "zigzag:152#0"
+
+
 def test_the_same_prompt_is_found_at_other_steps(shown, demo):
     page = shown(demo)
     search(page, step="12", set="step")
@@ -521,6 +533,23 @@ def test_nothing_is_wider_than_the_window_and_text_has_contrast(shown, demo, wid
     assert sum(r >= 4.5 for r in ratio) >= 0.5 * len(ratio)
 
 
+def test_long_names_of_runs_fit_on_a_phone(shown, tmp_path):
+    names = [f"qwen3-4b-gsm8k-grpo-lr-1e-6-kl-0.001-seed-{seed}-on-{'x' * 30}" for seed in (1, 2)]
+    page = shown(made([make_run(tmp_path / name, 2) for name in names]), width=375)
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+
+
+def test_a_tap_on_a_box_of_the_lanes_tells_of_it(shown, demo):
+    page = shown(demo, width=375, has_touch=True)
+    card = page.locator("#time .card").nth(1)
+    card.get_by_role("button", name="step 12").tap()
+    canvas = card.locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    page.touchscreen.tap(box["x"] + 96 + 20, box["y"] + 2 * 20 + 10)
+    seen(page, ".lane-told", "rollout-0 · generate 500 ms")
+
+
 def test_the_theme_is_switched_by_a_button_and_a_key(shown, demo):
     page = shown(demo)
     page.locator("#theme").click()
@@ -552,6 +581,8 @@ def test_a_run_that_has_hardly_begun_is_shown(shown, tmp_path, steps):
     assert ("No step has been finished yet" in said) == (steps == 0)
     assert ("curves are points" in said) == (steps == 1)
     assert "There are no samples" in page.locator("#samples").inner_text()
+    for plot in page.locator("svg.plot:visible").all():
+        plot.hover()
 
 
 def test_two_runs_are_drawn_on_top_of_each_other(shown, tmp_path):
