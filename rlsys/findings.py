@@ -58,7 +58,7 @@ class Seen:
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) wherever a line has a finite one."""
-        return [(int(x["step"]), x[name]) for x in self.lines if math.isfinite(x.get(name, math.nan))]
+        return [(int(x["step"]), v) for x in self.lines if (v := finite(x, name)) is not None]
 
     def ends(self, name: str) -> "Ends | None":
         """Its begin and its end, where there are enough steps to tell them apart."""
@@ -79,9 +79,7 @@ class Seen:
 
     def accuracies(self) -> dict[str, list[dict[str, float]]]:
         """By source, the lines in which it was evaluated."""
-        return {
-            n: [line for line in self.lines if math.isfinite(line.get(n, math.nan))] for n in self.held_out("accuracy")
-        }
+        return {n: [line for line in self.lines if finite(line, n) is not None] for n in self.held_out("accuracy")}
 
 
 @dataclass(frozen=True)
@@ -316,7 +314,7 @@ def only_training_improves(seen: Seen) -> Found:
         first, last = lines[0], lines[-1]
         own = name.removeprefix("eval/").removesuffix("/accuracy")
         rise, room = last[name] - first[name], (reward.after - reward.before) / 4
-        if rise < room and last.get(f"{name}/low", last[name]) <= first[name]:
+        if rise < room and _edge(last, name, "low") <= first[name]:
             yield Finding(
                 "warning",
                 f"The reward rises, accuracy on {own} does not",
@@ -337,7 +335,7 @@ def past_its_best(seen: Seen) -> Found:
         if best is None or lines[-1] is best:
             continue
         last = lines[-1]
-        if best[name] - last[name] > RISE and last.get(f"{name}/high", last[name]) < best[name]:
+        if best[name] - last[name] > RISE and _edge(last, name, "high") < best[name]:
             yield Finding(
                 "warning",
                 f"Accuracy on {own} was better at step {best['step']:.0f}",
@@ -358,7 +356,7 @@ def nothing_learned(seen: Seen) -> Found:
     if seen.config and seen.config.dynamic_sampling.enabled:
         return  # the mean is of groups with some right and some wrong, whatever is learned
     held_out = seen.accuracies().items()
-    if any(lines and lines[-1].get(f"{name}/low", -math.inf) > lines[0][name] for name, lines in held_out):
+    if any(lines and _edge(lines[-1], name, "low") > lines[0][name] for name, lines in held_out):
         return
     falls = reward.before - reward.after > max(RISE, 2 * reward.noise)
     shuffled = seen.config is not None and seen.config.reward.shuffle
@@ -475,6 +473,13 @@ def looked_for() -> list[str]:
     return [(check.__doc__ or "").strip() for check in CHECKS]
 
 
+def finite(line: dict[str, Any], name: str) -> float | None:
+    """What a line says, where that is a finite number: a line that somebody else has written may have anything."""
+    value = line.get(name)
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if fine else None
+
+
 def share(part: float) -> str:
     """0.1234 -> "12.3 %" """
     return f"{float(f'{100 * part:.3g}'):g} %"
@@ -484,8 +489,14 @@ def _samples_per_step(seen: Seen) -> int:
     return seen.config.trainer.prompts_per_step * seen.config.trainer.samples_per_prompt if seen.config else 0
 
 
+def _edge(line: dict[str, float], name: str, which: str) -> float:
+    """Of an accuracy's interval, `low` or `high`; the accuracy itself where it has none."""
+    found = finite(line, f"{name}/{which}")
+    return line[name] if found is None else found
+
+
 def _between(line: dict[str, float], name: str) -> str:
-    low, high = line.get(f"{name}/low"), line.get(f"{name}/high")
+    low, high = finite(line, f"{name}/low"), finite(line, f"{name}/high")
     return "" if low is None or high is None else f" (95 % interval {low:.3g} to {high:.3g})"
 
 

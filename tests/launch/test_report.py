@@ -179,11 +179,12 @@ def test_a_run_without_evaluations_says_so(tmp_path):
 def test_a_broken_last_line_and_numbers_that_are_none_are_left_out(tmp_path):
     run = make_run(tmp_path / "demo", 2)
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "reward/mean": NaN, "kl": Infinity}\n{"step": 4, "rew')
+        file.write('{"step": 3, "reward/mean": NaN, "kl": Infinity, "entropy": null}\n{"step": 4, "rew')
     found = of(run)
     assert found["figures"]["step"] == [0, 1, 2, 3]
     assert found["figures"]["reward/mean"][-1] is None
     assert found["figures"]["kl"][-1] is None
+    assert found["figures"]["entropy"][-1] is None
     packed(found)  # which takes no nan
 
 

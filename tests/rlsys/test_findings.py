@@ -224,3 +224,12 @@ def test_figures_that_are_not_numbers_are_left_out():
     values = [2.0] * 10 + [0.1] * 10
     values[3] = float("nan")
     assert of("entropy_collapse", entropy=values)
+
+
+@pytest.mark.parametrize("broken", [None, "much", True])
+def test_what_is_no_number_is_left_out_of_every_check(broken):
+    figures = {name: values for told, _ in CASES.values() for name, values in told.items() if "/" in name}
+    lines = [{"step": i + 1} | dict.fromkeys(figures, broken) for i in range(STEPS)]
+    assert findings.findings(Seen(lines, config=CONFIG)) == []
+    good = [line | {"eval/easy/accuracy": 0.2 + 0.1 * (i == 0)} for i, line in enumerate(lines)]
+    assert [f.check for f in findings.findings(Seen(good, config=CONFIG))] == ["past_its_best"], "without an interval"
