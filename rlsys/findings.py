@@ -18,7 +18,10 @@ FEWEST = 8  # steps, before begin and end are compared
 RECENT = 10  # steps that "of late" means
 EQUAL = 0.5  # share of groups whose rewards are equal
 CUT_RISE, CUT = 0.1, 0.1  # share of completions cut at the limit: how much it rises, and to what
+NEARLY_ALL = 0.9  # of the completions are cut, whether that has risen or not
 COLLAPSED = 0.1  # entropy at the end, over that at the start
+EXPLODED = {"kl": 0.5, "grad_norm": 5.0}  # what they are at least where they explode, kl in nats per token
+GROWTH = 5.0  # and at least so many times what they were: a straight line from 0 is 7 times
 SOLVED = 0.95  # mean reward, of 1 at most, above which there is little left to learn
 RISE = 0.05  # of the mean reward, or of an accuracy: what counts as one
 MISMATCH_GROWTH, MISMATCH_SHARE = 3.0, 0.1  # end over begin; and of the limit that stops a run
@@ -271,14 +274,17 @@ def no_spread(seen: Seen) -> Found:
 
 
 def truncation(seen: Seen) -> Found:
-    """The share of completions that are cut at rollout.max_new_tokens has risen by a tenth or more, to a tenth or more."""
+    """The share of completions that are cut at rollout.max_new_tokens has risen by a tenth or more, to a tenth or more; or is nine tenths."""
     cut = seen.ends("length/truncated")
-    if not cut or cut.after - cut.before < CUT_RISE or cut.after < CUT:
+    if not cut:
+        return
+    rises = cut.after - cut.before >= CUT_RISE and cut.after >= CUT
+    if not rises and cut.after < NEARLY_ALL:
         return
     limit = f" ({seen.config.rollout.max_new_tokens})" if seen.config else ""
     yield Finding(
         "warning",
-        "Completions are cut more often",
+        "Completions are cut more often" if rises else "Nearly all completions are cut",
         f"{share(cut.after)} of the completions reach rollout.max_new_tokens{limit} at the end, {share(cut.before)} did at the start. "
         "A cut completion is judged without its answer, so length is punished by chance. Allow more tokens, or shape the end with overlong.buffer.",
         figures=("length/truncated", "length/mean"),
@@ -300,6 +306,30 @@ def entropy_collapse(seen: Seen) -> Found:
         figures=("entropy", "reward/mean"),
         steps=entropy.steps,
         samples={"step": entropy.steps[1], "set": "step"},
+    )
+
+
+def explosion(seen: Seen) -> Found:
+    """KL or the gradient norm is five times what it was at the start, KL at least 0.5 and the norm 5, and neither the reward nor a held-out accuracy rises."""
+    reward = seen.ends("reward/mean")
+    if (reward and reward.rises) or _accuracy_rises(seen):
+        return
+    ends = {name: found for name in EXPLODED if (found := seen.ends(name))}
+    grown = {n: e for n, e in ends.items() if e.after >= max(EXPLODED[n], GROWTH * e.before)}
+    if not grown:
+        return
+    steps = next(iter(grown.values())).steps
+    yield Finding(
+        "warning",
+        f"{' and '.join(grown)} explode{'s' * (len(grown) == 1)}",
+        ", ".join(
+            f"{name} was {e.before:.3g} at the start and is {e.after:.3g} at the end" for name, e in grown.items()
+        )
+        + ". The policy moves far away from where it began, and the reward does not rise with it: steps are too large, or few rewards are blown up to full advantages. "
+        "A smaller policy.lr, policy.warmup_updates, or algorithm.std=none may help; a checkpoint from before is still good.",
+        figures=(*grown, "entropy", "reward/mean"),
+        steps=steps,
+        samples={"step": steps[1], "set": "step"},
     )
 
 
@@ -355,8 +385,7 @@ def nothing_learned(seen: Seen) -> Found:
         return
     if seen.config and seen.config.dynamic_sampling.enabled:
         return  # the mean is of groups with some right and some wrong, whatever is learned
-    held_out = seen.accuracies().items()
-    if any(lines and _edge(lines[-1], name, "low") > lines[0][name] for name, lines in held_out):
+    if _accuracy_rises(seen):
         return
     falls = reward.before - reward.after > max(RISE, 2 * reward.noise)
     shuffled = seen.config is not None and seen.config.reward.shuffle
@@ -452,6 +481,7 @@ CHECKS: tuple[Callable[[Seen], Found], ...] = (
     past_its_best,
     nothing_learned,
     entropy_collapse,
+    explosion,
     no_spread,
     dead_component,
     truncation,
@@ -487,6 +517,12 @@ def share(part: float) -> str:
 
 def _samples_per_step(seen: Seen) -> int:
     return seen.config.trainer.prompts_per_step * seen.config.trainer.samples_per_prompt if seen.config else 0
+
+
+def _accuracy_rises(seen: Seen) -> bool:
+    """Whether one that is held out has, beyond its interval."""
+    held_out = seen.accuracies().items()
+    return any(lines and _edge(lines[-1], name, "low") > lines[0][name] for name, lines in held_out)
 
 
 def _edge(line: dict[str, float], name: str, which: str) -> float:

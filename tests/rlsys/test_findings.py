@@ -82,6 +82,10 @@ CASES = {
         {"entropy": [2.0] * 10 + [0.1] * 10},
         {"entropy": ramp(2.0, 0.8)},
     ),
+    "explosion": (
+        {"kl": ramp(0.0, 1.5), "grad_norm": ramp(0.5, 112.0), "reward/mean": [0.3] * 20},
+        {"kl": ramp(0.0, 0.2), "grad_norm": ramp(0.1, 2.0), "reward/mean": [0.3] * 20},
+    ),
     "no_spread": (
         {"groups/equal": [0.0] * 10 + [3.0] * 10, "reward/mean": [0.95] * 20},
         {"groups/equal": [3.0] * 10 + [1.0] * 10},
@@ -213,6 +217,21 @@ def test_a_reward_that_cannot_rise_is_no_sign_that_nothing_is_learned():
     assert of("nothing_learned", **{"reward/mean": [3.2, 3.1] * 10}), "of a score that goes beyond 1"
     assert of("nothing_learned", **level, **held_out(0.4, 0.6)) == []
     assert of("nothing_learned", **level, **held_out(0.4, 0.41)), "within its interval"
+
+
+def test_figures_explode_only_where_the_reward_does_not_rise():
+    kl = {"kl": [0.0] * 5 + [0.8] * 15}
+    assert [f.title for f in of("explosion", **kl)] == ["kl explodes"]
+    assert of("explosion", **kl, **RISING) == of("explosion", **kl, **held_out(0.4, 0.6)) == []
+    [found] = of("explosion", **CASES["explosion"][0])
+    assert found.title == "kl and grad_norm explode"
+    assert found.figures == ("kl", "grad_norm", "entropy", "reward/mean")
+
+
+def test_completions_that_are_nearly_all_cut_from_the_start_are_told():
+    [found] = of("truncation", **{"length/truncated": [1.0] * 20})
+    assert found.title == "Nearly all completions are cut"
+    assert "100 % of the completions reach" in found.text
 
 
 def test_without_a_configuration_the_other_checks_still_speak():
