@@ -166,14 +166,18 @@ def join(address: str) -> None:
 
 @contextlib.contextmanager
 def signals_kept() -> Iterator[None]:
-    """A Ray that starts or is joined now puts no handler for SIGTERM of its own in place, which would end this process without a word."""
+    """A Ray that starts or is joined now would put handlers for SIGTERM of its own in place, which end this process without a word: first
+    one of Python's, then, when it is connected, one of its library's.
+    """
     from ray._private import utils
 
+    terminated = signal.getsignal(signal.SIGTERM)
     before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     try:
         yield
     finally:
         utils.set_sigterm_handler = before
+        signal.signal(signal.SIGTERM, terminated)
 
 
 @contextlib.contextmanager
