@@ -235,7 +235,7 @@ def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, fi
 
 
 def by_shares(c: Config) -> bool:
-    """Whether ranks send what each has. Where devices of an engine have parts of tensors, ranks gather what is sent, see `workers.policy`."""
+    """Whether ranks send what each has, if the transport can. Where devices of an engine have parts of tensors, ranks gather what is sent."""
     return c.policy.zero_stage == 3 and c.cluster.device == "cpu" and c.rollout.tensor_parallel == 1
 
 

@@ -9,6 +9,7 @@ import ray
 
 from rlsys.config import Config
 from rlsys.failures import WorkerFailed
+from rlsys.memory import by_shares
 from rlsys.timeline import of_packs, recorded
 from rlsys.types import Floats, Pack
 from rlsys.variant import STEP_0, ModelFacts, Variant
@@ -58,8 +59,7 @@ class PolicyRank:
         self.sender = SENDERS[transport](self.rank, c.policy.ranks, receivers)
         # By place: devices of an engine have shares of tensors. Such fingerprints are of whole tensors.
         self.by_place = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1
-        by_shares = self.sender.by_shares and c.policy.zero_stage == 3 and not self.by_place
-        self.cut = c.policy.ranks if by_shares else 1
+        self.cut = c.policy.ranks if self.sender.by_shares and by_shares(c) else 1
         self.writer = StateWriter()
 
     @recorded(of_packs)
