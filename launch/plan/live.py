@@ -1,13 +1,17 @@
 """A Ray cluster that is running, looked at and left as it is: its nodes, and what of them is free.
 
 Its head's GCS is asked, which answers at once, and to who has no node of the cluster too; once a second it asks
-its nodes what they have free. Of `ray://` addresses the GCS is usually near by; where it is not, a client of Ray looks, for
-which the cluster has to start two processes.
+its nodes what they have free. Of `ray://` addresses the GCS is usually near by. Where it is not, the server for clients reads out
+what the cluster's autoscaler writes down every five seconds; where that is not done either, a client of Ray looks, for which the
+cluster has to start two processes.
 """
 
+import json
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,8 +23,9 @@ from rlsys.config import ConfigError
 from rlsys.devices import Node, called
 
 PATIENCE_S = 5.0
+FRESH_S = 10.0  # what an autoscaler has written down is not older than that, or it has died
 TASK_S = 30.0  # until Ray has a process for a task, and its answer
-KIND = "accelerator_type:"
+KIND, ADDRESS = "accelerator_type:", "node:"  # resources that say what a node is
 CLIENTS = "ray://"
 USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
 
@@ -40,11 +45,9 @@ def nodes_at(address: str) -> list[Node]:
         if not address.startswith(CLIENTS):
             return told_by_gcs(of_this_machine() if address == "auto" else together(*parts(address)))
         if gcs := gcs_beside(address):
-            try:
+            with suppress(Unanswered):  # something else, or another cluster's
                 return told_by_gcs(gcs)
-            except Unanswered:  # something else, or another cluster's
-                pass
-        return told_to_client(address)
+        return told_by_autoscaler(together(*parts(address))) or told_to_client(address)
     except ConfigError:  # is a ValueError, and a sentence already
         raise
     except (OSError, ValueError, RuntimeError, Unanswered) as error:
@@ -133,6 +136,35 @@ def answer(address: str, ask: Callable[[Any], Any]) -> Any:
             raise Unanswered(error.details()) from None
 
 
+# --- or Ray's server for clients --------------------------------------------------------------------------------------------
+
+
+def told_by_autoscaler(clients: str) -> list[Node]:
+    """What it wrote down, which Ray's server for clients reads out without starting anything; of one that died, nothing.
+
+    Raises `Unanswered`.
+    """
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.core.generated.ray_client_pb2 import KVGetRequest
+    from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
+
+    def ask(channel: Any) -> Any:
+        request = KVGetRequest(key=DEBUG_AUTOSCALING_STATUS.encode())
+        return RayletDriverStub(channel).KVGet(request, timeout=PATIENCE_S, metadata=[("client_id", "plan")]).value
+
+    found = json.loads(answer(clients, ask) or "{}")
+    nodes = found.get("load_metrics_report", {}).get("usage_by_node")  # of each resource, what is used and all
+    if not nodes or abs(time.time() - found["time"]) > FRESH_S:
+        return []
+    return [noted(usage) for usage in nodes.values()]
+
+
+def noted(usage: Mapping[str, tuple[float, float]]) -> Node:
+    addresses = [name.removeprefix(ADDRESS) for name in usage if name.startswith(ADDRESS) and "__" not in name]
+    has = {name: whole for name, (_, whole) in usage.items()}
+    return node(addresses[0] if addresses else "", has, {name: whole - used for name, (used, whole) in usage.items()})
+
+
 # --- or as a client ---------------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +174,6 @@ def told_to_client(address: str) -> list[Node]:
     from ray._private.state import available_resources_per_node
     from ray.exceptions import RayError
 
-    answer(together(*parts(address)), ping)
     joined(address)
     try:
         looks = ray.remote(num_cpus=0)(available_resources_per_node)
@@ -153,14 +184,6 @@ def told_to_client(address: str) -> list[Node]:
         raise Unanswered(str(error)) from None
     finally:
         Thread(target=ray.shutdown).start()  # takes half a second, in which the plan can be made
-
-
-def ping(channel: Any) -> Any:
-    """A client of Ray asks this too, for half a minute, whatever the answer is."""
-    from ray.core.generated.ray_client_pb2 import ClusterInfoRequest, ClusterInfoType
-    from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
-
-    return RayletDriverStub(channel).ClusterInfo(ClusterInfoRequest(type=ClusterInfoType.PING), timeout=PATIENCE_S)
 
 
 def joined(address: str) -> None:

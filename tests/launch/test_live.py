@@ -1,4 +1,6 @@
+import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -7,6 +9,7 @@ import ray
 from ray.core.generated import autoscaler_pb2 as messages
 from ray.core.generated import autoscaler_pb2_grpc as services
 from ray.core.generated import ray_client_pb2_grpc as clients
+from ray.core.generated.ray_client_pb2 import KVGetResponse
 from ray.exceptions import GetTimeoutError
 
 from launch.plan import live
@@ -142,22 +145,71 @@ def test_a_client_is_not_needed_where_the_gcs_answers(gcs, monkeypatch):
     assert len(live.nodes_at("ray://127.0.0.1:1")) == 2
 
 
-# --- a client looks ---------------------------------------------------------------------------------------------------------
+# --- the server for clients reads out what the autoscaler writes down --------------------------------------------------------
 
 
-def test_a_client_whose_token_is_not_taken_is_told_so_and_does_not_wait(gcs, monkeypatch):
-    class Clients(clients.RayletDriverServicer):
-        def ClusterInfo(self, request, context):
+class Clients(clients.RayletDriverServicer):
+    """Answers as Ray's server for clients does: of a cluster of two nodes, one of which has a GPU and two CPUs in use."""
+
+    def __init__(self):
+        self.report = {
+            "time": time.time(),
+            "load_metrics_report": {"usage_by_node": {"a": self.node("10.0.0.1", 1, 2), "b": self.node("10.0.0.2")}},
+        }
+
+    @staticmethod
+    def node(address, gpus=0, cpus=0):
+        used = {"CPU": (cpus, 8.0), "GPU": (gpus, 4.0), "accelerator_type:H100": (0, 1.0)}
+        return used | {"node:__internal_head__": (0, 1.0), f"node:{address}": (0, 1.0)}
+
+    def KVGet(self, request, context):
+        if self.report is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is missing or incorrect")
+        assert request.key == b"__autoscaling_status"
+        return KVGetResponse(value=json.dumps(self.report).encode() if self.report else None)
 
+
+@pytest.fixture
+def served(monkeypatch):
+    """Its `ray://` address, and what answers there."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("a client"))
-    server = grpc.server(ThreadPoolExecutor(2))
-    clients.add_RayletDriverServicer_to_server(Clients(), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    answers, server = Clients(), grpc.server(ThreadPoolExecutor(2))
+    clients.add_RayletDriverServicer_to_server(answers, server)
+    port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with pytest.raises(ConfigError, match=f"^--address: the Ray cluster at {address} demands a token"):
-        live.nodes_at(f"ray://{address}")
+    yield f"ray://127.0.0.1:{port}", answers
     server.stop(None).wait()
+
+
+def test_what_an_autoscaler_wrote_down_is_read_out_without_a_client(served):
+    nodes = live.nodes_at(served[0])
+    assert [(n.name, n.gpus, n.gpu.name, n.cpus) for n in nodes] == [
+        ("10.0.0.1", 3, "H100", 6),
+        ("10.0.0.2", 4, "H100", 8),
+    ]
+
+
+def test_of_an_autoscaler_that_died_or_tells_nothing_of_nodes_a_client_is_needed(served, monkeypatch):
+    address, answers = served
+    monkeypatch.setattr(live, "told_to_client", lambda _: [])
+    assert len(live.nodes_at(address)) == 2
+    answers.report["time"] -= 60
+    assert live.nodes_at(address) == []
+    answers.report = {"time": time.time(), "load_metrics_report": {"usage_by_node": None}}
+    assert live.nodes_at(address) == []
+    answers.report = {}
+    assert live.nodes_at(address) == []
+
+
+def test_a_server_for_clients_that_does_not_take_the_token_says_so_at_once(served):
+    address, answers = served
+    answers.report = None
+    with pytest.raises(ConfigError, match=f"^--address: the Ray cluster at {address[6:]} demands a token"):
+        live.nodes_at(address)
+
+
+# --- a client looks ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

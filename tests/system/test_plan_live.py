@@ -26,6 +26,13 @@ print("taken", flush=True)
 input()
 """
 
+# A client of Ray, for where no autoscaler tells of nodes.
+LOOKS = """
+import sys
+from launch.plan.live import told_to_client
+print(sorted(node.gpus for node in told_to_client(sys.argv[1])))
+"""
+
 
 @pytest.fixture
 def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
@@ -93,7 +100,17 @@ def test_a_running_cluster_is_looked_at_and_told_what_it_lacks(cluster, tmp_path
                 in text
             )
             assert "rollout-7 + policy-7: no node has 1 GPU left." in text
-        with tunnel(cluster.head, cluster.clients) as port:  # whose end cannot be told from here: a client looks
-            _, _, nodes = plan(cluster, f"ray://127.0.0.1:{port}", figures)
+        with tunnel(
+            cluster.head, cluster.clients
+        ) as port:  # whose end cannot be told from here: its autoscaler is asked
+            deadline = time.monotonic() + 20
+            while begun not in (nodes := plan(cluster, f"ray://127.0.0.1:{port}", figures)[2]):
+                assert time.monotonic() < deadline, nodes
+                time.sleep(0.5)  # it looks every five seconds
             assert nodes == [begun, whole]
+            looks = [sys.executable, "-c", LOOKS, f"ray://127.0.0.1:{port}"]
+            looked = subprocess.run(
+                looks, env=cluster.environment, capture_output=True, text=True, timeout=120, cwd=ROOT
+            )
+            assert looked.stdout == "[3, 4]\n", looked.stderr
         somebody.communicate("\n", timeout=30)
