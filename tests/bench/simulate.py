@@ -28,7 +28,7 @@ from rlsys.config_load import load
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "trl" / "rlsys.yaml"
-MEAN, LONGEST = 60, 128  # tokens of completions
+MEAN, LONGEST = 64, 240
 ALONE = [
     "rollout.engines=1",
     "policy.ranks=1",
