@@ -167,6 +167,24 @@ ELSEWHERE = {
     "experiment_name": "run.dir",
     "run_name": "run.dir",
     "wandb_run_name": "run.dir",
+    "generation_batch_size": "trainer.prompts_per_step",
+    "per_device_train_batch_size": "trainer.prompts_per_step",
+    "steps_per_generation": "trainer.updates_per_step",
+    "gradient_accumulation_steps": "trainer.updates_per_step",
+    "advantage.estimator": "algorithm.advantage",
+    "kl.init_coef": "reference.kl_coef",
+    "kl.use_loss": "reference.kl_in",
+    "rollout.batch_size": "trainer.prompts_per_step",
+    "train.batch_size": "trainer.updates_per_step",
+    "train.async_enable": "pipeline.max_lag",
+    "train.colocate_all": "cluster.placement",
+    "vllm.num_engines": "rollout.engines",
+    "reward.remote_url": "reward.functions",
+    "prompt_dataset": "data.train",
+    "eval.steps": "eval.every",
+    "eval.n_samples_per_prompt": "eval.samples",
+    "ckpt.path": "run.dir",
+    "ckpt.max_num": "checkpoint.keep_last",
 }
 
 
@@ -183,6 +201,9 @@ def suggest(key: str) -> str:
     if key == "base":
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
     ours, leaf = [*options(), "base"], key.rpartition(".")[2]
+    alike = [o for o in ours if o.rpartition(".")[2] == key]
+    if len(alike) > 1:  # a section is missing, and who knows which
+        return f" Did you mean one of {', '.join(f'`{o}`' for o in alike)}?"
     found = (
         elsewhere(key)
         or closest(key, [o for o in ours if o.rpartition(".")[2] == leaf])

@@ -316,11 +316,19 @@ def test_an_option_in_the_wrong_section_is_found_in_the_right_one(refused, key, 
         ("actor_rollout_ref.rollout.val_kwargs.temperature", "eval.temperature"),
         ("actor_rollout_ref.rollout.temperature", "rollout.temperature"),
         ("trainer.test_freq", "eval.every"),
+        ("eval.steps", "eval.every"),
+        ("train.batch_size", "trainer.updates_per_step"),
+        ("algo.kl.use_loss", "reference.kl_in"),
     ],
 )
 def test_a_name_of_another_library_leads_to_ours(refused, key, ours):
     [found] = refused("", f"{key}=1")
     assert found.endswith(f"Did you mean `{ours}`?")
+
+
+def test_a_name_without_its_section_leads_to_all_that_have_it(refused):
+    [found] = refused("", "temperature=1")
+    assert found.endswith("Did you mean one of `rollout.temperature`, `eval.temperature`?")
 
 
 def test_names_of_other_libraries_lead_to_options_there_are_and_are_no_name_of_ours():
