@@ -48,7 +48,7 @@ def test_a_job_whose_time_is_up_saves_goes_back_into_the_queue_and_goes_on_until
         "reference.kl_coef=0",
     ]
     script = [str(ROOT / "launch" / "slurm.sbatch"), "configs/tiny_cpu.yaml", *options]
-    assert slurm("sbatch", f"--output={log}", *script, folder=ROOT) == "Submitted batch job 1\n"
+    assert slurm("sbatch", "--nodes=2", f"--output={log}", *script, folder=ROOT) == "Submitted batch job 1\n"
     slurm.until(lambda: len(read(run / "metrics.jsonl")) > 2 or slurm.over("1"), 150)
     nodes = {json.loads((run / "logs" / f"{name}.pid").read_text())["node"] for name in ("rollout-0", "policy-0")}
     assert len(nodes) == 2, log.read_text()
