@@ -9,7 +9,7 @@ A bundle lies on one node; bundles that follow each other lie together as far as
 import math
 from dataclasses import dataclass
 
-from rlsys.config import Config
+from rlsys.config.schema import Config
 from rlsys.rewards.settings import services, worker_name
 
 

@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 
 import click
 
-from launch.convert import convert
 from launch.jobs.command import job, submit
 from launch.printing import plain, say
 from launch.supervise import LOST
+from launch.tools.convert.command import convert
 from rlsys import __version__
-from rlsys.config import ConfigError
-from rlsys.failures import WorkerLost, disk_trouble
-from rlsys.secrets import hidden
+from rlsys.config.schema import ConfigError
+from rlsys.config.secrets import hidden
+from rlsys.runs.errors import WorkerLost, disk_trouble
 
 console, errors = plain(), plain(stderr=True)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -36,9 +36,9 @@ def commands() -> None:
 def train(config: str, overrides: tuple[str, ...]) -> int:
     """Runs CONFIG, or continues its run from the newest checkpoint."""
     from launch.supervise import supervised
-    from rlsys.config_load import load
+    from rlsys.checks import load_checked
 
-    loaded = load(config, overrides)
+    loaded = load_checked(config, overrides)
     command = shlex.join(["rlsys", "train", config, *overrides])
 
     def drive(cause: str) -> int:
@@ -66,23 +66,23 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
 @click.option("--options", is_flag=True, help="List every option with its default instead.")
 def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> None:
     """Checks CONFIG without starting anything and prints the batch arithmetic."""
-    from launch import show
+    from launch import tables
 
     if options:
-        return show.options(console)
+        return tables.options(console)
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
-    from rlsys.config_check import check
-    from rlsys.config_load import unchecked
-    from rlsys.shapes import known
+    from rlsys.checks import check
+    from rlsys.config.loading import load
+    from rlsys.models.shapes import known
     from rlsys.tracking.known import missing
 
-    loaded = unchecked(config, overrides)
+    loaded = load(config, overrides)
     if problems := check(loaded, known(loaded.model.path)):
         raise ConfigError(problems)
     if unknown := missing(loaded.tracking):
         raise ConfigError(unknown)
-    show.plan(loaded, config, console)
+    tables.plan(loaded, config, console)
 
 
 @commands.command()
@@ -92,21 +92,21 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
 def doctor(config: str | None, overrides: tuple[str, ...], json: str | None) -> int:
     """Checks this machine. With CONFIG, compares what its engines and policy say of the same samples, and explains a gap."""
     if config is None:
-        from launch.doctor import facts, machine
+        from launch.tools.doctor import facts, machine
 
         found = machine.judge(facts.collect())
         if json:
-            from rlsys.run_directory import write_named
+            from rlsys.runs.directory import write_named
 
             write_named(Path(json), machine.as_json(found))
         return machine.show(found, console)
     if json:
         raise click.UsageError("--json goes without CONFIG.")
-    from rlsys.config_load import load
+    from rlsys.checks import load_checked
 
-    loaded = load(config, overrides)
-    from launch.doctor import facts, machine
-    from launch.doctor.agreement import doctor as run
+    loaded = load_checked(config, overrides)
+    from launch.tools.doctor import facts, machine
+    from launch.tools.doctor.agreement import doctor as run
 
     machine.show(machine.judge(facts.collect(loaded)), console, brief=True)
     return run(loaded, console)
@@ -117,10 +117,10 @@ def doctor(config: str | None, overrides: tuple[str, ...], json: str | None) -> 
 @OVERRIDES
 def check(config: str, overrides: tuple[str, ...]) -> int:
     """Computes one update of CONFIG by several ranks, ZeRO stages and pack budgets, and compares the gradients."""
-    from rlsys.config_load import load
+    from rlsys.checks import load_checked
 
-    loaded = load(config, overrides)
-    from launch.check import check as run
+    loaded = load_checked(config, overrides)
+    from launch.tools.check import check as run
 
     return run(loaded, console)
 
@@ -139,11 +139,11 @@ def check(config: str, overrides: tuple[str, ...]) -> int:
 def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options: Any) -> None:
     """Runs the loop of CONFIG on synthetic prompts, and tells where its time goes."""
     mean_and_most = _mean_and_most(ragged)
-    from rlsys.config_load import load
+    from rlsys.checks import load_checked
 
-    loaded = load(config, overrides)
-    from launch.bench.command import bench as run
-    from launch.bench.wanted import Wanted
+    loaded = load_checked(config, overrides)
+    from launch.tools.bench.command import bench as run
+    from launch.tools.bench.wanted import Wanted
 
     run(loaded, Wanted(ragged=mean_and_most, **options), console)
 
@@ -202,17 +202,17 @@ def plan(
         raise click.UsageError(" ".join(wrong))
     if {"cluster", "address"} <= given.keys():
         raise click.UsageError("--cluster names GPUs that need not be there, --address a cluster that runs; give one.")
-    from launch.plan.lengths import Asked
-    from rlsys.config_load import unchecked
+    from launch.tools.plan.lengths import Asked
+    from rlsys.config.loading import load
 
-    loaded, lengths = unchecked(config, overrides), Asked(prompt_tokens, mean_and_most)
+    loaded, lengths = load(config, overrides), Asked(prompt_tokens, mean_and_most)
     if simulate:
-        from launch.plan import ways
+        from launch.tools.plan import ways
 
         ways.simulated(loaded, ways.Wanted(simulate, lengths=lengths, json=json, **given), console)
         return 0
-    from launch.plan.command import Wanted
-    from launch.plan.command import plan as run
+    from launch.tools.plan.command import Wanted
+    from launch.tools.plan.command import plan as run
 
     return run(loaded, config, Wanted(lengths=lengths, json=json, **given), console)
 
@@ -251,8 +251,8 @@ def init(model: str | None, data: str | None, gpus: int | None, **options: Any) 
         "data, a hub name or a file", default="builtin:zigzag" if model == "builtin:tiny" else "openai/gsm8k"
     )
     gpus = click.prompt("GPUs, 0 for this machine's CPUs", default=0, type=HowMany(0)) if gpus is None else gpus
-    from launch.init.command import Wanted
-    from launch.init.command import init as run
+    from launch.tools.init.command import Wanted
+    from launch.tools.init.command import init as run
 
     run(Wanted(model, data, gpus, **options), console)
 
@@ -272,7 +272,7 @@ def _mean_and_most(ragged: str | None) -> tuple[float, int] | None:
 @click.argument("target", type=click.Path(), metavar="FILE")
 def trace(run: str, target: str) -> None:
     """Writes what the workers of RUN did, and when, as a trace for Perfetto or chrome://tracing."""
-    from rlsys.trace import write_trace
+    from rlsys.analysis.trace import write_trace
 
     count = write_trace(Path(run), Path(target))
     say(console, f"{target}: {count:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.")
@@ -327,8 +327,8 @@ def watch(run: str, **options: Any) -> None:
 @click.option("--json", type=click.Path(), help="Write the figures to this file; - is the standard output.")
 def evaluate(target: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Accuracy, pass@k and maj@k of TARGET (a run, a checkpoint, a model directory, or a hub name)."""
-    from launch.evaluate import Wanted
-    from launch.evaluate import evaluate as run
+    from launch.tools.evaluate import Wanted
+    from launch.tools.evaluate import evaluate as run
 
     run(Wanted(target, overrides=overrides, **options), console)
 
@@ -342,7 +342,7 @@ def evaluate(target: str, overrides: tuple[str, ...], **options: Any) -> None:
 )
 def compare(a: str, b: str, step: int | None, lines: int) -> None:
     """Whether B is better than A, prompt by prompt. Each is a run, or a .parquet file from `eval --out` or a run's samples/."""
-    from launch.compare import compare as run
+    from launch.tools.compare import compare as run
 
     run(a, b, step, lines, console)
 
@@ -364,7 +364,7 @@ def rescore(
     target: str, overrides: tuple[str, ...], rewards: tuple[str, ...], steps: str | None, out: str | None
 ) -> None:
     """What another reward would have said of the saved samples of RUN (or of a .parquet file of them), offline."""
-    from launch.rescore import rescore as run
+    from launch.tools.rescore import rescore as run
 
     run(target, rewards, steps, out, overrides, console)
 
@@ -374,7 +374,7 @@ def rescore(
 @OVERRIDES
 def track(run: str, overrides: tuple[str, ...]) -> int:
     """Sends what trackers lack of RUN: after a network was away, or to one that is named only now (tracking.to=mlflow)."""
-    from launch.track import track as send
+    from launch.tools.track import track as send
 
     return send(Path(run), overrides, console)
 
@@ -385,7 +385,7 @@ def track(run: str, overrides: tuple[str, ...]) -> int:
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 def export(source: str, target: str, force: bool) -> None:
     """Writes SOURCE (a run or a checkpoint) as a Hugging Face model directory."""
-    from launch.export import export as run
+    from launch.tools.export import export as run
 
     run(Path(source), Path(target), force)
     say(console, f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.")

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from launch.local_ray import Session, address_for_commands, pages_for_prometheus, ray_session, remove_leftovers
 from launch.placement import choose_transport, places
-from rlsys import tiny
-from rlsys.config import Config, ConfigError
-from rlsys.config_check import check_model
-from rlsys.progress import Note
-from rlsys.shapes import window_in
-from workers.imports import uncollected, without_generation
-from workers.nursery import ENGINES, MODELS, executable
-from workers.places import forget, place_of, tidy
-from workers.process import port_is_taken
-from workers.waiting import Watch
+from rlsys.checks import check_model
+from rlsys.config.schema import Config, ConfigError
+from rlsys.models.shapes import window_in
+from rlsys.runs.progress import Note
+from rlsys.tasks import zigzag
+from workers.supervision.imports import uncollected, without_generation
+from workers.supervision.nursery import ENGINES, MODELS, executable
+from workers.supervision.places import forget, place_of, tidy
+from workers.supervision.process import port_is_taken
+from workers.supervision.waiting import Watch
 
 if TYPE_CHECKING:
-    from workers.critic import CriticGroup
-    from workers.policy import PolicyGroup
-    from workers.reference import Reference
-    from workers.reward import RewardPool
-    from workers.rollout import RolloutGroup
+    from workers.learner.critic import CriticGroup
+    from workers.learner.policy import PolicyGroup
+    from workers.learner.reference import Reference
+    from workers.reward.pool import RewardPool
+    from workers.rollout.rollout import RolloutGroup
 
 
 @dataclass
@@ -160,12 +160,12 @@ class Actors:
 @uncollected()
 def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, training: bool) -> Cluster:
     """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
-    from workers.critic import CriticGroup, CriticRank
-    from workers.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
-    from workers.policy import PolicyGroup, PolicyRank
-    from workers.reference import Reference, ReferenceWorker
-    from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
-    from workers.rollout import RolloutGroup, RolloutWorker
+    from workers.learner.critic import CriticGroup, CriticRank
+    from workers.learner.policy import PolicyGroup, PolicyRank
+    from workers.learner.reference import Reference, ReferenceWorker
+    from workers.reward.pool import OPTIONS, RewardPool, RewardWorker, numbers
+    from workers.rollout.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
+    from workers.rollout.rollout import RolloutGroup, RolloutWorker
 
     cpu = config.cluster.device == "cpu"
     place = places(ray, config, training, watch.note)
@@ -217,7 +217,7 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
 def find_model(config: Config, note: Note) -> str:
     """The model as a directory; the built-in one is made on first use."""
     if config.model.path == "builtin:tiny":
-        return str(tiny.model_folder(config.run.seed, note))
+        return str(zigzag.model_folder(config.run.seed, note))
     return (
         str(Path(config.model.path).expanduser())
         if Path(config.model.path).expanduser().is_dir()

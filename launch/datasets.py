@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rlsys import data
-from rlsys.config import Config, ConfigError, Source
+from rlsys.config.schema import Config, ConfigError, Source
 from rlsys.data import Dataset, Form, Origin, Preparation, Rows, Rules, Stored
-from rlsys.evaluation import HeldOut
-from rlsys.progress import Note
+from rlsys.evaluation.held_out import HeldOut
+from rlsys.runs.progress import Note
 
 BAD_ROWS = "bad_rows.jsonl"
 

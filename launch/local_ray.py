@@ -21,14 +21,14 @@ from typing import IO, Any
 import psutil
 
 from launch.ray_token import token_is_demanded, token_is_used, wrong_token
-from rlsys.cache import cache
-from rlsys.config import Config, ConfigError
-from rlsys.failures import WorkerLost
-from rlsys.stopping import Stop
-from workers import worker_command
-from workers.engines import CPU_ENVIRONMENT
-from workers.nursery import begin
-from workers.process import port_is_taken
+from rlsys.config.cache import cache
+from rlsys.config.schema import Config, ConfigError
+from rlsys.runs.errors import WorkerLost
+from rlsys.runs.stopping import Stop
+from workers.rollout.engines import CPU_ENVIRONMENT
+from workers.supervision import worker_command
+from workers.supervision.nursery import begin
+from workers.supervision.process import port_is_taken
 
 LOOK_S = 1.0  # between two looks at Ray's own processes
 USUAL = tempfile.gettempdir()  # where temporary files go that are of no Ray of ours
@@ -39,7 +39,7 @@ class Session:
     """A Ray that this process is connected to."""
 
     ray: Any  # the module
-    nursery: Path | None = None  # where workers can be forked, see workers/nursery.py
+    nursery: Path | None = None  # where workers can be forked, see workers/supervision/nursery.py
     processes: Mapping[str, Any] = field(default_factory=dict)  # its own, by name; of a Ray that was joined, none
 
     @contextlib.contextmanager
@@ -105,7 +105,7 @@ def ray_session(config: Config, logs: Path) -> Iterator[Session]:
     # Where libraries leave their things, in the workers and here.
     tempfile.tempdir = str(folder / "tmp")  # it would not look at TMPDIR again
     os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(compiled(folder / "tmp"))}
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/meeting.py
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # gloo's place is chosen in workers/learner/rendezvous.py
     keep_token_private()
     nursery = folder / "n" if config.cluster.device == "cpu" else None
     nurse, others = None, set(psutil.Process().children(recursive=True))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launch.bundles import Bundle, bundles, count, together
-from rlsys.config import Config, ConfigError
+from rlsys.config.schema import Config, ConfigError
 
 if TYPE_CHECKING:
-    from rlsys.progress import Note
+    from rlsys.runs.progress import Note
 
 # For GPUs that are there and taken: the workers of a driver that has just ended hold them for a moment.
 PATIENCE_S = 60.0

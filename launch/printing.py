@@ -5,7 +5,7 @@ import os
 from rich.console import Console
 from rich.table import Table
 
-from rlsys.visible import visible
+from rlsys.text import visible
 
 
 class Enduring(Console):

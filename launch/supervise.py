@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from workers.nursery import die_with
+from workers.supervision.nursery import die_with
 
 LOST = 75  # exit code of a driver that has lost what it needs: sysexits.h calls it a temporary failure
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)

@@ -12,16 +12,16 @@ from rich.table import Table
 
 from launch import datasets
 from launch.printing import say
-from rlsys.checkpoint import Checkpoints
-from rlsys.config import Config, ConfigError
-from rlsys.failures import Abandoned
-from rlsys.progress import Progress, as_shares
-from rlsys.run_directory import RunDirectory, read_lines, read_samples
-from rlsys.stopping import Stop
+from rlsys.config.schema import Config, ConfigError
+from rlsys.runs.checkpoint import Checkpoints
+from rlsys.runs.directory import RunDirectory, read_lines, read_samples
+from rlsys.runs.errors import Abandoned
+from rlsys.runs.progress import Progress, as_shares
+from rlsys.runs.stopping import Stop
+from rlsys.text import visible
 from rlsys.tracking import Told, Tracker
 from rlsys.tracking.known import missing
 from rlsys.tracking.tracking import Tracking
-from rlsys.visible import visible
 
 if TYPE_CHECKING:
     from launch.cluster import Cluster
@@ -44,7 +44,7 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         done = there.step if there and not there.state["owed"] else 0
         if done >= last:
             from launch.local_ray import remove_leftovers
-            from workers.places import forget
+            from workers.supervision.places import forget
 
             remove_leftovers()  # where it was killed after its last step
             forget(run.logs)
@@ -84,7 +84,7 @@ def refuse_folder_of_a_job(place: Path) -> None:
 def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) -> int:
     """The last step that is done and saved."""
     from launch.cluster import started
-    from workers.waiting import Watch
+    from workers.supervision.waiting import Watch
 
     if unknown := missing(config.tracking):
         raise ConfigError(unknown)
@@ -126,7 +126,7 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) ->
 
 def ray_metrics(config: Config, run: RunDirectory, cluster: "Cluster") -> Callable[[Told], Tracker]:
     """The figures for Ray's dashboard, Prometheus and Grafana."""
-    from workers.gauges import RayMetrics
+    from workers.supervision.ray_metrics import RayMetrics
 
     t, events = config.trainer, read_lines(run.path / "events.jsonl")
     return functools.partial(

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from rlsys.credit import Credit
-from rlsys.dynamic_sampling import teaching
-from rlsys.timeline import span
+from rlsys.algorithms.credit import Credit
+from rlsys.runs.timeline import span
+from rlsys.sampling.dynamic_sampling import teaching
 from rlsys.types import Batch, Metrics
 
 

@@ -11,30 +11,33 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from rlsys import agreement, dynamic_sampling, kl, metrics
-from rlsys.best import Best
-from rlsys.checkpoint import Checkpoints
-from rlsys.config import Config, ConfigError
-from rlsys.credit import Credit, CreditAssignment
+from rlsys import metrics
+from rlsys.algorithms import kl
+from rlsys.algorithms.credit import Credit, CreditAssignment
+from rlsys.algorithms.schedule import learning_rate
+from rlsys.config.schema import Config, ConfigError
 from rlsys.data import Dataset
-from rlsys.diagnosis import disagreement
-from rlsys.draw import Draw
-from rlsys.dynamic_sampling import NothingToLearn
-from rlsys.early_scores import Scoring
-from rlsys.evaluation import HeldOut, evaluate
-from rlsys.failures import Abandoned
+from rlsys.evaluation.held_out import HeldOut, evaluate
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import Clock
-from rlsys.minibatches import MiniBatch, heard, mini_batches
-from rlsys.oversampling import Oversampling
-from rlsys.packing import pack, unpack
-from rlsys.pipeline import Collector, Pipeline, RewardFailure, Timetable
-from rlsys.run_directory import RunDirectory
-from rlsys.schedule import learning_rate
-from rlsys.shapes import pairs_per_token
-from rlsys.skips import Skips
-from rlsys.stopping import Stop
-from rlsys.timeline import of_step, recorded
+from rlsys.models.shapes import pairs_per_token
+from rlsys.numerics import agreement
+from rlsys.numerics.diagnosis import disagreement
+from rlsys.packs.minibatches import MiniBatch, heard, mini_batches
+from rlsys.packs.packing import pack, unpack
+from rlsys.pipeline import Pipeline, Timetable
+from rlsys.runs.best import Best
+from rlsys.runs.checkpoint import Checkpoints
+from rlsys.runs.directory import RunDirectory
+from rlsys.runs.errors import Abandoned, NothingToLearn, RewardFailure
+from rlsys.runs.skips import Skips
+from rlsys.runs.stopping import Stop
+from rlsys.runs.timeline import of_step, recorded
+from rlsys.sampling import dynamic_sampling
+from rlsys.sampling.collector import Collector
+from rlsys.sampling.early_scoring import Scoring
+from rlsys.sampling.oversampling import Oversampling
+from rlsys.sampling.sampling_plan import Draw
 from rlsys.tracking.tracking import Tracking
 from rlsys.types import Batch, Columns, Floats, Metrics, Pack
 

@@ -189,6 +189,6 @@ class Pack:
 
     @property
     def pairs(self) -> float:
-        """Of query and key that attention looks at, as `rlsys.dealing.cost` counts them."""
+        """Of query and key that attention looks at, as `rlsys.packs.balance.cost` counts them."""
         before = [0 if a < 0 else self.lengths[a] for a in self.after]
         return sum(n * (b + n / 2) for b, n in zip(before, self.lengths, strict=True))

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlsys import config_load
-from rlsys.config import Config, ConfigError, Function, Source
-from rlsys.config_check import check
-from rlsys.plugins import importable
-from rlsys.secrets import variables
+from rlsys.checks import check
+from rlsys.config import loading
+from rlsys.config.plugins import importable
+from rlsys.config.schema import Config, ConfigError, Function, Source
+from rlsys.config.secrets import variables
 
 MOST = 200 << 20  # bytes; Ray keeps all of it in the memory of the head node
 LEFT_OUT = ("runs", "__pycache__", "node_modules")  # and what begins with a dot: .git, .venv, .env
@@ -73,8 +73,8 @@ class Parcel:
 
 def pack(path: str, overrides: tuple[str, ...], more: tuple[str, ...] = ()) -> Parcel:
     """Reads and checks the configuration, and finds what it needs. Raises `ConfigError` with all that is in the way."""
-    config = config_load.unchecked(path, overrides)
-    named = [Named("the configuration", place) for place in config_load.files(path)]
+    config = loading.load(path, overrides)
+    named = [Named("the configuration", place) for place in loading.files(path)]
     named = [Named(n.option, relative(n.path)) for n in named] + [*named_by(config)]
     named += [Named("--with", relative(place)) for place in more]
     elsewhere = [n for n in named if n.elsewhere]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.ray_token import token_is_used, wrong_token
-from rlsys.config import ConfigError
-from rlsys.secrets import hidden
+from rlsys.config.schema import ConfigError
+from rlsys.config.secrets import hidden
 
 ANSWER_S = 60.0  # for one answer; connecting has a sixth of it
 LOST_S = 120.0  # without any answer, before following a job is given up

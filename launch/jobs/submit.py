@@ -15,8 +15,8 @@ from launch.jobs.parcel import Parcel, mebibytes, pack
 from launch.jobs.server import JobServer, NoAnswer
 from launch.printing import say
 from rlsys import __version__
-from rlsys.config import ConfigError
-from rlsys.secrets import hidden, secret_variable
+from rlsys.config.schema import ConfigError
+from rlsys.config.secrets import hidden, secret_variable
 
 MARGIN_S = 20  # beyond what a run takes to stop: Ray kills it after that
 NOT_FOUND = 127  # exit code of a shell that does not find a command

@@ -14,9 +14,9 @@ from launch.report.gather import Run, page_data
 from launch.report.page import page
 from launch.report.sampled import UNREADABLE, files, kept, numbers, packed, unread
 from launch.report.words import words
-from rlsys.config import ConfigError
-from rlsys.failures import disk_trouble
-from rlsys.run_directory import write
+from rlsys.config.schema import ConfigError
+from rlsys.runs.directory import write
+from rlsys.runs.errors import disk_trouble
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.report.charts import PHASES, charts
 from launch.report.lanes import lanes
-from launch.show import meanings
-from rlsys import __version__, config_load, findings, plan
-from rlsys.config import Config, ConfigError
-from rlsys.config_check import COMPARE_WITHIN_A_GROUP
-from rlsys.history import Happening, ending, happenings
-from rlsys.run_directory import read_lines
-from rlsys.secrets import cleared, hidden
+from launch.tables import meanings
+from rlsys import __version__
+from rlsys.analysis import findings
+from rlsys.analysis.run_events import Happening, ending, happenings
+from rlsys.checks import COMPARE_WITHIN_A_GROUP
+from rlsys.config import loading
+from rlsys.config.schema import Config, ConfigError
+from rlsys.config.secrets import cleared, hidden
+from rlsys.estimates import batch_math
+from rlsys.runs.directory import read_lines
 
 QUIET = ("sync", "checkpoint")  # events of every step; the page does not list them
 
@@ -56,8 +59,8 @@ def _settings(file: Path) -> tuple[Config | None, dict[str, Any], str]:
     except Exception as error:
         return None, {}, f"config.yaml cannot be read: {error}"
     try:
-        config = config_load.build(tree, [], str(file))
-        return config, config_load.flatten(config), ""
+        config = loading.build(tree, [], str(file))
+        return config, loading.flatten(config), ""
     except ConfigError as error:
         flat = {
             f"{section}.{name}": OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
@@ -172,16 +175,16 @@ def tables(run: Run) -> dict[str, list[list[Any]]]:
     if run.config is None:
         return {}
     return {
-        "Batch arithmetic": [[what, number, how] for what, how, number in plan.batch_arithmetic(run.config)],
-        "Method": [list(row) for row in plan.method(run.config)],
-        "Data": [list(row) for row in plan.data_sets(run.config)],
-        "Processes": [list(row) for row in plan.processes(run.config)],
+        "Batch arithmetic": [[what, number, how] for what, how, number in batch_math.batch_arithmetic(run.config)],
+        "Method": [list(row) for row in batch_math.method(run.config)],
+        "Data": [list(row) for row in batch_math.data_sets(run.config)],
+        "Processes": [list(row) for row in batch_math.processes(run.config)],
     }
 
 
 def options(run: Run) -> list[dict[str, Any]]:
     """Every option, whether it is the default, and what it means."""
-    defaults, meaning = config_load.flatten(Config()), meanings()
+    defaults, meaning = loading.flatten(Config()), meanings()
     ours = {key: value for key, value in run.options.items() if key != "run.dir"}
     return [
         {

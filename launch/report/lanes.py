@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from rlsys.run_directory import read_lines
-from rlsys.trace import Span, busy, lanes_of, spans, within
+from rlsys.analysis.trace import Span, busy, lanes_of, spans, within
+from rlsys.runs.directory import read_lines
 
 STEPS = 6  # the last ones
 MOST = 6000  # boxes; more are too many to look at

@@ -13,8 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rlsys.samples import NEEDED
-from rlsys.secrets import hidden
+from rlsys.config.secrets import hidden
+from rlsys.runs.samples import NEEDED
 
 Piece = dict[str, Any]
 Pieces = Callable[[list[int]], list[str]]  # what the tokens are in words

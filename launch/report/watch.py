@@ -31,8 +31,8 @@ from launch.report.gather import Run, page_data
 from launch.report.page import page
 from launch.report.sampled import UNREADABLE, files, numbers, packed, texts, tokens, unread
 from launch.report.words import words
-from rlsys.config import ConfigError
-from rlsys.run_directory import BEFORE_CONFIG
+from rlsys.config.schema import ConfigError
+from rlsys.runs.directory import BEFORE_CONFIG
 
 PIECE = re.compile(r"(texts|tokens)-((?:step|eval)-\d+)")
 Answer = tuple[int, str, bytes, str]  # status, type, body, tag

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlsys.tiny import SYMBOLS
+from rlsys.tasks.zigzag import SYMBOLS
 
 ANCHOR = "a"  # a token that is decoded before each other one: at the begin of a text some lose their blank
 PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that a byte-level vocabulary writes as they are

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlsys.cache import cache
-from rlsys.config import ConfigError
+from rlsys.config.cache import cache
+from rlsys.config.schema import ConfigError
 from rlsys.data.store import Stored, stored
 
 Note = Callable[[str], None]  # what tells a person

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 from rlsys.data.origin import Origin
 from rlsys.data.store import Rows, Stored, repeats
 

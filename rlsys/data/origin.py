@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 BUILTIN = ("zigzag", "zigzag_heldout")

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 from rlsys.data.origin import Origin, locate
 from rlsys.data.readers import Row, read
 from rlsys.data.render import Form, Refusal, compiled, find_prompt

@@ -11,14 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 from rlsys.data import cache
 from rlsys.data.cache import Note
 from rlsys.data.origin import Origin, Place, locate
 from rlsys.data.readers import Bad, Row, hugging_face, read
 from rlsys.data.render import Form, Refusal, Rendered, Renderer, facts, template_text, without_nulls
 from rlsys.data.store import Stored, Writer
-from rlsys.samples import unicode
+from rlsys.text import unicode
 
 VERSION = 3  # of what is stored; another one prepares anew
 ROWS, CHARACTERS = 1000, 4_000_000  # tokenized together, at most

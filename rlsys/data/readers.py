@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlsys import tiny
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 from rlsys.data.origin import Origin, Place
+from rlsys.tasks import zigzag
 
 BATCH = 1000  # rows of parquet and Arrow data held as Python objects at a time
 ESCAPES = re.compile("[\udc80-\udcff]")
@@ -60,7 +60,7 @@ class Bad:
 def read(origin: Origin, place: Place) -> Iterator[Row | Bad]:
     """Every row of a data set, in the order of its files."""
     if place.kind == "builtin":
-        for line, fields in enumerate(tiny.rows(place.name), 1):
+        for line, fields in enumerate(zigzag.rows(place.name), 1):
             yield Row(place.name, line, fields)
     elif place.kind in ("saved", "hub"):
         yield from _tables(origin.path, hugging_face(origin, place))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 
 Message = dict[str, Any]
 MISSING = object()

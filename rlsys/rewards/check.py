@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.config import ConfigError, Function
-from rlsys.options import names
-from rlsys.plugins import absent
+from rlsys.config.options import names
+from rlsys.config.plugins import of_user_function, title
+from rlsys.config.schema import ConfigError, Function
+from rlsys.config.secrets import given, hidden, variables
 from rlsys.rewards.functions import CHECKS, REWARDS
-from rlsys.secrets import given, hidden, variables
 
 
 def problems(key: str, functions: dict[str, Function]) -> list[str]:
@@ -46,12 +46,6 @@ def problems(key: str, functions: dict[str, Function]) -> list[str]:
     return found
 
 
-def of_user_function(key: str, spec: str) -> list[str]:
-    """Whether `module:function` or `file.py:function` can be one."""
-    problem = absent(spec) if ":" in spec else ""
-    return [f"{key}: {problem}."] if problem else []
-
-
 def of_options(key: str, f: Function, function: Callable[..., Any]) -> list[str]:
     """Options that the function does not have, and values it cannot use."""
     known = names(function)
@@ -68,8 +62,3 @@ def of_options(key: str, f: Function, function: Callable[..., Any]) -> list[str]
     except ConfigError as error:
         return [f"{key}: {hidden(problem, variables(f.options))}" for problem in error.problems]
     return []
-
-
-def title(name: str) -> str:
-    """What a function is called in figures.  "my.py:brevity" -> "brevity" """
-    return name.rpartition(":")[2]

@@ -5,10 +5,10 @@ from typing import Any
 
 from rlsys.rewards import model, services, shape, structure, tags, text
 from rlsys.rewards.arithmetic import countdown
-from rlsys.rewards.code import check as check_code
-from rlsys.rewards.code import code
-from rlsys.rewards.mathematics import math
-from rlsys.tiny import is_zigzag
+from rlsys.rewards.code.program import check as check_code
+from rlsys.rewards.code.program import code
+from rlsys.rewards.math.mathematics import math
+from rlsys.tasks.zigzag import is_zigzag
 
 
 def zigzag(prompt: str, completion: str, finish: str) -> float:

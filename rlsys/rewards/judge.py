@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.config import ConfigError, Function
-from rlsys.plugins import find
-from rlsys.rewards.check import title
+from rlsys.config.plugins import find, title
+from rlsys.config.schema import ConfigError, Function
+from rlsys.config.secrets import given, hidden, variables
 from rlsys.rewards.functions import CHECKS, REWARDS
 from rlsys.rewards.scored import Scored
 from rlsys.rewards.settings import deadline
 from rlsys.rewards.start import PREPARE
-from rlsys.secrets import given, hidden, variables
 from rlsys.types import Prompt, Sample, Verdict
 
 Facts = dict[str, Any]  # of one sample, by the names that functions ask for

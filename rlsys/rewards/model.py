@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 
 
 def model(

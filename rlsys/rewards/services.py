@@ -30,8 +30,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsys.config import ConfigError
-from rlsys.options import names
+from rlsys.config.options import names
+from rlsys.config.schema import ConfigError
 
 if TYPE_CHECKING:
     import httpx

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlsys.config import Config, Function
+from rlsys.config.schema import Config, Function
 
 Sets = dict[str, dict[str, Function]]  # by data set; "" is reward.functions
 LONG = {"code": 6.0, "http": 30.0, "judge": 120.0}  # seconds of a call, if their option `timeout_s` does not say

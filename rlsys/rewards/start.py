@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.rewards import code, mathematics, model, services
+from rlsys.rewards import model, services
+from rlsys.rewards.code import program
+from rlsys.rewards.math import mathematics
 
 PREPARE: dict[str, Callable[[dict[str, Any]], None]] = {
     "math": mathematics.prepare,
-    "code": code.prepare,
+    "code": program.prepare,
     "http": services.prepare,
     "judge": services.prepare,
     "model": model.prepare,
 }
-NOTES: dict[str, Callable[[], str]] = {"code": code.note}
+NOTES: dict[str, Callable[[], str]] = {"code": program.note}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 
 BLOCK = re.compile(r"```json\s*\n?(.*?)```", re.DOTALL | re.IGNORECASE)
 

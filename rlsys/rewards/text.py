@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 from rlsys.rewards.scored import Scored
 
 LONGEST = 1000  # characters of an answer that is voted for

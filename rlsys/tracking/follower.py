@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlsys.config import ConfigError
-from rlsys.secrets import hidden
+from rlsys.config.schema import ConfigError
+from rlsys.config.secrets import hidden
 from rlsys.tracking.memory import Memory
 from rlsys.tracking.tracker import Told, Tracker
 

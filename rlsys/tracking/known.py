@@ -5,10 +5,10 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.config import ConfigError, Tracking
-from rlsys.options import names
-from rlsys.rewards.check import of_user_function
-from rlsys.secrets import given
+from rlsys.config.options import names
+from rlsys.config.plugins import of_user_function
+from rlsys.config.schema import ConfigError, Tracking
+from rlsys.config.secrets import given
 from rlsys.tracking.mlflow import MLflow
 from rlsys.tracking.tensorboard import TensorBoard
 from rlsys.tracking.wandb import Wandb

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlsys.config import Config, ConfigError
-from rlsys.config_load import flatten
-from rlsys.failures import Abandoned, WorkerLost
-from rlsys.plugins import find
-from rlsys.secrets import cleared, given
+from rlsys.config.loading import flatten
+from rlsys.config.plugins import find
+from rlsys.config.schema import Config, ConfigError
+from rlsys.config.secrets import cleared, given
+from rlsys.runs.errors import Abandoned, WorkerLost
 from rlsys.tracking.follower import Follower, Lines
 from rlsys.tracking.known import TRACKERS
 from rlsys.tracking.memory import Memory

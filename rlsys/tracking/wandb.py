@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 from rlsys.tracking.tracker import Figures, Told, Tracker
 
 CODES = {"done": 0, "stopped": 0, "failed": 1}

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from rlsys.advantages import ESTIMATORS
+from rlsys.algorithms.advantages import ESTIMATORS
 
 SAMPLES, GROUPS, LIMIT, REPEATS = 100_000, 10_000, 20.0, 20  # LIMIT in ms
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from rlsys.config_load import load
-from rlsys.minibatches import heard, mini_batches
-from rlsys.packing import pack
+from rlsys.checks import load_checked
+from rlsys.packs.minibatches import heard, mini_batches
+from rlsys.packs.packing import pack
 from rlsys.types import Batch, Columns, Pack, Prompt, Sample
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
@@ -87,11 +87,13 @@ def model_of(name: str, folder: Path) -> str:
 
 
 def trial_of(model: str, *overrides: str) -> Trial:
-    from workers.model import load_packed
-    from workers.objective import Objective
-    from workers.zero import ZeroEngine
+    from workers.learner.model import load_packed
+    from workers.learner.objective import Objective
+    from workers.learner.zero import ZeroEngine
 
-    config = load(CONFIG, ["policy.ranks=1", "trainer.updates_per_step=1", "trainer.epochs_per_step=1", *overrides])
+    config = load_checked(
+        CONFIG, ["policy.ranks=1", "trainer.updates_per_step=1", "trainer.epochs_per_step=1", *overrides]
+    )
     packed = load_packed(config, model)
     parameters = sum(p.numel() for p in packed.parameters())
     zero = ZeroEngine(packed, config.policy, config.policy.lr)
@@ -188,9 +190,9 @@ def measure(name: str) -> None:
     import deepspeed
     import torch
 
-    from workers.zero import prepare
+    from workers.learner.zero import prepare
 
-    prepare(load(CONFIG), 1)
+    prepare(load_checked(CONFIG), 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

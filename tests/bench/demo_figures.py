@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from rlsys.run_directory import read_lines
+from rlsys.runs.directory import read_lines
 
 ROOT = Path(__file__).parent.parent.parent
 PHASES = ("step", "rollout", "reward", "score", "update", "sync")

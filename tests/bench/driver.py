@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from rlsys import run_directory, samples
-from rlsys.config_load import load
+from rlsys.checks import load_checked
 from rlsys.data import Dataset
-from rlsys.run_directory import RunDirectory
+from rlsys.runs import directory, samples
+from rlsys.runs.directory import RunDirectory
 from rlsys.trainer import Trainer
 from rlsys.types import Floats, Metrics, Pack, Prompt, Request, Sample, Verdict
 
@@ -163,7 +163,7 @@ class Stopwatch:
 def measure(tokens: int, steps: int, profile: cProfile.Profile | None = None) -> list[list[float]]:
     """Of each step but the first: seconds, CPU seconds, and CPU seconds of writing samples."""
     meter = Meter()
-    run_directory.write_samples = meter.writing(samples.write_samples)
+    directory.write_samples = meter.writing(samples.write_samples)
     engines, watch = Engines(tokens, meter), Stopwatch(meter)
     rng = np.random.default_rng(1)
     prompts = [
@@ -174,7 +174,7 @@ def measure(tokens: int, steps: int, profile: cProfile.Profile | None = None) ->
         file = Path(name) / "driver.yaml"
         file.write_text(CONFIG)
         longest = [f"rollout.max_new_tokens={tokens}", f"trainer.steps={steps + 2}", f"run.dir={name}/run"]
-        config = load(file, longest)
+        config = load_checked(file, longest)
         run = RunDirectory(config)
         trainer = Trainer(
             config,

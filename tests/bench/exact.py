@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workers.engines import CPU_ENVIRONMENT
+from workers.rollout.engines import CPU_ENVIRONMENT
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
 ROUNDS = 5
@@ -26,10 +26,10 @@ def model_of(name: str, folder: Path) -> str:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from rlsys import tiny
+    from rlsys.tasks import zigzag
 
     if name == "tiny":
-        return str(tiny.model_folder(0))
+        return str(zigzag.model_folder(0))
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=1000,
@@ -47,7 +47,7 @@ def model_of(name: str, folder: Path) -> str:
         dtype="float32",
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    tiny.make_tokenizer().save_pretrained(folder)
+    zigzag.make_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -71,26 +71,26 @@ def engines(name: str, model: str) -> None:
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-    from rlsys import exact
-    from rlsys.config_load import load
+    from rlsys.checks import load_checked
+    from rlsys.packs import exact
     from rlsys.types import Request
-    from workers import exact_engine, fused_norms
-    from workers.engines import InProcessEngine, arguments
+    from workers.cpu import exact_engine, norms
+    from workers.rollout.engines import InProcessEngine, arguments
 
     rows = exact.FEWEST, exact.MOST
     own = CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu
     longest = max(length for _, length, _ in LOADS[name])
     new = max(n for *_, n in LOADS[name])
-    config = load(CONFIG, [f"rollout.max_new_tokens={new}"])
+    config = load_checked(CONFIG, [f"rollout.max_new_tokens={new}"])
     engine = InProcessEngine(arguments(config, model, "rlsys_host_memory", longest))
 
-    def norms(*ways: str) -> None:
-        for operation in fused_norms.PRIORITY["ir_op_priority"]:
+    def set_norms(*ways: str) -> None:
+        for operation in norms.PRIORITY["ir_op_priority"]:
             getattr(ir.ops, operation).set_default(list(ways))
 
     def plain() -> None:
         asyncio.run(engine.forget_prefixes())
-        norms(fused_norms.WAY, "native")
+        set_norms(norms.WAY, "native")
         exact.FEWEST, exact.MOST = 1, 10**9
         CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu = own
 
@@ -100,7 +100,7 @@ def engines(name: str, model: str) -> None:
 
     def exactly() -> None:
         default()
-        norms("native")
+        set_norms("native")
         exact_engine.install()
 
     for prompts, length, tokens in LOADS[name]:
@@ -126,9 +126,9 @@ def trainers(name: str, model: str) -> None:
     import numpy as np
     import torch
 
-    from rlsys.config_load import load
+    from rlsys.checks import load_checked
     from rlsys.types import Columns, Pack
-    from workers.model import load_packed
+    from workers.learner.model import load_packed
 
     prompts, length, tokens = LOADS[name][0]
     each, count = length + tokens - 1, min(prompts, 4096 // (length + tokens - 1))
@@ -147,7 +147,7 @@ def trainers(name: str, model: str) -> None:
         weights=zeros,
         columns=Columns(),
     )
-    models = {exact: load_packed(load(CONFIG, [f"rollout.exact={exact}"]), model) for exact in (False, True)}
+    models = {exact: load_packed(load_checked(CONFIG, [f"rollout.exact={exact}"]), model) for exact in (False, True)}
     chosen = False
 
     def choose(exact: bool) -> Callable[[], None]:

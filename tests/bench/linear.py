@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from models import CASES
 from torch import Tensor
 
-from rlsys import exact
-from workers.linear import Linear, few_rows
+from rlsys.packs import exact
+from workers.cpu.linear import Linear, few_rows
 
 ROUNDS, SPAN_S = 5, 0.1
 ROWS = (1, 4, 8, 16, 24, 32, 64, 128, 256)

@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 from models import CASES, random_model, save_case
 
-from rlsys.config_load import load
-from rlsys.memory import Lengths, Parts, processes, total
-from rlsys.shapes import model_of
+from rlsys.checks import load_checked
+from rlsys.estimates.memory import Lengths, Parts, processes, total
+from rlsys.models.shapes import model_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -31,7 +31,7 @@ COMMON = ["trainer.steps=3", "run.max_restarts=0", "eval.datasets=[]", "eval.eve
 STEP = ["trainer.prompts_per_step=16", "trainer.samples_per_prompt=8", "trainer.updates_per_step=2"]
 TINY_PROMPT = 7  # tokens
 FEW = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=4"]
-COIN = "reward.functions={coin: {function: 'launch.synthetic:coin'}}"
+COIN = "reward.functions={coin: {function: 'launch.tools.synthetic:coin'}}"
 LARGE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 LARGE |= {"num_key_value_heads": 4, "vocab_size": 32768, "max_position_embeddings": 512, "tie_word_embeddings": True}
 
@@ -117,7 +117,7 @@ def look(peak: Peak, pid: int) -> None:
 
 def predicted(config: Path, overrides: list[str]) -> dict[str, tuple[str, Parts]]:
     """By worker: the moment when it needs most, and what for."""
-    c = load(config, [*COMMON, *overrides])
+    c = load_checked(config, [*COMMON, *overrides])
     model, _ = model_of(c.model.path)
     prompt = c.rollout.max_prompt_tokens or TINY_PROMPT
     every = processes(c, model, Lengths(prompt, c.rollout.max_new_tokens))

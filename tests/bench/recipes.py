@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlsys.run_directory import read_lines
+from rlsys.runs.directory import read_lines
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).with_name("recipes.jsonl")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from launch.local_ray import ray_session
-from rlsys.config_load import load
+from rlsys.checks import load_checked
 from rlsys.types import Prompt, Sample
-from workers.reward import OPTIONS, RewardPool, RewardWorker, numbers
-from workers.waiting import Watch
+from workers.reward.pool import OPTIONS, RewardPool, RewardWorker, numbers
+from workers.supervision.waiting import Watch
 
 SAMPLES, GROUP, ALONE = 20_000, 16, 200
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "trivial.py").write_text("def trivial(completion):\n    return 1.0\n")
-        config = load(ROOT / "configs" / "tiny_cpu.yaml", [f"reward.functions={folder}/trivial.py:trivial"])
+        config = load_checked(ROOT / "configs" / "tiny_cpu.yaml", [f"reward.functions={folder}/trivial.py:trivial"])
         with ray_session(config, Path(folder)) as session:
             kind = session.ray.remote(RewardWorker).options(num_cpus=0, **OPTIONS)
             watch = Watch(Path(folder))

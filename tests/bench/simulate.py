@@ -20,11 +20,11 @@ from typing import Any
 
 from models import CASES, PROMPT, save_case
 
-from launch.plan import costs
-from launch.plan.simulate import Loop
-from launch.synthetic import Lengths
-from rlsys.config import Data
-from rlsys.config_load import load
+from launch.tools.plan import costs
+from launch.tools.plan.simulate import Loop
+from launch.tools.synthetic import Lengths
+from rlsys.checks import load_checked
+from rlsys.config.schema import Data
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "trl" / "rlsys.yaml"
@@ -65,7 +65,7 @@ def run(settings: list[str], folder: Path, steps: int) -> dict[str, Any]:
 
 def simulated(settings: list[str], figures: Path, steps: int) -> float:
     """Seconds of a step."""
-    config = load(CONFIG, settings)
+    config = load_checked(CONFIG, settings)
     config = replace(config, data=Data(), rollout=replace(config.rollout, max_new_tokens=LONGEST))
     lengths = Lengths(MEAN, LONGEST, config.run.seed)
     return Loop(config, costs.read(figures, PROMPT), lengths, PROMPT).run(steps).seconds

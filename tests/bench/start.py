@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlsys.run_directory import read_lines
-from rlsys.trace import spans
+from rlsys.analysis.trace import spans
+from rlsys.runs.directory import read_lines
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 300

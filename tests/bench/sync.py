@@ -21,11 +21,11 @@ from typing import Any
 from models import random_model
 
 from launch.local_ray import ray_session
-from rlsys.config_load import load
-from workers.engines import CPU_ENVIRONMENT
-from workers.policy import PolicyRank
-from workers.proof import of_ranks
-from workers.rollout import RolloutWorker
+from rlsys.checks import load_checked
+from workers.learner.policy import PolicyRank
+from workers.rollout.engines import CPU_ENVIRONMENT
+from workers.rollout.rollout import RolloutWorker
+from workers.sync.proof import of_ranks
 
 QUARTERS = 4  # which are copied one after the other, to need less memory
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
@@ -33,7 +33,7 @@ CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
 
 def save_model(folder: Path, layers: int) -> int:
     """Returns how many parameters it has."""
-    from rlsys.tiny import make_tokenizer
+    from rlsys.tasks.zigzag import make_tokenizer
 
     model = random_model(
         vocab_size=151936,
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     asked = parser.parse_args()
     settings = [f"policy.ranks={asked.ranks}", f"policy.zero_stage={asked.stage}", "policy.threads=1"]
-    config = load(CONFIG, [*settings, "rollout.engines=1", f"rollout.dtype={asked.dtype}"])
+    config = load_checked(CONFIG, [*settings, "rollout.engines=1", f"rollout.dtype={asked.dtype}"])
     with tempfile.TemporaryDirectory() as name, ray_session(config, Path(name)) as session:
         ray, model = session.ray, Path(name) / "model"
         count = save_model(model, asked.layers)

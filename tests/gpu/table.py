@@ -86,7 +86,7 @@ def of_device(device: str, size: int) -> tuple[float, float]:
 
 
 def line(name: str, asked: argparse.Namespace) -> dict[str, Any]:
-    from rlsys.tiny import make_tokenizer
+    from rlsys.tasks.zigzag import make_tokenizer
 
     with tempfile.TemporaryDirectory() as place:
         model = random_model(**SHAPES[name]).bfloat16()

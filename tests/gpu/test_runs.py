@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsys.run_directory import read_lines, read_samples
+from rlsys.runs.directory import read_lines, read_samples
 
 ROOT = Path(__file__).parent.parent.parent
 COLOCATED = ["cluster.placement=colocated", "rollout.engines=1", "policy.ranks=1", "rollout.gpu_memory=0.3"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rlsys import config_load
-from rlsys.config import Config, Run, Trainer
-from rlsys.samples import write_samples
-from rlsys.tiny import SYMBOLS
+from rlsys.config import loading
+from rlsys.config.schema import Config, Run, Trainer
+from rlsys.runs.samples import write_samples
+from rlsys.tasks.zigzag import SYMBOLS
 from rlsys.types import Batch, Columns, Prompt, Sample
 
 EOS = SYMBOLS.index("<eos>")
@@ -37,7 +37,7 @@ def make_run(
     config = config or Config(
         run=Run(dir=str(path)), trainer=Trainer(steps=steps, prompts_per_step=prompts, samples_per_prompt=samples)
     )
-    (path / "config.yaml").write_text(config_load.to_yaml(config))
+    (path / "config.yaml").write_text(loading.to_yaml(config))
     lines = [figures(0, steps, evaluated=True)] + [figures(s, steps, evaluated=s % 4 == 0) for s in range(1, steps + 1)]
     write_lines(path / "metrics.jsonl", lines)
     told = [{"event": "start"}, {"event": "begin", "step": 0}]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsys.samples import write_samples
+from rlsys.runs.samples import write_samples
 from rlsys.types import Batch, Prompt, Sample, Verdict
 
 Texts = list[str]

@@ -14,11 +14,12 @@ import pytest
 from saved import save
 
 from launch import cli, train
-from launch.export import export
-from rlsys import __version__, config_load
-from rlsys.checkpoint import SUMS, render, sha256
-from rlsys.config import Config, ConfigError, Run, Trainer
-from rlsys.run_directory import RunDirectory
+from launch.tools.export import export
+from rlsys import __version__
+from rlsys.config import loading
+from rlsys.config.schema import Config, ConfigError, Run, Trainer
+from rlsys.runs.checkpoint import SUMS, render, sha256
+from rlsys.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +75,7 @@ def finished(tmp_path) -> Path:
         files = {str(p.relative_to(folder)): sha256(p) for p in folder.rglob("*") if p.is_file()}
         (folder / SUMS).write_text(render(files))
     make_model(run / "checkpoints" / ".step-000006" / "model", "weights 6")
-    (run / "config.yaml").write_text(config_load.to_yaml(Config()))
+    (run / "config.yaml").write_text(loading.to_yaml(Config()))
     (run / "metrics.jsonl").write_text("")
     return run
 
@@ -190,7 +191,7 @@ def test_all_options_are_listed_with_default_and_meaning(rlsys):
     done = rlsys("validate", "--options")
     assert done.returncode == 0
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
-    for key, default in config_load.flatten(Config()).items():
+    for key, default in loading.flatten(Config()).items():
         assert key in rows, key
         assert rows[key][1] == repr(default).split()[0]
         assert len(rows[key]) > 2, f"{key} has no meaning"
@@ -239,7 +240,7 @@ def test_a_run_that_was_killed_after_its_last_step_is_tidied_up_when_it_is_start
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     monkeypatch.setattr(train.Checkpoints, "newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
     monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.places.SHARED", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "psm_x").touch()

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from launch.cluster import at_once, started
-from rlsys.config import Config, Run
-from rlsys.failures import WorkerLost
-from rlsys.run_directory import RunDirectory
-from workers.places import Place
-from workers.waiting import Watch
+from rlsys.config.schema import Config, Run
+from rlsys.runs.directory import RunDirectory
+from rlsys.runs.errors import WorkerLost
+from workers.supervision.places import Place
+from workers.supervision.waiting import Watch
 
 
 def test_all_are_started_at_the_same_time() -> None:
@@ -48,7 +48,7 @@ def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else
 
     monkeypatch.setattr("launch.cluster.ray_session", no_ray)
     monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.places.SHARED", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
     config = dataclasses.replace(Config(), run=Run(dir=str(tmp_path / "run")))
     (tmp_path / "psm_folder").mkdir()
     (tmp_path / "mine").touch()

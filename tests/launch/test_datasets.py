@@ -5,13 +5,14 @@ import pyarrow.parquet
 import pytest
 
 from launch import datasets
-from rlsys import config_load, tiny
-from rlsys.config import ConfigError
+from rlsys.checks import load_checked
+from rlsys.config.schema import ConfigError
+from rlsys.tasks import zigzag
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return tiny.make_tokenizer()
+    return zigzag.make_tokenizer()
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def read(tmp_path, monkeypatch):
     def read(data, held_out=None, **more):
         tree = {"data": data, "eval": {"datasets": held_out or {}}, "rollout": {"max_new_tokens": 8}} | more
         (tmp_path / "some.yaml").write_text(json.dumps(tree))
-        return config_load.load("some.yaml")
+        return load_checked("some.yaml")
 
     return read
 

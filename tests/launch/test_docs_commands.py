@@ -13,10 +13,11 @@ from click.testing import CliRunner
 from docs import PAGES, ROOT, Block, blocks, commands, lay_out, words
 
 from launch.cli import commands as rlsys
-from rlsys import config_load
-from rlsys.config import Config, ConfigError
-from rlsys.config_load import flatten
-from rlsys.plugins import find
+from rlsys.checks import load_checked
+from rlsys.config import loading
+from rlsys.config.loading import flatten
+from rlsys.config.plugins import find
+from rlsys.config.schema import Config, ConfigError
 
 ALL = [(where, text) for page in PAGES for where, text in commands(page)]
 OURS = [(where, words(text[text.index("rlsys ") :])) for where, text in ALL if "rlsys " in text]
@@ -143,7 +144,7 @@ def test_functions_that_the_pages_show_are_found_and_compute(place):
     """Those of configurations: advantages, losses, rewards, trackers."""
     found = {}
     for block in (b for b in CONFIGURATIONS if b.file):
-        config = config_load.unchecked(place / block.file)
+        config = loading.load(place / block.file)
         named = [config.algorithm.advantage, config.algorithm.loss]
         named += [f.function for f in config.reward.functions.values()]
         named += [t.tracker for t in config.tracking.to.values()]
@@ -162,12 +163,12 @@ def loaded(where: str, file: Path, overrides: list[str]) -> Config:
     for name in re.findall(r"oc\.env:([A-Z_]+)", " ".join(overrides) + (file.read_text() if file.is_file() else "")):
         os.environ.setdefault(name, "1")
     try:
-        config = config_load.unchecked(file, overrides)
-        config_load.load(file, overrides)
+        config = loading.load(file, overrides)
+        load_checked(file, overrides)
     except ConfigError as error:
         serious = [p for p in error.problems if "does not exist" not in p and "no such file" not in p.lower()]
         assert not serious, f"{where}: {serious}"
-        return config_load.unchecked(file, overrides)
+        return loading.load(file, overrides)
     return config
 
 

@@ -7,24 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from workers import gauges
+from workers.supervision import ray_metrics
 
-BOARD = json.loads((Path(gauges.__file__).parents[1] / "launch" / "grafana.json").read_text())
+BOARD = json.loads((Path(ray_metrics.__file__).parents[2] / "launch" / "grafana.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 
 
 def exported() -> dict[str, set[str]]:
     """Every name that Ray gives our figures, and its labels."""
-    labels = {name: {"run", *([gauges.LABELS[name]] if name in gauges.LABELS else [])} for name in everything()}
-    found = {f"ray_{name}": labels[name] for name in (*gauges.GAUGES, *gauges.MORE)}
-    found |= {f"ray_{name}_total": labels[name] for name in gauges.COUNTERS}
-    found |= {f"ray_{gauges.HISTOGRAM}_{part}": {"run"} for part in ("sum", "count")}
-    return found | {f"ray_{gauges.HISTOGRAM}_bucket": {"run", "le"}}
+    labels = {
+        name: {"run", *([ray_metrics.LABELS[name]] if name in ray_metrics.LABELS else [])} for name in everything()
+    }
+    found = {f"ray_{name}": labels[name] for name in (*ray_metrics.GAUGES, *ray_metrics.MORE)}
+    found |= {f"ray_{name}_total": labels[name] for name in ray_metrics.COUNTERS}
+    found |= {f"ray_{ray_metrics.HISTOGRAM}_{part}": {"run"} for part in ("sum", "count")}
+    return found | {f"ray_{ray_metrics.HISTOGRAM}_bucket": {"run", "le"}}
 
 
 def everything() -> list[str]:
-    return [*gauges.GAUGES, *gauges.MORE, *gauges.COUNTERS, gauges.HISTOGRAM]
+    return [*ray_metrics.GAUGES, *ray_metrics.MORE, *ray_metrics.COUNTERS, ray_metrics.HISTOGRAM]
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title} {i}" for i, (title, _) in enumerate(QUERIES)])

@@ -8,14 +8,14 @@ import pytest
 
 from launch import placement
 from launch.placement import Node, bundles, described, places, without_place
-from rlsys.config import Config, ConfigError
-from rlsys.config_load import unchecked
+from rlsys.config.loading import load
+from rlsys.config.schema import Config, ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 
 
 def config(*overrides: str) -> Config:
-    return unchecked(CONFIG, ["cluster.device=gpu", "cluster.start_timeout_s=0", *overrides])
+    return load(CONFIG, ["cluster.device=gpu", "cluster.start_timeout_s=0", *overrides])
 
 
 def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[Node]:

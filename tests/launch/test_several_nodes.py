@@ -10,14 +10,14 @@ import pytest
 from launch.cluster import Cluster, beside
 from launch.placement import choose_transport
 from launch.train import refuse_folder_of_a_job
-from rlsys.config import Config, ConfigError
-from rlsys.config_load import unchecked
+from rlsys.config.loading import load
+from rlsys.config.schema import Config, ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 
 
 def config(*overrides: str) -> Config:
-    return unchecked(CONFIG, overrides)
+    return load(CONFIG, overrides)
 
 
 def test_weights_take_shared_memory_within_a_node_and_the_object_store_between_nodes() -> None:

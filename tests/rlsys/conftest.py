@@ -2,8 +2,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from rlsys.config import Config, ConfigError
-from rlsys.config_load import load
+from rlsys.checks import load_checked
+from rlsys.config.schema import Config, ConfigError
 
 torch.set_num_threads(1)
 settings.register_profile("rlsys", deadline=None, max_examples=40, derandomize=True, database=None)
@@ -17,7 +17,7 @@ def read(tmp_path, monkeypatch):
 
     def read(text: str = "", *overrides: str) -> Config:
         (tmp_path / "some.yaml").write_text(text)
-        return load("some.yaml", overrides)
+        return load_checked("some.yaml", overrides)
 
     return read
 

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from rlsys import data
-from rlsys.config import ConfigError
+from rlsys.config.schema import ConfigError
 from rlsys.data import Form, Origin, Preparation, Rows, Rules
 from rlsys.data.readers import Bad, Row
 

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from rlsys import config_load, tiny
-from rlsys.config import Config, Function
+from rlsys.checks import load_checked
+from rlsys.config.schema import Config, Function
 from rlsys.data import Dataset
-from rlsys.failures import WorkerFailed
 from rlsys.rewards import Judge
+from rlsys.runs.errors import WorkerFailed
+from rlsys.tasks import zigzag
 from rlsys.types import Batch, Floats, Metrics, Pack, Prompt, Request, Sample, Verdict, continued
 
 EMPTY = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
-CODE = {symbol: i for i, symbol in enumerate(tiny.SYMBOLS)}
+CODE = {symbol: i for i, symbol in enumerate(zigzag.SYMBOLS)}
 
 
 def make_prompt(uid: str = "p", text: str = "864152>", source: str = "zigzag", **row: Any) -> Prompt:
@@ -65,7 +66,7 @@ def make_batch(
 
 
 def make_dataset(count: int = 12, *, source: str = "zigzag", seed: int = 0, shuffle: bool = True) -> Dataset:
-    rows = tiny.rows("zigzag")[:count]
+    rows = zigzag.rows("zigzag")[:count]
     prompts = [make_prompt(f"{source}:{i + 1}", row["prompt"], source) for i, row in enumerate(rows)]
     return Dataset(prompts, seed=seed, shuffle=shuffle)
 
@@ -80,7 +81,7 @@ def make_config(folder: Path, *overrides: str) -> Config:
         "eval: {every: 2}\n"
         "checkpoint: {every: 2}\n"
     )
-    return config_load.load(file, [f"run.dir={folder / 'run'}", *overrides])
+    return load_checked(file, [f"run.dir={folder / 'run'}", *overrides])
 
 
 def tell_once(events: list[str], name: str) -> None:
@@ -112,7 +113,7 @@ class FakeRollout:
         digits = request.tokens[:-1]
         rng = random.Random(f"{request.seed if request.temperature else 'greedy'} {self.weight!r}")
         tokens = [*rng.sample(digits, len(digits)), CODE["<eos>"]]
-        text = "".join(tiny.SYMBOLS[t] for t in tokens[:-1])
+        text = "".join(zigzag.SYMBOLS[t] for t in tokens[:-1])
         logprobs = np.array([-rng.random() for _ in tokens], dtype=np.float32)
         return Sample(request.uid, request.index, text, np.array(tokens, dtype=np.int32), logprobs, "stop", version)
 
@@ -160,7 +161,7 @@ class TickingRollout(FakeRollout):
         tokens, logprobs = np.array([token], dtype=np.int32), np.array([-0.5 - there], dtype=np.float32)
         new = Sample(s.uid, s.index, "", tokens, logprobs, "stop" if there + 1 == length else "cut", self.version)
         whole = continued(s, new) if there else new
-        return replace(whole, text="".join(tiny.SYMBOLS[t] for t in whole.tokens if t != CODE["<eos>"]))
+        return replace(whole, text="".join(zigzag.SYMBOLS[t] for t in whole.tokens if t != CODE["<eos>"]))
 
     def cut(self) -> None:
         self.enough = True

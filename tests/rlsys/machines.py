@@ -13,8 +13,8 @@ from fakes import (
     make_dataset,
 )
 
-from rlsys.evaluation import HeldOut
-from rlsys.run_directory import RunDirectory, read_lines
+from rlsys.evaluation.held_out import HeldOut
+from rlsys.runs.directory import RunDirectory, read_lines
 from rlsys.tracking.tracking import Tracking
 from rlsys.trainer import Trainer
 from rlsys.types import Request

@@ -1,4 +1,4 @@
-"""Imports go down only: launch → workers → rlsys, and rlsys knows no cluster."""
+"""Imports go down only: launch → workers → rlsys. Between rooms they go one way, the core imports no tool, and rlsys knows no cluster."""
 
 import ast
 import subprocess
@@ -9,20 +9,63 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# Every room, lowest first: a room imports only from rooms above it in this list. Files at the door of a package are rooms of their own.
+ROOMS = {
+    "rlsys": [
+        *("types", "text", "seeds", "interfaces", "config", "tasks", "sandbox", "rewards", "data", "runs", "tracking"),
+        *("algorithms", "packs", "models", "sampling", "pipeline", "evaluation", "numerics", "metrics", "trainer"),
+        *("estimates", "checks_sets", "checks", "analysis"),
+    ],
+    "workers": ["supervision", "sync", "cpu", "reward", "rollout", "learner"],
+    "launch": [
+        *("printing", "ray_token", "bundles", "tables", "datasets", "placement", "local_ray", "cluster", "supervise"),
+        *("train", "jobs", "report", "tools", "cli", "__main__"),
+    ],
+}
+# Tools look at runs, or reckon before them. Training works without any of them.
+TOOLS = (
+    "rlsys.estimates",
+    "rlsys.numerics",
+    "rlsys.analysis",
+    "launch.tools",
+    "launch.report",
+    "launch.jobs",
+    "launch.tables",
+)
+CORE_ALL_THE_SAME = {"rlsys.numerics.agreement", "launch.cli", "launch.__main__"}
+
 
 def files(package: str) -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for p in (ROOT / package).rglob("*.py"))
 
 
-def imported(file: str) -> set[str]:
-    """Top-level names of everything a file imports, inside functions too."""
-    found = set()
+def module(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def room(name: str) -> str:
+    """ "rlsys.config.schema" -> "config" """
+    return [*name.split("."), ""][1]
+
+
+def imports(file: str) -> set[str]:
+    """Full names of the modules a file imports, inside functions too."""
+    names = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add((node.module or "").split(".")[0])
-    return found
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            package = ROOT / node.module.replace(".", "/")
+            inside = {a.name for a in node.names if (package / f"{a.name}.py").exists() or (package / a.name).is_dir()}
+            names |= {f"{node.module}.{name}" for name in inside} | (
+                {node.module} if len(inside) < len(node.names) else set()
+            )
+    return names
+
+
+def imported(file: str) -> set[str]:
+    """Top-level names of everything a file imports."""
+    return {name.split(".")[0] for name in imports(file)}
 
 
 def loaded(code: str) -> set[str]:
@@ -34,6 +77,40 @@ def loaded(code: str) -> set[str]:
 
 def test_the_check_sees_imports_inside_functions():
     assert "pyarrow" in imported("rlsys/data/store.py")
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_has_its_place_in_the_order(package):
+    rooms = {room(module(file)) for file in files(package)} - {""}
+    assert rooms == set(ROOMS[package])
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_between_rooms_imports_go_one_way(package):
+    order = {name: place for place, name in enumerate(ROOMS[package])}
+    upward = [
+        f"{file} imports {name}"
+        for file in files(package)
+        for name in imports(file)
+        if name.startswith(f"{package}.") and room(module(file)) and order[room(name)] > order[room(module(file))]
+    ]
+    assert not upward
+
+
+def is_tool(name: str) -> bool:
+    return name.startswith(TOOLS) and name not in CORE_ALL_THE_SAME
+
+
+def test_the_core_imports_no_tool():
+    wrong = [
+        f"{file} imports {name}"
+        for package in ROOMS
+        for file in files(package)
+        if not is_tool(module(file)) and module(file) not in CORE_ALL_THE_SAME
+        for name in imports(file)
+        if is_tool(name)
+    ]
+    assert wrong == ["rlsys/trainer.py imports rlsys.numerics.diagnosis"]
 
 
 @pytest.mark.parametrize("file", files("rlsys"))
@@ -60,4 +137,4 @@ def test_the_command_line_is_light_until_the_configuration_is_known_to_be_good()
 
 
 def test_the_types_and_the_configuration_load_no_model_library():
-    assert not loaded("import rlsys.config_load, rlsys.types, rlsys.data, rlsys.rewards") & {"torch", "transformers"}
+    assert not loaded("import rlsys.checks, rlsys.types, rlsys.data, rlsys.rewards") & {"torch", "transformers"}

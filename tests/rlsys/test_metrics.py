@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fakes import make_batch
 
-from rlsys.credit import Credit
+from rlsys.algorithms.credit import Credit
 from rlsys.metrics import Clock, of_batch, of_credit, of_critic, of_updates
 from rlsys.types import Columns
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
-from rlsys.config import Reward
-from rlsys.draw import Draw
-from rlsys.dynamic_sampling import NothingToLearn
-from rlsys.failures import Abandoned, WorkerLost
-from rlsys.pipeline import Collector, Pipeline, RewardFailure, Timetable
-from rlsys.samples import saved_samples, write_samples
+from rlsys.config.schema import Reward
+from rlsys.pipeline import Pipeline, Timetable
+from rlsys.runs.errors import Abandoned, NothingToLearn, RewardFailure, WorkerLost
+from rlsys.runs.samples import saved_samples, write_samples
+from rlsys.sampling.collector import Collector
+from rlsys.sampling.sampling_plan import Draw
 from rlsys.types import Verdict
 
 # --- collecting one batch --------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsys.config import Config, ConfigError
-from rlsys.config_load import load
+from rlsys.checks import load_checked
+from rlsys.config.schema import Config, ConfigError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -13,14 +13,14 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 def load_with_data(path: Path, folder: Path) -> Config:
     """Loads a file in `folder`, once the data it asks for is there. That it is not there may be the only problem."""
     try:
-        return load(path)
+        return load_checked(path)
     except ConfigError as error:
         for problem in error.problems:
             missing = re.fullmatch(r"(?:data\.train|eval\.datasets): (data/\S+) does not exist \(from .*\)\.", problem)
             assert missing, problem
             (folder / missing[1]).parent.mkdir(exist_ok=True)
             (folder / missing[1]).touch()
-    return load(path)
+    return load_checked(path)
 
 
 def test_there_are_files_to_check():
@@ -47,6 +47,6 @@ def test_every_file_says_what_is_known_of_it(path):
 
 @pytest.mark.parametrize("path", [p for p in CONFIGS if not p.stem.endswith("_gpu")], ids=lambda path: path.stem)
 def test_the_tiny_recipes_train_on_as_many_samples(path):
-    found = load(path)
+    found = load_checked(path)
     assert found.trainer.prompts_per_step * found.trainer.samples_per_prompt == 512
     assert found.model.path == "builtin:tiny"

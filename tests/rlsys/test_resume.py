@@ -7,7 +7,7 @@ import pytest
 from fakes import FakeRollout
 from machines import REQUIRED, Machines, killed_while, learned, settled, stopped_while
 
-from rlsys.run_directory import read_lines
+from rlsys.runs.directory import read_lines
 
 # --- going on --------------------------------------------------------------------------------------------------------------
 

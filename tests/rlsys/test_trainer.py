@@ -7,13 +7,12 @@ from fakes import (
 )
 from machines import DYNAMIC, REQUIRED, Machines, killed_while, learned
 
-from rlsys import packing
-from rlsys.agreement import Disagreement
-from rlsys.dealing import PAIRS_PER_TOKEN, deal
-from rlsys.dynamic_sampling import NothingToLearn
-from rlsys.pipeline import RewardFailure
-from rlsys.run_directory import read_lines
-from rlsys.shapes import pairs_per_token
+from rlsys.models.shapes import pairs_per_token
+from rlsys.numerics.agreement import Disagreement
+from rlsys.packs import packing
+from rlsys.packs.balance import PAIRS_PER_TOKEN, deal
+from rlsys.runs.directory import read_lines
+from rlsys.runs.errors import NothingToLearn, RewardFailure
 from rlsys.types import Verdict
 
 # --- the story -------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import ray
 from killing import CONFIG
 
 from launch.placement import places
-from rlsys.config import ConfigError
-from rlsys.config_load import unchecked
+from rlsys.config.loading import load
+from rlsys.config.schema import ConfigError
 
 
 @ray.remote
@@ -23,7 +23,7 @@ def placed(overrides: list[str], workers: list[str]) -> dict[str, Any]:
     """The node and the GPUs of each worker."""
     notes: list[str] = []
     try:
-        place = places(ray, unchecked(CONFIG, ["cluster.device=gpu", *overrides]), True, notes.append)
+        place = places(ray, load(CONFIG, ["cluster.device=gpu", *overrides]), True, notes.append)
     except ConfigError as error:
         return {"refused": str(error), "notes": notes}
     actors = {name: Worker.options(**{"num_cpus": 0} | place(name)).remote() for name in workers}

@@ -22,8 +22,8 @@ from killing import CONFIG, PASSING, Run, apart
 from kills import equal, kill, now, pause
 
 from launch.cli import commands
-from rlsys.config import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS, ConfigError
-from rlsys.config_load import load
+from rlsys.checks import load_checked
+from rlsys.config.schema import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS, ConfigError
 
 YES_NO = (False, True)
 DTYPES = ("float32", "bfloat16")
@@ -128,7 +128,7 @@ def accepted(rng: random.Random, settings: dict[str, Any], kept: list[str]) -> l
     """With some of the settings that do not go with others left out, until `validate` finds nothing."""
     while True:
         try:
-            load(CONFIG, [*kept, *words(settings)])
+            load_checked(CONFIG, [*kept, *words(settings)])
             return [*kept, *words(settings)]
         except ConfigError as error:
             named = [key for key in settings if key in str(error)]
@@ -155,7 +155,7 @@ def tried(seed: int, folder: Path) -> Found:
         return found
     answered(found, "report", str(alone.path))
     killed = made(found, folder / f"{seed}-killed", settings, rng)
-    config = load(CONFIG, settings)
+    config = load_checked(CONFIG, settings)
     if config.pipeline.in_flight or config.rollout.oversample:
         return found
     found.need((same := equal(alone.path, killed.path)) == "yes", f"killed: {same}")

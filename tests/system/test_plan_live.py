@@ -29,7 +29,7 @@ input()
 # A client of Ray, for where no autoscaler tells of nodes.
 LOOKS = """
 import sys
-from launch.plan.live import told_to_client
+from launch.tools.plan.live import told_to_client
 print(sorted(node.gpus for node in told_to_client(sys.argv[1])))
 """
 

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from killing import LIGHT, running
 
-from rlsys import tiny as tiny_task
+from rlsys.tasks import zigzag as tiny_task
 
 SMALL = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=4", "eval.every=2", "checkpoint.every=2"]
 Rlsys = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -3,9 +3,9 @@
 import hashlib
 from typing import Any
 
-from rlsys.config import Config
-from workers.critic import CriticRank
-from workers.policy import PolicyRank
+from rlsys.config.schema import Config
+from workers.learner.critic import CriticRank
+from workers.learner.policy import PolicyRank
 from workers.sync import host_memory
 
 
@@ -20,7 +20,7 @@ class Again:
 
     def start(self, *arguments: Any) -> None:
         if self.met:
-            from workers import zero
+            from workers.learner import zero
 
             zero.join = lambda *_: None
         self.met = True
@@ -49,7 +49,7 @@ class PolicyAgain(Again, PolicyRank):
         """Of everything: the weights the model works with, the fp32 ones, Adam's moments and step."""
         import torch
 
-        from workers.zero_state import MOMENTS, WEIGHT
+        from workers.learner.zero_state import MOMENTS, WEIGHT
 
         named = dict(self.lm.named_parameters())
         found = [*self.zero.state.share(named, (WEIGHT, *MOMENTS)).values()]

@@ -9,14 +9,14 @@ from typing import Any
 import again
 import pytest
 
-from rlsys.config import Config
-from rlsys.config_load import load
-from workers.critic import CriticGroup
-from workers.engines import CPU_ENVIRONMENT
-from workers.nursery import ENGINES, MODELS, executable
-from workers.policy import PolicyGroup
-from workers.rollout import RolloutGroup, RolloutWorker
-from workers.waiting import Watch
+from rlsys.checks import load_checked
+from rlsys.config.schema import Config
+from workers.learner.critic import CriticGroup
+from workers.learner.policy import PolicyGroup
+from workers.rollout.engines import CPU_ENVIRONMENT
+from workers.rollout.rollout import RolloutGroup, RolloutWorker
+from workers.supervision.nursery import ENGINES, MODELS, executable
+from workers.supervision.waiting import Watch
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,13 +24,13 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., Config]:
     """`tiny("policy.ranks=1")` is configs/tiny_cpu.yaml with overrides."""
-    return lambda *overrides: load(ROOT / "configs" / "tiny_cpu.yaml", overrides)
+    return lambda *overrides: load_checked(ROOT / "configs" / "tiny_cpu.yaml", overrides)
 
 
 @pytest.fixture(scope="session")
 def model() -> str:
     """The warm-started tiny model of seed 0."""
-    from rlsys.tiny import model_folder
+    from rlsys.tasks.zigzag import model_folder
 
     return str(model_folder(0))
 

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.side_by_side import side_by_side
+from workers.sync.side_by_side import side_by_side
 
 Message = dict[str, Any]  # plain values only; each transport's docstring says which
 Entry = tuple[str, str, list[int]]  # name, dtype, shape

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from workers.process import free_port
+from workers.supervision.process import free_port
 from workers.sync.arrivals import Refs
 from workers.sync.host_memory import Entry, Message
 from workers.sync.outgoing import Outgoing

@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rlsys import fingerprint
-from workers.proof import tensor_print
-from workers.side_by_side import side_by_side
+from workers.sync import fingerprint
 from workers.sync.host_memory import Place, Tensors, views
+from workers.sync.proof import tensor_print
+from workers.sync.side_by_side import side_by_side
 
 BLOCK = 1 << 17  # elements: half a megabyte in float32
 

@@ -1,0 +1,1 @@
+"""Commands around training: what they start, they start through `launch`, and training knows none of them."""

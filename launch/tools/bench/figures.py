@@ -1,0 +1,169 @@
+"""What a bench came to, from its run's own files: its figures, its timeline and its samples."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.tools.bench.wanted import Wanted
+from launch.tools.plan.laying import workers as names
+from rlsys.algorithms.losses import LOSSES
+from rlsys.analysis.trace import Span, busy, spans
+from rlsys.config.schema import Config
+from rlsys.models import flops
+from rlsys.runs.directory import read_lines
+
+PHASES = ("rollout", "reward", "score", "update", "sync")
+COUNTED = ("rollout", "score", "update", "sync")  # all else is overhead
+SPANS = {"rollout": "generate", "score": "score", "update": "update"}  # what workers are at when they do a phase's work
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is put to use."""
+
+    shape: flops.Shape | None  # of the model; None where its work cannot be counted
+    weights: int  # bytes of a sync
+    peak: float | None  # FLOP/s of all that takes part; None where it is not known
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the steps that are measured had to do."""
+
+    samples: int  # trained on
+    generated: int  # tokens of their completions
+    trained: int  # tokens of all sequences that an update saw, prompts included
+    flops: dict[str, float]  # of the phases that have any; empty for an architecture that cannot be counted
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came out, in seconds and shares of a step. `as_dict` is what --json has."""
+
+    steps: int
+    step: list[float]  # seconds of each
+    phases: dict[str, float]  # mean seconds of the driver
+    at_work: dict[str, float]  # by phase: seconds of all steps together in which any worker was at it
+    syncs: list[float]  # seconds of each
+    machine: Machine
+    work: Work
+    idle: dict[str, float]  # by worker
+    doing: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker and span: share of the time
+    unseen: list[str] = field(
+        default_factory=list
+    )  # workers that recorded nothing, as they do not see the run directory
+
+    @property
+    def seconds(self) -> float:
+        return statistics.fmean(self.step)
+
+    @property
+    def overhead(self) -> float:
+        """Seconds of a step that are not rollout, score, update or sync."""
+        return self.seconds - sum(self.phases[name] for name in COUNTED)
+
+    def use(self, phase: str) -> float | None:
+        """Share of the machine's peak that `step` put to use, or a phase while any worker was at it."""
+        total = sum(self.work.flops.values()) if phase == "step" else self.work.flops.get(phase)
+        seconds = self.seconds * self.steps if phase == "step" else self.at_work[phase]
+        return total / seconds / self.machine.peak if total and seconds and self.machine.peak else None
+
+    def as_dict(self) -> dict[str, Any]:
+        w, all_s = self.work, self.seconds * self.steps
+        return {
+            "steps": self.steps,
+            "step_s": self.step,
+            "phases_s": self.phases | {"other": self.seconds - sum(self.phases.values())},
+            "at_work_s": self.at_work,
+            "overhead_share": self.overhead / self.seconds,
+            "samples_per_s": w.samples / all_s,
+            "generated_tokens_per_s": w.generated / all_s,
+            "trained_tokens_per_s": w.trained / all_s,
+            "flop_use": {name: self.use(name) for name in ("step", *w.flops)},
+            "peak_flops": self.machine.peak,
+            "needed_flops": w.flops,
+            "sync": {
+                "bytes": self.machine.weights,
+                "s": statistics.fmean(self.syncs or [0.0]),
+                "gb_per_s": self.bandwidth,
+            },
+            "idle_share": self.idle,
+            "work_share": self.doing,
+            "unseen": self.unseen,
+        }
+
+    @property
+    def bandwidth(self) -> float | None:
+        """GB/s at which weights become those of the engines."""
+        return self.machine.weights / statistics.fmean(self.syncs) / 1e9 if self.syncs else None
+
+
+def measured(config: Config, wanted: Wanted, run: Path, prompt: int, machine: Machine) -> Report:
+    numbers = range(wanted.warmup + 1, wanted.warmup + wanted.steps + 1)
+    lines = {line["step"]: line for line in read_lines(run / "metrics.jsonl")}
+    found = spans(run)
+    steps = [s for s in found if s.name == "step" and s.facts["step"] in numbers]
+    begin, end = steps[0].at, steps[-1].end
+    workers = sorted({s.worker for s in found} - {"driver"})
+    inside = [s for s in found if s.worker != "driver" and s.end > begin and s.at < end]
+    doing = {
+        name: {
+            what: busy([s for s in inside if s.worker == name and s.name == what], begin, end) / (end - begin)
+            for what in sorted({s.name for s in inside if s.worker == name})
+        }
+        for name in workers
+    }
+    idle = {name: 1 - busy([s for s in inside if s.worker == name], begin, end) / (end - begin) for name in workers}
+    return Report(
+        steps=wanted.steps,
+        step=[s.seconds for s in steps],
+        phases={name: statistics.fmean(lines[n][f"time/{name}"] for n in numbers) for name in PHASES},
+        at_work={phase: busy([s for s in inside if s.name == name], begin, end) for phase, name in SPANS.items()},
+        syncs=[s.seconds for s in found if (s.worker, s.name) == ("driver", "sync") and begin <= s.at <= end],
+        machine=machine,
+        work=work(config, run, numbers, prompt, machine.shape, inside),
+        idle=idle,
+        doing=doing,
+        unseen=[name for name in names(config) if not (run / "logs" / f"{name}.log").exists()],
+    )
+
+
+def work(config: Config, run: Path, numbers: range, prompt: int, shape: flops.Shape | None, inside: list[Span]) -> Work:
+    scorers = {s.worker.split("-")[0] for s in inside if s.name == "score"}
+    learners = {s.worker.split("-")[0] for s in inside if s.name == "update"}
+    samples = generated = trained = 0
+    needed = dict.fromkeys(("rollout", "score", "update"), 0.0)
+    for group in (g for n in numbers for g in groups(run / "samples" / f"step-{n:06d}.parquet")):
+        lengths = [tokens for tokens, _ in group]
+        samples, generated = samples + len(lengths), generated + sum(lengths)
+        forward = shape.group(prompt, lengths) if shape else 0.0
+        needed["rollout"] += forward
+        needed["score"] += forward * len(scorers)
+        if learning := [tokens for tokens, advantage in group if advantage or all_teach(config)]:
+            trained += sum(prompt + n for n in learning) * config.trainer.epochs_per_step
+            forward = shape.group(prompt, learning) if shape else 0.0
+            needed["update"] += 3 * forward * config.trainer.epochs_per_step * len(learners)
+    kept = {name: amount for name, amount in needed.items() if amount}
+    return Work(samples, generated, trained, kept)
+
+
+def all_teach(config: Config) -> bool:
+    """Whether a sample without an advantage has a gradient too."""
+    kl = config.reference.kl_coef > 0 and config.reference.kl_in == "loss"
+    e, a = config.entropy, config.algorithm
+    return kl or e.coef > 0 or e.control == "kl_cov" or a.advantage == "gae" or a.loss not in LOSSES
+
+
+def groups(file: Path) -> Iterator[list[tuple[int, float]]]:
+    """Of each group of a step, its samples' (tokens, advantage)."""
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    found = pyarrow.parquet.read_table(file, columns=["uid", "tokens", "advantage"])
+    lengths = pyarrow.compute.list_value_length(found["tokens"]).to_pylist()
+    of_uid: dict[str, list[tuple[int, float]]] = {}
+    for uid, n, advantage in zip(found["uid"].to_pylist(), lengths, found["advantage"].to_pylist(), strict=True):
+        of_uid.setdefault(uid, []).append((n, advantage or 0.0))
+    yield from of_uid.values()

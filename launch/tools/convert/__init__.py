@@ -1,0 +1,1 @@
+"""`rlsys convert`: public data sets as files that `data.train` can name."""

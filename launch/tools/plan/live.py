@@ -1,0 +1,212 @@
+"""A Ray cluster that is running, looked at and left as it is: its nodes, and what of them is free.
+
+Its head's GCS is asked, which answers at once, and to who has no node of the cluster too; once a second it asks
+its nodes what they have free. Of `ray://` addresses the GCS is usually near by. Where it is not, the server for clients reads out
+what the cluster's autoscaler writes down every five seconds; where that is not done either, a client of Ray looks, for which the
+cluster has to start two processes.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from launch.ray_token import token_is_used, wrong_token
+from rlsys.config.schema import ConfigError
+from rlsys.estimates.devices import Node, called
+
+PATIENCE_S = 5.0
+FRESH_S = 10.0  # what an autoscaler has written down is not older than that, or it has died
+TASK_S = 30.0  # until Ray has a process for a task, and its answer
+KIND, ADDRESS = "accelerator_type:", "node:"  # resources that say what a node is
+CLIENTS = "ray://"
+USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
+
+
+class Unanswered(Exception):
+    """The service of Ray's that was asked is not at this address, or does not answer."""
+
+
+def nodes_at(address: str) -> list[Node]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--address is {address}; plan asks the cluster itself: HEAD:{USUAL_GCS}, or ray://HEAD:{USUAL_CLIENTS}."
+        )
+    answers(address)
+    try:
+        if not address.startswith(CLIENTS):
+            return told_by_gcs(of_this_machine() if address == "auto" else together(*parts(address)))
+        if gcs := gcs_beside(address):
+            with suppress(Unanswered):  # something else, or another cluster's
+                return told_by_gcs(gcs)
+        return told_by_autoscaler(together(*parts(address))) or told_to_client(address)
+    except ConfigError:  # is a ValueError, and a sentence already
+        raise
+    except (OSError, ValueError, RuntimeError, Unanswered) as error:
+        cause = str(error).strip().rpartition("\n")[2]
+        raise ConfigError(f"--address: no Ray cluster answers at {address} ({cause}).") from None
+
+
+def answers(address: str) -> None:
+    """Raises `ConfigError` where nobody listens: a client of Ray would try for a minute."""
+    if address == "auto":
+        return
+    try:
+        socket.create_connection(parts(address), timeout=PATIENCE_S).close()
+    except OSError as error:
+        raise ConfigError(f"--address: no Ray cluster answers at {address} ({error.strerror or error}).") from None
+
+
+def parts(address: str) -> tuple[str, int]:
+    """Host and port; where there is none, the one that `ray start --head` takes."""
+    found = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        return found.hostname or "", found.port or (USUAL_CLIENTS if address.startswith(CLIENTS) else USUAL_GCS)
+    except ValueError:
+        raise ConfigError(
+            f"--address is {address}; a cluster's is HEAD:{USUAL_GCS}, or ray://HEAD:{USUAL_CLIENTS}."
+        ) from None
+
+
+def together(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# --- asking the GCS ---------------------------------------------------------------------------------------------------------
+
+
+def of_this_machine() -> str:
+    """The cluster that this machine has a node of; `RAY_ADDRESS` first. Raises `ConnectionError`."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    return str(canonicalize_bootstrap_address_or_die("auto"))
+
+
+def gcs_beside(address: str) -> str:
+    """Where the GCS of the cluster is whose server for clients has this address, as far as one can know; or nothing.
+
+    A server on this machine has it on its command line. Of another it is taken to have its usual port if the server has.
+    """
+    host, port = parts(address)
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        here = host in ("127.0.0.1", "localhost", "::1") or f"--host={host}" in words
+        if here and "ray.util.client.server" in words and f"--port={port}" in words:
+            return next((w.removeprefix("--address=") for w in words if w.startswith("--address=")), "")
+    return together(host, USUAL_GCS) if port == USUAL_CLIENTS else ""
+
+
+def told_by_gcs(address: str) -> list[Node]:
+    """Raises `Unanswered`."""
+    import ray  # noqa: F401  its generated modules are found by way of it
+    from ray.core.generated.autoscaler_pb2 import DEAD, GetClusterStatusRequest
+    from ray.core.generated.autoscaler_pb2_grpc import AutoscalerStateServiceStub
+
+    def ask(channel: Any) -> Any:
+        return AutoscalerStateServiceStub(channel).GetClusterStatus(GetClusterStatusRequest(), timeout=PATIENCE_S)
+
+    states = answer(address, ask).cluster_resource_state.node_states
+    return [node(s.node_ip_address, s.total_resources, s.available_resources) for s in states if s.status != DEAD]
+
+
+def answer(address: str, ask: Callable[[Any], Any]) -> Any:
+    """What a service of Ray's says over a channel of gRPC. Raises `Unanswered`, and `ConfigError` where the token is the cause."""
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+
+    shown = token_is_used()
+    with init_grpc_channel(address) as channel:
+        try:
+            return ask(channel)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise ConfigError(f"--address: the Ray cluster at {address} {wrong_token(shown)}") from None
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise Unanswered(
+                    f"something else does; a GCS is HEAD:{USUAL_GCS}, a server for clients ray://HEAD:{USUAL_CLIENTS}"
+                ) from None
+            raise Unanswered(error.details()) from None
+
+
+# --- or Ray's server for clients --------------------------------------------------------------------------------------------
+
+
+def told_by_autoscaler(clients: str) -> list[Node]:
+    """What it wrote down, which Ray's server for clients reads out without starting anything; of one that died, nothing.
+
+    Raises `Unanswered`.
+    """
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.core.generated.ray_client_pb2 import KVGetRequest
+    from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
+
+    def ask(channel: Any) -> Any:
+        request = KVGetRequest(key=DEBUG_AUTOSCALING_STATUS.encode())
+        return RayletDriverStub(channel).KVGet(request, timeout=PATIENCE_S, metadata=[("client_id", "plan")]).value
+
+    found = json.loads(answer(clients, ask) or "{}")
+    nodes = found.get("load_metrics_report", {}).get("usage_by_node")  # of each resource, what is used and all
+    if not nodes or abs(time.time() - found["time"]) > FRESH_S:
+        return []
+    return [noted(usage) for usage in nodes.values()]
+
+
+def noted(usage: Mapping[str, tuple[float, float]]) -> Node:
+    addresses = [name.removeprefix(ADDRESS) for name in usage if name.startswith(ADDRESS) and "__" not in name]
+    has = {name: whole for name, (_, whole) in usage.items()}
+    return node(addresses[0] if addresses else "", has, {name: whole - used for name, (used, whole) in usage.items()})
+
+
+# --- or as a client ---------------------------------------------------------------------------------------------------------
+
+
+def told_to_client(address: str) -> list[Node]:
+    """A client is told what is free on all nodes together only; a task that asks for nothing sees what is free on each."""
+    import ray
+    from ray._private.state import available_resources_per_node
+    from ray.exceptions import RayError
+
+    joined(address)
+    try:
+        looks = ray.remote(num_cpus=0)(available_resources_per_node)
+        free = ray.get(looks.remote(), timeout=TASK_S)
+        alive = [n for n in ray.nodes() if n["Alive"]]
+        return [node(n["NodeManagerAddress"], n["Resources"], free.get(n["NodeID"], n["Resources"])) for n in alive]
+    except RayError as error:
+        raise Unanswered(str(error)) from None
+    finally:
+        Thread(target=ray.shutdown).start()  # takes half a second, in which the plan can be made
+
+
+def joined(address: str) -> None:
+    """Ray's server for clients has a process for each of them; now and then one dies as it starts, and the next does not."""
+    import ray
+
+    for last in (False, True):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+            return
+        except ConnectionAbortedError:
+            if last:
+                raise
+
+
+def node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> Node:
+    kinds = [name.removeprefix(KIND) for name in has if name.startswith(KIND)]
+    found = called(kinds[0]) if kinds else []
+    gpus = int(free.get("GPU", 0))
+    if gpus and not found:
+        raise ConfigError(
+            f"node {address} has GPUs of a kind that is not known ({', '.join(kinds) or 'none is named'}); give --cluster instead."
+        )
+    # Ray's figure for memory is not what the node has: a part of that, for bookkeeping.
+    kind = kinds[0] if len(found) > 1 else ""
+    return Node(gpus, found[0] if found else None, free.get("CPU", 0.0), 0, address, kind, bool(has.get("CPU")))

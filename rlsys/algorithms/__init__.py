@@ -1,0 +1,1 @@
+"""Advantages, losses, corrections, KL: pure functions, tensors in, tensors out."""

@@ -1,0 +1,58 @@
+"""Estimates of KL(policy ‖ reference) from sampled tokens: [T], [T] -> [T]; and its coefficient over time.
+
+Schulman 2020, "Approximating KL divergence". All have the same expectation at a fixed policy, except k2, whose bias is small
+where the two are close. As a term of the loss the gradient counts: k2's is that of the true KL, k1's is 0 on average, k3's is
+biased; `k3_unbiased` has the value of k3 and the gradient of k2 (arXiv 2510.01555).
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from rlsys.algorithms.ratios import bounded
+
+
+def k1(logprobs: Tensor, ref: Tensor) -> Tensor:
+    """log(π/ref)"""
+    return _log_ratio(logprobs, ref, "k1")
+
+
+def k2(logprobs: Tensor, ref: Tensor) -> Tensor:
+    """½ log²(π/ref)"""
+    return _log_ratio(logprobs, ref, "k2").square() / 2
+
+
+def k3(logprobs: Tensor, ref: Tensor) -> Tensor:
+    """ref/π - log(ref/π) - 1"""
+    log_ratio = _log_ratio(logprobs, ref, "k3")
+    return bounded(-log_ratio).expm1() + log_ratio
+
+
+def k3_unbiased(logprobs: Tensor, ref: Tensor) -> Tensor:
+    """k3 forward, k2 backward"""
+    log_ratio = _log_ratio(logprobs, ref, "k3_unbiased")
+    slope = log_ratio.square() / 2
+    return slope + (bounded(-log_ratio).expm1() + log_ratio - slope).detach()
+
+
+def adapted(coef: float, measured: float, target: float, *, horizon: int) -> float:
+    """The next coefficient, up where KL is above its target and down where below, by at most 20 % in `horizon` steps.
+
+    Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
+    """
+    error = min(max(measured / target - 1, -0.2), 0.2)
+    return coef * (1 + error / horizon)
+
+
+def _log_ratio(logprobs: Tensor, ref: Tensor, name: str) -> Tensor:
+    if logprobs.shape != ref.shape:
+        raise ValueError(f"{name}: logprobs {list(logprobs.shape)} and ref {list(ref.shape)} must both be [T].")
+    return logprobs.float() - ref.detach().float()
+
+
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "k3_unbiased": k3_unbiased,
+}

@@ -1,0 +1,1 @@
+"""Reads finished and running runs: findings, traces, events, other rewards. Nothing in training imports it."""

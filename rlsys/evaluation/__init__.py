@@ -1,0 +1,1 @@
+"""Figures on held-out prompts: accuracy, pass@k, intervals."""

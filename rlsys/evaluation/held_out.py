@@ -1,0 +1,198 @@
+"""Figures on held-out prompts: accuracy, pass@k and maj@k, each with its interval, per source and over all.
+
+A prompt counts once, however many samples it has. A verdict's failure is never a zero: that sample leaves every figure and is
+counted beside them, and pass@k and maj@k are of the prompts that have k samples left.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsys.config.schema import ConfigError
+from rlsys.evaluation.passk import maj_at_k, pass_at_k
+from rlsys.evaluation.significance import interval
+from rlsys.sampling.collector import Collector
+from rlsys.sampling.sampling_plan import Draw
+from rlsys.types import Batch, Prompt
+
+ALL = "all"  # what stands in the place of a source where figures are over all of them
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A data set to evaluate on, and how. `HeldOut("aime", prompts, samples=16, temperature=0.6)`"""
+
+    name: str
+    prompts: Sequence[Prompt]
+    samples: int = 1
+    temperature: float = 0.0  # 0: greedy
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(p.tokens) for p in self.prompts)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over prompts with its 95 % interval. `Figure(0.625, 0.58, 0.67, prompts=500)`"""
+
+    value: float
+    low: float
+    high: float
+    prompts: int  # that have it
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a source's samples came to. `figures` are accuracy, avg@n, pass@k and maj@k, by these names."""
+
+    prompts: int
+    asked: int  # samples
+    failed: int  # of them, that have no verdict
+    length: float  # mean, in tokens
+    truncated: float  # share that was cut at rollout.max_new_tokens
+    figures: dict[str, Figure] = field(default_factory=dict)  # empty if every verdict failed
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, figure in self.figures.items():
+            found |= {name: figure.value, f"{name}/low": figure.low, f"{name}/high": figure.high}
+            if figure.prompts < self.prompts:
+                found[f"{name}/prompts"] = figure.prompts
+        counts = {"prompts": self.prompts, "samples": self.asked, "failed": self.failed}
+        return found | counts | {"length/mean": self.length, "length/truncated": self.truncated}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`scores` by source, and over `all` where there are several."""
+
+    batch: Batch
+    scores: dict[str, Score]
+
+    def metrics(self) -> dict[str, float]:
+        found = {
+            f"eval/{name}/{k}": float(v) for name, score in self.scores.items() for k, v in score.metrics().items()
+        }
+        return found | {f"eval/failure/{reason}": float(n) for reason, n in self.batch.failures.items()}
+
+
+def evaluate(
+    collector: Collector, held_out: Sequence[HeldOut], *, step: int, max_new_tokens: int, pass_score: float, seed: int
+) -> Evaluation:
+    """Samples all sets in one go, each as it says, from the weights that are called `step`."""
+    held_out = apart(held_out)
+    name = f"eval {step}"
+    requests = [
+        request
+        for h in held_out
+        for request in Draw(h.samples, h.temperature, max_new_tokens).requests(collector.seed, name, h.prompts)
+    ]
+    batch = collector.checked(name, collector.answered(name, [p for h in held_out for p in h.prompts], requests))
+    if stale := {s.version for s in [*batch.samples, *(s for s, _ in batch.failed)]} - {step}:
+        raise RuntimeError(f"evaluation of step {step}: the engines sampled from the weights of step {min(stale)}.")
+    return Evaluation(batch, scores(held_out, batch, pass_score=pass_score, seed=seed))
+
+
+def apart(held_out: Sequence[HeldOut]) -> list[HeldOut]:
+    """The same sets with no uid twice: a file may be in two of them, and two files may share a source and so their uids."""
+    taken: set[str] = set()
+    found = []
+    for i, h in enumerate(held_out):
+        if any(p.uid in taken for p in h.prompts):
+            name = h.name if all(h.name != other.name for other in held_out[:i]) else f"{h.name}@{i}"
+            h = replace(h, prompts=[replace(p, uid=f"{p.uid}@{name}") for p in h.prompts])
+        taken |= {p.uid for p in h.prompts}
+        found.append(h)
+    return found
+
+
+def named(held_out: Sequence[HeldOut]) -> list[tuple[str, int]]:
+    """For each prompt of all sets, what its figures are called, and how many samples it has.
+
+    That is its source; and `source@set` where two sets take the prompts of a source differently.
+    """
+    ways = defaultdict(set)
+    for h in held_out:
+        for p in h.prompts:
+            ways[p.source].add((h.samples, h.temperature, p.rewards))
+    found = [
+        (p.source if len(ways[p.source]) == 1 else f"{p.source}@{h.name}", h.samples)
+        for h in held_out
+        for p in h.prompts
+    ]
+    if len({name for name, _ in found}) > 1 and ALL in ways:
+        raise ConfigError(
+            f"eval.datasets: a source is called `{ALL}`, as the figures over all sources are. Give it another name."
+        )
+    return found
+
+
+def scores(held_out: Sequence[HeldOut], batch: Batch, *, pass_score: float, seed: int) -> dict[str, Score]:
+    """Figures of the batch, which has the prompts of all sets in order."""
+    names = named(held_out)
+    columns = table(batch, powers({n for _, n in names}), pass_score=pass_score, seed=seed)
+    members: dict[str, list[int]] = {}
+    for g, (name, _) in enumerate(names):
+        members.setdefault(name, []).append(g)
+    members = dict(sorted(members.items())) | ({ALL: list(range(len(names)))} if len(members) > 1 else {})
+    return {name: score(batch, columns, own, {names[g][1] for g in own}, seed) for name, own in members.items()}
+
+
+def score(batch: Batch, columns: dict[str, Array], members: list[int], sizes: set[int], seed: int) -> Score:
+    """Of the prompts `members`, which were asked for `sizes` samples each."""
+    chosen = np.zeros(len(batch.prompts), dtype=bool)
+    chosen[members] = True
+    uids = {batch.prompts[g].uid for g in members}
+    samples = [s for s, g in zip(batch.samples, batch.groups, strict=True) if chosen[g]]
+    failed = [s for s, _ in batch.failed if s.uid in uids]
+    made = samples + failed
+    wanted = ["accuracy", *(f"{kind}@{k}" for kind in ("pass", "maj") for k in powers(sizes) if max(sizes) > 1)]
+    own = {name: columns[name][members] for name in wanted if not np.isnan(columns[name][members]).all()}
+    if "accuracy" in own and len(sizes) == 1 and max(sizes) > 1:
+        own[f"avg@{max(sizes)}"] = own["accuracy"]
+    bounds = interval(np.stack(list(own.values()), axis=1), seed=seed) if own else np.empty((0, 2))
+    return Score(
+        prompts=len(members),
+        asked=len(made),
+        failed=len(failed),
+        length=float(np.mean([len(s.tokens) for s in made])),
+        truncated=float(np.mean([s.finish == "length" for s in made])),
+        figures={
+            name: Figure(float(np.nanmean(column)), float(low), float(high), int((~np.isnan(column)).sum()))
+            for (name, column), (low, high) in zip(own.items(), bounds, strict=True)
+        },
+    )
+
+
+def table(batch: Batch, ks: list[int], *, pass_score: float, seed: int) -> dict[str, Array]:
+    """Every figure of every prompt, NaN where it has none.  name -> [prompts]"""
+    prompts = range(len(batch.prompts))
+    rewards: list[list[float]] = [[] for _ in prompts]
+    votes: list[list[str]] = [[] for _ in prompts]
+    answers = batch.answers or [None] * len(batch.samples)
+    for g, reward, answer, sample in zip(batch.groups, batch.rewards, answers, batch.samples, strict=True):
+        rewards[g].append(float(reward))
+        votes[g].append(sample.text.strip() if answer is None else answer)
+    count = np.array([len(r) for r in rewards])
+    good = batch.rewards >= np.float32(pass_score)  # 0.9 in single precision is less than 0.9 in double
+    solved = np.bincount(batch.groups, weights=good, minlength=len(prompts)).astype(np.int64)
+    found = {"accuracy": np.array([np.mean(r) if r else np.nan for r in rewards])}
+    for k in ks:
+        found[f"pass@{k}"] = np.full(len(prompts), np.nan)
+        found[f"pass@{k}"][count >= k] = pass_at_k(count[count >= k], solved[count >= k], k)
+    for k in ks:
+        found[f"maj@{k}"] = np.array(
+            [maj_at_k(v, r, k, seed=seed) if len(r) >= k else np.nan for v, r in zip(votes, rewards, strict=True)]
+        )
+    return found
+
+
+def powers(sizes: set[int]) -> list[int]:
+    """The k of pass@k: 1, 2, 4, … and the numbers of samples themselves.  {6} -> 1 2 4 6"""
+    return sorted({1 << i for i in range(max(sizes).bit_length())} | sizes)

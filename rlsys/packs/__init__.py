@@ -1,0 +1,1 @@
+"""From a batch to packs, and what a forward pass over a pack computes."""

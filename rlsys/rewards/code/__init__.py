@@ -1,0 +1,1 @@
+"""The reward `code`: programs run against tests in the sandbox."""

@@ -1,0 +1,1 @@
+"""The reward `math`: final answers found, normalised and compared."""

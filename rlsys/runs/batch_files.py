@@ -1,0 +1,99 @@
+"""A judged batch on disk, exactly: numbers as safetensors, texts as JSON. What is read back trains as what was written.
+
+Rows of prompts are kept as far as JSON goes: their rewards are there already, so nothing asks for them but the samples' file,
+which keeps them in the same way.
+"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlsys.runs.samples import as_json
+from rlsys.types import Batch, Prompt, Sample, Verdict
+
+
+def write_batch(target: Path, batch: Batch) -> None:
+    """Two files, `target.safetensors` and `target.json`, flushed to disk."""
+    from safetensors.numpy import save
+
+    failed = [sample for sample, _ in batch.failed]
+    samples = [*batch.samples, *failed]
+    numbers = {
+        "tokens": flat([s.tokens for s in samples], np.int32),
+        "logprobs": flat([s.logprobs for s in samples], np.float32),
+        "lengths": np.array([len(s.tokens) for s in samples], dtype=np.int64),
+        "prompt_tokens": flat([np.asarray(p.tokens) for p in batch.prompts], np.int64),
+        "prompt_lengths": np.array([len(p.tokens) for p in batch.prompts], dtype=np.int64),
+        "groups": batch.groups,
+        "rewards": batch.rewards,
+    }
+    if batch.greedy is not None:
+        numbers["greedy"] = batch.greedy
+    texts = {
+        "prompts": [
+            {"uid": p.uid, "source": p.source, "text": p.text, "messages": p.messages, "rewards": p.rewards}
+            | {"row": as_json(p.row)}
+            for p in batch.prompts
+        ],
+        "samples": [[s.uid, s.index, s.text, s.finish, s.version, s.changes] for s in samples],
+        "components": batch.components,
+        "answers": batch.answers,
+        "failed": [asdict(verdict) for _, verdict in batch.failed],
+        "asked": batch.asked,
+        "failures": batch.failures,
+        "first_failure": batch.first_failure,
+        "reward_s": batch.reward_s,
+        "dropped": batch.dropped,
+        "position": batch.position,
+        "left": batch.left,
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    put(target.with_suffix(".safetensors"), save(numbers))
+    put(target.with_suffix(".json"), json.dumps(texts, default=str).encode())
+
+
+def read_batch(target: Path) -> Batch:
+    from safetensors.numpy import load_file
+
+    numbers = load_file(target.with_suffix(".safetensors"))
+    texts: dict[str, Any] = json.loads(target.with_suffix(".json").read_bytes())
+    ends = np.cumsum(numbers["lengths"])
+    columns = (np.split(numbers[name], ends)[:-1] for name in ("tokens", "logprobs"))
+    samples = [
+        Sample(uid, index, text, tokens, logprobs, finish, version, tuple((at, to) for c in changes for at, to in c))
+        for (uid, index, text, finish, version, *changes), tokens, logprobs in zip(
+            texts["samples"], *columns, strict=True
+        )
+    ]
+    asked = np.split(numbers["prompt_tokens"], np.cumsum(numbers["prompt_lengths"]))[:-1]
+    count = len(numbers["rewards"])
+    return Batch(
+        prompts=[
+            Prompt(**p | {"tokens": tokens.tolist(), "row": json.loads(p["row"])})
+            for p, tokens in zip(texts["prompts"], asked, strict=True)
+        ],
+        samples=samples[:count],
+        groups=numbers["groups"],
+        rewards=numbers["rewards"],
+        components=texts["components"],
+        answers=texts["answers"],
+        failed=[(s, Verdict(**v)) for s, v in zip(samples[count:], texts["failed"], strict=True)],
+        greedy=numbers.get("greedy"),
+        left=tuple(texts.get("left", ())),
+        **{k: texts[k] for k in ("asked", "failures", "first_failure", "reward_s", "dropped", "position")},
+    )
+
+
+def flat(parts: list[Any], kind: Any) -> Any:
+    return np.concatenate([np.zeros(0, dtype=kind), *parts]).astype(kind)
+
+
+def put(file: Path, data: bytes) -> None:
+    with file.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())

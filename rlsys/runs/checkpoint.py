@@ -1,0 +1,184 @@
+"""Checkpoints: written beside, fsynced, proved by SHA-256, renamed. A directory `step-000040` with `SHA256SUMS` is whole, or says where not.
+
+step-000040/
+    model/       Hugging Face directory        optimizer/  state of the optimizer, by parameter      critic/   both, of the critic
+    state.json   where the run is              pending/    batches that were sampled and not yet trained on
+    SHA256SUMS   every file; `sha256sum -c SHA256SUMS` checks it too
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlsys.runs.batch_files import read_batch, write_batch
+from rlsys.config.schema import ConfigError
+from rlsys.runs.directory import write
+from rlsys.types import Batch
+
+_NAME = re.compile(r"step-(\d{6,})")
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+_WAS = ".was-"
+SUMS = "SHA256SUMS"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read and is whole."""
+
+    step: int
+    path: Path
+    state: dict[str, Any]
+    pending: list[Batch]
+
+
+class Checkpoints:
+    """Those of a run. One at a time is being written: `begin`, then workers write, then `complete`."""
+
+    def __init__(self, folder: Path, keep_last: int):
+        self.folder, self.keep_last = folder, keep_last
+        self.step: int | None = None  # of the one that is being written
+
+    def begin(self, step: int, state: dict[str, Any], pending: list[Batch]) -> str:
+        """A directory beside, with the loop's own part in it, to be filled."""
+        self.step, self.best = step, state["best"]["step"]
+        self.beside = self.folder / f".step-{step:06d}"
+        shutil.rmtree(self.beside, ignore_errors=True)
+        self.beside.mkdir(parents=True)
+        write(self.beside / "state.json", json.dumps(state))
+        for number, batch in enumerate(pending):
+            write_batch(self.beside / "pending" / f"{number:03d}", batch)
+        own = {str(p.relative_to(self.beside)): sha256(p) for p in self.beside.rglob("*") if p.is_file()}
+        self.sums = own
+        return str(self.beside)
+
+    def complete(self, sums: dict[str, str]) -> Path:
+        """Others have written these files, and flushed them to disk."""
+        assert self.step is not None, "nothing was begun"
+        target = self.folder / f"step-{self.step:06d}"
+        write(self.beside / SUMS, render(self.sums | sums))
+        for place in [p for p in self.beside.rglob("*") if p.is_dir()] + [self.beside]:
+            _sync(place)
+        was = target.with_name(f"{_WAS}{target.name}")  # of the same step, and the only one perhaps
+        if target.exists():
+            target.rename(was)
+        self.beside.rename(target)
+        _sync(self.folder)
+        shutil.rmtree(was, ignore_errors=True)
+        self.step = None
+        if self.keep_last:
+            for step, old in found(self.folder)[: -self.keep_last]:
+                if step != self.best:
+                    _remove(old)
+        return target
+
+    def found(self) -> list[tuple[int, Path]]:
+        return found(self.folder)
+
+    @property
+    def last(self) -> int:
+        """The step of the newest that is in place; 0: there is none."""
+        there = self.found()
+        return there[-1][0] if there else 0
+
+    def newest(self, tell: Callable[[str], None]) -> Found | None:
+        """The newest that is whole. A damaged one is named, and set aside; what a killed run was writing or removing goes, and what
+        it was about to replace has its name again."""
+        for was in self.folder.glob(f"{_WAS}step-*"):
+            if not (target := was.with_name(was.name.removeprefix(_WAS))).exists():
+                was.rename(target)
+        for unfinished in self.folder.glob(".*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for step, path in reversed(found(self.folder)):
+            damage = damage_of(path)
+            if not damage:
+                try:
+                    return Found(step, path, state_of(path), pending_of(path))
+                except (
+                    OSError,
+                    ValueError,
+                    KeyError,
+                    TypeError,
+                ) as error:  # whole, and yet not what we would have written
+                    damage = f"{type(error).__name__}: {error}"
+            aside = self.folder / f"damaged-{path.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            tell(
+                f"the checkpoint of step {step} is damaged: {damage}. It is now {aside}; an earlier one is used, or the run begins anew"
+            )
+        return None
+
+
+def found(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and directories of the checkpoints, oldest first. They were whole when they got their names."""
+    names = ((_NAME.fullmatch(p.name), p) for p in folder.iterdir()) if folder.is_dir() else ()
+    return sorted((int(m[1]), p) for m, p in names if m and p.is_dir())
+
+
+def damage_of(checkpoint: Path) -> str:
+    """What is wrong with its files, naming the first; empty if every one is as it was written."""
+    try:
+        text = (checkpoint / SUMS).read_bytes().decode()
+        lines = [_LINE.fullmatch(line) for line in text.splitlines()]
+        sums = {m[2]: m[1] for m in lines if m}
+        if render(sums) != text or "state.json" not in sums:
+            return f"{checkpoint / SUMS} is not as it was written"
+        for name, expected in sums.items():
+            if (found := sha256(checkpoint / name)) != expected:
+                size = (checkpoint / name).stat().st_size
+                return f"{checkpoint / name} ({size} bytes) has SHA-256 {found[:12]}… instead of {expected[:12]}…"
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{error}"
+    return ""
+
+
+def require_whole(checkpoint: Path) -> None:
+    """For who uses one checkpoint and no other."""
+    if damage := damage_of(checkpoint):
+        raise ConfigError(f"the checkpoint {checkpoint} is damaged: {damage}. Use another one.")
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """The loop's own part of a checkpoint."""
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    return state
+
+
+def pending_of(checkpoint: Path) -> list[Batch]:
+    """Batches that were sampled from older weights and are still to be trained on, in order."""
+    folder = checkpoint / "pending"
+    names = sorted({p.stem for p in folder.iterdir()}) if folder.is_dir() else []
+    return [read_batch(folder / name) for name in names]
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def render(sums: dict[str, str]) -> str:
+    return "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
+
+
+def _remove(checkpoint: Path) -> None:
+    """Its name goes first: killed in between, what is left is not taken for a checkpoint."""
+    gone = checkpoint.with_name(f".gone-{checkpoint.name}")
+    shutil.rmtree(gone, ignore_errors=True)
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _sync(place: Path) -> None:
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

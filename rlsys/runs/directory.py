@@ -1,0 +1,225 @@
+"""The run directory: what every tool reads.
+
+config.yaml     the resolved configuration        samples/      every sample of every step, parquet
+metrics.jsonl   one line per step                 checkpoints/  step-000040/, see `checkpoint`; damaged-step-000040/, set aside
+events.jsonl    starts, syncs, faults, stops      logs/         of each process: .log, .spans (what it did when), .pid (where it is), .stacks (what it was at)
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rlsys.config import loading
+from rlsys.runs import timeline
+from rlsys.config.schema import Config, ConfigError
+from rlsys.runs.samples import prepare_writing, write_samples
+from rlsys.config.secrets import cleared
+from rlsys.types import Batch, Columns, Floats
+
+BEFORE_CONFIG = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml
+FREE_TO_CHANGE = (  # what a run may be continued with
+    "run.dir",
+    "run.max_restarts",
+    "run.grace_s",
+    "watchdog.",
+    "cluster.",
+    "eval.",
+    "checkpoint.",
+    "sync.",
+    "tracking.",
+    "trainer.steps",
+    "trainer.max_mismatch",
+    "trainer.max_skipped",
+    "reward.workers",
+    "reward.timeout_s",
+    "reward.memory_mb",
+    "reward.batch",
+    "reward.concurrency",
+    "reward.max_failure_share",
+    "dynamic_sampling.",
+    "rollout.engines",
+    "rollout.gpu_memory",
+    "rollout.kv_cache_mb",
+    "rollout.max_sequences",
+    "policy.port",
+    "policy.ranks",
+    "policy.zero_stage",
+    "policy.offload_optimizer",
+    "policy.offload_params",
+    "critic.port",
+    "critic.ranks",
+    "policy.tokens_per_pack",
+    "policy.logprob_chunk",
+    "policy.gradient_checkpointing",
+)
+
+
+class RunDirectory:
+    """Opens a run directory for writing, and holds it: two runs in one directory are refused."""
+
+    def __init__(self, config: Config):
+        self.path = Path(config.run.dir).expanduser().resolve()
+        known = self.path / "config.yaml"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not known.is_file() and any(p.name not in BEFORE_CONFIG for p in self.path.iterdir()):
+                raise ConfigError(
+                    f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory."
+                )
+            self._lock = (self.path / ".lock").open("w")
+        except (NotADirectoryError, FileExistsError):
+            raise ConfigError(f"run.dir: {self.path} is a file, or lies below one. Choose another directory.") from None
+        except OSError as error:
+            raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"run.dir: {self.path} is in use by another run. Wait for it, stop it, or choose another run.dir."
+            ) from None
+        if known.is_file() and (self.path / "metrics.jsonl").is_file():
+            self._refuse_changes(config, known)
+        try:
+            write(known, loading.to_yaml(config))
+            for name in ("samples", "checkpoints", "logs"):
+                (self.path / name).mkdir(exist_ok=True)
+            end_last_line(self.path / "events.jsonl")
+            timeline.begin("driver", self.logs)
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")
+            self._writing: Future[None] | None = None
+        except PermissionError as error:  # the directory is another user's, the lock in it open to all
+            raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
+
+    def _refuse_changes(self, config: Config, known: Path) -> None:
+        from omegaconf import OmegaConf
+
+        tree = OmegaConf.load(known)
+        before, now = loading.flatten(loading.build(tree, [], str(known))), loading.flatten(config)  # type: ignore[arg-type]
+        changed = [
+            f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(FREE_TO_CHANGE)
+        ]
+        if changed:
+            raise ConfigError(
+                f"run.dir: {self.path} is a run with other settings ({'; '.join(changed)}). "
+                "Go on with the old ones, or choose another run.dir to start anew."
+            )
+
+    def close(self) -> None:
+        self._writer.shutdown()
+        timeline.end()
+        self._lock.close()
+
+    def prepare(self) -> None:
+        """While others do something."""
+        self._writer.submit(prepare_writing)
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def event(self, kind: str, **facts: Any) -> None:
+        with (self.path / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **cleared(facts)}) + "\n")
+
+    def metrics(self, line: dict[str, float]) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forgets the lines of steps that will be done again, and a last one cut off by a crash."""
+        file = self.path / "metrics.jsonl"
+        if file.is_file():
+            write(file, "".join(json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step))
+
+    def samples(
+        self, name: str, batch: Batch, advantages: Floats | None = None, per_token: Columns | None = None
+    ) -> None:
+        """Written while the run goes on; `settle` waits for it. A file is there whole or not at all."""
+        self.settle()  # one at a time
+        target = self.path / "samples" / f"{name}.parquet"
+        self._writing = self._writer.submit(write_samples, target, batch, advantages, per_token)
+
+    def settle(self) -> None:
+        """Waits until the samples are on disk, and raises what was wrong with the last ones."""
+        writing, self._writing = self._writing, None
+        if writing:
+            writing.result()
+
+
+def end_last_line(file: Path) -> None:
+    """So that what is added behind a line that was cut off is a line of its own."""
+    if file.is_file() and not file.read_bytes().endswith(b"\n"):
+        with file.open("a") as out:
+            out.write("\n")
+
+
+def read_lines(file: Path, newest: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a .jsonl file, or of its `newest` bytes; one cut off by a crash is left out."""
+    lines = []
+    if file.is_file():
+        for text in _end(file, newest).decode(errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                if isinstance(line := json.loads(text), dict):
+                    lines.append(line)
+    return lines
+
+
+def _end(file: Path, newest: int | None) -> bytes:
+    with file.open("rb") as data:
+        size = data.seek(0, os.SEEK_END)
+        first = max(0, size - newest) if newest else 0
+        data.seek(first)
+        return data.read().partition(b"\n")[2] if first else data.read()
+
+
+def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
+    """Prompts, completions and rewards saved under a name, such as `eval-000000`; nothing if there are none."""
+    file = run / "samples" / f"{name}.parquet"
+    if not file.is_file():
+        return []
+    import pyarrow.parquet
+
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(
+        file, columns=["uid", "prompt", "completion", "reward"]
+    ).to_pylist()
+    return rows
+
+
+def write_named(file: Path, text: str) -> None:
+    """`write` for a file that a user has named: its folder is made, and what is in the way is a sentence."""
+    with named(file):
+        write(file, text)
+
+
+def can_be_written(file: Path) -> None:
+    """Raises what `write_named` would. Long work asks before it begins."""
+    with named(file), tempfile.TemporaryFile(dir=file.parent):
+        pass
+
+
+@contextlib.contextmanager
+def named(file: Path) -> Iterator[None]:
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder. Give the name of a file.")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}. Give another place.") from None
+
+
+def write(file: Path, text: str) -> None:
+    """A file is either the old one or the new one, never half of either."""
+    aside = file.with_name(f".{file.name}.tmp")
+    with aside.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    aside.rename(file)

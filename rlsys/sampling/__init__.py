@@ -1,0 +1,1 @@
+"""From prompts to judged batches: sampling plans, dynamic sampling, over-sampling, early scoring."""

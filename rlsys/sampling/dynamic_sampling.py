@@ -1,0 +1,128 @@
+"""Dynamic sampling: groups that teach nothing make room for others, until the batch is full.
+
+Yu et al. 2025 (DAPO), arXiv 2503.14476, section 3.2. A round asks for as many prompts as the share of good groups so far makes
+likely to be enough, and never for more than a batch. Prompts behind the last one that was needed go back into the stream and
+are asked again in the next step, from newer weights: every sample of a batch is from the same weights, and neither an accepted
+group nor the end of the data, which begins anew, is ever lost.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsys.runs.errors import NothingToLearn
+from rlsys.types import Batch
+
+MARGIN = 1.25  # asked for beyond what is expected to be enough: another round would cost more
+
+
+def fill(
+    ask: Callable[[int], Batch],
+    wanted: int,
+    *,
+    max_rounds: int,
+    step: int,
+    parts: bool = False,
+    check: Callable[[Batch], object] = lambda batch: None,
+) -> Batch:
+    """`ask(count)` samples and judges that many new prompts; the result has `wanted` groups whose rewards differ.
+
+    With `parts` it is enough that one of the reward's components differs. `check` sees all that is there before more is asked
+    for: where verdicts fail, that is the cause, and not the prompts.
+    """
+    rounds: list[Batch] = []
+    missing, count = wanted, wanted
+    for _ in range(max_rounds):
+        batch = ask(count)
+        good = np.flatnonzero(teaching(batch, parts))
+        if len(good) >= missing:
+            rounds.append(first(batch, int(good[missing - 1]) + 1))
+            return join([only(batch, teaching(batch, parts)) for batch in rounds])
+        rounds.append(batch)
+        check(join(rounds))
+        missing -= len(good)
+        share = (wanted - missing) / sum(len(b.prompts) for b in rounds)
+        count = min(wanted, math.ceil(MARGIN * missing / share)) if share else wanted
+    all_of_them = join(rounds)
+    prompts, failed = len(all_of_them.prompts), sum(all_of_them.failures.values())
+    verdicts = (
+        f"{failed} of {all_of_them.asked} verdicts failed, the first: {all_of_them.first_failure}. " if failed else ""
+    )
+    means = [m for b in rounds for m, teaches in zip(means_of(b), teaching(b, parts), strict=True) if not teaches]
+    raise NothingToLearn(
+        f"step {step}: {wanted - missing} of {wanted} groups have rewards that differ, after {max_rounds} rounds and {prompts} "
+        f"prompts (dynamic_sampling.max_rounds). The groups of equal rewards have rewards from {min(means):g} to {max(means):g}. "
+        f"{verdicts}This run can go on with a larger dynamic_sampling.max_rounds, or with dynamic_sampling.enabled=false; a new one may "
+        "take easier or harder prompts, or more trainer.samples_per_prompt."
+    )
+
+
+def first(batch: Batch, count: int) -> Batch:
+    """The batch with its first `count` groups, as if no more had been asked for."""
+    keep = np.arange(len(batch.prompts)) < count
+    left = len(batch.prompts) - count
+    return replace(only(batch, keep), dropped=batch.dropped, position=batch.position - left)
+
+
+def teaching(batch: Batch, parts: bool = False) -> NDArray[np.bool_]:
+    """Which groups have at least two rewards that differ, or with `parts` two components of it.  [groups] bool"""
+    names = sorted({name for c in batch.components for name in c}) if parts else []
+    columns = [[c.get(name, 0.0) for name in names] for c in batch.components] if names else batch.rewards[:, None]
+    values = np.asarray(columns, dtype=np.float32)  # [N, K]
+    shape = (len(batch.prompts), values.shape[1])
+    high, low = np.full(shape, -np.inf), np.full(shape, np.inf)
+    np.maximum.at(high, batch.groups, values)
+    np.minimum.at(low, batch.groups, values)
+    found: NDArray[np.bool_] = np.any(high > low, axis=1)
+    return found
+
+
+def means_of(batch: Batch) -> list[float]:
+    """Mean reward of each group; 0 for one that lost all its samples."""
+    count = np.bincount(batch.groups, minlength=len(batch.prompts))
+    total = np.bincount(batch.groups, weights=batch.rewards, minlength=len(batch.prompts))
+    return list(total / np.maximum(count, 1))
+
+
+def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
+    """The batch with some of its groups, and all that failed.  keep [groups] bool"""
+    samples = np.flatnonzero(keep[batch.groups])
+    number = np.cumsum(keep) - 1  # of each group that stays
+    return replace(
+        batch,
+        prompts=[p for p, good in zip(batch.prompts, keep, strict=True) if good],
+        samples=[batch.samples[i] for i in samples],
+        groups=number[batch.groups[samples]],
+        rewards=batch.rewards[samples],
+        components=[batch.components[i] for i in samples],
+        answers=[batch.answers[i] for i in samples if batch.answers],
+        greedy=None if batch.greedy is None else batch.greedy[keep],
+        dropped=batch.dropped + int((~keep).sum()),
+    )
+
+
+def join(batches: list[Batch]) -> Batch:
+    """Several batches as one, in order."""
+    first = np.cumsum([0, *(len(b.prompts) for b in batches)])
+    reasons = sorted({reason for b in batches for reason in b.failures})
+    return Batch(
+        prompts=[p for b in batches for p in b.prompts],
+        samples=[s for b in batches for s in b.samples],
+        groups=np.concatenate([b.groups + n for b, n in zip(batches, first, strict=False)]),
+        rewards=np.concatenate([b.rewards for b in batches]),
+        components=[c for b in batches for c in b.components],
+        answers=[a for b in batches for a in b.answers],
+        failed=[pair for b in batches for pair in b.failed],
+        asked=sum(b.asked for b in batches),
+        first_failure=next((b.first_failure for b in batches if b.first_failure), ""),
+        failures={reason: sum(b.failures.get(reason, 0) for b in batches) for reason in reasons},
+        reward_s=sum(b.reward_s for b in batches),
+        greedy=None
+        if batches[0].greedy is None
+        else np.concatenate([b.greedy for b in batches if b.greedy is not None]),
+        dropped=sum(b.dropped for b in batches),
+        position=batches[-1].position,
+    )

@@ -1,0 +1,42 @@
+"""How the prompts of a batch are sampled."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlsys.config.schema import Config
+from rlsys.seeds import seed_of
+from rlsys.types import Prompt, Request
+
+
+@dataclass(frozen=True)
+class Draw:
+    """`Draw(8, temperature=1.0, max_new_tokens=512)`: eight completions of each prompt."""
+
+    samples: int
+    temperature: float
+    max_new_tokens: int
+    greedy: bool = False  # and one completion more, at temperature 0, whose reward alone is kept
+
+    @classmethod
+    def of(cls, config: Config) -> "Draw":
+        """For training."""
+        r, greedy = config.rollout, config.algorithm.advantage == "remax"
+        return cls(config.trainer.samples_per_prompt, r.temperature, r.max_new_tokens, greedy)
+
+    @property
+    def size(self) -> int:
+        """Completions of each prompt, all kinds together."""
+        return self.samples + self.greedy
+
+    @property
+    def baseline(self) -> int | None:
+        """The index of the greedy one."""
+        return self.samples if self.greedy else None
+
+    def requests(self, seed: int, step: int | str, prompts: Iterable[Prompt]) -> list[Request]:
+        temperatures = [self.temperature] * self.samples + [0.0] * self.greedy
+        return [
+            Request(p.uid, i, p.tokens, seed_of(seed, step, p.uid, i), t, self.max_new_tokens)
+            for p in prompts
+            for i, t in enumerate(temperatures)
+        ]

@@ -1,0 +1,1 @@
+"""Runs programs that a model wrote, isolated from the host."""

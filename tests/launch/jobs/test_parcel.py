@@ -1,0 +1,161 @@
+"""What goes with a job, what stays, and what is refused before anything is sent."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.jobs import parcel
+from launch.jobs.parcel import pack
+from rlsys.config.schema import ConfigError
+
+DIRECTORY = "run.dir=/shared/runs/one"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to submit from."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+FUNCTION = "def f(completion): return 1.0\n"
+
+
+def write(path: str, text: str = "") -> Path:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def refused(*overrides: str, path: str = "one.yaml") -> str:
+    with pytest.raises(ConfigError) as caught:
+        pack(path, overrides)
+    return str(caught.value)
+
+
+def test_the_configuration_goes_with_its_bases_and_what_it_names(here: Path) -> None:
+    write("configs/base.yaml", "data: {template: chat.jinja}")
+    write("configs/one.yaml", "base: base.yaml\nreward: {functions: {my/own.py:f: 1.0, mine.rewards:g: 1.0}}")
+    write("chat.jinja", "{{ messages[0].content }}")
+    write("my/own.py", FUNCTION)
+    for file in ("my/other.py", "mine/__init__.py", "mine/rewards.py", "mine/__pycache__/x.pyc"):
+        write(file)
+    write("sums/train/a.jsonl", json.dumps({"prompt": "1+1="}))
+    write("sums/.git/config")
+    found = pack("configs/one.yaml", (DIRECTORY, "data.train=sums"))
+    assert list(found.files) == [
+        "chat.jinja",
+        "configs/base.yaml",
+        "configs/one.yaml",
+        "mine/__init__.py",
+        "mine/rewards.py",
+        "my/own.py",
+        "sums/train/a.jsonl",
+    ]
+    assert found.path == "configs/one.yaml"
+    assert found.elsewhere == []
+
+
+def test_files_lie_in_the_jobs_folder_as_they_lie_here(here: Path, tmp_path: Path) -> None:
+    write("configs/one.yaml", "data: {train: data/a.jsonl}")
+    write("data/a.jsonl", "what is in it")
+    pack(str(here / "configs" / "one.yaml"), (DIRECTORY,)).lay_out(tmp_path / "there")
+    there = sorted(str(p.relative_to(tmp_path / "there")) for p in (tmp_path / "there").rglob("*") if p.is_file())
+    assert there == ["configs/one.yaml", "data/a.jsonl"]
+    assert (tmp_path / "there" / "data" / "a.jsonl").read_text() == "what is in it"
+
+
+def test_of_a_folder_runs_and_what_begins_with_a_dot_stays_here(here: Path) -> None:
+    write("one.yaml")
+    for file in (
+        "code/a.py",
+        "code/runs/big.bin",
+        "code/.venv/x",
+        "code/.env",
+        "code/deep/.git/HEAD",
+        "code/deep/b.py",
+    ):
+        write(file)
+    assert list(pack("one.yaml", (DIRECTORY,), ("code",)).files) == ["code/a.py", "code/deep/b.py", "one.yaml"]
+
+
+def test_what_has_an_absolute_path_is_looked_for_where_the_job_runs(here: Path) -> None:
+    write("one.yaml", "model: {path: /shared/models/qwen}\nreward: {functions: {/shared/own.py:f: 1.0}}")
+    found = pack("one.yaml", (DIRECTORY, "data.train=/shared/train.jsonl", "data.template=~/chat.jinja"))
+    assert list(found.files) == ["one.yaml"]
+    assert [str(n) for n in found.elsewhere] == [
+        "model.path /shared/models/qwen",
+        "data.template ~/chat.jinja",
+        "data.train /shared/train.jsonl",
+        "reward.functions /shared/own.py",
+    ]
+
+
+def test_a_tracker_of_ones_own_is_sent_or_looked_for_where_the_job_runs(here: Path) -> None:
+    write("one.yaml")
+    write("board.py", "def to_text(told): ...\n")
+    assert list(pack("one.yaml", (DIRECTORY, "tracking.to=board.py:to_text")).files) == ["board.py", "one.yaml"]
+    [there] = pack("one.yaml", (DIRECTORY, "tracking.to=/shared/board.py:to_text")).elsewhere
+    assert str(there) == "tracking.to /shared/board.py"
+    assert "board.py has no function `to_txt`" in refused(DIRECTORY, "tracking.to=board.py:to_txt")
+    with_key = "tracking.to={board.py:to_text: {key: '${oc.env:ONLY_THERE}'}}"
+    assert pack("one.yaml", (DIRECTORY, with_key)).environment == ["ONLY_THERE"]
+
+
+def test_the_directory_of_a_reward_model_is_sent(here: Path) -> None:
+    write("one.yaml", "reward: {functions: {model: {path: judge}}}")
+    write("judge/config.json")
+    assert list(pack("one.yaml", (DIRECTORY,)).files) == ["judge/config.json", "one.yaml"]
+
+
+def test_a_variable_that_only_the_cluster_has_is_named_and_not_asked_for(here: Path) -> None:
+    write("one.yaml", "reward: {functions: {own.py:f: {api_key: '${oc.env:ONLY_THERE}'}}}")
+    write("own.py", FUNCTION)
+    assert pack("one.yaml", (DIRECTORY,)).environment == ["ONLY_THERE"]
+    judge = "reward.functions={http: {url: 'http://judge/score', token_env: JUDGE_TOKEN}}"
+    assert pack("one.yaml", (DIRECTORY, judge)).environment == ["JUDGE_TOKEN"]
+
+
+def test_a_module_may_be_one_that_only_the_cluster_has(here: Path) -> None:
+    write("one.yaml", "reward: {functions: {only_there.rewards:f: 1.0}}\nalgorithm: {advantage: 'only_there:g'}")
+    write("own.py", FUNCTION)
+    assert list(pack("one.yaml", (DIRECTORY,)).files) == ["one.yaml"]
+    assert "own.py has no function `g`. Functions there: f." in refused(DIRECTORY, "reward.functions=own.py:g")
+
+
+def test_a_run_directory_that_would_go_with_the_job_is_refused(here: Path) -> None:
+    write("one.yaml")
+    assert refused().startswith("run.dir is runs/one, which on a cluster lies in the job's working directory")
+    assert refused().endswith("run.dir=/shared/runs/one")
+
+
+def test_what_validate_refuses_is_refused(here: Path) -> None:
+    write("one.yaml", "trainer: {stesp: 3}")
+    assert "Did you mean `trainer.steps`?" in refused(DIRECTORY)
+    assert "not_there.jsonl does not exist" in refused(
+        DIRECTORY, "data.train=not_there.jsonl", path=str(write("two.yaml"))
+    )
+
+
+def test_what_lies_outside_of_the_folder_is_refused(here: Path) -> None:
+    write("../elsewhere.py", FUNCTION)
+    write("one.yaml", "reward: {functions: {../elsewhere.py:f: 1.0}}")
+    assert refused(DIRECTORY).startswith(
+        f"reward.functions ../elsewhere.py is outside of {here}, and what goes with a job"
+    )
+    assert refused(DIRECTORY, path="../none.yaml") == "../none.yaml: no such file."
+    write("../other.yaml")
+    assert "the configuration ../other.yaml is outside of" in refused(DIRECTORY, path="../other.yaml")
+
+
+def test_what_is_too_large_to_go_is_named_with_both_sizes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcel, "MOST", 1 << 20)
+    write("one.yaml", "data: {train: large.jsonl}")
+    write("large.jsonl", "0" * (3 << 19))
+    assert refused(DIRECTORY) == (
+        "1.5 MiB would go with the job, most of it data.train large.jsonl (1.5 MiB); at most 1.0 MiB may. Put it on storage "
+        "that all nodes see, and give its absolute path."
+    )

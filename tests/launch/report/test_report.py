@@ -1,0 +1,685 @@
+"""What the page is given: from a run directory to plain data, and into one file. The page itself is in test_report_page."""
+
+import base64
+import gzip
+import io
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+from made_run import BEGAN, EOS, damage, make_batch, make_run, ruin, write_lines
+from rich.console import Console
+
+from launch.report.charts import SECTIONS, charts
+from launch.report.command import Wanted, report
+from launch.report.gather import Run, page_data
+from launch.report.lanes import lanes
+from launch.report.page import HERE, SCRIPTS, joined
+from launch.report.sampled import files, kept, numbers, packed, spread, texts, tokens
+from launch.report.watch import serving
+from launch.report.words import in_bytes, word, words
+from rlsys.analysis.trace import lanes_of, within
+from rlsys.analysis.trace import spans as recorded
+from rlsys.config.schema import Config, ConfigError
+from rlsys.runs.directory import read_lines
+from rlsys.runs.samples import write_samples
+
+
+def unpacked(piece: bytes):
+    return json.loads(gzip.decompress(piece))
+
+
+def written(target) -> dict:
+    """The pieces inside a page."""
+    found = re.findall(r'<script type="text/plain" id="piece-([^"]+)">([^<]*)</script>', target.read_text())
+    return {name: unpacked(base64.b64decode(text)) for name, text in found}
+
+
+def told(*runs, **wanted) -> str:
+    out = io.StringIO()
+    report(Wanted(tuple(map(str, runs)), **wanted), Console(file=out, width=300))
+    return out.getvalue()
+
+
+def of(run) -> dict:
+    [found] = page_data([Run.read(run)])["runs"]
+    return found
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_written_into_the_run_and_refers_to_nothing_outside(tmp_path):
+    run = make_run(tmp_path / "demo")
+    assert "demo/report.html" in told(run)
+    text = (run / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!#)', text), "nothing is loaded from elsewhere"
+    assert "connect-src 'none'" in text
+    assert "<title>demo</title>" in text
+    pieces = written(run / "report.html")
+    assert set(pieces) >= {"main", "numbers", "texts-step-000001", "tokens-eval-000000"}
+    assert pieces["main"]["runs"][0]["figures"]["step"] == list(range(13))
+
+
+def test_the_script_of_the_page_is_the_only_one_that_may_run(tmp_path):
+    import hashlib
+
+    run = make_run(tmp_path / "demo", 1)
+    told(run)
+    text = (run / "report.html").read_text()
+    [allowed] = re.findall(r"script-src 'sha256-([^']+)'", text)
+    [script] = re.findall(r'<script type="module">(.*?)</script>', text, re.DOTALL)
+    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() == allowed
+
+
+def test_no_two_scripts_have_a_name_of_their_own_in_common():
+    names = [
+        name
+        for file in SCRIPTS
+        for name in re.findall(
+            r"^(?:async )?(?:const|let|function|class) (\w+)", joined((HERE / file).read_text()), re.MULTILINE
+        )
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_every_package_and_the_page_s_styles_and_scripts_are_part_of_what_is_installed():
+    project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = project["package-data"]["launch.report"]
+    root = HERE.parents[1]
+    for top in ("rlsys", "workers", "launch"):
+        packages = {f.parent for f in (root / top).rglob("__init__.py")}
+        assert {f.parent for f in (root / top).rglob("*.py")} <= packages, (
+            "setuptools finds packages by their __init__.py"
+        )
+    for name in ("page.html", "style.css", *SCRIPTS):
+        assert (HERE / name).is_file()
+        assert any(fnmatchcase(name, pattern) for pattern in patterns), name
+    assert {f.name for f in HERE.glob("*.js")} == set(SCRIPTS)
+
+
+def test_hostile_texts_end_no_element(tmp_path):
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\x00\x1b[31m\u202e😀"
+    run = make_run(tmp_path / "<b>&'\"", 2, texts={1: hostile})
+    told(run)
+    text = (run / "report.html").read_text()
+    assert "alert(" not in text
+    assert "<title>&lt;b&gt;&amp;" in text
+    assert written(run / "report.html")["texts-step-000001"]["text"][0] == hostile
+
+
+def test_another_file_can_be_named_and_its_folder_is_made(tmp_path):
+    run = make_run(tmp_path / "demo", 1)
+    told(run, out=str(tmp_path / "of" / "today" / "x.html"))
+    assert (tmp_path / "of" / "today" / "x.html").is_file()
+    assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("demo", r"--out: .*demo is a directory. Name a file in it: --out .*demo/report.html"),
+        ("demo/", "is a directory"),
+        ("new/", "is a directory"),
+        (".", "is a directory"),
+        ("pipe", "pipe is no plain file"),
+        ("demo/config.yaml/x.html", r"x.html cannot be written: File exists. Name another file with --out"),
+        ("demo/config.yaml/of/x.html", r"x.html cannot be written: Not a directory"),
+        ("x" * 300, r"cannot be written: File name too long"),
+    ],
+)
+def test_where_no_page_can_be_written_is_said_with_a_way_out(tmp_path, monkeypatch, out, said):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ConfigError, match=said):
+        told(make_run(tmp_path / "demo", 1), out=out)
+
+
+def test_what_is_no_run_is_refused_with_a_way_out(tmp_path):
+    with pytest.raises(ConfigError, match=r"is no run: it has no config.yaml.*Give the directory of a run"):
+        told(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        told(tmp_path / "nowhere")
+
+
+# --- runs that are not whole --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_any_step_is_shown_and_says_so(tmp_path):
+    run = make_run(tmp_path / "demo", 1, saved=False, timeline=False)
+    (run / "metrics.jsonl").write_text("")
+    (run / "events.jsonl").write_text("")
+    told(run)
+    found = written(run / "report.html")["main"]["runs"][0]
+    assert found["state"]["kind"] == "open"
+    assert "No step has been finished yet: there are no curves." in found["missing"]
+    assert "No samples are saved in samples/." in found["missing"]
+    assert any("no events.jsonl" in text for text in found["missing"])
+
+
+def test_a_run_without_evaluations_says_so(tmp_path):
+    run = make_run(tmp_path / "demo", 3)
+    lines = [{k: v for k, v in line.items() if not k.startswith("eval/")} for line in read_lines(run / "metrics.jsonl")]
+    write_lines(run / "metrics.jsonl", lines)
+    assert any("Nothing held out was evaluated" in text for text in of(run)["missing"])
+
+
+def test_a_broken_last_line_and_numbers_that_are_none_are_left_out(tmp_path):
+    run = make_run(tmp_path / "demo", 2)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "reward/mean": NaN, "kl": Infinity, "entropy": null}\n{"step": 4, "rew')
+    found = of(run)
+    assert found["figures"]["step"] == [0, 1, 2, 3]
+    assert found["figures"]["reward/mean"][-1] is None
+    assert found["figures"]["kl"][-1] is None
+    assert found["figures"]["entropy"][-1] is None
+    packed(found)  # which takes no nan
+
+
+def test_a_configuration_of_another_version_is_shown_as_it_is(tmp_path):
+    run = make_run(tmp_path / "demo", 2)
+    with (run / "config.yaml").open("a") as file:
+        file.write("holodeck:\n  decks: 3\n")
+    found = of(run)
+    assert any("another version of rlsys" in text and "holodeck" in text for text in found["missing"])
+    [unknown] = [o for o in found["options"] if o["name"] == "holodeck.decks"]
+    assert (unknown["value"], unknown["default"], unknown["differs"]) == ("3", None, True)
+    assert found["tables"] == {}
+
+
+def test_samples_of_an_older_version_are_shown_without_what_they_lack(tmp_path):
+    import pyarrow.parquet
+
+    run = make_run(tmp_path / "demo", 1)
+    file = run / "samples" / "step-000001.parquet"
+    table = pyarrow.parquet.read_table(file)
+    lacks = [
+        "tokens",
+        "rollout_logprobs",
+        "old_logprobs",
+        "token_advantages",
+        "failure",
+        "detail",
+        "answer",
+        "components",
+    ]
+    pyarrow.parquet.write_table(table.drop_columns(lacks), file)
+    found = numbers(file)
+    assert (found["length"], found["failure"], found["count"]) == (0, None, 16)
+    assert texts(file)["components"] is None
+    assert tokens(file, None, None) == {"ids": None}
+
+
+def test_how_a_run_stands_is_said_by_its_last_event(tmp_path):
+    def kind(name, *events) -> str:
+        return of(make_run(tmp_path / name, 2, events=events, saved=False))["state"]["kind"]
+
+    assert kind("a") == "done"
+    assert kind("b", ("stop", {"cause": "asked to stop", "step": 2})) == "stopped"
+    assert kind("c", ("stop", {"cause": "OSError: no space left"})) == "failed"
+    assert kind("d", ("restart", {"cause": "Ray was lost"})) == "open"
+
+
+# --- figures, lanes, settings -------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_of_a_run_is_drawn_somewhere(tmp_path):
+    run = make_run(tmp_path / "demo", 3)
+    lines = read_lines(run / "metrics.jsonl")
+    lines[-1] |= {
+        "my/figure": 1.0,
+        "eval/zigzag/pass@4": 0.5,
+        "eval/zigzag/pass@4/low": 0.4,
+        "eval/zigzag/pass@4/high": 0.6,
+    }
+    drawn = charts(lines)
+    names = [name for chart in drawn for name in chart["names"]]
+    assert len(names) == len(set(names))
+    [best] = [c for c in drawn if c["title"] == "Best of k, and votes"]
+    assert best["bands"] == {"eval/zigzag/pass@4": ["eval/zigzag/pass@4/low", "eval/zigzag/pass@4/high"]}
+    assert [c["names"] for c in drawn if c["section"] == "Everything else"] == [["my/figure"]]
+
+
+def test_groups_are_said_to_teach_nothing_only_where_the_method_compares_within_them(tmp_path):
+    def title(advantage: str) -> str:
+        config = Config(algorithm=replace(Config().algorithm, advantage=advantage))
+        drawn = page_data([Run.read(make_run(tmp_path / advantage, 2, config=config, saved=False))])["charts"]
+        [chart] = [c for c in drawn if "groups/alone" in c["names"]]
+        return chart["title"]
+
+    assert title("grpo") == "Groups that teach nothing"
+    assert title("reinforce_pp") == title("gae") == "groups/alone"
+
+
+def test_every_chart_is_explained_in_a_sentence():
+    for chart in (chart for members in SECTIONS.values() for chart in members):
+        assert chart.sentence.endswith("."), chart.title
+        assert len(chart.sentence) < 130, chart.title
+
+
+def test_lanes_are_those_of_the_last_steps(tmp_path):
+    found = lanes(make_run(tmp_path / "demo", 12, saved=False))
+    assert [(step, begin - BEGAN) for step, *_, begin in found["steps"]] == [(n, n) for n in range(7, 13)]
+    busy = {w["name"]: w["busy"] for w in found["workers"]}
+    assert list(busy) == ["driver", "policy-0", "rollout-0", "rollout-1"]
+    assert busy["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
+    [row] = found["workers"][0]["rows"]
+    step, rollout = row[0], row[1]
+    assert (found["names"][step[0]], step[1:4]) == ("step", [0.0, 950.0, 0])
+    assert (found["names"][rollout[0]], rollout[1:4]) == ("rollout", [0.0, 500.0, 1])
+
+
+def test_a_run_without_a_timeline_has_no_lanes_and_says_why(tmp_path):
+    found = of(make_run(tmp_path / "demo", 2, timeline=False))
+    assert found["lanes"] is None
+    assert any("logs/*.spans" in text for text in found["missing"])
+
+
+def test_settings_say_what_differs_from_the_defaults_and_what_it_means(tmp_path):
+    options = {o["name"]: o for o in of(make_run(tmp_path / "demo", 7))["options"]}
+    assert [name for name, o in options.items() if o["differs"]] == [
+        "trainer.steps", "trainer.prompts_per_step", "trainer.samples_per_prompt",
+    ]  # fmt: skip
+    steps = options["trainer.steps"]
+    assert (steps["value"], steps["default"], steps["meaning"]) == ("7", "100", "how many batches to train on")
+
+
+def test_secrets_are_hidden_wherever_they_come_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "very-secret-4711")
+    said = "the key is very-secret-4711, or sk-abcdefghijklmnopqrstuv"
+    run = make_run(tmp_path / "demo", 2, texts={1: said}, events=(("stop", {"cause": f"Error: {said}"}),))
+    told(run)
+    everything = json.dumps(written(run / "report.html"))
+    assert "4711" not in everything
+    assert "sk-abc" not in everything
+    assert "the key is ***, or ***" in everything
+
+
+def test_one_secret_after_the_other_does_not_join_texts(tmp_path):
+    file = tmp_path / "step-000001.parquet"
+    batch = make_batch(1, 1, 4, None)
+    said = ["see http://me:pass", "@here", "Bearer", "abcdefghijklmnopqrst\n\x00\n"]
+    write_samples(file, replace(batch, samples=[replace(s, text=t) for s, t in zip(batch.samples, said, strict=True)]))
+    assert texts(file)["text"] == said
+
+
+# --- samples ------------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_samples_stand_in_columns_and_a_column_of_one_value_is_that_value(tmp_path):
+    run = make_run(tmp_path / "demo", 1, prompts=2, samples=3)
+    [first, step] = [numbers(f) for f in files(run)]
+    assert (first["name"], first["kind"], first["step"], first["advantage"]) == ("eval-000000", "eval", 0, None)
+    assert (step["kind"], step["step"], step["count"], step["version"]) == ("step", 1, 6, 1)
+    assert step["groups"] == [["zigzag:1#0", "zigzag", 3], ["zigzag:2#0", "zigzag", 3]]
+    assert len(step["length"]) == len(step["reward"]) == 6
+
+
+def test_tokens_come_with_their_words_and_three_numbers_each(tmp_path):
+    run = make_run(tmp_path / "demo", 1, prompts=1, samples=2)
+    file = run / "samples" / "step-000001.parquet"
+    found = tokens(file, None, words(run, "builtin:tiny"))
+    said = "".join(found["words"][i] for i in found["ids"][0])
+    assert said == texts(file)["text"][0] + "<eos>"
+    assert all(v <= 0 for v in found["logprob"][0])
+    assert found["gap"][0] == pytest.approx([1e-6] * len(found["ids"][0]), rel=0.3)
+    assert found["advantage"] is None, "all tokens have the sample's own"
+    assert tokens(file, None, None)["words"] is None
+
+
+def test_tokens_of_one_group_are_taken_where_there_is_no_room_for_more(tmp_path):
+    run = make_run(tmp_path / "demo", 1, prompts=3, samples=2)
+    file = run / "samples" / "step-000001.parquet"
+    assert len(texts(file, 1)["prompt"]) == 1
+    assert len(texts(file, 2)["text"]) == len(tokens(file, 2, None)["ids"]) == 4
+    assert len(texts(file)["text"]) == len(texts(file, 3)["text"]) == 6
+
+
+def test_any_first_few_files_lie_evenly_apart():
+    assert spread(0) == []
+    assert spread(1) == [0]
+    assert spread(5) == [4, 0, 2, 1, 3]
+    assert sorted(spread(100)) == list(range(100))
+    few = sorted(spread(100)[:9])
+    gaps = [b - a for a, b in itertools.pairwise(few)]
+    assert max(gaps) <= 2 * min(gaps)
+
+
+def test_what_has_no_room_is_left_out_and_the_report_says_so(tmp_path):
+    run = make_run(tmp_path / "demo", 40)
+    found = files(run)
+    whole, _ = kept(found, 1 << 20, None, lambda f: 4)
+    assert len(whole) == len(found)
+    size = sum(one.size for one in whole.values())
+    some, _ = kept(found, size // 3, None, lambda f: 4)
+    assert 0 < sum(one.size for one in some.values()) <= size // 3
+    assert {"step-000040", "step-000001", "eval-000040", "eval-000000"} <= set(some), "the first and the last"
+    said = told(run, megabytes=size / 3 / (1 << 20))
+    assert re.search(r"Texts and tokens of \d+ of 182 groups are in this file", said)
+    pieces = written(run / "report.html")
+    assert len(pieces["numbers"]) == 51, "the numbers of all samples are there"
+    assert "--megabytes" in pieces["main"]["left_out"]
+    assert "Texts and tokens" not in told(run)
+
+
+def test_a_step_that_is_large_gives_its_first_groups(tmp_path):
+    run = make_run(tmp_path / "demo", 1, prompts=64, samples=8)
+    found = files(run)[-1:]
+    whole = kept(found, 1 << 20, None, lambda f: 64)[0]["step-000001"]
+    part = kept(found, whole.size * 4, None, lambda f: 64)[0]["step-000001"]
+    assert 1 <= part.groups < 64
+    assert part.size <= whole.size / 2
+    assert len(unpacked(part.texts)["prompt"]) == part.groups
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "hollow"])
+def test_a_damaged_file_of_samples_is_left_out_and_named_and_all_else_is_shown(tmp_path, how):
+    run = make_run(tmp_path / "demo", 3)
+    damage(run / "samples" / "step-000002.parquet", how)
+    said = told(run)
+    assert "demo/report.html" in said
+    assert "samples/step-000002.parquet cannot be read and is left out: " in said
+    pieces = written(run / "report.html")
+    assert [one["name"] for one in pieces["numbers"]] == ["eval-000000", "step-000001", "step-000003"]
+    assert "texts-step-000003" in pieces
+    assert "texts-step-000002" not in pieces
+    [missing] = [text for text in pieces["main"]["runs"][0]["missing"] if "cannot be read" in text]
+    assert missing in said
+
+
+def test_of_many_damaged_files_some_are_named_and_the_others_counted(tmp_path):
+    run = make_run(tmp_path / "demo", 12)
+    for file in files(run):
+        damage(file, "empty")
+    told(run)
+    pieces = written(run / "report.html")
+    assert pieces["numbers"] == []
+    missing = pieces["main"]["runs"][0]["missing"]
+    assert [text.partition(" ")[0] for text in missing] == [
+        *(f"samples/{file.name}" for file in files(run)[:5]),
+        "11",
+    ]
+    assert missing[-1] == "11 more of samples/ cannot be read and are left out."
+
+
+def test_without_samples_the_page_says_so(tmp_path):
+    run = make_run(tmp_path / "demo", 2, saved=False)
+    told(run)
+    pieces = written(run / "report.html")
+    assert pieces["numbers"] == []
+    assert "No samples are saved in samples/." in pieces["main"]["runs"][0]["missing"]
+
+
+def test_the_text_of_a_token_keeps_its_blank_and_half_a_character_is_its_bytes(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {"a": 0, "Ġthe": 1, "âĤ": 2, "¬": 3, "<end>": 4, "Ċ": 5}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    assert [word(tokenizer, i) for i in range(6)] == ["a", " the", "‹e2 82›", "‹ac›", "<end>", "\n"]
+    assert in_bytes("<0xE2>") == "‹e2›"
+    (tmp_path / "checkpoints" / "step-000007" / "model").mkdir(parents=True)
+    tokenizer.save(str(tmp_path / "checkpoints" / "step-000007" / "model" / "tokenizer.json"))
+    assert words(tmp_path, "nobody/nothing")([1, 99]) == [" the", "‹99›"]
+
+
+def test_without_a_tokenizer_there_are_no_words(tmp_path):
+    assert words(tmp_path, "nobody/nothing-of-this-name") is None
+    assert words(tmp_path, "") is None
+
+
+# --- several runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_stand_side_by_side_with_what_differs_in_their_settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a = make_run(tmp_path / "a", 4)
+    changed = Config(policy=replace(Config().policy, lr=1e-4), trainer=replace(Config().trainer, steps=4))
+    b = make_run(tmp_path / "b", 4, config=changed)
+    assert "report-a-b.html" in told(a, b)
+    data = written(tmp_path / "report-a-b.html")["main"]
+    assert [run["name"] for run in data["runs"]] == ["a", "b"]
+    assert {row["name"]: row["values"] for row in data["differences"]} == {
+        "trainer.prompts_per_step": ["4", "32"],
+        "trainer.samples_per_prompt": ["4", "16"],
+        "policy.lr": ["1e-06", "0.0001"],
+    }
+    assert "A comparison has no samples" in data["left_out"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    runs = [Run.read(make_run(tmp_path / seed / "demo", 1)) for seed in ("x", "y")]
+    assert [run["name"] for run in page_data(runs)["runs"]] == ["x/demo", "y/demo"]
+    with pytest.raises(ConfigError, match="given twice"):
+        page_data([runs[0], runs[0]])
+
+
+# --- watch --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """A run of four steps, and `get(path, tag)` of the server that watches it: status, body, tag."""
+    run = make_run(tmp_path / "demo", 4)
+    server = serving(run, 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+
+    def get(path: str, tag: str = "", address: str = "") -> tuple[int, bytes, str]:
+        request = urllib.request.Request((address or server.address) + path, headers={"If-None-Match": tag})
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                body = answer.read()
+                return (
+                    answer.status,
+                    gzip.decompress(body) if answer.headers["Content-Encoding"] else body,
+                    answer.headers["ETag"] or "",
+                )
+        except urllib.error.HTTPError as error:
+            return error.code, error.read(), ""
+
+    yield run, get, server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_served_page_has_no_data_and_may_ask_its_own_server_only(watched):
+    _, get, server = watched
+    status, body, _ = get("")
+    text = body.decode()
+    assert status == 200
+    assert "connect-src 'self'" in text
+    assert 'id="piece-' not in text
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_nothing_is_told_without_the_key(watched):
+    _, get, server = watched
+    root = f"http://127.0.0.1:{server.port}/"
+    for path in ("", "main", "wrong/main", f"{server.key}x/main"):
+        status, body, _ = get(path, address=root)
+        assert (status, b"whole line" in body) == (404, True)
+    for path in ("texts-../config.yaml", "texts-step-9", "../main", "tokens-step-000099", "config.yaml"):
+        assert get(path)[0] in (404, 400)
+
+
+def test_what_has_not_changed_is_not_sent_again(watched):
+    run, get, _ = watched
+    status, body, tag = get("main")
+    assert (status, json.loads(body)["runs"][0]["done"]) == (200, 4)
+    assert get("main", tag)[:2] == (304, b"")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "reward/mean": 0.5}\n')
+    status, body, _ = get("main", tag)
+    assert (status, json.loads(body)["runs"][0]["done"]) == (200, 5)
+
+
+def test_samples_that_were_written_since_are_sent_and_those_that_were_written_anew(watched):
+    run, get, _ = watched
+    first = json.loads(get("numbers?after=0")[1])
+    assert {f["name"] for f in first["found"]} == {
+        "eval-000000",
+        "eval-000004",
+        *(f"step-00000{n}" for n in range(1, 5)),
+    }
+    assert json.loads(get(f"numbers?after={first['serial']}")[1])["found"] == []
+    write_samples(run / "samples" / "step-000005.parquet", make_batch(5, 1, 2, None))
+    write_samples(run / "samples" / "step-000004.parquet", make_batch(4, 1, 3, None))
+    again = json.loads(get(f"numbers?after={first['serial']}")[1])["found"]
+    assert sorted((f["name"], f["count"]) for f in again) == [("step-000004", 3), ("step-000005", 2)]
+
+
+def test_a_damaged_file_is_left_out_and_named_until_it_is_whole(watched):
+    run, get, _ = watched
+    file = run / "samples" / "step-000002.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    status, body, _ = get("numbers?after=0")
+    first = json.loads(body)
+    assert (status, len(first["found"])) == (200, 5)
+    [named] = first["unread"]
+    assert named.startswith("samples/step-000002.parquet cannot be read")
+    file.write_bytes(whole)
+    again = json.loads(get(f"numbers?after={first['serial']}")[1])
+    assert [one["name"] for one in again["found"]] == ["step-000002"]
+    assert again["unread"] == []
+
+
+def test_files_of_samples_are_read_once_and_again_only_when_they_have_changed(watched, monkeypatch):
+    run, get, _ = watched
+    read = []
+    monkeypatch.setattr("launch.report.watch.numbers", lambda file: read.append(file.stem) or numbers(file))
+    damage(run / "samples" / "step-000002.parquet", "cut")
+    for _ in range(3):
+        get("numbers?after=0")
+    assert sorted(read) == sorted(file.stem for file in files(run))
+
+
+def test_texts_and_tokens_are_sent_when_they_are_asked_for(watched):
+    _, get, _ = watched
+    assert len(json.loads(get("texts-step-000001")[1])["text"]) == 16
+    assert EOS in json.loads(get("tokens-eval-000004")[1])["known"]
+
+
+def test_a_run_that_is_removed_is_said_to_be_so(watched):
+    run, get, _ = watched
+    run.rename(run.with_name("elsewhere"))
+    status, body, _ = get("main", "old")
+    assert (status, b"does not exist" in body) == (503, True)
+
+
+def test_what_is_there_and_is_no_run_is_not_watched(tmp_path):
+    (tmp_path / "notes.txt").write_text("about something else")
+    for no_run in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(ConfigError, match=r"is no run: it has no config.yaml"):
+            serving(no_run, 0)
+    with pytest.raises(ConfigError, match=r"notes.txt is a file: no run can be in it"):
+        serving(tmp_path / "notes.txt" / "run", 0)
+
+
+def test_a_port_that_is_taken_is_refused_with_a_way_out(watched):
+    run, _, server = watched
+    with pytest.raises(ConfigError, match=r"--port: \d+ on 127.0.0.1 cannot be used.*0 for any free one"):
+        serving(run, server.port)
+
+
+@pytest.mark.parametrize("left", [None, (), (".lock", ".config.yaml.tmp")])
+def test_watch_may_be_started_before_the_run_and_names_the_path_it_waits_for(tmp_path, left):
+    if left is not None:
+        (tmp_path / "demo").mkdir()
+        for name in left:
+            (tmp_path / "demo" / name).touch()
+    command = [sys.executable, "-m", "launch", "watch", "demo", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        address = process.stdout.readline().removeprefix("demo: ").strip()
+        process.stdout.readline()
+        waits = process.stdout.readline().strip()
+        assert waits == f"There is no run in {tmp_path}/demo yet; the page waits for it to begin."
+        with urllib.request.urlopen(f"{address}main", timeout=20) as answer:
+            assert (answer.status, answer.read().decode()) == (202, waits)
+        make_run(tmp_path / "demo", 2)
+        with urllib.request.urlopen(f"{address}main", timeout=20) as answer:
+            assert json.loads(gzip.decompress(answer.read()))["runs"][0]["done"] == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+def test_watch_prints_its_address_and_the_way_from_elsewhere_and_ends_with_ctrl_c(tmp_path):
+    run = make_run(tmp_path / "demo", 1)
+    command = [sys.executable, "-m", "launch", "watch", str(run), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        first, way = process.stdout.readline(), process.stdout.readline()
+        address = re.fullmatch(r"demo: (http://127\.0\.0\.1:(\d+)/[\w-]{16}/)\n", first)
+        assert f"ssh -N -L {address[2]}:127.0.0.1:{address[2]} " in way
+        with urllib.request.urlopen(address[1], timeout=20) as answer:
+            assert b"<title>demo</title>" in answer.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert "The run is as it was." in process.stdout.read()
+
+
+def test_the_lanes_of_many_workers_are_not_read_whole(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "demo", 400, saved=False)
+    monkeypatch.setattr("rlsys.analysis.trace.BLOCK", 2000)
+    newest = recorded(run, since=BEGAN + 395)
+    assert len(newest) < len(recorded(run)) / 2
+    assert [s for s in newest if s.end > BEGAN + 395] == [s for s in recorded(run) if s.end > BEGAN + 395]
+    assert len(lanes_of([s for s in newest if s.worker == "driver"], within)) == 1
+
+
+def test_an_engine_of_many_samples_is_at_work_as_long_as_one_of_few(tmp_path):
+    run = make_run(tmp_path / "demo", 12, saved=False)
+    few = lanes(run)["workers"]
+    large = [["zigzag:1#0", i, 0.3, 7] for i in range(60_000)]  # more than a MiB
+    line = {"span": "generate", "at": BEGAN, "s": 0.5, "samples": large}
+    engine = run / "logs" / "rollout-0.spans"
+    write_lines(engine, [line | {"at": BEGAN + step} for step in range(1, 13)])
+    assert [(w["name"], w["busy"]) for w in lanes(run)["workers"]] == [(w["name"], w["busy"]) for w in few]
+    lines = engine.read_text().splitlines(keepends=True)
+    engine.with_suffix(".spans.before").write_text("".join(lines[:8]))
+    engine.write_text("".join(lines[8:]))
+    assert [w["busy"] for w in lanes(run)["workers"]] == [w["busy"] for w in few], "its file was begun anew"
+
+
+def test_the_steps_before_a_pause_are_not_among_the_last_ones(tmp_path):
+    run = make_run(tmp_path / "demo", 8, saved=False)
+    for file in (run / "logs").glob("*.spans"):
+        later = [line | {"at": line["at"] + 12 * 3600 * (line["at"] >= BEGAN + 6)} for line in read_lines(file)]
+        write_lines(file, later)
+    found = lanes(run)
+    assert [step for step, *_ in found["steps"]] == [6, 7, 8]
+    assert {w["name"]: w["busy"] for w in found["workers"]}["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
+
+
+def test_what_is_not_finite_is_null_in_the_page(tmp_path):
+    run = make_run(tmp_path / "demo", 1, prompts=1, samples=2, events=[("agreement", {"mean": math.nan})])
+    ruin(run / "samples" / "step-000001.parquet")
+    told(run)
+    pieces = written(run / "report.html")
+    assert pieces["numbers"][1]["advantage"] == [None, None]
+    found = pieces["tokens-step-000001"]
+    assert found["logprob"][0][:2] == found["gap"][0][:2] == [None, None]
+    assert found["logprob"][0][2] < 0
+
+
+def test_log_probs_are_kept_to_a_thousandth(tmp_path):
+    run = make_run(tmp_path / "demo", 1, prompts=1, samples=1)
+    file = run / "samples" / "step-000001.parquet"
+    import pyarrow.parquet
+
+    exact = pyarrow.parquet.read_table(file)["rollout_logprobs"][0].as_py()
+    assert np.array(tokens(file, None, None)["logprob"][0]) / 1000 == pytest.approx(exact, abs=5e-4 + 1e-9)

@@ -1,0 +1,96 @@
+"""What `rlsys check` compares, and what it says of it."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from launch.tools.check import TOLERANCES, Line, Trial, budgets, made_up, rank_counts, show
+from rlsys.config.schema import Config
+from rlsys.types import Prompt
+
+PROMPTS = [Prompt(f"p{i}", "made", "", [2, 3, 4, 5][: 2 + i], {}) for i in range(3)]
+
+
+REFERENCE = Line(1, 0, Config().policy.tokens_per_pack, 0.25, 0.0, 0.0, "lm.model.norm.weight")
+
+
+def line(whole: float = 3e-7, worst: float = 9e-7, loss: float = 0.25, name: str = "lm.model.norm.weight") -> Line:
+    return Line(2, 3, 4096, loss, whole, worst, name)
+
+
+def shown(*lines: Line) -> tuple[int, str]:
+    text = io.StringIO()
+    code = show(
+        Trial(Config(), made_up(Config(), PROMPTS, 13)), [REFERENCE, *lines], 12.3, Console(file=text, width=100)
+    )
+    return code, text.getvalue()
+
+
+def test_a_mini_batch_is_always_the_same_and_has_only_tokens_of_the_model():
+    one, other = (made_up(Config(), PROMPTS, 13) for _ in range(2))
+    assert len(one.samples) == 12
+    for a, b in zip(one.samples, other.samples, strict=True):
+        assert np.array_equal(a.tokens, b.tokens)
+        assert 0 <= a.tokens.min() <= a.tokens.max() < 13
+    assert len(set(one.lengths)) > 3, "completions of many lengths"
+    assert np.array_equal(one.rewards, other.rewards)
+    assert one.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_columns_are_near_what_was_scored_so_that_ratios_are_about_one():
+    trial = Trial(Config(), made_up(Config(), PROMPTS, 13))
+    scored = -np.ones(int(trial.batch.lengths.sum()), dtype=np.float32)
+    trial.fill(scored)
+    assert trial.columns.old is not None
+    assert 0 < np.abs(trial.columns.old - scored).mean() < 0.2
+    assert trial.columns.ref is None, "reference.kl_coef is 0"
+    [[pack]] = trial.packs(1, 100_000)
+    assert len(pack.columns.advantages) == len(scored)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(50, [20, 50, 150]), (20, [20, 150]), (4096, [20, 37, 4096])], ids=["cuts", "least", "all"]
+)
+def test_budgets_are_the_least_the_configured_and_one_more(own, expected):
+    assert budgets([20] * 7 + [10], own) == expected
+
+
+def test_rank_counts_are_one_two_and_the_configured_as_far_as_gpus_go():
+    assert rank_counts(2, None) == [1, 2]
+    assert rank_counts(8, None) == [1, 2, 8]
+    assert rank_counts(8, 4) == [1, 2]
+    assert rank_counts(1, 1) == [1]
+
+
+def test_one_gradient_for_all_is_exit_code_0():
+    code, text = shown(line(), line(worst=9.9e-5))
+    assert code == 0
+    assert "✓ all 3 ways to compute the update give the same one" in text
+    assert "norm.weight" in text
+    assert "12 sequences" in text
+
+
+@pytest.mark.parametrize(
+    "bad", [line(whole=2e-5), line(worst=2e-4), line(loss=0.26), line(whole=np.inf), line(loss=np.nan)]
+)
+def test_another_gradient_is_exit_code_1_and_its_line_is_marked(bad):
+    code, text = shown(line(), bad)
+    assert code == 1
+    assert "✗ 1 of 3 ways to compute the update give another one" in text
+    assert text.count("✓") == 2
+
+
+def test_the_table_fits_eighty_columns():
+    text = io.StringIO()
+    trial = Trial(Config(), made_up(Config(), PROMPTS, 13))
+    show(trial, [REFERENCE, line(name="lm.model.layers.1.self_attn.k_proj.weight")], 12.3, Console(file=text, width=80))
+    [row] = [row.split() for row in text.getvalue().splitlines() if "k_proj" in row]
+    assert row == ["2", "3", "4,096", "0.250000", "3.0e-07", "9.0e-07", "✓", "layers.1.self_attn.k_proj.weight"]
+
+
+def test_bfloat16_has_coarser_tolerances():
+    assert line(whole=0.01, worst=0.1).good("bfloat16", 0.25)
+    assert not line(whole=0.01, worst=0.1).good("float32", 0.25)
+    assert all(a < b for a, b in zip(TOLERANCES["float32"], TOLERANCES["bfloat16"], strict=True))

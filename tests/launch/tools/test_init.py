@@ -1,0 +1,224 @@
+"""`rlsys init`: what it writes is valid, and fits."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+
+from launch.cli import commands
+from launch.tools.init.command import COMMENTS, Wanted, default_name
+from rlsys.checks import load_checked
+from rlsys.config.loading import flatten
+from rlsys.config.schema import Config, ConfigError
+
+
+def made(*words: object) -> str:
+    found = CliRunner().invoke(commands, ["init", *map(str, words)], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def plan_says(file: object, *words: str) -> str:
+    return CliRunner().invoke(commands, ["plan", str(file), *words], catch_exceptions=False).output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "1xL4"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "4xL40S"),
+        ("Qwen/Qwen2.5-1.5B-Instruct", "1xH100"),
+        ("Qwen/Qwen2.5-1.5B-Instruct", "4xL40S"),
+        ("Qwen/Qwen3-4B", "1xH100"),
+        ("Qwen/Qwen3-4B", "16xA100-80"),
+        ("Qwen/Qwen2.5-7B-Instruct", "8xH100"),
+        ("Qwen/Qwen2.5-7B-Instruct", "16xA100-80"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "8xH200"),
+    ],
+)
+def test_what_is_written_is_valid_and_fits(model, gpus, tmp_path):
+    count, _, kind = gpus.partition("x")
+    file = tmp_path / "my.yaml"
+    made("--model", model, "--data", "openai/gsm8k", "--gpus", count, "--gpu", kind, "-o", file)
+    config = load_checked(file)
+    assert config.model.path == model
+    assert config.rollout.engines * config.rollout.tensor_parallel <= int(count)
+    assert plan_says(file, "--cluster", gpus) == f"✓ {file} fits."
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-72B-Instruct"])
+def test_a_large_model_is_spread(model, tmp_path):
+    file = tmp_path / "my.yaml"
+    made("--model", model, "--data", "openai/gsm8k", "--gpus", 32, "-o", file)
+    assert load_checked(file).policy.zero_stage == 3
+    assert "fits" in plan_says(file, "--cluster", "32xH100")
+
+
+def test_the_built_in_task_runs_on_this_machine(tmp_path):
+    file = tmp_path / "my.yaml"
+    assert "rlsys train" in made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
+    config = load_checked(file)
+    assert config.cluster.device == "cpu"
+    assert list(config.eval.datasets) == ["builtin:zigzag_heldout"]
+    assert plan_says(file) == f"✓ {file} fits."
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "reward"),
+    [
+        ("openai/gsm8k", "question", "math"),
+        ("DigitalLearningGmbH/MATH-lighteval", "problem", "math"),
+        ("agentica-org/DeepScaleR-Preview-Dataset", "problem", "math"),
+        ("BytedTsinghua-SIA/DAPO-Math-17k", "prompt", "math"),
+        ("someone/something", "prompt", "math"),
+    ],
+)
+def test_known_sets_have_their_fields_and_their_judge(data, key, reward, tmp_path):
+    file = tmp_path / "my.yaml"
+    made("--model", "Qwen/Qwen2.5-1.5B-Instruct", "--data", data, "--gpus", 8, "-o", file)
+    config = load_checked(file)
+    assert config.data.prompt_key == key
+    assert list(config.reward.functions) == [reward]
+    assert [s.path for s in config.data.train.values()] == [data]
+    assert ("CHECK THIS" in file.read_text()) == (data == "someone/something")
+
+
+def test_a_files_own_fields_are_taken(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"problem": "1 + 1", "solution": "2"}) + "\n")
+    file = tmp_path / "my.yaml"
+    made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "mine.jsonl", "--gpus", 8, "--reward", "exact", "-o", file)
+    config = load_checked(file)
+    assert (config.data.prompt_key, config.data.answer_key) == ("problem", "solution")
+    assert list(config.reward.functions) == ["exact"]
+
+
+SUM = {"id": 7, "question": "1 + 1", "answer": "2"}
+
+
+def save(file: Path, row: dict[str, object]) -> None:
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    elif file.suffix == ".csv":
+        file.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+    elif file.suffix == ".gz":
+        file.write_bytes(gzip.compress(json.dumps(row).encode() + b"\n"))
+    else:
+        file.write_text(json.dumps([row] if file.suffix == ".json" else row))
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.parquet", "d.json", "d.jsonl", "d.jsonl.gz", "folder/train.csv"])
+def test_fields_are_read_from_the_first_row_whatever_the_format(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    save(Path(name), SUM)
+    made("--model", "Qwen/Qwen3-8B", "--data", name.partition("/")[0], "--gpus", 8)
+    [file] = Path().glob("qwen3-8b-*.yaml")
+    assert file.name in ("qwen3-8b-d.yaml", "qwen3-8b-folder.yaml")
+    config = load_checked(file)
+    assert (config.data.prompt_key, config.data.answer_key) == ("question", "answer")
+    assert "the field of a row" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "marked"),
+    [
+        ({"text": "1 + 1", "result": "2"}, ("prompt", "answer"), 2),
+        ({"question": "1 + 1", "result": "2"}, ("question", "answer"), 1),
+        ({"instruction": "Add.", "input": "1 + 1", "output": "2"}, ("instruction", "output"), 1),
+        ({"Problem": "1 + 1", "solution": "so 2", "answer": "2"}, ("Problem", "answer"), 1),
+    ],
+)
+def test_fields_that_are_not_clear_are_marked_and_those_of_the_row_told(row, keys, marked, tmp_path):
+    save(tmp_path / "d.csv", row)
+    made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.csv", "--gpus", 8, "-o", tmp_path / "my.yaml")
+    text, config = (tmp_path / "my.yaml").read_text(), load_checked(tmp_path / "my.yaml")
+    assert (config.data.prompt_key, config.data.answer_key) == keys
+    assert text.count("# CHECK THIS: the field of a row") == marked
+    assert f"its first row has {', '.join(row)}: set" in text
+
+
+def test_data_without_a_row_that_can_be_read_is_refused(tmp_path):
+    for text, said in {"": "it has no rows", "{": "d.jsonl:1: not JSON"}.items():
+        (tmp_path / "d.jsonl").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.jsonl", "--gpus", 8, "-o", tmp_path / "my.yaml")
+    assert not (tmp_path / "my.yaml").exists()
+
+
+def test_a_file_is_replaced_only_when_told_to(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("precious")
+    words = ["--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file]
+    with pytest.raises(ConfigError, match="--force"):
+        made(*words)
+    assert file.read_text() == "precious"
+    made(*words, "--force")
+    assert load_checked(file).trainer.steps == 80
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "./models/Qwen3-8B", "./models/Qwen3-8B/"])
+def test_the_file_is_named_for_model_and_data(model):
+    assert default_name(Wanted(model, "openai/gsm8k/", gpus=8)) == "qwen3-8b-gsm8k.yaml"
+
+
+def test_the_folder_of_the_file_is_made(tmp_path):
+    file = tmp_path / "new" / "my.yaml"
+    made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
+    assert load_checked(file).trainer.steps == 80
+    with pytest.raises(ConfigError, match="is a folder"):
+        made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", tmp_path / "new", "--force")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--model", "Qwen/Qwen2.5-72B", "--data", "openai/gsm8k", "--gpus", 1],
+            "does not fit 1 x H100 with room to spare",
+        ),
+        (["--model", "nobody/nothing", "--data", "openai/gsm8k", "--gpus", 1], "--model-config"),
+        (["--model", "Qwen/Qwen3-8B", "--data", "not_here.jsonl", "--gpus", 8], "--data: not_here.jsonl"),
+        (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", "H1000"], "H1000"),
+        (
+            ["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", "H100:8"],
+            "--gpu H100:8: it takes the name of one kind of GPU, such as H100, and --gpus how many",
+        ),
+        (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", "2xH100"], "--gpu 2xH100: "),
+        (["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", 8, "--reward", "mahts"], "--reward mahts"),
+        (["--model", "Qwen/Qwen3-8B", "--data", "builtin:zigzag", "--gpus", 8], "builtin:tiny knows digits only"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(words, said, tmp_path):
+    with pytest.raises(ConfigError) as found:
+        made(*words, "-o", tmp_path / "my.yaml")
+    assert said in str(found.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_terminal_nothing_is_asked():
+    found = CliRunner().invoke(commands, ["init", "--gpus", "8"])
+    assert found.exit_code == 2
+    assert "Missing --model, --data" in found.output
+
+
+def test_a_number_of_gpus_with_their_kind_is_told_apart():
+    found = CliRunner().invoke(commands, ["init", "--gpus", "8xA100-80"])
+    assert found.exit_code == 2
+    assert "--gpus 8 --gpu A100-80" in found.output
+    assert "--gpus': 'many' is not a valid" in CliRunner().invoke(commands, ["init", "--gpus", "many"]).output
+
+
+@pytest.mark.parametrize(("gpu", "name"), [("A100 80GB", "A100-80"), ("nvidia l40s", "L40S")])
+def test_a_kind_of_gpu_is_written_by_the_name_that_plan_takes(gpu, name, tmp_path):
+    file = tmp_path / "my own.yaml"
+    said = made("--model", "Qwen/Qwen3-4B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", gpu, "-o", file)
+    assert f"next: rlsys plan '{file}' --cluster 8x{name}, then rlsys train '{file}'" in said.replace("\n", " ")
+    assert f"# Hardware  8 x {name};" in file.read_text()
+
+
+def test_every_comment_is_of_an_option_that_there_is():
+    there = flatten(Config())
+    assert [key for key in COMMENTS if key not in there] == []

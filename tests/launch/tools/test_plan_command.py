@@ -1,0 +1,335 @@
+"""`rlsys plan` as a user types it, and with --simulate."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from made_run import make_run
+
+from launch.cli import commands
+from launch.tools.plan import lengths
+from rlsys.estimates.devices import GPUS, Node
+
+COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
+
+
+@pytest.fixture
+def costs(tmp_path) -> str:
+    (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+    return str(tmp_path / "costs.json")
+
+
+def planned(*words: str) -> list[str]:
+    found = CliRunner().invoke(
+        commands, ["plan", *words, "--steps", "2"], env={"COLUMNS": "80"}, catch_exceptions=False
+    )
+    assert found.exit_code == 0, found.output
+    return [line.strip() for line in found.output.splitlines()]
+
+
+def test_every_way_has_a_line_and_fits_80_columns(costs):
+    lines = planned("configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10")
+    ways = [line.split("  ")[0] for line in lines if line.startswith("lag ")]
+    assert ways == ["lag 0", "lag 1", "lag 2", "lag 1 in flight", "lag 2 in flight +25%"]
+    assert max(map(len, lines[:8])) <= 80
+
+
+def test_the_configurations_own_way_comes_first(costs):
+    lines = planned("configs/tiny_cpu.yaml", "pipeline.max_lag=3", "--simulate", costs, "--ragged", "5,10")
+    ways = [line.split("  ")[0] for line in lines if line.startswith("lag ")]
+    assert ways == ["lag 3", "lag 0", "lag 1", "lag 2", "lag 1 in flight", "lag 2 in flight +25%"]
+
+
+def test_the_own_way_of_colocated_engines_that_over_sample_comes_first_too(costs):
+    own = ["cluster.placement=colocated", "pipeline.max_lag=1", "rollout.oversample=0.5", "trainer.prompts_per_step=16"]
+    own += ["rollout.engines=2", "policy.ranks=2", "dynamic_sampling.enabled=false"]
+    lines = planned("configs/dapo_7b_gpu.yaml", *own, "--simulate", costs, "--ragged", "50,200")
+    assert [line.split("  ")[0] for line in lines if line.startswith("lag ")] == ["lag 1 +50%", "lag 0"]
+
+
+def test_a_reference_and_a_critic_have_gpus_of_their_own_beside_engines_and_ranks(costs):
+    settings = ["trainer.prompts_per_step=32", "reference.kl_coef=0.1", "reference.gpus=1"]
+    settings += ["algorithm.advantage=gae", "critic.ranks=2"]
+    few = ["--simulate", costs, "--ragged", "50,200", "--gpus"]
+    lines = planned("configs/dapo_7b_gpu.yaml", *settings, *few, "7")
+    assert [line.split()[2:4] for line in lines if line.startswith("lag 0")] == [
+        ["7", "same"],
+        ["1", "3"],
+        ["2", "2"],
+        ["3", "1"],
+    ]
+    found = CliRunner().invoke(commands, ["plan", "configs/dapo_7b_gpu.yaml", *settings, *few, "4"])
+    assert "--gpus 4: 3 are for others, and what is left is less than two engines" in str(found.exception)
+
+
+def test_placements_are_tried_on_gpus_and_need_no_data(costs):
+    few = "trainer.prompts_per_step=32"
+    lines = planned("configs/dapo_7b_gpu.yaml", few, "--simulate", costs, "--gpus", "4", "--ragged", "50,200")
+    assert [line.split()[2:4] for line in lines if line.startswith("lag 0")] == [
+        ["4", "same"],
+        ["1", "3"],
+        ["2", "2"],
+        ["3", "1"],
+    ]
+
+
+def lengths_of(*words: str) -> str:
+    """The line that tells them."""
+    done = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": "300"}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    [line] = [line for line in done.output.splitlines() if "prompts of " in line]
+    return line.removeprefix("lengths: ")
+
+
+def test_lengths_follow_the_configuration_alike_with_simulate_and_with_measured(costs):
+    simulated = lengths_of("configs/tiny_cpu.yaml", "--simulate", costs)
+    assert simulated == lengths_of("configs/tiny_cpu.yaml", "--measured", costs)
+    assert simulated == (
+        "prompts of 54 tokens (what the model's window leaves), "
+        "completions of 5.0 on average and 10 at most (half of rollout.max_new_tokens, and all of it)"
+    )
+    limited = lengths_of("configs/tiny_cpu.yaml", "rollout.max_prompt_tokens=7", "--simulate", costs)
+    assert limited.startswith("prompts of 7 tokens (rollout.max_prompt_tokens), ")
+
+
+def test_lengths_are_those_of_the_run_that_costs_are_from_unless_others_are_asked_for(tmp_path):
+    run = make_run(tmp_path / "run")
+    simulated = lengths_of("configs/tiny_cpu.yaml", "--simulate", str(run))
+    assert simulated == lengths_of("configs/tiny_cpu.yaml", "--measured", str(run))
+    had = lengths.seen(run)
+    assert (had.mean, had.longest) == (pytest.approx(7.0, abs=0.2), 10)
+    assert had.prompt == pytest.approx(7, abs=1), "of 7 letters, which are about as many tokens"
+    assert simulated == (
+        f"prompts of {had.prompt} tokens (about as in {run}), completions of {had.mean:.1f} on average and 10 at most (as in {run})"
+    )
+    asked = ["--ragged", "3,6", "--prompt-tokens", "20"]
+    assert lengths_of("configs/tiny_cpu.yaml", "--simulate", str(run), *asked) == (
+        "prompts of 20 tokens (--prompt-tokens), completions of 3.0 on average and 6 at most (--ragged)"
+    )
+    shorter = lengths_of("configs/tiny_cpu.yaml", "rollout.max_new_tokens=2", "--simulate", str(run))
+    assert "completions of 2.0 on average and 2 at most" in shorter, "no more than the configuration allows"
+
+
+def test_the_own_way_of_a_simulation_takes_as_long_as_measured_says(costs):
+    simulated = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", "--simulate", costs]).output
+    [seconds] = [line.split()[4] for line in simulated.splitlines() if line.startswith("lag 0")]
+    _, measured = drawn("configs/tiny_cpu.yaml", "--measured", costs)
+    assert [line.split()[1] for line in measured.splitlines() if line.startswith("step ")] == [seconds]
+
+
+@pytest.mark.parametrize("mode", [["--simulate", "COSTS"], []], ids=["simulated", "planned"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--ragged=-5,10"], "the mean (-5) must be between 1 and the maximum (10)"),
+        (["--ragged=10,5"], "must be between 1 and the maximum (5)"),
+        (["--ragged=0,0"], "must be between 1"),
+        (["--ragged=nan,5"], "the mean (nan)"),
+        (["--ragged=inf,10"], "the mean (inf)"),
+        (["--ragged=5,100"], "= 101, but the model's window is 64 tokens"),
+        (
+            ["--ragged=5,10", "--prompt-tokens=60"],
+            "(60) + rollout.max_new_tokens (10) = 70, but the model's window is 64",
+        ),
+        (["--ragged=5,10", "policy.tokens_per_pack=9"], "smaller than one full sequence"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(asked, said, mode, costs):
+    from rlsys.config.schema import ConfigError
+
+    with pytest.raises(ConfigError) as found:
+        drawn("configs/tiny_cpu.yaml", *[costs if word == "COSTS" else word for word in mode], *asked)
+    assert said in str(found.value)
+
+
+def test_figures_of_a_simulation_are_written_where_they_are_asked_for(costs, tmp_path):
+    planned(
+        "configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10", "--json", str(tmp_path / "new" / "f.json")
+    )
+    found = json.loads((tmp_path / "new" / "f.json").read_text())
+    assert found["costs"] == {"pack_s": 0.0, "optimizer_s": 0.0, "reward_s": 0.0, "other_s": 0.0} | COSTS
+    assert (found["lengths"]["prompt"], found["lengths"]["mean"], found["lengths"]["longest"]) == (54, 5.0, 10)
+    own, *others = found["ways"]
+    assert (own["max_lag"], own["placement"], own["engines"], own["ranks"]) == (0, "separate", 2, 2)
+    assert own["samples_per_s"] == pytest.approx(512 / own["step_s"])
+    assert [way["max_lag"] for way in others] == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--simulate", "COSTS", "--cluster", "64xH100"], "with it, --gpus N tries placements"),
+        (["--simulate", "COSTS", "--address", "auto"], "--address goes without --simulate"),
+        (["--simulate", "COSTS", "--measured", "COSTS"], "--measured goes without --simulate"),
+        (["--simulate", "COSTS", "--model-config", "c.json"], "--model-config goes without --simulate"),
+        (["--gpus", "8"], "--gpus goes with --simulate; --cluster names GPUs"),
+        (["--steps", "3"], "--steps goes with --simulate"),
+        (
+            ["--cluster", "8xH100", "--address", "auto"],
+            "--cluster names GPUs that need not be there, --address a cluster",
+        ),
+    ],
+)
+def test_options_that_cannot_be_meant_together_are_refused(words, said, costs):
+    given = [costs if word == "COSTS" else word for word in words]
+    found = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", *given], env={"COLUMNS": "200"})
+    assert found.exit_code == 2
+    assert said in found.output
+
+
+# --- without --simulate --------------------------------------------------------------------------------------------------------
+
+
+def drawn(*words: str, width: int = 80) -> tuple[int, str]:
+    found = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": str(width)}, catch_exceptions=False)
+    return found.return_value if found.return_value is not None else found.exit_code, found.output
+
+
+def test_a_plan_for_gpus_that_are_not_here_says_who_is_where():
+    _, text = drawn("configs/dapo_7b_gpu.yaml", "--cluster", "8xH100")
+    lines = text.splitlines()
+    assert "8 x H100 in 1 node" in text
+    assert [line for line in lines if "rollout-4" in line and "rollout-7" in line]
+    assert "✓ configs/dapo_7b_gpu.yaml fits." in text
+    boxes = [line for line in lines if line.startswith(("╭", "│", "╰"))]
+    assert boxes
+    assert max(map(len, boxes)) <= 80
+
+
+def test_an_assumed_prompt_may_make_a_sequence_longer_than_a_pack():
+    long = ["rollout.max_prompt_tokens=0", "rollout.max_new_tokens=4096", "policy.tokens_per_pack=4096"]
+    _, text = drawn("configs/grpo_gsm8k_0.5b_gpu.yaml", *long, "--cluster", "8xH100")
+    assert "pack alone, of 4351 tokens" in " ".join(text.split())
+
+
+def test_nodes_that_are_alike_are_drawn_once():
+    _, text = drawn("configs/dapo_32b_gpu.yaml", "--cluster", "8x8xH100")
+    assert "nodes 1 to 3 are the same, with rollout-2 to 7" in text
+    assert "nodes 5 to 7 are the same, with policy-8 to 31" in text
+    assert text.count("╭─ GPU 0 ") == 2
+
+
+def test_what_does_not_fit_is_told_with_changes_that_a_user_can_type():
+    _, text = drawn("configs/dapo_7b_gpu.yaml", "--cluster", "8xA100-40")
+    assert "✗ configs/dapo_7b_gpu.yaml does not fit:" in text
+    [change] = [line for line in text.splitlines() if line.startswith("  1. ")]
+    settings = change.split("  (")[0].split()[1:]
+    _, again = drawn("configs/dapo_7b_gpu.yaml", *settings, "--cluster", "8xA100-40")
+    assert "fits" in again.splitlines()[-1]
+    assert "not fit" not in again
+
+
+def test_a_plan_on_this_machine_needs_no_cluster_and_no_data(tmp_path):
+    _, text = drawn("configs/tiny_cpu.yaml", "data.train=not_here.jsonl", "--json", str(tmp_path / "f.json"))
+    assert "1 node: this machine" in text
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert figures["model"]["parameters"] == 330_752
+    assert figures["fits"] is True
+    assert figures["memory"]["rollout"]["host"]["generate"]["KV cache"] == 64 << 20
+    assert set(figures["seconds"]) >= {"rollout", "score", "update", "sync", "step"}
+
+
+def test_what_a_running_cluster_lacks_and_does_not_tell_is_said(monkeypatch):
+    node = Node(8, GPUS["A100-40"], 0, 0, "10.0.0.1", "A100")
+    monkeypatch.setattr("launch.tools.plan.command.nodes_for", lambda *_: ([node], "a cluster"))
+    _, text = drawn("configs/dapo_7b_gpu.yaml", width=120)
+    assert "node 0 (10.0.0.1): 8 x A100-40 of 39.4 GiB (the smallest of what is called A100), 0 CPUs" in text
+    assert "rollout-0 + policy-0 to rollout-7 + policy-7: no node has 1 GPU and a CPU each left." in text
+
+
+def test_a_plan_for_cpus_draws_every_process_on_its_node_and_says_which_gpus_are_idle():
+    _, text = drawn("configs/tiny_cpu.yaml", "--cluster", "2x8xH100", width=120)
+    first, _, second = text.partition("node 1: ")
+    for name in ("policy-0", "reference", "rollout-1", "reward-1", "driver"):
+        assert (f"┌─ {name} ─" in first, f"┌─ {name} ─" in second) == (True, False)
+    assert "idle: 16 GPUs, of which cluster.device cpu makes no use" in second
+
+
+def test_seconds_may_come_from_a_measurement(costs):
+    _, text = drawn("configs/tiny_cpu.yaml", "--measured", costs, "--ragged", "5,10")
+    assert "Seconds of a step, as work has cost in the run that was measured" in text
+    assert "ESTIMATE" not in text
+
+
+def test_a_model_that_is_not_here_needs_its_shape(tmp_path):
+    from rlsys.config.schema import ConfigError
+
+    with pytest.raises(ConfigError, match="--model-config"):
+        drawn("configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b")
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128}
+            | {"num_hidden_layers": 2, "num_attention_heads": 2}
+        )
+    )
+    _, text = drawn(
+        "configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b", "--model-config", str(tmp_path / "config.json")
+    )
+    assert "nobody/nothing-9b: " in text
+
+
+@pytest.mark.parametrize(("kind", "why"), [(None, "hf download"), ("abacus", "of what a `abacus` is made")])
+def test_it_is_said_of_a_reward_model_that_nothing_is_known_of_it(kind, why, tmp_path):
+    if kind:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    judge = f"reward.functions={{rm: {{function: model, path: '{tmp_path}'}}}}"
+    _, text = drawn("configs/tiny_cpu.yaml", judge, "--json", str(tmp_path / "f.json"), width=300)
+    assert json.loads((tmp_path / "f.json").read_text())["fits"] is False
+    assert f"Not counted: reward model {tmp_path}: " in text
+    assert why in text
+    assert "Whether configs/tiny_cpu.yaml fits is not known" in text
+
+
+def test_what_is_wrong_with_the_configuration_itself_comes_first():
+    from rlsys.config.schema import ConfigError
+
+    with pytest.raises(ConfigError, match="top_p"):
+        drawn("configs/tiny_cpu.yaml", "rollout.top_p=0.5")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "configs/dapo_7b_gpu.yaml rollout.max_new_tokens=3500 --cluster 8xH100",
+            "4524, but the model's window is 4096",
+        ),
+        ("configs/dapo_7b_gpu.yaml rollout.max_new_tokens=12000 --cluster 8xH100", "Reduce one of them by 8928."),
+        ("configs/tiny_cpu.yaml rollout.max_new_tokens=64", r"\(at least 1\).* window is 64 tokens"),
+    ],
+)
+def test_sequences_that_are_longer_than_the_models_window_are_refused(words, said):
+    from rlsys.config.schema import ConfigError
+
+    with pytest.raises(ConfigError, match=said):
+        drawn(*words.split())
+
+
+def test_a_given_config_json_has_the_window_that_counts(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
+            | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+            | {"max_position_embeddings": 16384}
+        )
+    )
+    long = ["rollout.max_new_tokens=12000", "policy.tokens_per_pack=16384", "--cluster", "8xH100"]
+    code, _ = drawn("configs/dapo_7b_gpu.yaml", *long, "--model-config", str(tmp_path / "config.json"))
+    assert code == 0
+
+
+def test_no_time_is_estimated_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr("launch.tools.plan.command.nodes_for", lambda *_: ([Node(0, None, 8, 64 << 30)], "nowhere"))
+    _, text = drawn("configs/dapo_7b_gpu.yaml")
+    assert "The cluster has 0." in text
+    assert "Seconds of a step" not in text
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_where_no_cluster_answers_it_is_said_at_once(scheme):
+    from rlsys.config.schema import ConfigError
+    from workers.supervision.process import free_port
+
+    address = f"{scheme}127.0.0.1:{free_port()}"
+    with pytest.raises(ConfigError, match=f"--address: no Ray cluster answers at {address}"):
+        drawn("configs/dapo_7b_gpu.yaml", "--address", address)

@@ -1,0 +1,335 @@
+"""What each estimator does to the gradient, where the true one is known.
+
+A prompt is a choice between a right answer (reward 1) and a wrong one (0), by one logit θ: right with probability p = σ(θ).
+d log π / dθ is 1 - p for the right answer and -p for the wrong one, and the gradient of the mean success p is p (1 - p).
+An estimator's gradient is the mean over a group of G of advantage · d log π / dθ. Its expectation is worked out twice: by
+summing over the number of right answers in a group, which is binomial, and by drawing groups.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlsys.algorithms.advantages import ESTIMATORS
+from rlsys.algorithms.losses import LOSSES
+from rlsys.packs.packing import token_weights
+
+Estimate = Callable[[Tensor, Tensor], Tensor]  # rewards [N], groups [N] -> advantages [N]
+
+CHANCES = [0.02, 0.3, 0.5, 0.9]
+
+
+def truth(p: float) -> float:
+    return p * (1 - p)
+
+
+def named(name: str, **options: object) -> Estimate:
+    def estimate(rewards: Tensor, groups: Tensor) -> Tensor:
+        if name == "remax":
+            return ESTIMATORS[name](rewards, groups, greedy=torch.ones(len(rewards)))
+        return ESTIMATORS[name](rewards, groups, lengths=torch.full((len(rewards),), 3), **options)
+
+    return estimate
+
+
+def expected(estimate: Estimate, p: float, size: int) -> float:
+    """The estimator's mean gradient: over 0, 1, … G right answers of G, each as often as it happens."""
+    right = torch.arange(size + 1)
+    rewards = (torch.arange(size) < right[:, None]).float()  # [G+1, G]
+    advantages = estimate(rewards.flatten(), right.repeat_interleave(size)).view_as(rewards).double()
+    gradients = (advantages * (rewards.double() - p)).mean(1)
+    chances = [math.comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(size + 1)]
+    return (torch.tensor(chances, dtype=torch.float64) * gradients).sum().item()
+
+
+def sampled(estimate: Estimate, p: float, size: int, draws: int = 20_000) -> tuple[float, float]:
+    """The same from drawn groups: the mean gradient and its standard error."""
+    generator = torch.Generator().manual_seed(0)
+    rewards = (torch.rand(draws, size, generator=generator) < p).float()
+    advantages = estimate(rewards.flatten(), torch.arange(draws).repeat_interleave(size)).view_as(rewards).double()
+    gradients = (advantages * (rewards.double() - p)).mean(1)
+    return gradients.mean().item(), gradients.std().item() / draws**0.5
+
+
+def agree(estimate: Estimate, p: float, size: int, right: float) -> None:
+    """By summation closely, by draws within four standard errors."""
+    assert expected(estimate, p, size) == pytest.approx(right, rel=1e-4, abs=1e-8)
+    mean, error = sampled(estimate, p, size)
+    assert abs(mean - right) < 4 * error + 1e-6  # which no draw may have met
+
+
+# --- unbiased ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("name", ["raw", "rloo", "remax"])
+def test_a_baseline_that_does_not_look_at_the_sample_leaves_the_gradient_unbiased(name, p):
+    for size in (2, 8):
+        agree(named(name), p, size, truth(p))
+
+
+def test_rewards_far_from_zero_leave_raw_unbiased_and_noisy_where_a_baseline_takes_them_out():
+    def far(name: str) -> Estimate:
+        return lambda rewards, groups: ESTIMATORS[name](rewards + 10, groups)
+
+    for name in ("raw", "rloo"):
+        agree(far(name), 0.3, 8, truth(0.3))
+    assert sampled(far("raw"), 0.3, 8)[1] > 20 * sampled(far("rloo"), 0.3, 8)[1]
+
+
+# --- the same for every prompt -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("name", ["dr_grpo", "opo"])
+def test_a_mean_that_includes_the_sample_itself_shrinks_every_gradient_to_g_minus_1_over_g(name, p):
+    """Here completions are of equal length, where opo's baseline is the plain mean."""
+    for size in (2, 8):
+        agree(named(name), p, size, (size - 1) / size * truth(p))
+
+
+@pytest.mark.parametrize("wrong_length", [1, 9])
+def test_opo_is_biased_where_the_length_tells_right_from_wrong(wrong_length):
+    """Right answers have 3 tokens. b = 3 K / (3 K + l (G - K)) for K right ones; E[gradient] = truth - E[b Σ score / G]."""
+    p, size = 0.3, 4
+
+    def estimate(rewards: Tensor, groups: Tensor) -> Tensor:
+        lengths = torch.where(rewards > 0, 3, wrong_length)
+        return ESTIMATORS["opo"](rewards, groups, lengths=lengths)
+
+    lost = 0.0
+    for k in range(size + 1):
+        baseline = 3 * k / (3 * k + wrong_length * (size - k))
+        lost += math.comb(size, k) * p**k * (1 - p) ** (size - k) * baseline * (k - size * p) / size
+    agree(estimate, p, size, truth(p) - lost)
+    shrunk = (size - 1) / size * truth(p)
+    assert (truth(p) - lost > shrunk) == (
+        wrong_length > 3
+    )  # a baseline that long wrong answers hold down takes less away
+
+
+# --- GRPO weighs by difficulty -------------------------------------------------------------------------------------------
+
+
+def grpo_gradient(p: float, size: int, std: str) -> float:
+    """Σ_K binomial(K) · k (1 - k) / deviation(K) with k = K/G, where the deviation is sqrt(k (1 - k)), or that · sqrt(G/(G-1))."""
+    total = 0.0
+    for right in range(1, size):
+        k = right / size
+        deviation = math.sqrt(k * (1 - k) * (size / (size - 1) if std == "sample" else 1))
+        total += math.comb(size, right) * p**right * (1 - p) ** (size - right) * k * (1 - k) / deviation
+    return total
+
+
+@pytest.mark.parametrize("std", ["sample", "population"])
+@pytest.mark.parametrize("p", CHANCES)
+def test_dividing_by_the_deviation_gives_the_gradient_that_the_binomial_says(p, std):
+    for size in (2, 8):
+        agree(named("grpo", std=std), p, size, grpo_gradient(p, size, std))
+
+
+def test_dividing_by_the_deviation_favours_prompts_that_nearly_always_or_nearly_never_succeed():
+    """The ratio to the true gradient grows towards both ends, equally."""
+    estimate = named("grpo")
+    ratios = {p: expected(estimate, p, 8) / truth(p) for p in (0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99)}
+    assert ratios[0.01] > ratios[0.05] > ratios[0.2] > ratios[0.5]
+    for p in (0.01, 0.05, 0.2):
+        assert ratios[p] == pytest.approx(ratios[1 - p], rel=1e-3)
+    assert ratios[0.01] > 1.3 * ratios[0.5]
+    flat = {p: expected(named("dr_grpo"), p, 8) / truth(p) for p in ratios}
+    assert max(flat.values()) == pytest.approx(min(flat.values()), rel=1e-4)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_in_large_groups_grpo_weighs_a_prompt_by_one_over_its_deviation(p):
+    assert expected(named("grpo"), p, 512) == pytest.approx(truth(p) / truth(p) ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_the_weight_of_the_hardest_prompts_is_bounded_by_the_size_of_the_group(size):
+    """With one right answer in G the deviation is at its smallest: as p goes to 0, the ratio goes to sqrt(G - 1)."""
+    p = 1e-6
+    assert expected(named("grpo", std="population"), p, size) / truth(p) == pytest.approx((size - 1) ** 0.5, rel=1e-3)
+
+
+# --- deviations of the whole batch ---------------------------------------------------------------------------------------
+
+
+def one_sample_each(estimate: Estimate, chances: list[float]) -> list[float]:
+    """A batch with one sample of each prompt: the expected gradient by each prompt's own logit, over all outcomes."""
+    totals = torch.zeros(len(chances), dtype=torch.float64)
+    p = torch.tensor(chances, dtype=torch.float64)
+    for outcome in itertools.product([0.0, 1.0], repeat=len(chances)):
+        rewards = torch.tensor(outcome)
+        chance = torch.where(rewards > 0, p, 1 - p).prod()
+        totals += chance * estimate(rewards, torch.arange(len(chances))).double() * (rewards - p)
+    return totals.tolist()
+
+
+def test_one_sample_per_prompt_against_the_mean_of_the_batch_shrinks_by_n_minus_1_over_n():
+    chances = [0.05, 0.3, 0.5, 0.5, 0.8, 0.95]
+    found = one_sample_each(named("reinforce_pp", std="none"), chances)
+    assert found == pytest.approx([5 / 6 * truth(p) for p in chances], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_the_deviation_of_a_large_batch_scales_easy_and_hard_prompts_alike(name):
+    """Prompts of 2 %, 30 % and 90 %, 5,000 groups of 8 of each: the truth over one deviation, where grpo has one for each."""
+    chances, size, count = torch.tensor([0.02, 0.3, 0.9]), 8, 5_000
+    p = chances.repeat_interleave(size * count)
+    rewards = (torch.rand(len(p), generator=torch.Generator().manual_seed(0)) < p).float()
+    groups = torch.arange(3 * count).repeat_interleave(size)
+    mean, inner = chances.mean().item(), (chances * (1 - chances)).mean().item()
+    if name == "reinforce_pp":
+        shrunk, deviation = 1.0, (mean * (1 - mean)) ** 0.5  # of rewards
+    else:
+        shrunk = (size - 1) / size
+        deviation = (shrunk * inner) ** 0.5  # of distances to a group's mean
+    for estimate, right in (
+        (named(name), [shrunk * truth(p) / deviation for p in chances.tolist()]),
+        (named("grpo"), [grpo_gradient(p, size, "sample") for p in chances.tolist()]),
+    ):
+        gradients = (estimate(rewards, groups) * (rewards - p)).view(3, count, size).mean(2).double()
+        error = gradients.std(1) / count**0.5
+        right = torch.tensor(right)
+        # the batch's own deviation is a little off, by as much for all
+        assert ((gradients.mean(1) - right).abs() < 4 * error + 5e-3 * right).all()
+
+
+# --- other objectives than the mean success ------------------------------------------------------------------------------
+
+
+def likelihood_gradient(p: float, order: int) -> float:
+    """Of -Σ_{k=1..T} (1 - p)^k / k, which is log p cut off at order T: p (1 - p) Σ_{k=1..T} (1 - p)^(k-1)."""
+    return truth(p) * sum((1 - p) ** (k - 1) for k in range(1, order + 1))
+
+
+@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_max_rl_climbs_the_likelihood_of_success_cut_off_one_order_below_the_size_of_the_group(p, size):
+    """Its baseline is subtracted only where something succeeded, which costs one order."""
+    agree(named("max_rl"), p, size, likelihood_gradient(p, size - 1))
+
+
+def test_max_rl_comes_to_the_gradient_of_log_p_as_groups_grow():
+    for p in CHANCES:
+        limit = 1 - p  # d log p / dθ
+        gaps = [abs(expected(named("max_rl"), p, size) / limit - 1) for size in (2, 8, 32, 512)]
+        assert gaps[0] >= gaps[1] >= gaps[2] >= gaps[3]
+        assert gaps[3] < 1e-3
+
+
+@pytest.mark.parametrize("p", CHANCES)
+def test_grpo_passk_climbs_the_chance_that_any_of_the_group_succeeds(p):
+    """d/dθ of 1 - (1 - p)^G is G (1 - p)^(G-1) p (1 - p); the mean over the group is a G-th of it."""
+    for size in (2, 8):
+        agree(named("grpo_passk"), p, size, (1 - p) ** (size - 1) * truth(p))
+
+
+# --- several answers -----------------------------------------------------------------------------------------------------
+
+# Answers with a logit each: their rewards, and their lengths in tokens. The first token decides, the rest follows.
+LOGITS = torch.tensor([0.2, -0.3, -0.3], dtype=torch.float64)
+REWARDS = torch.tensor([1.0, 0.0, 0.0])
+LENGTHS = torch.tensor([2, 2, 8])
+
+
+def outcomes(size: int) -> tuple[Tensor, Tensor]:
+    """Every group of that size [M, G], and its probability [M]."""
+    answers = torch.tensor(list(itertools.product(range(len(LOGITS)), repeat=size)))
+    return answers, LOGITS.softmax(0)[answers].prod(1)
+
+
+def test_grpo_passk_is_the_gradient_of_the_expected_maximum_for_any_rewards():
+    rewards, size = torch.tensor([1.0, 0.25, -0.5]), 4
+    answers, chances = outcomes(size)
+    advantages = ESTIMATORS["grpo_passk"](
+        rewards[answers].flatten(), torch.arange(len(answers)).repeat_interleave(size)
+    ).view_as(answers)
+    logits = LOGITS.clone().requires_grad_()
+    logprobs = logits.log_softmax(0)
+    surrogate = (chances[:, None] * advantages * logprobs[answers]).sum()  # the sum over the group, not its mean
+    objective = (logprobs.exp()[answers].prod(1) * rewards[answers].max(1).values).sum()
+    found, right = (torch.autograd.grad(f, logits, retain_graph=True)[0] for f in (surrogate, objective))
+    torch.testing.assert_close(found, right, atol=1e-6, rtol=1e-5)
+
+
+def gradient_of_update(answers: Tensor, share: Tensor, normalize: str) -> Tensor:
+    """The gradient by the logits of the loss a mini-batch of groups [M, G] has, every group with its share [M].  [3]"""
+    count, size = answers.shape
+    flat, constant = answers.flatten(), 8
+    advantages = ESTIMATORS["rloo"](REWARDS[flat], torch.arange(count).repeat_interleave(size))
+    lengths = LENGTHS[flat]
+    sequences = torch.arange(len(flat)).repeat_interleave(lengths)
+    starts = lengths.cumsum(0) - lengths
+    logits = LOGITS.clone().requires_grad_()
+    logprobs = torch.zeros(len(sequences), dtype=torch.float64).index_add(0, starts, logits.log_softmax(0)[flat])
+    loss = LOSSES["reinforce"](logprobs, logprobs.detach(), advantages[sequences], sequences)
+    weights = token_weights(lengths, normalize, constant=constant) * (constant if normalize == "constant" else 1)
+    shares = (share * count).repeat_interleave(size)[sequences]  # as often as the group happens, of M that count alike
+    return torch.autograd.grad((loss * weights * shares).sum(), logits)[0]
+
+
+def true_gradient(divide_by: Tensor) -> Tensor:
+    """-Σ π(a) (r_a - J) ∇ log π(a) / divisor_a: for a divisor of 1 that of -J, the mean reward, itself.  [3]"""
+    logits = LOGITS.clone().requires_grad_()
+    chances = logits.softmax(0).detach()
+    above = REWARDS - (chances * REWARDS).sum()
+    return torch.autograd.grad(-(chances * above / divide_by * logits.log_softmax(0)).sum(), logits)[0]
+
+
+def test_the_true_gradient_is_that_of_the_mean_reward():
+    logits = LOGITS.clone().requires_grad_()
+    exact = torch.autograd.grad(-(logits.softmax(0) * REWARDS).sum(), logits)[0]
+    torch.testing.assert_close(true_gradient(torch.ones(3)), exact)
+
+
+@pytest.mark.parametrize("normalize", ["sequence_sum", "constant"])
+def test_summing_over_each_sequence_has_the_true_gradient_whatever_the_lengths(normalize):
+    found = gradient_of_update(*outcomes(3), normalize)
+    torch.testing.assert_close(found, true_gradient(torch.ones(3)), atol=1e-6, rtol=1e-5)
+
+
+def test_averaging_over_each_sequence_divides_what_an_answer_teaches_by_its_length():
+    found = gradient_of_update(*outcomes(3), "sequence_mean")
+    torch.testing.assert_close(found, true_gradient(LENGTHS.double()), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", ["sequence_sum", "constant", "sequence_mean"])
+def test_drawn_groups_have_the_same_gradient_as_all_groups(normalize):
+    draws, size, parts = 40_000, 3, 40
+    generator = torch.Generator().manual_seed(0)
+    answers = torch.multinomial(LOGITS.softmax(0), draws * size, replacement=True, generator=generator).view(
+        draws, size
+    )
+    share = torch.full((draws // parts,), parts / draws, dtype=torch.float64)
+    found = torch.stack([gradient_of_update(part, share, normalize) for part in answers.chunk(parts)])
+    right = true_gradient(LENGTHS.double() if normalize == "sequence_mean" else torch.ones(3))
+    assert ((found.mean(0) - right).abs() < 4 * found.std(0) / parts**0.5).all()
+
+
+def test_averaging_over_each_sequence_makes_long_wrong_answers_likelier_than_short_ones():
+    """Both are wrong and equally likely; the long one is pushed down less, so the two drift apart."""
+    for normalize, apart in (("sequence_sum", False), ("constant", False), ("sequence_mean", True)):
+        _, short, long = (-gradient_of_update(*outcomes(3), normalize)).tolist()
+        assert short < 0
+        if apart:
+            assert long > short + 0.01
+        else:
+            assert long == pytest.approx(short, rel=1e-5)
+
+
+def test_averaging_over_each_sequence_pushes_a_token_of_a_long_wrong_answer_less():
+    """One right answer, a short and a long wrong one, every token weighed: 1/2 against 1/8."""
+    lengths, advantages = LENGTHS, torch.tensor([1.0, -0.5, -0.5])
+    for normalize, ratio in (("sequence_mean", 4.0), ("sequence_sum", 1.0), ("constant", 1.0), ("token_mean", 1.0)):
+        logprobs = torch.full((12,), -0.5, requires_grad=True)
+        sequences = torch.arange(3).repeat_interleave(lengths)
+        loss = LOSSES["ppo_clip"](logprobs, logprobs.detach(), advantages[sequences], sequences)
+        (loss * token_weights(lengths, normalize, constant=5)).sum().backward()
+        assert (logprobs.grad[2:] > 0).all()
+        assert (logprobs.grad[3] / logprobs.grad[11]).item() == pytest.approx(ratio, rel=1e-5)

@@ -1,0 +1,254 @@
+"""Each check on a series where it speaks, and on one where it has nothing to say."""
+
+import dataclasses
+
+import pytest
+
+from rlsys.analysis import findings
+from rlsys.analysis.findings import CHECKS, Seen, looked_for
+from rlsys.config.schema import Config, Trainer
+
+STEPS = 20
+CONFIG = Config(trainer=Trainer(prompts_per_step=4, samples_per_prompt=2))
+
+
+def ramp(first: float, last: float, steps: int = STEPS) -> list[float]:
+    return [first + (last - first) * i / (steps - 1) for i in range(steps)]
+
+
+def seen(events=(), config=CONFIG, busy=None, **figures) -> Seen:
+    """`seen(**{"reward/mean": [0, 1]})`: by name, a value for each step from 1 on; None where a line does not have it."""
+    count = max((len(values) for values in figures.values()), default=0)
+    lines = [{"step": i + 1} | {n: v[i] for n, v in figures.items() if v[i] is not None} for i in range(count)]
+    told = [{"time": 1.0, "event": kind, **facts} for kind, facts in events]
+    return dataclasses.replace(Seen.of(lines, told, config), busy=busy or {})
+
+
+def of(check: str, *arguments, **figures) -> list[findings.Finding]:
+    return [f for f in findings.findings(seen(*arguments, **figures)) if f.check == check]
+
+
+def held_out(first: float, last: float, half: float = 0.02) -> dict[str, list[float | None]]:
+    """An accuracy at the first and at the last step, with its interval."""
+    nothing = [None] * (STEPS - 2)
+    name = "eval/easy/accuracy"
+    return {
+        name: [first, *nothing, last],
+        f"{name}/low": [first - half, *nothing, last - half],
+        f"{name}/high": [first + half, *nothing, last + half],
+    }
+
+
+RISING = {"reward/mean": ramp(0.1, 0.9)}
+# What each check is shown: figures and events where it speaks, and where it does not.
+CASES = {
+    "ended_badly": (
+        {"events": [("stop", {"cause": "OSError: no space left", "step": 3})]},
+        {"events": [("stop", {"cause": "asked to stop", "step": 3})]},
+    ),
+    "skipped_updates": (
+        {"update/skipped": [0.0, 1.0, 0.0]},
+        {"update/skipped": [0.0, 0.0, 0.0]},
+    ),
+    "stalled_workers": (
+        {"events": [("stall", {"doing": "update", "waiting_for": ["policy-1"], "seconds": 1800})]},
+        {"events": [("sync", {"version": 1})]},
+    ),
+    "lost_workers": (
+        {"events": [("replaced", {"worker": "rollout-1", "cause": "it was killed"})]},
+        {"events": [("resume", {"step": 4})]},
+    ),
+    "wrong_weights": (
+        {"events": [("weights did not arrive", {"worker": "rollout-0", "cause": "1 of 26 tensors differ: lm_head"})]},
+        {"events": [("sync", {"version": 4})]},
+    ),
+    "failed_rewards": (
+        {"reward/failed": [0.0, 2.0], "failure/timeout": [None, 2.0]},
+        {"reward/failed": [0.0, 0.0]},
+    ),
+    "only_training_improves": (
+        RISING | held_out(0.40, 0.41),
+        RISING | held_out(0.40, 0.80),
+    ),
+    "past_its_best": (
+        {"eval/easy/accuracy": [0.2, 0.7, 0.5], "eval/easy/accuracy/high": [0.25, 0.75, 0.55]},
+        {"eval/easy/accuracy": [0.2, 0.7, 0.66], "eval/easy/accuracy/high": [0.25, 0.75, 0.71]},
+    ),
+    "nothing_learned": (
+        {"reward/mean": [0.4, 0.5] * 10},
+        {"reward/mean": ramp(0.4, 0.9)},
+    ),
+    "entropy_collapse": (
+        {"entropy": [2.0] * 10 + [0.1] * 10},
+        {"entropy": ramp(2.0, 0.8)},
+    ),
+    "explosion": (
+        {"kl": ramp(0.0, 1.5), "grad_norm": ramp(0.5, 112.0), "reward/mean": [0.3] * 20},
+        {"kl": ramp(0.0, 0.2), "grad_norm": ramp(0.1, 2.0), "reward/mean": [0.3] * 20},
+    ),
+    "no_spread": (
+        {"groups/equal": [0.0] * 10 + [3.0] * 10, "reward/mean": [0.95] * 20},
+        {"groups/equal": [3.0] * 10 + [1.0] * 10},
+    ),
+    "dead_component": (
+        {"reward/component/format": [0.0] * 8, "reward/component/exact": ramp(0, 1, 8)},
+        {"reward/component/format": [0.0] * 7 + [0.1]},
+    ),
+    "truncation": (
+        {"length/truncated": ramp(0.0, 0.4)},
+        {"length/truncated": [0.3] * 20},
+    ),
+    "mismatch_grows": (
+        {"mismatch/mean_abs": ramp(1e-5, 8e-4)},
+        {"mismatch/mean_abs": ramp(1e-6, 2e-5)},  # it has grown, and is still rounding
+    ),
+    "clip_holds_much": (
+        {"clip_fraction": [0.02] * 10 + [0.35] * 10},
+        {"clip_fraction": [0.35] * 10 + [0.02] * 10},
+    ),
+    "idle_engine": (
+        {"busy": {"rollout-0": 0.6, "rollout-1": 0.1, "policy-0": 0.0}},
+        {"busy": {"rollout-0": 0.6, "rollout-1": 0.5, "policy-0": 0.0}},
+    ),
+    "slower": (
+        {"tokens_per_second": ramp(1000, 300)},
+        {"tokens_per_second": ramp(1000, 900)},
+    ),
+}  # fmt: skip
+
+
+def test_every_check_is_tried_here_and_says_what_it_looks_for():
+    assert [check.__name__ for check in CHECKS] == list(CASES)
+    assert all(text.endswith(".") for text in looked_for())
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_it_speaks_where_there_is_cause(check):
+    found = of(check, **CASES[check][0])
+    assert found, "it has found nothing"
+    assert all(f.title and f.text for f in found)
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_it_is_silent_where_there_is_none(check):
+    assert of(check, **CASES[check][1]) == []
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_it_is_silent_of_a_run_that_has_only_begun(check):
+    assert of(check) == []
+    assert of(check, **{"reward/mean": [0.5], "entropy": [0.0], "length/truncated": [1.0], "groups/equal": [1.0]}) == []
+
+
+def test_evidence_names_figures_steps_and_samples():
+    [found] = of("failed_rewards", **{"reward/failed": [0.0, 2.0, 0.0, 1.0], "failure/timeout": [None, 2.0, None, 1.0]})
+    assert found.figures == ("reward/failed", "failure/timeout")
+    assert found.steps == (2, 4)
+    assert found.samples == {"failure": "timeout", "set": "step"}
+    assert "3 reward verdicts failed" in found.title
+    assert "9.38 % of all, in steps 2 and 4 (timeout 3)" in found.text  # 3 of 4 x 4 x 2
+
+
+def test_few_failures_are_a_note_and_many_a_warning():
+    few = {"reward/failed": [0.0] * 19 + [1.0]}  # of 160
+    assert [f.tone for f in of("failed_rewards", **few)] == ["note"]
+    assert [f.tone for f in of("failed_rewards", **{"reward/failed": [1.0, 0.0]})] == ["warning"]
+    many = {"reward/failed": [4.0, 4.0], "reward/asked": [1000.0, 600.0]}  # with what dynamic sampling dropped
+    [found] = of("failed_rewards", **many)
+    assert found.tone == "note"
+    assert "0.5 % of all" in found.text
+
+
+def test_failed_verdicts_of_an_evaluation_are_told():
+    evaluated = {"eval/easy/failed": [100.0, 0.0], "eval/hard/failed": [10.0, 0.0], "eval/all/failed": [110.0, 0.0]}
+    asked = {"eval/easy/samples": [128.0] * 2, "eval/hard/samples": [128.0] * 2, "eval/all/samples": [256.0] * 2}
+    reasons = {"eval/failure/timeout": [110.0, None]}
+    [found] = of("failed_rewards", **{"reward/failed": [0.0, 0.0]}, **evaluated, **asked, **reasons)
+    assert (found.tone, found.title) == ("warning", "110 held-out verdicts failed")
+    assert "21.5 % of all, in step 1 (timeout 110)" in found.text
+    assert found.figures == ("eval/easy/failed", "eval/hard/failed", "eval/failure/timeout")
+    assert found.samples == {"failure": "timeout", "set": "eval"}
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_what_a_step_shows_is_shown_by_training_samples(check):
+    for found in of(check, **CASES[check][0]):
+        assert not found.samples or "step" not in found.samples or found.samples["set"] == "step"
+
+
+def test_equal_rewards_are_no_reason_to_look_where_a_method_does_not_compare_within_a_group():
+    equal = {"groups/equal": [4.0] * STEPS}
+    assert of("no_spread", **equal)
+    gae = dataclasses.replace(CONFIG, algorithm=dataclasses.replace(CONFIG.algorithm, advantage="gae"))
+    assert not [f for f in findings.findings(seen(config=gae, **equal)) if f.check == "no_spread"]
+
+
+def test_problems_come_before_warnings():
+    events = [
+        ("replaced", {"worker": "reward-0", "cause": "x"}),
+        ("stop", {"cause": "NothingToLearn: all groups are equal"}),
+    ]
+    assert [f.tone for f in findings.findings(seen(events))] == ["problem", "warning"]
+
+
+def test_a_held_out_set_that_follows_the_reward_is_not_suspected_for_another_that_does_not():
+    flat = {name.replace("easy", "hard"): values for name, values in held_out(0.3, 0.3).items()}
+    [found] = of("only_training_improves", **RISING, **held_out(0.4, 0.9), **flat)
+    assert "accuracy on hard does not" in found.title
+    assert found.figures == ("reward/mean", "eval/hard/accuracy")
+
+
+def test_a_shuffled_reward_is_given_as_the_reason():
+    shuffled = dataclasses.replace(CONFIG, reward=dataclasses.replace(CONFIG.reward, shuffle=True))
+    [found] = of("nothing_learned", [], shuffled, **{"reward/mean": [0.5] * 20})
+    assert "reward.shuffle is on" in found.text
+
+
+def test_a_falling_reward_is_called_so():
+    [found] = of("nothing_learned", **{"reward/mean": ramp(0.9, 0.1)})
+    assert found.title == "The reward falls"
+
+
+def test_a_reward_that_cannot_rise_is_no_sign_that_nothing_is_learned():
+    level = {"reward/mean": [0.4, 0.5] * 10}
+    dynamic = dataclasses.replace(CONFIG, dynamic_sampling=dataclasses.replace(CONFIG.dynamic_sampling, enabled=True))
+    assert of("nothing_learned", [], dynamic, **level) == []
+    assert of("nothing_learned", **{"reward/mean": [0.985, 0.995] * 10}) == []
+    assert of("nothing_learned", **{"reward/mean": [3.2, 3.1] * 10}), "of a score that goes beyond 1"
+    assert of("nothing_learned", **level, **held_out(0.4, 0.6)) == []
+    assert of("nothing_learned", **level, **held_out(0.4, 0.41)), "within its interval"
+
+
+def test_figures_explode_only_where_the_reward_does_not_rise():
+    kl = {"kl": [0.0] * 5 + [0.8] * 15}
+    assert [f.title for f in of("explosion", **kl)] == ["kl explodes"]
+    assert of("explosion", **kl, **RISING) == of("explosion", **kl, **held_out(0.4, 0.6)) == []
+    [found] = of("explosion", **CASES["explosion"][0])
+    assert found.title == "kl and grad_norm explode"
+    assert found.figures == ("kl", "grad_norm", "entropy", "reward/mean")
+
+
+def test_completions_that_are_nearly_all_cut_from_the_start_are_told():
+    [found] = of("truncation", **{"length/truncated": [1.0] * 20})
+    assert found.title == "Nearly all completions are cut"
+    assert "100 % of the completions reach" in found.text
+
+
+def test_without_a_configuration_the_other_checks_still_speak():
+    found = findings.findings(seen([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20}))
+    assert {f.check for f in found} == {"entropy_collapse", "failed_rewards"}
+
+
+def test_figures_that_are_not_numbers_are_left_out():
+    values = [2.0] * 10 + [0.1] * 10
+    values[3] = float("nan")
+    assert of("entropy_collapse", entropy=values)
+
+
+@pytest.mark.parametrize("broken", [None, "much", True])
+def test_what_is_no_number_is_left_out_of_every_check(broken):
+    figures = {name: values for told, _ in CASES.values() for name, values in told.items() if "/" in name}
+    lines = [{"step": i + 1} | dict.fromkeys(figures, broken) for i in range(STEPS)]
+    assert findings.findings(Seen(lines, config=CONFIG)) == []
+    good = [line | {"eval/easy/accuracy": 0.2 + 0.1 * (i == 0)} for i, line in enumerate(lines)]
+    assert [f.check for f in findings.findings(Seen(good, config=CONFIG))] == ["past_its_best"], "without an interval"

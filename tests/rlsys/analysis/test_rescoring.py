@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsys.analysis.rescoring import SHOWN, Disagreements, Tally, tally
+from rlsys.runs.samples import Saved
+from rlsys.types import Prompt, Sample, Verdict
+
+NOTHING = np.array([], dtype=np.int32), np.array([], dtype=np.float32)
+REWARDS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([-1.0, 0.0, 2.0])), min_size=1, max_size=9
+)
+
+
+def saved(uid: str, score: float | None, text: str = "", advantage: float | None = 0.0) -> Saved:
+    prompt, sample = Prompt(uid, "s", uid, [], {}), Sample(uid, 0, text, *NOTHING, "stop", 1)
+    return Saved(prompt, sample, Verdict(score, {}, "timeout" if score is None else ""), advantage)
+
+
+def tallied(*groups: list[tuple[float | None, float | None]]) -> Tally:
+    """Each group is its samples' old and new rewards."""
+    pairs = [
+        (saved(f"p{g}", old), Verdict(new, {}, "crash" if new is None else ""))
+        for g, own in enumerate(groups)
+        for old, new in own
+    ]
+    return tally([s for s, _ in pairs], [v for _, v in pairs])
+
+
+def test_equal_rewards_change_nothing():
+    found = tallied([(1, 1), (0, 0)], [(1, 1), (1, 1)])
+    assert (found.samples, found.judged, found.changed, found.flipped, found.begin, found.cease) == (4, 4, 0, 0, 0, 0)
+    assert (found.groups, found.taught, found.teach) == (2, 1, 1)
+    assert found.correlation == pytest.approx(1)
+
+
+def test_means_and_changes_are_of_samples_that_both_judged():
+    found = tallied([(1, 0.5), (0, 0.5), (None, 1), (0.25, None)])
+    assert (found.samples, found.judged, found.changed) == (4, 2, 2)
+    assert (found.old / found.judged, found.new / found.judged) == (0.5, 0.5)
+    assert found.failures == {"crash": 1}
+    assert found.mended == 1
+
+
+def test_groups_begin_and_cease_to_teach():
+    found = tallied([(1, 1), (1, 0)], [(1, 1), (0, 1)], [(0, 0), (0, 0)], [(1, 0), (0, 1)])
+    assert (found.groups, found.taught, found.teach, found.begin, found.cease) == (4, 2, 2, 1, 1)
+
+
+def test_an_advantage_flips_when_the_reward_crosses_its_groups_mean():
+    assert tallied([(1, 0), (0, 1)]).flipped == 2
+    assert tallied([(1, 5), (0, 3)]).flipped == 0, "another scale is the same order"
+    assert tallied([(1, 1), (0, 1)]).flipped == 0, "on the mean is on no side"
+    assert tallied([(1, 0)], [(0, 1)]).flipped == 0, "a sample alone has no advantage"
+
+
+def test_samples_of_an_evaluation_have_no_advantages_to_flip():
+    found = tally([saved("p", 1, advantage=None), saved("p", 0, advantage=None)], [Verdict(0), Verdict(1)])
+    assert (found.judged, found.changed, found.groups, found.flipped) == (2, 2, 0, 0)
+
+
+@given(REWARDS)
+def test_the_correlation_is_numpys(pairs):
+    old, new = np.array(pairs).T
+    found = tallied(pairs).correlation
+    if np.ptp(old) and np.ptp(new):
+        assert found == pytest.approx(np.corrcoef(old, new)[0, 1])
+    else:
+        assert found is None
+
+
+@given(REWARDS, REWARDS)
+def test_tallies_add_up(one, two):
+    together = vars(tallied(one, two))
+    for name, value in vars(tallied(one) + tallied(two)).items():
+        assert value == pytest.approx(together[name]), name
+
+
+def test_the_largest_disagreements_are_kept_and_a_text_is_shown_once():
+    found = Disagreements()
+    gaps = [0.5, 3.0, 0.0, 2.0, 1.0, 2.5, 0.25, 3.0]
+    for gap in gaps:
+        found.add(Path("step-000001.parquet"), saved("p", 1.0, text=f"{gap}"), Verdict(1.0 - gap))
+    found.add(Path("x"), saved("p", None), Verdict(9.0))
+    found.add(Path("x"), saved("p", 1.0), Verdict(None, failure="crash"))
+    shown = [1.0 - verdict.score for _, _, verdict in found.largest_first()]
+    assert shown == [3.0, 2.5, 2.0, 1.0, 0.5]
+    assert len(shown) == SHOWN

@@ -1,0 +1,114 @@
+import ast
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+from rlsys import checks
+from rlsys.algorithms import advantages, corrections, kl, losses
+from rlsys.config import loading, schema
+from rlsys.config.schema import Config
+from rlsys.packs import packing
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def leaves() -> list[tuple[str, object]]:
+    defaults = Config()
+    return [
+        (f"{section.name}.{f.name}", getattr(getattr(defaults, section.name), f.name))
+        for section in dataclasses.fields(Config)
+        for f in dataclasses.fields(getattr(defaults, section.name))
+    ]
+
+
+def test_every_option_says_what_it_is():
+    lines = inspect.getsource(schema).splitlines()
+    sections = {f.type.__name__: f.name for f in dataclasses.fields(Config)}
+    described = {
+        f"{sections.get(node.name)}.{f.target.id}": lines[f.end_lineno - 1].partition("  # ")[2]
+        for node in ast.walk(ast.parse("\n".join(lines)))
+        if isinstance(node, ast.ClassDef)
+        for f in node.body
+        if isinstance(f, ast.AnnAssign)
+    }
+    for key, _ in leaves():
+        assert described[key].strip(), f"{key} has no comment"
+
+
+def test_the_defaults_fit_together(read):
+    assert read("").algorithm.advantage == "grpo"
+
+
+def test_configurations_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().trainer.steps = 3
+
+
+def test_the_names_listed_are_the_names_there_are():
+    from workers.sync import RECEIVERS, SENDERS
+
+    assert set(schema.ADVANTAGES) == {"gae", *advantages.ESTIMATORS}, "gae has a critic and a file of its own"
+    assert set(schema.LOSSES) == set(losses.LOSSES)
+    assert set(schema.CORRECTIONS) == set(corrections.CORRECTIONS)
+    assert set(schema.KL_ESTIMATORS) == set(kl.ESTIMATORS)
+    assert set(schema.TRANSPORTS) == {"auto", *SENDERS} == {"auto", *RECEIVERS}
+
+
+METHODS = [
+    *((schema.ADVANTAGES, name, f) for name, f in advantages.ESTIMATORS.items()),
+    *((schema.LOSSES, name, f) for name, f in losses.LOSSES.items()),
+    *((schema.CORRECTIONS, name, f) for name, f in corrections.CORRECTIONS.items()),
+]
+
+
+@pytest.mark.parametrize(("listed", "name", "function"), METHODS, ids=[name for _, name, _ in METHODS])
+def test_the_options_listed_of_a_method_are_those_its_function_has(listed, name, function):
+    keywords = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    from_the_loop = {"lengths", "greedy", "weights"}
+    assert set(listed[name]) == {*keywords} - from_the_loop
+
+
+def test_every_option_of_a_method_is_a_field_that_may_be_null():
+    defaults = Config()
+    for section, table in (
+        (defaults.algorithm, schema.ADVANTAGES | schema.LOSSES),
+        (defaults.correction, schema.CORRECTIONS),
+    ):
+        for option in {option for options in table.values() for option in options}:
+            assert getattr(section, option) is None, option
+
+
+def test_those_who_compare_within_a_group_are_advantages_there_are():
+    assert {*schema.ADVANTAGES} - {*checks.COMPARE_WITHIN_A_GROUP} == {"reinforce_pp", "remax", "raw", "gae"}
+
+
+def test_the_bounds_known_of_corrections_are_those_of_their_functions():
+    both = {}
+    for name, function in corrections.CORRECTIONS.items():
+        defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+        if {"low", "high"} <= {*defaults}:
+            both[name] = (defaults["low"], defaults["high"])
+    assert both == checks.BOUNDS
+
+
+def test_the_recipes_named_in_hints_are_the_files_for_methods_on_the_tiny_model():
+    files = {path.stem for path in CONFIGS if not path.stem.endswith("_gpu")}
+    assert {*checks.RECIPES} == files - {"tiny_cpu"}
+
+
+def test_the_normalizers_listed_are_those_the_packing_knows():
+    import torch
+
+    for name in schema.NORMALIZERS:
+        assert len(packing.token_weights(torch.tensor([2]), name, constant=2)) == 2
+    with pytest.raises(ValueError, match=", ".join(schema.NORMALIZERS)):
+        packing.token_weights(torch.tensor([2]), "")
+
+
+def test_flatten_names_every_option_once():
+    assert list(loading.flatten(Config())) == list(dict(leaves()))
+    named = {"reward.functions": {"zigzag": 1.0}, "data.train": {"builtin:zigzag": None}, "eval.datasets": {}}
+    assert loading.flatten(Config()) == dict(leaves()) | named

@@ -1,0 +1,108 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlsys.config.schema import Function, HeldOutSource, Source
+from rlsys.config.shorthand import changed, compact, named
+
+
+def test_functions_may_be_a_name_a_list_or_a_mapping():
+    one = {"exact": Function(1.0, "exact")}
+    assert named("reward.functions", "exact") == named("reward.functions", ["exact"]) == one
+    assert named("reward.functions", {"exact": None}) == named("reward.functions", {"exact": 1}) == one
+
+
+def test_what_is_no_field_is_an_option_of_the_function():
+    found = named("reward.functions", {"length": {"weight": 0.5, "at_most": 200, "deadline_s": 3}})
+    assert found == {"length": Function(0.5, "length", 3.0, {"at_most": 200})}
+
+
+def test_an_option_may_stand_under_options_too():
+    given = {"f.py:f": {"options": {"weight": 3}, "strict": True}}
+    assert named("reward.functions", given)["f.py:f"].options == {"weight": 3, "strict": True}
+
+
+def test_one_function_may_be_used_twice_under_two_names():
+    found = named("reward.functions", {"short": {"function": "length", "at_most": 10}, "long": {"function": "length"}})
+    assert [(name, f.function) for name, f in found.items()] == [("short", "length"), ("long", "length")]
+
+
+def test_a_data_set_may_be_a_path_a_weight_or_settings():
+    assert named("data.train", "a.jsonl") == {"a.jsonl": Source("a.jsonl")}
+    found = named("data.train", {"a.jsonl": 0.7, "sums": {"path": "b.csv", "weight": 0.3, "prompt_key": "question"}})
+    assert found == {
+        "a.jsonl": Source("a.jsonl", weight=0.7),
+        "sums": Source("b.csv", weight=0.3, prompt_key="question"),
+    }
+
+
+def test_a_data_set_may_have_reward_functions_of_its_own():
+    found = named("eval.datasets", {"aime": {"path": "a.jsonl", "samples": 8, "temperature": 1, "reward": "math"}})
+    own = {"math": Function(1.0, "math")}
+    assert found == {"aime": HeldOutSource("a.jsonl", reward=own, samples=8, temperature=1.0)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("reward.functions", 3, "`reward.functions` must be a mapping of names to weights"),
+        ("reward.functions", ["exact", "exact"], "`reward.functions` has exact more than once"),
+        ("reward.functions", {"exact": True}, "`reward.functions.exact` must be a number, its weight, or a mapping"),
+        (
+            "reward.functions",
+            {"exact": {"weight": "much"}},
+            "`reward.functions.exact.weight` must be a number; it is 'much'",
+        ),
+        ("reward.functions", {"f": {"options": 3}}, "`reward.functions.f.options` must be a mapping"),
+        ("data.train", {"a": {"wieght": 1}}, "`data.train.a` has no setting `wieght`. Did you mean `weight`?"),
+        ("data.train", {"a": {"samples": 1}}, "`data.train.a` has no setting `samples`. It may have path, weight"),
+        ("eval.datasets", {"a": 3}, "`eval.datasets.a` must be a mapping of settings; it is 3"),
+        ("eval.datasets", {"a": {"samples": 1.5}}, "`eval.datasets.a.samples` must be a whole number, or null"),
+        (
+            "eval.datasets",
+            {"a": {"reward": {"math": "x"}}},
+            "`eval.datasets.a.reward.math` must be a number, its weight",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(key, value, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        named(key, value)
+
+
+def test_one_setting_can_be_said_anew():
+    before = named("reward.functions", {"exact": 0.5, "my.py:f": {"strict": True}})
+    assert changed("reward.functions", before, "exact", 2)["exact"].weight == 2.0
+    assert changed("reward.functions", before, "contains", 2)["contains"] == Function(2.0, "contains")
+    assert changed("reward.functions", before, "exact.weight", 3)["exact"].weight == 3.0
+    found = changed("reward.functions", before, "my.py:f.strict", False)
+    assert found["my.py:f"] == Function(1.0, "my.py:f", None, {"strict": False})
+    sets = named("eval.datasets", {"aime": {"path": "a.jsonl"}})
+    assert changed("eval.datasets", sets, "aime.samples", 8)["aime"] == HeldOutSource("a.jsonl", samples=8)
+
+
+NAMES = st.sampled_from(["exact", "my.py:f", "a.jsonl", "builtin:zigzag"])
+OPTIONS = st.dictionaries(
+    st.sampled_from(["pattern", "weight", "n"]), st.none() | st.integers() | st.text(), max_size=2
+)
+FUNCTIONS = st.builds(Function, st.floats(-9, 9), NAMES, st.none() | st.floats(0, 9), OPTIONS)
+SETS = st.builds(
+    HeldOutSource,
+    path=NAMES,
+    source=st.sampled_from(["", "sums"]),
+    system=st.none() | st.sampled_from(["", "Be brief."]),
+    reward=st.dictionaries(NAMES, FUNCTIONS, max_size=2),
+    samples=st.none() | st.integers(1, 9),
+)
+
+
+@given(st.dictionaries(NAMES, FUNCTIONS))
+def test_the_short_form_of_functions_reads_the_same(functions):
+    assert named("reward.functions", compact(functions)) == functions
+
+
+@given(st.dictionaries(NAMES, SETS))
+def test_the_short_form_of_data_sets_reads_the_same(sets):
+    assert named("eval.datasets", compact(sets)) == sets

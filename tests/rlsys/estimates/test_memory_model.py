@@ -1,0 +1,247 @@
+"""What `rlsys.estimates.memory` says a process holds: by hand, and against what torch counts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import make_batch
+from packs.test_logprobs_memory import peak
+
+from rlsys.config.schema import Cluster, Config, Critic, Function, Policy, Reference, Reward, Rollout, Sync, Trainer
+from rlsys.estimates import memory
+from rlsys.estimates.devices import GIB
+from rlsys.estimates.memory import Lengths, kept, learner, pack_tokens, processes, total
+from rlsys.models.shapes import read, usual
+from rlsys.packs.attention import NAME, states
+from rlsys.packs.logprobs import PackedLogprobs
+from rlsys.packs.packing import pack
+from workers.learner.model import compile_layers
+
+SEVEN = usual("Qwen2.5-7B")
+GPUS = Config(
+    cluster=Cluster(device="gpu"),
+    rollout=Rollout(dtype="bfloat16"),
+    policy=Policy(ranks=8, dtype="bfloat16", tokens_per_pack=8192),
+)
+LENGTHS = Lengths(512, 1536)
+
+
+def rank(config: Config, role: str = "policy", first: bool = False) -> memory.Process:
+    return learner(config, SEVEN, role, config.policy.ranks, LENGTHS, first, role == "policy")
+
+
+def built(family: str, dtype: torch.dtype, **more: int):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512}
+    config = AutoConfig.for_model(family, **sizes | more)
+    lm = AutoModelForCausalLM.from_config(config).to(dtype).train()
+    lm.set_attn_implementation(NAME)
+    return lm, read("it", config.to_dict())
+
+
+def saved_by(lm, packed) -> float:
+    """Bytes of all tensors that are kept for the backward pass, weights aside."""
+    own = {p.untyped_storage().data_ptr() for p in lm.parameters()}
+    seen = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = (storage.nbytes(), storage)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        states(lm.get_decoder(), packed, torch.device("cpu"))
+    return sum(size for size, _ in seen.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_a_layer_keeps_as_many_bytes_of_a_token_as_torch_says(family, dtype):
+    batch = make_batch([0.0] * 4, [0, 1, 2, 3], [64] * 4)
+    [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
+    three, model = built(family, dtype)
+    four, _ = built(family, dtype, num_hidden_layers=4)
+    measured = (saved_by(four, packed) - saved_by(three, packed)) / len(packed.tokens)
+    width = 4 if dtype == torch.float32 else 2
+    assert kept(model, width, cells=1.0) == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_compiled_layer_keeps_less(family, monkeypatch):
+    """Which tensors those are is decided before there is any code; inductor's is not written here."""
+    right = torch.nn.Module.compile
+    backend = "aot_eager_decomp_partition"
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: right(module, backend=backend, **how))
+    batch = make_batch([0.0] * 4, [0, 1, 2, 3], [64] * 4)
+    [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
+    three, model = built(family, torch.float32)
+    four, _ = built(family, torch.float32, num_hidden_layers=4)
+    for lm in (three, four):
+        compile_layers(lm)
+    measured = (saved_by(four, packed) - saved_by(three, packed)) / len(packed.tokens)
+    assert kept(model, 4, cells=1.0, compiled=True) == pytest.approx(measured, rel=0.05)
+    assert kept(model, 4, cells=1.0) > 1.2 * measured
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("sizes", [{"vocab_size": 4096}, {"intermediate_size": 640, "num_hidden_layers": 6}])
+def test_the_peak_of_a_forward_and_backward_pass_is_within_a_tenth(checkpointing, sizes, monkeypatch):
+    monkeypatch.setattr(memory, "MALLOC", 1.0)  # torch's profiler counts what it asks for
+    lm, model = built("qwen2", torch.float32, **sizes)
+    if checkpointing:
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    batch = make_batch([0.0] * 16, [i // 4 for i in range(16)], [64] * 16)
+    [[packed]] = pack(batch, range(16), ranks=1, tokens_per_pack=4096)
+    policy = Policy(ranks=1, gradient_checkpointing=checkpointing, tokens_per_pack=4096, logprob_chunk=256)
+    config = Config(trainer=Trainer(4, 4, 4), policy=policy)
+    lengths = Lengths(len(batch.prompts[0].tokens), 64)
+    tokens, scored = pack_tokens(config, lengths, 16, 1)
+    assert tokens == pytest.approx(len(packed.tokens), rel=0.03)
+    packed_lm = PackedLogprobs(lm, chunk=256)
+
+    def both() -> None:
+        for _ in range(2):  # the second adds to the gradients of the first
+            packed_lm(packed)[0].sum().backward()
+
+    parts = memory.computing(config, model, tokens, scored, lengths, True, True)
+    gradients = 4 * model.parameters
+    assert (total(parts) + gradients) / 2**20 == pytest.approx(peak(both), rel=0.1)
+
+
+def test_weights_gradients_and_adam_by_hand():
+    p = SEVEN.parameters
+    device = rank(GPUS).device
+    assert device["generate"]["weights"] == 2 * p
+    assert device["generate"]["optimizer"] == 12 * p / 8, "fp32 weights and two moments, an eighth of each"
+    assert device["update"]["gradients"] == 2 * p / 8
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_each_zero_stage_keeps_less_than_the_one_before(stage):
+    def held(s: int) -> float:
+        settings = replace(GPUS, policy=replace(GPUS.policy, zero_stage=s))
+        return total(rank(settings).device["generate"]) - rank(settings).device["generate"].get("buckets", 0)
+
+    if stage:
+        assert held(stage) <= held(stage - 1)
+
+
+def test_offloading_moves_bytes_to_main_memory():
+    kept_there = rank(GPUS)
+    moved = rank(replace(GPUS, policy=replace(GPUS.policy, offload_optimizer=True)))
+    gone = kept_there.device["generate"]["optimizer"] - moved.device["generate"].get("optimizer", 0)
+    assert gone == 12 * SEVEN.parameters / 8
+    assert moved.host["step"]["optimizer"] >= gone
+
+
+def test_on_cpu_there_is_nowhere_to_offload_to():
+    host = replace(GPUS, cluster=Cluster(device="cpu"))
+    off = replace(host, policy=replace(host.policy, offload_optimizer=True))
+    assert rank(off).host == rank(host).host
+
+
+def test_with_zero_3_ranks_send_their_shares_or_gather_what_rank_0_sends():
+    host = replace(GPUS, cluster=Cluster(device="cpu"), policy=replace(GPUS.policy, zero_stage=3))
+    parallel = replace(host, rollout=replace(host.rollout, tensor_parallel=2))
+    through_main_memory = replace(host, cluster=Cluster(device="gpu"), sync=Sync(transport="shared_memory"))
+    everything, bucket = 2 * SEVEN.parameters, 2 * SEVEN.largest  # which is the embedding, alone
+
+    def sent(c: Config, first: bool) -> float:
+        held = rank(c, first=first).host["step"].get("buckets", 0)
+        return held - rank(c, "critic", first).host["step"].get("buckets", 0)
+
+    def gathered(c: Config) -> float:
+        moments = rank(c).device or rank(c).host
+        return moments["sync"]["weights"] - moments["generate"]["weights"]
+
+    assert [sent(host, first) for first in (True, False)] == [everything / 8, everything / 8]
+    assert gathered(host) == 0
+    for whole in (parallel, through_main_memory):
+        assert [sent(whole, first) for first in (True, False)] == [everything, 0]
+        assert gathered(whole) == bucket
+    assert sent(replace(parallel, sync=Sync(transport="object_store")), True) == bucket
+    assert sent(replace(through_main_memory, sync=Sync(transport="nccl")), True) == 0
+    assert gathered(GPUS) == 0, "ranks with ZeRO 2 have it"
+
+
+def test_shorter_packs_chunks_and_checkpointing_lower_the_update():
+    def update(**more: object) -> float:
+        return total(rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["update"])
+
+    assert update(gradient_checkpointing=True) < update()
+    assert update(tokens_per_pack=2048) < update()
+    assert update(logprob_chunk=128) < update()
+
+
+def test_an_engine_takes_its_share_and_the_rest_is_cache():
+    parts = processes(GPUS, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]
+    assert total(parts) == pytest.approx(0.85 * 80 * GIB)
+    assert parts["weights"] == 2 * SEVEN.parameters
+    halves = replace(GPUS, rollout=replace(GPUS.rollout, tensor_parallel=2))
+    assert processes(halves, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]["weights"] == SEVEN.parameters
+
+
+def test_an_engine_computes_a_token_of_each_sequence_at_a_time_and_on_cpu_a_whole_prompt():
+    def work(c: Config, lengths: Lengths) -> float:
+        one = processes(c, SEVEN, lengths, 80 * GIB)["rollout"]
+        return (one.device or one.host)["generate"]["activations"]
+
+    many = replace(GPUS, rollout=replace(GPUS.rollout, max_sequences=4096))
+    assert work(many, LENGTHS) == 2 * work(GPUS, LENGTHS), "4096 and 2048"
+    assert work(GPUS, Lengths(4096, 4096)) == work(GPUS, LENGTHS), "a prompt in parts"
+    host = replace(GPUS, cluster=Cluster(device="cpu"))
+    assert work(host, Lengths(4096, 4096)) == 4 * work(host, LENGTHS), "8192 and 2048"
+
+
+def test_a_colocated_engine_sleeps_while_the_policy_learns():
+    config = replace(
+        GPUS, cluster=Cluster(device="gpu", placement="colocated"), rollout=replace(GPUS.rollout, engines=8)
+    )
+    engine = processes(config, SEVEN, LENGTHS, 80 * GIB)["rollout"].device
+    assert total(engine["update"]) < 2 * GIB < total(engine["sync"]) < total(engine["generate"])
+
+
+def test_cache_is_as_large_as_keys_and_values():
+    assert SEVEN.kv_bytes(2) == 2 * 28 * 4 * 128 * 2
+    config = Config(rollout=Rollout(kv_cache_mb=64))
+    assert memory.cache_tokens(config, usual("builtin:tiny"), 0) == 64 * 2**20 / (2 * 2 * 128 * 4)
+    halves = Config(rollout=Rollout(kv_cache_mb=64, tensor_parallel=2))
+    assert memory.cache_tokens(halves, usual("builtin:tiny"), 0) == 2 * 64 * 2**20 / (2 * 2 * 128 * 4)
+
+
+def test_roles_exist_as_the_configuration_says():
+    assert set(processes(GPUS, SEVEN, LENGTHS, 80 * GIB)) == {"rollout", "policy-0", "policy", "reward", "driver"}
+    more = replace(GPUS, reference=Reference(kl_coef=0.1), algorithm=replace(GPUS.algorithm, advantage="gae"))
+    more = replace(more, critic=Critic(ranks=2))
+    assert {"reference", "critic"} <= set(processes(more, SEVEN, LENGTHS, 80 * GIB))
+
+
+def test_a_reward_model_counts_where_it_is():
+    def scoring(**options: object) -> memory.Process:
+        functions = {"zigzag": Function(), "rm": Function(function="model", options={"path": "judge", **options})}
+        config = replace(GPUS, reward=Reward(functions=functions))
+        return processes(config, SEVEN, LENGTHS, 80 * GIB, {"judge": SEVEN})["reward-1-0"]
+
+    body = SEVEN.parameters - SEVEN.embedding  # without the output layer
+    assert scoring().host["generate"]["weights"] == 4 * body
+    assert scoring().device == {}
+    on_gpu = scoring(gpus=1, dtype="float16")
+    assert on_gpu.device["generate"]["weights"] == on_gpu.host["load"]["weights"] == 2 * body
+    assert "weights" not in on_gpu.host["always"]
+    few = scoring(gpus=1, batch=4).device["generate"]["activations"]
+    assert scoring(gpus=1).device["generate"]["activations"] == 4 * few
+    assert scoring(gpus=1, batch=4, max_tokens=256).device["generate"]["activations"] < few
+
+
+def test_a_checkpoint_holds_weights_and_adam_and_fp32_weights_where_they_are_others():
+    config = replace(GPUS, trainer=Trainer(steps=100), checkpoint=replace(GPUS.checkpoint, every=10, keep_last=2))
+    found = memory.disk(config, SEVEN)
+    assert found.checkpoint == 14 * SEVEN.parameters
+    assert found.kept == 3, "an old one goes when the new one is in place"
+    fp32 = replace(config, policy=replace(config.policy, dtype="float32"))
+    assert memory.disk(fp32, SEVEN).checkpoint == 12 * SEVEN.parameters
+    assert memory.disk(replace(config, checkpoint=replace(config.checkpoint, keep_last=0)), SEVEN).kept == 10
+    assert memory.disk(replace(config, checkpoint=replace(config.checkpoint, every=0)), SEVEN).kept == 1

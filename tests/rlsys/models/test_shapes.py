@@ -1,0 +1,157 @@
+"""What a model is made of, against transformers' own models."""
+
+import json
+
+import pytest
+
+from rlsys.config.schema import ConfigError
+from rlsys.models.shapes import USUAL, model_of, pairs_per_token, read, usual, window_in
+from rlsys.packs.balance import PAIRS_PER_TOKEN
+from rlsys.tasks import zigzag
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+MOE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("llama", {}),
+        ("llama", {"attention_bias": True}),
+        ("mistral", {}),
+        ("olmo2", {}),
+        ("granite", {}),
+        ("gemma2", {}),
+        ("gemma3_text", {}),
+        ("qwen3_moe", MOE),
+        ("qwen2_moe", MOE | {"shared_expert_intermediate_size": 40}),
+        ("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    ],
+)
+def test_as_many_parameters_as_transformers_builds(family, more, tied):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = SMALL | more | {"tie_word_embeddings": tied}
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    assert read("it", settings | {"model_type": family}).parameters == sum(p.numel() for p in built.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", 8_030_261_248),
+    ],
+)
+def test_usual_models_have_the_parameters_that_their_authors_say(name, parameters):
+    assert usual(name).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        ("Qwen/Qwen2.5-7B", 131072),
+        ("Qwen/Qwen2.5-7B-Instruct", 32768),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", 4096),
+        ("Qwen/Qwen3-4B", 40960),
+        ("Qwen/Qwen3-4B-Base", 32768),
+        ("Qwen/Qwen3-4B-Instruct-2507", 262144),
+    ],
+)
+def test_variants_of_one_shape_see_more_or_less(name, window):
+    assert usual(name).window == window
+
+
+@pytest.mark.parametrize(
+    ("settings", "window"),
+    [
+        ({}, 0),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"model_type": "phi3", "max_position_embeddings": 4096, "sliding_window": 2047}, 2047),
+        ({"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
+        ({"model_type": "qwen2", "max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
+        (
+            {
+                "model_type": "qwen2",
+                "max_position_embeddings": 32768,
+                "sliding_window": 4096,
+                "use_sliding_window": True,
+            },
+            4096,
+        ),
+        (
+            {
+                "max_position_embeddings": 8192,
+                "sliding_window": 512,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            512,
+        ),
+        ({"max_position_embeddings": 8192, "sliding_window": 512, "layer_types": ["full_attention"] * 2}, 8192),
+    ],
+)
+def test_a_sliding_window_is_the_window_where_layers_use_it(settings, window):
+    assert window_in(settings) == window
+
+
+def test_of_experts_only_those_that_a_token_passes_are_active():
+    model = usual("Qwen/Qwen3-30B-A3B")
+    assert (round(model.parameters / 1e9, 1), round(model.active / 1e9, 2)) == (30.5, 3.35)
+
+
+def test_the_built_in_model_is_as_the_table_has_it():
+    built = zigzag.untrained(0)
+    found = read("builtin:tiny", built.config.to_dict())
+    assert found == model_of("builtin:tiny")[0]
+    assert found.parameters == sum(p.numel() for p in built.parameters()) == 330_752
+
+
+def test_a_directory_goes_before_the_table_and_a_given_file_before_all(tmp_path):
+    settings = SMALL | {"model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert model_of(str(tmp_path))[0].layers == 3
+    assert model_of("Qwen/Qwen2.5-7B", tmp_path / "config.json")[0].layers == 3
+    assert model_of("Qwen/Qwen2.5-7B")[0].layers == 28
+
+
+def test_pairs_per_token_are_those_that_are_as_much_work():
+    work = model_of("Qwen/Qwen2.5-0.5B")[0].work
+    pairs = pairs_per_token("Qwen/Qwen2.5-0.5B")
+    assert pairs == 8320
+    assert work.forward(0, 2, 0) == pytest.approx(work.per_token * (2 + 3 / pairs))
+    assert pairs_per_token("nobody/nothing-9b") == PAIRS_PER_TOKEN
+
+
+def test_a_hub_name_is_found_in_the_local_cache(tmp_path, monkeypatch):
+    folder = tmp_path / "hub" / "models--me--mine" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(SMALL | {"model_type": "qwen3"}))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert model_of("me/mine")[0].family == "qwen3"
+
+
+def test_an_unknown_name_says_the_way_out():
+    with pytest.raises(ConfigError, match="--model-config FILE"):
+        model_of("nobody/nothing-9b")
+
+
+def test_an_architecture_that_is_put_together_otherwise_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(ConfigError, match="gpt2"):
+        model_of(str(tmp_path))
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"not the config\.json"):
+        model_of(str(tmp_path))
+
+
+def test_every_usual_model_can_be_asked_for_by_its_own_name():
+    assert all(usual(model.name) == model for model in USUAL.values())

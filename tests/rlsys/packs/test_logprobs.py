@@ -1,0 +1,203 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fakes import make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlsys.packs.attention import NAME
+from rlsys.packs.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
+from rlsys.packs.packing import filler, pack, unpack
+from rlsys.tasks import zigzag
+from rlsys.types import Columns
+
+
+def packed(temperature: float = 1.0, chunk: int = 1024) -> PackedLogprobs:
+    model = zigzag.untrained(0)
+    model.set_attn_implementation(NAME)
+    return PackedLogprobs(model, temperature=temperature, chunk=chunk)
+
+
+@given(
+    count=st.integers(0, 12),
+    vocabulary=st.integers(2, 9),
+    chunk=st.integers(1, 15),
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    seed=st.integers(0, 100),
+)
+def test_any_chunk_gives_the_values_and_gradients_of_plain_log_softmax(count, vocabulary, chunk, temperature, seed):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(vocabulary, 5, generator=generator, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (count,), generator=generator)
+    upstream, downstream = torch.randn(2, count, generator=generator)
+
+    logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk)
+    plain = (hidden @ weight.T / temperature).log_softmax(-1)
+    picked, spread = plain.gather(-1, targets[:, None])[:, 0], -(plain.exp() * plain).sum(-1)
+    torch.testing.assert_close(logprobs, picked)
+    torch.testing.assert_close(entropies, spread)
+    for ours, theirs in (
+        (logprobs @ upstream, picked @ upstream),
+        (entropies @ upstream, spread @ upstream),
+        (logprobs @ upstream + entropies @ downstream, picked @ upstream + spread @ downstream),
+    ):
+        found = torch.autograd.grad(ours, (hidden, weight), retain_graph=True)
+        expected = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_two_logits_by_hand():
+    """Logits 0 and log 3 are probabilities 1/4 and 3/4."""
+    hidden, weight = torch.tensor([[1.0], [1.0]]), torch.tensor([[0.0], [math.log(3)]])
+    logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0, 1]), 1.0, 1)
+    assert logprobs.exp().tolist() == pytest.approx([0.25, 0.75])
+    entropy = 0.25 * np.log(4) + 0.75 * np.log(4 / 3)
+    assert entropies.tolist() == pytest.approx([entropy, entropy])
+
+
+def test_temperature_flattens():
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [2.0]])
+    cold, cold_entropy = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0]), 1.0, 1)
+    hot, hot_entropy = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0]), 2.0, 1)
+    assert hot.exp().item() == pytest.approx(1 / (1 + np.e))
+    assert hot > cold
+    assert hot_entropy > cold_entropy
+
+
+def test_low_precision_weights_still_give_full_precision_log_probs():
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(4, 8, generator=generator).bfloat16().requires_grad_() for _ in range(2))
+    logprobs, _ = ChunkedLogprobs.apply(hidden, weight, torch.tensor([0, 1, 2, 3]), 1.0, 3)
+    logprobs.sum().backward()
+    assert logprobs.dtype == torch.float32
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+    # d logprob / d logits sums to 0 over the vocabulary, and so does what reaches the rows of the weight
+    assert weight.grad.float().sum(0).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("budget", [12, 1000])
+def test_a_pack_has_the_log_probs_of_its_completions(temperature, budget):
+    batch = make_batch([0] * 4, [0, 0, 1, 1], lengths=[1, 6, 3, 4], prompt_lengths=[5, 1])
+    packs = pack(batch, range(4), ranks=1, tokens_per_pack=budget)
+    model = packed(temperature, chunk=2)
+    with torch.no_grad():
+        values = [[model(p)[0].numpy() for p in own] for own in packs]
+    plain = zigzag.untrained(0)
+    for sample, group, found in zip(batch.samples, batch.groups, batch.split(unpack(packs, values, 4)), strict=True):
+        prompt = batch.prompts[group].tokens
+        whole = torch.tensor([*prompt, *sample.tokens])
+        with torch.no_grad():
+            logprobs = (plain(input_ids=whole[None]).logits[0] / temperature).log_softmax(-1)
+        expected = [logprobs[i - 1, whole[i]].item() for i in range(len(prompt), len(whole))]
+        assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def grouped_heads() -> Any:
+    """Two key/value heads shared by four query heads, in three layers."""
+    torch.manual_seed(1)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=13,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.2,
+        )
+    )
+
+
+@pytest.mark.parametrize("build", [lambda: zigzag.untrained(0), grouped_heads], ids=["tiny", "grouped heads"])
+@pytest.mark.parametrize("checkpointing", [None, False, True], ids=["", "checkpointing", "reentrant"])
+@settings(max_examples=6)
+@given(
+    completions=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=5), min_size=1, max_size=4),
+    prompts=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+    ranks=st.integers(1, 2),
+    budget=st.sampled_from([1, 25, 60, 1000]),
+)
+def test_a_shared_prompt_gives_the_loss_and_gradients_of_each_sequence_alone(
+    build, checkpointing, completions, prompts, ranks, budget
+):
+    """Against transformers itself, without packs, attention or head of ours."""
+    groups = [g for g, own in enumerate(completions) for _ in own]
+    batch = make_batch(
+        [0.0] * len(groups), groups, [n for own in completions for n in own], prompts[: len(completions)]
+    )
+    count = len(groups)
+    weights = np.random.default_rng(0).normal(size=batch.lengths.sum()).astype(np.float32)
+    plain = build()
+    expected = []
+    for sample, group in zip(batch.samples, batch.groups, strict=True):
+        prompt = batch.prompts[group].tokens
+        whole = torch.tensor([*prompt, *sample.tokens])
+        own = plain(input_ids=whole[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected.append(own.gather(-1, whole[len(prompt) :, None])[:, 0])
+    (torch.cat(expected) * torch.from_numpy(weights)).sum().backward()
+
+    lm = build()
+    lm.set_attn_implementation(NAME)
+    if checkpointing is not None:
+        lm.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+        lm.train()
+        lm.enable_input_require_grads()
+    model = PackedLogprobs(lm, chunk=7)
+    packs = pack(batch, range(count), ranks=ranks, tokens_per_pack=budget, weights=weights)
+    found = []
+    for own in packs:
+        found.append([])
+        for p in own:
+            logprobs, _ = model(p)
+            (logprobs * torch.from_numpy(p.weights)).sum().backward()
+            found[-1].append(logprobs.detach().numpy())
+    np.testing.assert_allclose(unpack(packs, found, count), torch.cat(expected).detach().numpy(), atol=1e-5)
+    whole = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()])
+    for (name, ours), theirs in zip(lm.named_parameters(), plain.parameters(), strict=True):
+        # One key leaves attention no choice: the gradient of the query is rounding.
+        gap = (ours.grad - theirs.grad).norm() / theirs.grad.norm().clamp(min=1e-2 * whole)
+        assert gap < 1e-5, name
+
+
+def test_scores_come_without_entropies():
+    batch = make_batch([0] * 2, [0, 0])
+    [[p]] = pack(batch, range(2), ranks=1, tokens_per_pack=100)
+    model = packed()
+    logprobs, entropies = model(p)
+    with torch.no_grad():
+        scored, nothing = model(p)
+    assert (entropies > 0).all()
+    assert len(entropies) == 6
+    assert torch.equal(scored, logprobs)
+    assert len(nothing) == 0
+
+
+def test_a_filler_has_no_log_probs_but_a_backward_pass():
+    model = packed()
+    logprobs, entropies = model(filler(Columns()))
+    assert logprobs.shape == entropies.shape == (0,)
+    logprobs.sum().backward()
+    assert all(w.grad is not None and not w.grad.any() for w in model.lm.model.layers.parameters())
+
+
+def test_the_head_stays_tied_to_the_embeddings():
+    model = packed()
+    head = model.lm.get_output_embeddings()
+    assert isinstance(head, LogprobHead)
+    assert head.weight is model.lm.get_input_embeddings().weight
+
+
+def test_a_head_with_a_bias_is_refused():
+    lm = zigzag.untrained(0)
+    lm.set_output_embeddings(nn.Linear(128, 13, bias=True))
+    with pytest.raises(ValueError, match="without bias"):
+        PackedLogprobs(lm)

@@ -1,0 +1,314 @@
+import numpy as np
+import plain
+import pytest
+import torch
+from fakes import make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlsys.algorithms.losses import ppo_clip
+from rlsys.config.schema import NORMALIZERS
+from rlsys.packs.attention import NAME
+from rlsys.packs.balance import Sized, pairs
+from rlsys.packs.logprobs import PackedLogprobs
+from rlsys.packs.packing import filler, pack, token_weights, unpack
+from rlsys.tasks import zigzag
+from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
+
+# --- token_weights ---------------------------------------------------------------------------------------------------------
+
+OPTIONS = {"constant": {"constant": 7}, "decoupled": {"control_weight": 0.125}}
+
+
+@pytest.mark.parametrize(
+    ("normalize", "expected"),
+    [
+        ("token_mean", [0.25, 0.25, 0.25, 0.25]),  # 4 tokens in all
+        ("sequence_mean", [0.5, 1 / 6, 1 / 6, 1 / 6]),  # 2 sequences, of 1 and 3 tokens
+        ("sequence_sum", [0.5, 0.5, 0.5, 0.5]),  # 2 sequences
+        ("constant", [0.1, 0.1, 0.1, 0.1]),  # 2 sequences, 5 tokens each by decree
+        ("decoupled", [5e-4, 5e-4, 0.25, 0.25]),  # the first of each by decree, then 2 more in one of 2 sequences
+    ],
+)
+def test_the_weights_of_two_sequences_by_hand(normalize, expected):
+    assert token_weights(torch.tensor([1, 3]), normalize, constant=5).tolist() == pytest.approx(expected)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 30), max_size=20))
+def test_weights_equal_a_plain_loop_over_tokens(lengths):
+    for normalize in NORMALIZERS:
+        options = OPTIONS.get(normalize, {})
+        found = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **options)
+        assert found.dtype == torch.float32
+        assert found.tolist() == pytest.approx(plain.token_weights(lengths, normalize, **options), rel=1e-5), normalize
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
+def test_weights_add_up_to_what_their_name_says(lengths):
+    counts, mean_length = torch.tensor(lengths), sum(lengths) / len(lengths)
+    assert token_weights(counts, "token_mean").sum() == pytest.approx(1.0, rel=1e-5)
+    assert token_weights(counts, "sequence_mean").sum() == pytest.approx(1.0, rel=1e-5)
+    assert token_weights(counts, "sequence_sum").sum() == pytest.approx(mean_length, rel=1e-5)
+    assert token_weights(counts, "constant", constant=10).sum() == pytest.approx(mean_length / 10, rel=1e-5)
+    longer = sum(n > 1 for n in lengths) / len(lengths)
+    assert token_weights(counts, "decoupled", control_weight=0.5).sum() == pytest.approx(0.5 + longer, rel=1e-5)
+    shares = [s.sum().item() for s in token_weights(counts, "sequence_mean").split(lengths)]
+    assert shares == pytest.approx([1 / len(lengths)] * len(lengths), rel=1e-5)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_the_weights_of_a_sequence_do_not_depend_on_where_it_stands(lengths, rng):
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    moved = [lengths[i] for i in order]
+    for normalize in NORMALIZERS:
+        options = OPTIONS.get(normalize, {})
+        before = token_weights(torch.tensor(lengths), normalize, **options).split(lengths)
+        after = token_weights(torch.tensor(moved), normalize, **options).split(moved)
+        assert all(torch.equal(after[k], before[i]) for k, i in enumerate(order)), normalize
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_a_sequence_without_tokens_has_no_weights_but_is_a_sequence(normalize):
+    options = OPTIONS.get(normalize, {})
+    found = token_weights(torch.tensor([0, 2, 0, 1, 0]), normalize, **options)
+    expected = token_weights(torch.tensor([2, 1]), normalize, **options)
+    share = 1.0 if normalize == "token_mean" else 2 / 5  # of the sequences that there are
+    assert found.tolist() == pytest.approx((expected * share).tolist())
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_without_sequences_or_tokens_there_are_no_weights(normalize):
+    for lengths in ([], [0], [0, 0]):
+        found = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **OPTIONS.get(normalize, {}))
+        assert (found.shape, found.dtype) == ((0,), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "told"),
+    [
+        ([1], {"normalize": "mean"}, "normalize is 'mean'; known: token_mean, .*sequence_sum.*, decoupled"),
+        ([1], {"normalize": "constant"}, "constant > 0; it is 0"),
+        ([1], {"normalize": "constant", "constant": -5}, "constant is -5"),
+        ([1], {"normalize": "decoupled", "control_weight": -0.1}, "control_weight is -0.1"),
+        ([1], {"normalize": "decoupled", "control_weight": float("nan")}, "control_weight is nan"),
+        ([2, -1], {"normalize": "token_mean"}, r"\[2, -1\]"),
+        ([1.5], {"normalize": "token_mean"}, r"\[1.5\]"),
+        ([[1, 2]], {"normalize": "token_mean"}, r"\[\[1, 2\]\]"),
+    ],
+)
+def test_wrong_weights_are_refused_with_their_value(lengths, options, told):
+    with pytest.raises(ValueError, match=f"^token_weights: .*{told}"):
+        token_weights(torch.tensor(lengths), **options)
+
+
+# --- pack ------------------------------------------------------------------------------------------------------------------
+
+
+def floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float32)
+
+
+def two_sequences() -> Batch:
+    """The example of `Pack`: prompt "ab", completions "cd." and "e.", with a=1 b=2 c=3 d=4 e=5 and .=9."""
+
+    def sample(index: int, tokens: list[int]) -> Sample:
+        logprobs = np.array([-t / 10 for t in tokens], dtype=np.float32)
+        return Sample("p", index, "", np.array(tokens, dtype=np.int32), logprobs, "stop", 1)
+
+    return Batch(
+        prompts=[Prompt("p", "", "ab", [1, 2], {})],
+        samples=[sample(0, [3, 4, 9]), sample(1, [5, 9])],
+        groups=np.array([0, 0]),
+        rewards=np.array([1.0, 0.0], dtype=np.float32),
+        components=[{}, {}],
+    )
+
+
+def test_two_sequences_are_packed_as_the_type_says():
+    columns = Columns(advantages=floats(0.5, 0.5, 0.5, -0.5, -0.5), old=floats(-1, -2, -3, -4, -5))
+    weights = floats(0.1, 0.2, 0.3, 0.4, 0.5)
+    [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, columns=columns, weights=weights)
+    assert p.tokens.tolist() == [1, 2, 3, 4, 5]
+    assert (p.lengths, p.after) == ([2, 2, 1], [-1, 0, 0])
+    assert p.positions.tolist() == [0, 1, 2, 3, 2]
+    assert p.predict.tolist() == [1, 2, 3, 1, 4]
+    assert p.targets.tolist() == [3, 4, 9, 5, 9]
+    assert p.sequences.tolist() == [0, 0, 0, 1, 1]
+    assert p.samples == [0, 1]
+    assert p.columns.advantages.tolist() == [0.5, 0.5, 0.5, -0.5, -0.5]
+    assert p.weights.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert p.rollout.tolist() == pytest.approx([-0.3, -0.4, -0.9, -0.5, -0.9])
+    assert p.columns.old.tolist() == [-1, -2, -3, -4, -5]
+    assert p.columns.ref is None
+
+
+def test_without_sharing_each_sequence_is_one_piece():
+    [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, share=False)
+    assert p.tokens.tolist() == [1, 2, 3, 4, 1, 2, 5]
+    assert (p.lengths, p.after) == ([4, 3], [-1, -1])
+    assert p.predict.tolist() == [1, 2, 3, 5, 6]
+
+
+def test_only_the_members_are_packed():
+    batch = make_batch([0, 1, 0, 1], [0, 0, 1, 1], lengths=[2, 3, 4, 5])
+    columns = Columns(advantages=np.repeat(floats(1, 2, 3, 4), [2, 3, 4, 5]))
+    [[p]] = pack(batch, [1, 2], ranks=1, tokens_per_pack=100, columns=columns, weights=np.ones(7, dtype=np.float32))
+    assert p.samples == [1, 2]
+    assert p.weights.tolist() == [1] * 7
+    assert p.columns.advantages.tolist() == [2.0] * 3 + [3.0] * 4
+
+
+def test_a_sample_that_weighs_nothing_is_left_out():
+    batch = make_batch([0, 1, 0], [0, 0, 1], lengths=[2, 3, 4])
+    weights = np.repeat(floats(1, 0, 1), [2, 3, 4])
+    columns = Columns(old=np.repeat(floats(-1, -2, -3), [2, 3, 4]))
+    [[p]] = pack(batch, [0, 1, 2], ranks=1, tokens_per_pack=100, columns=columns, weights=weights)
+    assert p.samples == [0, 2]
+    assert p.weights.tolist() == [1] * 6
+    assert p.columns.old.tolist() == [-1] * 2 + [-3] * 4
+
+
+def test_a_mini_batch_that_lost_all_its_samples_is_packs_that_add_nothing():
+    none = np.zeros(0, dtype=np.float32)
+    packs = pack(
+        make_batch([0], [0]), [], ranks=2, tokens_per_pack=10, columns=Columns(advantages=floats(0, 0, 0)), weights=none
+    )
+    assert [len(own) for own in packs] == [1, 1]
+    assert all(p.samples == [] and p.lengths == [1] and len(p.weights) == 0 for own in packs for p in own)
+
+
+def test_a_filler_carries_the_same_columns_as_its_neighbours():
+    batch = make_batch([0], [0])
+    packs = pack(batch, [0], ranks=3, tokens_per_pack=10, columns=Columns(old=floats(0, 0, 0)))
+    assert sum(p.samples == [] for own in packs for p in own) == 2
+    assert all(p.columns.old is not None and p.columns.ref is None for own in packs for p in own)
+
+
+BATCHES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=12).map(
+    lambda rows: make_batch(
+        [0.0] * len(rows),
+        [g for g, _ in rows],
+        [n for _, n in rows],
+        [1 + (g * 2) % 5 for g in range(max(g for g, _ in rows) + 1)],
+    )
+)
+
+
+@given(BATCHES, st.integers(1, 3), st.integers(1, 40))
+def test_every_token_is_packed_once_with_its_own_numbers(batch, ranks, budget):
+    members = list(range(len(batch.samples)))
+    advantages = np.arange(batch.lengths.sum(), dtype=np.float32)
+    columns, weights = Columns(advantages=advantages, ref=-advantages), advantages + 1
+    packs = pack(batch, members, ranks=ranks, tokens_per_pack=budget, columns=columns, weights=weights)
+
+    assert len(packs) == ranks
+    assert len({len(own) for own in packs}) == 1, "every rank has the same number of packs"
+    flat = [p for own in packs for p in own]
+    for p in flat:
+        assert len(p.tokens) == sum(p.lengths)
+        assert sum(p.lengths) <= budget or len(p.samples) == 1
+    assert sorted(s for p in flat for s in p.samples) == members
+
+    for read, expected in (
+        (lambda p: p.weights, weights),
+        (lambda p: p.columns.advantages, advantages),
+        (lambda p: p.columns.ref, -advantages),
+        (lambda p: p.targets, np.concatenate([s.tokens for s in batch.samples])),
+        (lambda p: p.rollout, np.concatenate([s.logprobs for s in batch.samples])),
+    ):
+        values = unpack(packs, [[read(p) for p in own] for own in packs], len(members))
+        np.testing.assert_array_equal(values, expected)
+
+
+def whole_sequence(p: Pack, place: int) -> list[int]:
+    """The tokens that a place in a pack has before it in its own sequence, and itself."""
+    starts = np.cumsum([0, *p.lengths])
+    piece = int(np.searchsorted(starts, place, side="right")) - 1
+    front = [] if p.after[piece] < 0 else whole_sequence(p, int(starts[p.after[piece] + 1]) - 1)
+    return front + p.tokens[starts[piece] : place + 1].tolist()
+
+
+@given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
+def test_each_target_is_predicted_by_all_that_comes_before_it(batch, ranks, budget, share):
+    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share=share)
+    for p in (p for own in packs for p in own):
+        for s, m in enumerate(p.samples):
+            whole = [*batch.prompts[batch.groups[m]].tokens, *batch.samples[m].tokens]
+            before = [whole_sequence(p, place) for place in p.predict[p.sequences == s]]
+            assert before == [whole[:i] for i in range(len(whole) - len(before), len(whole))]
+            assert p.targets[p.sequences == s].tolist() == whole[-len(before) :]
+            assert [p.positions[place] for place in p.predict[p.sequences == s]] == [len(b) - 1 for b in before]
+
+
+@given(BATCHES)
+def test_a_pack_computes_each_prompt_once(batch):
+    [[p]] = pack(batch, range(len(batch.samples)), ranks=1, tokens_per_pack=1000)
+    prompts = sum(len(batch.prompts[g].tokens) for g in set(batch.groups.tolist()))
+    assert len(p.tokens) == prompts + int((batch.lengths - 1).sum())
+
+
+@given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
+def test_packs_have_as_many_pairs_of_query_and_key_as_they_were_dealt_by(batch, ranks, budget, share):
+    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share=share)
+    for p in (p for own in packs for p in own if p.samples):
+        families = [int(batch.groups[m]) if share else m for m in p.samples]
+        prompts = [len(batch.prompts[batch.groups[m]].tokens) for m in p.samples]
+        own = [int(batch.lengths[m]) - 1 for m in p.samples]
+        assert p.pairs == pytest.approx(pairs(list(map(Sized, p.samples, families, prompts, own))))
+
+
+def test_fillers_unpack_to_nothing():
+    none = np.zeros(0, dtype=np.float32)
+    found = unpack(
+        [[filler(Columns(old=none))], pack(make_batch([0], [0]), [0], ranks=1, tokens_per_pack=9)[0]],
+        [[none], [floats(1, 2, 3)]],
+        1,
+    )
+    assert found.tolist() == [1, 2, 3]
+
+
+# --- one update, whatever the packs ----------------------------------------------------------------------------------------
+
+
+def update_of(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of one mini-batch, summed over the packs of all ranks."""
+    model = zigzag.untrained(0)
+    model.set_attn_implementation(NAME)
+    packed = PackedLogprobs(model, chunk=5)
+    columns = Columns(
+        advantages=np.repeat(np.linspace(-1, 1, len(batch.samples), dtype=np.float32), batch.lengths),
+        old=np.concatenate([s.logprobs for s in batch.samples]) - np.float32(2.5),
+    )
+    weights = token_weights(torch.from_numpy(batch.lengths), normalize, constant=9, control_weight=0.5).numpy()
+    total = 0.0
+    packs = pack(
+        batch,
+        range(len(batch.samples)),
+        ranks=ranks,
+        tokens_per_pack=budget,
+        columns=columns,
+        weights=weights,
+    )
+    for p in (p for own in packs for p in own):
+        logprobs, _ = packed(p)
+        old, advantages = torch.as_tensor(p.columns.old), torch.as_tensor(p.columns.advantages)
+        loss = ppo_clip(logprobs, old, advantages, torch.as_tensor(p.sequences))
+        share = (loss * torch.as_tensor(p.weights)).sum()
+        share.backward()
+        total += share.item()
+    return total, {name: w.grad for name, w in model.named_parameters()}
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+@settings(max_examples=6)
+@given(ranks=st.integers(1, 3), budget=st.integers(8, 70))
+def test_packing_does_not_change_the_loss_nor_its_gradient(normalize, ranks, budget):
+    batch = make_batch([0] * 6, [0, 0, 1, 1, 2, 2], lengths=[1, 8, 3, 5, 2, 6], prompt_lengths=[7, 1, 4])
+    loss, gradients = update_of(batch, 1, 1000, normalize)
+    other_loss, other = update_of(batch, ranks, budget, normalize)
+    assert other_loss == pytest.approx(loss, abs=1e-6)
+    assert max(g.abs().max() for g in gradients.values()) > 1e-3
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(other[name], gradient, atol=1e-6, rtol=1e-5, msg=name)

@@ -1,0 +1,178 @@
+import plain
+import pytest
+import torch
+from fakes import make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_losses import tokens
+
+from rlsys.packs.attention import NAME
+from rlsys.packs.packing import filler, pack, unpack
+from rlsys.packs.values import PackedValues, value_loss
+from rlsys.tasks import zigzag
+from rlsys.types import Batch, Columns, Pack
+
+# --- the critic ----------------------------------------------------------------------------------------------------------
+
+BATCH = make_batch([0] * 4, [0, 0, 1, 1], lengths=[1, 6, 3, 4], prompt_lengths=[5, 1])
+
+
+def critic(head: float = 0.0) -> PackedValues:
+    """A head of zeros, or random weights of that size."""
+    model = zigzag.untrained(0)
+    model.set_attn_implementation(NAME)
+    values = PackedValues(model)
+    if head:
+        torch.nn.init.normal_(values.head.weight, std=head, generator=torch.Generator().manual_seed(1))
+        torch.nn.init.constant_(values.head.bias, 0.25)
+    return values
+
+
+def packs_of(batch: Batch, budget: int = 1000) -> list[list[Pack]]:
+    return pack(batch, range(len(batch.samples)), ranks=1, tokens_per_pack=budget)
+
+
+def test_before_anything_was_seen_nothing_is_expected():
+    [[p]] = packs_of(BATCH)
+    assert critic()(p).tolist() == [0.0] * 14
+
+
+@pytest.mark.parametrize("budget", [8, 12, 1000])
+def test_packed_values_are_those_of_each_sequence_alone_at_the_token_before(budget):
+    packs, model = packs_of(BATCH, budget), critic(head=0.5)
+    with torch.no_grad():
+        found = BATCH.split(unpack(packs, [[model(p).numpy() for p in own] for own in packs], 4))
+    decoder = zigzag.untrained(0).get_decoder()
+    for sample, group, values in zip(BATCH.samples, BATCH.groups, found, strict=True):
+        prompt = BATCH.prompts[group].tokens
+        with torch.no_grad():
+            hidden = decoder(input_ids=torch.tensor([[*prompt, *sample.tokens]])).last_hidden_state[0]
+            alone = (hidden @ model.head.weight[0] + model.head.bias)[len(prompt) - 1 : -1]
+        assert values.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+        assert len(values) == len(sample.tokens)
+
+
+@pytest.mark.parametrize("changed", range(4))
+def test_a_value_knows_what_came_before_its_token_and_not_the_token_itself(changed):
+    batch = make_batch([0], [0], lengths=[4], prompt_lengths=[3])
+    model = critic(head=0.5)
+    with torch.no_grad():
+        before = model(packs_of(batch)[0][0])
+        tokens_of = batch.samples[0].tokens
+        tokens_of[changed] = 2 if tokens_of[changed] != 2 else 3
+        after = model(packs_of(batch)[0][0])
+    assert torch.equal(after[: changed + 1], before[: changed + 1])
+    assert (after[changed + 1 :] != before[changed + 1 :]).all()
+
+
+def test_the_gradient_reaches_the_head_and_every_layer_below():
+    [[p]] = packs_of(BATCH)
+    model = critic(head=0.5)
+    value_loss(model(p), torch.zeros(14), torch.ones(14)).sum().backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.any(), name
+
+
+def test_a_head_of_zeros_learns_first_and_lets_nothing_through():
+    [[p]] = packs_of(BATCH)
+    model = critic()
+    value_loss(model(p), torch.zeros(14), torch.ones(14)).sum().backward()
+    assert model.head.weight.grad.any()
+    assert model.head.bias.grad.item() == pytest.approx(-14)  # d ½(v - 1)² / dv = -1 at each of 14 tokens
+    assert not any(w.grad.any() for w in model.decoder.parameters())
+
+
+def test_a_critic_can_learn_what_it_is_told():
+    [[p]] = packs_of(make_batch([0] * 2, [0, 1], lengths=[6, 8], prompt_lengths=[5, 3]))
+    model, returns = critic(), torch.linspace(-1, 1, 14)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        values = model(p)
+        value_loss(values, values.detach(), returns).mean().backward()
+        optimizer.step()
+    assert (model(p) - returns).abs().max() < 0.1
+
+
+def test_a_filler_has_no_values_but_a_backward_pass():
+    model = critic(head=0.5)
+    values = model(filler(Columns()))
+    assert values.shape == (0,)
+    values.sum().backward()
+    assert all(w.grad is not None and not w.grad.any() for w in model.decoder.layers.parameters())
+
+
+def test_half_precision_weights_still_give_full_precision_values():
+    lm = zigzag.untrained(0).bfloat16()
+    lm.set_attn_implementation(NAME)
+    model = PackedValues(lm)
+    torch.nn.init.constant_(model.head.weight, 0.01)
+    assert model.head.weight.dtype == torch.bfloat16
+    assert model(packs_of(BATCH)[0][0]).dtype == torch.float32
+
+
+# --- the loss ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "loss", "slope"),
+    [
+        (0.5, 0.5, 1.0, 0.125, -0.5),  # ½ · 0.5²
+        (0.6, 0.5, 1.0, 0.08, -0.4),  # moved by 0.1 of 0.2
+        (0.9, 0.5, 1.0, 0.045, 0.0),  # moved further than 0.2: counts as 0.7 and learns no more
+        (0.1, 0.5, 1.0, 0.405, -0.9),  # moved the wrong way: the larger of the two, and may come back
+        (1.5, 0.5, 1.0, 0.125, 0.5),  # shot over the target: 0.5 away, further than 0.7 is
+    ],
+)
+def test_value_losses_by_hand(value, old, target, loss, slope):
+    values = torch.tensor([value], requires_grad=True)
+    found = value_loss(values, torch.tensor([old]), torch.tensor([target]))
+    found.sum().backward()
+    assert found.item() == pytest.approx(loss, rel=1e-5)
+    assert values.grad.item() == pytest.approx(slope, rel=1e-5)
+
+
+@settings(max_examples=50)
+@given(tokens(), st.sampled_from([0.1, 0.2, 0.7]))
+def test_value_losses_and_slopes_equal_the_plain_formula(columns, clip):
+    values = torch.tensor(columns[0], dtype=torch.float32, requires_grad=True)
+    old, returns = (torch.tensor(c, dtype=torch.float32) for c in columns[1:3])
+    found = value_loss(values, old, returns, clip=clip)
+    found.sum().backward()
+    losses, slopes = plain.value_loss(*columns[:3], clip=clip)
+    assert found.tolist() == pytest.approx(losses, rel=1e-5, abs=1e-5)
+    assert values.grad.tolist() == pytest.approx(slopes, rel=1e-5, abs=1e-5)
+
+    def total(at: list[float]) -> float:
+        return sum(plain.value_loss(at, *columns[1:3], clip=clip)[0])
+
+    assert slopes == pytest.approx(plain.differences(total, columns[0]), rel=1e-4, abs=1e-4)
+
+
+def test_half_precision_values_are_compared_in_full_precision():
+    columns = [torch.linspace(-1, 1, 9).bfloat16(), torch.linspace(-0.8, 1, 9).bfloat16(), torch.ones(9).bfloat16()]
+    found = value_loss(*columns)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, value_loss(*(c.float() for c in columns)))
+
+
+def test_no_values_are_no_loss():
+    assert value_loss(torch.zeros(0), torch.zeros(0), torch.zeros(0)).shape == (0,)
+
+
+def test_values_of_different_shape_are_refused_with_all_shapes():
+    with pytest.raises(ValueError, match=r"^value_loss: values \[2\], old \[1\] and returns \[2\] must all be \[T\]"):
+        value_loss(torch.zeros(2), torch.zeros(1), torch.zeros(2))
+
+
+def test_the_gradient_of_a_value_loss_flows_into_the_values_alone():
+    values, old, returns = (torch.tensor([v], requires_grad=True) for v in (0.6, 0.5, 2.0))
+    value_loss(values, old, returns).sum().backward()
+    assert old.grad is None
+    assert returns.grad is None
+
+
+def test_a_negative_clip_of_values_is_refused():
+    with pytest.raises(ValueError, match=r"^value_loss: clip is -0\.1"):
+        value_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), clip=-0.1)

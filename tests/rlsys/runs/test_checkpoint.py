@@ -1,0 +1,194 @@
+import contextlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fakes import make_batch
+
+from rlsys.config.schema import ConfigError
+from rlsys.runs.checkpoint import SUMS, Checkpoints, damage_of, found, require_whole, sha256
+
+STATE = {"position": 7, "best": {"figure": "", "step": -1, "value": 0.0}}
+
+
+def save(folder: Path, step: int, *, keep_last: int = 2, best: int = -1, pending=(), text: str = "w") -> Path:
+    checkpoints = Checkpoints(folder, keep_last)
+    beside = Path(checkpoints.begin(step, STATE | {"best": {"step": best}, "step": step}, list(pending)))
+    (beside / "model").mkdir()
+    (beside / "model" / "weights").write_text(text)
+    return checkpoints.complete({"model/weights": sha256(beside / "model" / "weights")})
+
+
+def names(folder) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def newest(folder: Path):
+    told: list[str] = []
+    return Checkpoints(folder, 2).newest(told.append), told
+
+
+def test_what_is_saved_is_found_with_its_state(tmp_path):
+    path = save(tmp_path, 40)
+    assert path == tmp_path / "step-000040"
+    assert (path / "model" / "weights").read_text() == "w"
+    there, told = newest(tmp_path)
+    assert (there.step, there.path, there.state["position"], there.pending, told) == (40, path, 7, [], [])
+
+
+def test_sha256sum_agrees_that_it_is_whole(tmp_path):
+    path = save(tmp_path, 40, pending=[make_batch([1, 0], [0, 0])])
+    said = subprocess.run(["sha256sum", "-c", SUMS], cwd=path, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert {line.partition(":")[0] for line in said.stdout.splitlines()} == {
+        "model/weights",
+        "state.json",
+        "pending/000.json",
+        "pending/000.safetensors",
+    }
+
+
+def test_only_the_last_are_kept(tmp_path):
+    for step in (5, 10, 15, 20):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["step-000015", "step-000020"]
+
+
+def test_the_best_is_kept_beside_the_last(tmp_path):
+    for step in (5, 10, 15, 20):
+        save(tmp_path, step, keep_last=1, best=10 if step >= 10 else 5)
+    assert names(tmp_path) == ["step-000010", "step-000020"]
+
+
+def test_zero_keeps_all(tmp_path):
+    for step in (5, 10, 15):
+        save(tmp_path, step, keep_last=0)
+    assert [step for step, _ in found(tmp_path)] == [5, 10, 15]
+
+
+def test_steps_are_ordered_as_numbers(tmp_path):
+    for step in (999_999, 1_000_000, 7):
+        save(tmp_path, step, keep_last=0)
+    assert [step for step, _ in found(tmp_path)] == [7, 999_999, 1_000_000]
+
+
+def test_one_that_was_begun_and_not_completed_is_no_checkpoint(tmp_path):
+    save(tmp_path, 5, keep_last=1)
+    Checkpoints(tmp_path, 1).begin(10, STATE, [])
+    assert [step for step, _ in found(tmp_path)] == [5]
+    save(tmp_path, 10, keep_last=1)
+    assert names(tmp_path) == ["step-000010"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    save(tmp_path, 5, keep_last=1)
+    path = save(tmp_path, 5, keep_last=1, text="again")
+    assert (path / "model" / "weights").read_text() == "again"
+    assert names(tmp_path) == ["step-000005"]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_killed_while_a_step_is_replaced_one_of_both_is_there_whole(tmp_path, monkeypatch, moment):
+    """Whatever was done to names and folders until then is done, and nothing after it."""
+    save(tmp_path, 10, text="old")
+    left = iter(range(moment))
+
+    def or_killed(do):
+        def done(*arguments, **more):
+            if next(left, None) is None:
+                raise Killed
+            return do(*arguments, **more)
+
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", or_killed(Path.rename))
+        patched.setattr(shutil, "rmtree", or_killed(shutil.rmtree))
+        with contextlib.suppress(Killed):
+            for text in ("new", "newer"):
+                save(tmp_path, 10, text=text)
+    assert next(left, None) is None, "it was killed"
+    there, told = newest(tmp_path)
+    assert (there.step, told) == (10, [])
+    assert (there.path / "model" / "weights").read_text() in ("old", "new", "newer")
+    assert names(tmp_path) == ["step-000010"]
+
+
+def test_every_flipped_bit_of_every_file_is_found_and_the_one_before_is_used(tmp_path):
+    good = save(tmp_path, 5)
+    path = save(tmp_path, 10, pending=[make_batch([1, 0], [0, 0])])
+    files = [p for p in path.rglob("*") if p.is_file()]
+    assert len(files) == 5
+    for file in files:
+        data = file.read_bytes()
+        for position in range(0, len(data), max(1, len(data) // 40)):
+            for bit in range(8):
+                file.write_bytes(data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :])
+                assert damage_of(path), f"{file} byte {position} bit {bit}"
+        file.write_bytes(data[:-1])
+        assert damage_of(path), f"{file} one byte shorter"
+        file.unlink()
+        assert file.name in damage_of(path)
+        file.write_bytes(data)
+        assert not damage_of(path)
+    (path / "model" / "weights").write_text("x")
+    there, [told] = newest(tmp_path)
+    assert there.path == good
+    assert f"{path}/model/weights (1 bytes) has SHA-256" in told
+    assert names(tmp_path) == ["damaged-step-000010", "step-000005"]
+
+
+def test_a_damaged_checkpoint_is_refused_where_no_other_will_do(tmp_path):
+    path = save(tmp_path, 5)
+    require_whole(path)
+    (path / "model" / "weights").write_text("x")
+    with pytest.raises(ConfigError, match="model/weights"):
+        require_whole(path)
+
+
+def test_one_that_is_whole_but_not_ours_is_passed_over_too(tmp_path):
+    good = save(tmp_path, 5)
+    path = save(tmp_path, 10)
+    (path / "state.json").write_text("[]")
+    sums = {"model/weights": sha256(path / "model" / "weights"), "state.json": sha256(path / "state.json")}
+    (path / SUMS).write_text("".join(f"{v}  {k}\n" for k, v in sorted(sums.items())))
+    assert not damage_of(path)
+    (path / "state.json").write_text("{")
+    sums["state.json"] = sha256(path / "state.json")
+    (path / SUMS).write_text("".join(f"{v}  {k}\n" for k, v in sorted(sums.items())))
+    there, [told] = newest(tmp_path)
+    assert there.path == good
+    assert "JSONDecodeError" in told
+
+
+def test_one_whose_sums_are_gone_is_named_too(tmp_path):
+    good = save(tmp_path, 5)
+    (save(tmp_path, 10) / SUMS).unlink()
+    there, [told] = newest(tmp_path)
+    assert there.path == good
+    assert "step-000010/SHA256SUMS is missing" in told
+
+
+def test_what_a_killed_run_left_half_written_or_half_removed_goes(tmp_path):
+    good = save(tmp_path, 5)
+    Checkpoints(tmp_path, 1).begin(10, STATE, [])
+    (tmp_path / ".gone-step-000003").mkdir()
+    there, told = newest(tmp_path)
+    assert (there.path, told) == (good, [])
+    assert names(tmp_path) == ["step-000005"]
+
+
+def test_what_is_no_checkpoint_is_not_found(tmp_path):
+    (tmp_path / "step-9").mkdir()
+    (tmp_path / ".step-000008").mkdir()
+    (tmp_path / ".step-000008" / "state.json").write_text(json.dumps({}))
+    (tmp_path / "notes.txt").write_text("")
+    assert found(tmp_path) == []
+    assert found(tmp_path / "nowhere") == []
+    assert newest(tmp_path) == (None, [])

@@ -1,0 +1,345 @@
+import json
+
+import pytest
+
+from rlsys.config import schema
+from rlsys.pipeline import Timetable
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            "trainer.prompts_per_step=10 trainer.updates_per_step=4",
+            ["(10)", "(4)", "updates_per_step 5", "prompts_per_step 12"],
+        ),
+        (
+            "trainer.samples_per_prompt=1",
+            ["samples_per_prompt is 1", "grpo", "at least 2", "reinforce_pp, remax, raw or gae"],
+        ),
+        ("trainer.samples_per_prompt=1 algorithm.advantage=rloo", ["samples_per_prompt is 1", "rloo compares"]),
+        ("policy.tokens_per_pack=1000 rollout.max_prompt_tokens=512", ["(1000)", "(512)", "= 1024", "at least 1024"]),
+        ("rollout.top_p=0.9", ["top_p=0.9", "incomparable", "Use top_p 1"]),
+        ("rollout.top_k=50", ["top_k=50", "top_k -1"]),
+        ("policy.zero_stage=4", ["zero_stage is 4", "0, 1, 2 and 3"]),
+        ("policy.zero_stage=0 policy.offload_optimizer=true", ["offload_optimizer", "it is 0"]),
+        ("policy.zero_stage=3 policy.compile=true", ["policy.compile is there for policy.zero_stage 0, 1 and 2"]),
+        ("rollout.exact=true policy.compile=true", ["Use policy.compile false, or rollout.exact false"]),
+        ("rollout.exact=true rollout.enforce_eager=false", ["Use rollout.enforce_eager true, or rollout.exact false"]),
+        ("policy.offload_params=true", ["offload_params needs policy.zero_stage 3; it is 2"]),
+        ("pipeline.max_lag=-1", ["max_lag is -1", "0 or more"]),
+        ("pipeline.in_flight=true", ["in_flight", "max_lag 0", "Use max_lag 1"]),
+        ("pipeline.in_flight=true pipeline.max_lag=1 rollout.oversample=0.5", ["oversample takes", "Use max_lag 2"]),
+        ("rollout.oversample=0.5", ["oversample (0.5)", "Use max_lag 1"]),
+        ("rollout.oversample=-1", ["oversample is -1", "0 or more"]),
+        ("rollout.oversample=3 pipeline.max_lag=1", ["oversample is 3", "at most 1"]),
+        (
+            "rollout.oversample=0.5 pipeline.max_lag=1 dynamic_sampling.enabled=true",
+            ["oversample (0.5)", "dynamic_sampling", "one of them"],
+        ),
+        ("reward.functions={}", ["reward.functions is empty"]),
+        ("reward.functions=exakt", ["`exakt`", "exact, contains, regex, math, code", "Did you mean `exact`?"]),
+        ("watchdog.stall_s=10", ["watchdog.stall_s (10) is not more", "(10 s)"]),
+        ("reward.functions={zigzag: {deadline_s: 4000}}", ["watchdog.stall_s (1800)", "(4000 s)"]),
+        (
+            "reward.functions={judge: {url: 'http://x/v1', model: y, timeout_s: 1000}}",
+            ["watchdog.stall_s (1800)", "reward.functions.judge may take (2005 s)"],
+        ),
+        (
+            "eval.datasets={x: {path: builtin:zigzag, reward: {zigzag: {deadline_s: 4000}}}}",
+            ["eval.datasets.x.reward.zigzag may take (4000 s)"],
+        ),
+        ("reward.functions={code: {timeout_s: fast}}", ["reward.functions.code", "timeout_s is 'fast'"]),
+        ("policy.beta1=1", ["policy.beta1 is 1.0", "less than 1"]),
+        ("policy.beta2=-0.5", ["policy.beta2 is -0.5"]),
+        ("algorithm.advantage=max_rl reward.on_failure=score:-1", ["max_rl", "score:-1", "score: 0"]),
+        ("watchdog.action=ignore", ["watchdog.action", "restart, abort"]),
+        ("trainer.max_mismatch=0", ["trainer.max_mismatch is 0.0", "null"]),
+        ("reward.functions={exact: .inf}", ["weight of exact is inf"]),
+        ("reward.max_failure_share=1.5", ["max_failure_share is 1.5"]),
+        ("reward.on_failure=zero", ["reward.on_failure is `zero`", "drop, abort, or score: x"]),
+        ("reward.on_failure=score:much", ["reward.on_failure is `score:much`"]),
+        ("algorithm.advantage=gdpo reward.on_failure=score:0", ["gdpo compares components", "drop or abort"]),
+        ("reward.functions={exact: {pattern: x}}", ["reward.functions.exact has no option `pattern`"]),
+        ("reward.functions={regex: 1}", ["reward.functions.regex", "pattern"]),
+        ("reward.functions={exact: {deadline_s: 0}}", ["reward.functions.exact.deadline_s is 0.0", "above 0"]),
+        ("reward.functions={model: {path: x, batch: 0}}", ["`batch` is 0; it must be a number of 1 or more"]),
+        ("reward.functions={model: 1}", ["reward.functions.model", "`path` is missing"]),
+        ("eval.datasets={x: {path: builtin:zigzag, reward: exakt}}", ["eval.datasets.x.reward is `exakt`"]),
+        ("data.train={builtin:zigzag: 1, builtin:zigzag_heldout: null}", ["data.train: the weights are 1.0, None"]),
+        ("data.train={builtin:zigzag: 0}", ["data.train: the weights are 0.0", "above 0"]),
+        ("eval.samples=4", ["eval.samples is 4, and temperature 0 gives the same completion 4 times"]),
+        ("eval.datasets={builtin:zigzag: {samples: 0}}", ["eval.datasets.builtin:zigzag.samples is 0"]),
+        ("eval.datasets={builtin:zigzag: {weight: 2}}", ["eval.datasets.builtin:zigzag has a weight"]),
+        ("rollout.gpu_memory=90", ["gpu_memory is 90", "between 0 and 1"]),
+        ("rollout.block_size=16", ["block_size is 16", "multiples of 32"]),
+        ("rollout.block_size=0", ["block_size is 0", "greater than 0"]),
+        ("rollout.tensor_parallel=2 rollout.enforce_eager=false", ["tensor_parallel is 2", "more engines"]),
+        ("rollout.tensor_parallel=2 rollout.exact=true", ["tensor_parallel is 2", "rollout.exact"]),
+        ("rollout.temperature=0", ["temperature is 0", "greater than 0"]),
+        ("rollout.temperature=.inf", ["temperature is inf"]),
+        ("rollout.temperature=.nan", ["temperature is nan"]),
+        ("rollout.temperature=0.009", ["rollout.temperature is 0.009", "the trainer would not", "Use 0.01 or more"]),
+        ("eval.temperature=1e-6", ["eval.temperature is 1e-06", "Use 0, which is greedy, or 0.01 or more"]),
+        (
+            "eval.datasets={cold: {path: builtin:zigzag_heldout, temperature: 0.005}}",
+            ["eval.datasets.cold.temperature is 0.005", "vLLM would take 0.01"],
+        ),
+        ("trainer.steps=0", ["trainer.steps is 0", "greater than 0"]),
+        ("trainer.updates_per_step=0", ["trainer.updates_per_step is 0"]),
+        ("policy.clip_grad=-1", ["policy.clip_grad is -1", "0 or more"]),
+        ("run.seed=-1", ["run.seed is -1"]),
+        ("algorithm.advantage=gpro", ["`gpro`", "known: grpo", "gae, or module:function", "Did you mean `grpo`?"]),
+        ("algorithm.advantage=gea", ["`gea`", "Did you mean `gae`?"]),
+        ("algorithm.loss=ppo", ["`ppo`", "known: ppo_clip", "reinforce, or module:function", "PPO's loss is ppo_clip"]),
+        ("algorithm.advantage=GRPO", ["`GRPO`", "Did you mean `grpo`?"]),
+        ("algorithm.advantage=Gea", ["`Gea`", "Did you mean `gae`?"]),
+        ("algorithm.advantage=PPO", ["`PPO`", "PPO is algorithm.advantage gae"]),
+        ("algorithm.advantage=dapo", ["dapo is a recipe of several options: configs/dapo.yaml."]),
+        ("algorithm.advantage=gspo", ["gspo is a recipe of several options: configs/gspo.yaml."]),
+        ("algorithm.advantage=Dr.GRPO", ["Dr.GRPO is a recipe of several options: configs/dr_grpo.yaml."]),
+        ("algorithm.advantage=reinforce++", ["configs/reinforce_pp.yaml."]),
+        ("algorithm.loss=DeGRPO", ["configs/degrpo.yaml."]),
+        ("algorithm.loss=grpo", ["configs/grpo.yaml."]),
+        ("algorithm.normalize=seq-mean-token-mean", ["Here that is sequence_mean."]),
+        ("algorithm.normalize=token-mean", ["Did you mean `token_mean`?"]),
+        ("algorithm.kl=k4", ["`k4`", "k1, k2, k3"]),
+        ("algorithm.normalize=mean", ["`mean`", ", ".join(schema.NORMALIZERS)]),
+        ("correction.method=tiss", ["`tiss`", "known: none, tis", "Did you mean `tis`?"]),
+        ("entropy.control=clip", ["`clip`", "none, clip_cov, kl_cov"]),
+        ("reference.kl_in=advantage reference.kl_coef=0.1", ["`advantage`", "loss, reward"]),
+        ("algorithm.std=biased", ["`biased`", "sample, population, none"]),
+        ("algorithm.std=", ["algorithm.std is ``", "sample, population, none"]),
+        ("algorithm.eps=-1", ["algorithm.eps is -1", "0 or more"]),
+        ("algorithm.clip_low=.nan", ["algorithm.clip_low is nan", "0 or more"]),
+        ("algorithm.loss=sapo algorithm.tau_neg=0", ["tau_neg is 0", "greater than 0"]),
+        ("algorithm.dual_clip=1", ["dual_clip is 1", "greater than 1, or null"]),
+        ("algorithm.normalize=decoupled algorithm.control_weight=-1", ["control_weight is -1", "0 or more"]),
+        (
+            "algorithm.advantage=rloo algorithm.eps=1e-4",
+            ["algorithm.eps is 0.0001", "algorithm.advantage rloo does not use it", "no options"],
+        ),
+        (
+            "algorithm.advantage=max_rl algorithm.std=none",
+            ["algorithm.std is none", "max_rl does not use it", "it has algorithm.eps."],
+        ),
+        (
+            "algorithm.loss=gspo algorithm.dual_clip=3",
+            ["dual_clip is 3", "gspo does not use it", "algorithm.clip_low, algorithm.clip_high."],
+        ),
+        ("algorithm.tau_pos=1", ["tau_pos is 1", "ppo_clip does not use it"]),
+        ("algorithm.whiten=true", ["algorithm.whiten is True", "grpo does not use it"]),
+        ("correction.high=2", ["correction.high is 2", "correction.method none does not use it", "no options"]),
+        (
+            "correction.method=tis correction.low=0.5",
+            ["correction.low is 0.5", "tis does not use it", "correction.high."],
+        ),
+        ("correction.method=icepop correction.low=2 correction.high=1", ["correction.low (2)", "correction.high (1)"]),
+        ("correction.method=icepop correction.low=6", ["correction.low (6)", "correction.high (5)", "0.5 and 5"]),
+        ("correction.method=icepop correction.high=0.4", ["correction.low (0.5)", "correction.high (0.4)"]),
+        (
+            "algorithm.advantage=gae trainer.steps=5 critic.alone_steps=5",
+            ["critic.alone_steps (5)", "trainer.steps (5)", "never learn"],
+        ),
+        (
+            "algorithm.advantage=gae critic.port=4000 policy.port=4000",
+            ["critic.port and policy.port are both 4000", "0 for any"],
+        ),
+        ("entropy.control=kl_cov", ["kl_cov", "no gradient", "Use 2 updates, or clip_cov"]),
+        (
+            "algorithm.advantage=gdpo reference.kl_in=reward reference.kl_coef=0.1",
+            ["gdpo", "kl_coef (0.1)", "kl_in loss"],
+        ),
+        ("reward.functions={exact: 1, 'json:exact': 1}", ["2 functions called exact", "different names"]),
+        ("algorithm.constant=5", ["algorithm.constant is 5", "normalize token_mean does not use it", "=0."]),
+        ("algorithm.control_weight=1", ["control_weight is 1", "normalize=decoupled", "=0.001."]),
+        ("reference.kl_target=0.1", ["kl_target is 0.1", "kl_coef is 0"]),
+        ("reference.kl_horizon=0", ["kl_horizon is 0", "greater than 0"]),
+        (
+            "dynamic_sampling.enabled=true trainer.samples_per_prompt=1 algorithm.advantage=raw",
+            ["dynamic_sampling", "samples_per_prompt 1", "every group"],
+        ),
+        ("dynamic_sampling.max_rounds=0", ["max_rounds is 0", "greater than 0"]),
+        ("overlong.buffer=513", ["overlong.buffer (513)", "rollout.max_new_tokens (512)"]),
+        ("overlong.buffer=9 overlong.penalty=-1", ["overlong.penalty is -1", "0 or more"]),
+        ("algorithm.advantage=max_rl overlong.buffer=9", ["max_rl", "0 or more", "overlong.buffer 0"]),
+        (
+            "algorithm.advantage=max_rl reference.kl_in=reward reference.kl_coef=0.1",
+            ["max_rl", "0 or more", "reference.kl_in loss"],
+        ),
+        ("entropy.share=1.5", ["entropy.share is 1.5", "at most 1"]),
+        ("entropy.control=clip_cov entropy.low=6", ["entropy.low (6)", "entropy.high (5)"]),
+        ("algorithm.advantage=gae critic.gamma=1.01", ["critic.gamma is 1.01", "between 0 and 1"]),
+        ("algorithm.advantage=gae critic.lam=1.01", ["critic.lam is 1.01", "between 0 and 1"]),
+        ("algorithm.advantage=gae critic.clip=-1", ["critic.clip is -1", "0 or more"]),
+        ("algorithm.advantage=gae critic.lr=0", ["critic.lr is 0", "greater than 0"]),
+        ("sync.transport=nccl", ["nccl needs GPUs", "auto"]),
+        ("sync.transport=carrier_pigeon", ["`carrier_pigeon`", "shared_memory"]),
+        ("cluster.device=tpu rollout.block_size=32", ["cluster.device is `tpu`"]),
+        ("cluster.placement=colocated", ["colocated shares GPUs"]),
+        ("cluster.device=gpu cluster.placement=colocated rollout.engines=4 policy.ranks=2", ["(4)", "(2)"]),
+        ("cluster.device=gpu cluster.placement=colocated pipeline.max_lag=1", ["max_lag 1"]),
+        (
+            "cluster.device=gpu cluster.placement=colocated algorithm.advantage=gae critic.ranks=3",
+            ["critic.ranks (3)", "policy.ranks (2)"],
+        ),
+        ("cluster.device=gpu sync.transport=cuda_ipc", ["cuda_ipc", "colocated"]),
+        ("cluster.device=gpu sync.transport=nccl cluster.placement=colocated", ["nccl", "use cuda_ipc"]),
+        ("model.path=builtin:huge", ["builtin:huge", "builtin:tiny"]),
+        ("model.path=./no_model", ["no_model/config.json does not exist"]),
+        ("data.train=gone.jsonl", ["data.train: gone.jsonl does not exist", "from /"]),
+        ("data.train=builtin:zagzig", ["data.train: builtin:zagzig does not exist", "builtin:zigzag"]),
+        ("data.train=some.yaml", ["some.yaml must end in .jsonl", "or .parquet"]),
+        ("eval.datasets=gone.parquet", ["eval.datasets: gone.parquet does not exist"]),
+        ("reward.functions=gone.py:f", ["the file gone.py (of `gone.py:f`) does not exist"]),
+        ("reward.functions='os:'", ["names no function", "os:my_function"]),
+        ("reward.functions=[os:]", ["names no function"]),
+        ("algorithm.advantage=gone.py:f", ["algorithm.advantage: the file gone.py"]),
+        ("algorithm.loss=gone.py:f", ["algorithm.loss: the file gone.py"]),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_with_the_numbers(refused, overrides, parts):
+    found = refused("", *overrides.split(" ") if "{" not in overrides else [overrides])
+    hits = [sentence for sentence in found if all(part in sentence for part in parts)]
+    assert len(hits) == 1, found
+    assert len(found) == 1, found
+    assert hits[0].endswith((".", "?", ")."))
+
+
+def test_all_that_does_not_fit_is_told_at_once(refused):
+    found = refused("", "rollout.top_p=0.9", "algorithm.kl=k4", "data.train=gone.jsonl", "trainer.samples_per_prompt=1")
+    assert len(found) == 4
+
+
+def test_a_user_function_may_take_the_place_of_a_built_in_one(read):
+    assert (
+        read("", "algorithm.advantage=json.decoder:f", "trainer.samples_per_prompt=1").algorithm.advantage
+        == "json.decoder:f"
+    )
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "remax", "raw", "gae"])
+def test_one_sample_per_prompt_is_enough_for_those_who_do_not_compare(read, advantage):
+    assert read("", f"algorithm.advantage={advantage}", "trainer.samples_per_prompt=1").trainer.samples_per_prompt == 1
+
+
+def test_a_value_clip_of_zero_is_none(read):
+    assert read("", "algorithm.advantage=gae", "critic.clip=0").critic.clip == 0
+
+
+def test_kl_cov_takes_a_second_update_or_a_second_pass(read):
+    for more in ("trainer.updates_per_step=2", "trainer.epochs_per_step=2"):
+        assert read("", "entropy.control=kl_cov", more).entropy.control == "kl_cov"
+
+
+def test_a_user_function_may_ask_for_what_weighs_tokens_elsewhere(read):
+    found = read("", "algorithm.loss=json.decoder:f", "algorithm.constant=5", "algorithm.control_weight=1").algorithm
+    assert (found.constant, found.control_weight) == (5, 1)
+
+
+def test_a_user_function_may_have_any_option_there_is(read):
+    assert (
+        read("", "algorithm.advantage=json.decoder:f", "algorithm.eps=0.5", "algorithm.whiten=true").algorithm.eps
+        == 0.5
+    )
+
+
+def test_a_colocated_gpu_run_is_accepted(read):
+    overrides = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=4", "policy.ranks=4"]
+    assert read("", *overrides, "sync.transport=cuda_ipc").cluster.placement == "colocated"
+
+
+def test_colocated_engines_may_over_sample_where_nothing_is_sampled_while_training_goes_on(read, refused):
+    shared = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=2", "policy.ranks=2"]
+    shared += ["rollout.oversample=0.25"]
+    config = read("", *shared, "pipeline.max_lag=1")
+    timetable = Timetable.of(config)
+    assert [timetable.reach(step) for step in (1, 2, 3)] == [1, 2, 3], (
+        "each batch is begun when the one before is trained"
+    )
+    [found] = refused("", *shared, "pipeline.max_lag=2")
+    assert found.endswith("Use placement separate, or max_lag 1.")
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+
+    def write(text: str) -> str:
+        (folder / "config.json").write_text(text)
+        return f"model.path={folder}"
+
+    return write
+
+
+def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refused, read, model):
+    prompts = "rollout.max_prompt_tokens=512"
+    [found] = refused("", model(json.dumps({"max_position_embeddings": 1000})), prompts)
+    assert "= 1024" in found
+    assert "window is 1000 tokens" in found
+    assert "by 24" in found
+    assert read("", model(json.dumps({"max_position_embeddings": 1024})), prompts).model.path
+    assert read("", model(json.dumps({"max_position_embeddings": 1000}))).model.path
+    assert read("", model("{}")).model.path
+
+
+def test_the_window_of_a_hub_name_is_what_its_own_config_says_or_for_a_plan_that_of_its_name(
+    read, tmp_path, monkeypatch
+):
+    from rlsys.checks import check
+    from rlsys.models.shapes import known
+
+    lengths = ["rollout.max_prompt_tokens=1024", "rollout.max_new_tokens=3500"]
+    config = read("", "model.path=Qwen/Qwen2.5-Math-7B", "policy.tokens_per_pack=8192", *lengths)
+    assert check(config) == [], "train asks the config.json when it has come"
+    [found] = check(config, known(config.model.path))
+    assert "= 4524, but the model's window is 4096 tokens. Reduce one of them by 428." in found
+    assert found.endswith("hf download Qwen/Qwen2.5-Math-7B config.json")
+    unbound = read("", "model.path=Qwen/Qwen2.5-Math-7B", "rollout.max_new_tokens=4000")
+    assert check(unbound, known(unbound.model.path)) == [], "prompts take what is left, as in training"
+    folder = tmp_path / "hub" / "models--Qwen--Qwen2.5-Math-7B" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert "window is 2048 tokens. Reduce one of them by 2476." in check(config)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "wide", "good"),
+    [
+        ("builtin:tiny", 3, "1, 2, 4"),
+        ("Qwen/Qwen2.5-7B", 7, "1, 2, 4"),
+        ("Qwen/Qwen2.5-0.5B", 4, "1, 2"),
+        ("meta-llama/Llama-3.1-8B", 3, "1, 2, 4, 8, 16, 32"),
+    ],
+)
+def test_tensor_parallelism_that_does_not_divide_the_models_heads_is_refused_with_what_does(refused, path, wide, good):
+    [found] = refused("", f"model.path={path}", f"rollout.tensor_parallel={wide}")
+    assert found.startswith(f"rollout.tensor_parallel ({wide}) does not divide {path}: ")
+    assert found.endswith(f" It may be {good}.")
+
+
+def test_the_heads_of_a_model_are_read_where_it_is(read, refused, model):
+    shape = {"model_type": "llama", "hidden_size": 96, "num_hidden_layers": 1, "num_attention_heads": 6}
+    shape |= {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 8}
+    [found] = refused("", model(json.dumps(shape)), "rollout.tensor_parallel=3")
+    assert found.endswith("6 attention heads, 2 of keys and values, an MLP of 96. It may be 1, 2, 6.")
+    assert read("", model(json.dumps(shape | {"model_type": "abacus"})), "rollout.tensor_parallel=3").model.path
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_damaged_model_directory_is_refused(refused, model, text):
+    [found] = refused("", model(text))
+    assert "config.json is not a JSON object" in found
+
+
+def test_gdpo_wants_the_same_reward_functions_for_every_data_set(refused):
+    found = refused("", "algorithm.advantage=gdpo", "data.train={builtin:zigzag: {reward: exact}}")
+    assert "gdpo compares the same components" in found[0]
+    assert "reward of its own" in found[0]
+
+
+def test_a_set_in_training_and_evaluation_has_one_reward_or_two_names(refused):
+    found = refused("", "eval.datasets={builtin:zigzag: {reward: exact}}")
+    assert "both have a set builtin:zigzag, with different reward functions" in found[0]

@@ -1,0 +1,88 @@
+"""Products of a compiled engine: right, and for each row the same bits whatever is beside it."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo.config as dynamo
+import torch.nn.functional as F
+
+from rlsys.packs import exact
+from workers.cpu import linear
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def compiled() -> Iterator[None]:
+    with dynamo.patch(disable=False):
+        yield
+
+
+@pytest.mark.parametrize(("width", "columns"), [(16, 1), (64, 7), (256, 512), (896, 1151), (1536, 256)])
+def test_a_row_gets_the_same_alone_among_others_and_by_two_threads(width: int, columns: int) -> None:
+    weight, bias, rows = random(columns, width), random(columns, seed=1), random(130, width, seed=2)
+    product = linear.few_rows()
+    whole = product(rows, weight, bias)
+    expected = F.linear(rows.double(), weight.double(), bias.double())
+    torch.testing.assert_close(whole.double(), expected, atol=1e-6 * width, rtol=1e-6)
+    for count in (1, 2, 3, 4, 5, 31, 32, 33, 64, 129):
+        assert torch.equal(product(rows[-count:], weight, bias), whole[-count:]), count
+    assert torch.equal(product(rows.view(10, 13, width), weight, bias), whole.view(10, 13, columns))
+    assert torch.equal(product(rows.t().contiguous().t(), weight, bias), whole)  # rows that are not one after the other
+    torch.testing.assert_close(product(rows, weight, None) + bias, whole)
+    assert product(rows[:0], weight, bias).shape == (0, columns)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        assert torch.equal(product(rows, weight, bias), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_few_rows_are_not_multiplied_far_slower_than_by_torchs_library() -> None:
+    """On any machine: with more sums than its registers hold it took six times as long. Which of the two is faster depends on the
+    machine (`tests/bench/linear.py`)."""
+    weight, rows = random(2048, 256), random(16, 256, seed=1)
+    products = {"ours": linear.few_rows(), "torch": F.linear}
+    least = dict.fromkeys(products, float("inf"))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        for _ in range(200):
+            for name, product in products.items():
+                began = time.perf_counter()
+                product(rows, weight, None)
+                least[name] = min(least[name], time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+    assert least["ours"] < 3 * least["torch"], least
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_matrix_it_is_not_made_for_is_multiplied_as_elsewhere() -> None:
+    assert linear.linear_for(random(8, 32)) is linear.few_rows()
+    for weight in (random(8, 24), random(8, 32).bfloat16(), random(32, 8).t()):
+        product, rows = linear.linear_for(weight), random(5, weight.shape[1], seed=1).to(weight.dtype)
+        assert product is linear.filled_up()
+        assert torch.equal(product(rows, weight, None), exact.linear(rows, weight))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("width", [32, 24])
+def test_a_compiler_takes_it_for_any_number_of_rows(width: int) -> None:
+    weight, bias = random(8, width), random(8, seed=1)
+    product = linear.linear_for(weight)
+    layer = torch.compile(lambda x: product(x, weight, bias).relu(), dynamic=True, fullgraph=True)
+    for count in (2, 3, 40, 300):
+        rows = random(count, width, seed=count)
+        assert torch.equal(layer(rows), product(rows, weight, bias).relu())
+
+
+def test_engines_that_are_not_compiled_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "few_rows", lambda: pytest.fail("it was compiled"))
+    with dynamo.patch(disable=True):
+        assert linear.linear_for(random(8, 32)) is exact.linear

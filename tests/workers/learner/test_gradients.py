@@ -1,0 +1,82 @@
+"""One update is the same however it is computed, as `rlsys check` measures it; and what it says where it is not."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launch.tools import check
+from rlsys.config.schema import Config
+from rlsys.tasks import zigzag as tiny_task
+from rlsys.types import Floats, Prompt
+from workers.learner.gradients import difference, staged
+from workers.supervision.waiting import Watch
+
+
+def floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float32)
+
+
+# --- how far two gradients are apart ---------------------------------------------------------------------------------------
+
+
+def test_the_difference_is_relative_to_the_whole_and_to_each_parameter() -> None:
+    reference = {"a": floats(3, 0), "b": floats(4)}
+    found = difference([("a", floats(3, 0)), ("b", floats(4.5))], reference)
+    assert found.whole == pytest.approx(0.5 / 5)
+    assert (found.worst, found.name) == (pytest.approx(0.5 / 4), "b")
+
+
+def test_a_parameter_with_hardly_a_gradient_is_compared_with_a_part_of_the_whole() -> None:
+    reference = {"weight": floats(10), "bias": floats(1e-9)}
+    found = difference([("weight", floats(10)), ("bias", floats(-1e-9))], reference)
+    assert found.worst == pytest.approx(2e-9 / 1e-2), "rounding of what is zero is no difference"
+
+
+def test_a_gradient_that_is_no_number_is_infinitely_far() -> None:
+    assert difference([("a", floats(math.nan))], {"a": floats(1)}).whole == math.inf
+
+
+def test_a_parameter_without_a_gradient_is_an_error() -> None:
+    with pytest.raises(ValueError, match="1 parameters have no gradient: b"):
+        difference([("a", floats(1))], {"a": floats(1), "b": floats(1)})
+
+
+def test_a_stage_has_the_offloading_it_can_have(tiny: Callable[..., Config]) -> None:
+    policy = replace(tiny().policy, offload_optimizer=True, offload_params=True)
+    assert [(staged(policy, s).offload_optimizer, staged(policy, s).offload_params) for s in range(4)] == [
+        (False, False),
+        (True, False),
+        (True, False),
+        (True, True),
+    ]
+
+
+# --- real ranks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trial(tiny: Callable[..., Config]) -> check.Trial:
+    config = tiny("reference.kl_coef=0.1")
+    texts = [row["prompt"] for row in tiny_task.rows("zigzag")[: check.PROMPTS]]
+    code = {symbol: i for i, symbol in enumerate(tiny_task.SYMBOLS)}
+    prompts = [Prompt(f"p{i}", "zigzag", t, [code[c] for c in t], {}) for i, t in enumerate(texts)]
+    return check.Trial(config, check.made_up(config, prompts, len(tiny_task.SYMBOLS)))
+
+
+def test_stages_ranks_and_budgets_give_one_gradient(
+    trial: check.Trial, session: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "STAGES", (0, 1, 3))
+    lines = list(check.measured(trial, session, Watch(tmp_path), model, [1, 2]))
+    assert [(line.ranks, line.stage) for line in lines[::3]] == [(n, s) for n in (1, 2) for s in (0, 1, 3)]
+    assert [line.budget for line in lines[:3]] == check.budgets(trial.inputs, 4096)
+    for line in lines:
+        assert line.good("float32", lines[0].loss), line
+    assert max(line.whole for line in lines) < 1e-5
+    assert max(line.whole for line in lines) > 0, "something else was computed"
+    assert abs(lines[0].loss) > 1e-4, "and it is not nothing"

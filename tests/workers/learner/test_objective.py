@@ -1,0 +1,170 @@
+"""What the policy minimises, by hand: two sequences of two tokens and one."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rlsys.config.schema import Config
+from rlsys.packs.packing import filler
+from rlsys.types import Columns, Floats, Ints, Pack
+from workers.learner.objective import Objective
+
+
+def floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float32)
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, dtype=np.int32)
+
+
+LOGPROBS = floats(-1.0, -2.0, -0.5)
+PACK = Pack(
+    tokens=ints(1, 2, 3, 4),
+    lengths=[2, 2],
+    after=[-1, -1],
+    targets=ints(2, 3, 4),
+    samples=[0, 1],
+    counts=[2, 1],
+    first=[0, 3],
+    rest=[1, 4],
+    rollout=LOGPROBS,
+    weights=floats(0.5, 0.25, 0.25),
+    columns=Columns(advantages=floats(1, 1, -2), old=LOGPROBS),
+)
+
+
+def objective(config: Config, kl_coef: float = 0.0) -> Objective:
+    made = Objective(config, "cpu")
+    made.begin(kl_coef)
+    return made
+
+
+def answer() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(LOGPROBS, requires_grad=True), torch.tensor([0.1, 0.2, 0.3], requires_grad=True)
+
+
+def with_columns(**columns: Floats) -> Pack:
+    return replace(PACK, columns=replace(PACK.columns, **columns))
+
+
+def test_on_policy_it_is_the_weighted_sum_of_the_policy_gradient(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny())
+    logprobs, entropy = answer()
+    total = made(PACK, (logprobs, entropy))
+    total.backward()  # type: ignore[no-untyped-call]
+    assert total.item() == pytest.approx(-0.5 - 0.25 + 0.5)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-0.5, -0.25, 0.5])
+    assert entropy.grad is None
+    assert made.end()["loss"] == pytest.approx(-0.25)
+    assert made.end()["entropy"] == pytest.approx(0.6)
+    assert [made.end()[name] for name in ("tokens", "kl", "mismatch", "clip_low", "clip_high")] == [3, 0, 0, 0, 0]
+    assert "correction" not in made.end()
+
+
+def test_without_old_log_probs_the_policy_is_its_own_anchor(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny())
+    own = replace(PACK, columns=Columns(advantages=PACK.columns.advantages))
+    assert made(own, answer()).item() == made(PACK, answer()).item()
+
+
+def test_the_kl_term_has_the_coefficient_of_the_call(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny("algorithm.kl=k2"), kl_coef=0.5)
+    plain = made(PACK, answer()).item()
+    total = made(with_columns(ref=LOGPROBS - 1), answer()).item()
+    assert total - plain == pytest.approx(0.5 * 0.5 * 1.0), (
+        "coefficient, k2 of a log-ratio of 1, weights of one together"
+    )
+    assert made.end()["kl"] == pytest.approx(1.5)
+
+
+def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny("entropy.coef=2"))
+    logprobs, entropy = answer()
+    total = made(PACK, (logprobs, entropy))
+    total.backward()  # type: ignore[no-untyped-call]
+    assert total.item() == pytest.approx(-0.25 - 2 * (0.05 + 0.05 + 0.075))
+    assert entropy.grad is not None
+    assert entropy.grad.tolist() == pytest.approx([-1.0, -0.5, -0.5])
+
+
+def test_an_anchor_holds_its_tokens_near_their_old_log_probs(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny("algorithm.loss=reinforce"))
+    pack = with_columns(old=LOGPROBS - floats(0, 2, 2), anchor=floats(3, 3, 0))
+    logprobs, entropy = answer()
+    plain = made(with_columns(old=LOGPROBS - floats(0, 2, 2)), answer()).item()
+    total = made(pack, (logprobs, entropy))
+    assert total.item() - plain == pytest.approx(0.25 * 3 * 2), "the second token: weight, anchor, half of two squared"
+
+
+def test_a_correction_weighs_the_policy_loss_but_not_the_kl(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny("correction.method=mis", "correction.high=1.5"), kl_coef=1.0)
+    rollout = LOGPROBS - np.log(floats(0.5, 1.0, 2.0))  # ratios old / rollout
+    pack = replace(with_columns(ref=LOGPROBS - 1), rollout=rollout)
+    total = made(pack, answer()).item()
+    kl = math.exp(-1)  # k3 of a log-ratio of 1: e^-1 + 1 - 1
+    assert total == pytest.approx(-0.5 * 0.5 - 0.25 * 1.0 + 0.0 + kl, rel=1e-5)
+    assert made.end()["correction"] == pytest.approx(1.5)
+    assert made.end()["correction_squared"] == pytest.approx(1.25)
+    assert made.end()["masked"] == 1
+    assert made.end()["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_tokens_held_by_the_clip_are_counted_on_their_side(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny("algorithm.clip_low=0.1", "algorithm.clip_high=0.3"))
+    made(with_columns(old=LOGPROBS - np.log(floats(1.5, 1.2, 0.8))), answer())
+    assert (made.end()["clip_low"], made.end()["clip_high"]) == (1, 1)
+
+
+def test_a_loss_of_the_users_own_gets_the_options_it_names(
+    tiny: Callable[..., Config], tmp_path: "pytest.TempPathFactory"
+) -> None:
+    file = f"{tmp_path}/mine.py"
+    with open(file, "w") as out:
+        out.write(
+            "def mine(logprobs, old, advantages, sequences, *, clip_high): return clip_high * advantages * logprobs\n"
+        )
+    made = objective(tiny(f"algorithm.loss={file}:mine", "algorithm.clip_high=3"))
+    assert made(PACK, answer()).item() == pytest.approx(3 * (-0.5 - 0.5 + 0.25))
+    assert made.end()["clip_high"] == 0
+
+
+def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Config]) -> None:
+    made = objective(tiny("correction.method=tis", "entropy.coef=1"), kl_coef=1.0)
+    nothing = torch.zeros(0, requires_grad=True)
+    none = floats()
+    total = made(filler(Columns(advantages=none, old=none, ref=none, anchor=none)), (nothing, nothing))
+    total.backward()  # type: ignore[no-untyped-call]
+    assert total.item() == 0
+    assert set(made.end().values()) == {0.0}
+
+
+def culprit_of(config: Config, *packs: Pack) -> float:
+    made = objective(config, kl_coef=1.0)
+    for pack in packs:
+        made(pack, answer()).backward()  # type: ignore[no-untyped-call]
+    return made.culprit.sample()
+
+
+def test_the_first_sample_that_is_no_number_is_found(tiny: Callable[..., Config]) -> None:
+    good, bad = floats(1, 1, 1), floats(1, math.nan, math.inf)
+    assert culprit_of(tiny(), PACK, with_columns(advantages=good)) == math.inf
+    elsewhere = replace(with_columns(advantages=bad), samples=[7, 4])
+    assert culprit_of(tiny(), elsewhere) == 4, "both are bad; the first in the batch, wherever it is packed"
+    assert culprit_of(tiny(), replace(elsewhere, samples=[3, 9]), elsewhere, PACK) == 3
+
+
+def test_a_loss_of_no_gradient_can_be_infinite_and_a_finite_loss_can_be_too_steep(tiny: Callable[..., Config]) -> None:
+    assert culprit_of(tiny(), with_columns(ref=floats(-1, -2, -math.inf))) == 1
+    steep = with_columns(advantages=floats(-3e38, 1, 1), old=LOGPROBS)
+    assert culprit_of(tiny("algorithm.loss=reinforce"), replace(steep, weights=floats(1, 1, 1))) == math.inf
+    made = objective(tiny())
+    logprobs, entropy = answer()
+    total = made(PACK, (logprobs, entropy))
+    (total + (logprobs[2] * 0).sqrt()).backward()
+    assert made.culprit.sample() == 1, "the square root is 0, its slope is infinite"

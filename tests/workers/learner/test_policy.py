@@ -1,0 +1,151 @@
+"""The policy on real DeepSpeed: one update is the same however it is cut up."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlsys.config.schema import Config
+from rlsys.packs.packing import pack, token_weights, unpack
+from rlsys.runs.errors import WorkerFailed
+from rlsys.types import Batch, Columns, Floats, Prompt, Sample
+from workers.learner.policy import PolicyGroup
+from workers.sync.host_memory import mapped, view
+
+STEPS = 5
+LR = 2e-4
+KL_COEF = 0.1
+
+
+def ragged_batch(seed: int = 0) -> Batch:
+    """Four prompts, four samples each of 1 to 8 tokens, made up."""
+    rng = np.random.default_rng(seed)
+    prompts = [Prompt(f"p{g}", "made", "", rng.integers(2, 13, 7).tolist(), {}) for g in range(4)]
+    samples = [
+        Sample(f"p{g}", i, "", rng.integers(1, 13, n).astype(np.int32), -rng.random(n).astype(np.float32), "stop", 1)
+        for g in range(4)
+        for i in range(4)
+        for n in [int(rng.integers(1, 9))]
+    ]
+    rewards = rng.random(16).astype(np.float32)
+    return Batch(prompts, samples, np.repeat(np.arange(4), 4), rewards, [{}] * 16)
+
+
+def mean_of_tokens(batch: Batch, members: list[int]) -> Floats:
+    return token_weights(torch.from_numpy(batch.lengths[members]), "token_mean").numpy()
+
+
+def train(
+    group: PolicyGroup, tokens_per_pack: int, steps: int = STEPS, first: int = 0, updates: int = 1000
+) -> list[dict[str, float]]:
+    """Updates on made-up batches: two mini-batches each, old and reference log-probs scored before."""
+    found = []
+    for step in range(first, first + steps):
+        batch = ragged_batch(step)
+        everything = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
+        old = unpack(everything, group.score(everything), 16)
+        advantages = np.repeat(batch.rewards - batch.rewards.mean(), batch.lengths)
+        columns = Columns(advantages=advantages, old=old, ref=old)
+        for members in (range(8), range(8, 16)):
+            packs = pack(
+                batch,
+                list(members),
+                ranks=group.ranks,
+                tokens_per_pack=tokens_per_pack,
+                columns=columns,
+                weights=mean_of_tokens(batch, list(members)),
+            )
+            found.append(group.update(packs, LR, KL_COEF))
+            if len(found) == updates:
+                return found
+    return found
+
+
+def weights(group: PolicyGroup) -> torch.Tensor:
+    """All parameters as the engines would get them."""
+    invitation = group.all.all("invite")[0]
+    group.all.all("connect", invitation)
+    for part in range(invitation["parts"]):
+        group.all.all("send", part)
+    group.all.all("prints")
+    memory = mapped(invitation["path"])
+    return torch.cat(
+        [view(memory, d, s, o).flatten().clone() for bucket in invitation["buckets"] for _, d, s, o in bucket]
+    )
+
+
+REFERENCE: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "tokens_per_pack", "more"),
+    [
+        (0, 1, 4096, {}),
+        (0, 2, 64, {}),
+        (1, 2, 40, {}),
+        (2, 1, 64, {"compile": True}),
+        (2, 2, 4096, {}),
+        (3, 2, 64, {}),
+        (3, 2, 4096, {"gradient_checkpointing": True, "offload_optimizer": True, "logprob_chunk": 5}),
+    ],
+    ids=lambda value: str(value),
+)
+def test_one_update_is_the_same_whatever_stage_ranks_and_budget(
+    policy: Callable[..., PolicyGroup],
+    tiny: Callable[..., Config],
+    changed: Callable[..., Config],
+    stage: int,
+    ranks: int,
+    tokens_per_pack: int,
+    more: dict[str, Any],
+) -> None:
+    group = policy(changed(tiny(), "policy", zero_stage=stage, ranks=ranks, **more))
+    before = weights(group)
+    found = train(group, tokens_per_pack, updates=1)
+    once = weights(group)
+    found += train(group, tokens_per_pack, first=1)
+    after = weights(group)
+    REFERENCE.setdefault("found", found)
+    REFERENCE.setdefault("once", once)
+    REFERENCE.setdefault("after", after)
+    for mine, theirs in zip(found, REFERENCE["found"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+    assert found[0] == pytest.approx(REFERENCE["found"][0], abs=1e-5, rel=1e-5)
+    assert (once - REFERENCE["once"]).abs().max() < 1e-5
+    assert (after - REFERENCE["after"]).abs().max() < 1e-4  # AdamW makes rounding of a tiny gradient visible
+    assert (after - before).abs().max() > 5e-4, "nothing was learned, so nothing was compared"
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_holds_a_model_that_transformers_reads(
+    policy: Callable[..., PolicyGroup],
+    tiny: Callable[..., Config],
+    changed: Callable[..., Config],
+    tmp_path: Path,
+    stage: int,
+) -> None:
+    group = policy(changed(tiny(), "policy", zero_stage=stage))
+    train(group, 4096, steps=1)
+    saved = weights(group)
+    group.save(str(tmp_path / "checkpoint"))
+    group.saved(wait=True)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "model")
+    assert torch.equal(torch.cat([p.detach().flatten() for p in exported.parameters()]), saved)
+    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint" / "model").decode([3, 4])
+
+
+def test_weights_that_are_not_finite_never_leave_the_policy(
+    policy: Callable[..., PolicyGroup], tiny: Callable[..., Config], changed: Callable[..., Config]
+) -> None:
+    group = policy(changed(tiny(), "policy", ranks=1, clip_grad=0.0))
+    batch = ragged_batch()
+    columns = Columns(advantages=np.ones(batch.lengths.sum(), dtype=np.float32))
+    weights = mean_of_tokens(batch, list(range(16)))
+    group.update(pack(batch, range(16), ranks=1, tokens_per_pack=4096, columns=columns, weights=weights), math.inf, 0.0)
+    with pytest.raises(WorkerFailed, match="not finite"):
+        group.sync(1)

@@ -1,0 +1,250 @@
+"""Every cause of disagreement, made by transformers itself, is named by its figures."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
+from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from rlsys.config.schema import Config
+from rlsys.interfaces import STEP_0, ModelFacts, Variant
+from rlsys.numerics.agreement import Agreement
+from rlsys.numerics.diagnosis import Diagnosis, diagnose
+from rlsys.packs.attention import NAME, packed_attention
+from rlsys.packs.packing import pack, unpack
+from rlsys.types import Batch, Floats, Pack, Prompt, Sample
+from workers.learner.model import load_packed
+from workers.learner.variants import model_facts, rescored
+
+Prompts = list[list[int]]
+
+
+class Alone:
+    """A policy of one rank in this process, without DeepSpeed."""
+
+    ranks = 1
+
+    def __init__(self, config: Config, model: str):
+        self.packed, self.model = load_packed(config, model).eval(), model
+
+    def scored(self, packs: list[Pack]) -> list[Any]:
+        with torch.no_grad():
+            return [self.packed(p) for p in packs]
+
+    def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        return [[logprobs.numpy() for logprobs, _ in self.scored(packs[0])]]
+
+    def rescored(self, packs: list[list[Pack]], variant: Variant) -> list[list[Floats]]:
+        if variant.weights == STEP_0:
+            variant = dataclasses.replace(variant, weights=self.model)
+        return [rescored(self.scored, self.packed.lm, packs[0], variant)]
+
+    def facts(self, texts: list[str]) -> ModelFacts:
+        return model_facts(self.model, texts)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Matrices this small are slowest where other processes use the same cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def batch(model: str) -> Batch:
+    """Twelve prompts of four to seven tokens; their completions are sampled from the model."""
+    tokenizer, lm = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
+    texts = ["3185>", "70416>", "864152>"] * 4
+    torch.manual_seed(0)
+    prompts, samples = [], []
+    for i, text in enumerate(texts):
+        ids = tokenizer(text)["input_ids"]
+        out = lm.generate(torch.tensor([ids]), do_sample=True, max_new_tokens=10, top_k=0)[0, len(ids) :].tolist()
+        prompts.append(Prompt(f"p{i}", "made", text, ids, {}))
+        decoded = tokenizer.decode(out, skip_special_tokens=True)
+        tokens = np.array(out, dtype=np.int32)
+        samples.append(Sample(f"p{i}", 0, decoded, tokens, np.zeros(len(out), np.float32), "stop", 0))
+    return Batch(prompts, samples, np.arange(12), np.zeros(12, np.float32), [{}] * 12)
+
+
+def by_transformers(
+    lm: Any,
+    batch: Batch,
+    *,
+    prompts: Prompts | None = None,
+    warpers: list[Any] | None = None,
+    positions: Callable[[int, int], torch.Tensor] | None = None,
+) -> Floats:
+    """Log-probs [T] of the batch's completions, one unpacked sequence at a time. `positions(prompt, all)`"""
+    found = []
+    for prompt, sample in zip(prompts or [p.tokens for p in batch.prompts], batch.samples, strict=True):
+        ids, n = torch.tensor([[*prompt, *sample.tokens.tolist()]]), len(prompt)
+        places = {} if positions is None else {"position_ids": positions(n, ids.shape[1])[None]}
+        with torch.no_grad():
+            logits = lm(ids, **places).logits[0, n - 1 : -1].float()
+        logits = LogitsProcessorList(warpers or [])(ids, logits)
+        found.append(logits.log_softmax(-1).gather(-1, ids[0, n:, None])[:, 0].numpy())
+    return np.concatenate(found)
+
+
+def found_with(batch: Batch, logprobs: Floats, policy: Alone) -> Agreement:
+    """What is measured where these are the engine's log-probs."""
+    samples = [dataclasses.replace(s, logprobs=p) for s, p in zip(batch.samples, batch.split(logprobs), strict=True)]
+    batch = dataclasses.replace(batch, samples=samples)
+    packs = pack(batch, range(12), ranks=1, tokens_per_pack=64)
+    return Agreement(batch, unpack(packs, policy.score(packs), 12), 1e-3)
+
+
+@pytest.fixture(scope="module")
+def lm(model: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model).eval()
+
+
+@pytest.fixture
+def diagnosed(batch: Batch, tiny: Callable[..., Config], model: str) -> Callable[..., Diagnosis]:
+    def run(
+        logprobs: Floats, *overrides: str, weights: dict[str, str] | None = None, batch: Batch = batch
+    ) -> Diagnosis:
+        config = tiny("policy.tokens_per_pack=64", *overrides)
+        policy = Alone(config, model)
+        before = {name: p.detach().clone() for name, p in policy.packed.lm.named_parameters()}
+        found = found_with(batch, logprobs, policy)
+        diagnosis = diagnose(found, policy, config, weights or {})
+        assert all(torch.equal(p, before[name]) for name, p in policy.packed.lm.named_parameters()), "nothing was left"
+        assert found_with(batch, logprobs, policy).mean == found.mean, "behind"
+        return diagnosis
+
+    return run
+
+
+def test_a_policy_that_agrees_is_fine(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
+    diagnosis = diagnosed(by_transformers(lm, batch))
+    assert diagnosis.found.fine
+    assert diagnosis.found.mean < 1e-6
+    assert diagnosis.best is None
+    assert not any("BOS" in said or "encoded again" in said for said in diagnosis.remarks)
+
+
+@pytest.mark.parametrize(
+    ("warpers", "override", "said"),
+    [
+        ([TemperatureLogitsWarper(0.7)], "rollout.temperature=1", "temperature: the engine seems to sample at 0.7, the trainer divides by 1"),
+        ([TemperatureLogitsWarper(1.37)], "rollout.temperature=0.7", "temperature: the engine seems to sample at 1.37, the trainer divides by 0.7"),
+        ([], "rollout.temperature=0.7", "temperature: the engine's log-probs seem to be from before temperature, the trainer divides by 0.7"),
+        ([TopPLogitsWarper(0.9)], "rollout.temperature=1", "top-p: the engine seems to sample with top_p 0.9, the trainer takes"),
+        ([TemperatureLogitsWarper(1.5), TopPLogitsWarper(0.95)], "rollout.temperature=1.5", "top-p: the engine seems to sample with top_p 0.95"),
+        ([TopKLogitsWarper(5)], "rollout.temperature=1", "top-k: the engine seems to sample with top_k 5"),
+    ],
+    ids=["temperature", "another temperature", "raw", "top-p", "top-p when warm", "top-k"],
+)  # fmt: skip
+def test_what_the_engine_does_to_logits_is_named(
+    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, warpers: list[Any], override: str, said: str
+) -> None:
+    logprobs = by_transformers(lm, batch, warpers=warpers)
+    # What a truncated engine would not have sampled is left as the truncation has it not.
+    there = np.isfinite(logprobs)
+    plain = by_transformers(lm, batch, warpers=warpers[:-1])
+    diagnosis = diagnosed(np.where(there, logprobs, plain), override)
+    assert str(diagnosis).startswith(said)
+    assert not diagnosis.found.fine
+
+
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        (lambda n, all_: torch.cat([torch.arange(n), torch.arange(7, 7 + all_ - n)]), "padding: positions of completions"),
+        ("seen", "padding: the padding in front of a prompt seems to be seen"),
+    ],
+    ids=["right", "seen"],
+)  # fmt: skip
+def test_padding_is_named(
+    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, positions: Any, said: str
+) -> None:
+    if positions == "seen":
+        logprobs = by_transformers(lm, batch, prompts=[[0] * (7 - len(p.tokens)) + p.tokens for p in batch.prompts])
+    else:
+        logprobs = by_transformers(lm, batch, positions=positions)
+    diagnosis = diagnosed(logprobs)
+    assert str(diagnosis).startswith(said)
+    assert diagnosis.best is not None
+    assert diagnosis.best.mean < 1e-5
+
+
+def test_a_token_in_front_is_the_tokenizers(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
+    logprobs = by_transformers(lm, batch, prompts=[p.tokens[1:] for p in batch.prompts])
+    fewer = dataclasses.replace(batch, prompts=[dataclasses.replace(p, text=p.text[1:]) for p in batch.prompts])
+    diagnosis = diagnosed(logprobs, batch=fewer)
+    assert str(diagnosis).startswith("tokenizer: the engine seems to have seen the prompt without the tokens in front")
+
+
+def test_an_engine_in_bfloat16_is_named(diagnosed: Callable[..., Diagnosis], model: str, batch: Batch) -> None:
+    half = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    diagnosis = diagnosed(by_transformers(half, batch), "rollout.dtype=bfloat16")
+    assert str(diagnosis).startswith("dtype: ")
+
+
+def test_a_policy_in_bfloat16_is_named(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
+    sent = copy.deepcopy(lm).bfloat16().float()  # such a policy's weights, in an engine of float32
+    diagnosis = diagnosed(by_transformers(sent, batch), "policy.dtype=bfloat16")
+    assert str(diagnosis).startswith("dtype: the engine computes in float32, the trainer in bfloat16")
+
+
+def test_older_weights_are_named_by_where_they_lie(
+    diagnosed: Callable[..., Diagnosis], batch: Batch, model: str, tmp_path: Path
+) -> None:
+    old = AutoModelForCausalLM.from_pretrained(model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in old.parameters():
+            p += 0.01 * torch.randn_like(p)
+    old.save_pretrained(tmp_path / "old")
+    known = {"the checkpoint of step 40": str(tmp_path / "old")}
+    diagnosis = diagnosed(by_transformers(old, batch), weights=known)
+    assert str(diagnosis).startswith("stale weights: the engine seems to have the weights of the checkpoint of step 40")
+
+
+@pytest.fixture
+def broken_kernel() -> Iterator[None]:
+    def wrong(*arguments: Any, scaling: float = 1.0, **keywords: Any) -> Any:
+        return packed_attention(*arguments, scaling=scaling * 1.5, **keywords)
+
+    AttentionInterface.register(NAME, wrong)
+    yield
+    AttentionInterface.register(NAME, packed_attention)
+
+
+@pytest.mark.usefixtures("broken_kernel")
+def test_an_attention_kernel_that_computes_otherwise_is_named(
+    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch
+) -> None:
+    diagnosis = diagnosed(by_transformers(lm, batch))
+    assert str(diagnosis).startswith("attention kernel: ")
+
+
+def test_compiled_layers_that_compute_otherwise_are_named(
+    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(graph: Any, _: Any) -> Callable[..., list[Any]]:
+        return lambda *inputs: [x * 1.01 if torch.is_tensor(x) else x for x in graph(*inputs)]
+
+    right = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: right(module, backend=wrong, **how))
+    diagnosis = diagnosed(by_transformers(lm, batch), "policy.compile=true")
+    assert str(diagnosis).startswith("compiled layers: ")
+    assert diagnosis.best is not None
+    assert diagnosis.best.mean < 1e-5
+
+
+def test_what_nothing_explains_is_said_so(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
+    noise = np.random.default_rng(0).normal(0, 1, int(batch.lengths.sum())).astype(np.float32)
+    diagnosis = diagnosed(by_transformers(lm, batch) + noise)
+    assert diagnosis.best is None
+    assert str(diagnosis).startswith("nothing that is known explains it: the nearest is ")

@@ -1,0 +1,101 @@
+"""Real engines and a real policy agree to rounding; and each way in which they come apart is found on them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from rlsys.config.schema import Config
+from rlsys.interfaces import STEP_0, Sampling, Variant
+from rlsys.numerics.agreement import Agreement, measure
+from rlsys.numerics.diagnosis import diagnose
+from rlsys.packs.packing import pack
+from rlsys.tasks import zigzag as tiny_task
+from rlsys.types import Columns, Prompt
+from workers.learner.policy import PolicyGroup
+from workers.rollout.rollout import RolloutGroup
+
+Changed = Callable[..., Config]
+
+
+def test_each_cause_is_found_on_real_engines(
+    ray: Any,
+    engines: Callable[..., RolloutGroup],
+    policy: Callable[..., PolicyGroup],
+    tiny: Changed,
+    changed: Changed,
+    model: str,
+) -> None:
+    config = tiny("rollout.engines=1", "policy.zero_stage=3")
+    half = changed(config, "rollout", dtype="bfloat16")
+    rollout = engines("rollout.engines=1", transport="object_store")
+    coarse = engines("rollout.engines=1", "rollout.dtype=bfloat16")
+    policy(half, coarse).sync(0)
+    policy = policy(config, rollout, "object_store")
+    policy.sync(0)
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = [row["prompt"] for row in tiny_task.rows("zigzag")[:12]]
+    prompts = [Prompt(f"p{i}", "zigzag", t, tokenizer.encode(t), {}) for i, t in enumerate(texts)]
+
+    def measured(config: Config = config, rollout: RolloutGroup = rollout) -> Agreement:
+        return measure(rollout, policy, prompts, config)
+
+    def cause(found: Agreement, config: Config = config) -> str:
+        assert found.mean > 1e-3
+        return str(diagnose(found, policy, config, {}))
+
+    # Nothing is wrong.
+    found = measured()
+    assert found.fine
+    assert found.mean <= 1e-6
+    assert found.largest <= 1e-4
+    assert found.tokens > 60
+    assert diagnose(found, policy, config, {}).best is None
+    again = measured()
+    assert np.array_equal(again.policy, found.policy), "what was tried has left nothing behind"
+    assert [s.tokens.tolist() for s in again.batch.samples] == [s.tokens.tolist() for s in found.batch.samples]
+
+    # The engine is asked for another temperature than the policy divides by.
+    warm = measured(changed(config, "rollout", temperature=0.7))
+    assert cause(warm).startswith("temperature: the engine seems to sample at 0.7, the trainer divides by 1 (gap ")
+
+    # The engine computes in bfloat16.
+    found = measured(half, coarse)
+    assert found.fine, "within what bfloat16 may have"
+    assert cause(found, half).startswith("dtype: ")
+
+    # The policy learns, and the engines are not told.
+    batch = again.batch
+    tokens = int(batch.lengths.sum())
+    columns = Columns(advantages=-np.ones(tokens, dtype=np.float32))
+    weights = np.full(tokens, 1 / tokens, dtype=np.float32)
+    packs = pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights)
+    policy.update(packs, 1e-2, 0.0)
+    stale = measured()
+    assert not stale.fine
+    assert cause(stale).startswith("stale weights: the engine seems to have the weights of step 0 (gap ")
+    policy.rescored(packs, Variant((Sampling(1.0),), weights=STEP_0))
+    assert np.array_equal(measured().policy, stale.policy), "and what was learned is there again, bit for bit"
+    policy.sync(1)
+    assert measured().fine
+
+    # The engine samples from the nucleus.
+    def cut(worker: Any, top_p: float) -> None:
+        from workers.rollout import engines
+
+        whole = engines.sampling
+
+        def sampling(*arguments: Any) -> Any:
+            found = whole(*arguments)
+            found.top_p = top_p
+            return found
+
+        engines.sampling = sampling
+
+    [engine] = rollout.crew.actors.values()
+    ray.get(engine.__ray_call__.remote(cut, 0.9))
+    assert cause(measured()).startswith("top-p: the engine seems to sample with top_p 0.9, the trainer takes")
+    ray.get(engine.__ray_call__.remote(cut, 1.0))
+    assert measured().fine

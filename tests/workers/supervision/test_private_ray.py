@@ -1,0 +1,250 @@
+"""The private Ray: who can reach it, and who can use it."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.local_ray import (
+    abandoned,
+    address_for_commands,
+    held,
+    hold,
+    keep_token_private,
+    remove_leftovers,
+    slowness_is_a_loss,
+)
+from rlsys.runs.errors import WorkerLost
+
+STRANGER = """
+import sys
+import tempfile
+import time
+from ray._raylet import GcsClient
+print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
+"""
+CALLS = """
+import sys, grpc
+from concurrent.futures import ThreadPoolExecutor
+
+METHODS = (
+    "NodeManagerService/RequestWorkerLease", "ObjectManagerService/Pull", "CoreWorkerService/PushTask",
+    "InternalKVGcsService/InternalKVKeys", "JobInfoGcsService/GetAllJobInfo", "ReporterService/GetTraceback",
+)
+
+def call(port, method):
+    try:
+        grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(f"/ray.rpc.{method}")(b"", timeout=5)
+        return f"ANSWERED {port} {method}"
+    except grpc.RpcError as error:
+        return f"{error.code().name} {port} {method}"
+
+calls = [(port, method) for port in sys.argv[1:] for method in METHODS]
+print(*ThreadPoolExecutor(128).map(call, *zip(*calls)), sep="\\n")  # some ports speak another language, and say nothing at all
+"""
+
+
+def listening() -> dict[str, str]:
+    """Addresses that this process and its descendants listen on, with the names of their owners."""
+    me = psutil.Process()
+    return {
+        f"{c.laddr.ip}:{c.laddr.port}": p.name()
+        for p in [me, *me.children(recursive=True)]
+        for c in p.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN or (c.type == 2 and not c.raddr)
+    }
+
+
+@pytest.fixture(scope="module")
+def used(ray) -> dict[str, str]:
+    """What listens while an actor lives."""
+
+    @ray.remote
+    class Actor:
+        def where(self) -> str:
+            return str(ray.util.get_node_ip_address())
+
+    actor = Actor.remote()
+    assert ray.get(actor.where.remote()) == "127.0.0.1"
+    found = listening()
+    ray.kill(actor)
+    return found
+
+
+@pytest.fixture
+def stranger(tmp_path) -> dict[str, str]:
+    """The environment of somebody without the token."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
+
+
+def test_a_private_ray_listens_on_loopback_only(used):
+    assert {"gcs_server", "raylet"} <= set(used.values())
+    assert [place for place in used if not place.removeprefix("::ffff:").startswith("127.")] == []
+
+
+def test_ray_without_its_token_answers_nobody(ray, stranger):
+    gcs = ray.get_runtime_context().gcs_address
+    for token in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        found = subprocess.run(
+            [sys.executable, "-c", STRANGER, gcs], env=stranger | token, capture_output=True, text=True, timeout=60
+        )
+        assert found.returncode != 0
+        assert "uthenticat" in found.stderr
+
+
+def test_no_process_of_ray_obeys_a_caller_without_the_token(used, stranger):
+    ports = [place.rpartition(":")[2] for place in used]
+    said = subprocess.run(
+        [sys.executable, "-c", CALLS, *ports], env=stranger, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    assert "ANSWERED" not in said
+    refused = {line.split()[2] for line in said.splitlines() if line.startswith("UNAUTHENTICATED")}
+    assert len(refused) == 6, said
+
+
+@pytest.mark.parametrize("path", ["/api/jobs/", "/api/v0/actors", "/nodes?view=summary", "/logs/"])
+def test_dashboard_and_jobs_demand_the_token(ray, path):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(address_for_commands(ray) + path, timeout=10)
+    assert refused.value.code == 401
+
+
+def test_who_has_the_token_lists_the_actors(ray):
+    command = [str(Path(sys.executable).parent / "ray"), "list", "actors", "--address", address_for_commands(ray)]
+    found = subprocess.run(
+        command, env=os.environ | {"RAY_AUTH_MODE": "token"}, capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_only_its_user_may_enter_the_folder_of_a_private_ray(ray):
+    folder = Path(os.environ["TMPDIR"]).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    sockets = [p for p in folder.rglob("*") if p.is_socket()]
+    assert any(p.name == "raylet" for p in sockets)
+    assert max(len(str(p)) for p in sockets) <= 107
+
+
+def test_a_driver_holds_the_folder_of_its_private_ray(ray):
+    assert held(Path(os.environ["TMPDIR"]).parent)
+
+
+def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".ray" / "auth_token"
+    keep_token_private()
+    token = file.read_text()
+    assert len(token) == 64
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)  # as Ray writes it
+    keep_token_private()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() == token
+    assert [p.name for p in file.parent.iterdir()] == ["auth_token"]
+
+
+def test_a_ray_that_does_not_come_up_in_time_is_tried_again_and_one_that_is_asked_for_nonsense_is_not():
+    with pytest.raises(WorkerLost, match="Ray did not come up: the node timed out"), slowness_is_a_loss():
+        raise Exception("the node timed out")  # as Ray does
+    with pytest.raises(ValueError, match="no such port"), slowness_is_a_loss():
+        raise ValueError("no such port")
+
+
+LOSES = """
+import sys, time
+from pathlib import Path
+import psutil
+from launch.local_ray import ray_session
+from rlsys.checks import load_checked
+from rlsys.runs.errors import WorkerLost
+from rlsys.runs.stopping import Stop
+
+with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
+    stop = Stop()
+    with session.looked_after(stop):
+        time.sleep(1.5)
+        stop.check()
+        [victim] = [p for p in psutil.Process().children(recursive=True) if sys.argv[2] in " ".join(p.cmdline())]
+        victim.kill()
+        print("killed", flush=True)
+        for _ in range(100):
+            time.sleep(0.1)
+            try:
+                stop.check()
+            except WorkerLost as why:
+                print(why, flush=True)
+                break
+"""
+
+
+@pytest.mark.parametrize("victim", ["ray::DashboardAgent", "gcs_server"])
+def test_whoever_waits_is_told_when_ray_has_lost_a_process_that_it_needs(tmp_path: Path, victim: str) -> None:
+    command = [sys.executable, "-c", LOSES, str(tmp_path), victim]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said, *more = ended.stdout.splitlines()
+    assert said == "killed", ended.stdout + ended.stderr
+    if ended.returncode == 0:  # else Ray itself has ended the process by then
+        assert more in (["Ray's raylet has ended"], ["Ray's gcs_server has ended"])
+    assert "Traceback" not in ended.stderr
+
+
+LATE = """
+import sys
+import tempfile
+import time
+from pathlib import Path
+from launch.cluster import started  # imports what a run does, Ray too
+from launch.local_ray import ray_session
+from rlsys.checks import load_checked
+
+with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
+    thing = session.ray.put(1)
+try:
+    session.ray.wait([thing])
+except Exception as error:
+    print(type(error).__name__, session.ray.is_initialized())
+"""
+
+
+def test_a_late_call_starts_no_other_ray(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LATE, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.split()[-1] == "False", ended.stdout + ended.stderr
+
+
+def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    while psutil.Process(dead.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked about it yet
+        time.sleep(0.01)
+    folders = [tmp_path / f"rlsys-{pid}-abc" for pid in (dead.pid, os.getpid())]
+    for folder in folders:
+        folder.mkdir()
+    remove_leftovers()
+    assert [folder.exists() for folder in folders] == [False, True]
+    dead.wait()
+
+
+def test_a_driver_that_cannot_be_seen_is_known_to_live_by_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    folder = tmp_path / f"rlsys-{dead.pid}-abc"
+    folder.mkdir()
+    with hold(folder):
+        assert abandoned() == []
+        remove_leftovers()
+        assert folder.exists()
+    assert abandoned() == [folder]
+    remove_leftovers()
+    assert not folder.exists()

@@ -1,0 +1,112 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.sync.fingerprint import MODULUS, of_bits, of_bytes, of_parts, of_places, parts
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def weights(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4, 6, generator=generator).to(dtype), torch.randn(6, generator=generator).to(dtype)]
+
+
+def by_place(tensor):
+    return of_places(tensor, tensor.shape)
+
+
+def alone(tensor):
+    return of_bits([tensor])
+
+
+EACH = pytest.mark.parametrize("fingerprint", [of_bytes, by_place, alone])
+
+
+@EACH
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_weights_have_equal_fingerprints(fingerprint, dtype):
+    for w in weights(dtype):
+        assert fingerprint(w) == fingerprint(w.clone())
+        assert 0 < fingerprint(w) < MODULUS
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(st.integers(0, 15), st.integers(0, 5), st.integers(0, 3))
+def test_a_flipped_bit_changes_the_fingerprint(fingerprint, dtype, bit, column, row):
+    a, _ = weights(dtype)
+    expected = fingerprint(a)
+    bits = a.view(torch.int32 if dtype is torch.float32 else torch.int16)
+    bits[row, column] ^= 1 << bit if bit < 15 else -(1 << 15)
+    assert fingerprint(a) != expected
+
+
+@EACH
+def test_two_changes_that_cancel_each_other_change_the_fingerprint(fingerprint):
+    a, _ = weights()
+    expected = fingerprint(a)
+    a.view(torch.int32)[0, 0] += 1
+    a.view(torch.int32)[3, 5] -= 1
+    assert fingerprint(a) != expected
+    assert fingerprint(torch.tensor([1.0, -1.0])) != fingerprint(torch.tensor([2.0, -2.0]))
+
+
+@EACH
+def test_the_same_numbers_in_another_precision_are_other_weights(fingerprint):
+    a, _ = weights(torch.bfloat16)
+    assert fingerprint(a.float()) != fingerprint(a)
+
+
+@pytest.mark.parametrize("fingerprint", [of_bytes, by_place])
+def test_elements_that_changed_places_are_other_weights(fingerprint):
+    a, _ = weights()
+    assert fingerprint(a.flip(0)) != fingerprint(a)
+    assert fingerprint(a.flip(1)) != fingerprint(a)
+    assert fingerprint(a.t()) != fingerprint(a)
+
+
+@EACH
+def test_rows_of_a_fused_matrix_are_as_the_matrix_they_came_from(fingerprint):
+    a, _ = weights()
+    fused = torch.cat([torch.ones(3, 6), a, torch.ones(2, 6)])
+    assert fingerprint(fused.narrow(0, 3, 4)) == fingerprint(a)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shares_by_place_add_up_to_the_whole(dtype):
+    a, b = weights(dtype)
+    rows = of_places(a[:1], a.shape) + of_places(a[1:], a.shape, (1, 0))
+    columns = of_places(a[:, :4], a.shape) + of_places(a[:, 4:], a.shape, (0, 4))
+    assert rows % MODULUS == columns % MODULUS == of_places(a, a.shape)
+    assert of_places(a[:0], a.shape, (len(a), 0)) == 0, "a device may have nothing of a small vocabulary"
+    assert (of_places(b[:3], b.shape) + of_places(b[3:], b.shape, (3, 0))) % MODULUS == of_places(b, b.shape)
+
+
+def test_bits_alone_do_not_depend_on_grouping_or_padding():
+    a, b = weights()
+    expected = of_bits([a, b])
+    assert of_bits([torch.cat([a.flatten(), b])]) == expected
+    assert of_bits([b, a.t()]) == expected
+    assert (of_bits([a]) + of_bits([b])) % MODULUS == expected
+    assert of_bits([torch.cat([a, torch.zeros(3, 6)]), b, torch.zeros(0)]) == expected
+    assert of_bits([]) == 0
+
+
+def test_bytes_are_the_same_read_whole_or_in_parts_but_not_in_another_order(monkeypatch):
+    a, _ = weights()
+    monkeypatch.setattr("workers.sync.fingerprint._PART", 10)  # 24 elements: three parts
+    expected = of_bytes(a)
+    first, second, third = (of_bytes(part) for part in parts(a))
+    assert of_parts([first, second, third]) == expected
+    assert of_parts([second, first, third]) != expected
+    a.view(torch.int32)[3, 5] ^= 1
+    assert of_bytes(a) != expected
+
+
+def test_long_tensors_are_read_in_parts(monkeypatch):
+    a, b = weights()
+    expected = by_place(a), of_bits([a, b])
+    monkeypatch.setattr("workers.sync.fingerprint._CHUNK", 7)
+    assert (by_place(a), of_bits([a, b])) == expected

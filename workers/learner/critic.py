@@ -1,0 +1,124 @@
+"""The critic of PPO: DeepSpeed ranks as Ray actors that estimate what reward is still to come. There only with advantage gae."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlsys.config.schema import Config
+from rlsys.runs.timeline import of_packs, recorded
+from rlsys.types import Floats, Pack
+from workers.learner.checkpoint_writer import Saved, StateWriter, merged
+from workers.learner.gpu_memory import gives_back
+from workers.learner.ranks import Ranks
+from workers.supervision.process import free_port, settle
+from workers.supervision.waiting import Watch
+
+
+class CriticRank:
+    """One rank. Every method is called on all ranks at the same time: each holds a collective."""
+
+    def __init__(self, config: Config, rank: int, logs: str):
+        settle(f"critic-{rank}", logs)
+        self.config, self.rank = config, rank
+        from workers.learner.zero import prepare
+
+        prepare(config, config.critic.ranks)
+
+    def where(self) -> tuple[str, int]:
+        """Where the ranks meet; asked of rank 0."""
+        return ray.util.get_node_ip_address(), self.config.critic.port or free_port()
+
+    @gives_back
+    def start(self, address: str, port: int, model: str) -> None:
+        from rlsys.packs.values import PackedValues, value_loss
+        from workers.learner.model import load
+        from workers.learner.zero import ZeroEngine, join
+
+        c = self.config
+        join(c.cluster.device, self.rank, c.critic.ranks, address, port, c.run.seed)
+        self.zero = ZeroEngine(PackedValues(load(c, model, c.policy)), c.policy, c.critic.lr)
+        self.device, self.value_loss = self.zero.engine.device, value_loss
+        self.writer = StateWriter()
+
+    @recorded(of_packs)
+    @gives_back
+    def score(self, packs: list[Pack]) -> list[Floats]:
+        """Values [K] of each pack under the present weights."""
+        return [values.cpu().numpy() for values in self.zero.scored(packs)]
+
+    @recorded(of_packs)
+    @gives_back
+    def update(self, packs: list[Pack], lr: float) -> dict[str, float]:
+        import torch
+
+        from workers.learner.bad_sample import Culprit
+
+        total, culprit = 0.0, Culprit(self.device)
+
+        def loss_of(pack: Pack, values: Any) -> Any:
+            nonlocal total
+            old, returns, weights = (
+                torch.tensor(column, device=self.device)
+                for column in (pack.columns.values, pack.columns.returns, pack.weights)
+            )
+            losses = self.value_loss(values, old, returns, clip=self.config.critic.clip) * weights
+            culprit.watch(pack, values, losses)
+            loss = losses.sum()
+            total += loss.item()
+            return loss
+
+        found = self.zero.minimise(packs, loss_of, lr)
+        return {"loss": total, "culprit": culprit.sample()} | found
+
+    @recorded()
+    @gives_back
+    def save(self, folder: str) -> None:
+        """`critic/` holds the fp32 weights and Adam's state, a share of each rank."""
+        from workers.learner.zero_state import MOMENTS, WEIGHT
+
+        self.writer.wait()  # one copy of the state at a time
+        share = self.zero.state.share(self.named(), (WEIGHT, *MOMENTS))
+        self.writer.begin(Path(folder), {f"critic/{self.zero.part()}": share})
+
+    def saved(self, wait: bool) -> Saved:
+        return self.writer.saved(wait)
+
+    def load(self, folder: str) -> None:
+        from workers.learner.tensor_files import TensorFiles
+
+        self.writer.wait()
+        parts = TensorFiles(sorted((Path(folder) / "critic").glob("*.safetensors")))
+        self.zero.state.restore(self.named(), parts, None)
+
+    def named(self) -> dict[str, Any]:
+        return dict(self.zero.engine.module.named_parameters())
+
+
+class CriticGroup:
+    """All ranks as one, for the driver. Implements `rlsys.interfaces.Critic`."""
+
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
+        self.ranks = config.critic.ranks
+        self.all = Ranks("critic", self.ranks, config, spawn, watch)
+
+    def start(self, model: str) -> None:
+        self.all.start(model)
+
+    def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        return self.all.share("score", packs)
+
+    def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
+        found = self.all.share("update", packs, lr)
+        loss, culprit = sum(f["loss"] for f in found), min(f["culprit"] for f in found)
+        return {"loss": loss, "culprit": culprit} | {name: found[0][name] for name in ("grad_norm", "skipped")}
+
+    def save(self, folder: str) -> None:
+        self.all.all("save", folder, doing="saving the critic")
+
+    def saved(self, wait: bool) -> dict[str, str] | None:
+        return merged(self.all.all("saved", wait, doing="writing the critic"))
+
+    def load(self, folder: str) -> None:
+        self.all.all("load", folder, doing="loading the critic")

@@ -1,0 +1,1 @@
+"""Reward processes: started, fed, timed, replaced."""

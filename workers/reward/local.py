@@ -1,0 +1,26 @@
+"""Reward processes without Ray: for scoring what is already saved. Deadlines, crashes and failures are as in a run."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+from rlsys.rewards.settings import RewardSettings
+from workers.reward.dispatch import LISTS, Dispatcher, Submit, room
+from workers.reward.supervisor import RewardRunner
+
+
+@contextmanager
+def local_rewards(settings: RewardSettings) -> Iterator[Dispatcher]:
+    """`with local_rewards(settings) as rewards: rewards.judge([Item("", facts), …]).result()`"""
+    with ExitStack() as stack:
+        runners = [RewardRunner(settings) for _ in range(settings.workers)]
+        for runner in runners:
+            stack.callback(runner.close)
+        ready = [runner.ready.result() for runner in runners]  # raises what is wrong with a function
+        threads = stack.enter_context(ThreadPoolExecutor(len(runners) * LISTS))
+
+        def submit(runner: RewardRunner) -> Submit:
+            return lambda items: threads.submit(runner.judge, items)
+
+        submits = {f"reward-{i}": submit(runner) for i, runner in enumerate(runners)}
+        yield Dispatcher(submits, **room(settings, ready[0]))

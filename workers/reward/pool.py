@@ -1,0 +1,167 @@
+"""The reward pool: Ray actors, each with a process that runs reward functions, and one more for each reward model.
+
+driver ──lists of samples──▶ RewardWorker (actor) ──▶ RewardRunner ──▶ reward process (user's code)
+       ◀─verdicts, or samples that another one's end sent back──
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from rlsys.config.schema import Config
+from rlsys.rewards.judge import combined, facts
+from rlsys.rewards.settings import RewardSettings, services, worker_name
+from rlsys.runs.errors import WorkerLost
+from rlsys.runs.timeline import recorded
+from rlsys.types import Prompt, Sample, Verdict
+from workers.reward.dispatch import LISTS, Dispatcher, Submit, Verdicts, room
+from workers.reward.supervisor import Answer, Item, RewardRunner
+from workers.supervision.places import end_processes
+from workers.supervision.process import settle
+from workers.supervision.waiting import TICK_S, Watch, explain
+
+# Ray's: it starts a worker again that is lost, and gives it again what it was at.
+OPTIONS = {"max_concurrency": LISTS + 1, "max_restarts": -1, "max_task_retries": -1}
+
+
+def numbers(name: str) -> tuple[int, int]:
+    """Service and index of the worker of that name."""
+    *service, index = (int(part) for part in name.split("-")[1:])
+    return (service or [0])[0], index
+
+
+class RewardWorker:
+    """The actor around a runner."""
+
+    def __init__(self, config: Config, service: int, index: int, logs: str):
+        settle(worker_name(service, index), logs)
+        self.runner = RewardRunner(services(config)[service])
+
+    def ready(self) -> dict[str, Any]:
+        """Waits until the reward functions are imported; raises what is wrong with them."""
+        return self.runner.ready.result()
+
+    @recorded(lambda _, items: {"items": len(items)})
+    def judge(self, items: list[Item]) -> list[Answer]:
+        return self.runner.judge(items)
+
+
+@dataclass
+class Service:
+    """Workers that run the same functions."""
+
+    settings: RewardSettings
+    actors: dict[str, Any]  # by name
+    dispatcher: Dispatcher | None = None
+
+
+class RewardPool:
+    """Deals samples to the workers. Implements `rlsys.interfaces.Rewards`."""
+
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
+        self.config, self.watch = config, watch
+        self.services = [
+            Service(s, {name: spawn(name) for i in range(s.workers) for name in [worker_name(n, i)]})
+            for n, s in enumerate(services(config))
+        ]
+
+    def start(self) -> None:
+        limit = self.config.cluster.start_timeout_s
+        calls = {
+            name: a.ready.options(max_task_retries=0).remote() for s in self.services for name, a in s.actors.items()
+        }
+        ready = self.watch.gather(calls, "starting the reward pool", limit)
+        for service in self.services:
+            first = ready[next(iter(service.actors))]
+            service.dispatcher = Dispatcher(
+                {name: self.submit(name, actor) for name, actor in service.actors.items()},
+                **room(service.settings, first),
+            )
+        for said in dict.fromkeys(said for found in ready.values() for said in found["notes"]):
+            self.watch.note(said)
+
+    def submit(self, name: str, actor: Any) -> Submit:
+        def call(items: list[Item]) -> Future[list[Answer]]:
+            answers: Future[list[Answer]] = Future()
+
+            def done(ref: "Future[list[Answer]]") -> None:
+                error = ref.exception()
+                if error is None:
+                    answers.set_result(ref.result())
+                else:
+                    answers.set_exception(explain(error, name, "judging samples", self.watch.logs))  # type: ignore[arg-type]
+
+            actor.judge.remote(items).future().add_done_callback(done)
+            return answers
+
+        return call
+
+    def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
+        items = [Item(prompts[s.uid].rewards, facts(prompts[s.uid], s)) for s in samples]
+        parts = []
+        for service in self.services:
+            assert service.dispatcher is not None
+            which = [i for i, item in enumerate(items) if item.set in service.settings.functions]
+            parts.append((which, service.dispatcher.judge([items[i] for i in which])))
+        return Sum([s.uid for s in samples], parts, self)
+
+    def waiting(self) -> int:
+        """Samples that no reward process has taken yet. May be asked at any time, by any thread."""
+        return sum(len(s.dispatcher.waiting) for s in self.services if s.dispatcher is not None)
+
+    def stalled(self, waited_s: float, uids: list[str]) -> None:
+        """Ends the workers that have samples and say nothing: Ray starts them again, with the same samples."""
+        late = {
+            name: s.actors[name] for s in self.services if s.dispatcher is not None for name in s.dispatcher.at_work()
+        }
+        lost = self.watch.stalled(list(late), "judging samples", waited_s, uids)
+        if not late or not isinstance(lost, WorkerLost):
+            raise lost
+        self.watch.event("replaced", worker=", ".join(late), cause=str(lost))
+        end_processes(list(late), self.watch.logs)
+
+
+class Sum(Future[list[Verdict]]):
+    """What several services say of the same samples, added up when the last one has said it."""
+
+    def __init__(self, uids: list[str], parts: Sequence[tuple[list[int], Verdicts]], pool: RewardPool):
+        super().__init__()
+        self.uids, self.parts, self.pool = uids, parts, pool
+        self.open, self.lock = len(parts), threading.Lock()
+        for _, verdicts in parts:
+            verdicts.add_done_callback(self.one)
+
+    def one(self, done: "Future[list[Verdict]]") -> None:
+        with self.lock:
+            self.open -= 1
+            if self.done():
+                return
+            if error := done.exception():
+                self.set_exception(error)
+            elif not self.open:
+                of_sample: list[list[Verdict]] = [[] for _ in self.uids]
+                for which, verdicts in self.parts:
+                    for i, verdict in zip(which, verdicts.result(), strict=True):
+                        of_sample[i].append(verdict)
+                self.set_result([combined(found) for found in of_sample])
+
+    def missing(self) -> int:
+        return sum(verdicts.missing for _, verdicts in self.parts)
+
+    def result(self, timeout: float | None = None) -> list[Verdict]:
+        """Waits as long as verdicts come in: workers from which none does have stalled."""
+        patience, missing = self.pool.watch.patience(timeout or 0), self.missing()
+        while True:
+            try:
+                return super().result(TICK_S)
+            except TimeoutError:
+                if self.done():  # it came just now
+                    return super().result()
+            if missing != self.missing():
+                missing = self.missing()
+                patience.heard()
+            elif waited := patience.over():
+                self.pool.stalled(waited, list(dict.fromkeys(self.uids)))
+                patience.heard(self.pool.config.cluster.start_timeout_s)

@@ -1,0 +1,1 @@
+"""vLLM engines, and the driver's handle to them."""

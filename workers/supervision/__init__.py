@@ -1,0 +1,1 @@
+"""What all workers share: waiting with deadlines, replacing what is lost, stacks of what hangs."""
