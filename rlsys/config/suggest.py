@@ -7,7 +7,7 @@ from typing import Any
 from rlsys.config.schema import Config
 
 # What verl, TRL and OpenRLHF call our options, by the last part of the name, or the last two where one would lead astray.
-# configs/README.md says where the values differ.
+# configs/MIGRATING.md says where the values differ.
 ELSEWHERE = {
     "adv_estimator": "algorithm.advantage",
     "norm_adv_by_std_in_grpo": "algorithm.std",

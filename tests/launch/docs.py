@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    p
-    for p in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")]
-    if not p.relative_to(ROOT).parts[0].startswith((".", "runs"))
-)
+ROOMS = ("configs", "docker", "launch", "rlsys", "tests", "workers")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for room in ROOMS for page in (ROOT / room).rglob("*.md"))])
 NAME = re.compile(r"# (\S+\.(?:py|yaml|yml|jsonl))(?:\s|$)")  # a block that begins so is a file of that name
 SECTION = re.compile(r"\w+:$")  # a block of Python goes on as a configuration
 STARTS = ("rlsys ", "ray job submit ", "make ", "RAY_AUTH_MODE=token ray ")

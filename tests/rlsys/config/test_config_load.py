@@ -338,16 +338,11 @@ def test_names_of_other_libraries_lead_to_options_there_are_and_are_no_name_of_o
 
 
 def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_only_options_there_are():
-    text = (
-        (ROOT / "configs" / "README.md")
-        .read_text()
-        .partition("## Coming from verl, TRL or OpenRLHF")[2]
-        .partition("\n## ")[0]
-    )
+    text = (ROOT / "configs" / "MIGRATING.md").read_text()
     rows = [
         [cell.strip() for cell in row.split("|")[1:-1]]
         for row in text.splitlines()
-        if "`" in row and row.startswith("| ")
+        if "`" in row and row.startswith("|")
     ]
     named = {
         (".".join(name.split(".")[-parts:]), *re.findall(r"`([a-z_]+\.[a-z_0-9]+)", ours)[:1])
