@@ -38,3 +38,9 @@ def test_a_page_names_paths_that_exist(page):
 def test_the_front_page_reaches_every_page_with_one_click():
     front = ROOT / "README.md"
     assert {file for file, _ in links(front)} >= {*PAGES} - {front}
+
+
+def test_the_front_page_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 900
+    assert len(text.splitlines()) <= 140
