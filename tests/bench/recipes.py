@@ -50,7 +50,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"|{'|'.join(cells)}|"
 
 
 def curve(values: list[float]) -> str:
