@@ -53,7 +53,7 @@ test: install  ## run all tests that need no GPU: units side by side, then real 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py
 
-figures: install  ## measure what the README says of the demo, about 5 minutes
+figures: install  ## measure the demo with three seeds, about 5 minutes
 	$(BIN)/python tests/bench/demo_figures.py
 
 recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again

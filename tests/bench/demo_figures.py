@@ -1,4 +1,4 @@
-"""The figures of the README: runs the demo for three seeds, its warm start included, and prints one line each.
+"""The figures of the demo: runs the demo for three seeds, its warm start included, and prints one line each.
 
 .venv/bin/python tests/bench/demo_figures.py [KEY=VALUE]...        (`make figures`; nothing else should run meanwhile)
 """
