@@ -44,3 +44,17 @@ def test_the_front_page_is_short():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 900
     assert len(text.splitlines()) <= 140
+
+
+def test_troubleshooting_quotes_messages_and_metrics_that_exist():
+    page = (ROOT / "launch" / "tools" / "doctor" / "README.md").read_text()
+    first_cells = "\n".join(re.findall(r"^\|([^|]+)\|", page, re.M))
+    quoted = {
+        text for text in re.findall(r"`([^`]+)`", first_cells) if "=" not in text
+    }  # options have a test of their own
+    quoted.remove("No space left on device")  # the operating system says so
+    parts = {part.strip("✗ ") for text in quoted for part in re.split(r"…|<\w+>", text)}
+    sources = [file for top in ("rlsys", "workers", "launch") for file in (ROOT / top).rglob("*.py")]
+    code = "\n".join(file.read_text() for file in sources)
+    assert len(parts) > 40
+    assert {part for part in parts if part not in code} == set()
