@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlsys.runs.batch_files import read_batch, write_batch
 from rlsys.config.schema import ConfigError
+from rlsys.runs.batch_files import read_batch, write_batch
 from rlsys.runs.directory import write
 from rlsys.types import Batch
 

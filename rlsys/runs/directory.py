@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config import loading
-from rlsys.runs import timeline
 from rlsys.config.schema import Config, ConfigError
-from rlsys.runs.samples import prepare_writing, write_samples
 from rlsys.config.secrets import cleared
+from rlsys.runs import timeline
+from rlsys.runs.samples import prepare_writing, write_samples
 from rlsys.types import Batch, Columns, Floats
 
 BEFORE_CONFIG = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml

@@ -13,8 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from rlsys.types import Metrics
 from rlsys.text import visible
+from rlsys.types import Metrics
 
 
 @dataclass(frozen=True)
