@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from rlsys.config.schema import Config
-from rlsys.rewards.settings import services, worker_name
+from rlsys.rewards.settings import reward_services, worker_name
 
 
 @dataclass(frozen=True)
@@ -22,31 +22,33 @@ class Bundle:
 
     gpus: float
     workers: dict[str, list[int]]
-    why: str
+    reason: str
 
     @property
     def resources(self) -> dict[str, float]:
         return {"GPU": self.gpus, "CPU": 1}
 
     def __str__(self) -> str:
-        return f"{' with '.join(self.workers)} ({self.why}) needs {count(self.gpus, 'GPU')} and 1 CPU on one node"
+        return f"{' with '.join(self.workers)} ({self.reason}) needs {format_count(self.gpus, 'GPU')} and 1 CPU on one node"
 
 
-def bundles(config: Config, training: bool) -> list[Bundle]:
+def make_bundles(config: Config, training: bool) -> list[Bundle]:
     """In the order in which they should lie together."""
     models = []
-    for number, service in enumerate(services(config)):
+    for number, service in enumerate(reward_services(config)):
         if service.gpus:
             name = next(name for functions in service.functions.values() for name in functions)
             workers = {worker_name(number, 0): list(range(math.ceil(service.gpus)))}
             models.append(Bundle(service.gpus, workers, f"gpus ({service.gpus:g}) of reward model {name}"))
     if config.cluster.device == "cpu":
         return models
-    return (colocated if config.cluster.placement == "colocated" else separate)(config, training) + models
+    return (colocated_bundles if config.cluster.placement == "colocated" else separate_bundles)(
+        config, training
+    ) + models
 
 
-def separate(config: Config, training: bool) -> list[Bundle]:
-    found = engines(config)
+def separate_bundles(config: Config, training: bool) -> list[Bundle]:
+    found = engine_bundles(config)
     if not training:
         return found
     ranks = {"policy": config.policy.ranks, "critic": critic_ranks(config)}
@@ -57,8 +59,8 @@ def separate(config: Config, training: bool) -> list[Bundle]:
     return found
 
 
-def colocated(config: Config, training: bool) -> list[Bundle]:
-    found = engines(config)
+def colocated_bundles(config: Config, training: bool) -> list[Bundle]:
+    found = engine_bundles(config)
     if training:
         shared = [(bundle, gpu) for bundle in found for gpu in range(config.rollout.tensor_parallel)]
         ranks = {"policy": config.policy.ranks, "critic": critic_ranks(config)}
@@ -70,7 +72,7 @@ def colocated(config: Config, training: bool) -> list[Bundle]:
     return found
 
 
-def engines(config: Config) -> list[Bundle]:
+def engine_bundles(config: Config) -> list[Bundle]:
     number, size = config.rollout.engines, config.rollout.tensor_parallel
     why = f"rollout.engines ({number}) × rollout.tensor_parallel ({size})"
     return [Bundle(size, {f"rollout-{i}": list(range(size))}, why) for i in range(number)]
@@ -84,23 +86,25 @@ def critic_ranks(config: Config) -> int:
     return config.critic.ranks if config.algorithm.advantage == "gae" else 0
 
 
-def others(config: Config) -> int:
+def count_other_gpus(config: Config) -> int:
     """GPUs of who is neither an engine nor beside one, nor a rank of the policy: critic, reference, reward models."""
     own = [
-        b for b in bundles(config, training=True) if not any(w.startswith(("rollout-", "policy-")) for w in b.workers)
+        b
+        for b in make_bundles(config, training=True)
+        if not any(w.startswith(("rollout-", "policy-")) for w in b.workers)
     ]
     return math.ceil(sum(b.gpus for b in own))
 
 
-def together(wanted: list[Bundle]) -> str:
+def describe_total(wanted: list[Bundle]) -> str:
     """`All together need 12 GPUs: rollout.engines (2) × rollout.tensor_parallel (4) 8, policy.ranks (4) 4`"""
     parts: dict[str, float] = {}
     for bundle in wanted:
-        parts[bundle.why] = parts.get(bundle.why, 0) + bundle.gpus
-    return f"All together need {count(sum(parts.values()), 'GPU')}: " + ", ".join(
+        parts[bundle.reason] = parts.get(bundle.reason, 0) + bundle.gpus
+    return f"All together need {format_count(sum(parts.values()), 'GPU')}: " + ", ".join(
         f"{w} {g:g}" for w, g in parts.items()
     )
 
 
-def count(number: float, what: str) -> str:
+def format_count(number: float, what: str) -> str:
     return f"{number:g} {what}{'' if number == 1 else 's'}"

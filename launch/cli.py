@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 import click
 
 from launch.jobs.command import job, submit
-from launch.printing import plain, say
-from launch.supervise import LOST
+from launch.printing import plain_console, print_line
+from launch.supervise import EXIT_LOST
 from launch.tools.convert.command import convert
 from rlsys import __version__
 from rlsys.config.schema import ConfigError
-from rlsys.config.secrets import hidden
-from rlsys.runs.errors import WorkerLost, disk_trouble
+from rlsys.config.secrets import redact
+from rlsys.runs.errors import WorkerLost, describe_disk_error
 
-console, errors = plain(), plain(stderr=True)
+console, errors = plain_console(), plain_console(stderr=True)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
@@ -35,7 +35,7 @@ def commands() -> None:
 @OVERRIDES
 def train(config: str, overrides: tuple[str, ...]) -> int:
     """Runs CONFIG, or continues its run from the newest checkpoint."""
-    from launch.supervise import supervised
+    from launch.supervise import run_with_restarts
     from rlsys.checks import load_checked
 
     loaded = load_checked(config, overrides)
@@ -55,9 +55,9 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
         remove_leftovers()
 
     def tell(text: str) -> None:
-        say(errors, text)
+        print_line(errors, text)
 
-    return supervised(drive, loaded.run.max_restarts, tell, tidy)
+    return run_with_restarts(drive, loaded.run.max_restarts, tell, tidy)
 
 
 @commands.command()
@@ -69,20 +69,20 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
     from launch import tables
 
     if options:
-        return tables.options(console)
+        return tables.print_options(console)
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
     from rlsys.checks import check
-    from rlsys.config.loading import load
-    from rlsys.models.shapes import known
-    from rlsys.tracking.known import missing
+    from rlsys.config.loading import load_config
+    from rlsys.models.shapes import known_model_shape
+    from rlsys.tracking.builtin import missing_libraries
 
-    loaded = load(config, overrides)
-    if problems := check(loaded, known(loaded.model.path)):
+    loaded = load_config(config, overrides)
+    if problems := check(loaded, known_model_shape(loaded.model.path)):
         raise ConfigError(problems)
-    if unknown := missing(loaded.tracking):
+    if unknown := missing_libraries(loaded.tracking):
         raise ConfigError(unknown)
-    tables.plan(loaded, config, console)
+    tables.print_overview(loaded, config, console)
 
 
 @commands.command()
@@ -92,23 +92,23 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
 def doctor(config: str | None, overrides: tuple[str, ...], json: str | None) -> int:
     """Checks this machine. With CONFIG, compares what its engines and policy say of the same samples, and explains a gap."""
     if config is None:
-        from launch.tools.doctor import facts, machine
+        from launch.tools.doctor import checks, facts
 
-        found = machine.judge(facts.collect())
+        found = checks.run_checks(facts.collect_facts())
         if json:
-            from rlsys.runs.directory import write_named
+            from rlsys.runs.directory import write_user_file
 
-            write_named(Path(json), machine.as_json(found))
-        return machine.show(found, console)
+            write_user_file(Path(json), checks.as_json(found))
+        return checks.print_results(found, console)
     if json:
         raise click.UsageError("--json goes without CONFIG.")
     from rlsys.checks import load_checked
 
     loaded = load_checked(config, overrides)
-    from launch.tools.doctor import facts, machine
-    from launch.tools.doctor.agreement import doctor as run
+    from launch.tools.doctor import checks, facts
+    from launch.tools.doctor.agreement import check_agreement as run
 
-    machine.show(machine.judge(facts.collect(loaded)), console, brief=True)
+    checks.print_results(checks.run_checks(facts.collect_facts(loaded)), console, brief=True)
     return run(loaded, console)
 
 
@@ -143,9 +143,9 @@ def bench(config: str, overrides: tuple[str, ...], ragged: str | None, **options
 
     loaded = load_checked(config, overrides)
     from launch.tools.bench.command import bench as run
-    from launch.tools.bench.wanted import Wanted
+    from launch.tools.bench.options import BenchOptions
 
-    run(loaded, Wanted(ragged=mean_and_most, **options), console)
+    run(loaded, BenchOptions(ragged=mean_and_most, **options), console)
 
 
 NOT_SIMULATED = {  # options of `plan` that --simulate has no use for, and what to do
@@ -202,19 +202,21 @@ def plan(
         raise click.UsageError(" ".join(wrong))
     if {"cluster", "address"} <= given.keys():
         raise click.UsageError("--cluster names GPUs that need not be there, --address a cluster that runs; give one.")
-    from launch.tools.plan.lengths import Asked
-    from rlsys.config.loading import load
+    from launch.tools.plan.lengths import LengthRequest
+    from rlsys.config.loading import load_config
 
-    loaded, lengths = load(config, overrides), Asked(prompt_tokens, mean_and_most)
+    loaded, lengths = load_config(config, overrides), LengthRequest(prompt_tokens, mean_and_most)
     if simulate:
-        from launch.tools.plan import ways
+        from launch.tools.plan import variants
 
-        ways.simulated(loaded, ways.Wanted(simulate, lengths=lengths, json=json, **given), console)
+        variants.compare_variants(
+            loaded, variants.SimulateOptions(simulate, lengths=lengths, json=json, **given), console
+        )
         return 0
-    from launch.tools.plan.command import Wanted
+    from launch.tools.plan.command import PlanOptions
     from launch.tools.plan.command import plan as run
 
-    return run(loaded, config, Wanted(lengths=lengths, json=json, **given), console)
+    return run(loaded, config, PlanOptions(lengths=lengths, json=json, **given), console)
 
 
 class HowMany(click.IntRange):
@@ -251,10 +253,10 @@ def init(model: str | None, data: str | None, gpus: int | None, **options: Any) 
         "data, a hub name or a file", default="builtin:zigzag" if model == "builtin:tiny" else "openai/gsm8k"
     )
     gpus = click.prompt("GPUs, 0 for this machine's CPUs", default=0, type=HowMany(0)) if gpus is None else gpus
-    from launch.tools.init.command import Wanted
+    from launch.tools.init.command import InitOptions
     from launch.tools.init.command import init as run
 
-    run(Wanted(model, data, gpus, **options), console)
+    run(InitOptions(model, data, gpus, **options), console)
 
 
 def _mean_and_most(ragged: str | None) -> tuple[float, int] | None:
@@ -275,7 +277,7 @@ def trace(run: str, target: str) -> None:
     from rlsys.analysis.trace import write_trace
 
     count = write_trace(Path(run), Path(target))
-    say(console, f"{target}: {count:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.")
+    print_line(console, f"{target}: {count:,} spans. Open it at https://ui.perfetto.dev or chrome://tracing.")
 
 
 @commands.command()
@@ -291,10 +293,10 @@ def trace(run: str, target: str) -> None:
 )
 def report(runs: tuple[str, ...], **options: Any) -> None:
     """Writes a page about RUN, or about several side by side: one HTML file with everything inside."""
-    from launch.report.command import Wanted
-    from launch.report.command import report as run
+    from launch.report.command import ReportOptions
+    from launch.report.command import write_report as run
 
-    run(Wanted(runs, **options), console)
+    run(ReportOptions(runs, **options), console)
 
 
 @commands.command()
@@ -327,10 +329,10 @@ def watch(run: str, **options: Any) -> None:
 @click.option("--json", type=click.Path(), help="Write the figures to this file; - is the standard output.")
 def evaluate(target: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Accuracy, pass@k and maj@k of TARGET (a run, a checkpoint, a model directory, or a hub name)."""
-    from launch.tools.evaluate import Wanted
+    from launch.tools.evaluate import EvalOptions
     from launch.tools.evaluate import evaluate as run
 
-    run(Wanted(target, overrides=overrides, **options), console)
+    run(EvalOptions(target, overrides=overrides, **options), console)
 
 
 @commands.command()
@@ -388,7 +390,7 @@ def export(source: str, target: str, force: bool) -> None:
     from launch.tools.export import export as run
 
     run(Path(source), Path(target), force)
-    say(console, f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.")
+    print_line(console, f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.")
 
 
 for command in (convert, submit, job):
@@ -401,7 +403,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, _interrupt)  # a shell's background jobs begin with it ignored
     sys.path.append(os.getcwd())  # where a user's module:function is looked for; last, so that it hides nothing
     code = _guarded(lambda: commands.main(standalone_mode=False))
-    code = 1 if code == LOST else code
+    code = 1 if code == EXIT_LOST else code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads that wait for dead workers would hold a plain exit back
@@ -419,26 +421,26 @@ def _guarded(run: Callable[[], object], interrupted: str = "Interrupted.") -> in
             _say(problem)
         return 2
     except (KeyboardInterrupt, click.Abort):
-        say(errors, interrupted)
+        print_line(errors, interrupted)
         return 130
     except WorkerLost as error:
         _say(str(error))
-        return LOST
+        return EXIT_LOST
     except Exception as error:
-        if trouble := disk_trouble(error):
+        if trouble := describe_disk_error(error):
             _say(trouble)
             return 1
         if os.environ.get("RLSYS_TRACEBACK"):
             errors.print_exception()
         _say(f"{type(error).__name__}: {error}")
         if type(error).__module__.startswith("ray."):  # Ray itself is gone
-            return LOST
-        say(errors, "RLSYS_TRACEBACK=1 shows where in the driver it was raised.", "dim")
+            return EXIT_LOST
+        print_line(errors, "RLSYS_TRACEBACK=1 shows where in the driver it was raised.", "dim")
         return 1
 
 
 def _say(problem: str) -> None:
-    say(errors, f"✗ {hidden(problem)}", "red")
+    print_line(errors, f"✗ {redact(problem)}", "red")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.local_ray import Session, address_for_commands, pages_for_prometheus, ray_session, remove_leftovers
-from launch.placement import choose_transport, places
+from launch.local_ray import RaySession, address_for_ray_cli, metrics_urls, ray_session, remove_leftovers
+from launch.placement import choose_transport, reserve_gpus
 from rlsys.checks import check_model
 from rlsys.config.schema import Config, ConfigError
-from rlsys.models.shapes import window_in
+from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks import zigzag
 from workers.supervision.imports import uncollected, without_generation
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Cluster:
+class RunningCluster:
     """The workers of a run, coming up. Evaluation alone has no policy, reference or critic."""
 
     config: Config
@@ -45,7 +45,7 @@ class Cluster:
     window: int  # tokens the model can see; 0: it does not say
     transport: str
     address: str  # of the Ray cluster
-    metrics: list[str]  # pages of its nodes that Prometheus reads
+    metrics_urls: list[str]  # pages of its nodes that Prometheus reads
     rollout: "RolloutGroup"
     rewards: "RewardPool"
     policy: "PolicyGroup | None"
@@ -53,7 +53,7 @@ class Cluster:
     critic: "CriticGroup | None"
 
     @uncollected()
-    def ready(self, longest_prompt: int) -> "Cluster":
+    def wait_until_ready(self, longest_prompt: int) -> "RunningCluster":
         """Waits until every worker has its model, and connects policy and engines."""
         starts: list[Callable[[], None]] = [self.rewards.start]
         starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
@@ -63,7 +63,7 @@ class Cluster:
             for start in starts:  # an engine measures what its GPU has left when it comes up
                 start()
         else:
-            at_once(starts)
+            run_concurrently(starts)
         if self.policy:
             self.policy.connect(self.rollout)
         self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
@@ -81,7 +81,7 @@ class Cluster:
             )
 
 
-def at_once(starts: Sequence[Callable[[], None]]) -> None:
+def run_concurrently(starts: Sequence[Callable[[], None]]) -> None:
     """Returns when all are done; raises what the first that fails raises, without waiting for the others."""
     pool = ThreadPoolExecutor(len(starts), thread_name_prefix="start")
     try:
@@ -92,7 +92,9 @@ def at_once(starts: Sequence[Callable[[], None]]) -> None:
 
 
 @contextlib.contextmanager
-def started(config: Config, watch: Watch, *, model: str = "", training: bool = True) -> Iterator[Cluster]:
+def running_cluster(
+    config: Config, watch: Watch, *, model: str = "", training: bool = True
+) -> Iterator[RunningCluster]:
     """Starts Ray and all workers; ends all of them on the way out, whatever the way out is."""
     remove_leftovers()  # they may hold a port
     for role, port in (("policy", config.policy.port), ("critic", config.critic.port)):
@@ -103,26 +105,26 @@ def started(config: Config, watch: Watch, *, model: str = "", training: bool = T
     watch.note("starting Ray")
     forget(watch.logs)
     with ray_session(config, watch.logs) as session:
-        address = address_for_commands(session.ray)
+        address = address_for_ray_cli(session.ray)
         watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
         actors = Actors(session, config, watch)
         try:
-            with session.looked_after(watch.stop):
-                yield _spawn(session.ray, config, watch, actors, model, training)
+            with session.monitored(watch.stop):
+                yield _start_workers(session.ray, config, watch, actors, model, training)
         finally:
-            watch.stop.end()
-            actors.end()
+            watch.stop.end_now()
+            actors.kill_all()
 
 
 class Actors:
     """Every actor of the run, by the name of its worker."""
 
-    def __init__(self, session: Session, config: Config, watch: Watch):
+    def __init__(self, session: RaySession, config: Config, watch: Watch):
         self.ray, self.nursery, self.config, self.logs = session.ray, session.nursery, config, watch.logs
-        self.all: list[Any] = []
-        self.started: Counter[str] = Counter()
+        self.actors: list[Any] = []
+        self.start_counts: Counter[str] = Counter()
 
-    def spawner(
+    def make_spawner(
         self,
         kind: type,
         options: Callable[[str], dict[str, Any]],
@@ -137,28 +139,30 @@ class Actors:
         command = {"py_executable": executable(self.nursery, born)} if born and self.nursery else {}
 
         def spawn(name: str) -> Any:
-            self.started[name] += 1
-            again = f"-again-{self.started[name] - 1}" if self.started[name] > 1 else ""
+            self.start_counts[name] += 1
+            again = f"-again-{self.start_counts[name] - 1}" if self.start_counts[name] > 1 else ""
             place = options(name)
             more = place.pop("runtime_env", {}).get("env_vars", {})
             runtime = command | {"env_vars": environment | more}
             settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime} | place
             actor = self.ray.remote(kind).options(**settings).remote(self.config, *numbers(name), str(self.logs))
-            self.all.append(actor)
+            self.actors.append(actor)
             return actor
 
         return spawn
 
-    def end(self) -> None:
-        for actor in self.all:
+    def kill_all(self) -> None:
+        for actor in self.actors:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.kill(actor)
         with contextlib.suppress(self.ray.exceptions.RayError):
-            tidy(self.started, self.logs)
+            tidy(self.start_counts, self.logs)
 
 
 @uncollected()
-def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, training: bool) -> Cluster:
+def _start_workers(
+    ray: Any, config: Config, watch: Watch, actors: Actors, model: str, training: bool
+) -> RunningCluster:
     """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
     from workers.learner.critic import CriticGroup, CriticRank
     from workers.learner.policy import PolicyGroup, PolicyRank
@@ -168,7 +172,7 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     from workers.rollout.rollout import RolloutGroup, RolloutWorker
 
     cpu = config.cluster.device == "cpu"
-    place = places(ray, config, training, watch.note)
+    place = reserve_gpus(ray, config, training, watch.note)
     referenced = training and config.reference.kl_coef > 0
     criticised = training and config.algorithm.advantage == "gae"
     watch.note(
@@ -180,32 +184,34 @@ def _spawn(ray: Any, config: Config, watch: Watch, actors: Actors, model: str, t
     threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
     of_engine = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.rollout.threads)} if cpu else GPU_ENVIRONMENT
     # As many as there are cores come up at a time, in this order; engines import most.
-    rank = actors.spawner(PolicyRank, place, threads, born=MODELS)
+    rank = actors.make_spawner(PolicyRank, place, threads, born=MODELS)
     policy = PolicyGroup(config, rank, watch) if training else None
-    scorer = actors.spawner(ReferenceWorker, place, threads, born=MODELS)
+    scorer = actors.make_spawner(ReferenceWorker, place, threads, born=MODELS)
     reference = Reference(config, scorer, watch) if referenced else None
-    critics = actors.spawner(CriticRank, place, threads, born=MODELS)
+    critics = actors.make_spawner(CriticRank, place, threads, born=MODELS)
     critic = CriticGroup(config, critics, watch) if criticised else None
-    engine = actors.spawner(RolloutWorker, place, of_engine, born=ENGINES)
+    engine = actors.make_spawner(RolloutWorker, place, of_engine, born=ENGINES)
     rollout = RolloutGroup(config, engine, watch)
-    rewards = RewardPool(config, actors.spawner(RewardWorker, lambda name: OPTIONS | place(name), {}, numbers), watch)
+    rewards = RewardPool(
+        config, actors.make_spawner(RewardWorker, lambda name: OPTIONS | place(name), {}, numbers), watch
+    )
 
     nodes = [n for n in ray.nodes() if n["Alive"]]
     path = model or find_model(config, watch.note)
     if config.model.path == "builtin:tiny" and not model and len(nodes) > 1:
-        path = beside(watch.logs.parent, path)
+        path = copy_model_into_run(watch.logs.parent, path)
     tokenizer, window = load_tokenizer(path, config), load_window(path, config)
     if problems := check_model(config, path):
         raise ConfigError(problems)
-    return Cluster(
+    return RunningCluster(
         config,
         watch.note,
         model=path,
         tokenizer=tokenizer,
         window=window,
         transport=choose_transport(config, len(nodes)),
-        address=address_for_commands(ray),
-        metrics=pages_for_prometheus(ray),
+        address=address_for_ray_cli(ray),
+        metrics_urls=metrics_urls(ray),
         rollout=rollout,
         rewards=rewards,
         policy=policy,
@@ -242,10 +248,10 @@ def load_window(path: str, config: Config) -> int:
     from transformers import AutoConfig
 
     settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    return window_in(settings.to_dict())
+    return context_from_config(settings.to_dict())
 
 
-def beside(run: Path, model: str) -> str:
+def copy_model_into_run(run: Path, model: str) -> str:
     """A copy in the run directory, which other hosts see, where there is one: the cache of the built-in model is this host's."""
     copy = run / "model"
     if not (run / "config.yaml").is_file():

@@ -16,31 +16,31 @@ from types import FrameType
 
 from workers.supervision.nursery import die_with
 
-LOST = 75  # exit code of a driver that has lost what it needs: sysexits.h calls it a temporary failure
-PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+EXIT_LOST = 75  # exit code of a driver that has lost what it needs: sysexits.h calls it a temporary failure
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
-class End:
+class ChildExit:
     """Of a child. `End(-9, said=False, asked=0)`: it was killed"""
 
     status: int  # exit code, or minus the number of a signal
-    said: bool  # whether it came to its end by itself
-    asked: int  # the first signal that was passed on to it
+    exited_cleanly: bool  # whether it came to its end by itself
+    forwarded_signal: int  # the first signal that was passed on to it
 
     @property
     def lost(self) -> bool:
-        return not self.said or self.status == LOST
+        return not self.exited_cleanly or self.status == EXIT_LOST
 
     def __str__(self) -> str:
-        if self.said:
+        if self.exited_cleanly:
             return "it lost a worker"
         if self.status < 0:
             return f"the driver was ended by {signal.Signals(-self.status).name}"
         return f"the driver ended without a word (exit code {self.status}), as when Ray is lost"
 
 
-def supervised(
+def run_with_restarts(
     drive: Callable[[str], int], max_restarts: int, tell: Callable[[str], None], tidy: Callable[[], object]
 ) -> int:
     """`drive(cause)` returns an exit code; `cause` says why it is called again, and is empty at first.
@@ -49,26 +49,26 @@ def supervised(
     """
     cause = ""
     for restart in range(max_restarts + 1):
-        end = in_a_child(lambda cause=cause: drive(cause))  # type: ignore[misc]
+        end = run_in_child(lambda cause=cause: drive(cause))  # type: ignore[misc]
         if not end.lost:
-            return 0 if end.asked == signal.SIGTERM and end.status == 128 + signal.SIGINT else end.status
+            return 0 if end.forwarded_signal == signal.SIGTERM and end.status == 128 + signal.SIGINT else end.status
         cause = str(end)
-        if end.asked or restart == max_restarts:
+        if end.forwarded_signal or restart == max_restarts:
             break
         tell(f"{cause}; going on from the last checkpoint ({restart + 1} of run.max_restarts={max_restarts})")
-    in_a_child(lambda: int(bool(tidy())))
-    if end.asked:
+    run_in_child(lambda: int(bool(tidy())))
+    if end.forwarded_signal:
         tell(f"stopped: {cause}. The same command goes on from the last checkpoint.")
-        return 0 if end.asked == signal.SIGTERM else 128 + end.asked
+        return 0 if end.forwarded_signal == signal.SIGTERM else 128 + end.forwarded_signal
     tell(f"{cause}. run.max_restarts is {max_restarts}: the same command goes on from the last checkpoint.")
     return 1
 
 
-def in_a_child(work: Callable[[], int]) -> End:
+def run_in_child(work: Callable[[], int]) -> ChildExit:
     sys.stdout.flush()
     sys.stderr.flush()
     parent, (word, mouth) = os.getpid(), os.pipe()
-    before_all = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until somebody is there to hear them
+    before_all = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)  # until somebody is there to hear them
     child = os.fork()
     if child == 0:
         code = 1
@@ -93,7 +93,7 @@ def in_a_child(work: Callable[[], int]) -> End:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    before = {s: signal.signal(s, pass_on) for s in PASSED_ON}
+    before = {s: signal.signal(s, pass_on) for s in FORWARDED_SIGNALS}
     signal.pthread_sigmask(signal.SIG_SETMASK, before_all)
     try:
         _, status = os.waitpid(child, 0)
@@ -106,4 +106,4 @@ def in_a_child(work: Callable[[], int]) -> End:
     except BlockingIOError:
         said = False
     os.close(word)
-    return End(os.waitstatus_to_exitcode(status), said, asked[0] if asked else 0)
+    return ChildExit(os.waitstatus_to_exitcode(status), said, asked[0] if asked else 0)

@@ -7,60 +7,60 @@ import inspect
 from rich.console import Console
 from rich.table import Table
 
-from launch.printing import say
+from launch.printing import print_line
 from rlsys.config import schema as configuration
 from rlsys.config.loading import flatten
 from rlsys.config.schema import Config
-from rlsys.config.shorthand import NAMED
-from rlsys.estimates.batch_math import batch_arithmetic, data_sets, method, processes
+from rlsys.config.shorthand import ENTRY_TYPES
+from rlsys.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
 
 
-def plan(config: Config, path: str, console: Console) -> None:
+def print_overview(config: Config, path: str, console: Console) -> None:
     table = Table(title="Batch arithmetic", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("what")
     table.add_column("number", justify="right")
     table.add_column("from", style="dim")
-    for what, how, number in batch_arithmetic(config):
+    for what, how, number in batch_rows(config):
         table.add_row(what, f"{number:,}", how)
     console.print(table)
     algorithm = Table(title="\nMethod", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
-    for part, what in method(config):
+    for part, what in method_rows(config):
         algorithm.add_row(part, what)
     console.print(algorithm)
     data = Table(title="\nData", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("for", "set", "how", "reward"):
         data.add_column(heading, overflow="fold", style="dim" if heading == "how" else None)
-    for row in data_sets(config):
+    for row in dataset_rows(config):
         data.add_row(*row)
     console.print(data)
     workers = Table(title="\nProcesses", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     workers.add_column("role")
     workers.add_column("number", justify="right")
     workers.add_column("what", style="dim")
-    for role, count, what in processes(config):
+    for role, count, what in process_rows(config):
         workers.add_row(role, str(count), what)
     console.print(workers)
-    say(console, f"\n✓ {path} is valid. It runs in {config.run.dir}.", "green")
+    print_line(console, f"\n✓ {path} is valid. It runs in {config.run.dir}.", "green")
 
 
-def options(console: Console) -> None:
+def print_options(console: Console) -> None:
     """Every option with its default and the comment beside it in config.py."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("option", "default", "meaning"):
         table.add_column(name, overflow="fold")
-    defaults, meaning = flatten(Config()), meanings()
+    defaults, meaning = flatten(Config()), option_comments()
     for section in dataclasses.fields(Config):
         for field in dataclasses.fields(getattr(Config(), section.name)):
             key = f"{section.name}.{field.name}"
             table.add_row(key, repr(defaults[key]), meaning[key])
-    for key, kind in NAMED.items():
+    for key, kind in ENTRY_TYPES.items():
         default = kind()
         for name in kind.__annotations__:  # a held-out set has what a training set has, and these
             table.add_row(f"{key}.NAME.{name}", repr(getattr(default, name)), meaning[f"{key}.NAME.{name}"])
     console.print(table)
 
 
-def meanings() -> dict[str, str]:
+def option_comments() -> dict[str, str]:
     """By option, the comment beside it in config.py; `reward.functions.NAME.weight` for settings of named entries."""
     source = inspect.getsource(configuration)
     lines = source.splitlines()
@@ -78,5 +78,7 @@ def meanings() -> dict[str, str]:
         for f in dataclasses.fields(kind)
     }
     return found | {
-        f"{k}.NAME.{name}": comments[kind.__name__, name] for k, kind in NAMED.items() for name in kind.__annotations__
+        f"{k}.NAME.{name}": comments[kind.__name__, name]
+        for k, kind in ENTRY_TYPES.items()
+        for name in kind.__annotations__
     }

@@ -11,36 +11,36 @@ from rich.console import Console
 from rich.table import Table
 
 from launch import datasets
-from launch.printing import say
+from launch.printing import print_line
 from rlsys.config.schema import Config, ConfigError
 from rlsys.runs.checkpoint import Checkpoints
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
-from rlsys.runs.errors import Abandoned
-from rlsys.runs.progress import Progress, as_shares
-from rlsys.runs.stopping import Stop
-from rlsys.text import visible
-from rlsys.tracking import Told, Tracker
-from rlsys.tracking.known import missing
+from rlsys.runs.errors import StepAbandoned
+from rlsys.runs.progress import Progress, format_scores
+from rlsys.runs.stopping import StopSignal
+from rlsys.text import escape_control_chars
+from rlsys.tracking import RunInfo, Tracker
+from rlsys.tracking.builtin import missing_libraries
 from rlsys.tracking.tracking import Tracking
 
 if TYPE_CHECKING:
-    from launch.cluster import Cluster
+    from launch.cluster import RunningCluster
 
 
 def train(config: Config, console: Console, *, command: str = "the same command", cause: str = "") -> None:
     """Runs, or goes on. `cause` is why a driver takes over from another one; `command` is what a user types to go on."""
-    refuse_folder_of_a_job(Path(config.run.dir).expanduser().resolve())
-    stop = Stop()
+    refuse_job_folder(Path(config.run.dir).expanduser().resolve())
+    stop = StopSignal()
     signal.signal(signal.SIGTERM, lambda *_: stop.request(config.run.grace_s))
     run = RunDirectory(config)
     try:
         if cause:
-            run.event("restart", cause=cause)
+            run.record_event("restart", cause=cause)
         else:
-            say(console, f"run directory {run.path}")
+            print_line(console, f"run directory {run.path}")
         last = config.trainer.steps
         checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
-        there = checkpoints.newest(lambda text: say(console, text))
+        there = checkpoints.load_newest(lambda text: print_line(console, text))
         done = there.step if there and not there.state["owed"] else 0
         if done >= last:
             from launch.local_ray import remove_leftovers
@@ -48,7 +48,7 @@ def train(config: Config, console: Console, *, command: str = "the same command"
 
             remove_leftovers()  # where it was killed after its last step
             forget(run.logs)
-            say(
+            print_line(
                 console,
                 f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew.",
             )
@@ -56,9 +56,9 @@ def train(config: Config, console: Console, *, command: str = "the same command"
             with Progress(console, last) as progress:
                 done = _train(config, run, progress, stop)
         if done >= last:
-            return summary(config, run, console)
-        run.event("stop", cause="asked to stop", step=done)
-        say(
+            return print_summary(config, run, console)
+        run.record_event("stop", cause="asked to stop", step=done)
+        print_line(
             console,
             f"stopped after step {done}, which is saved. Resume with: {command}"
             if done
@@ -66,13 +66,13 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         )
     except BaseException as error:
         with contextlib.suppress(OSError):  # on a full disk: what is raised says so
-            run.event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
+            run.record_event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
         raise
     finally:
         run.close()
 
 
-def refuse_folder_of_a_job(place: Path) -> None:
+def refuse_job_folder(place: Path) -> None:
     """Ray unpacks what came with a job into a folder of its own, and removes that at some time after it."""
     if "working_dir_files" in place.parts:
         raise ConfigError(
@@ -81,27 +81,27 @@ def refuse_folder_of_a_job(place: Path) -> None:
         )
 
 
-def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) -> int:
+def _train(config: Config, run: RunDirectory, progress: Progress, stop: StopSignal) -> int:
     """The last step that is done and saved."""
-    from launch.cluster import started
+    from launch.cluster import running_cluster
     from workers.supervision.waiting import Watch
 
-    if unknown := missing(config.tracking):
+    if unknown := missing_libraries(config.tracking):
         raise ConfigError(unknown)
     datasets.peek(config)
-    watch = Watch.of(config, run.logs, stop, progress.note, run.event)
+    watch = Watch.of(config, run.logs, stop, progress.note, run.record_event)
     try:
-        tracking = Tracking(config, run.path, progress.note, run.event)
-        with started(config, watch) as cluster, tracking:
+        tracking = Tracking(config, run.path, progress.note, run.record_event)
+        with running_cluster(config, watch) as cluster, tracking:
             from rlsys.trainer import Trainer
 
-            run.event("start", ray=cluster.address, metrics=cluster.metrics)
-            run.prepare()
+            run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)
+            run.warm_up_writer()
             prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
-            cluster.ready(prompts.longest_prompt).require_run_directory()
+            cluster.wait_until_ready(prompts.longest_prompt).require_run_directory()
             assert cluster.policy is not None
             if config.tracking.ray:
-                tracking.add("ray", ray_metrics(config, run, cluster))
+                tracking.add_tracker("ray", make_ray_metrics(config, run, cluster))
             done = Trainer(
                 config,
                 train=prompts.train,
@@ -117,14 +117,14 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: Stop) ->
                 tracking=tracking,
             ).run()
             progress.note("stopping")
-    except Abandoned:  # while workers were coming up
-        return Checkpoints(run.path / "checkpoints", 0).last
+    except StepAbandoned:  # while workers were coming up
+        return Checkpoints(run.path / "checkpoints", 0).last_step
     if done == config.trainer.steps:
-        run.event("done", step=done)
+        run.record_event("done", step=done)
     return done
 
 
-def ray_metrics(config: Config, run: RunDirectory, cluster: "Cluster") -> Callable[[Told], Tracker]:
+def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster") -> Callable[[RunInfo], Tracker]:
     """The figures for Ray's dashboard, Prometheus and Grafana."""
     from workers.supervision.ray_metrics import RayMetrics
 
@@ -138,36 +138,36 @@ def ray_metrics(config: Config, run: RunDirectory, cluster: "Cluster") -> Callab
     )
 
 
-def summary(config: Config, run: RunDirectory, console: Console) -> None:
+def print_summary(config: Config, run: RunDirectory, console: Console) -> None:
     """Where the run is, accuracy before and after, and a few completions side by side."""
     lines = [line for line in read_lines(run.path / "metrics.jsonl") if any(k.endswith("/accuracy") for k in line)]
     console.print()
     if len(lines) > 1:
         for key in (k for k in lines[-1] if k in lines[0] and k.startswith("eval/") and k.endswith("/accuracy")):
             source = key.removeprefix("eval/").removesuffix("/accuracy")
-            before, after = as_shares([lines[0][key], lines[-1][key]])
+            before, after = format_scores([lines[0][key], lines[-1][key]])
             what = "accuracy" if "%" in before else "score"
-            say(console, f"{source}: held-out {what} {before} before, {after} after {lines[-1]['step']} steps")
+            print_line(console, f"{source}: held-out {what} {before} before, {after} after {lines[-1]['step']} steps")
         first, last = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
-        then = first_of_each(first)
+        then = first_per_prompt(first)
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("prompt", "before", "", "after", ""):
             table.add_column(name, max_width=40, overflow="ellipsis", no_wrap=True)
-        for row in [r for uid, r in first_of_each(last).items() if uid in then][:5]:
+        for row in [r for uid, r in first_per_prompt(last).items() if uid in then][:5]:
             old = then[row["uid"]]
             table.add_row(
-                visible(row["prompt"]),
-                visible(old["completion"]),
-                score(old["reward"]),
-                visible(row["completion"]),
-                score(row["reward"]),
+                escape_control_chars(row["prompt"]),
+                escape_control_chars(old["completion"]),
+                format_score(old["reward"]),
+                escape_control_chars(row["completion"]),
+                format_score(row["reward"]),
             )
         console.print(table)
-    say(console, f"\nrun directory: {run.path}")
-    say(console, f"export the model: rlsys export {run.path} MODEL_DIRECTORY", "dim")
+    print_line(console, f"\nrun directory: {run.path}")
+    print_line(console, f"export the model: rlsys export {run.path} MODEL_DIRECTORY", "dim")
 
 
-def first_of_each(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def first_per_prompt(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The first sample of each prompt, by uid."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -175,5 +175,5 @@ def first_of_each(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def score(reward: float | None) -> str:
+def format_score(reward: float | None) -> str:
     return "–" if reward is None else f"{reward:g}"

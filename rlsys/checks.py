@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from rlsys.checks_sets import COLDEST, check_data_sets, check_rewards, functions_of
-from rlsys.config.loading import load
-from rlsys.config.plugins import of_user_function
+from rlsys.config.loading import load_config
+from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import (
     ADVANTAGES,
     CORRECTIONS,
@@ -16,24 +16,24 @@ from rlsys.config.schema import (
     LOSSES,
     NORMALIZERS,
     TRANSPORTS,
-    Algorithm,
+    AlgorithmConfig,
     Config,
     ConfigError,
 )
-from rlsys.models.shapes import Model, known, unsplit, usual, window_of
-from rlsys.rewards.settings import deadline
-from rlsys.tracking.known import problems as problems_of_trackers
+from rlsys.models.shapes import ModelShape, context_of_model, known_model_shape, look_up_shape, tensor_parallel_problem
+from rlsys.rewards.settings import function_deadline
+from rlsys.tracking.builtin import tracker_problems as problems_of_trackers
 
 
 def load_checked(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
     """Reads a configuration as `config.loading.load` does. Raises `ConfigError` with all problems that `check` finds."""
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     if problems := check(config):
         raise ConfigError(problems)
     return config
 
 
-def check(config: Config, model: Model | None = None) -> list[str]:
+def check(config: Config, model: ModelShape | None = None) -> list[str]:
     """All cross-field problems at once, each a sentence with the numbers and a way out.
 
     `model`: its shape, where that is known and not only to be read from a config.json.
@@ -137,7 +137,7 @@ def check(config: Config, model: Model | None = None) -> list[str]:
             f"({t.updates_per_step}) mini-batches of whole groups. Use updates_per_step {_nearest(good, t.updates_per_step)}, "
             f"or prompts_per_step {-(-t.prompts_per_step // t.updates_per_step) * t.updates_per_step}.",
         )
-    if c.algorithm.advantage in COMPARE_WITHIN_A_GROUP:
+    if c.algorithm.advantage in GROUP_RELATIVE:
         need(
             t.samples_per_prompt >= 2,
             f"trainer.samples_per_prompt is {t.samples_per_prompt}; {c.algorithm.advantage} compares samples of one prompt and "
@@ -170,7 +170,7 @@ def check(config: Config, model: Model | None = None) -> list[str]:
     timed = [
         (n, f) for n, f in functions_of(c) if isinstance(f.options.get("timeout_s", 0), int | float)
     ]  # others are refused
-    slowest, name = max(((deadline(f, c.reward.timeout_s), n) for n, f in timed), default=(0.0, ""))
+    slowest, name = max(((function_deadline(f, c.reward.timeout_s), n) for n, f in timed), default=(0.0, ""))
     need(
         c.watchdog.stall_s > slowest,
         f"watchdog.stall_s ({c.watchdog.stall_s:g}) is not more than what {name} may take ({slowest:g} s): every slow verdict would "
@@ -346,8 +346,8 @@ def _check_paths(c: Config) -> list[str]:
             )
         else:
             problems += _check_config_file(config_file)
-    problems += of_user_function("algorithm.advantage", c.algorithm.advantage)
-    return problems + of_user_function("algorithm.loss", c.algorithm.loss)
+    problems += user_function_problems("algorithm.advantage", c.algorithm.advantage)
+    return problems + user_function_problems("algorithm.loss", c.algorithm.loss)
 
 
 RECIPES = ("cispo", "dapo", "degrpo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "rloo")  # configs/<name>.yaml
@@ -369,9 +369,9 @@ OTHER_NAMES = {  # values from elsewhere that no spelling leads to ours
     ("correction.method", "sequence_mask"): "Here that is sequence_mis.",
     ("algorithm.kl", "low_var_kl"): "Here that is k3.",
 }
-BOUNDS = {"icepop": (0.5, 5.0)}  # low and high of a correction that has both, as in its function
+CORRECTION_BOUNDS = {"icepop": (0.5, 5.0)}  # low and high of a correction that has both, as in its function
 DIVIDE = ("tau_pos", "tau_neg")  # a gate of no steepness
-COMPARE_WITHIN_A_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
+GROUP_RELATIVE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
 
 
 def _check_options(c: Config) -> list[str]:
@@ -396,8 +396,8 @@ def _check_options(c: Config) -> list[str]:
                 problems.append(
                     f"{section}.{option} is {value}, but {section}.{kind} {method} does not use it; it has {own}."
                 )
-    if c.correction.method in BOUNDS:
-        own_low, own_high = BOUNDS[c.correction.method]
+    if c.correction.method in CORRECTION_BOUNDS:
+        own_low, own_high = CORRECTION_BOUNDS[c.correction.method]
         low = own_low if c.correction.low is None else c.correction.low
         high = own_high if c.correction.high is None else c.correction.high
         if low > high:
@@ -418,7 +418,7 @@ def _check_weights(c: Config) -> list[str]:
         return []  # a user's function may ask for any option of the section
     problems = []
     for normalize, option in (("constant", "constant"), ("decoupled", "control_weight")):
-        value, default = getattr(c.algorithm, option), getattr(Algorithm(), option)
+        value, default = getattr(c.algorithm, option), getattr(AlgorithmConfig(), option)
         if value != default and c.algorithm.normalize != normalize:
             problems.append(
                 f"algorithm.{option} is {value}, but algorithm.normalize {c.algorithm.normalize} does not use it. "
@@ -435,19 +435,19 @@ def _check_config_file(config_file: Path) -> list[str]:
     return [] if good else [f"model.path: {config_file} is not a JSON object; the model directory is damaged."]
 
 
-def check_model(c: Config, path: str, model: Model | None = None) -> list[str]:
+def check_model(c: Config, path: str, model: ModelShape | None = None) -> list[str]:
     """As far as the model's shape is known here: of a hub name that is new to this machine, when its config.json has come.
 
     Where nothing but the table of usual shapes has its window, `model` is to be given: `train` waits for the config.json.
     """
-    problems = _check_window(c, model.window if model else window_of(path))
-    if problems and model and not path.startswith("builtin:") and model == usual(path):
+    problems = _check_window(c, model.context if model else context_of_model(path))
+    if problems and model and not path.startswith("builtin:") and model == look_up_shape(path):
         problems[0] += (
             f" That is the window of what usually is called so; a config.json goes before: hf download {path} config.json"
         )
     if c.rollout.tensor_parallel > 1:
-        shape = model or known(path)
-        if shape and (problem := unsplit(shape, c.rollout.tensor_parallel)):
+        shape = model or known_model_shape(path)
+        if shape and (problem := tensor_parallel_problem(shape, c.rollout.tensor_parallel)):
             problems.append(problem)
     return problems
 

@@ -3,9 +3,9 @@
 import math
 from pathlib import Path
 
-from rlsys.config.schema import Config, ConfigError, Function
-from rlsys.data.origin import Origin, locate
-from rlsys.rewards.check import problems as problems_of_functions
+from rlsys.config.schema import Config, ConfigError, RewardFunction
+from rlsys.data.origin import Origin, locate_data
+from rlsys.rewards.check import find_problems as problems_of_functions
 
 COLDEST = 0.01  # vLLM samples at no temperature between this one and 0
 
@@ -44,7 +44,7 @@ def check_rewards(c: Config) -> list[str]:
     return problems
 
 
-def functions_of(c: Config) -> list[tuple[str, Function]]:
+def functions_of(c: Config) -> list[tuple[str, RewardFunction]]:
     """Every reward function, by where it stands in the configuration."""
     sets = [("reward.functions", c.reward.functions)]
     sets += [(f"data.train.{name}.reward", source.reward) for name, source in c.data.train.items()]
@@ -106,7 +106,7 @@ def check_origins(c: Config) -> list[str]:
     for name, key, source in (*of_train, *of_eval):
         templates.append((name, source.template or ""))
         try:
-            locate(Origin(source.path, source.split, source.subset))
+            locate_data(Origin(source.path, source.split, source.subset))
         except ConfigError as error:
             problems += [f"{key}: {problem}" for problem in error.problems]
     for key, template in templates:

@@ -22,7 +22,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Variant:
+class WhatIf:
     """A forward pass as it might have been; what is empty is as it is. `Variant((Sampling(0.7), Sampling(0.8)))`"""
 
     samplings: tuple[Sampling, ...]
@@ -32,7 +32,7 @@ class Variant:
     positions: str = (
         ""  # left: a prompt begins where padding in front of it ends; right: a completion, where it does behind
     )
-    longest: int = 0  # tokens of the longest prompt, which is what `positions` pads to
+    longest_prompt: int = 0  # tokens of the longest prompt, which is what `positions` pads to
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class Rollout(Protocol):
         """Samples as they finish, in any order. Requests of one uid stand together, those to be begun first in front."""
         ...
 
-    def cut(self) -> None:
+    def stop_early(self) -> None:
         """No more is wanted of what `generate` is at: it ends with what is half-written, whose `finish` is cut.
 
         What was not begun does not come.
         """
         ...
 
-    def generating(self) -> None:
+    def wake(self) -> None:
         """The engines are about to be used (colocated ones wake)."""
         ...
 
-    def resting(self) -> None:
+    def sleep(self) -> None:
         """The engines will not be used for a while (colocated ones sleep)."""
         ...
 
@@ -95,14 +95,14 @@ class Scorer(Protocol):
         ...
 
 
-class Rescorer(Scorer, Protocol):
+class Diagnosable(Scorer, Protocol):
     """A policy that computes as if: what finds out why engines and policy disagree."""
 
-    def rescored(self, packs: list[list[Pack]], variant: Variant) -> list[list[Floats]]:
+    def rescore(self, packs: list[list[Pack]], what_if: WhatIf) -> list[list[Floats]]:
         """`packs[rank][i]` → log-probs [K, samplings]."""
         ...
 
-    def facts(self, texts: list[str]) -> ModelFacts:
+    def model_facts(self, texts: list[str]) -> ModelFacts:
         """What the model's files say, and the tokens they make of some texts."""
         ...
 
@@ -125,7 +125,7 @@ class Critic(Scorer, Protocol):
     def load(self, folder: str) -> None: ...
 
 
-class Policy(Rescorer, Protocol):
+class Policy(Diagnosable, Protocol):
     """The policy ranks, as one."""
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:

@@ -8,16 +8,16 @@ import numpy as np
 
 from rlsys.algorithms.credit import Credit
 from rlsys.runs.timeline import span
-from rlsys.sampling.dynamic_sampling import teaching
+from rlsys.sampling.dynamic_sampling import informative_groups
 from rlsys.types import Batch, Metrics
 
 
-class Clock:
+class PhaseTimer:
     """Seconds per phase, which are spans of the driver's timeline too. `with clock("update"): ...` then `clock.metrics()["time/update"]`."""
 
-    def __init__(self, told: Callable[[str], None] = lambda phase: None) -> None:
+    def __init__(self, on_phase: Callable[[str], None] = lambda phase: None) -> None:
         """`told` hears of each phase as it begins."""
-        self.told = told
+        self.on_phase = on_phase
         self.start, self.phases = (
             time.perf_counter(),
             dict.fromkeys(("rollout", "reward", "score", "update", "sync"), 0.0),
@@ -26,14 +26,14 @@ class Clock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
-        self.told(phase)
+        self.on_phase(phase)
         try:
             with span(phase):
                 yield
         finally:
             self.phases[phase] += time.perf_counter() - began
 
-    def split(self, phase: str, other: str, seconds: float) -> None:
+    def move_seconds(self, phase: str, other: str, seconds: float) -> None:
         """Books up to `seconds` of a phase under another name."""
         moved = min(seconds, self.phases[phase])
         self.phases[phase] -= moved
@@ -45,7 +45,7 @@ class Clock:
         }
 
 
-def of_batch(batch: Batch, parts: bool = False) -> Metrics:
+def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
     """Rewards, lengths and what the groups can teach; with `parts` by parts of their rewards too."""
     rewards, lengths = batch.rewards, batch.lengths
     sizes = np.bincount(batch.groups, minlength=len(batch.prompts))
@@ -53,26 +53,26 @@ def of_batch(batch: Batch, parts: bool = False) -> Metrics:
     found: Metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
-        "reward/asked": float(batch.asked),
+        "reward/asked": float(batch.requested),
         "reward/failed": float(sum(batch.failures.values())),
         "groups/alone": float((sizes == 1).sum()),
         "groups/lost": float((sizes == 0).sum()),
-        "groups/equal": float((~teaching(batch, parts) & (sizes > 1)).sum()),
-        "groups/dropped": float(batch.dropped),
+        "groups/equal": float((~informative_groups(batch, by_component) & (sizes > 1)).sum()),
+        "groups/dropped": float(batch.dropped_groups),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
         "length/truncated": float(np.mean([s.finish == "length" for s in batch.samples])),
         "tokens": float(lengths.sum()),
     }
     found |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
-    if batch.left:
-        found["groups/left"] = float(len(batch.left))
+    if batch.deferred:
+        found["groups/left"] = float(len(batch.deferred))
     if len(names) > 1:
         found |= {f"reward/component/{n}": float(np.mean([c[n] for c in batch.components if n in c])) for n in names}
     return found
 
 
-def of_lag(step: int, batch: Batch) -> Metrics:
+def lag_metrics(step: int, batch: Batch) -> Metrics:
     """How many updates lie between the weights a token was sampled from and those that it trains."""
     tokens = int(batch.lengths.sum())
     versions = sum(int(s.versions.sum()) if s.changes else s.version * len(s.tokens) for s in batch.samples)
@@ -80,13 +80,13 @@ def of_lag(step: int, batch: Batch) -> Metrics:
     return {"lag": float(step - 1 - oldest), "lag/mean": step - 1 - versions / tokens if tokens else 0.0}
 
 
-def of_credit(credit: Credit) -> Metrics:
+def credit_metrics(credit: Credit) -> Metrics:
     """What became of the rewards: the largest advantage, the length penalty, KL in the reward, the critic's grasp."""
     columns = credit.columns
     assert columns.advantages is not None
     found = {"advantage/max_abs": float(np.abs(columns.advantages).max(initial=0.0))}
-    if credit.penalty:
-        found["reward/overlong"] = credit.penalty
+    if credit.length_penalty:
+        found["reward/overlong"] = credit.length_penalty
     if credit.kl is not None:
         found["kl"] = credit.kl
     if columns.returns is not None and columns.values is not None:
@@ -98,7 +98,7 @@ def of_credit(credit: Credit) -> Metrics:
     return found
 
 
-def of_updates(updates: list[Metrics]) -> Metrics:
+def update_metrics(updates: list[Metrics]) -> Metrics:
     """From the policy's per-update sums to means: per update for loss and gradient, per token for the rest.
 
     An update has `loss`, `grad_norm`, `lr` and the sums over its `tokens` of `kl`, `entropy`, `clip_low`, `clip_high` (tokens held
@@ -133,7 +133,7 @@ def of_updates(updates: list[Metrics]) -> Metrics:
     return found
 
 
-def of_critic(updates: list[Metrics]) -> Metrics:
+def critic_metrics(updates: list[Metrics]) -> Metrics:
     """Means over a step's updates of the critic's `loss` and `grad_norm`, and its last `lr`."""
     if not updates:
         return {}

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from rlsys.config.schema import Config
-from rlsys.runs.errors import NothingToLearn, RewardFailure
+from rlsys.runs.errors import NothingToLearn, TooManyRewardFailures
 from rlsys.types import Batch
 
 
 @dataclass(frozen=True)
-class Timetable:
+class SyncSchedule:
     """Which batches may be begun when, and after which steps engines take weights: what bounds the lag.
 
     Between two syncs as many batches are begun as steps are trained. `Timetable(ahead=2, every=2)`: after the sync of step 4
@@ -35,24 +35,24 @@ class Timetable:
     every: int  # steps between syncs
 
     @classmethod
-    def of(cls, config: Config) -> "Timetable":
+    def from_config(cls, config: Config) -> "SyncSchedule":
         """With over-sampling one update less: a half-written sample is trained a step later than the others."""
         ahead = config.pipeline.max_lag - bool(config.rollout.oversample)
         return cls(ahead, every=1 if config.pipeline.in_flight else max(1, ahead))
 
-    def syncs(self, step: int) -> bool:
+    def syncs_after(self, step: int) -> bool:
         """Whether engines take the weights of this step."""
-        return self.newest(step) == step
+        return self.version_after(step) == step
 
-    def newest(self, step: int) -> int:
+    def version_after(self, step: int) -> int:
         """The version that batches are sampled from after this step."""
         return step // self.every * self.every
 
-    def reach(self, step: int) -> int:
+    def last_startable_step(self, step: int) -> int:
         """The last batch that may be begun before `step` is trained."""
-        return self.newest(step - 1) + 1 + self.ahead
+        return self.version_after(step - 1) + 1 + self.ahead
 
-    def whole(self, steps: int) -> int:
+    def round_up_to_sync(self, steps: int) -> int:
         """As many or a few more: a step behind a sync waits for less than one before it, so a mean is of all between two syncs."""
         return -(-steps // self.every) * self.every
 
@@ -66,11 +66,11 @@ class Pipeline:
         *,
         first: int,
         last: int,
-        timetable: Timetable,
+        timetable: SyncSchedule,
         ready: Sequence[Batch] = (),
         thread: Executor | None = None,
     ):
-        self.start, self.last, self.timetable = start, last, timetable
+        self.start, self.last, self.schedule = start, last, timetable
         self.step = first  # whose batch is the next to be handed out
         self.upcoming = first + len(ready)
         self.ahead: deque[Future[Batch]] = deque(done(batch) for batch in ready)
@@ -80,23 +80,23 @@ class Pipeline:
 
     def next(self) -> Batch:
         self.before = list(self.ahead)
-        while self.upcoming <= min(self.timetable.reach(self.step), self.last):
+        while self.upcoming <= min(self.schedule.last_startable_step(self.step), self.last):
             self.ahead.append(self.thread.submit(self.start, self.upcoming))
             self.upcoming += 1
         self.step += 1
         return self.ahead.popleft().result()
 
-    def drain(self, *, undo: bool = False) -> None:
+    def wait_until_idle(self, *, undo: bool = False) -> None:
         """Waits until the engines are idle. That nothing can be learned from a batch is for `next` to say.
 
         A batch that was lost could not be made again once the engines have new weights: so the present step must not count.
         """
         futures = self.before if undo else list(self.ahead)
         for error in [future.exception() for future in futures]:  # all of them are waited for
-            if error and not isinstance(error, RewardFailure | NothingToLearn):
+            if error and not isinstance(error, TooManyRewardFailures | NothingToLearn):
                 raise error
 
-    def pending(self, *, undo: bool = False) -> list[Batch]:
+    def finished_ahead(self, *, undo: bool = False) -> list[Batch]:
         """What the engines have sampled ahead of the last step; with `undo`, ahead of the step before it.
 
         Batches that are still being made are left out, and those behind one that failed.

@@ -3,7 +3,7 @@
 import hashlib
 
 
-def seed_of(*what: object) -> int:
+def derive_seed(*what: object) -> int:
     """63 bits from any values. `seed_of(run_seed, step, uid, index)` is a sample's."""
     text = "\x1f".join(str(w) for w in what)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

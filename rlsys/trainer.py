@@ -17,27 +17,27 @@ from rlsys.algorithms.credit import Credit, CreditAssignment
 from rlsys.algorithms.schedule import learning_rate
 from rlsys.config.schema import Config, ConfigError
 from rlsys.data import Dataset
-from rlsys.evaluation.held_out import HeldOut, evaluate
+from rlsys.evaluation.held_out import HeldOutSet, evaluate
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
-from rlsys.metrics import Clock
+from rlsys.metrics import PhaseTimer
 from rlsys.models.shapes import pairs_per_token
 from rlsys.numerics import agreement
-from rlsys.numerics.diagnosis import disagreement
-from rlsys.packs.minibatches import MiniBatch, heard, mini_batches
+from rlsys.numerics.diagnosis import explain_disagreement
+from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, split_into_mini_batches
 from rlsys.packs.packing import pack, unpack
-from rlsys.pipeline import Pipeline, Timetable
-from rlsys.runs.best import Best
+from rlsys.pipeline import Pipeline, SyncSchedule
+from rlsys.runs.best_step import BestStep
 from rlsys.runs.checkpoint import Checkpoints
 from rlsys.runs.directory import RunDirectory
-from rlsys.runs.errors import Abandoned, NothingToLearn, RewardFailure
-from rlsys.runs.skips import Skips
-from rlsys.runs.stopping import Stop
-from rlsys.runs.timeline import of_step, recorded
+from rlsys.runs.errors import NothingToLearn, StepAbandoned, TooManyRewardFailures
+from rlsys.runs.skipped_updates import SkippedUpdates
+from rlsys.runs.stopping import StopSignal
+from rlsys.runs.timeline import recorded, step_facts
 from rlsys.sampling import dynamic_sampling
 from rlsys.sampling.collector import Collector
-from rlsys.sampling.early_scoring import Scoring
+from rlsys.sampling.early_scoring import EarlyScoring
 from rlsys.sampling.oversampling import Oversampling
-from rlsys.sampling.sampling_plan import Draw
+from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.tracking.tracking import Tracking
 from rlsys.types import Batch, Columns, Floats, Metrics, Pack
 
@@ -45,7 +45,7 @@ from rlsys.types import Batch, Columns, Floats, Metrics, Pack
 class Progress(Protocol):
     def step(self, step: int, found: Metrics) -> None: ...
     def note(self, text: str) -> None: ...
-    def at(self, doing: str) -> None: ...
+    def show_phase(self, doing: str) -> None: ...
 
 
 class Trainer:
@@ -54,7 +54,7 @@ class Trainer:
         config: Config,
         *,
         train: Dataset,
-        evals: list[HeldOut],
+        evals: list[HeldOutSet],
         rollout: Rollout,
         rewards: Rewards,
         policy: Policy,
@@ -62,20 +62,20 @@ class Trainer:
         critic: Critic | None,
         run: RunDirectory,
         progress: Progress,
-        stop: Stop | None = None,
+        stop: StopSignal | None = None,
         tracking: Tracking | None = None,
     ):
-        self.config, self.run_directory, self.progress, self.stop = config, run, progress, stop or Stop()
+        self.config, self.run_directory, self.progress, self.stop = config, run, progress, stop or StopSignal()
         self.tracking = tracking
         self.train_data, self.evals = train, evals
         self.rollout, self.policy, self.reference, self.critic = rollout, policy, reference, critic
         self.collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
-        self.draw = Draw.of(config)
-        self.scoring = Scoring(config, policy, reference)
+        self.draw = SamplingPlan.from_config(config)
+        self.scoring = EarlyScoring(config, policy, reference)
         budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
         self.pack = partial(pack, tokens_per_pack=budget, pairs_per_token=cost)
         self.credit = CreditAssignment(config)
-        self.timetable = Timetable.of(config)
+        self.timetable = SyncSchedule.from_config(config)
         self.oversampling = Oversampling(config, self.collector, train.take) if config.rollout.oversample else None
         self.position = self.asked = 0  # in the training data: what was trained on, and what was asked for
         self.left: tuple[int, ...] = ()  # before `position`, and still to be trained on
@@ -83,9 +83,9 @@ class Trainer:
         self.parts = config.algorithm.advantage == "gdpo"  # whether a group teaches where parts of its rewards differ
         self.failures_told: set[str] = set()
         self.checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
-        self.best = Best(config.checkpoint.keep_best)
+        self.best = BestStep(config.checkpoint.keep_best)
         self.skips, self.critic_skips = (
-            Skips(config.trainer.max_skipped, lr, run.event) for lr in ("policy.lr", "critic.lr")
+            SkippedUpdates(config.trainer.max_skipped, lr, run.record_event) for lr in ("policy.lr", "critic.lr")
         )
         self.done = self.saved = 0  # the last step whose weights there are, and the last in a checkpoint
         self.owed: Metrics = {}  # figures of the last step, where its evaluation is still to be made
@@ -102,9 +102,9 @@ class Trainer:
         self.compare()
         if self.owed or self.done == 0:
             self.settle_debts()
-            if problem := self.best.unknown(self.line):
+            if problem := self.best.explain_missing(self.line):
                 raise ConfigError(problem)
-            self.best.beaten(self.done, self.line)
+            self.best.update(self.done, self.line)
             self.saved = 0  # it still owes what is paid now
         last = self.config.trainer.steps
         self.pipeline = Pipeline(self.sample, first=self.done + 1, last=last, timetable=self.timetable, ready=pending)
@@ -113,15 +113,15 @@ class Trainer:
 
     def trained(self, last: int) -> int:
         """Step by step up to the last one. Returns as `run` does."""
-        self.stop.working = True  # from here on there is something to finish
+        self.stop.step_running = True  # from here on there is something to finish
         try:
             while self.done < last and not self.stop.requested:
                 self.train(self.done + 1)
-        except Abandoned:
+        except StepAbandoned:
             if self.changing:  # half of an update is worth nothing
-                return self.checkpoints.last
+                return self.checkpoints.last_step
             self.scoring.close(wait=True)
-        except (NothingToLearn, RewardFailure):
+        except (NothingToLearn, TooManyRewardFailures):
             self.scoring.close(wait=True)
             if self.owed:
                 self.record(self.done, self.owed)
@@ -132,11 +132,11 @@ class Trainer:
             self.stop.saving = True
             self.save_missed()
             self.finish_saving(wait=True)
-        except Abandoned:
-            return self.checkpoints.last
+        except StepAbandoned:
+            return self.checkpoints.last_step
         return self.done
 
-    @recorded(of_step, name="step")
+    @recorded(step_facts, name="step")
     def train(self, step: int) -> None:
         """One step and what belongs to it. First its line, then its checkpoint: killed in between, it is done again."""
         c = self.config
@@ -146,7 +146,7 @@ class Trainer:
             self.settle_debts()
         else:
             self.record(step, found)
-        better = self.best.beaten(step, self.line)
+        better = self.best.update(step, self.line)
         if better or step == c.trainer.steps or (c.checkpoint.every and step % c.checkpoint.every == 0):
             self.save()
         self.finish_saving(wait=False)
@@ -156,46 +156,48 @@ class Trainer:
         return step == self.config.trainer.steps or bool(every and step % every == 0)
 
     def step(self, step: int) -> Metrics:
-        clock = Clock(lambda phase: self.progress.at(f"step {step}: {phase}"))
+        clock = PhaseTimer(lambda phase: self.progress.show_phase(f"step {step}: {phase}"))
         self.ahead = True
         with clock("rollout"):
             batch = self.pipeline.next()  # at most `max_lag` updates old
         self.finish_saving(wait=False)
-        clock.split("rollout", "reward", batch.reward_s)
+        clock.move_seconds("rollout", "reward", batch.reward_s)
         self.tell_failures(step, batch)
 
-        self.rollout.resting()
+        self.rollout.sleep()
         with clock("score"):
             scored = self.scored(step, batch)
         credit = self.credit(step, batch, scored, self.kl_coef)
         self.changing = True
         with clock("update"):
             updates = list(self.updates(step, batch, credit))
-        learned = self.skips.good(step, batch, [u for u, _ in updates if u])
-        of_critic = self.critic_skips.good(step, batch, [u for _, u in updates if u])
-        found = metrics.of_batch(batch, self.parts) | metrics.of_updates(learned) | metrics.of_credit(credit)
+        learned = self.skips.drop_skipped(step, batch, [u for u, _ in updates if u])
+        of_critic = self.critic_skips.drop_skipped(step, batch, [u for _, u in updates if u])
+        found = (
+            metrics.batch_metrics(batch, self.parts) | metrics.update_metrics(learned) | metrics.credit_metrics(credit)
+        )
         require_agreement(self.config, step, found)
 
         self.renew(step, clock)
-        self.done, self.position, self.left = step, batch.position, batch.left
+        self.done, self.position, self.left = step, batch.position, batch.deferred
         self.changing = self.ahead = False
-        found |= metrics.of_critic(of_critic) | ({"kl_coef": self.kl_coef} if self.reference else {})
+        found |= metrics.critic_metrics(of_critic) | ({"kl_coef": self.kl_coef} if self.reference else {})
         if learned:
             self.adapt(found)
         found |= clock.metrics()
         found["tokens_per_second"] = found["tokens"] / found["time/step"]
         found["update/skipped"] = sum(u["skipped"] for both in updates for u in both if u)
         found["update/silent_samples"] = sum(u["silent"] for u, _ in updates if u)
-        return found | metrics.of_lag(step, batch) | {"sync/version": self.timetable.newest(step)}
+        return found | metrics.lag_metrics(step, batch) | {"sync/version": self.timetable.version_after(step)}
 
-    def renew(self, step: int, clock: Clock) -> None:
+    def renew(self, step: int, clock: PhaseTimer) -> None:
         """The engines take the weights of this step, if it is their turn: idle, or in flight unless they are to be evaluated."""
         evaluates = bool(self.evals) and self.evaluates(step)
-        if not evaluates and not self.timetable.syncs(step):
+        if not evaluates and not self.timetable.syncs_after(step):
             return
         if evaluates or not self.config.pipeline.in_flight:
             with clock("rollout"):
-                self.pipeline.drain()
+                self.pipeline.wait_until_idle()
         with clock("sync"):
             self.sync(step)
 
@@ -206,9 +208,11 @@ class Trainer:
                 self.failures_told.add(verdict.failure)
                 first_line = verdict.detail.strip().partition("\n")[0]
                 self.progress.note(f"step {step}: a reward verdict failed ({verdict.failure}): {first_line}")
-                self.run_directory.event("reward failure", step=step, reason=verdict.failure, detail=verdict.detail)
+                self.run_directory.record_event(
+                    "reward failure", step=step, reason=verdict.failure, detail=verdict.detail
+                )
 
-    @recorded(of_step, name="collect")
+    @recorded(step_facts, name="collect")
     def sample(self, step: int) -> Batch:
         """The judged samples of a step. Which prompts those are follows from the seed and from what came before."""
         t, d = self.config.trainer, self.config.dynamic_sampling
@@ -219,11 +223,11 @@ class Trainer:
             batch = self.collector.collect(step, prompts, self.draw, seen)
             return replace(batch, position=self.asked)
 
-        self.rollout.generating()
-        seen = self.scoring.begin(step)
+        self.rollout.wake()
+        seen = self.scoring.start_batch(step)
         if d.enabled:
-            check = partial(self.collector.checked, step)
-            batch = dynamic_sampling.fill(
+            check = partial(self.collector.raise_if_too_many_failures, step)
+            batch = dynamic_sampling.fill_batch(
                 ask, t.prompts_per_step, max_rounds=d.max_rounds, step=step, parts=self.parts, check=check
             )
             self.asked = batch.position
@@ -231,7 +235,7 @@ class Trainer:
             batch = self.oversampling.collect(step)
         else:
             batch = ask(t.prompts_per_step)
-        return self.collector.checked(step, batch)
+        return self.collector.raise_if_too_many_failures(step, batch)
 
     def scored(self, step: int, batch: Batch) -> Columns:
         """What the present weights say of the batch, as far as this configuration needs it."""
@@ -251,19 +255,22 @@ class Trainer:
         alone = c.alone_steps if self.critic else 0
         to_policy = replace(credit.columns, values=None, returns=None)
         to_critic = replace(credit.columns, advantages=None, old=None, ref=None, anchor=None)
-        for i, mini in enumerate(mini_batches(self.config, step, batch)):
-            loud = heard(self.config, batch, mini, to_policy)
+        for i, mini in enumerate(split_into_mini_batches(self.config, step, batch)):
+            loud = drop_zero_advantage(self.config, batch, mini, to_policy)
             for_policy = self.packs(batch, loud, to_policy, self.policy.ranks) if step > alone else None
             for_critic = self.packs(batch, mini, to_critic, self.critic.ranks) if self.critic else None
             if not i:
-                self.run_directory.samples(f"step-{step:06d}", batch, credit.advantages, credit.columns)
+                self.run_directory.save_samples(f"step-{step:06d}", batch, credit.advantages, credit.columns)
             of_policy, of_critic = {}, {}
             if self.critic and for_critic:
-                lr = self.learning_rate(mini.number, c.lr, c.warmup_updates)
+                lr = self.learning_rate(mini.update, c.lr, c.warmup_updates)
                 of_critic = self.critic.update(for_critic, lr) | {"lr": lr}
             if for_policy:
-                lr = self.learning_rate(mini.number, p.lr, p.warmup_updates, first_step=alone)
-                of_policy = self.policy.update(for_policy, lr, self.kl_coef) | {"lr": lr, "silent": float(loud.silent)}
+                lr = self.learning_rate(mini.update, p.lr, p.warmup_updates, first_step=alone)
+                of_policy = self.policy.update(for_policy, lr, self.kl_coef) | {
+                    "lr": lr,
+                    "silent": float(loud.zero_advantage_samples),
+                }
             yield of_policy, of_critic
 
     def packs(self, batch: Batch, mini: MiniBatch, columns: Columns, ranks: int) -> list[list[Pack]]:
@@ -280,14 +287,14 @@ class Trainer:
         """Moves the KL coefficient towards what keeps KL at its target."""
         r = self.config.reference
         if r.kl_target and "kl" in found:
-            self.kl_coef = kl.adapted(self.kl_coef, found["kl"], r.kl_target, horizon=r.kl_horizon)
+            self.kl_coef = kl.adapt_coef(self.kl_coef, found["kl"], r.kl_target, horizon=r.kl_horizon)
 
-    @recorded(of_step)
+    @recorded(step_facts)
     def evaluation(self, step: int) -> Metrics:
         if not self.evals:
             return {}
-        self.progress.at(f"step {step}: evaluation")
-        self.rollout.generating()
+        self.progress.show_phase(f"step {step}: evaluation")
+        self.rollout.wake()
         result = evaluate(
             self.collector,
             self.evals,
@@ -296,30 +303,30 @@ class Trainer:
             pass_score=self.config.eval.pass_score,
             seed=self.config.run.seed,
         )
-        self.run_directory.samples(f"eval-{step:06d}", result.batch)
+        self.run_directory.save_samples(f"eval-{step:06d}", result.batch)
         self.tell_failures(step, result.batch)
         return result.metrics()
 
     def compare(self) -> None:
         """Whether engines and policy say the same of a few samples, before anything is learned from any."""
-        prompts = self.train_data.take(self.position, agreement.PROMPTS)
-        found = agreement.measure(self.rollout, self.policy, prompts, self.config)
+        prompts = self.train_data.take(self.position, agreement.PROMPT_COUNT)
+        found = agreement.measure_agreement(self.rollout, self.policy, prompts, self.config)
         self.progress.note(str(found))
-        self.run_directory.event("agreement", **found.facts())
-        if not found.fine:
+        self.run_directory.record_event("agreement", **found.event_fields())
+        if not found.within_limit:
             older = {
-                f"the checkpoint of step {step}": str(path / "model") for step, path in self.checkpoints.found()[-1:]
+                f"the checkpoint of step {step}": str(path / "model") for step, path in self.checkpoints.list_all()[-1:]
             }
-            raise disagreement(found, self.policy, self.config, older)
+            raise explain_disagreement(found, self.policy, self.config, older)
 
     def sync(self, step: int) -> None:
         """The engines take the weights; their version is the step that made them."""
         self.policy.sync(step)
-        self.run_directory.event("sync", version=step)
+        self.run_directory.record_event("sync", version=step)
 
     def record(self, step: int, found: Metrics) -> None:
         self.line = found
-        self.run_directory.metrics({"step": step} | found)
+        self.run_directory.record_metrics({"step": step} | found)
         self.progress.step(step, found)
 
     def settle_debts(self) -> None:
@@ -331,12 +338,12 @@ class Trainer:
 
     def save(self) -> None:
         """Begins a checkpoint of the last step that is done."""
-        self.progress.at(f"step {self.done}: checkpoint")
+        self.progress.show_phase(f"step {self.done}: checkpoint")
         if self.checkpoints.step != self.saved:  # it was cut off before every learner had begun: it is begun anew
             self.checkpoints.step = None
         self.finish_saving(wait=True)  # one at a time
         if not self.config.pipeline.in_flight:  # what is being sampled could not be sampled again from newer weights
-            self.pipeline.drain(undo=self.ahead)
+            self.pipeline.wait_until_idle(undo=self.ahead)
         state = {
             "step": self.done,
             "position": self.position,
@@ -346,10 +353,10 @@ class Trainer:
             "best": vars(self.best),
             "skips": [[s.in_a_row, s.first] for s in (self.skips, self.critic_skips)],
         }
-        folder = self.checkpoints.begin(self.done, state, self.pipeline.pending(undo=self.ahead))
+        folder = self.checkpoints.begin(self.done, state, self.pipeline.finished_ahead(undo=self.ahead))
         for learner in self.learners:
             learner.save(folder)
-        self.run_directory.settle()  # what the checkpoint stands for is on disk before it is
+        self.run_directory.wait_for_samples()  # what the checkpoint stands for is on disk before it is
         self.saved = self.done
 
     def save_missed(self) -> None:
@@ -365,7 +372,9 @@ class Trainer:
         if None not in written:
             step = self.checkpoints.step
             path = self.checkpoints.complete({name: sum for found in written if found for name, sum in found.items()})
-            self.run_directory.event("checkpoint", step=step, path=str(path.relative_to(self.run_directory.path)))
+            self.run_directory.record_event(
+                "checkpoint", step=step, path=str(path.relative_to(self.run_directory.path))
+            )
 
     @property
     def learners(self) -> list[Policy | Critic]:
@@ -373,7 +382,7 @@ class Trainer:
 
     def resume(self) -> list[Batch]:
         """Goes back to the newest checkpoint that is whole, if there is one. Returns what was sampled ahead of it."""
-        there = self.checkpoints.newest(self.progress.note)
+        there = self.checkpoints.load_newest(self.progress.note)
         if there:
             for learner in self.learners:
                 learner.load(str(there.path))
@@ -381,25 +390,25 @@ class Trainer:
             self.done, self.position, self.kl_coef = there.step, state["position"], state["kl_coef"]
             self.left, self.owed = tuple(state.get("left", ())), state["owed"]
             if state["best"]["figure"] == self.best.figure:
-                self.best = Best(**state["best"])
+                self.best = BestStep(**state["best"])
             for skips, known in zip((self.skips, self.critic_skips), state["skips"], strict=True):
                 skips.in_a_row, skips.first = known
             self.progress.note(f"resumed from {there.path}")
         pending = there.pending if there else []
         self.saved, self.asked = self.done, pending[-1].position if pending else self.position
         if self.oversampling:
-            self.oversampling.begin(self.asked, pending[-1].left if pending else self.left)
+            self.oversampling.restore(self.asked, pending[-1].deferred if pending else self.left)
         kept = self.done - bool(self.owed) if self.done else -1
-        self.run_directory.rewind(kept)
-        self.run_directory.event("resume" if there else "begin", step=self.done)
+        self.run_directory.rewind_metrics(kept)
+        self.run_directory.record_event("resume" if there else "begin", step=self.done)
         if self.tracking:
-            self.tracking.begin(kept)
+            self.tracking.start(kept)
         return pending
 
 
 def require_agreement(config: Config, step: int, found: Metrics) -> None:
     """Stops a run whose samples are no longer the policy's own."""
-    gap, limit = found.get("mismatch/mean_abs", 0.0), agreement.step_limit(config)
+    gap, limit = found.get("mismatch/mean_abs", 0.0), agreement.step_mismatch_limit(config)
     if not gap <= limit:  # and nan is not
         raise agreement.Disagreement(
             f"step {step}: rollout and old log-probs differ by {gap:.2g} on average, more than trainer.max_mismatch ({limit:g}). "

@@ -38,7 +38,7 @@ class Request:
     seed: int
     temperature: float  # 0: greedy
     max_new_tokens: int  # of the whole completion
-    begun: "Sample | None" = None  # what there is of it already; it is to be continued
+    partial: "Sample | None" = None  # what there is of it already; it is to be continued
     ignore_end: bool = False  # go on to max_new_tokens whatever is sampled, as a benchmark asks for
 
 
@@ -65,7 +65,7 @@ class Sample:
         return np.repeat(versions, np.diff([*starts, len(self.tokens)]))
 
 
-def continued(begun: Sample, rest: Sample) -> Sample:
+def join_partial(begun: Sample, rest: Sample) -> Sample:
     """A completion of which `begun` was there before, and `rest` came later."""
     if not len(rest.tokens):
         return replace(begun, finish=rest.finish)
@@ -105,14 +105,14 @@ class Batch:
     failed: list[tuple[Sample, Verdict]] = field(
         default_factory=list
     )  # what failed, of dropped groups too; with reward.on_failure score: x it is among `samples` too
-    asked: int = 0  # verdicts asked for
+    requested: int = 0  # verdicts asked for
     failures: dict[str, int] = field(default_factory=dict)  # reason → samples that left the batch
     first_failure: str = ""  # in words
     reward_s: float = 0.0  # last sample to last verdict
     greedy: Floats | None = None  # [groups] reward of a greedy completion, NaN where its verdict failed
-    dropped: int = 0  # groups that were sampled and taught nothing
+    dropped_groups: int = 0  # groups that were sampled and taught nothing
     position: int = 0  # in the training data, after this batch
-    left: tuple[int, ...] = ()  # positions before it whose prompts were asked for and come in a later batch
+    deferred: tuple[int, ...] = ()  # positions before it whose prompts were asked for and come in a later batch
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -124,10 +124,10 @@ class Batch:
             raise ValueError(
                 f"Batch.split: the column has {len(column)} numbers; the batch has {self.lengths.sum()} tokens."
             )
-        return cut(column, self.lengths.tolist())
+        return split_column(column, self.lengths.tolist())
 
 
-def cut(column: NDArray[Any], lengths: list[int]) -> list[NDArray[Any]]:
+def split_column(column: NDArray[Any], lengths: list[int]) -> list[NDArray[Any]]:
     """So many numbers for each, as views. `np.split` takes ten times as long.  [T], [N] -> [N]"""
     return [column[end - n : end] for n, end in zip(lengths, accumulate(lengths), strict=True)]
 
@@ -156,12 +156,12 @@ class Pack:
 
     tokens: Ints  # [T]
     lengths: list[int]  # [P] of the pieces, sum T
-    after: list[int]  # [P] the piece that each continues; -1: it begins a sequence
+    parent: list[int]  # [P] the piece that each continues; -1: it begins a sequence
     targets: Ints  # [K]
     samples: list[int]  # [S] index of each sequence in the batch
-    counts: list[int]  # [S] targets of each, sum K
-    first: list[int]  # [S] place whose output predicts the first target of each
-    rest: list[int]  # [S] place for the second; for those behind it, the places behind
+    target_counts: list[int]  # [S] targets of each, sum K
+    first_logit: list[int]  # [S] place whose output predicts the first target of each
+    next_logits: list[int]  # [S] place for the second; for those behind it, the places behind
     rollout: Floats  # [K]
     weights: Floats  # [K] token weight, normalised over the whole mini-batch on all ranks; [0] where it is only scored
     columns: Columns  # each [K]
@@ -169,26 +169,26 @@ class Pack:
     @property
     def sequences(self) -> Ints:
         """The sequence of each target, 0..S-1.  [K]"""
-        return np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
+        return np.repeat(np.arange(len(self.target_counts), dtype=np.int32), self.target_counts)
 
     @property
-    def predict(self) -> Ints:
+    def logit_positions(self) -> Ints:
         """The place in the pack whose output predicts each target.  [K]"""
-        counts, rest = np.array(self.counts, dtype=np.int32), np.array(self.rest, dtype=np.int32)
+        counts, rest = np.array(self.target_counts, dtype=np.int32), np.array(self.next_logits, dtype=np.int32)
         starts = counts.cumsum(dtype=np.int32) - counts
         places = np.arange(len(self.targets), dtype=np.int32) + np.repeat(rest - 1 - starts, counts)
         some = counts > 0
-        places[starts[some]] = np.array(self.first, dtype=np.int32)[some]
+        places[starts[some]] = np.array(self.first_logit, dtype=np.int32)[some]
         return places
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """The place of each token in its own sequence.  [T]"""
-        firsts = [0 if a < 0 else self.lengths[a] for a in self.after]
+        firsts = [0 if a < 0 else self.lengths[a] for a in self.parent]
         return np.concatenate([np.arange(first, first + n) for first, n in zip(firsts, self.lengths, strict=True)])
 
     @property
     def pairs(self) -> float:
         """Of query and key that attention looks at, as `rlsys.packs.balance.cost` counts them."""
-        before = [0 if a < 0 else self.lengths[a] for a in self.after]
+        before = [0 if a < 0 else self.lengths[a] for a in self.parent]
         return sum(n * (b + n / 2) for b, n in zip(before, self.lengths, strict=True))

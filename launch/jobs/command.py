@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from launch.printing import plain
+from launch.printing import plain_console
 
-console = plain()
+console = plain_console()
 ADDRESS = click.option(
     "--address",
     required=True,
@@ -46,7 +46,7 @@ def show_all(address: str) -> int:
     from launch.jobs import submit as jobs
     from launch.jobs.server import JobServer
 
-    return jobs.show_all(JobServer(address), console)
+    return jobs.print_jobs(JobServer(address), console)
 
 
 @job.command()

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.ray_token import token_is_used, wrong_token
+from launch.ray_token import explain_token_refusal, use_token_if_available
 from rlsys.config.schema import ConfigError
-from rlsys.config.secrets import hidden
+from rlsys.config.secrets import redact
 
-ANSWER_S = 60.0  # for one answer; connecting has a sixth of it
+ANSWER_TIMEOUT_S = 60.0  # for one answer; connecting has a sixth of it
 LOST_S = 120.0  # without any answer, before following a job is given up
 
 
-class NoAnswer(RuntimeError):
+class JobServerLost(RuntimeError):
     """The job server has gone away. Its jobs may go on."""
 
 
@@ -31,7 +31,7 @@ class JobServer:
         self.address = address if "://" in address else f"http://{address}"
         if not self.address.startswith(("http://", "https://")):
             raise ConfigError(
-                f"--address is {hidden(address)}; jobs go to the address of Ray's dashboard, such as http://HEAD:8265."
+                f"--address is {redact(address)}; jobs go to the address of Ray's dashboard, such as http://HEAD:8265."
             )
         for variable in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would take them for the address that is given
             os.environ.pop(variable, None)
@@ -39,15 +39,15 @@ class JobServer:
         from ray.job_submission import JobSubmissionClient
 
         logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.ERROR)
-        self.shown = hidden(self.address)
+        self.shown = redact(self.address)
 
         class Client(JobSubmissionClient):
             def _do_request(self, *words: Any, **more: Any) -> Any:  # by itself it waits for ever
-                return super()._do_request(*words, **more, timeout=(ANSWER_S / 6, ANSWER_S))
+                return super()._do_request(*words, **more, timeout=(ANSWER_TIMEOUT_S / 6, ANSWER_TIMEOUT_S))
 
         self.connected = False
-        with self.explained():
-            token_is_used()  # Ray's jobs by themselves wait to be told
+        with self.explain_errors():
+            use_token_if_available()  # Ray's jobs by themselves wait to be told
             self.client = Client(self.address)
         self.connected = True
         theirs = self.client._server_ray_version
@@ -58,7 +58,7 @@ class JobServer:
             )
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """What goes wrong between here and there, in one sentence."""
         from ray.exceptions import AuthenticationError
         from requests.exceptions import JSONDecodeError, RequestException
@@ -66,28 +66,28 @@ class JobServer:
         try:
             yield
         except AuthenticationError as error:
-            refused = wrong_token(shown="no auth" not in str(error))
+            refused = explain_token_refusal(shown="no auth" not in str(error))
             raise ConfigError(f"{self.shown} {refused}") from None
         except (JSONDecodeError, KeyError):
-            raise ConfigError(no_job_server(self.shown)) from None
+            raise ConfigError(not_a_job_server(self.shown)) from None
         except (RequestException, OSError) as error:
             if not self.connected:
                 raise ConfigError(
                     f"no Ray job server answers at {self.shown}. It is the dashboard of `ray start --head`, port 8265 by "
                     "default; from elsewhere it takes --dashboard-host=0.0.0.0 there, or a tunnel: ssh -L 8265:localhost:8265 HEAD"
                 ) from None
-            raise NoAnswer(f"{self.shown} has stopped answering ({type(error).__name__})") from None
+            raise JobServerLost(f"{self.shown} has stopped answering ({type(error).__name__})") from None
         except RuntimeError as error:
             if "does not exist" in str(error):
                 raise ConfigError(f"{self.shown} knows no such job. `rlsys job list` shows those it knows.") from None
             if "404" in str(error):
-                raise ConfigError(no_job_server(self.shown)) from None
-            raise ConfigError(f"{self.shown} refused: {' '.join(hidden(str(error)).split())[-500:]}") from None
+                raise ConfigError(not_a_job_server(self.shown)) from None
+            raise ConfigError(f"{self.shown} refused: {' '.join(redact(str(error)).split())[-500:]}") from None
 
     def submit(
         self, name: str, entrypoint: str, folder: Path, variables: dict[str, str], about: dict[str, str]
     ) -> None:
-        with self.explained():
+        with self.explain_errors():
             self.client.submit_job(
                 entrypoint=entrypoint,
                 submission_id=name,
@@ -97,27 +97,27 @@ class JobServer:
 
     def job(self, name: str) -> Any:
         """Ray's `JobDetails`."""
-        with self.explained():
+        with self.explain_errors():
             return self.client.get_job_info(name)
 
-    def jobs(self) -> list[Any]:
+    def list_jobs(self) -> list[Any]:
         """Those that were submitted, the newest first."""
-        with self.explained():
+        with self.explain_errors():
             found = [job for job in self.client.list_jobs() if job.submission_id]
         return sorted(found, key=lambda job: -(job.start_time or 0))
 
     def logs(self, name: str) -> str:
-        with self.explained():
+        with self.explain_errors():
             found: str = self.client.get_job_logs(name)
         return found
 
     def stop(self, name: str) -> bool:
         """False: there was nothing to stop."""
-        with self.explained():
+        with self.explain_errors():
             asked: bool = self.client.stop_job(name)
         return asked
 
-    def wait(self, name: str, patience_s: float) -> Any:
+    def wait_for_end(self, name: str, patience_s: float) -> Any:
         """The job once it is over, or as it is when patience is."""
         deadline = time.monotonic() + patience_s
         while not (job := self.job(name)).status.is_terminal() and time.monotonic() < deadline:
@@ -129,20 +129,20 @@ class JobServer:
         said, silent = 0, 0.0  # `silent`: since when, while it does not answer
         while True:
             try:
-                for text in self.told(name, said):
+                for text in self.tail_logs(name, said):
                     say(text)
                     said, silent = said + len(text), 0.0
-                job, silent = self.wait(name, 5), 0.0
+                job, silent = self.wait_for_end(name, 5), 0.0
                 if job.status.is_terminal():
                     say(self.logs(name)[said:])  # what came while nobody listened
                     return job
-            except NoAnswer:
+            except JobServerLost:
                 silent = silent or time.monotonic()
                 if time.monotonic() - silent > LOST_S:
                     raise
                 time.sleep(2)
 
-    def told(self, name: str, said: int) -> Iterator[str]:
+    def tail_logs(self, name: str, said: int) -> Iterator[str]:
         """What the job writes, without the first characters, which have been said."""
         from aiohttp import ClientError
 
@@ -150,7 +150,7 @@ class JobServer:
         try:
             while True:
                 try:
-                    text = loop.run_until_complete(asyncio.wait_for(anext(pieces), ANSWER_S))
+                    text = loop.run_until_complete(asyncio.wait_for(anext(pieces), ANSWER_TIMEOUT_S))
                 except (StopAsyncIteration, RuntimeError, ClientError, OSError):
                     return  # over, broken off, or no word for long, as when it was broken off unnoticed: `follow` asks which
                 skipped = min(said, len(text))
@@ -163,5 +163,5 @@ class JobServer:
             loop.close()
 
 
-def no_job_server(address: str) -> str:
+def not_a_job_server(address: str) -> str:
     return f"what answers at {address} is no Ray job server. Give the address of Ray's dashboard."

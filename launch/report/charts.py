@@ -12,11 +12,11 @@ class Chart:
 
     title: str
     names: tuple[str, ...]
-    sentence: str
+    caption: str
     unit: str = ""  # share: shown in per cent
     scale: str = ""  # zero: from 0 on; log
     optional: bool = False  # whether nobody misses it where a run does not have it
-    compared: bool = False  # whether it is true only of methods that compare the samples of a group
+    compares_groups: bool = False  # whether it is true only of methods that compare the samples of a group
 
 
 SECTIONS: dict[str, tuple[Chart, ...]] = {
@@ -82,7 +82,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "Groups with equal rewards, with one sample left, with none left; and those that made room for others.",
             "groups",
             "zero",
-            compared=True,
+            compares_groups=True,
         ),
         Chart("Failed verdicts", ("reward/failed", "failure/*"), "Samples whose reward function failed, by reason.", "samples", "zero"),
         Chart("Length penalty", ("reward/overlong",), "Mean that completions lost for coming near the cut.", optional=True),
@@ -112,12 +112,12 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart("Critic's values", ("critic/value_mean",), "Mean value over the tokens of the batch.", optional=True),
     ),
 }  # fmt: skip
-ELSE = "Everything else"
+OTHER_SECTION = "Everything else"
 DRAWN_ELSEWHERE = ("time/*", "step", "tokens", "sync/version", "clip_fraction")
 PHASES = ("rollout", "reward", "score", "update", "sync")
 
 
-def charts(lines: list[dict[str, float]], compared: bool = True) -> list[dict[str, Any]]:
+def choose_charts(lines: list[dict[str, float]], compared: bool = True) -> list[dict[str, Any]]:
     """What is to be drawn of these figures, in the page's order; a chart without figures says so, unless it is optional.
 
     An optional chart of nothing but zeros is not worth its place; its figures are among the others. So are those of a chart that is
@@ -130,27 +130,27 @@ def charts(lines: list[dict[str, float]], compared: bool = True) -> list[dict[st
         for chart in members:
             names = [name for pattern in chart.names for name in left if fnmatchcase(name, pattern)]
             names = [n for n in names if not n.endswith(("/low", "/high")) or n.startswith("clip_fraction")]
-            if (said.intersection(names) or not chart.optional) and (compared or not chart.compared):
-                found.append(shown(chart, section, names, left))
+            if (said.intersection(names) or not chart.optional) and (compared or not chart.compares_groups):
+                found.append(chart_data(chart, section, names, left))
     taken = {
         name for chart in found for name in (*chart["names"], *(b for band in chart["bands"].values() for b in band))
     }
     rest = [n for n in left if n not in taken and not any(fnmatchcase(n, pattern) for pattern in DRAWN_ELSEWHERE)]
-    return found + [shown(Chart(name, (name,), ""), ELSE, [name], left) for name in sorted(rest)]
+    return found + [chart_data(Chart(name, (name,), ""), OTHER_SECTION, [name], left) for name in sorted(rest)]
 
 
-def shown(chart: Chart, section: str, names: list[str], known: Iterable[str]) -> dict[str, Any]:
+def chart_data(chart: Chart, section: str, names: list[str], known: Iterable[str]) -> dict[str, Any]:
     return {
         "section": section,
         "title": chart.title,
-        "sentence": chart.sentence,
+        "sentence": chart.caption,
         "unit": chart.unit,
         "scale": chart.scale,
         "names": list(dict.fromkeys(names)),
-        "bands": {n: band for n in names if (band := band_of(n)) and set(band) <= set(known)},
+        "bands": {n: band for n in names if (band := interval_names(n)) and set(band) <= set(known)},
     }
 
 
-def band_of(name: str) -> list[str]:
+def interval_names(name: str) -> list[str]:
     """The interval of a held-out figure."""
     return [f"{name}/low", f"{name}/high"] if name.startswith("eval/") else []

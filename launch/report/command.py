@@ -9,70 +9,78 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.printing import say
-from launch.report.gather import Run, page_data
-from launch.report.page import page
-from launch.report.sampled import UNREADABLE, files, kept, numbers, packed, unread
-from launch.report.words import words
+from launch.printing import print_line
+from launch.report.gather import ReportedRun, page_data
+from launch.report.page import build_page
+from launch.report.sample_pieces import (
+    READ_ERRORS,
+    choose_pieces,
+    compress_piece,
+    describe_unreadable,
+    sample_files,
+    sample_numbers,
+)
+from launch.report.token_texts import load_token_texts
 from rlsys.config.schema import ConfigError
-from rlsys.runs.directory import write
-from rlsys.runs.errors import disk_trouble
+from rlsys.runs.directory import write_atomically
+from rlsys.runs.errors import describe_disk_error
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReportOptions:
     runs: tuple[str, ...]
     out: str | None = None
     megabytes: float = 16.0  # of texts and tokens
     open: bool = False
 
 
-def report(wanted: Wanted, console: Console) -> None:
-    runs = [Run.read(Path(name)) for name in wanted.runs]
+def write_report(wanted: ReportOptions, console: Console) -> None:
+    runs = [ReportedRun.read(Path(name)) for name in wanted.runs]
     target = _target(wanted.out, runs)
     data = page_data(runs)
     pieces: dict[str, Any] = {"main": data}
     if len(runs) == 1:
-        found = samples(runs[0], round(wanted.megabytes * (1 << 20)))
+        found = collect_samples(runs[0], round(wanted.megabytes * (1 << 20)))
         pieces["numbers"] = found.numbers
         none = [] if found.numbers else ["No samples are saved in samples/."]
         data["runs"][0]["missing"] += found.unread or none
     else:
         why = f"A comparison has no samples: `rlsys report {runs[0].name}` shows those of one run."
-        found = Samples([], {}, left_out=why, unread=[])
+        found = PageSamples([], {}, left_out=why, unread=[])
     data["left_out"] = found.left_out
-    text = page(
-        " and ".join(run["name"] for run in data["runs"]), {n: packed(p) for n, p in pieces.items()} | found.pieces
+    text = build_page(
+        " and ".join(run["name"] for run in data["runs"]),
+        {n: compress_piece(p) for n, p in pieces.items()} | found.pieces,
     )
     with _writing(target):
-        write(target, text)
-    say(console, f"{target}: {len(text) / (1 << 20):.1f} MiB, everything inside. Open it in a browser.")
+        write_atomically(target, text)
+    print_line(console, f"{target}: {len(text) / (1 << 20):.1f} MiB, everything inside. Open it in a browser.")
     for sentence in found.unread:
-        say(console, sentence, "yellow")
+        print_line(console, sentence, "yellow")
     if found.left_out:
-        say(console, found.left_out, "dim")
+        print_line(console, found.left_out, "dim")
     if wanted.open and not webbrowser.open(target.resolve().as_uri()):
-        say(console, "No browser could be started here. Copy the file to where there is one.")
+        print_line(console, "No browser could be started here. Copy the file to where there is one.")
 
 
 @dataclass(frozen=True)
-class Samples:
+class PageSamples:
     numbers: list[dict[str, Any]]  # of all of them, a file each
     pieces: dict[str, bytes]  # texts and tokens of as many as there is room for
     left_out: str  # what has no room, in words
     unread: list[str]  # what is damaged, in words
 
 
-def samples(run: Run, most: int) -> Samples:
+def collect_samples(run: ReportedRun, most: int) -> PageSamples:
     """Texts and tokens take at most `most` bytes."""
     found, why = {}, {}
-    for file in files(run.path):
+    for file in sample_files(run.path):
         try:
-            found[file] = numbers(file)
-        except UNREADABLE as error:
+            found[file] = sample_numbers(file)
+        except READ_ERRORS as error:
             why[file.stem] = str(error)
-    words_of = words(run.path, str(run.options.get("model.path", "")))
-    chosen, worse = kept(list(found), most, words_of, lambda file: len(found[file]["groups"]))
+    words_of = load_token_texts(run.path, str(run.options.get("model.path", "")))
+    chosen, worse = choose_pieces(list(found), most, words_of, lambda file: len(found[file]["groups"]))
     whole = [one for one in found.values() if one["name"] not in worse]
     pieces: dict[str, bytes] = {}
     for one in whole:
@@ -80,10 +88,10 @@ def samples(run: Run, most: int) -> Samples:
         one["kept"] = has.groups if has else 0
         if has:
             pieces |= {f"texts-{one['name']}": has.texts, f"tokens-{one['name']}": has.tokens}
-    return Samples(whole, pieces, left_out(whole), unread(why | worse))
+    return PageSamples(whole, pieces, describe_left_out(whole), describe_unreadable(why | worse))
 
 
-def left_out(found: list[dict[str, Any]]) -> str:
+def describe_left_out(found: list[dict[str, Any]]) -> str:
     """A sentence, or nothing where nothing was."""
     groups, there = sum(len(one["groups"]) for one in found), sum(one["kept"] for one in found)
     if there == groups:
@@ -95,7 +103,7 @@ def left_out(found: list[dict[str, Any]]) -> str:
     )
 
 
-def _target(out: str | None, runs: list[Run]) -> Path:
+def _target(out: str | None, runs: list[ReportedRun]) -> Path:
     """Where the page goes, in a folder that is there."""
     target = Path(out).expanduser() if out else _default(runs)
     with _writing(target):
@@ -112,10 +120,10 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if disk_trouble(error):
+        if describe_disk_error(error):
             raise
         raise ConfigError(f"{target} cannot be written: {error.strerror}. Name another file with --out.") from None
 
 
-def _default(runs: list[Run]) -> Path:
+def _default(runs: list[ReportedRun]) -> Path:
     return runs[0].path / "report.html" if len(runs) == 1 else Path(f"report-{'-'.join(run.name for run in runs)}.html")

@@ -25,9 +25,9 @@ SCRIPTS = (
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
 
 
-def page(title: str, pieces: Mapping[str, bytes], live: bool = False) -> str:
+def build_page(title: str, pieces: Mapping[str, bytes], live: bool = False) -> str:
     """`pieces` by name, compressed. A live page has none: it asks the server that it came from for them."""
-    script = "\n".join(joined((HERE / name).read_text()) for name in SCRIPTS)
+    script = "\n".join(inline_script((HERE / name).read_text()) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = "\n".join(
         f'<script type="text/plain" id="piece-{html.escape(name)}">{base64.b64encode(piece).decode()}</script>'
@@ -53,6 +53,6 @@ def page(title: str, pieces: Mapping[str, bytes], live: bool = False) -> str:
     return text
 
 
-def joined(script: str) -> str:
+def inline_script(script: str) -> str:
     """A script as part of the one that the page has: its names are everybody's."""
     return re.sub(r"^export ", "", IMPORT.sub("", script), flags=re.MULTILINE)

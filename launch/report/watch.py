@@ -26,47 +26,57 @@ from urllib.parse import parse_qs, urlsplit
 
 from rich.console import Console
 
-from launch.printing import say
-from launch.report.gather import Run, page_data
-from launch.report.page import page
-from launch.report.sampled import UNREADABLE, files, numbers, packed, texts, tokens, unread
-from launch.report.words import words
+from launch.printing import print_line
+from launch.report.gather import ReportedRun, page_data
+from launch.report.page import build_page
+from launch.report.sample_pieces import (
+    READ_ERRORS,
+    compress_piece,
+    describe_unreadable,
+    sample_files,
+    sample_numbers,
+    sample_texts,
+    sample_tokens,
+)
+from launch.report.token_texts import load_token_texts
 from rlsys.config.schema import ConfigError
-from rlsys.runs.directory import BEFORE_CONFIG
+from rlsys.runs.directory import FILES_BEFORE_CONFIG
 
 PIECE = re.compile(r"(texts|tokens)-((?:step|eval)-\d+)")
-Answer = tuple[int, str, bytes, str]  # status, type, body, tag
+HttpAnswer = tuple[int, str, bytes, str]  # status, type, body, tag
 
 
 def watch(run: str, console: Console, *, port: int, open: bool) -> None:
     """Serves until Ctrl-C."""
-    server = serving(Path(run), port)
+    server = create_server(Path(run), port)
     address = server.address
-    say(console, f"{server.watched.path.name}: {address}")
-    say(console, f"From another machine: ssh -N -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}", "dim")
-    if waits := server.watched.waits:
-        say(console, waits, "yellow")
-    say(console, "The page follows the run by itself. Ctrl-C ends this; the run goes on.", "dim")
+    print_line(console, f"{server.watched.path.name}: {address}")
+    print_line(
+        console, f"From another machine: ssh -N -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}", "dim"
+    )
+    if waits := server.watched.waiting_message:
+        print_line(console, waits, "yellow")
+    print_line(console, "The page follows the run by itself. Ctrl-C ends this; the run goes on.", "dim")
     if open:
         webbrowser.open(address)
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
-        say(console, "Ended. The run is as it was.")
+        print_line(console, "Ended. The run is as it was.")
     finally:
         server.server_close()
 
 
-def serving(run: Path, port: int) -> "Server":
+def create_server(run: Path, port: int) -> "WatchServer":
     """A server that is bound and not yet serving. The run may not have begun; what is there and is no run is refused."""
     path = run.expanduser().resolve()
     above = next(p for p in path.parents if p.exists())
     if not above.is_dir():
         raise ConfigError(f"{above} is a file: no run can be in it. Give the directory of a run, such as runs/demo.")
-    if path.exists() and not (path.is_dir() and all(p.name in BEFORE_CONFIG for p in path.iterdir())):
-        Run.read(path)
+    if path.exists() and not (path.is_dir() and all(p.name in FILES_BEFORE_CONFIG for p in path.iterdir())):
+        ReportedRun.read(path)
     try:
-        return Server(Watched(path), port)
+        return WatchServer(WatchedRun(path), port)
     except OSError as error:
         raise ConfigError(
             f"--port: {port} on 127.0.0.1 cannot be used: {error.strerror}. Choose another, or 0 for any free one."
@@ -74,7 +84,7 @@ def serving(run: Path, port: int) -> "Server":
 
 
 @dataclass(frozen=True)
-class Known:
+class CachedNumbers:
     """A file of samples as it was read."""
 
     stamp: tuple[int, int]
@@ -83,76 +93,78 @@ class Known:
     why: str = ""
 
 
-class Watched:
+class WatchedRun:
     """What there is of a run now. What was read is kept as long as its file is the same."""
 
     def __init__(self, path: Path):
         self.path = path
-        self.begun = (path / "config.yaml").is_file()
+        self.started = (path / "config.yaml").is_file()
         self.lock = threading.Lock()
         self.tag, self.main = "", b""
-        self.known: dict[str, Known] = {}  # by the file's name
+        self.cache: dict[str, CachedNumbers] = {}  # by the file's name
         self.serial = 0
         self.words: Callable[[list[int]], list[str]] | None = None
 
     def page(self) -> bytes:
-        return page(self.path.name, {}, live=True).encode()
+        return build_page(self.path.name, {}, live=True).encode()
 
     @property
-    def waits(self) -> str:
+    def waiting_message(self) -> str:
         """A sentence, until the run has begun. One that has, and was removed, is not waited for."""
-        self.begun = self.begun or (self.path / "config.yaml").is_file()
-        return "" if self.begun else f"There is no run in {self.path} yet; the page waits for it to begin."
+        self.started = self.started or (self.path / "config.yaml").is_file()
+        return "" if self.started else f"There is no run in {self.path} yet; the page waits for it to begin."
 
-    def changed(self, have: str) -> tuple[str, bytes]:
+    def main_data(self, have: str) -> tuple[str, bytes]:
         """All but the samples, and its tag; nothing where `have` is that tag."""
         with self.lock:
             tag = f'"{hash(tuple(_stamp(self.path / name) for name in ("metrics.jsonl", "events.jsonl", "config.yaml"))):x}"'
             if tag == have:
                 return tag, b""
             if tag != self.tag:
-                self.main, self.tag = packed(page_data([Run.read(self.path)]) | {"left_out": ""}), tag
+                self.main, self.tag = compress_piece(page_data([ReportedRun.read(self.path)]) | {"left_out": ""}), tag
             return tag, self.main
 
     def numbers(self, after: int) -> bytes:
         with self.lock:
-            self.known = {file.stem: self._read(file) for file in files(self.path)}
-            new = [known.numbers for known in self.known.values() if known.serial > after and known.numbers]
-            why = {name: known.why for name, known in self.known.items() if known.why}
-            return packed({"serial": self.serial, "found": new, "unread": unread(why)})
+            self.cache = {file.stem: self._read(file) for file in sample_files(self.path)}
+            new = [known.numbers for known in self.cache.values() if known.serial > after and known.numbers]
+            why = {name: known.why for name, known in self.cache.items() if known.why}
+            return compress_piece({"serial": self.serial, "found": new, "unread": describe_unreadable(why)})
 
-    def _read(self, file: Path) -> Known:
+    def _read(self, file: Path) -> CachedNumbers:
         """As it is known, unless it has changed: one that is damaged, or half copied, may be whole the next time."""
-        stamp, known = _stamp(file), self.known.get(file.stem)
+        stamp, known = _stamp(file), self.cache.get(file.stem)
         if known and known.stamp == stamp:
             return known
         self.serial += 1
         try:
-            found = numbers(file)
-        except UNREADABLE as error:
-            return Known(stamp, self.serial, None, str(error))
-        return Known(stamp, self.serial, found | {"kept": len(found["groups"])})
+            found = sample_numbers(file)
+        except READ_ERRORS as error:
+            return CachedNumbers(stamp, self.serial, None, str(error))
+        return CachedNumbers(stamp, self.serial, found | {"kept": len(found["groups"])})
 
-    def piece(self, kind: str, name: str) -> bytes | None:
+    def read_piece(self, kind: str, name: str) -> bytes | None:
         file = self.path / "samples" / f"{name}.parquet"
         if not file.is_file():
             return None
         if kind == "texts":
-            return packed(texts(file))
-        self.words = self.words or words(self.path, str(Run.read(self.path).options.get("model.path", "")))
-        return packed(tokens(file, None, self.words))
+            return compress_piece(sample_texts(file))
+        self.words = self.words or load_token_texts(
+            self.path, str(ReportedRun.read(self.path).options.get("model.path", ""))
+        )
+        return compress_piece(sample_tokens(file, None, self.words))
 
-    def answer(self, path: str, query: dict[str, list[str]], have: str) -> Answer:
+    def respond(self, path: str, query: dict[str, list[str]], have: str) -> HttpAnswer:
         if path == "":
             return 200, "text/html; charset=utf-8", self.page(), ""
-        if path == "main" and (waits := self.waits):
+        if path == "main" and (waits := self.waiting_message):
             return 202, "text/plain; charset=utf-8", waits.encode(), ""
         if path == "main":
-            tag, body = self.changed(have)
+            tag, body = self.main_data(have)
             return (200 if body else 304), "application/json", body, tag
         if path == "numbers":
             return 200, "application/json", self.numbers(int(query.get("after", ["0"])[0])), ""
-        if (wanted := PIECE.fullmatch(path)) and (piece := self.piece(*wanted.groups())):
+        if (wanted := PIECE.fullmatch(path)) and (piece := self.read_piece(*wanted.groups())):
             return 200, "application/json", piece, ""
         return 404, "text/plain; charset=utf-8", b"There is no such thing here.", ""
 
@@ -165,12 +177,12 @@ def _stamp(file: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-class Server(ThreadingHTTPServer):
+class WatchServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, watched: Watched, port: int):
+    def __init__(self, watched: WatchedRun, port: int):
         self.watched, self.key = watched, secrets.token_urlsafe(12)
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__(("127.0.0.1", port), WatchRequestHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that has gone before it had its answer is no error of ours."""
@@ -186,8 +198,8 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.port}/{self.key}/"
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class WatchRequestHandler(BaseHTTPRequestHandler):
+    server: WatchServer
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -198,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
                 404, "text/plain; charset=utf-8", b"The address is the whole line that rlsys watch has printed.", ""
             )
         try:
-            self.send(*self.server.watched.answer(path, parse_qs(url.query), self.headers.get("If-None-Match", "")))
+            self.send(*self.server.watched.respond(path, parse_qs(url.query), self.headers.get("If-None-Match", "")))
         except ConnectionError:
             raise
         except (ConfigError, ValueError, OSError) as error:  # for instance the run was removed

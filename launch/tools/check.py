@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from launch import datasets
-from launch.printing import say
+from launch.printing import print_line
 from rlsys.config.schema import Config, ConfigError
 from rlsys.packs import minibatches
 from rlsys.packs.packing import pack, unpack
 from rlsys.runs.progress import Progress
-from rlsys.seeds import seed_of
+from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
 
 PROMPTS, SAMPLES, LONGEST = 8, 4, 256  # of the mini-batch; tokens of its longest completion
@@ -33,20 +33,24 @@ TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (0.1, 0.25)}
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckedUpdate:
     """One way to compute the update, and what came out."""
 
     ranks: int
     stage: int
-    budget: int  # tokens of a pack, at most
+    tokens_per_pack: int  # tokens of a pack, at most
     loss: float
-    whole: float
-    worst: float
-    name: str
+    total_difference: float
+    largest_difference: float
+    largest_in: str
 
-    def good(self, dtype: str, loss: float) -> bool:
+    def within_tolerance(self, dtype: str, loss: float) -> bool:
         whole, worst = TOLERANCES[dtype]
-        return self.whole <= whole and self.worst <= worst and abs(self.loss - loss) <= whole * max(1.0, abs(loss))
+        return (
+            self.total_difference <= whole
+            and self.largest_difference <= worst
+            and abs(self.loss - loss) <= whole * max(1.0, abs(loss))
+        )
 
 
 def check(config: Config, console: Console) -> int:
@@ -66,27 +70,27 @@ def check(config: Config, console: Console) -> int:
         model = find_model(config, progress.note)
         tokenizer, window = load_tokenizer(model, config), load_window(model, config)
         prompts = datasets.load(config, tokenizer, window, progress.note).train.take(0, PROMPTS)
-        trial = Trial(config, made_up(config, prompts, vocabulary(model, tokenizer, config)))
+        trial = UpdateTrial(config, random_batch(config, prompts, vocabulary_size(model, tokenizer, config)))
         gpus = int(session.ray.cluster_resources().get("GPU", 0)) if config.cluster.device == "gpu" else None
         if gpus == 0:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
         watch = Watch(Path(logs), note=progress.note)
-        with session.looked_after(watch.stop):
-            lines = list(measured(trial, session, watch, model, rank_counts(config.policy.ranks, gpus)))
-    return show(trial, lines, time.monotonic() - began, console)
+        with session.monitored(watch.stop):
+            lines = list(compute_updates(trial, session, watch, model, rank_counts(config.policy.ranks, gpus)))
+    return print_updates(trial, lines, time.monotonic() - began, console)
 
 
-class Trial:
+class UpdateTrial:
     """The mini-batch, and all that its gradient depends on."""
 
     def __init__(self, config: Config, batch: Batch):
         self.config, self.batch = config, batch
         self.members = list(range(len(batch.samples)))
-        self.weights = minibatches.weights(config, batch, self.members)
+        self.weights = minibatches.loss_weights(config, batch, self.members)
         self.columns = Columns()
 
     @property
-    def inputs(self) -> list[int]:
+    def input_lengths(self) -> list[int]:
         """Tokens of each sequence in a pack."""
         return [
             len(self.batch.prompts[g].tokens) + n - 1
@@ -98,10 +102,10 @@ class Trial:
             self.batch, self.members, ranks=ranks, tokens_per_pack=budget, columns=self.columns, weights=self.weights
         )
 
-    def fill(self, scored: Floats) -> None:
+    def fill_columns(self, scored: Floats) -> None:
         """Columns as a step would have them, were the samples this model's: a reference nearby, and ratios about 1, none of them
         at the edge of a clip of 0.2, where rounding alone would decide whether a token counts."""
-        rng = np.random.default_rng(seed_of(self.config.run.seed, "check", "columns"))
+        rng = np.random.default_rng(derive_seed(self.config.run.seed, "check", "columns"))
 
         def near(logprobs: Floats) -> Floats:
             return (logprobs + rng.uniform(-0.1, 0.1, len(logprobs))).astype(np.float32)
@@ -116,7 +120,7 @@ class Trial:
         )
 
 
-def vocabulary(model: str, tokenizer: Any, config: Config) -> int:
+def vocabulary_size(model: str, tokenizer: Any, config: Config) -> int:
     """Ids that both the tokenizer and the embedding have."""
     from transformers import AutoConfig
 
@@ -124,9 +128,9 @@ def vocabulary(model: str, tokenizer: Any, config: Config) -> int:
     return min(len(tokenizer), int(settings.get_text_config().vocab_size))
 
 
-def made_up(config: Config, prompts: list[Prompt], symbols: int) -> Batch:
+def random_batch(config: Config, prompts: list[Prompt], symbols: int) -> Batch:
     """Random completions of all lengths, with random advantages, which are in `rewards`; always the same."""
-    rng = np.random.default_rng(seed_of(config.run.seed, "check"))
+    rng = np.random.default_rng(derive_seed(config.run.seed, "check"))
     longest = min(config.rollout.max_new_tokens, LONGEST)
     samples = [
         Sample(p.uid, i, "", rng.integers(0, symbols, n).astype(np.int32), np.zeros(n, np.float32), "stop", 0)
@@ -138,7 +142,7 @@ def made_up(config: Config, prompts: list[Prompt], symbols: int) -> Batch:
     return Batch(prompts, samples, groups, rng.normal(size=len(samples)).astype(np.float32), [{} for _ in samples])
 
 
-def budgets(inputs: list[int], own: int) -> list[int]:
+def pack_budgets(inputs: list[int], own: int) -> list[int]:
     """The smallest that fits the longest sequence, the configured one, and one for all; or a middle one, if two are the same."""
     least, total = max(inputs), sum(inputs)
     return sorted({least, own, total} if own < total else {least, max(total // 4, least), own})
@@ -149,42 +153,44 @@ def rank_counts(own: int, gpus: int | None) -> list[int]:
     return [n for n in sorted({1, 2, own}) if gpus is None or n <= gpus]
 
 
-def measured(trial: Trial, session: Any, watch: Any, model: str, counts: list[int]) -> Iterator[Line]:
+def compute_updates(
+    trial: UpdateTrial, session: Any, watch: Any, model: str, counts: list[int]
+) -> Iterator[CheckedUpdate]:
     """One line after the other. The first ranks' first answer is what all are compared with."""
     reference: Any = None
     own = trial.config.policy.tokens_per_pack
     for count in counts:
-        with ranks_of(trial.config, session, watch, count) as ranks:
+        with gradient_ranks(trial.config, session, watch, count) as ranks:
             for stage in STAGES:
                 watch.note(f"{count} {'rank' if count == 1 else 'ranks'}, ZeRO {stage}")
-                ranks.all("build", model, stage)
+                ranks.call_all("build", model, stage)
                 if reference is None:
                     scoring = trial.packs(1, own)
-                    trial.fill(unpack(scoring, ranks.share("score", scoring), len(trial.members)))
+                    trial.fill_columns(unpack(scoring, ranks.scatter("score", scoring), len(trial.members)))
                     # By reference: the gradient of a large model travels from worker to worker.
                     first = ranks.actors[0].gradient.options(num_returns=2).remote(trial.packs(1, own)[0])
                     watch.gather({f"{ranks.role}-0": first[0]}, "computing the reference")
                     reference = first[1]
-                for budget in budgets(trial.inputs, own):
+                for budget in pack_budgets(trial.input_lengths, own):
                     packs = trial.packs(count, budget)
-                    answers = ranks.share("compare", packs, reference)
+                    answers = ranks.scatter("compare", packs, reference)
                     found, loss = answers[0][1], sum(share for share, _ in answers)
-                    yield Line(count, stage, budget, loss, found.whole, found.worst, found.name)
+                    yield CheckedUpdate(count, stage, budget, loss, found.total, found.largest, found.parameter)
 
 
 @contextlib.contextmanager
-def ranks_of(config: Config, session: Any, watch: Any, count: int) -> Iterator[Any]:
+def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iterator[Any]:
     """So many ranks that have met."""
     from launch.cluster import Actors
     from workers.learner.gradients import GradientRank
-    from workers.learner.ranks import Ranks
+    from workers.learner.ranks import LearnerGroup
     from workers.supervision.nursery import MODELS
 
     config = replace(config, policy=replace(config.policy, ranks=count))
     cpu = config.cluster.device == "cpu"
     environment = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
     actors = Actors(session, config, watch)
-    spawn = actors.spawner(
+    spawn = actors.make_spawner(
         GradientRank,
         lambda _: {} if cpu else {"num_gpus": 1},
         environment,
@@ -193,25 +199,34 @@ def ranks_of(config: Config, session: Any, watch: Any, count: int) -> Iterator[A
     )
     watch.note(f"starting {count} {'rank' if count == 1 else 'ranks'}")
     try:
-        ranks = Ranks(f"gradient-of-{count}", count, config, spawn, watch)
+        ranks = LearnerGroup(f"gradient-of-{count}", count, config, spawn, watch)
         ranks.start()
         yield ranks
     finally:
-        actors.end()
+        actors.kill_all()
 
 
-def show(trial: Trial, lines: list[Line], seconds: float, console: Console) -> int:
+def print_updates(trial: UpdateTrial, lines: list[CheckedUpdate], seconds: float, console: Console) -> int:
     """What a bug report needs; returns the exit code."""
     c, dtype = trial.config, trial.config.policy.dtype
-    [loss] = [line.loss for line in lines if (line.ranks, line.stage, line.budget) == (1, 0, c.policy.tokens_per_pack)]
+    [loss] = [
+        line.loss
+        for line in lines
+        if (line.ranks, line.stage, line.tokens_per_pack) == (1, 0, c.policy.tokens_per_pack)
+    ]
     found = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for heading in ("ranks", "ZeRO", "budget", "loss", "gradient", "largest", ""):
         found.add_column(heading, justify="right", no_wrap=True)
     found.add_column("in", overflow="fold")
     for line in lines:
-        good = line.good(dtype, loss)
-        figures = f"{line.budget:,}", f"{line.loss:.6f}", f"{line.whole:.1e}", f"{line.worst:.1e}"
-        name = line.name.removeprefix("lm.").removeprefix("model.")
+        good = line.within_tolerance(dtype, loss)
+        figures = (
+            f"{line.tokens_per_pack:,}",
+            f"{line.loss:.6f}",
+            f"{line.total_difference:.1e}",
+            f"{line.largest_difference:.1e}",
+        )
+        name = line.largest_in.removeprefix("lm.").removeprefix("model.")
         style = None if good else "red"
         found.add_row(f"{line.ranks}", f"{line.stage}", *figures, "✓" if good else "✗", name, style=style)
     console.print()
@@ -223,9 +238,9 @@ def show(trial: Trial, lines: list[Line], seconds: float, console: Console) -> i
         f"compared with 1 rank, ZeRO 0, budget {c.policy.tokens_per_pack:,} (policy.tokens_per_pack)",
         f"gradient: relative difference of all of it, at most {whole:g}; largest: of one parameter, at most {worst:g}",
     ):
-        say(console, text, "dim")
-    bad = sum(not line.good(dtype, loss) for line in lines)
-    say(
+        print_line(console, text, "dim")
+    bad = sum(not line.within_tolerance(dtype, loss) for line in lines)
+    print_line(
         console,
         f"✗ {bad} of {len(lines)} ways to compute the update give another one"
         if bad

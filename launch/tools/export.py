@@ -15,10 +15,10 @@ def model_directory(source: Path) -> Path:
         return source
     if (source / "model" / "config.json").is_file():
         if (source / checkpoint.SUMS).is_file():
-            checkpoint.require_whole(source)
+            checkpoint.require_undamaged(source)
         return source / "model"
-    if there := checkpoint.found(source / "checkpoints"):
-        checkpoint.require_whole(there[-1][1])
+    if there := checkpoint.list_checkpoints(source / "checkpoints"):
+        checkpoint.require_undamaged(there[-1][1])
         return there[-1][1] / "model"
     raise ConfigError(f"{source} holds no model: no config.json, no model/, no finished checkpoint in checkpoints/.")
 

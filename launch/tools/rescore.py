@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from launch.printing import end, say, table
+from launch.printing import last_characters, make_table, print_line
 from rlsys import checks
-from rlsys.analysis.rescoring import Disagreements, Tally, tally
+from rlsys.analysis.rescoring import Disagreements, RewardComparison, compare_rewards
 from rlsys.config import loading, shorthand
-from rlsys.config.schema import Config, ConfigError, Function
-from rlsys.config.secrets import suspects
-from rlsys.rewards.check import problems
-from rlsys.rewards.judge import combined, facts
-from rlsys.rewards.settings import services
-from rlsys.runs.directory import can_be_written
-from rlsys.runs.samples import Saved, as_json, first_line, has_rows, opened, saved_samples
+from rlsys.config.schema import Config, ConfigError, RewardFunction
+from rlsys.config.secrets import find_secrets
+from rlsys.rewards.check import find_problems
+from rlsys.rewards.judge import combine_verdicts, reward_inputs
+from rlsys.rewards.settings import reward_services
+from rlsys.runs.directory import require_writable
+from rlsys.runs.samples import SavedSample, first_line, has_rows, open_parquet, read_saved_samples, to_json
 from rlsys.types import Verdict
 
 ROWS = 20  # lines that training steps take in the table, at most
@@ -40,26 +40,26 @@ def rescore(
     overrides: tuple[str, ...],
     console: Console,
 ) -> None:
-    files = chosen(target, steps)
-    config = settings(target, functions(rewards), overrides)
+    files = find_sample_files(target, steps)
+    config = load_settings(target, parse_rewards(rewards), overrides)
     if out:
-        can_be_written(Path(out))
-    found: list[tuple[Path, Tally]] = []
+        require_writable(Path(out))
+    found: list[tuple[Path, RewardComparison]] = []
     disagreements = Disagreements()
     first_failures: dict[str, str] = {}
-    with judges(config) as judge, watched(files, console) as tell, written(out) as keep:
+    with start_judge(config) as judge, show_progress(files, console) as tell, open_output(out) as keep:
         for file in files:
-            saved = list(saved_samples(file))
+            saved = list(read_saved_samples(file))
             verdicts = judge(saved, tell)
-            found.append((file, tally(saved, verdicts)))
+            found.append((file, compare_rewards(saved, verdicts)))
             for one, verdict in zip(saved, verdicts, strict=True):
                 disagreements.add(file, one, verdict)
                 if verdict.failure:
                     first_failures.setdefault(verdict.failure, first_line(verdict.detail))
             keep(file, saved, verdicts)
-    show(found, disagreements, first_failures, console)
+    print_rescored(found, disagreements, first_failures, console)
     if older := [file for file in files if not has_rows(file)]:
-        say(
+        print_line(
             console,
             f"{len(older):,} of {len(files):,} files are of an older version, which did not keep the rows: functions that "
             "ask for `answer` or other fields of a row cannot judge them.",
@@ -67,30 +67,30 @@ def rescore(
         )
     if out:
         console.print()
-        say(console, f"old and new rewards: {out}")
+        print_line(console, f"old and new rewards: {out}")
 
 
-def functions(rewards: tuple[str, ...]) -> dict[str, Function]:
+def parse_rewards(rewards: tuple[str, ...]) -> dict[str, RewardFunction]:
     """Reward functions as the command line has them.  ("exact", "mine.py:f=0.5") -> what {exact: 1.0, mine.py:f: 0.5} is in YAML"""
     given: dict[str, Any] = {}
     for text in rewards:
         name, equals, value = text.partition("=")
         try:
-            given[name] = loading.value_of(value) if equals else None
+            given[name] = loading.parse_value(value) if equals else None
         except ValueError:
             raise ConfigError(f"--reward {name}: what follows {name}= is neither a weight nor a mapping.") from None
-    if secret := suspects("reward.functions", given):
+    if secret := find_secrets("reward.functions", given):
         raise ConfigError(secret)
     try:
-        found = shorthand.functions("--reward", given)
+        found = shorthand.parse_functions("--reward", given)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if wrong := problems("--reward", found):
+    if wrong := find_problems("--reward", found):
         raise ConfigError(wrong)
     return found
 
 
-def settings(target: str, chosen: dict[str, Function], overrides: tuple[str, ...]) -> Config:
+def load_settings(target: str, chosen: dict[str, RewardFunction], overrides: tuple[str, ...]) -> Config:
     """The run's configuration, with these functions for every data set. Its data and model need not be there any more."""
     from omegaconf import DictConfig, OmegaConf
 
@@ -98,7 +98,7 @@ def settings(target: str, chosen: dict[str, Function], overrides: tuple[str, ...
     file = next((p / "config.yaml" for p in (place, *place.parents) if (p / "metrics.jsonl").is_file()), None)
     tree = OmegaConf.load(file) if file else OmegaConf.create({})
     assert isinstance(tree, DictConfig)
-    config = loading.build(tree, list(overrides), str(file or "defaults"))
+    config = loading.build_config(tree, list(overrides), str(file or "defaults"))
     config = replace(
         config,
         reward=replace(config.reward, functions=chosen),
@@ -110,14 +110,14 @@ def settings(target: str, chosen: dict[str, Function], overrides: tuple[str, ...
     return config
 
 
-def chosen(target: str, steps: str | None) -> list[Path]:
+def find_sample_files(target: str, steps: str | None) -> list[Path]:
     """The sample files of a run, training steps first, or the one file."""
     place = Path(target).expanduser()
     if place.is_file():
         return [place]
     if not place.is_dir():
         raise ConfigError(f"{target} does not exist. Give a run, or a .parquet file of samples.")
-    low, high = between(steps)
+    low, high = parse_steps(steps)
     numbered = [(NAME.fullmatch(p.stem), p) for p in (place / "samples").glob("*.parquet")]
     there = sorted((m[1] == "eval", int(m[2]), p) for m, p in numbered if m)
     if not there:
@@ -128,7 +128,7 @@ def chosen(target: str, steps: str | None) -> list[Path]:
     return files
 
 
-def between(steps: str | None) -> tuple[float, float]:
+def parse_steps(steps: str | None) -> tuple[float, float]:
     """ "10-20" -> 10, 20    "10" -> 10, 10    "10-" -> 10, inf    None -> 0, inf"""
     if steps is None:
         return 0, float("inf")
@@ -139,16 +139,16 @@ def between(steps: str | None) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def judges(config: Config) -> Iterator[Callable[[list[Saved], Callable[[int], None]], list[Verdict]]]:
+def start_judge(config: Config) -> Iterator[Callable[[list[SavedSample], Callable[[int], None]], list[Verdict]]]:
     """Reward processes; one verdict per sample, and a second function hears how many more are there."""
     from workers.reward.local import local_rewards
     from workers.reward.supervisor import Item
 
     with contextlib.ExitStack() as stack:
-        pools = [stack.enter_context(local_rewards(service)) for service in services(config)]
+        pools = [stack.enter_context(local_rewards(service)) for service in reward_services(config)]
 
-        def judge(saved: list[Saved], tell: Callable[[int], None]) -> list[Verdict]:
-            items = [Item("", facts(s.prompt, s.sample)) for s in saved]
+        def judge(saved: list[SavedSample], tell: Callable[[int], None]) -> list[Verdict]:
+            items = [Item("", reward_inputs(s.prompt, s.sample)) for s in saved]
             parts = [service.judge(items) for service in pools]
             told = 0
             while not all(part.done() for part in parts):
@@ -157,59 +157,62 @@ def judges(config: Config) -> Iterator[Callable[[list[Saved], Callable[[int], No
                 tell(there - told)
                 told = there
             tell(len(saved) - told)
-            return [combined(verdicts) for verdicts in zip(*(part.result() for part in parts), strict=True)]
+            return [combine_verdicts(verdicts) for verdicts in zip(*(part.result() for part in parts), strict=True)]
 
         yield judge
 
 
-def show(
-    found: list[tuple[Path, Tally]], disagreements: Disagreements, first_failures: dict[str, str], console: Console
+def print_rescored(
+    found: list[tuple[Path, RewardComparison]],
+    disagreements: Disagreements,
+    first_failures: dict[str, str],
+    console: Console,
 ) -> None:
-    told = table("samples of", "count", "old", "new", "changed", "failed", "teaching", "flipped")
-    for name, t in lines(found):
+    told = make_table("samples of", "count", "old", "new", "changed", "failed", "teaching", "flipped")
+    for name, t in summarize_files(found):
         told.add_row(
             name,
             f"{t.samples:,}",
-            f"{t.old / t.judged:.3f}" if t.judged else "",
-            f"{t.new / t.judged:.3f}" if t.judged else "",
-            share(t.changed, t.judged),
+            f"{t.old_sum / t.judged:.3f}" if t.judged else "",
+            f"{t.new_sum / t.judged:.3f}" if t.judged else "",
+            format_share(t.changed, t.judged),
             f"{t.failures.total():,}",
-            f"{t.taught} > {t.teach} of {t.groups}" if t.groups else "",
-            share(t.flipped, t.judged) if t.groups else "",
+            f"{t.taught_before} > {t.teach_now} of {t.groups}" if t.groups else "",
+            format_share(t.flipped, t.judged) if t.groups else "",
         )
     console.print(told)
     console.print()
-    whole = sum((t for _, t in found), Tally())
-    say(console, f"{whole.judged:,} of {whole.samples:,} samples have both rewards.")
+    whole = sum((t for _, t in found), RewardComparison())
+    print_line(console, f"{whole.judged:,} of {whole.samples:,} samples have both rewards.")
     if whole.judged:
         relation = whole.correlation
         said = "undefined, one of both is always the same" if relation is None else f"{relation:.3f}"
-        say(console, f"rewards: {share(whole.changed, whole.judged)} changed, correlation {said}.")
+        print_line(console, f"rewards: {format_share(whole.changed, whole.judged)} changed, correlation {said}.")
     if whole.groups:
-        say(
+        print_line(
             console,
-            f"groups: of {whole.groups:,}, {whole.begin:,} would begin to teach and {whole.cease:,} would cease to.",
+            f"groups: of {whole.groups:,}, {whole.start_teaching:,} would begin to teach and {whole.stop_teaching:,} would cease to.",
         )
-        say(
+        print_line(
             console,
-            f"advantages: {share(whole.flipped, whole.judged)} of the samples would lie on the other side of their group's mean.",
+            f"advantages: {format_share(whole.flipped, whole.judged)} of the samples would lie on the other side of their group's mean.",
         )
-    if whole.mended:
-        say(console, f"{whole.mended:,} samples that had no score have one now.")
+    if whole.recovered:
+        print_line(console, f"{whole.recovered:,} samples that had no score have one now.")
     for reason, count in whole.failures.most_common():
-        say(console, f"{count:,} new verdicts failed ({reason}), the first: {first_failures[reason]}", "yellow")
+        print_line(console, f"{count:,} new verdicts failed ({reason}), the first: {first_failures[reason]}", "yellow")
     for file, saved, verdict in disagreements.largest_first():
-        took = "" if verdict.answer is None else f", answer {end(verdict.answer, 40)}"
+        took = "" if verdict.answer is None else f", answer {last_characters(verdict.answer, 40)}"
         console.print()
-        say(
+        print_line(
             console,
             f"{file.stem} {saved.sample.uid}/{saved.sample.index}: {saved.verdict.score:g} > {verdict.score:g}{took}",
         )
-        say(console, f"  {end(saved.prompt.text, console.width - 4)}", "dim")
-        say(console, f"  {end(saved.sample.text, console.width - 4)}")
+        print_line(console, f"  {last_characters(saved.prompt.text, console.width - 4)}", "dim")
+        print_line(console, f"  {last_characters(saved.sample.text, console.width - 4)}")
 
 
-def lines(found: list[tuple[Path, Tally]]) -> Iterator[tuple[str, Tally]]:
+def summarize_files(found: list[tuple[Path, RewardComparison]]) -> Iterator[tuple[str, RewardComparison]]:
     """Training steps in at most `ROWS` lines, then each evaluation."""
     numbered = [(NAME.fullmatch(file.stem), file, t) for file, t in found]
     steps = [(int(m[2]), t) for m, _, t in numbered if m and m[1] == "step"]
@@ -217,20 +220,20 @@ def lines(found: list[tuple[Path, Tally]]) -> Iterator[tuple[str, Tally]]:
     for i in range(0, len(steps), size):
         some = steps[i : i + size]
         name = f"step {some[0][0]}" + (f" to {some[-1][0]}" if len(some) > 1 else "")
-        yield name, sum((t for _, t in some), Tally())
+        yield name, sum((t for _, t in some), RewardComparison())
     for match, file, t in numbered:
         if not match or match[1] == "eval":
             yield f"evaluation {int(match[2])}" if match else file.name, t
 
 
-def share(part: int, whole: int) -> str:
+def format_share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else ""
 
 
 @contextlib.contextmanager
-def watched(files: list[Path], console: Console) -> Iterator[Callable[[int], None]]:
+def show_progress(files: list[Path], console: Console) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, a line now and then elsewhere."""
-    total = sum(opened(file).metadata.num_rows for file in files)
+    total = sum(open_parquet(file).metadata.num_rows for file in files)
     if console.is_terminal:
         columns = TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Bar(*columns, console=console, transient=True) as bar:
@@ -244,13 +247,13 @@ def watched(files: list[Path], console: Console) -> Iterator[Callable[[int], Non
         done += more
         if time.monotonic() > last + 10:
             last = time.monotonic()
-            say(console, f"judged {done:,} of {total:,} samples")
+            print_line(console, f"judged {done:,} of {total:,} samples")
 
     yield tell
 
 
 @contextlib.contextmanager
-def written(out: str | None) -> Iterator[Callable[[Path, list[Saved], list[Verdict]], None]]:
+def open_output(out: str | None) -> Iterator[Callable[[Path, list[SavedSample], list[Verdict]], None]]:
     """Takes old and new rewards file by file; the result is there whole or not at all."""
     if out is None:
         yield lambda file, saved, verdicts: None
@@ -266,7 +269,7 @@ def written(out: str | None) -> Iterator[Callable[[Path, list[Saved], list[Verdi
     schema = pa.schema([(name, pa.string() if name in texts else kinds[name]) for name in names])
     with parquet.ParquetWriter(aside, schema, compression="zstd") as writer:
 
-        def keep(file: Path, saved: list[Saved], verdicts: list[Verdict]) -> None:
+        def keep(file: Path, saved: list[SavedSample], verdicts: list[Verdict]) -> None:
             rows = [
                 {
                     "file": file.stem,
@@ -275,7 +278,7 @@ def written(out: str | None) -> Iterator[Callable[[Path, list[Saved], list[Verdi
                     "source": s.prompt.source,
                     "reward": s.verdict.score,
                     "rescored": v.score,
-                    "components": as_json(v.components),
+                    "components": to_json(v.components),
                     "answer": v.answer,
                     "failure": v.failure or None,
                     "detail": first_line(v.detail) or None,

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlsys.config.schema import ConfigError
 from rlsys.interfaces import Rollout
-from rlsys.seeds import seed_of
+from rlsys.seeds import derive_seed
 from rlsys.types import Prompt, Request, Sample
 
 SPREAD = 1.0  # deviation of the logarithm of ragged lengths: the longest tenth has more than 3.6 times the median
@@ -21,14 +21,14 @@ def coin(completion: str) -> float:
     return float(zlib.crc32(completion.encode(errors="replace")) & 1)
 
 
-def prompts(count: int, length: int, symbols: int, seed: int) -> list[Prompt]:
+def random_prompts(count: int, length: int, symbols: int, seed: int) -> list[Prompt]:
     """Random tokens: no two prompts begin alike, so nothing is shared between groups."""
-    rng = np.random.default_rng(seed_of(seed, "bench"))
+    rng = np.random.default_rng(derive_seed(seed, "bench"))
     tokens = rng.integers(0, symbols, (count, length)).tolist()
     return [Prompt(f"bench:{i + 1}", "bench", "", own, {}) for i, own in enumerate(tokens)]
 
 
-class Lengths:
+class CompletionLengths:
     """How many tokens each completion has: `mean`, or around it with a long tail up to `longest`; always the same for a sample."""
 
     def __init__(self, mean: float, longest: int, seed: int = 0):
@@ -37,9 +37,9 @@ class Lengths:
                 f"--ragged: the mean ({mean:g}) must be between 1 and the maximum ({longest}), as in --ragged 60,128."
             )
         self.mean, self.longest, self.seed = mean, longest, seed
-        self.middle = self.median_logarithm()
+        self.log_median = self.find_log_median()
 
-    def median_logarithm(self) -> float:
+    def find_log_median(self) -> float:
         """With which lengths, cut at both ends, have the mean."""
         normal = NormalDist()
         grid = np.array([normal.inv_cdf((i + 0.5) / 2000) for i in range(2000)])
@@ -50,30 +50,30 @@ class Lengths:
             low, high = (middle, high) if mean < self.mean else (low, middle)
         return low
 
-    def of(self, uid: str, index: int) -> int:
+    def length_for(self, uid: str, index: int) -> int:
         if self.mean == self.longest:
             return self.longest
-        share = (seed_of(self.seed, "length", uid, index) + 0.5) / 2**63
-        drawn = math.exp(self.middle + SPREAD * NormalDist().inv_cdf(min(max(share, 1e-12), 1 - 1e-12)))
+        share = (derive_seed(self.seed, "length", uid, index) + 0.5) / 2**63
+        drawn = math.exp(self.log_median + SPREAD * NormalDist().inv_cdf(min(max(share, 1e-12), 1 - 1e-12)))
         return round(min(max(drawn, 1.0), float(self.longest)))
 
 
-class SetLengths:
+class FixedLengthRollout:
     """Engines whose completions are as long as they are told. Implements `rlsys.interfaces.Rollout`."""
 
-    def __init__(self, rollout: Rollout, lengths: Lengths):
+    def __init__(self, rollout: Rollout, lengths: CompletionLengths):
         self.rollout, self.lengths = rollout, lengths
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         return self.rollout.generate(
-            [replace(r, max_new_tokens=self.lengths.of(r.uid, r.index), ignore_end=True) for r in requests]
+            [replace(r, max_new_tokens=self.lengths.length_for(r.uid, r.index), ignore_end=True) for r in requests]
         )
 
-    def cut(self) -> None:
-        self.rollout.cut()
+    def stop_early(self) -> None:
+        self.rollout.stop_early()
 
-    def generating(self) -> None:
-        self.rollout.generating()
+    def wake(self) -> None:
+        self.rollout.wake()
 
-    def resting(self) -> None:
-        self.rollout.resting()
+    def sleep(self) -> None:
+        self.rollout.sleep()

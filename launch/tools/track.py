@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.printing import say
+from launch.printing import print_line
 from rlsys.config import loading
 from rlsys.config.schema import ConfigError
 from rlsys.runs.directory import RunDirectory, read_lines
-from rlsys.tracking.known import missing, problems
+from rlsys.tracking.builtin import missing_libraries, tracker_problems
 from rlsys.tracking.tracking import Tracking
 
 WAIT_S = 3600.0
@@ -18,8 +18,8 @@ def track(path: Path, overrides: tuple[str, ...], console: Console) -> int:
     """The exit code: 1 if something is still lacking."""
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"{path} is no run: it has no config.yaml.")
-    config = loading.load(path / "config.yaml", [*overrides, f"run.dir={path.resolve()}"])
-    if found := problems(config.tracking) + missing(config.tracking):
+    config = loading.load_config(path / "config.yaml", [*overrides, f"run.dir={path.resolve()}"])
+    if found := tracker_problems(config.tracking) + missing_libraries(config.tracking):
         raise ConfigError(found)
     if not config.tracking.to:
         raise ConfigError(f"{path} names no tracker. Name one: rlsys track {path} tracking.to=tensorboard")
@@ -29,11 +29,11 @@ def track(path: Path, overrides: tuple[str, ...], console: Console) -> int:
     last = lines[-1]["step"]
     run = RunDirectory(config)
     try:
-        tracking = Tracking(config, run.path, lambda text: say(console, text), run.event)
-        tracking.begin(last)
+        tracking = Tracking(config, run.path, lambda text: print_line(console, text), run.record_event)
+        tracking.start(last)
         tracking.end("done" if last >= config.trainer.steps else "stopped", WAIT_S)
     finally:
         run.close()
     for f in tracking.followers:
-        say(console, f"{f.tracker_name} has steps up to {f.last} of {last}")
-    return int(any(f.last < last for f in tracking.followers))
+        print_line(console, f"{f.tracker_name} has steps up to {f.last_step} of {last}")
+    return int(any(f.last_step < last for f in tracking.followers))

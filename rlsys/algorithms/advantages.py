@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from rlsys.algorithms.segments import Segments
-from rlsys.config.options import accepted, names
+from rlsys.config.options import keyword_options, validate_options
 
 
 def estimator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """What all share: inputs checked, groups found, double precision inside, float out."""
-    name, known = function.__name__, names(function)
+    name, known = function.__name__, keyword_options(function)
 
     @functools.wraps(function)
     def checked(rewards: Tensor, groups: Tensor, *, lengths: Tensor | None = None, **options: Any) -> Tensor:
-        options = accepted(name, options, known, numbers=("eps",))
+        options = validate_options(name, options, known, numbers=("eps",))
         if options.get("std", "none") not in ("sample", "population", "none"):
             raise ValueError(f"{name}: std is {options['std']!r}; known: sample, population, none.")
         if groups.dim() != 1 or rewards.shape[:1] != groups.shape or rewards.dim() > 1 + (name == "gdpo"):
@@ -52,7 +52,7 @@ def grpo(rewards: Tensor, groups: Segments, *, std: str = "sample", eps: float =
     Shao et al. 2024, arXiv 2402.03300. `std`: `sample` divides the squares by G-1, `population` by G, `none` leaves the
     deviation out.
     """
-    return standardised(rewards, groups, std, eps)
+    return standardize(rewards, groups, std, eps)
 
 
 @estimator
@@ -61,7 +61,7 @@ def dr_grpo(rewards: Tensor, groups: Segments) -> Tensor:
 
     Liu et al. 2025, arXiv 2503.20783: without the deviation, prompts that nearly always or never succeed weigh no more than others.
     """
-    return centre(rewards, groups)
+    return center(rewards, groups)
 
 
 @estimator
@@ -70,7 +70,7 @@ def rloo(rewards: Tensor, groups: Segments) -> Tensor:
 
     Ahmadian et al. 2024, arXiv 2402.14740. The baseline does not depend on the sample: the gradient is unbiased.
     """
-    return centre(rewards, groups) * groups.spread(groups.count / (groups.count - 1).clamp(min=1))
+    return center(rewards, groups) * groups.broadcast(groups.sizes / (groups.sizes - 1).clamp(min=1))
 
 
 @estimator
@@ -80,7 +80,7 @@ def reinforce_pp(rewards: Tensor, groups: Segments, *, std: str = "sample", eps:
     Hu 2025, REINFORCE++, arXiv 2501.03262. Made for one sample per prompt; its KL belongs in the reward (`reference.kl_in`).
     There a token is charged with the KL from itself on, here with its completion's: on average of samples the gradient is the same.
     """
-    return standardised(rewards, everything(groups), std, eps)
+    return standardize(rewards, single_group(groups), std, eps)
 
 
 @estimator
@@ -89,8 +89,8 @@ def reinforce_pp_baseline(rewards: Tensor, groups: Segments, *, std: str = "samp
 
     Hu 2025, arXiv 2501.03262. Distances to the group's mean have batch mean 0, so only their deviation is left to take out.
     """
-    centred = centre(rewards, groups)
-    return centred if std == "none" else over(centred, deviation(centred, everything(groups), std) + eps)
+    centred = center(rewards, groups)
+    return centred if std == "none" else safe_divide(centred, group_deviation(centred, single_group(groups), std) + eps)
 
 
 @estimator
@@ -101,10 +101,10 @@ def opo(rewards: Tensor, groups: Segments, *, lengths: Tensor | None = None) -> 
     """
     if lengths is None:
         raise ValueError("opo: lengths is None; the baseline weighs rewards by completion length.")
-    empty = groups.spread(groups.sum(lengths.double()) == 0)
+    empty = groups.broadcast(groups.sum(lengths.double()) == 0)
     weights = torch.where(empty, 1.0, lengths.double())
-    shifted = shift(rewards, groups)
-    return shifted - groups.spread(groups.sum(weights * shifted) / groups.sum(weights))
+    shifted = subtract_member(rewards, groups)
+    return shifted - groups.broadcast(groups.sum(weights * shifted) / groups.sum(weights))
 
 
 @estimator
@@ -113,11 +113,11 @@ def grpo_passk(rewards: Tensor, groups: Segments, *, std: str = "none", eps: flo
 
     Tang et al. 2025, arXiv 2503.19595: best-of-G with a leave-one-out baseline, summed over the group. Two that share the best add nothing.
     """
-    best = rewards == groups.spread(groups.max(rewards))
+    best = rewards == groups.broadcast(groups.max(rewards))
     second = groups.max(rewards.masked_fill(best, -torch.inf))
     alone = groups.sum(best.double()) == 1
-    gain = torch.where(best & groups.spread(alone & second.isfinite()), rewards - groups.spread(second), 0.0)
-    return gain if std == "none" else over(gain, deviation(centre(rewards, groups), groups, std) + eps)
+    gain = torch.where(best & groups.broadcast(alone & second.isfinite()), rewards - groups.broadcast(second), 0.0)
+    return gain if std == "none" else safe_divide(gain, group_deviation(center(rewards, groups), groups, std) + eps)
 
 
 @estimator
@@ -139,9 +139,9 @@ def gdpo(
     factors = torch.ones(columns.shape[1]) if weights is None else torch.as_tensor(weights)
     if not columns.shape[1] or factors.shape != columns.shape[1:] or not torch.isfinite(factors).all():
         raise ValueError(f"gdpo: weights {factors.tolist()} do not match rewards {list(rewards.shape)}, [N, K].")
-    parts = [standardised(component, groups, std, eps) for component in columns.t().contiguous()]
+    parts = [standardize(component, groups, std, eps) for component in columns.t().contiguous()]
     total = torch.stack(parts, 1) @ factors.to(columns)
-    return over(total, deviation(total, everything(groups), "sample") + eps) if whiten else total
+    return safe_divide(total, group_deviation(total, single_group(groups), "sample") + eps) if whiten else total
 
 
 @estimator
@@ -150,7 +150,7 @@ def max_rl(rewards: Tensor, groups: Segments, *, eps: float = 1e-6) -> Tensor:
 
     Tajwar et al. 2026, arXiv 2602.02710: with rewards 0 and 1 this climbs the log-likelihood of success, up to order G - 1.
     """
-    return over(centre(rewards, groups), groups.spread(groups.mean(rewards)) + eps)
+    return safe_divide(center(rewards, groups), groups.broadcast(groups.mean(rewards)) + eps)
 
 
 @estimator
@@ -177,37 +177,37 @@ def raw(rewards: Tensor, groups: Segments) -> Tensor:
 # --- parts ---------------------------------------------------------------------------------------------------------------
 
 
-def centre(rewards: Tensor, groups: Segments) -> Tensor:
+def center(rewards: Tensor, groups: Segments) -> Tensor:
     """Reward - group mean.  [N] -> [N]"""
-    shifted = shift(rewards, groups)
-    return shifted - groups.spread(groups.mean(shifted))
+    shifted = subtract_member(rewards, groups)
+    return shifted - groups.broadcast(groups.mean(shifted))
 
 
-def shift(rewards: Tensor, groups: Segments) -> Tensor:
+def subtract_member(rewards: Tensor, groups: Segments) -> Tensor:
     """Reward - that of one of the group. Equal rewards become exactly 0, also where their mean could not be represented."""
-    return rewards - groups.spread(groups.one_of(rewards))
+    return rewards - groups.broadcast(groups.any_member(rewards))
 
 
-def standardised(rewards: Tensor, groups: Segments, std: str, eps: float) -> Tensor:
+def standardize(rewards: Tensor, groups: Segments, std: str, eps: float) -> Tensor:
     """(reward - mean) / (deviation + eps).  [N] -> [N]"""
-    centred = centre(rewards, groups)
-    return centred if std == "none" else over(centred, deviation(centred, groups, std) + eps)
+    centred = center(rewards, groups)
+    return centred if std == "none" else safe_divide(centred, group_deviation(centred, groups, std) + eps)
 
 
-def over(part: Tensor, whole: Tensor) -> Tensor:
+def safe_divide(part: Tensor, whole: Tensor) -> Tensor:
     """part / whole, and 0 where there is no part, whatever the whole.  [N], [N] -> [N]"""
     return torch.where(part == 0, 0.0, part / whole)
 
 
-def deviation(centred: Tensor, groups: Segments, std: str) -> Tensor:
+def group_deviation(centred: Tensor, groups: Segments, std: str) -> Tensor:
     """Each sample's group deviation.  [N] -> [N]"""
-    freedom = (groups.count - int(std == "sample")).clamp(min=1)
-    return groups.spread((groups.sum(centred.square()) / freedom).sqrt())
+    freedom = (groups.sizes - int(std == "sample")).clamp(min=1)
+    return groups.broadcast((groups.sum(centred.square()) / freedom).sqrt())
 
 
-def everything(groups: Segments) -> Segments:
+def single_group(groups: Segments) -> Segments:
     """All samples as one group."""
-    return Segments.one(len(groups.ids), groups.ids.device)
+    return Segments.single(len(groups.ids), groups.ids.device)
 
 
 # --- the function people migrate from ------------------------------------------------------------------------------------

@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsys.algorithms.ratios import bounded
+from rlsys.algorithms.ratios import clamp_log_ratio
 from rlsys.algorithms.segments import Segments
-from rlsys.config.options import accepted, names
+from rlsys.config.options import keyword_options, validate_options
 
 
 def correction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """What all share: inputs checked, single precision inside, no gradient."""
-    name, known = function.__name__, names(function)
+    name, known = function.__name__, keyword_options(function)
 
     @functools.wraps(function)
     def checked(old: Tensor, rollout: Tensor, sequences: Tensor, **options: Any) -> Tensor:
         shapes = [list(t.shape) for t in (old, rollout, sequences)]
         if any(s != shapes[0] for s in shapes) or old.dim() != 1:
             raise ValueError(f"{name}: old, rollout and sequences are {', '.join(map(str, shapes))}; each must be [T].")
-        options = accepted(name, options, known, numbers=known)
+        options = validate_options(name, options, known, numbers=known)
         with torch.no_grad():
             return function(old.float() - rollout.float(), sequences, **options)
 
@@ -36,25 +36,25 @@ def correction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @correction
 def tis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """min(ratio, high) of each token: truncated importance sampling (Yao et al. 2025; Ionides 2008)."""
-    return bounded(log_ratio).exp().clamp(max=high)
+    return clamp_log_ratio(log_ratio).exp().clamp(max=high)
 
 
 @correction
 def mis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """The ratio of each token, 0 where it is above `high`: masked importance sampling (Liu, Li et al. 2025)."""
-    return between(bounded(log_ratio).exp(), 0.0, high)
+    return zero_outside(clamp_log_ratio(log_ratio).exp(), 0.0, high)
 
 
 @correction
 def sequence_tis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """min(ratio, high) of the whole sequence, the product of its tokens' ratios, for each of its tokens."""
-    return bounded(whole(log_ratio, sequences)).exp().clamp(max=high)
+    return clamp_log_ratio(sum_over_sequence(log_ratio, sequences)).exp().clamp(max=high)
 
 
 @correction
 def sequence_mis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
     """The ratio of the whole sequence for each of its tokens; 0 for all of them where it is above `high`."""
-    return between(bounded(whole(log_ratio, sequences)).exp(), 0.0, high)
+    return zero_outside(clamp_log_ratio(sum_over_sequence(log_ratio, sequences)).exp(), 0.0, high)
 
 
 @correction
@@ -62,19 +62,19 @@ def icepop(log_ratio: Tensor, sequences: Tensor, *, low: float = 0.5, high: floa
     """The ratio of each token, 0 outside of [low, high]: masked on both sides (Ling team 2025, arXiv 2510.18855)."""
     if low > high:
         raise ValueError(f"icepop: low is {low}, above high, {high}; every token would weigh 0.")
-    return between(bounded(log_ratio).exp(), low, high)
+    return zero_outside(clamp_log_ratio(log_ratio).exp(), low, high)
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------------
 
 
-def whole(log_ratio: Tensor, sequences: Tensor) -> Tensor:
+def sum_over_sequence(log_ratio: Tensor, sequences: Tensor) -> Tensor:
     """The sum over each sequence, at each of its tokens.  [T], [T] -> [T]"""
     segments = Segments(sequences)
-    return segments.spread(segments.sum(log_ratio))
+    return segments.broadcast(segments.sum(log_ratio))
 
 
-def between(weight: Tensor, low: float, high: float) -> Tensor:
+def zero_outside(weight: Tensor, low: float, high: float) -> Tensor:
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
 
 

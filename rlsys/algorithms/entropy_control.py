@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from rlsys.types import Floats
 
-Chosen = NDArray[np.bool_]
+TokenMask = NDArray[np.bool_]
 
 
-def covariance(logprobs: Floats, advantages: Floats) -> Floats:
+def token_covariance(logprobs: Floats, advantages: Floats) -> Floats:
     """Each token's share in the covariance over all tokens.  [T], [T] -> [T]"""
     if logprobs.shape != advantages.shape or logprobs.ndim != 1:
         raise ValueError(
@@ -25,20 +25,20 @@ def covariance(logprobs: Floats, advantages: Floats) -> Floats:
 
 def clip_cov(
     logprobs: Floats, advantages: Floats, *, share: float, low: float, high: float, rng: np.random.Generator
-) -> Chosen:
+) -> TokenMask:
     """`share` of all tokens, drawn among those with covariance in [low, high]: the policy loss leaves them out.  [T] -> [T] bool"""
     count = _count("clip_cov", share, len(logprobs))
-    cov = covariance(logprobs, advantages)
+    cov = token_covariance(logprobs, advantages)
     candidates = np.flatnonzero((cov >= low) & (cov <= high))
     chosen = np.zeros(len(cov), dtype=bool)
     chosen[rng.permutation(candidates)[:count]] = True
     return chosen
 
 
-def kl_cov(logprobs: Floats, advantages: Floats, *, share: float) -> Chosen:
+def kl_cov(logprobs: Floats, advantages: Floats, *, share: float) -> TokenMask:
     """`share` of all tokens, those of largest covariance: a KL term holds them near where they were.  [T] -> [T] bool"""
     count = _count("kl_cov", share, len(logprobs))
-    cov = covariance(logprobs, advantages)
+    cov = token_covariance(logprobs, advantages)
     chosen = np.zeros(len(cov), dtype=bool)
     chosen[np.argsort(-cov, kind="stable")[:count]] = True
     return chosen

@@ -23,22 +23,22 @@ def gae(
         if not 0 <= share <= 1:
             raise ValueError(f"gae: {name} is {share}; it must be between 0 and 1.")
     rewards, values = rewards.detach().float(), values.detach().float()
-    delta = rewards + gamma * ahead(values, sequences, 1) - values
-    advantages = still_to_come(delta, sequences, gamma * lam)
+    delta = rewards + gamma * shift_back(values, sequences, 1) - values
+    advantages = discounted_sum(delta, sequences, gamma * lam)
     return advantages, advantages + values
 
 
-def still_to_come(amounts: Tensor, sequences: Tensor, decay: float) -> Tensor:
+def discounted_sum(amounts: Tensor, sequences: Tensor, decay: float) -> Tensor:
     """Σ over l of decay^l amounts[t + l], within each sequence, by doubling: 1 term, 2, 4, 8, …  [T] -> [T]"""
     total, span = amounts, 1
     longest = int(torch.unique_consecutive(sequences, return_counts=True)[1].max()) if len(sequences) else 0
     while span < longest:
-        total = total + decay**span * ahead(total, sequences, span)
+        total = total + decay**span * shift_back(total, sequences, span)
         span *= 2
     return total
 
 
-def ahead(values: Tensor, sequences: Tensor, distance: int) -> Tensor:
+def shift_back(values: Tensor, sequences: Tensor, distance: int) -> Tensor:
     """The value `distance` tokens later in the same sequence, 0 past its end.  [T] -> [T]"""
     moved = torch.zeros_like(values)
     moved[:-distance] = torch.where(sequences[:-distance] == sequences[distance:], values[distance:], 0.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from rlsys.algorithms.ratios import bounded
+from rlsys.algorithms.ratios import clamp_log_ratio
 
 
 def k1(logprobs: Tensor, ref: Tensor) -> Tensor:
@@ -25,17 +25,17 @@ def k2(logprobs: Tensor, ref: Tensor) -> Tensor:
 def k3(logprobs: Tensor, ref: Tensor) -> Tensor:
     """ref/π - log(ref/π) - 1"""
     log_ratio = _log_ratio(logprobs, ref, "k3")
-    return bounded(-log_ratio).expm1() + log_ratio
+    return clamp_log_ratio(-log_ratio).expm1() + log_ratio
 
 
 def k3_unbiased(logprobs: Tensor, ref: Tensor) -> Tensor:
     """k3 forward, k2 backward"""
     log_ratio = _log_ratio(logprobs, ref, "k3_unbiased")
     slope = log_ratio.square() / 2
-    return slope + (bounded(-log_ratio).expm1() + log_ratio - slope).detach()
+    return slope + (clamp_log_ratio(-log_ratio).expm1() + log_ratio - slope).detach()
 
 
-def adapted(coef: float, measured: float, target: float, *, horizon: int) -> float:
+def adapt_coef(coef: float, measured: float, target: float, *, horizon: int) -> float:
     """The next coefficient, up where KL is above its target and down where below, by at most 20 % in `horizon` steps.
 
     Ziegler et al. 2019, arXiv 1909.08593, section 2.2.

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 
-def penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float = 1.0) -> Tensor:
+def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float = 1.0) -> Tensor:
     """0 up to `longest - buffer` tokens, from there falling evenly to -factor at `longest`.  [N] -> [N]
 
     Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13.

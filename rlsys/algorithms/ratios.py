@@ -2,17 +2,17 @@
 
 from torch import Tensor
 
-FARTHEST = (
+MAX_LOG_RATIO = (
     20.0  # a log-ratio beyond this counts as this: e^20 is hardly a ratio any more, and an infinite one no number
 )
 
 
-def bounded(log_ratio: Tensor) -> Tensor:
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     """The log-ratio between -FARTHEST and FARTHEST. The gradient is as if it were not held: what is far off can still come back."""
     finite = log_ratio.clamp(-1e4, 1e4)
-    return finite.clamp(-FARTHEST, FARTHEST).detach() + (finite - finite.detach())
+    return finite.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).detach() + (finite - finite.detach())
 
 
-def ratio(logprobs: Tensor, old: Tensor) -> Tensor:
+def probability_ratio(logprobs: Tensor, old: Tensor) -> Tensor:
     """π / old.  [T], [T] -> [T]"""
-    return bounded(logprobs - old).exp()
+    return clamp_log_ratio(logprobs - old).exp()

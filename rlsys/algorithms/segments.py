@@ -12,33 +12,33 @@ class Segments:
 
     def __init__(self, labels: Tensor):
         values, self.ids = torch.unique(labels, return_inverse=True)  # ids [N]
-        self.number = len(values)  # M
-        self.count = torch.bincount(self.ids, minlength=self.number)  # [M]
+        self.segment_count = len(values)  # M
+        self.sizes = torch.bincount(self.ids, minlength=self.segment_count)  # [M]
 
     @classmethod
-    def one(cls, size: int, device: torch.device | str = "cpu") -> "Segments":
+    def single(cls, size: int, device: torch.device | str = "cpu") -> "Segments":
         """All members in one segment."""
         whole = cls.__new__(cls)
-        whole.ids, whole.number = torch.zeros(size, dtype=torch.long, device=device), 1
-        whole.count = torch.tensor([size], device=device)
+        whole.ids, whole.segment_count = torch.zeros(size, dtype=torch.long, device=device), 1
+        whole.sizes = torch.tensor([size], device=device)
         return whole
 
     def sum(self, values: Tensor) -> Tensor:
         """[N] -> [M]"""
-        return values.new_zeros(self.number).index_add(0, self.ids, values)
+        return values.new_zeros(self.segment_count).index_add(0, self.ids, values)
 
     def mean(self, values: Tensor) -> Tensor:
         """[N] -> [M]"""
-        return self.sum(values) / self.count
+        return self.sum(values) / self.sizes
 
-    def one_of(self, values: Tensor) -> Tensor:
+    def any_member(self, values: Tensor) -> Tensor:
         """The value of one member, whichever.  [N] -> [M]"""
-        return values.new_zeros(self.number).scatter(0, self.ids, values)
+        return values.new_zeros(self.segment_count).scatter(0, self.ids, values)
 
     def max(self, values: Tensor) -> Tensor:
         """[N] -> [M]"""
-        return values.new_full((self.number,), -torch.inf).scatter_reduce(0, self.ids, values, "amax")
+        return values.new_full((self.segment_count,), -torch.inf).scatter_reduce(0, self.ids, values, "amax")
 
-    def spread(self, values: Tensor) -> Tensor:
+    def broadcast(self, values: Tensor) -> Tensor:
         """What each segment has, to each of its members.  [M] -> [N]"""
         return values[self.ids]

@@ -20,11 +20,11 @@ KINDS = {
     "skipped update": ("problem", "an update was skipped"),
     "stall": ("problem", "a worker stalled"),
 }
-ASKED = "asked to stop"  # the cause of a stop that is nobody's fault
+REQUESTED_STOP = "asked to stop"  # the cause of a stop that is nobody's fault
 
 
 @dataclass(frozen=True)
-class Happening:
+class RunEvent:
     """Happening(step=17, time=1732222222.1, kind="replaced", tone="warning", title="a worker was replaced", facts={"worker": …})"""
 
     step: int  # during which it came; 0: before the first
@@ -35,7 +35,7 @@ class Happening:
     facts: dict[str, Any]
 
 
-def happenings(events: list[dict[str, Any]]) -> list[Happening]:
+def parse_events(events: list[dict[str, Any]]) -> list[RunEvent]:
     """Events of `events.jsonl`, in their order. One without a step of its own came during the step after the newest weights."""
     found, done = [], -1
     for event in events:
@@ -46,14 +46,14 @@ def happenings(events: list[dict[str, Any]]) -> list[Happening]:
             done = int(event.get("step", 0))
         elif kind == "sync":
             done = int(event.get("version", done))
-        if kind == "stop" and facts.get("cause") != ASKED:
+        if kind == "stop" and facts.get("cause") != REQUESTED_STOP:
             tone, title = "problem", "ended with an error"
         own = event.get("step", done if kind == "sync" else done + 1)
-        found.append(Happening(int(own), at, kind, tone, title, facts))
+        found.append(RunEvent(int(own), at, kind, tone, title, facts))
     return found
 
 
-def ending(found: list[Happening]) -> Happening | None:
+def last_ending(found: list[RunEvent]) -> RunEvent | None:
     """What ended the run, if its last start has ended."""
     for h in reversed(found):
         if h.kind in ("done", "stop"):

@@ -2,7 +2,7 @@
 
 from rlsys.config.schema import Config
 
-ENGINE_WORK = 2048  # tokens that vLLM computes in one go, if it is not told how many
+DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes in one go, if it is not told how many
 
 
 def scores_old(c: Config) -> bool:
@@ -11,11 +11,11 @@ def scores_old(c: Config) -> bool:
     return c.trainer.updates_per_step * c.trainer.epochs_per_step > 1 or in_reward or c.entropy.control != "none"
 
 
-def by_shares(c: Config) -> bool:
+def sends_shards(c: Config) -> bool:
     """Whether ranks send what each has, if the transport can. Where devices of an engine have parts of tensors, ranks gather what is sent."""
     return c.policy.zero_stage == 3 and c.cluster.device == "cpu" and c.rollout.tensor_parallel == 1
 
 
-def in_one_go(c: Config, longest: int) -> int:
+def max_batched_tokens(c: Config, longest: int) -> int:
     """Tokens that an engine computes at a time at most: room for one of each sequence, and on CPU, where no prompt is cut, for `longest`."""
-    return max(ENGINE_WORK, c.rollout.max_sequences, longest if c.cluster.device == "cpu" else 0)
+    return max(DEFAULT_BATCHED_TOKENS, c.rollout.max_sequences, longest if c.cluster.device == "cpu" else 0)

@@ -19,16 +19,16 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
 
-from rlsys.config.schema import Config, ConfigError, Source
-from rlsys.config.secrets import FromEnvironment, given, hidden, suspects
-from rlsys.config.shorthand import NAMED, changed, compact, named
-from rlsys.config.suggest import options, suggest
+from rlsys.config.schema import Config, ConfigError, DataSource
+from rlsys.config.secrets import EnvReference, find_secrets, redact, resolve_env
+from rlsys.config.shorthand import ENTRY_TYPES, parse_entries, shorten_entries, update_entries
+from rlsys.config.suggest import option_names, suggest_option
 
 MARK = re.compile("\0oc\\.env:([^\0]+)\0")  # where a value referred to the environment
 LITERAL = " A text that has ${ in it is written with \\${."
 
 
-def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
     """Reads a YAML file and its bases and applies `key=value` overrides. Every option is known and has the right type.
 
     Whether the options fit together is not checked here: see `rlsys.checks.load_checked`.
@@ -37,19 +37,19 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Confi
     if not path.is_file():
         raise ConfigError(f"{path}: no such file.{_near(path)}")
     *bases, (tree, where) = _with_bases(path)
-    config = build(tree, list(overrides), where, bases)
+    config = build_config(tree, list(overrides), where, bases)
     if not config.run.dir:
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=f"runs/{path.stem}"))
     return config
 
 
-def build(
+def build_config(
     tree: DictConfig, overrides: list[str], where: str, bases: list[tuple[DictConfig, str]] | None = None
 ) -> Config:
     """Merges the sources over the defaults; unknown keys and wrong types are collected and raised together."""
     problems: list[str] = []
     merged: dict[str, tuple[str, Any]] = {}
-    entries: dict[str, dict[str, Any]] = {key: operator.attrgetter(key)(Config()) for key in NAMED}
+    entries: dict[str, dict[str, Any]] = {key: operator.attrgetter(key)(Config()) for key in ENTRY_TYPES}
     with _references_kept():
         sources = [(name, _items(file, name)) for file, name in [*(bases or []), (tree, where)]]
         sources.append(("command line", _overrides(overrides, problems)))
@@ -57,21 +57,21 @@ def build(
         for key, marked in items:
             try:
                 value = _referring(marked)
-                if not _named(key) or (key in NAMED and not isinstance(value, dict)):
-                    value = given(value)
+                if not _named(key) or (key in ENTRY_TYPES and not isinstance(value, dict)):
+                    value = resolve_env(value)
             except ConfigError as error:
                 problems.append(f"{source}: `{key}`: {error}")
                 continue
             kind = _kind(key)
             if kind is None:
-                problems.append(f"{source}: unknown option `{key}`.{suggest(key)}")
+                problems.append(f"{source}: unknown option `{key}`.{suggest_option(key)}")
             elif section := _named(key):
                 try:
                     whole = key == section
                     entries[section] = (
-                        named(key, value)
+                        parse_entries(key, value)
                         if whole
-                        else changed(section, entries[section], key[len(section) + 1 :], value)
+                        else update_entries(section, entries[section], key[len(section) + 1 :], value)
                     )
                 except ValueError as error:
                     problems.append(f"{source}: {error}")
@@ -87,11 +87,11 @@ def build(
         try:
             if isinstance(value, list) and any(isinstance(v, list | dict | None) for v in value):
                 raise ValidationError
-            OmegaConf.update(schema, key, literal(value))
+            OmegaConf.update(schema, key, escape_references(value))
         except OmegaConfBaseException:
             problems.append(f"{source}: `{key}` must be {_name(_kind(key))}; {value!r} is {_name(type(value))}.")
     if problems:
-        raise ConfigError([hidden(problem) for problem in problems])
+        raise ConfigError([redact(problem) for problem in problems])
     try:
         config = OmegaConf.to_object(schema)
     except OmegaConfBaseException as error:
@@ -101,12 +101,12 @@ def build(
         section, _, name = key.partition(".")
         with_entries = dataclasses.replace(getattr(config, section), **{name: _known(found)})
         config = dataclasses.replace(config, **{section: with_entries})
-    if problems := [problem for key, value in flatten(config).items() for problem in suspects(key, value)]:
+    if problems := [problem for key, value in flatten(config).items() for problem in find_secrets(key, value)]:
         raise ConfigError(problems)
     return config
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """A value in YAML as a command line has it; where it refers to the environment it goes on referring. ValueError: it is none."""
     try:
         with _references_kept():
@@ -121,23 +121,23 @@ def to_yaml(config: Config) -> str:
     tree: dict[str, dict[str, Any]] = {}
     for key, value in flatten(config).items():
         section, _, name = key.partition(".")
-        tree.setdefault(section, {})[name] = literal(value)
+        tree.setdefault(section, {})[name] = escape_references(value)
     return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 
 def flatten(config: Config) -> dict[str, Any]:
     """`{"run.seed": 0, …}`: what two configurations are compared by."""
-    values = {key: operator.attrgetter(key)(config) for key in options()}
-    return values | {key: compact(values[key]) for key in NAMED}
+    values = {key: operator.attrgetter(key)(config) for key in option_names()}
+    return values | {key: shorten_entries(values[key]) for key in ENTRY_TYPES}
 
 
-def literal(value: Any) -> Any:
+def escape_references(value: Any) -> Any:
     """What OmegaConf reads as this very value: a `${` in a text refers to nothing.  "${x}" -> "\\${x}" """
     if isinstance(value, dict):
-        return {k: literal(v) for k, v in value.items()}
+        return {k: escape_references(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [literal(v) for v in value]
-    if isinstance(value, FromEnvironment):
+        return [escape_references(v) for v in value]
+    if isinstance(value, EnvReference):
         return str(value)
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
@@ -167,7 +167,7 @@ def _with_bases(path: Path, below: tuple[Path, ...] = ()) -> list[tuple[DictConf
     return [*_with_bases(base, chain), (tree, str(path))]
 
 
-def files(path: str | Path) -> list[str]:
+def config_files(path: str | Path) -> list[str]:
     """The YAML file and its bases."""
     return [name for _, name in _with_bases(Path(path))]
 
@@ -228,16 +228,16 @@ def _references_kept() -> Iterator[None]:
 def _referring(value: Any) -> Any:
     """The marks made into references again.  "Bearer \\0oc.env:KEY\\0" -> FromEnvironment("Bearer ${oc.env:KEY}")"""
     if isinstance(value, dict):
-        return {given(_referring(k)): _referring(v) for k, v in value.items()}
+        return {resolve_env(_referring(k)): _referring(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_referring(v) for v in value]
     if not isinstance(value, str) or not MARK.search(value):
         return value
     parts = MARK.split(value)
     # Before a reference a \ is written twice.
-    texts = [re.sub(r"(\\+)$", r"\1\1", literal(text)) for text in parts[:-1:2]]
+    texts = [re.sub(r"(\\+)$", r"\1\1", escape_references(text)) for text in parts[:-1:2]]
     references = [f"{text}${{oc.env:{name}}}" for text, name in zip(texts, parts[1::2], strict=True)]
-    return FromEnvironment("".join(references) + literal(parts[-1]))
+    return EnvReference("".join(references) + escape_references(parts[-1]))
 
 
 def _known(entries: dict[str, Any]) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _known(entries: dict[str, Any]) -> dict[str, Any]:
     for name, entry in entries.items():
         kept = ("options", "reward")
         fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-        values = {k: given(v) for k, v in fields.items() if k not in kept}
-        if isinstance(entry, Source):
+        values = {k: resolve_env(v) for k, v in fields.items() if k not in kept}
+        if isinstance(entry, DataSource):
             values["reward"] = _known(entry.reward)
         found[name] = dataclasses.replace(entry, **values)
     return found
@@ -271,7 +271,7 @@ def _kind(key: str) -> Any:
 
 def _named(key: str) -> str | None:
     """The mapping of functions, data sets or trackers that the option is, or is in."""
-    return next((section for section in NAMED if f"{key}.".startswith(f"{section}.")), None)
+    return next((section for section in ENTRY_TYPES if f"{key}.".startswith(f"{section}.")), None)
 
 
 def _name(kind: Any) -> str:

@@ -14,7 +14,7 @@ from rlsys.config.schema import ConfigError
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def find(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Callable[..., Any]:
+def load_function(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Callable[..., Any]:
     """The function called `spec` in `table`, or the user's own. Raises `ConfigError` saying why it cannot be had."""
     if spec in table:
         return table[spec]
@@ -36,13 +36,13 @@ def find(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Calla
     return function
 
 
-def absent(spec: str) -> str:
+def explain_missing(spec: str) -> str:
     """Why the user's own `spec` cannot be had here, as far as that is seen without running it; empty if it can, it seems."""
     home, _, name = spec.rpartition(":")
     if not name.isidentifier():
         return f"`{spec}` names no function; write {home}:my_function"
     if not home.endswith(".py"):
-        here = importable(home)
+        here = is_importable(home)
         return "" if here else f"there is no module {home} (of `{spec}`), neither installed nor in {Path.cwd()}"
     path = Path(home).expanduser()
     if not path.is_file():
@@ -58,18 +58,18 @@ def absent(spec: str) -> str:
     return f"{home} has no function `{name}`. Functions there: {there}"
 
 
-def of_user_function(key: str, spec: str) -> list[str]:
+def user_function_problems(key: str, spec: str) -> list[str]:
     """Whether `module:function` or `file.py:function` can be one."""
-    problem = absent(spec) if ":" in spec else ""
+    problem = explain_missing(spec) if ":" in spec else ""
     return [f"{key}: {problem}."] if problem else []
 
 
-def title(name: str) -> str:
+def short_name(name: str) -> str:
     """What a function is called in figures.  "my.py:brevity" -> "brevity" """
     return name.rpartition(":")[2]
 
 
-def importable(module: str) -> bool:
+def is_importable(module: str) -> bool:
     """Whether its package is here, or it is; workers find modules in the current directory too."""
     top = module.partition(".")[0]
     if top in sys.modules or not top.isidentifier():

@@ -52,7 +52,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunConfig:
     dir: str = ""  # the run directory; empty: runs/<name of the YAML file>
     seed: int = 0  # every random choice follows from it
     max_restarts: int = 10  # times it goes on from its last checkpoint by itself, after policy, driver or Ray were lost
@@ -60,7 +60,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterConfig:
     device: str = "cpu"  # cpu | gpu: which build of vLLM and which DeepSpeed accelerator
     address: str = ""  # a running Ray cluster; empty: RAY_ADDRESS if set, else a private one on this machine
     placement: str = "separate"  # separate | colocated: whether engines and policy ranks share GPUs
@@ -69,13 +69,13 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelConfig:
     path: str = "builtin:tiny"  # builtin:tiny, a directory, or a hub name
     trust_remote_code: bool = False  # whether code shipped with the model may run
 
 
 @dataclass(frozen=True)
-class Function:
+class RewardFunction:
     """A reward function. In YAML `name: weight`, or `name: {weight: 1.0, some_option: value, …}`."""
 
     weight: float = 1.0  # the sum of functions' scores, each times its weight, is the reward
@@ -87,7 +87,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A data set. In YAML `path`, `path: weight`, or `name: {path: …, weight: …, …}`; null is what `data` says."""
 
     path: str = ""  # file, directory, hub name or builtin:<task>; empty: the name
@@ -100,19 +100,19 @@ class Source:
     system: str | None = None  # as in data
     template: str | None = None  # as in data
     as_chat: bool | None = None  # as in data
-    reward: dict[str, Function] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
+    reward: dict[str, RewardFunction] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
 
 
 @dataclass(frozen=True)
-class HeldOutSource(Source):
+class HeldOutSource(DataSource):
     samples: int | None = None  # as in eval
     temperature: float | None = None  # as in eval
 
 
 @dataclass(frozen=True)
-class Data:
-    train: dict[str, Source] = field(
-        default_factory=lambda: {"builtin:zigzag": Source("builtin:zigzag")}
+class DataConfig:
+    train: dict[str, DataSource] = field(
+        default_factory=lambda: {"builtin:zigzag": DataSource("builtin:zigzag")}
     )  # JSONL, JSON, CSV or parquet files, Hugging Face data sets (directory or hub name), builtin:<task>
     prompt_key: str = "prompt"  # the field with the prompt: text, or a list of chat messages; a.b is b in a
     answer_key: str = "answer"  # the field that reward functions get as `answer`
@@ -125,7 +125,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainerConfig:
     steps: int = 100  # how many batches to train on
     prompts_per_step: int = 32  # groups in a batch
     samples_per_prompt: int = 16  # completions in a group
@@ -136,7 +136,7 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutConfig:
     engines: int = 2  # vLLM engines, data-parallel
     tensor_parallel: int = 1  # GPUs per engine, each with a part of every matrix; on CPU processes
     dtype: str = "float32"  # float32 | bfloat16
@@ -156,7 +156,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyConfig:
     ranks: int = 2  # DeepSpeed processes; one GPU each on a GPU cluster
     zero_stage: int = 2  # 0 | 1 | 2 | 3
     offload_optimizer: bool = False  # keep optimizer state in host memory (ZeRO 1-3)
@@ -178,7 +178,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceConfig:
     kl_coef: float = 0.0  # weight of the KL term; 0: no reference worker exists
     kl_in: str = "loss"  # loss | reward: a term of the loss, or taken off the reward before advantages
     kl_target: float = 0.0  # KL per token that kl_coef is adapted to keep; 0: kl_coef stays
@@ -187,7 +187,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Critic:
+class CriticConfig:
     """Exists with algorithm.advantage gae only. dtype, zero_stage and the rest of its DeepSpeed settings are the policy's."""
 
     ranks: int = 1  # DeepSpeed processes; one GPU each on a GPU cluster
@@ -202,9 +202,9 @@ class Critic:
 
 
 @dataclass(frozen=True)
-class Reward:
-    functions: dict[str, Function] = field(
-        default_factory=lambda: {"zigzag": Function(function="zigzag")}
+class RewardConfig:
+    functions: dict[str, RewardFunction] = field(
+        default_factory=lambda: {"zigzag": RewardFunction(function="zigzag")}
     )  # built-in, module:function or file.py:function → weight, or weight and options
     workers: int = 2  # reward processes, spread over the cluster
     timeout_s: float = 10.0  # a function that has not judged a sample by then has its process killed
@@ -223,7 +223,7 @@ class Reward:
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class AlgorithmConfig:
     """Null stands for the method's own recommendation, which is the default of its function."""
 
     advantage: str = "grpo"  # advantage estimator; gae: PPO, with a critic
@@ -243,14 +243,14 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
-class Correction:
+class CorrectionConfig:
     method: str = "none"  # none | tis | mis | sequence_tis | sequence_mis | icepop: weight by old / rollout probability
     low: float | None = None  # icepop: smaller ratios weigh 0; null: the method's own
     high: float | None = None  # larger ratios are cut to this, or weigh 0; null: the method's own
 
 
 @dataclass(frozen=True)
-class Entropy:
+class EntropyConfig:
     coef: float = 0.0  # weight of an entropy bonus in the loss
     control: str = "none"  # none | clip_cov | kl_cov: leave out, or hold, tokens of high log-prob-advantage covariance
     share: float = 0.002  # of all tokens, that the control takes
@@ -260,32 +260,32 @@ class Entropy:
 
 
 @dataclass(frozen=True)
-class Overlong:
+class OverlongConfig:
     mask: bool = False  # leave completions cut at rollout.max_new_tokens out of the loss
     buffer: int = 0  # tokens before rollout.max_new_tokens in which the reward falls evenly; 0: none
     penalty: float = 1.0  # how much it has fallen at the end of the buffer
 
 
 @dataclass(frozen=True)
-class DynamicSampling:
+class DynamicSamplingConfig:
     enabled: bool = False  # drop groups of equal rewards, and ask for other prompts until the batch is full
     max_rounds: int = 20  # rounds of asking in a step, each for a batch at most; then the run stops
 
 
 @dataclass(frozen=True)
-class Sync:
+class SyncConfig:
     transport: str = "auto"  # auto | shared_memory | object_store | nccl | cuda_ipc
     verify: bool = True  # each engine proves after each sync, tensor by tensor, that it has the policy's weights
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineConfig:
     max_lag: int = 0  # updates that may pass between a sample's weights and its training; 0: on-policy
     in_flight: bool = False  # engines take weights in the middle of samples; timing decides what is sampled from what
 
 
 @dataclass(frozen=True)
-class Eval:
+class EvalConfig:
     datasets: dict[str, HeldOutSource] = field(default_factory=dict)  # as data.train; without weights
     every: int = 10  # steps between evaluations; also before the first and after the last; 0: only those two
     samples: int = 1  # completions per prompt
@@ -294,14 +294,14 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointConfig:
     every: int = 50  # steps between checkpoints; also after the last; 0: only that one
     keep_last: int = 2  # older ones are removed; 0: keep all
     keep_best: str = ""  # a figure, such as eval/all/accuracy: its best step is saved and kept too; -figure: the lowest
 
 
 @dataclass(frozen=True)
-class Tracker:
+class TrackerConfig:
     """Somewhere else that figures go. In YAML `name`, or `name: {some_option: value, …}`."""
 
     tracker: str = ""  # tensorboard | wandb | mlflow | module:function | file.py:function; empty: the name
@@ -309,38 +309,38 @@ class Tracker:
 
 
 @dataclass(frozen=True)
-class Tracking:
-    to: dict[str, Tracker] = field(default_factory=dict)  # tensorboard, wandb, mlflow, …: beside metrics.jsonl
+class TrackingConfig:
+    to: dict[str, TrackerConfig] = field(default_factory=dict)  # tensorboard, wandb, mlflow, …: beside metrics.jsonl
     samples: int = 8  # prompts of an evaluation whose first completion goes there too; 0: none
     ray: bool = True  # whether Ray's own metrics have the figures: for its dashboard, Prometheus and Grafana
 
 
 @dataclass(frozen=True)
-class Watchdog:
+class WatchdogConfig:
     stall_s: float = 1800.0  # a worker that is waited for, and of which nothing is heard for so long, has stalled
     action: str = "restart"  # restart | abort: what becomes of it, after its stacks were saved
 
 
 @dataclass(frozen=True)
 class Config:
-    run: Run = field(default_factory=Run)
-    cluster: Cluster = field(default_factory=Cluster)
-    model: Model = field(default_factory=Model)
-    data: Data = field(default_factory=Data)
-    trainer: Trainer = field(default_factory=Trainer)
-    rollout: Rollout = field(default_factory=Rollout)
-    policy: Policy = field(default_factory=Policy)
-    reference: Reference = field(default_factory=Reference)
-    reward: Reward = field(default_factory=Reward)
-    critic: Critic = field(default_factory=Critic)
-    algorithm: Algorithm = field(default_factory=Algorithm)
-    correction: Correction = field(default_factory=Correction)
-    entropy: Entropy = field(default_factory=Entropy)
-    overlong: Overlong = field(default_factory=Overlong)
-    dynamic_sampling: DynamicSampling = field(default_factory=DynamicSampling)
-    sync: Sync = field(default_factory=Sync)
-    pipeline: Pipeline = field(default_factory=Pipeline)
-    eval: Eval = field(default_factory=Eval)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    tracking: Tracking = field(default_factory=Tracking)
-    watchdog: Watchdog = field(default_factory=Watchdog)
+    run: RunConfig = field(default_factory=RunConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    entropy: EntropyConfig = field(default_factory=EntropyConfig)
+    overlong: OverlongConfig = field(default_factory=OverlongConfig)
+    dynamic_sampling: DynamicSamplingConfig = field(default_factory=DynamicSamplingConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)

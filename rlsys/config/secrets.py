@@ -45,7 +45,7 @@ VALUES = {
 REFERENCE = re.compile(r"(?<!\\)\$\{oc\.env:\s*([^,}\s]+)")
 
 
-class FromEnvironment(str):
+class EnvReference(str):
     """A text that refers to environment variables, as YAML has it. FromEnvironment("Bearer ${oc.env:JUDGE_KEY}")"""
 
     __slots__ = ()
@@ -65,26 +65,26 @@ class FromEnvironment(str):
         return REFERENCE.findall(self)
 
 
-def given(value: Any) -> Any:
+def resolve_env(value: Any) -> Any:
     """With the values of what it refers to: only for the process that needs them."""
     if isinstance(value, dict):
-        return {k: given(v) for k, v in value.items()}
+        return {k: resolve_env(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [given(v) for v in value]
-    return value.value if isinstance(value, FromEnvironment) else value
+        return [resolve_env(v) for v in value]
+    return value.value if isinstance(value, EnvReference) else value
 
 
-def suspects(key: str, value: Any) -> list[str]:
+def find_secrets(key: str, value: Any) -> list[str]:
     """Sentences about texts that look like secrets, and are none that the environment holds. They do not show them."""
     return [
-        f"{hidden(place)} holds {what}. What is secret does not belong in a file or on a command line, where others can read it: put it "
+        f"{redact(place)} holds {what}. What is secret does not belong in a file or on a command line, where others can read it: put it "
         f"into an environment variable, and {_way_out(place)}. Change it where others may have seen it."
         for place, text in _texts(key, value)
         if (what := _looks_like(place, text))
     ]
 
 
-def secret_variable(name: str, value: str) -> bool:
+def is_secret_variable(name: str, value: str) -> bool:
     """Whether a variable's name tells of a secret, whatever its value, or its value looks like one."""
     told = VARIABLE.search(name) and not name.lower().endswith(WHERE)
     return bool(told or _looks_like(name, value))
@@ -98,7 +98,7 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _texts(key, inner)
-    elif isinstance(value, str) and not isinstance(value, FromEnvironment):
+    elif isinstance(value, str) and not isinstance(value, EnvReference):
         yield key, value
 
 
@@ -120,7 +120,7 @@ def _way_out(place: str) -> str:
     return "have the tool that needs it read it there (Hugging Face reads HF_TOKEN)"
 
 
-def hidden(text: str, variables: Iterable[str] = ()) -> str:
+def redact(text: str, variables: Iterable[str] = ()) -> str:
     """With *** for the values of these variables, of all others whose names tell of secrets, and for well-known kinds of keys."""
     named = (name for name in os.environ if VARIABLE.search(name))
     for value in sorted({os.environ.get(name, "") for name in (*variables, *named)}, key=len, reverse=True):
@@ -131,20 +131,20 @@ def hidden(text: str, variables: Iterable[str] = ()) -> str:
     return text
 
 
-def cleared(fact: Any) -> Any:
+def redact_nested(fact: Any) -> Any:
     """`hidden`, for every text in lists and mappings."""
     if isinstance(fact, dict):
-        return {k: cleared(v) for k, v in fact.items()}
+        return {k: redact_nested(v) for k, v in fact.items()}
     if isinstance(fact, list | tuple):
-        return [cleared(v) for v in fact]
-    return hidden(fact) if isinstance(fact, str) else fact
+        return [redact_nested(v) for v in fact]
+    return redact(fact) if isinstance(fact, str) else fact
 
 
-def variables(options: Any) -> list[str]:
+def referenced_variables(options: Any) -> list[str]:
     """The environment variables that options refer to, or name."""
     if isinstance(options, dict):
         said = [v for k, v in options.items() if str(k).endswith("_env") and isinstance(v, str) and v]
-        return said + [name for v in options.values() for name in variables(v)]
+        return said + [name for v in options.values() for name in referenced_variables(v)]
     if isinstance(options, list):
-        return [name for v in options for name in variables(v)]
-    return options.variables if isinstance(options, FromEnvironment) else []
+        return [name for v in options for name in referenced_variables(v)]
+    return options.variables if isinstance(options, EnvReference) else []

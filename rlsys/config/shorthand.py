@@ -9,27 +9,32 @@ import dataclasses
 import difflib
 from typing import Any
 
-from rlsys.config.schema import Function, HeldOutSource, Source, Tracker
+from rlsys.config.schema import DataSource, HeldOutSource, RewardFunction, TrackerConfig
 
-NAMED: dict[str, type] = {
-    "reward.functions": Function,
-    "data.train": Source,
+ENTRY_TYPES: dict[str, type] = {
+    "reward.functions": RewardFunction,
+    "data.train": DataSource,
     "eval.datasets": HeldOutSource,
-    "tracking.to": Tracker,
+    "tracking.to": TrackerConfig,
 }
-SHORT = {Function: "weight", Source: "weight", HeldOutSource: "", Tracker: ""}  # what a number stands for
+SHORT = {
+    RewardFunction: "weight",
+    DataSource: "weight",
+    HeldOutSource: "",
+    TrackerConfig: "",
+}  # what a number stands for
 ITSELF = {
-    Function: "function",
-    Source: "path",
+    RewardFunction: "function",
+    DataSource: "path",
     HeldOutSource: "path",
-    Tracker: "tracker",
+    TrackerConfig: "tracker",
 }  # what is the name where it is not said
-OPEN = (Function, Tracker)  # those with options
+OPEN = (RewardFunction, TrackerConfig)  # those with options
 
 
-def named(key: str, value: Any) -> dict[str, Any]:
+def parse_entries(key: str, value: Any) -> dict[str, Any]:
     """The entries of a mapping, from any of its forms. Raises `ValueError` with what is wrong."""
-    kind = NAMED[key]
+    kind = ENTRY_TYPES[key]
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and all(isinstance(name, str) and name for name in value):
@@ -37,20 +42,20 @@ def named(key: str, value: Any) -> dict[str, Any]:
             raise ValueError(f"`{key}` has {doubled} more than once.")
         value = dict.fromkeys(value)
     if not isinstance(value, dict):
-        raise ValueError(f"`{key}` must be {form(key)}; {value!r} is not.")
-    return {str(name): entry(f"{key}.{name}", kind, str(name), given) for name, given in value.items()}
+        raise ValueError(f"`{key}` must be {describe_form(key)}; {value!r} is not.")
+    return {str(name): parse_entry(f"{key}.{name}", kind, str(name), given) for name, given in value.items()}
 
 
-def form(key: str) -> str:
+def describe_form(key: str) -> str:
     """What such a mapping looks like, in words."""
-    if NAMED[key] is Function:
+    if ENTRY_TYPES[key] is RewardFunction:
         return "a mapping of names to weights, such as {exact: 1.0}"
-    if NAMED[key] is Tracker:
+    if ENTRY_TYPES[key] is TrackerConfig:
         return "a name, a list of names, or a mapping of names to options, such as {wandb: {project: sums}}"
     return "a path, a list of paths, or a mapping of names to settings, such as {sums.jsonl: {prompt_key: question}}"
 
 
-def entry(key: str, kind: type, name: str, given: Any) -> Any:
+def parse_entry(key: str, kind: type, name: str, given: Any) -> Any:
     """One of them: null, a number, or a mapping."""
     if given is None:
         given = {}
@@ -76,9 +81,9 @@ def entry(key: str, kind: type, name: str, given: Any) -> Any:
     return kind(**(values | {itself: values.get(itself) or name}))
 
 
-def changed(key: str, entries: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+def update_entries(key: str, entries: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     """With one entry, or one setting of it, said anew: `name` is all that follows the mapping's own key."""
-    kind = NAMED[key]
+    kind = ENTRY_TYPES[key]
     inner, dot, setting = name.rpartition(".")
     if dot and inner in entries:
         known = {f.name: getattr(entries[inner], f.name) for f in dataclasses.fields(kind)}
@@ -86,11 +91,11 @@ def changed(key: str, entries: dict[str, Any], name: str, value: Any) -> dict[st
             known["options"] = known["options"] | {setting: value}
         else:
             known[setting] = value
-        return entries | {inner: entry(f"{key}.{inner}", kind, inner, known)}
-    return entries | {name: entry(f"{key}.{name}", kind, name, value)}
+        return entries | {inner: parse_entry(f"{key}.{inner}", kind, inner, known)}
+    return entries | {name: parse_entry(f"{key}.{name}", kind, name, value)}
 
 
-def compact(entries: dict[str, Any]) -> dict[str, Any]:
+def shorten_entries(entries: dict[str, Any]) -> dict[str, Any]:
     """The shortest form that reads as these entries: what is saved with a run, and compared with it."""
     return {name: _short(name, e) for name, e in entries.items()}
 
@@ -99,18 +104,18 @@ def _short(name: str, e: Any) -> Any:
     default = type(e)(**{ITSELF[type(e)]: name})
     said = {f.name: getattr(e, f.name) for f in dataclasses.fields(e) if getattr(e, f.name) != getattr(default, f.name)}
     if "reward" in said:
-        said["reward"] = compact(said["reward"])
+        said["reward"] = shorten_entries(said["reward"])
     if "options" in said and not set(said["options"]) & {f.name for f in dataclasses.fields(e)}:
         said |= said.pop("options")
-    if isinstance(e, Function) and set(said) <= {"weight"}:
+    if isinstance(e, RewardFunction) and set(said) <= {"weight"}:
         return e.weight
     return said or None
 
 
 def _converted(key: str, kind: Any, value: Any) -> Any:
     """A setting of the right type, or `ValueError`."""
-    if kind == dict[str, Function]:
-        return functions(key, value)
+    if kind == dict[str, RewardFunction]:
+        return parse_functions(key, value)
     if kind == dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError(f"`{key}` must be a mapping; it is {value!r}.")
@@ -126,14 +131,14 @@ def _converted(key: str, kind: Any, value: Any) -> Any:
     return value
 
 
-def functions(key: str, value: Any) -> dict[str, Function]:
+def parse_functions(key: str, value: Any) -> dict[str, RewardFunction]:
     """Reward functions in any of their forms. `functions("reward", {"exact": 1.0})`"""
     if value is None or value == {}:
         return {}
-    if all(isinstance(v, Function) for v in (value.values() if isinstance(value, dict) else [None])):
+    if all(isinstance(v, RewardFunction) for v in (value.values() if isinstance(value, dict) else [None])):
         return dict(value)
     try:
-        return named("reward.functions", value)
+        return parse_entries("reward.functions", value)
     except ValueError as error:
         raise ValueError(str(error).replace("reward.functions", key)) from None
 

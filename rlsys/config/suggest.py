@@ -188,38 +188,38 @@ ELSEWHERE = {
 }
 
 
-def options(kind: Any = Config, prefix: str = "") -> list[str]:
+def option_names(kind: Any = Config, prefix: str = "") -> list[str]:
     """Every option's dotted name."""
     names = []
     for f in dataclasses.fields(kind):
-        names += options(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else [prefix + f.name]
+        names += option_names(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else [prefix + f.name]
     return names
 
 
-def suggest(key: str) -> str:
+def suggest_option(key: str) -> str:
     """A sentence for the end of the message."""
     if key == "base":
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
-    ours, leaf = [*options(), "base"], key.rpartition(".")[2]
+    ours, leaf = [*option_names(), "base"], key.rpartition(".")[2]
     alike = [o for o in ours if o.rpartition(".")[2] == key]
     if len(alike) > 1:  # a section is missing, and who knows which
         return f" Did you mean one of {', '.join(f'`{o}`' for o in alike)}?"
     found = (
-        elsewhere(key)
-        or closest(key, [o for o in ours if o.rpartition(".")[2] == leaf])
+        translate_option(key)
+        or closest_option(key, [o for o in ours if o.rpartition(".")[2] == leaf])
         or next(iter(difflib.get_close_matches(key, ours, 1, 0.7)), None)
         or next((o for o in ours if difflib.get_close_matches(leaf, [o.rpartition(".")[2]], 1, 0.8)), None)
     )
     return f" Did you mean `{found}`?" if found else " `rlsys validate --options` lists them all."
 
 
-def elsewhere(key: str) -> str | None:
+def translate_option(key: str) -> str | None:
     """Ours for a name from elsewhere, which its last known part decides.  "reward_model.path" -> "reward.functions" """
     parts = key.split(".")
     names = [name for i in reversed(range(len(parts))) for name in (".".join(parts[i - 1 : i + 1]), parts[i])]
     return next((ELSEWHERE[name] for name in names if name in ELSEWHERE), None)
 
 
-def closest(key: str, among: list[str]) -> str | None:
+def closest_option(key: str, among: list[str]) -> str | None:
     """Of options of that name in several sections: the one whose section is spelt nearly so, or the first."""
     return next(iter(difflib.get_close_matches(key, among, 1, 0.7) or among), None)

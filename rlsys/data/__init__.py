@@ -1,29 +1,36 @@
 """Prompts from data that people already have: files, folders, Hugging Face data sets, several mixed. README.md shows how."""
 
 from rlsys.data.dataset import Dataset
-from rlsys.data.keep import Rules, choose, contamination, notes, shared, write_bad_rows
-from rlsys.data.order import Shuffled, Weighted
+from rlsys.data.order import ShuffledOrder, WeightedOrder
 from rlsys.data.origin import Origin
 from rlsys.data.peek import peek
-from rlsys.data.prepare import Preparation
-from rlsys.data.render import Form
-from rlsys.data.store import Joined, Rows, Stored
+from rlsys.data.prepare import DatasetPreparer
+from rlsys.data.render import PromptFormat
+from rlsys.data.selection import (
+    SelectionRules,
+    describe_contamination,
+    describe_rows,
+    describe_shared_prompts,
+    select_rows,
+    write_bad_rows,
+)
+from rlsys.data.store import JoinedPrompts, PromptRows, StoredDataset
 
 __all__ = [
     "Dataset",
-    "Form",
-    "Joined",
+    "DatasetPreparer",
+    "JoinedPrompts",
     "Origin",
-    "Preparation",
-    "Rows",
-    "Rules",
-    "Shuffled",
-    "Stored",
-    "Weighted",
-    "choose",
-    "contamination",
-    "notes",
+    "PromptFormat",
+    "PromptRows",
+    "SelectionRules",
+    "ShuffledOrder",
+    "StoredDataset",
+    "WeightedOrder",
+    "describe_contamination",
+    "describe_rows",
+    "describe_shared_prompts",
     "peek",
-    "shared",
+    "select_rows",
     "write_bad_rows",
 ]

@@ -13,23 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.cache import cache
+from rlsys.config.cache import cache_dir
 from rlsys.config.schema import ConfigError
-from rlsys.data.store import Stored, stored
+from rlsys.data.store import StoredDataset, open_stored
 
 Note = Callable[[str], None]  # what tells a person
-HASHED = 16 << 20  # bytes; a larger file is known by path, size and time of change
-SMALL = 1 << 20  # bytes; what is smaller is prepared anew each time, in memory
+MAX_HASHED_BYTES = 16 << 20  # bytes; a larger file is known by path, size and time of change
+SMALL_BYTES = 1 << 20  # bytes; what is smaller is prepared anew each time, in memory
 
 
-def folder() -> Path:
-    return cache() / "data"
+def data_cache_dir() -> Path:
+    return cache_dir() / "data"
 
 
-def kept(name: str, key: list[Any], make: Callable[[Path], Stored], note: Note) -> Stored:
+def get_or_build(name: str, key: list[Any], make: Callable[[Path], StoredDataset], note: Note) -> StoredDataset:
     """What `make` fills a folder with, made once per key. Where the cache cannot be written, in a temporary folder."""
     words = json.dumps(key, sort_keys=True, default=str)
-    place = folder() / f"{name[:40]}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+    place = data_cache_dir() / f"{name[:40]}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
     found = _found(place)
     if found is not None:
         return found
@@ -49,7 +49,7 @@ def kept(name: str, key: list[Any], make: Callable[[Path], Stored], note: Note) 
         except OSError:  # someone else was faster
             return _found(place) or made
         note(f"{name}: prepared for later runs too, in {place} ({made.facts.bytes / 2**20:,.0f} MiB)")
-        return stored(place)
+        return open_stored(place)
     except OSError as error:
         note(
             f"{name}: the cache {place.parent} cannot be written ({error.strerror}); it is prepared in a temporary folder"
@@ -59,18 +59,18 @@ def kept(name: str, key: list[Any], make: Callable[[Path], Stored], note: Note) 
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _found(place: Path) -> Stored | None:
+def _found(place: Path) -> StoredDataset | None:
     """A whole one; what is damaged is removed."""
     if not place.is_dir():
         return None
     try:
-        return stored(place)
+        return open_stored(place)
     except (OSError, ValueError, TypeError, KeyError):
         shutil.rmtree(place, ignore_errors=True)
         return None
 
 
-def _passing(name: str, make: Callable[[Path], Stored]) -> Stored:
+def _passing(name: str, make: Callable[[Path], StoredDataset]) -> StoredDataset:
     """A folder without a name: it is gone when the process is."""
     try:
         aside = Path(tempfile.mkdtemp(prefix="rlsys-data-"))
@@ -78,26 +78,26 @@ def _passing(name: str, make: Callable[[Path], Stored]) -> Stored:
         raise ConfigError(f"{name}: no folder for the prepared data can be written: {error}.") from None
     try:
         made = make(aside)
-        return replace(made, first_bad=made.all_bad(), bad_file=None)
+        return replace(made, first_bad=made.read_all_bad(), bad_file=None)
     except OSError as error:
         raise ConfigError(
-            f"{name}: the prepared data cannot be written, neither to {folder()} nor to {aside.parent}: {error.strerror}. "
+            f"{name}: the prepared data cannot be written, neither to {data_cache_dir()} nor to {aside.parent}: {error.strerror}. "
             "Make room, or name another disk in XDG_CACHE_HOME."
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # the map stays open
 
 
-def of_file(file: Path) -> list[Any]:
+def file_fingerprint(file: Path) -> list[Any]:
     """What a file is known by."""
     status = file.stat()
-    if status.st_size > HASHED:
+    if status.st_size > MAX_HASHED_BYTES:
         # The second time is the system's own: nobody can set it back, as copying programs do with the first.
         return [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     return [status.st_size, hashlib.sha256(file.read_bytes()).hexdigest()]
 
 
-def of_tokenizer(tokenizer: Any) -> str:
+def tokenizer_fingerprint(tokenizer: Any) -> str:
     """What decides the tokens it gives: vocabulary and rules, chat template, special tokens. Not where it was loaded from."""
     if tokenizer.is_fast:
         rules = tokenizer.backend_tokenizer.to_str()

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlsys.data.order import Order, Shuffled
-from rlsys.data.store import Joined, Rows
+from rlsys.data.order import Order, ShuffledOrder
+from rlsys.data.store import JoinedPrompts, PromptRows
 from rlsys.types import Prompt
 
 
@@ -16,13 +16,13 @@ class Dataset:
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int = 0, shuffle: bool = True, order: Order | None = None):
         self.prompts = prompts
-        self.order = order or Shuffled(len(prompts), seed=seed, shuffle=shuffle)
+        self.order = order or ShuffledOrder(len(prompts), seed=seed, shuffle=shuffle)
 
     @property
-    def longest(self) -> int:
+    def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
-        if isinstance(self.prompts, Rows | Joined):
-            return self.prompts.longest
+        if isinstance(self.prompts, PromptRows | JoinedPrompts):
+            return self.prompts.longest_prompt
         return max(len(p.tokens) for p in self.prompts)
 
     def __len__(self) -> int:

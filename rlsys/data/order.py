@@ -14,7 +14,7 @@ class Order(Protocol):
         ...
 
 
-class Shuffled:
+class ShuffledOrder:
     """Every row once an epoch, each epoch in its own order."""
 
     def __init__(self, rows: int, *, seed: int, shuffle: bool = True, name: str = ""):
@@ -33,7 +33,7 @@ class Shuffled:
         return self.order[i], epoch
 
 
-class Weighted:
+class WeightedOrder:
     """Sets by their shares: every block of positions has each set's number of rows, in an order of its own.
 
     Weighted({"a": 90, "b": 5}, [3, 1], seed=0) has 750 of a and 250 of b in every 1000 positions. Each set goes through its own
@@ -42,20 +42,20 @@ class Weighted:
 
     def __init__(self, sets: dict[str, int], weights: Sequence[float], *, seed: int, shuffle: bool = True):
         self.seed, self.shuffle = seed, shuffle
-        self.sets = [Shuffled(rows, seed=seed, shuffle=shuffle, name=name) for name, rows in sets.items()]
+        self.sets = [ShuffledOrder(rows, seed=seed, shuffle=shuffle, name=name) for name, rows in sets.items()]
         self.starts = [sum(list(sets.values())[:i]) for i in range(len(sets))]
-        self.counts = shares(weights)
+        self.counts = split_proportionally(weights)
         self.number, self.block = -1, list[tuple[int, int]]()
 
     def __call__(self, position: int) -> tuple[int, int]:
         number, i = divmod(position, BLOCK)
         if number != self.number:
-            self.number, self.block = number, self.laid_out(number)
+            self.number, self.block = number, self.build_block(number)
         one, nth = self.block[i]
         row, epoch = self.sets[one](number * self.counts[one] + nth)
         return self.starts[one] + row, epoch
 
-    def laid_out(self, number: int) -> list[tuple[int, int]]:
+    def build_block(self, number: int) -> list[tuple[int, int]]:
         """`(set, which of its uses in the block)` of each position."""
         # Evenly spread, which is also the order where nothing is shuffled.
         spread = sorted((((nth + 0.5) / count), one) for one, count in enumerate(self.counts) for nth in range(count))
@@ -70,7 +70,7 @@ class Weighted:
         return block
 
 
-def shares(weights: Sequence[float], of: int = BLOCK) -> list[int]:
+def split_proportionally(weights: Sequence[float], of: int = BLOCK) -> list[int]:
     """Whole numbers in these proportions, at least 1 each, `of` in all: the largest remainders are rounded up.  [3, 1] -> [750, 250]"""
     exact = [w / sum(weights) * of for w in weights]
     counts = [max(int(e), 1) for e in exact]

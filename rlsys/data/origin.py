@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlsys.config.schema import ConfigError
 
-ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
+EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 BUILTIN = ("zigzag", "zigzag_heldout")
 SPLITS = {  # how files of a split are named on the hub
     "train": "train",
@@ -36,7 +36,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Place:
+class DataLocation:
     """What a path turned out to be."""
 
     kind: Literal["builtin", "files", "saved", "hub"]
@@ -44,7 +44,7 @@ class Place:
     files: tuple[Path, ...] = ()
 
 
-def locate(origin: Origin) -> Place:
+def locate_data(origin: Origin) -> DataLocation:
     """What the path is, seen without opening data. Raises `ConfigError` saying why it is nothing we can read."""
     path = origin.path
     if path.startswith("builtin:"):
@@ -52,17 +52,17 @@ def locate(origin: Origin) -> Place:
         if name not in BUILTIN:
             raise ConfigError(f"{path} does not exist; built in: {', '.join(f'builtin:{n}' for n in BUILTIN)}.")
         _whole(origin, "a built-in task")
-        return Place("builtin", name)
+        return DataLocation("builtin", name)
     place = Path(path).expanduser()
     if place.is_file():
-        if not place.name.endswith(ENDINGS):
-            raise ConfigError(f"{path} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}.")
+        if not place.name.endswith(EXTENSIONS):
+            raise ConfigError(f"{path} must end in {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]}.")
         _whole(origin, "one file")
-        return Place("files", stem(place), (place,))
+        return DataLocation("files", strip_extension(place), (place,))
     if place.is_dir():
         return _saved(origin, place) or _folder(origin, place)
     if looks_like_hub_name(path):
-        return Place("hub", path.rpartition("/")[2])
+        return DataLocation("hub", path.rpartition("/")[2])
     listed = " It is taken as one name; give a folder, or files as a list: [a.jsonl, b.jsonl]."
     way_out = listed if set(path) & set("*?[,") else ""
     raise ConfigError(f"{path} does not exist (from {Path.cwd()}).{way_out}")
@@ -75,16 +75,16 @@ def _whole(origin: Origin, what: str) -> None:
 
 def looks_like_hub_name(path: str) -> bool:
     """`owner/name`, unless the owner is a folder here: then it is a path that is not there."""
-    return bool(HUB_NAME.fullmatch(path)) and not path.endswith(ENDINGS) and not Path(path).parent.is_dir()
+    return bool(HUB_NAME.fullmatch(path)) and not path.endswith(EXTENSIONS) and not Path(path).parent.is_dir()
 
 
-def stem(file: Path) -> str:
+def strip_extension(file: Path) -> str:
     """`sums` of sums.jsonl.gz."""
-    ending = next((e for e in sorted(ENDINGS, key=len, reverse=True) if file.name.endswith(e)), file.suffix)
+    ending = next((e for e in sorted(EXTENSIONS, key=len, reverse=True) if file.name.endswith(e)), file.suffix)
     return file.name.removesuffix(ending) or file.name
 
 
-def _saved(origin: Origin, folder: Path) -> Place | None:
+def _saved(origin: Origin, folder: Path) -> DataLocation | None:
     """What `save_to_disk` of the datasets library has written."""
     splits = folder / "dataset_dict.json"
     if splits.is_file():
@@ -94,22 +94,22 @@ def _saved(origin: Origin, folder: Path) -> Place | None:
             raise ConfigError(f"{splits} is damaged; it does not list the splits.") from None
         if origin.split not in names:
             raise ConfigError(f"{origin.path} has no split `{origin.split}`; it has {', '.join(names)}.")
-        return Place("saved", folder.resolve().name, (folder / origin.split,))
+        return DataLocation("saved", folder.resolve().name, (folder / origin.split,))
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
-        return Place("saved", folder.resolve().name, (folder,))
+        return DataLocation("saved", folder.resolve().name, (folder,))
     return None
 
 
-def _folder(origin: Origin, folder: Path) -> Place:
+def _folder(origin: Origin, folder: Path) -> DataLocation:
     """The files of a split in a folder, as in a copy of a hub repository: `main/train-00000-of-00001.parquet`, `test/a.jsonl`."""
     inside = folder / origin.subset
     if not inside.is_dir():
         there = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")) or "none"
         raise ConfigError(f"{origin.path} has no folder `{origin.subset}` for its subset; folders there: {there}.")
-    files = sorted(p for p in inside.rglob("*") if p.name.endswith(ENDINGS) and p.is_file())
+    files = sorted(p for p in inside.rglob("*") if p.name.endswith(EXTENSIONS) and p.is_file())
     files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(inside).parts)]
     if not files:
-        raise ConfigError(f"{origin.path} holds no data: no file in it ends in {', '.join(ENDINGS)}.")
+        raise ConfigError(f"{origin.path} holds no data: no file in it ends in {', '.join(EXTENSIONS)}.")
     marked = {file: _splits(file.relative_to(inside)) for file in files}
     if any(marked.values()):
         files = [file for file in files if SPLITS.get(origin.split, origin.split) in marked[file]]
@@ -120,10 +120,10 @@ def _folder(origin: Origin, folder: Path) -> Place:
         raise ConfigError(
             f"{origin.path} has no files of a split `{origin.split}`: no file or folder in it is named after one. Leave `split` out."
         )
-    return Place("files", folder.resolve().name, tuple(files))
+    return DataLocation("files", folder.resolve().name, tuple(files))
 
 
 def _splits(file: Path) -> set[str]:
     """Splits that a file is named after: its folders, or a word of its name."""
-    words = {*file.parts[:-1], *re.split(r"[^A-Za-z]+", stem(file))}
+    words = {*file.parts[:-1], *re.split(r"[^A-Za-z]+", strip_extension(file))}
     return {SPLITS[word.lower()] for word in words if word.lower() in SPLITS}

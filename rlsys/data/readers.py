@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config.schema import ConfigError
-from rlsys.data.origin import Origin, Place
+from rlsys.data.origin import DataLocation, Origin
 from rlsys.tasks import zigzag
 
 BATCH = 1000  # rows of parquet and Arrow data held as Python objects at a time
@@ -27,7 +27,7 @@ LONGEST_RECORD = 1 << 20  # characters of a CSV record over several lines: more 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """Row("data/sums.jsonl", 17, {"prompt": "1 + 1 =", "answer": 2})"""
 
     file: str
@@ -35,12 +35,12 @@ class Row:
     fields: dict[str, Any]
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadRow:
     """What cannot be used. Bad("data/sums.jsonl", 17, "not JSON", "not JSON: Expecting value at column 12.")"""
 
     file: str
@@ -50,20 +50,20 @@ class Bad:
     rows: int = 1
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self.file}:{self.line}"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.detail}"
+        return f"{self.location}: {self.detail}"
 
 
-def read(origin: Origin, place: Place) -> Iterator[Row | Bad]:
+def read_rows(origin: Origin, place: DataLocation) -> Iterator[DataRow | BadRow]:
     """Every row of a data set, in the order of its files."""
     if place.kind == "builtin":
         for line, fields in enumerate(zigzag.rows(place.name), 1):
-            yield Row(place.name, line, fields)
+            yield DataRow(place.name, line, fields)
     elif place.kind in ("saved", "hub"):
-        yield from _tables(origin.path, hugging_face(origin, place))
+        yield from _tables(origin.path, load_hugging_face(origin, place))
     else:
         for file in place.files:
             # The file as the user wrote it, or below the folder as the user wrote it.
@@ -71,10 +71,10 @@ def read(origin: Origin, place: Place) -> Iterator[Row | Bad]:
             yield from _file(file, name)
 
 
-def _file(file: Path, name: str) -> Iterator[Row | Bad]:
-    kind = {".jsonl": json_lines, ".gz": _gzipped, ".zst": _zstandard, ".json": json_file, ".csv": csv_file}
+def _file(file: Path, name: str) -> Iterator[DataRow | BadRow]:
+    kind = {".jsonl": read_json_lines, ".gz": _gzipped, ".zst": _zstandard, ".json": read_json, ".csv": read_csv}
     try:
-        yield from kind.get(file.suffix, parquet_file)(file, name)
+        yield from kind.get(file.suffix, read_parquet)(file, name)
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read: {error.strerror or error}.") from None
 
@@ -82,22 +82,22 @@ def _file(file: Path, name: str) -> Iterator[Row | Bad]:
 # --- JSON ----------------------------------------------------------------------------------------------------------------
 
 
-def json_lines(file: Path, name: str) -> Iterator[Row | Bad]:
+def read_json_lines(file: Path, name: str) -> Iterator[DataRow | BadRow]:
     with file.open("rb") as lines:
         yield from _lines(lines, name)
 
 
-def _gzipped(file: Path, name: str) -> Iterator[Row | Bad]:
+def _gzipped(file: Path, name: str) -> Iterator[DataRow | BadRow]:
     yield from _compressed(partial(gzip.GzipFile, file), name)
 
 
-def _zstandard(file: Path, name: str) -> Iterator[Row | Bad]:
+def _zstandard(file: Path, name: str) -> Iterator[DataRow | BadRow]:
     import pyarrow
 
     yield from _compressed(lambda: io.BufferedReader(pyarrow.input_stream(str(file), compression="zstd")), name)
 
 
-def _compressed(open_again: Callable[[], io.BufferedIOBase], name: str) -> Iterator[Row | Bad]:
+def _compressed(open_again: Callable[[], io.BufferedIOBase], name: str) -> Iterator[DataRow | BadRow]:
     """Of a file that was cut off, what is there. One that is damaged within is left out: its checksum stands at its end, and
     before that noise may look like rows."""
     broken = ""
@@ -110,7 +110,7 @@ def _compressed(open_again: Callable[[], io.BufferedIOBase], name: str) -> Itera
             raise
         broken = str(error).rstrip(".")
         if not isinstance(error, EOFError) and "Truncated" not in broken:
-            yield Bad(name, 1, "damaged file", f"the compressed file is damaged: {broken}.")
+            yield BadRow(name, 1, "damaged file", f"the compressed file is damaged: {broken}.")
             return
     line = 0
     try:
@@ -119,35 +119,35 @@ def _compressed(open_again: Callable[[], io.BufferedIOBase], name: str) -> Itera
                 line = found.line
                 yield found
     except (EOFError, OSError):
-        yield Bad(name, line + 1, "damaged file", f"the compressed file is cut off here: {broken}.")
+        yield BadRow(name, line + 1, "damaged file", f"the compressed file is cut off here: {broken}.")
 
 
-def _lines(lines: Iterable[bytes], name: str) -> Iterator[Row | Bad]:
+def _lines(lines: Iterable[bytes], name: str) -> Iterator[DataRow | BadRow]:
     for line, text in enumerate(lines, 1):
         text = text.removeprefix(b"\xef\xbb\xbf") if line == 1 else text  # a byte order mark
         if text.strip():
             yield _row(text, name, line)
 
 
-def _row(text: bytes, name: str, line: int) -> Row | Bad:
+def _row(text: bytes, name: str, line: int) -> DataRow | BadRow:
     try:
         return _object(json.loads(text.decode().rstrip("\r\n")), name, line)
     except json.JSONDecodeError as error:
-        return Bad(name, line, "not JSON", f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}.")
+        return BadRow(name, line, "not JSON", f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}.")
     except UnicodeDecodeError as error:
-        return Bad(name, line, "not UTF-8", f"not UTF-8: {error.reason} at byte {error.start + 1}.")
+        return BadRow(name, line, "not UTF-8", f"not UTF-8: {error.reason} at byte {error.start + 1}.")
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-        return Bad(name, line, "not JSON", f"not JSON that can be read: {error}.")
+        return BadRow(name, line, "not JSON", f"not JSON that can be read: {error}.")
 
 
-def _object(value: Any, name: str, line: int) -> Row | Bad:
+def _object(value: Any, name: str, line: int) -> DataRow | BadRow:
     if isinstance(value, dict):
-        return Row(name, line, value)
+        return DataRow(name, line, value)
     said = json.dumps(value, ensure_ascii=False)[:60]
-    return Bad(name, line, "not an object", f'a row is an object such as {{"prompt": "…"}}; this one is {said}.')
+    return BadRow(name, line, "not an object", f'a row is an object such as {{"prompt": "…"}}; this one is {said}.')
 
 
-def json_file(file: Path, name: str) -> Iterator[Row | Bad]:
+def read_json(file: Path, name: str) -> Iterator[DataRow | BadRow]:
     """An array of objects, {"data": [objects]}, one object, or JSON lines that are called .json."""
     text = file.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     if text.lstrip().startswith("["):
@@ -158,21 +158,21 @@ def json_file(file: Path, name: str) -> Iterator[Row | Bad]:
     except (ValueError, RecursionError) as error:
         lines = [line.encode(errors="surrogateescape") for line in text.split("\n")]
         # The first may be a bad one. Objects within a damaged file of another form are indented.
-        if any(line.startswith(b"{") and isinstance(_row(line, name, 1), Row) for line in lines):
+        if any(line.startswith(b"{") and isinstance(_row(line, name, 1), DataRow) for line in lines):
             yield from _lines(lines, name)
         elif text.strip():
-            yield Bad(name, getattr(error, "lineno", 1), "not JSON", f"not JSON: {error}.")
+            yield BadRow(name, getattr(error, "lineno", 1), "not JSON", f"not JSON: {error}.")
         return
     rows = whole["data"] if isinstance(whole, dict) and isinstance(whole.get("data"), list) else [whole]
     damaged = _escaped(text)
     for number, value in enumerate(rows, 1):
         if damaged and _escaped(json.dumps(value, ensure_ascii=False)):
-            yield Bad(name, number, "not UTF-8", "not UTF-8.")
+            yield BadRow(name, number, "not UTF-8", "not UTF-8.")
         else:
             yield _object(value, name, number)
 
 
-def _array(text: str, name: str) -> Iterator[Row | Bad]:
+def _array(text: str, name: str) -> Iterator[DataRow | BadRow]:
     """Item by item, so that each has its line. After one that is not JSON it goes on where the next one surely begins."""
     decoder, line, seen = json.JSONDecoder(), 1, 0
 
@@ -191,18 +191,18 @@ def _array(text: str, name: str) -> Iterator[Row | Bad]:
             if comma not in (",", "]") or not comma:
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, behind)
             utf8 = not _escaped(text[seen:position])
-            yield _object(value, name, line) if utf8 else Bad(name, line, "not UTF-8", "not UTF-8.")
+            yield _object(value, name, line) if utf8 else BadRow(name, line, "not UTF-8", "not UTF-8.")
             position = skip(behind + 1, "") if comma == "," else behind
         except (ValueError, RecursionError) as error:
             at = getattr(error, "lineno", line)
             said = getattr(error, "msg", str(error))
             position = _next_item(text, seen)
             rest = "" if position else " The rest of the array cannot be read."
-            yield Bad(name, at, "not JSON", f"not JSON: {said}.{rest}")
+            yield BadRow(name, at, "not JSON", f"not JSON: {said}.{rest}")
             if not position:
                 return
     if position >= len(text):
-        yield Bad(name, line, "not JSON", "not JSON: the array does not end. The file may have been cut off.")
+        yield BadRow(name, line, "not JSON", "not JSON: the array does not end. The file may have been cut off.")
 
 
 def _next_item(text: str, start: int) -> int:
@@ -218,7 +218,7 @@ def _next_item(text: str, start: int) -> int:
 # --- CSV -----------------------------------------------------------------------------------------------------------------
 
 
-def csv_file(file: Path, name: str) -> Iterator[Row | Bad]:
+def read_csv(file: Path, name: str) -> Iterator[DataRow | BadRow]:
     """The first record names the fields. Values are texts; quoted ones may have line breaks."""
     csv.field_size_limit(1 << 30)
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
@@ -229,24 +229,24 @@ def csv_file(file: Path, name: str) -> Iterator[Row | Bad]:
         line, names = header
         if isinstance(names, str) or len(set(names)) != len(names):
             said = names if isinstance(names, str) else f"its fields are {', '.join(map(repr, names))}"
-            yield Bad(name, line, "bad header", f"the first line must name the fields, each once; {said}.")
+            yield BadRow(name, line, "bad header", f"the first line must name the fields, each once; {said}.")
             return
         for line, values in records:
             if isinstance(values, str):
-                yield Bad(name, line, "not CSV", f"not CSV: {values}.")
+                yield BadRow(name, line, "not CSV", f"not CSV: {values}.")
             elif len(values) != len(names):
-                yield Bad(
+                yield BadRow(
                     name,
                     line,
                     "wrong number of fields",
                     f"the line has {len(values)} fields; the header has {len(names)}.",
                 )
             elif any(_escaped(value) for value in values):
-                yield Bad(name, line, "not UTF-8", "not UTF-8.")
+                yield BadRow(name, line, "not UTF-8", "not UTF-8.")
             else:
                 fields = dict(zip(names, values, strict=True))
                 fields.pop("", None)  # an index that pandas has written
-                yield Row(name, line, fields)
+                yield DataRow(name, line, fields)
 
 
 def _escaped(text: str) -> bool:
@@ -304,7 +304,7 @@ def _records(lines: _Lines) -> Iterator[tuple[int, list[str] | str]]:
 # --- columns -------------------------------------------------------------------------------------------------------------
 
 
-def parquet_file(file: Path, name: str) -> Iterator[Row | Bad]:
+def read_parquet(file: Path, name: str) -> Iterator[DataRow | BadRow]:
     """A row group that cannot be decoded is left out whole: half of its columns would be of other rows."""
     import pyarrow.parquet
 
@@ -313,7 +313,7 @@ def parquet_file(file: Path, name: str) -> Iterator[Row | Bad]:
         bounded = {"pre_buffer": False, "buffer_size": 1 << 20}
         source = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True, **bounded)
     except Exception as error:  # whatever the library makes of the bytes
-        yield Bad(name, 1, "damaged file", f"{file.name} is not a readable parquet file: {_said(error)}")
+        yield BadRow(name, 1, "damaged file", f"{file.name} is not a readable parquet file: {_said(error)}")
         return
     with source:
         line = 0
@@ -325,7 +325,7 @@ def parquet_file(file: Path, name: str) -> Iterator[Row | Bad]:
             except Exception as error:
                 last = line + count
                 said = f"row group {group + 1} (rows {line + 1} to {last}) cannot be decoded: {_said(error)}"
-                yield Bad(name, line + 1, "damaged row group", said, count)
+                yield BadRow(name, line + 1, "damaged row group", said, count)
                 line = last
                 continue
             for batch in source.iter_batches(BATCH, row_groups=[group]):
@@ -333,32 +333,32 @@ def parquet_file(file: Path, name: str) -> Iterator[Row | Bad]:
                 line += batch.num_rows
 
 
-def _tables(name: str, dataset: Any) -> Iterator[Row | Bad]:
+def _tables(name: str, dataset: Any) -> Iterator[DataRow | BadRow]:
     line = 0
     for table in dataset.with_format("arrow").iter(BATCH):
         yield from _batch(table, name, line)
         line += table.num_rows
 
 
-def _batch(batch: Any, name: str, line: int) -> Iterator[Row | Bad]:
+def _batch(batch: Any, name: str, line: int) -> Iterator[DataRow | BadRow]:
     try:
         rows = batch.to_pylist()
     except (ValueError, OverflowError) as error:  # one row's; find it
         if batch.num_rows == 1:
             if isinstance(error, UnicodeDecodeError):
-                yield Bad(name, line + 1, "not UTF-8", "not UTF-8.")
+                yield BadRow(name, line + 1, "not UTF-8", "not UTF-8.")
             else:  # a date after the year 9999, a time zone that nobody knows
                 said = f"a value cannot be read: {_said(error)} Leave its column out, or make it a text."
-                yield Bad(name, line + 1, "not readable", said)
+                yield BadRow(name, line + 1, "not readable", said)
             return
         for i in range(batch.num_rows):
             yield from _batch(batch.slice(i, 1), name, line + i)
         return
     for number, fields in enumerate(rows, line + 1):
-        yield Row(name, number, fields)
+        yield DataRow(name, number, fields)
 
 
-def hugging_face(origin: Origin, place: Place) -> Any:
+def load_hugging_face(origin: Origin, place: DataLocation) -> Any:
     """A data set of the datasets library: saved on disk, or from the hub by way of its cache."""
     import datasets
 

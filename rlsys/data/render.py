@@ -23,7 +23,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token
 
 
 @dataclass(frozen=True)
-class Form:
+class PromptFormat:
     """How rows are meant. Form(prompt_key="question", answer_key="reward_model.ground_truth", system="Think first.")"""
 
     prompt_key: str = "prompt"
@@ -33,7 +33,7 @@ class Form:
     as_chat: bool = False
 
 
-class Refusal(ValueError):
+class UnusableRow(ValueError):
     """Why a row cannot become a prompt: the reason it is counted under, and a sentence."""
 
     def __init__(self, reason: str, detail: str):
@@ -42,30 +42,34 @@ class Refusal(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedPrompt:
     text: str
     messages: list[Message] | None  # the chat it was rendered from
-    special: bool  # whether the tokenizer adds its special tokens; a template has written its own
+    add_special_tokens: bool  # whether the tokenizer adds its special tokens; a template has written its own
 
 
-class Renderer:
+class PromptRenderer:
     """`Renderer(form, tokenizer)(fields)` is what is asked, or raises `Refusal`."""
 
-    def __init__(self, form: Form, tokenizer: Any):
+    def __init__(self, form: PromptFormat, tokenizer: Any):
         self.form, self.tokenizer = form, tokenizer
-        self.render_own = compiled(form.template, tokenizer.special_tokens_map) if form.template else None
+        self.user_template = compile_template(form.template, tokenizer.special_tokens_map) if form.template else None
         self.own_system = 0  # rows whose own system message was kept
 
-    def __call__(self, fields: dict[str, Any]) -> Rendered:
+    def __call__(self, fields: dict[str, Any]) -> RenderedPrompt:
         prompt = find_prompt(fields, self.form.prompt_key)
         if isinstance(prompt, str) and not (self.form.as_chat or self.form.system or self.form.template):
-            return Rendered(prompt, None, True)
-        messages = self.with_system([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
-        text = self.own(messages, prompt, fields) if self.render_own else self.tokenizers(messages, prompt)
+            return RenderedPrompt(prompt, None, True)
+        messages = self.add_system_message([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        text = (
+            self.apply_user_template(messages, prompt, fields)
+            if self.user_template
+            else self.apply_chat_template(messages, prompt)
+        )
         _require_unicode(text)
-        return Rendered(text, messages, False)
+        return RenderedPrompt(text, messages, False)
 
-    def with_system(self, messages: list[Message]) -> list[Message]:
+    def add_system_message(self, messages: list[Message]) -> list[Message]:
         if not self.form.system:
             return messages
         if messages[0]["role"] in ("system", "developer"):
@@ -73,7 +77,7 @@ class Renderer:
             return messages
         return [{"role": "system", "content": self.form.system}, *messages]
 
-    def tokenizers(self, messages: list[Message], prompt: str | list[Message]) -> str:
+    def apply_chat_template(self, messages: list[Message], prompt: str | list[Message]) -> str:
         if not self.tokenizer.chat_template:
             raise ConfigError(
                 "the prompt is a list of chat messages, but the tokenizer has no chat template. "
@@ -85,22 +89,22 @@ class Renderer:
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template may raise what it likes
-            raise Refusal(
+            raise UnusableRow(
                 "refused by the template", f"the tokenizer's chat template refuses these messages: {error}"
             ) from error
         return str(text)
 
-    def own(self, messages: list[Message], prompt: str | list[Message], fields: dict[str, Any]) -> str:
-        assert self.render_own
+    def apply_user_template(self, messages: list[Message], prompt: str | list[Message], fields: dict[str, Any]) -> str:
+        assert self.user_template
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         try:
-            return self.render_own(messages=messages, prompt=text, system=self.form.system, row=fields)
+            return self.user_template(messages=messages, prompt=text, system=self.form.system, row=fields)
         except Exception as error:  # the same
             said = f"{self.form.template} refuses this row: {type(error).__name__}: {error}"
-            raise Refusal("refused by the template", said) from error
+            raise UnusableRow("refused by the template", said) from error
 
 
-def compiled(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
+def compile_template(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
     """A user's Jinja file, in a sandbox, with what chat templates of tokenizers may expect."""
     from jinja2 import TemplateSyntaxError, Undefined
     from jinja2.ext import loopcontrols
@@ -121,7 +125,7 @@ def compiled(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
     environment.globals |= {"raise_exception": raise_exception, **dict.fromkeys(SPECIAL_TOKENS, "")}
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own is for web pages
     try:
-        template = environment.from_string(template_text(path))
+        template = environment.from_string(read_template(path))
     except TemplateSyntaxError as error:
         raise ConfigError(f"data.template: {path}:{error.lineno}: not a Jinja template: {error.message}") from None
 
@@ -131,7 +135,7 @@ def compiled(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
     return render
 
 
-def template_text(path: str) -> str:
+def read_template(path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8").removesuffix("\n")
     except OSError as error:
@@ -140,7 +144,7 @@ def template_text(path: str) -> str:
         raise ConfigError(f"data.template: {path} is not UTF-8 text.") from None
 
 
-def find(fields: dict[str, Any], key: str) -> Any:
+def get_field(fields: dict[str, Any], key: str) -> Any:
     """`a.b` is the field of that name, or field b of the field a. `MISSING` where there is none, or nothing in it."""
     value: Any = fields
     for part in [key] if key in fields else key.split("."):
@@ -151,9 +155,9 @@ def find(fields: dict[str, Any], key: str) -> Any:
 
 
 def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
-    prompt = find(fields, key)
+    prompt = get_field(fields, key)
     if prompt is MISSING and key not in fields:
-        raise Refusal(
+        raise UnusableRow(
             "without a prompt",
             f"the row has no field `{key}`; it has {', '.join(map(str, fields)) or 'none'}. Set data.prompt_key to the field with the prompt.",
         )
@@ -161,21 +165,21 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
         _require_unicode(prompt)
         return prompt
     if isinstance(prompt, list) and prompt and all(_is_message(m) for m in prompt):
-        messages = [without_nulls(m) | {"content": content_of(m)} for m in prompt]
+        messages = [drop_nulls(m) | {"content": message_text(m)} for m in prompt]
         if any(m["content"] and m["content"].strip() for m in messages):
             return messages
     said = None if prompt is MISSING else prompt
-    raise Refusal(
+    raise UnusableRow(
         "not a prompt",
         f"a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {repr(said)[:80]}.",
     )
 
 
-def without_nulls(value: Any) -> Any:
+def drop_nulls(value: Any) -> Any:
     """At any depth: parquet gives every message, and every call in it, every key that any has."""
     if isinstance(value, dict):
-        return {k: without_nulls(v) for k, v in value.items() if v is not None}
-    return [without_nulls(v) for v in value] if isinstance(value, list) else value
+        return {k: drop_nulls(v) for k, v in value.items() if v is not None}
+    return [drop_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _is_message(message: Any) -> bool:
@@ -185,7 +189,7 @@ def _is_message(message: Any) -> bool:
     return isinstance(content, str | list) or (content is None and bool(message.get("tool_calls")))
 
 
-def content_of(message: Message) -> str | None:
+def message_text(message: Message) -> str | None:
     """Its text. A list of text parts is one text, as many templates would print the list itself."""
     content = message.get("content")
     if not isinstance(content, list):
@@ -196,7 +200,9 @@ def content_of(message: Message) -> str | None:
         text = part.get("text") if is_text else part
         if not isinstance(text, str):
             kind = f"`{part['type']}`" if isinstance(part, dict) and part.get("type") else repr(part)[:40]
-            raise Refusal("not text", f"a message has a part that is no text: {kind}. Models are asked by text alone.")
+            raise UnusableRow(
+                "not text", f"a message has a part that is no text: {kind}. Models are asked by text alone."
+            )
         texts.append(text)
     return "".join(texts)
 
@@ -205,16 +211,18 @@ def _require_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Refusal(
+        raise UnusableRow(
             "not Unicode", f"the prompt has half of a surrogate pair at character {error.start + 1}."
         ) from None
 
 
-def facts(fields: dict[str, Any], form: Form) -> dict[str, Any]:
+def reward_fields(fields: dict[str, Any], form: PromptFormat) -> dict[str, Any]:
     """What reward functions may ask for: the row without its prompt and source, and the answer under that name."""
     kept = {k: v for k, v in fields.items() if k not in (form.prompt_key, "source")}
-    answer = find(fields, form.answer_key)
+    answer = get_field(fields, form.answer_key)
     if isinstance(answer, float) and math.isnan(answer):
-        raise Refusal("answer not a number", f"the answer (`{form.answer_key}`) is NaN; no completion could be right.")
+        raise UnusableRow(
+            "answer not a number", f"the answer (`{form.answer_key}`) is NaN; no completion could be right."
+        )
     kept.pop("answer", None)
     return kept if answer is MISSING else kept | {"answer": answer}

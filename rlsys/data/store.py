@@ -17,7 +17,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsys.data.readers import Bad
+from rlsys.data.readers import BadRow
 from rlsys.types import Prompt
 
 FIELDS = {
@@ -34,7 +34,7 @@ FIELDS = {
 
 
 @dataclass
-class Facts:
+class DatasetFacts:
     """What a pass has found. Facts(read=1000, bad={"not JSON": 3}, own_system=12, bytes=81000)"""
 
     read: int = 0  # rows, the bad ones included
@@ -43,15 +43,15 @@ class Facts:
     bytes: int = 0  # of rows.arrow
 
 
-class Writer:
+class RowWriter:
     """Takes rows in batches. `folder` None keeps everything in memory."""
 
     SHOWN = 10  # bad rows that are kept in memory, of those that go into a file
 
     def __init__(self, folder: Path | None):
-        self.folder, self.facts = folder, Facts()
+        self.folder, self.facts = folder, DatasetFacts()
         self.memory: list[dict[str, Any]] = []
-        self.first: list[Bad] = []
+        self.first: list[BadRow] = []
         if folder:
             import pyarrow
 
@@ -71,7 +71,7 @@ class Writer:
         columns = {name: [record[name] for record in records] for name in self.schema.names}
         self.rows.write_batch(pyarrow.record_batch(columns, schema=self.schema))
 
-    def refuse(self, bad: Bad) -> None:
+    def add_bad(self, bad: BadRow) -> None:
         self.facts.read += bad.rows
         self.facts.bad[bad.reason] = self.facts.bad.get(bad.reason, 0) + bad.rows
         if self.folder:
@@ -79,15 +79,15 @@ class Writer:
         if not self.folder or len(self.first) < self.SHOWN:
             self.first.append(bad)
 
-    def finish(self) -> "Stored":
+    def finish(self) -> "StoredDataset":
         if not self.folder:
             column = {n: np.array([r[n] for r in self.memory], dtype=FIELDS[n]) for n in ("length", "hash", "same")}
-            return Stored(self.facts, self.memory, column["length"], column["hash"], column["same"], self.first)
+            return StoredDataset(self.facts, self.memory, column["length"], column["hash"], column["same"], self.first)
         self.rows.close()
         self.close()
         self.facts.bytes = (self.folder / "rows.arrow").stat().st_size
         (self.folder / "facts.json").write_text(json.dumps(asdict(self.facts)))
-        return stored(self.folder)
+        return open_stored(self.folder)
 
     def close(self) -> None:
         if self.folder:
@@ -95,7 +95,7 @@ class Writer:
             self.sink.close()
 
 
-class Table:
+class RecordTable:
     """Records of a memory-mapped file."""
 
     def __init__(self, file: Path):
@@ -121,50 +121,50 @@ class Table:
         return np.concatenate([np.empty(0, kind), *parts])
 
 
-def stored(folder: Path) -> "Stored":
+def open_stored(folder: Path) -> "StoredDataset":
     """What a pass has left in a folder. Raises `OSError` or `ValueError` where that is not whole."""
-    facts = Facts(**json.loads((folder / "facts.json").read_text()))
+    facts = DatasetFacts(**json.loads((folder / "facts.json").read_text()))
     if (size := (folder / "rows.arrow").stat().st_size) != facts.bytes:
         raise ValueError(f"rows.arrow has {size} bytes, not {facts.bytes}")
-    table, bad = Table(folder / "rows.arrow"), folder / "bad.jsonl"
+    table, bad = RecordTable(folder / "rows.arrow"), folder / "bad.jsonl"
     with bad.open(encoding="utf-8") as lines:
-        first = [Bad(**json.loads(line)) for line in islice(lines, Writer.SHOWN)]
-    return Stored(facts, table, table.column("length"), table.column("hash"), table.column("same"), first, bad)
+        first = [BadRow(**json.loads(line)) for line in islice(lines, RowWriter.SHOWN)]
+    return StoredDataset(facts, table, table.column("length"), table.column("hash"), table.column("same"), first, bad)
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredDataset:
     """All usable rows of a data set. Of one that lies in a file, nothing but what is asked for is in memory."""
 
-    facts: Facts
-    records: Table | list[dict[str, Any]]
+    facts: DatasetFacts
+    records: RecordTable | list[dict[str, Any]]
     lengths: NDArray[np.int32]  # [N] tokens of each prompt
     hashes: NDArray[np.uint64]  # [N]
-    texts: NDArray[np.uint64]  # [N] a hash of each prompt's text
-    first_bad: list[Bad]
+    text_hashes: NDArray[np.uint64]  # [N] a hash of each prompt's text
+    first_bad: list[BadRow]
     bad_file: Path | None = None  # with all of them; None: `first_bad` has all
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def where(self, i: int) -> str:
+    def row_location(self, i: int) -> str:
         return f"{self.records[i]['file']}:{self.records[i]['line']}"
 
-    def all_bad(self) -> list[Bad]:
+    def read_all_bad(self) -> list[BadRow]:
         if self.bad_file is None:
             return self.first_bad
-        return [Bad(**json.loads(line)) for line in self.bad_file.read_text(encoding="utf-8").splitlines()]
+        return [BadRow(**json.loads(line)) for line in self.bad_file.read_text(encoding="utf-8").splitlines()]
 
 
-class Rows(Sequence[Prompt]):
+class PromptRows(Sequence[Prompt]):
     """Chosen rows of a data set as prompts, each made when it is asked for."""
 
-    def __init__(self, stored: Stored, chosen: NDArray[np.int64], *, rewards: str = ""):
+    def __init__(self, stored: StoredDataset, chosen: NDArray[np.int64], *, rewards: str = ""):
         self.stored, self.chosen, self.rewards = stored, chosen, rewards
-        self.repeats = repeats(stored.hashes)[chosen]  # [N] 1, 2 for its first repetition, …
+        self.occurrence = count_occurrences(stored.hashes)[chosen]  # [N] 1, 2 for its first repetition, …
 
     @property
-    def longest(self) -> int:
+    def longest_prompt(self) -> int:
         return int(self.stored.lengths[self.chosen].max(initial=0))
 
     @property
@@ -172,8 +172,8 @@ class Rows(Sequence[Prompt]):
         return self.stored.hashes[self.chosen]
 
     @property
-    def texts(self) -> NDArray[np.uint64]:
-        return self.stored.texts[self.chosen]
+    def text_hashes(self) -> NDArray[np.uint64]:
+        return self.stored.text_hashes[self.chosen]
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -186,7 +186,7 @@ class Rows(Sequence[Prompt]):
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
         row = self.stored.records[int(self.chosen[i])]
-        again = f"~{self.repeats[i]}" if self.repeats[i] > 1 else ""
+        again = f"~{self.occurrence[i]}" if self.occurrence[i] > 1 else ""
         return Prompt(
             f"{row['source'].casefold()}:{row['hash']:012x}{again}",
             row["source"],
@@ -198,19 +198,19 @@ class Rows(Sequence[Prompt]):
         )
 
 
-class Joined(Sequence[Prompt]):
+class JoinedPrompts(Sequence[Prompt]):
     """Several sequences of prompts, end to end. A row that is in two of them has two uids."""
 
-    def __init__(self, parts: list[Rows]):
+    def __init__(self, parts: list[PromptRows]):
         self.parts = parts
         self.starts = np.cumsum([0, *map(len, parts)])
-        counted = repeats(np.concatenate([p.hashes for p in parts]))
+        counted = count_occurrences(np.concatenate([p.hashes for p in parts]))
         for part, own in zip(parts, np.split(counted, self.starts[1:-1]), strict=True):
-            part.repeats = own
+            part.occurrence = own
 
     @property
-    def longest(self) -> int:
-        return max(p.longest for p in self.parts)
+    def longest_prompt(self) -> int:
+        return max(p.longest_prompt for p in self.parts)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -227,7 +227,7 @@ class Joined(Sequence[Prompt]):
         return self.parts[part][i - int(self.starts[part])]
 
 
-def repeats(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+def count_occurrences(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """How often each was there up to here.  [N] -> [N]    [7, 8, 7, 7] -> [1, 1, 2, 3]"""
     order = np.argsort(hashes, kind="stable")
     ordered, places = hashes[order], np.arange(len(hashes))

@@ -1,10 +1,10 @@
 """What a configuration amounts to: its batch arithmetic, its method and its processes, as rows of tables."""
 
-from rlsys.config.schema import Algorithm, Config, Correction, Critic, Function
-from rlsys.rewards.settings import RewardSettings, services
+from rlsys.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RewardFunction
+from rlsys.rewards.settings import RewardSettings, reward_services
 
 
-def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
+def batch_rows(c: Config) -> list[tuple[str, str, int]]:
     """Rows of (what, how it comes about, how many)."""
     t, prompt, new = c.trainer, c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
     samples = t.prompts_per_step * t.samples_per_prompt
@@ -41,11 +41,11 @@ def batch_arithmetic(c: Config) -> list[tuple[str, str, int]]:
     return rows
 
 
-def method(c: Config) -> list[tuple[str, str]]:
+def method_rows(c: Config) -> list[tuple[str, str]]:
     """Rows of (part, what it is): the algorithm in a few words."""
     a = c.algorithm
 
-    def chosen(section: Algorithm | Correction, *names: str) -> str:
+    def chosen(section: AlgorithmConfig | CorrectionConfig, *names: str) -> str:
         given = ", ".join(f"{n} {getattr(section, n):g}" for n in names if getattr(section, n) is not None)
         return f" ({given})" if given else ""
 
@@ -78,12 +78,12 @@ def method(c: Config) -> list[tuple[str, str]]:
     return rows
 
 
-def _critic(c: Critic) -> str:
+def _critic(c: CriticConfig) -> str:
     said = f"gamma {c.gamma:g}, lam {c.lam:g}, {f'clip {c.clip:g}' if c.clip else 'no clip'}"
     return said + ", whitened" * c.whiten + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
 
 
-def data_sets(c: Config) -> list[tuple[str, str, str, str]]:
+def dataset_rows(c: Config) -> list[tuple[str, str, str, str]]:
     """Rows of (what for, which set, how much of it, what judges it)."""
     total = sum(source.weight or 0 for source in c.data.train.values())
     rows = []
@@ -98,24 +98,24 @@ def data_sets(c: Config) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _sum(functions: dict[str, Function]) -> str:
+def _sum(functions: dict[str, RewardFunction]) -> str:
     """ "exact + 0.1 length" """
     return " + ".join(name if f.weight == 1 else f"{f.weight:g} {name}" for name, f in functions.items())
 
 
 def _reward(service: RewardSettings) -> tuple[str, int, str]:
     used = dict.fromkeys(name for functions in service.functions.values() for name in functions)
-    if service.spare:
+    if service.keep_spare:
         return "reward", service.workers, ", ".join(used)
     where = f"{service.gpus:g} GPUs" if service.gpus else "CPU"
-    return "reward model", service.workers, f"{service.model.get('path', '')}, {where}"
+    return "reward model", service.workers, f"{service.model_options.get('path', '')}, {where}"
 
 
-def processes(c: Config) -> list[tuple[str, int, str]]:
+def process_rows(c: Config) -> list[tuple[str, int, str]]:
     """Rows of (role, how many, what it is)."""
     rows = [
         ("rollout", c.rollout.engines, f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}"),
-        *(_reward(service) for service in services(c)),
+        *(_reward(service) for service in reward_services(c)),
         ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"),
     ]
     if c.reference.kl_coef:

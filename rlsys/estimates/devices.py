@@ -14,13 +14,13 @@ class Gpu:
     """`Gpu("H100", memory=79.1, bandwidth=3350, bfloat16=989, float32=67)`"""
 
     name: str
-    memory: float  # GiB that a program finds: a little less than what is sold
-    bandwidth: float  # GB/s of its own memory
-    bfloat16: float  # TFLOP/s of dense products
-    float32: float  # TFLOP/s
+    memory_gib: float  # GiB that a program finds: a little less than what is sold
+    bandwidth_gb_s: float  # GB/s of its own memory
+    bfloat16_tflops: float  # TFLOP/s of dense products
+    float32_tflops: float  # TFLOP/s
 
-    def flops(self, dtype: str) -> float:
-        return (self.float32 if dtype == "float32" else self.bfloat16) * 1e12
+    def peak_flops(self, dtype: str) -> float:
+        return (self.float32_tflops if dtype == "float32" else self.bfloat16_tflops) * 1e12
 
 
 # After a dash, what of several sizes is sold.
@@ -45,17 +45,17 @@ GPUS = {
         Gpu("RTX3090", 23.5, 936, 71, 35.6),
     )
 }
-MEANT = {"A100": "A100-80", "A10": "A10G"}  # by a user who says no more
-MAKERS_WORDS = ("NVIDIA", "TESLA", "GEFORCE", "RTX", "SXM", "SXM4", "SXM5", "PCIE", "HBM2E", "HBM3", "GPU", "GPUS")
+DEFAULT_SIZES = {"A100": "A100-80", "A10": "A10G"}  # by a user who says no more
+VENDOR_WORDS = ("NVIDIA", "TESLA", "GEFORCE", "RTX", "SXM", "SXM4", "SXM5", "PCIE", "HBM2E", "HBM3", "GPU", "GPUS")
 TIMES = r"\s*[x*×]\s*"
-FORMS = (
+CLUSTER_PATTERNS = (
     rf"(?:(?P<nodes>\d+){TIMES})?(?P<gpus>\d+)(?:{TIMES}|\s+)(?P<kind>.+)",
     rf"(?P<kind>.+?)(?:\s*:\s*|{TIMES})(?P<gpus>\d+)",
 )
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeSpec:
     """`Node(gpus=8, gpu=GPUS["H100"], cpus=64, memory=2 << 40)`"""
 
     gpus: int
@@ -63,63 +63,65 @@ class Node:
     cpus: float | None = None  # None: not known, and taken to be enough
     memory: int = 0  # bytes of the host; 0: not known
     name: str = ""
-    kind: str = ""  # what its GPUs are called, where that says less than `gpu`
-    dealt: bool = True  # whether workers without GPUs come here; a node to which Ray gives no CPU is kept free of them
+    ambiguous_name: str = ""  # what its GPUs are called, where that says less than `gpu`
+    takes_cpu_workers: bool = (
+        True  # whether workers without GPUs come here; a node to which Ray gives no CPU is kept free of them
+    )
 
 
-def called(name: str) -> list[Gpu]:
+def matching_gpus(name: str) -> list[Gpu]:
     """Those that may be called so, the smallest first: "NVIDIA A100-SXM4-80GB" is the A100-80, "A100" the A100-40 or that."""
     words = re.split("[^A-Z0-9]+", name.upper())
     sizes = [int(word.rstrip("GB")) for word in words if re.fullmatch(r"\d{2,3}G?B?", word)]
     kinds = {gpu.name: gpu.name.partition("-")[0] for gpu in GPUS.values()}
     found = [GPUS[name] for name, kind in kinds.items() if {kind, kind.removeprefix("RTX")} & set(words)]
-    found.sort(key=lambda gpu: gpu.memory)
-    return [gpu for gpu in found if gpu.memory <= min(sizes)][-1:] if sizes else found
+    found.sort(key=lambda gpu: gpu.memory_gib)
+    return [gpu for gpu in found if gpu.memory_gib <= min(sizes)][-1:] if sizes else found
 
 
-def named(name: str) -> Gpu | None:
+def find_gpu(name: str) -> Gpu | None:
     """The smallest that may be called so."""
-    return next(iter(called(name)), None)
+    return next(iter(matching_gpus(name)), None)
 
 
-def one(name: str) -> Gpu | None:
+def parse_gpu(name: str) -> Gpu | None:
     """That a user calls so, if all of it is a name: "H100", "a100", "A100 80GB", "NVIDIA RTX 4090", but not "H100:8"."""
-    words = [word for word in re.split(r"[\s_-]+", name.strip().upper()) if word not in MAKERS_WORDS]
-    found = named(MEANT.get(" ".join(words), " ".join(words)))
+    words = [word for word in re.split(r"[\s_-]+", name.strip().upper()) if word not in VENDOR_WORDS]
+    found = find_gpu(DEFAULT_SIZES.get(" ".join(words), " ".join(words)))
     if found is None:
         return None
     own = {found.name.partition("-")[0], found.name.partition("-")[0].removeprefix("RTX")}
     sizes = [word for word in words if word not in own]
-    close = all(re.fullmatch(r"\d{2,3}G?B?", s) and 0.85 * int(s.rstrip("GB")) <= found.memory for s in sizes)
+    close = all(re.fullmatch(r"\d{2,3}G?B?", s) and 0.85 * int(s.rstrip("GB")) <= found.memory_gib for s in sizes)
     return found if close else None
 
 
-def cluster(text: str) -> list[Node]:
+def parse_cluster(text: str) -> list[NodeSpec]:
     """8xH100, 8 H100, H100:8, 2x8xA100-80 (nodes x GPUs x kind), H100. Without a number of nodes, a node has at most eight."""
-    if gpu := one(text):
-        return nodes_of(1, gpu)
-    for form in FORMS:
+    if gpu := parse_gpu(text):
+        return split_into_nodes(1, gpu)
+    for form in CLUSTER_PATTERNS:
         found = re.fullmatch(form, text.strip(), re.IGNORECASE)
-        if found and (gpu := one(found["kind"])):
+        if found and (gpu := parse_gpu(found["kind"])):
             counts = {name: int(number) for name, number in found.groupdict().items() if name != "kind" and number}
             if 0 in counts.values():
                 break
             if "nodes" in counts:
-                return [Node(counts["gpus"], gpu)] * counts["nodes"]
-            return nodes_of(counts["gpus"], gpu)
+                return [NodeSpec(counts["gpus"], gpu)] * counts["nodes"]
+            return split_into_nodes(counts["gpus"], gpu)
     raise ConfigError(
         f"--cluster {text}: it takes GPUs and their kind, as in 8xH100, 8 H100 or H100:8, or NODES x GPUS x KIND, as in 2x8xA100-80. "
         f"Kinds: {', '.join(GPUS)}."
     )
 
 
-def nodes_of(gpus: int, gpu: Gpu) -> list[Node]:
+def split_into_nodes(gpus: int, gpu: Gpu) -> list[NodeSpec]:
     """So many, eight in a node, the rest in a last one."""
     whole, rest = divmod(gpus, GPUS_PER_NODE)
-    return [Node(GPUS_PER_NODE, gpu)] * whole + [Node(rest, gpu)] * bool(rest)
+    return [NodeSpec(GPUS_PER_NODE, gpu)] * whole + [NodeSpec(rest, gpu)] * bool(rest)
 
 
-def peak_of(device: str, dtype: str) -> float | None:
+def peak_flops(device: str, dtype: str) -> float | None:
     """FLOP/s of a GPU by its name, such as H100 or "NVIDIA H200"; None for one that is not listed."""
-    known = named(device)
-    return known.flops(dtype) if known else None
+    known = find_gpu(device)
+    return known.peak_flops(dtype) if known else None

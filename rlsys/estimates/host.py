@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 
-def cgroup(name: str) -> int | None:
+def read_cgroup(name: str) -> int | None:
     """A number of this process's own group, such as memory.max; None where there is no limit, or no file."""
     for path in (Path("/sys/fs/cgroup") / name, *_own(name)):
         with contextlib.suppress(OSError):
@@ -22,10 +22,10 @@ def _own(name: str) -> list[Path]:
     return []
 
 
-def main_memory() -> tuple[int, int]:
+def usable_memory() -> tuple[int, int]:
     """What may be used of it in all, and what is free of that; bytes."""
     there = psutil.virtual_memory()
-    limit, used = cgroup("memory.max"), cgroup("memory.current")
+    limit, used = read_cgroup("memory.max"), read_cgroup("memory.current")
     if limit is None or limit >= there.total:
         return there.total, there.available
     return limit, min(there.available, max(limit - (used or 0), 0))

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlsys.config.derived import by_shares, in_one_go
+from rlsys.config.derived import max_batched_tokens, sends_shards
 from rlsys.config.schema import Config
 from rlsys.estimates.devices import GIB
-from rlsys.models.shapes import Model
-from rlsys.rewards.settings import services, worker_name
+from rlsys.models.shapes import ModelShape
+from rlsys.rewards.settings import reward_services, worker_name
 
 MIB = 1 << 20
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -22,35 +22,35 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache
 MOMENTS = ("load", "generate", "score", "update", "reduce", "step", "sync", "save")
 
 REDUCE_BUCKET = 500_000_000  # elements of DeepSpeed's buffer for gradients on their way
-LIVE = 1_000_000_000  # parameters that ZeRO 3 keeps gathered
-SYNC_BUCKET, PACKED = 512 * MIB, GIB  # of workers/sync, and of vLLM's transport by NCCL
+MAX_GATHERED = 1_000_000_000  # parameters that ZeRO 3 keeps gathered
+SYNC_BUCKET, NCCL_BUCKET = 512 * MIB, GIB  # of workers/sync, and of vLLM's transport by NCCL
 # On CPU: what activations take over what they are, in pieces that were freed and are kept; of a policy with ZeRO 3; of compiled
 # layers, which make fewer. Measured
 MALLOC, MALLOC_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
-PADDING = 1.1  # cells of attention's blocks, over the tokens in them
+PADDING_FACTOR = 1.1  # cells of attention's blocks, over the tokens in them
 # A process before it has a model: Python, and what it has imported. Measured by tests/bench/memory.py with the tiny model; of
 # libraries one kernel maps more pages than another, of a reward process up to 20 MiB.
-IMPORTS = {"policy": 410, "critic": 440, "reference": 430, "rollout": 600, "reward": 141, "driver": 450}  # MiB
-REWARD_MODEL = 510  # MiB of its actor, and of its process, which imports what models need
-ZERO = {0: 0, 1: 40, 2: 40, 3: 5}  # MiB more of a rank, by stage
-COMPILER = 85  # MiB more where layers are compiled
+IMPORT_MIB = {"policy": 410, "critic": 440, "reference": 430, "rollout": 600, "reward": 141, "driver": 450}  # MiB
+REWARD_MODEL_IMPORT_MIB = 510  # MiB of its actor, and of its process, which imports what models need
+ZERO_MIB = {0: 0, 1: 40, 2: 40, 3: 5}  # MiB more of a rank, by stage
+COMPILER_MIB = 85  # MiB more where layers are compiled
 # Assumed, not measured: a process's CUDA context with the libraries' own buffers, and NCCL's.
-CUDA, NCCL, ASLEEP = 0.7 * GIB, 0.5 * GIB, 1.2 * GIB
+CUDA_CONTEXT, NCCL_BUFFERS, SLEEPING_ENGINE = 0.7 * GIB, 0.5 * GIB, 1.2 * GIB
 
 Parts = dict[str, float]
 Moments = dict[str, Parts]
 
 
 @dataclass(frozen=True)
-class Lengths:
+class SequenceLengths:
     """Tokens of a prompt and of the longest completion. `Lengths(prompt=256, new=1024)`"""
 
     prompt: int
-    new: int
+    completion: int
 
 
 @dataclass
-class Process:
+class ProcessMemory:
     """What one process of a role needs. Bytes by moment and part; a moment that is not there needs what is always held."""
 
     role: str
@@ -59,17 +59,17 @@ class Process:
     device: Moments = field(default_factory=dict)  # of one GPU; empty without
     gpus: int = 0
 
-    def peak(self, of_device: bool = False) -> tuple[str, Parts]:
+    def peak(self, on_device: bool = False) -> tuple[str, Parts]:
         """The moment when it needs most, and what for."""
-        moments = self.device if of_device else self.host
+        moments = self.device if on_device else self.host
         return max(moments.items(), key=lambda m: sum(m[1].values()), default=("", {}))
 
 
-def total(parts: Parts) -> float:
+def total_bytes(parts: Parts) -> float:
     return sum(parts.values())
 
 
-def together(*some: Parts) -> Parts:
+def add_parts(*some: Parts) -> Parts:
     found: Parts = {}
     for parts in some:
         for name, size in parts.items():
@@ -80,57 +80,57 @@ def together(*some: Parts) -> Parts:
 # --- what a batch makes of it -----------------------------------------------------------------------------------------------
 
 
-def pack_tokens(c: Config, lengths: Lengths, samples: int, ranks: int) -> tuple[float, float]:
+def worst_case_pack(c: Config, lengths: SequenceLengths, samples: int, ranks: int) -> tuple[float, float]:
     """Tokens of a pack, and those of them that are scored, if every completion is as long as it may be. Ranks have equally many packs."""
     prompts = max(samples / c.trainer.samples_per_prompt, 1)
-    whole = prompts * lengths.prompt + samples * lengths.new
+    whole = prompts * lengths.prompt + samples * lengths.completion
     packs = -(-math.ceil(whole / c.policy.tokens_per_pack) // ranks) * ranks
-    tokens = min(max(whole / packs, lengths.prompt + lengths.new), whole)
-    return tokens, tokens * samples * lengths.new / whole
+    tokens = min(max(whole / packs, lengths.prompt + lengths.completion), whole)
+    return tokens, tokens * samples * lengths.completion / whole
 
 
-def cells(c: Config, lengths: Lengths) -> float:
+def attention_cells(c: Config, lengths: SequenceLengths) -> float:
     """Keys that attention lays out, per token of a pack: a prompt's stand before each of its completions."""
     group = c.trainer.samples_per_prompt
-    own = lengths.prompt + group * lengths.new
-    return PADDING * (lengths.prompt + group * (lengths.prompt + lengths.new)) / own
+    own = lengths.prompt + group * lengths.completion
+    return PADDING_FACTOR * (lengths.prompt + group * (lengths.prompt + lengths.completion)) / own
 
 
-def kept(model: Model, width: int, cells: float, compiled: bool = False) -> float:
+def saved_activation_bytes(model: ModelShape, width: int, cells: float, compiled: bool = False) -> float:
     """Bytes that a layer keeps of a token for the backward pass; counted with torch's hooks for saved tensors. Compiled, it computes
     norms and gates again."""
-    h, q, kv, i = model.hidden, model.queries, model.keys, model.work.inner
-    q_cells, kv_cells = 2 * PADDING * q, 2 * cells * kv  # queries and their results in blocks; keys and values
+    h, q, kv, i = model.hidden, model.query_width, model.key_width, model.flop_counter.intermediate
+    q_cells, kv_cells = 2 * PADDING_FACTOR * q, 2 * cells * kv  # queries and their results in blocks; keys and values
     attention = width * (q + q_cells + kv_cells) + 4 * model.heads + 8
-    heads = (q + kv) * model.norms_of_heads
+    heads = (q + kv) * model.has_qk_norm
     if compiled:
         return attention + width * (3 * i + 4 * h + heads)
     return attention + width * 4 * i + (24 if width == 4 else 16) * h + (8 if width == 4 else 6) * heads
 
 
-def passing(width: int, model: Model, tokens: float, training: bool) -> float:
+def transient_bytes(width: int, model: ModelShape, tokens: float, training: bool) -> float:
     """Bytes of what a layer's results are made of, while they are made. In training some of it is kept, and counted there."""
-    return tokens * width * ((2.0 if training else 4.0) * model.work.inner + 4 * model.hidden)
+    return tokens * width * ((2.0 if training else 4.0) * model.flop_counter.intermediate + 4 * model.hidden)
 
 
-def logits(c: Config, model: Model, scored: float, training: bool) -> float:
+def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> float:
     """Of a chunk: logits and what is made of them. In training also the gradient of the output layer, while it adds up."""
     chunk = min(c.policy.logprob_chunk, scored) * model.vocabulary
     if not training:
         return 12 * chunk
     low = WIDTH[c.policy.dtype] == 2
-    return (24 if c.entropy.coef else 20) * chunk + model.embedding * (10 if low else 8)
+    return (24 if c.entropy.coef else 20) * chunk + model.embedding_parameters * (10 if low else 8)
 
 
-def computing(
-    c: Config, model: Model, tokens: float, scored: float, lengths: Lengths, training: bool, heads: bool
+def forward_parts(
+    c: Config, model: ModelShape, tokens: float, scored: float, lengths: SequenceLengths, training: bool, heads: bool
 ) -> Parts:
     """A layer and the output layer are not computed at the same time: the larger counts."""
     width = WIDTH[c.policy.dtype]
-    work, words = passing(width, model, tokens, training), logits(c, model, scored, training) * heads
+    work, words = transient_bytes(width, model, tokens, training), logit_bytes(c, model, scored, training) * heads
     stays = 0.0
     if training:
-        one = tokens * kept(model, width, cells(c, lengths), c.policy.compile)
+        one = tokens * saved_activation_bytes(model, width, attention_cells(c, lengths), c.policy.compile)
         if c.policy.gradient_checkpointing:  # what a layer keeps is made again when its turn has come
             stays, work = model.layers * tokens * width * model.hidden, work + one
         else:
@@ -142,16 +142,16 @@ def computing(
     return {"activations": (stays + work) * kept_by_malloc}
 
 
-def before_model(c: Config, role: str) -> float:
+def import_mib(c: Config, role: str) -> float:
     """MiB of a process with a model of ours, before it has one."""
-    return float(IMPORTS[role] + COMPILER * c.policy.compile)
+    return float(IMPORT_MIB[role] + COMPILER_MIB * c.policy.compile)
 
 
 # --- a model that learns ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Zero:
+class ZeroMemory:
     """What a rank under DeepSpeed always holds, and at times; bytes."""
 
     weights: float
@@ -163,7 +163,7 @@ class Zero:
     laid: float  # the same once more, laid end to end while they are reduced
 
 
-def zero(c: Config, model: Model, ranks: int) -> Zero:
+def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
     p, width, everything = c.policy, WIDTH[c.policy.dtype], float(model.parameters)
     cpu = c.cluster.device == "cpu"
     own = everything if p.zero_stage == 0 else everything / ranks
@@ -172,81 +172,91 @@ def zero(c: Config, model: Model, ranks: int) -> Zero:
     laid = min(everything, REDUCE_BUCKET)
     buffer = (laid if cpu else REDUCE_BUCKET) * (p.zero_stage > 0)  # on CPU its pages are there when it has been filled
     # One tensor at a time on CPU, with two of its size beside it; all at once on GPUs.
-    largest = model.largest if p.zero_stage == 0 else own
+    largest = model.largest_tensor if p.zero_stage == 0 else own
     adam = 4 * (2 * largest if cpu or p.offload_optimizer else own)
-    return Zero(
+    return ZeroMemory(
         weights=width * (own if p.zero_stage == 3 else everything),
         gradients=width * own * (2 if p.zero_stage == 1 else 1),
         state=own * (8 + 4 * copies),
         step=adam + (4 * own if low or p.zero_stage in (1, 2) else 0),
         # On CPU as much again was seen with ZeRO 3 (tests/bench/memory.py); what keeps it is not known.
-        gathered=width * min(everything, LIVE) * (1 + cpu) if p.zero_stage == 3 else 0,
+        gathered=width * min(everything, MAX_GATHERED) * (1 + cpu) if p.zero_stage == 3 else 0,
         buffer=width * buffer,
         laid=width * laid * (ranks > 1) * (2 if cpu and p.zero_stage == 3 else 1),  # gloo reduces and scatters a copy
     )
 
 
-def learner(c: Config, model: Model, role: str, ranks: int, lengths: Lengths, first: bool, heads: bool) -> Process:
+def learner_memory(
+    c: Config, model: ModelShape, role: str, ranks: int, lengths: SequenceLengths, first: bool, heads: bool
+) -> ProcessMemory:
     """A policy or critic rank. `heads`: whether it has logits; `first`: rank 0 hands out the weights."""
-    z, cpu, t = zero(c, model, ranks), c.cluster.device == "cpu", c.trainer
+    z, cpu, t = zero_memory(c, model, ranks), c.cluster.device == "cpu", c.trainer
     samples = t.prompts_per_step * t.samples_per_prompt
-    tokens, scored = pack_tokens(c, lengths, samples // t.updates_per_step, ranks)
-    all_tokens, all_scored = pack_tokens(c, lengths, samples, ranks)
-    imports = (before_model(c, role) + ZERO[c.policy.zero_stage]) * MIB
-    fixed: Parts = {"fixed": imports if cpu else CUDA + NCCL * (ranks > 1)}
+    tokens, scored = worst_case_pack(c, lengths, samples // t.updates_per_step, ranks)
+    all_tokens, all_scored = worst_case_pack(c, lengths, samples, ranks)
+    imports = (import_mib(c, role) + ZERO_MIB[c.policy.zero_stage]) * MIB
+    fixed: Parts = {"fixed": imports if cpu else CUDA_CONTEXT + NCCL_BUFFERS * (ranks > 1)}
     off, off_weights = c.policy.offload_optimizer and not cpu, c.policy.offload_params and not cpu
-    held = together({"weights": 0 if off_weights else z.weights, "optimizer": 0 if off else z.state}, fixed)
+    held = add_parts({"weights": 0 if off_weights else z.weights, "optimizer": 0 if off else z.state}, fixed)
     grads: Parts = {"gradients": 0 if off else z.gradients}  # offloaded, they pass by in the buffer
     buffer: Parts = {"buckets": z.buffer}
     gathered: Parts = {"weights": z.gathered}
     laid: Parts = {"buckets": z.laid}
     if c.policy.zero_stage == 3:  # there from the first update on
-        held, grads, buffer = together(held, grads, buffer), {}, {}
+        held, grads, buffer = add_parts(held, grads, buffer), {}, {}
     # On CPU the buffer's pages are there when it has been filled, and by then activations are gone. On a GPU it is there as a whole,
     # and of large models it is reduced in the middle of a backward pass.
-    on_the_way = {} if cpu else together(buffer, laid if model.parameters > REDUCE_BUCKET else {})
+    on_the_way = {} if cpu else add_parts(buffer, laid if model.parameters > REDUCE_BUCKET else {})
     moments: Moments = {
         "generate": held,
-        "score": together(held, gathered, computing(c, model, all_tokens, all_scored, lengths, False, heads)),
-        "update": together(
-            held, gathered, grads, on_the_way, computing(c, model, tokens, scored, lengths, True, heads)
+        "score": add_parts(held, gathered, forward_parts(c, model, all_tokens, all_scored, lengths, False, heads)),
+        "update": add_parts(
+            held, gathered, grads, on_the_way, forward_parts(c, model, tokens, scored, lengths, True, heads)
         ),
-        "reduce": together(held, gathered, grads, buffer, laid),
-        "step": together(held, grads, {"optimizer": 0 if off else z.step}),
-        "sync": together(held, _sync(c, model) if heads else {}),
+        "reduce": add_parts(held, gathered, grads, buffer, laid),
+        "step": add_parts(held, grads, {"optimizer": 0 if off else z.step}),
+        "sync": add_parts(held, _sync(c, model) if heads else {}),
     }
     shared, load, copies = _host(c, model, z, ranks, first, heads)
     # A checkpoint is written while training goes on, unless it is the last.
     meanwhile = 0 < c.checkpoint.every < t.steps
     if cpu:
-        moments = {name: together(parts, shared) for name, parts in moments.items()}
+        moments = {name: add_parts(parts, shared) for name, parts in moments.items()}
         busiest = (
-            max((moments[m] for m in ("update", "reduce", "step")), key=total) if meanwhile else moments["generate"]
+            max((moments[m] for m in ("update", "reduce", "step")), key=total_bytes)
+            if meanwhile
+            else moments["generate"]
         )
-        return Process(role, ranks, moments | {"load": together(load, fixed), "save": together(busiest, copies)})
-    held_here = together(
+        return ProcessMemory(
+            role, ranks, moments | {"load": add_parts(load, fixed), "save": add_parts(busiest, copies)}
+        )
+    held_here = add_parts(
         {"optimizer": z.state * off, "gradients": z.gradients * off, "weights": z.weights * off_weights},
-        {"fixed": before_model(c, role) * MIB},
+        {"fixed": import_mib(c, role) * MIB},
         shared,
     )
-    step = together(held_here, {"optimizer": z.step * off})
-    host = {"load": together(load, held_here), "step": step, "save": together(step if meanwhile else held_here, copies)}
-    return Process(role, ranks, host, moments, 1)
+    step = add_parts(held_here, {"optimizer": z.step * off})
+    host = {
+        "load": add_parts(load, held_here),
+        "step": step,
+        "save": add_parts(step if meanwhile else held_here, copies),
+    }
+    return ProcessMemory(role, ranks, host, moments, 1)
 
 
-def _sync(c: Config, model: Model) -> Parts:
+def _sync(c: Config, model: ModelShape) -> Parts:
     """While weights are sent, where the model is: what ZeRO 3 gathers at a time, and what is made of it on a GPU."""
-    gathers = c.policy.zero_stage == 3 and not by_shares(c)
+    gathers = c.policy.zero_stage == 3 and not sends_shards(c)
     on_gpu = _sync_on_device(c, model) if c.cluster.device == "gpu" else 0
     return {"weights": WIDTH[c.policy.dtype] * _bucket(c, model) * gathers, "buckets": on_gpu}
 
 
-def _bucket(c: Config, model: Model) -> float:
+def _bucket(c: Config, model: ModelShape) -> float:
     """Elements that are sent at a time."""
-    return min(max(SYNC_BUCKET / WIDTH[c.rollout.dtype], model.largest), model.parameters)
+    return min(max(SYNC_BUCKET / WIDTH[c.rollout.dtype], model.largest_tensor), model.parameters)
 
 
-def _sync_on_device(c: Config, model: Model) -> float:
+def _sync_on_device(c: Config, model: ModelShape) -> float:
     """Beside the weights: what is cast at a time; all of it where the other process reads it in place."""
     width = WIDTH[c.rollout.dtype]
     whole = c.policy.dtype == c.rollout.dtype and c.policy.zero_stage != 3
@@ -255,19 +265,25 @@ def _sync_on_device(c: Config, model: Model) -> float:
     return _packed(c, model)
 
 
-def _packed(c: Config, model: Model) -> float:
+def _packed(c: Config, model: ModelShape) -> float:
     """Between GPUs weights travel in two buffers of vLLM's, at both ends."""
-    return min(2 * max(PACKED, WIDTH[c.rollout.dtype] * model.largest), WIDTH[c.rollout.dtype] * model.parameters)
+    return min(
+        2 * max(NCCL_BUCKET, WIDTH[c.rollout.dtype] * model.largest_tensor), WIDTH[c.rollout.dtype] * model.parameters
+    )
 
 
-def _host(c: Config, model: Model, z: Zero, ranks: int, first: bool, policy: bool) -> tuple[Parts, Parts, Parts]:
+def _host(
+    c: Config, model: ModelShape, z: ZeroMemory, ranks: int, first: bool, policy: bool
+) -> tuple[Parts, Parts, Parts]:
     """In main memory: always, to hand out weights; while it loads; and the copies of which a checkpoint is written."""
     everything = float(model.parameters)
     low = WIDTH[c.policy.dtype] == 2
-    copies = everything * (12 if low else 8) / ranks + WIDTH[c.policy.dtype] * everything * first + 4 * model.largest
+    copies = (
+        everything * (12 if low else 8) / ranks + WIDTH[c.policy.dtype] * everything * first + 4 * model.largest_tensor
+    )
     shared: Parts = {}
     on_host = c.cluster.device == "cpu" or c.sync.transport in ("shared_memory", "object_store")
-    sends = ranks if by_shares(c) else int(first)  # among how many what is sent is dealt out, if this one has any
+    sends = ranks if sends_shards(c) else int(first)  # among how many what is sent is dealt out, if this one has any
     if on_host and policy and sends:
         elements = _bucket(c, model) if c.sync.transport == "object_store" else everything
         shared = {"buckets": WIDTH[c.rollout.dtype] * elements / sends}
@@ -277,58 +293,58 @@ def _host(c: Config, model: Model, z: Zero, ranks: int, first: bool, policy: boo
 # --- the others -------------------------------------------------------------------------------------------------------------
 
 
-def engine(c: Config, model: Model, lengths: Lengths, memory: float) -> Process:
+def engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, memory: float) -> ProcessMemory:
     """`memory` of a GPU, bytes; not used on CPU."""
     r, t = c.rollout, c.trainer
     width = WIDTH[r.dtype]
     at_once = min(r.max_sequences, -(-t.prompts_per_step * t.samples_per_prompt // r.engines))
     if c.cluster.device == "cpu":
         weights = width * model.parameters
-        read = min(in_one_go(c, lengths.prompt + lengths.new), at_once * lengths.prompt)
+        read = min(max_batched_tokens(c, lengths.prompt + lengths.completion), at_once * lengths.prompt)
         work: Parts = {
-            "activations": read * width * 4.0 * model.work.inner,
+            "activations": read * width * 4.0 * model.flop_counter.intermediate,
             "logits": 12.0 * at_once * model.vocabulary,
         }
         received = SYNC_BUCKET if c.sync.transport == "object_store" else weights
         wide = r.tensor_parallel
         others = wide + 1 if wide > 1 else 0  # its core, and who computes; inside the actor otherwise
-        imports = IMPORTS["rollout"] * (1 + others) + COMPILER * (not r.enforce_eager)
+        imports = IMPORT_MIB["rollout"] * (1 + others) + COMPILER_MIB * (not r.enforce_eager)
         fixed: Parts = {"KV cache": r.kv_cache_mb * MIB * wide, "fixed": imports * MIB}
-        held = together(
+        held = add_parts(
             {"weights": weights},
             fixed,
             {"buckets": min(received, weights)},
         )
-        return Process("rollout", r.engines, host={"generate": together(held, work), "sync": held})
+        return ProcessMemory("rollout", r.engines, host={"generate": add_parts(held, work), "sync": held})
     parts = engine_parts(c, model, memory)
-    asleep: Parts = {"fixed": ASLEEP}
+    asleep: Parts = {"fixed": SLEEPING_ENGINE}
     awake = dict.fromkeys(MOMENTS[1:], parts)
     if c.cluster.placement == "colocated":
         awake |= dict.fromkeys(("score", "update", "reduce", "step", "save"), asleep)
-        sync = together(asleep, {"weights": parts["weights"]})
+        sync = add_parts(asleep, {"weights": parts["weights"]})
     else:
-        sync = together(parts, {"buckets": _packed(c, model)})
-    host: Moments = {"load": {"fixed": 2.0 * IMPORTS["rollout"] * MIB}}  # the actor, and its core
-    return Process("rollout", r.engines, host=host, device=awake | {"sync": sync}, gpus=r.tensor_parallel)
+        sync = add_parts(parts, {"buckets": _packed(c, model)})
+    host: Moments = {"load": {"fixed": 2.0 * IMPORT_MIB["rollout"] * MIB}}  # the actor, and its core
+    return ProcessMemory("rollout", r.engines, host=host, device=awake | {"sync": sync}, gpus=r.tensor_parallel)
 
 
-def engine_parts(c: Config, model: Model, memory: float) -> Parts:
+def engine_parts(c: Config, model: ModelShape, memory: float) -> Parts:
     """Of each GPU of an engine: what vLLM's share of the memory goes to. What is left is the KV cache, which may be less than nothing."""
     r, width = c.rollout, WIDTH[c.rollout.dtype]
     wide = r.tensor_parallel
     weights = width * model.parameters / wide
-    work = in_one_go(c, 0) * width * (2 * model.work.inner / wide + 4 * model.hidden)
+    work = max_batched_tokens(c, 0) * width * (2 * model.flop_counter.intermediate / wide + 4 * model.hidden)
     words = r.max_sequences * model.vocabulary * (8.0 + width)
     graphs = 0.0 if r.enforce_eager else 0.5 * GIB
-    fixed = CUDA + NCCL * (wide > 1) + graphs
+    fixed = CUDA_CONTEXT + NCCL_BUFFERS * (wide > 1) + graphs
     cache = r.gpu_memory * memory - weights - work - words - fixed
     return {"weights": weights, "activations": work, "logits": words, "KV cache": cache, "fixed": fixed}
 
 
-def cache_tokens(c: Config, model: Model, memory: float) -> float:
+def kv_cache_tokens(c: Config, model: ModelShape, memory: float) -> float:
     """Tokens whose keys and values an engine has room for."""
-    each = model.kv_bytes(WIDTH[c.rollout.dtype])
-    whole = max(model.keys // max(model.head, 1), 1)
+    each = model.kv_bytes_per_token(WIDTH[c.rollout.dtype])
+    whole = max(model.key_width // max(model.head_dim, 1), 1)
     split = min(c.rollout.tensor_parallel, whole)  # a head of keys is not cut
     on_cpu = c.cluster.device == "cpu"
     return (
@@ -336,65 +352,71 @@ def cache_tokens(c: Config, model: Model, memory: float) -> float:
     )
 
 
-def reference(c: Config, model: Model, lengths: Lengths) -> Process:
+def reference_memory(c: Config, model: ModelShape, lengths: SequenceLengths) -> ProcessMemory:
     t = c.trainer
-    tokens, scored = pack_tokens(c, lengths, t.prompts_per_step * t.samples_per_prompt, 1)
+    tokens, scored = worst_case_pack(c, lengths, t.prompts_per_step * t.samples_per_prompt, 1)
     held: Parts = {"weights": WIDTH[c.policy.dtype] * float(model.parameters)}
-    work = computing(c, model, tokens, scored, lengths, False, True)
-    base: Parts = {"fixed": before_model(c, "reference") * MIB}
+    work = forward_parts(c, model, tokens, scored, lengths, False, True)
+    base: Parts = {"fixed": import_mib(c, "reference") * MIB}
     if c.cluster.device == "gpu" and c.reference.gpus:
-        on_gpu: Parts = {"fixed": CUDA}
-        moments = dict.fromkeys(MOMENTS[1:], together(held, on_gpu))
-        return Process(
-            "reference", 1, {"load": together(held, base)}, moments | {"score": together(held, work, on_gpu)}
+        on_gpu: Parts = {"fixed": CUDA_CONTEXT}
+        moments = dict.fromkeys(MOMENTS[1:], add_parts(held, on_gpu))
+        return ProcessMemory(
+            "reference", 1, {"load": add_parts(held, base)}, moments | {"score": add_parts(held, work, on_gpu)}
         )
-    return Process("reference", 1, host={"score": together(held, work, base), "load": together(held, base)})
+    return ProcessMemory("reference", 1, host={"score": add_parts(held, work, base), "load": add_parts(held, base)})
 
 
-def reward_model(c: Config, options: dict[str, Any], model: Model | None, lengths: Lengths) -> Process:
+def reward_model_memory(
+    c: Config, options: dict[str, Any], model: ModelShape | None, lengths: SequenceLengths
+) -> ProcessMemory:
     """Judges while samples come, which is at any moment. Where its shape is not known, only what is there without it counts."""
-    fixed: Parts = {"fixed": float(REWARD_MODEL * MIB)}
+    fixed: Parts = {"fixed": float(REWARD_MODEL_IMPORT_MIB * MIB)}
     on_gpu = bool(options.get("gpus"))
     held: Parts = {}
     work: Parts = {}
     if model:
         width, batch = WIDTH[options.get("dtype", "float32")], options.get("batch", 16)
-        limits = (options.get("max_tokens"), model.window, lengths.prompt + lengths.new)
+        limits = (options.get("max_tokens"), model.context, lengths.prompt + lengths.completion)
         longest = min(tokens for tokens in limits if tokens)
         held = {"weights": float(width * replace(model, tied=True).parameters)}  # a score in place of logits
         mask = batch * longest**2 * (1.0 + width * on_gpu)  # of a padded batch; on a GPU also as what is added
-        padded = passing(width, model, batch * longest, False) * (1.0 if on_gpu else MALLOC)
+        padded = transient_bytes(width, model, batch * longest, False) * (1.0 if on_gpu else MALLOC)
         work = {"activations": padded + mask}
     if on_gpu:
-        device: Moments = {"generate": together(held, work, {"fixed": CUDA})}
-        return Process("reward", 1, {"load": together(held, fixed), "always": fixed}, device, 1)
-    return Process("reward", 1, {"load": together(held, fixed), "generate": together(held, work, fixed)})
+        device: Moments = {"generate": add_parts(held, work, {"fixed": CUDA_CONTEXT})}
+        return ProcessMemory("reward", 1, {"load": add_parts(held, fixed), "always": fixed}, device, 1)
+    return ProcessMemory("reward", 1, {"load": add_parts(held, fixed), "generate": add_parts(held, work, fixed)})
 
 
-def processes(
-    c: Config, model: Model, lengths: Lengths, memory: float = 0.0, scorers: Mapping[str, Model] | None = None
-) -> dict[str, Process]:
+def memory_by_role(
+    c: Config,
+    model: ModelShape,
+    lengths: SequenceLengths,
+    memory: float = 0.0,
+    scorers: Mapping[str, ModelShape] | None = None,
+) -> dict[str, ProcessMemory]:
     """By role; of the policy, rank 0 apart, and reward models by the names of their workers. `memory` of a GPU, bytes.
     `scorers` are the reward models whose shapes are known, by their paths.
     """
     found = {
-        "rollout": engine(c, model, lengths, memory),
-        "policy-0": learner(c, model, "policy", c.policy.ranks, lengths, True, True),
+        "rollout": engine_memory(c, model, lengths, memory),
+        "policy-0": learner_memory(c, model, "policy", c.policy.ranks, lengths, True, True),
     }
     if c.policy.ranks > 1:
-        found["policy"] = learner(c, model, "policy", c.policy.ranks, lengths, False, True)
+        found["policy"] = learner_memory(c, model, "policy", c.policy.ranks, lengths, False, True)
     if c.algorithm.advantage == "gae":
-        found["critic"] = learner(c, model, "critic", c.critic.ranks, lengths, True, False)
+        found["critic"] = learner_memory(c, model, "critic", c.critic.ranks, lengths, True, False)
     if c.reference.kl_coef > 0:
-        found["reference"] = reference(c, model, lengths)
-    for number, service in enumerate(services(c)):
-        if options := service.model:
+        found["reference"] = reference_memory(c, model, lengths)
+    for number, service in enumerate(reward_services(c)):
+        if options := service.model_options:
             scorer = (scorers or {}).get(options.get("path", ""))
-            found[worker_name(number, 0)] = reward_model(c, options, scorer, lengths)
+            found[worker_name(number, 0)] = reward_model_memory(c, options, scorer, lengths)
         else:
-            fixed = {"always": {"fixed": float(IMPORTS["reward"] * MIB)}}
-            found["reward"] = Process("reward", service.workers, host=fixed)
-    found["driver"] = Process("driver", 1, host={"always": {"fixed": float(IMPORTS["driver"] * MIB)}})
+            fixed = {"always": {"fixed": float(IMPORT_MIB["reward"] * MIB)}}
+            found["reward"] = ProcessMemory("reward", service.workers, host=fixed)
+    found["driver"] = ProcessMemory("driver", 1, host={"always": {"fixed": float(IMPORT_MIB["driver"] * MIB)}})
     return found
 
 
@@ -402,13 +424,13 @@ def processes(
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskSpace:
     """Bytes."""
 
     weights: float
     optimizer: float
     critic: float
-    kept: int  # checkpoints at a time, the one that is being written with them
+    checkpoints: int  # checkpoints at a time, the one that is being written with them
 
     @property
     def checkpoint(self) -> float:
@@ -416,10 +438,10 @@ class Disk:
 
     @property
     def run(self) -> float:
-        return self.checkpoint * self.kept
+        return self.checkpoint * self.checkpoints
 
 
-def disk(c: Config, model: Model) -> Disk:
+def disk_space(c: Config, model: ModelShape) -> DiskSpace:
     """fp32 weights are written apart from the model's where it is bfloat16."""
     p, width = model.parameters, WIDTH[c.policy.dtype]
     weights, optimizer = float(width * p), float(p * (8 + 4 * (width == 2)))
@@ -427,4 +449,4 @@ def disk(c: Config, model: Model) -> Disk:
     most = c.checkpoint.keep_last + bool(c.checkpoint.keep_best) + 1  # an old one goes when the new one is in place
     kept = min(written, most) if c.checkpoint.keep_last else written
     with_critic = c.algorithm.advantage == "gae"
-    return Disk(weights, optimizer, (weights + optimizer) * with_critic, kept)
+    return DiskSpace(weights, optimizer, (weights + optimizer) * with_critic, kept)

@@ -20,25 +20,25 @@ T = TypeVar("T")
 class VirtualTime:
     def __init__(self) -> None:
         self.now = 0.0  # seconds
-        self.due: list[tuple[float, int, threading.Semaphore]] = []  # who goes on when
+        self.schedule: list[tuple[float, int, threading.Semaphore]] = []  # who goes on when
         self.order = itertools.count()
-        self.own = threading.local()  # the semaphore that a thread waits at
+        self.thread_local = threading.local()  # the semaphore that a thread waits at
         self.ended = False
         self.waiting: set[threading.Semaphore] = set()
 
     def run(self, main: Callable[[], T]) -> T:
         """The result of `main`, when it is there; whatever else goes on is ended then."""
-        self.own.gate = threading.Semaphore(0)
+        self.thread_local.gate = threading.Semaphore(0)
         try:
             return main()
         finally:
             self.ended = True
-            for gate in {*self.waiting, *(gate for _, _, gate in self.due)}:
+            for gate in {*self.waiting, *(gate for _, _, gate in self.schedule)}:
                 gate.release()
 
     def sleep(self, seconds: float) -> None:
-        self.wake(self.own.gate, seconds)
-        self.give_way()
+        self.wake_after(self.thread_local.gate, seconds)
+        self.wait_for_turn()
 
     def submit(self, work: Callable[[], T]) -> "VirtualFuture[T]":
         """Begins something that goes on beside."""
@@ -47,42 +47,42 @@ class VirtualTime:
 
         def thread() -> None:
             gate.acquire()
-            self.own.gate = gate
+            self.thread_local.gate = gate
             try:
                 if not self.ended:
                     future.set_result(work())
-            except Ended:
+            except SimulationEnded:
                 return
             except BaseException as error:
                 future.set_exception(error)
             if not self.ended:
-                self.next()
+                self.run_next()
 
         threading.Thread(target=thread, daemon=True).start()
-        self.wake(gate)
+        self.wake_after(gate)
         return future
 
-    def wake(self, gate: threading.Semaphore, seconds: float = 0.0) -> None:
-        heapq.heappush(self.due, (self.now + max(seconds, 0.0), next(self.order), gate))
+    def wake_after(self, gate: threading.Semaphore, seconds: float = 0.0) -> None:
+        heapq.heappush(self.schedule, (self.now + max(seconds, 0.0), next(self.order), gate))
 
-    def give_way(self) -> None:
+    def wait_for_turn(self) -> None:
         """Lets others go on until it is this thread's turn again."""
-        gate = self.own.gate
+        gate = self.thread_local.gate
         self.waiting.add(gate)
-        self.next()
+        self.run_next()
         gate.acquire()
         self.waiting.discard(gate)
         if self.ended:
-            raise Ended
+            raise SimulationEnded
 
-    def next(self) -> None:
-        if not self.due:
+    def run_next(self) -> None:
+        if not self.schedule:
             raise RuntimeError("simulation: all wait for each other.")
-        self.now, _, gate = heapq.heappop(self.due)
+        self.now, _, gate = heapq.heappop(self.schedule)
         gate.release()
 
 
-class Ended(BaseException):
+class SimulationEnded(BaseException):
     """The simulation is over; what still waits in it is given up."""
 
 
@@ -93,23 +93,23 @@ class VirtualFuture(Future[T]):
         super().__init__()
         self.time = time
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits until it is done."""
         if not self.done():
-            gate = self.time.own.gate
-            self.add_done_callback(lambda _: self.time.wake(gate))
-            self.time.give_way()
+            gate = self.time.thread_local.gate
+            self.add_done_callback(lambda _: self.time.wake_after(gate))
+            self.time.wait_for_turn()
 
     def result(self, timeout: float | None = None) -> T:
-        self.settle()
+        self.wait()
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self.settle()
+        self.wait()
         return super().exception(0)
 
 
-class OneByOne(Executor):
+class SerialExecutor(Executor):
     """A pool of one thread, in virtual time: what is submitted is done in order."""
 
     def __init__(self, time: VirtualTime):
@@ -121,7 +121,7 @@ class OneByOne(Executor):
 
         def then() -> T:
             if before:
-                before.settle()
+                before.wait()
             return work(*arguments, **options)
 
         self.last = future = self.time.submit(then)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from rlsys.config.schema import ConfigError
 from rlsys.evaluation.passk import maj_at_k, pass_at_k
-from rlsys.evaluation.significance import interval
+from rlsys.evaluation.significance import bootstrap_interval
 from rlsys.sampling.collector import Collector
-from rlsys.sampling.sampling_plan import Draw
+from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Batch, Prompt
 
 ALL = "all"  # what stands in the place of a source where figures are over all of them
@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutSet:
     """A data set to evaluate on, and how. `HeldOut("aime", prompts, samples=16, temperature=0.6)`"""
 
     name: str
@@ -32,13 +32,13 @@ class HeldOut:
     temperature: float = 0.0  # 0: greedy
 
     @property
-    def longest(self) -> int:
+    def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
         return max(len(p.tokens) for p in self.prompts)
 
 
 @dataclass(frozen=True)
-class Figure:
+class MeanWithInterval:
     """A mean over prompts with its 95 % interval. `Figure(0.625, 0.58, 0.67, prompts=500)`"""
 
     value: float
@@ -48,15 +48,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Score:
+class SourceScore:
     """What a source's samples came to. `figures` are accuracy, avg@n, pass@k and maj@k, by these names."""
 
     prompts: int
-    asked: int  # samples
+    samples: int  # samples
     failed: int  # of them, that have no verdict
-    length: float  # mean, in tokens
-    truncated: float  # share that was cut at rollout.max_new_tokens
-    figures: dict[str, Figure] = field(default_factory=dict)  # empty if every verdict failed
+    mean_length: float  # mean, in tokens
+    truncated_share: float  # share that was cut at rollout.max_new_tokens
+    figures: dict[str, MeanWithInterval] = field(default_factory=dict)  # empty if every verdict failed
 
     def metrics(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -64,8 +64,8 @@ class Score:
             found |= {name: figure.value, f"{name}/low": figure.low, f"{name}/high": figure.high}
             if figure.prompts < self.prompts:
                 found[f"{name}/prompts"] = figure.prompts
-        counts = {"prompts": self.prompts, "samples": self.asked, "failed": self.failed}
-        return found | counts | {"length/mean": self.length, "length/truncated": self.truncated}
+        counts = {"prompts": self.prompts, "samples": self.samples, "failed": self.failed}
+        return found | counts | {"length/mean": self.mean_length, "length/truncated": self.truncated_share}
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Evaluation:
     """`scores` by source, and over `all` where there are several."""
 
     batch: Batch
-    scores: dict[str, Score]
+    scores: dict[str, SourceScore]
 
     def metrics(self) -> dict[str, float]:
         found = {
@@ -83,23 +83,31 @@ class Evaluation:
 
 
 def evaluate(
-    collector: Collector, held_out: Sequence[HeldOut], *, step: int, max_new_tokens: int, pass_score: float, seed: int
+    collector: Collector,
+    held_out: Sequence[HeldOutSet],
+    *,
+    step: int,
+    max_new_tokens: int,
+    pass_score: float,
+    seed: int,
 ) -> Evaluation:
     """Samples all sets in one go, each as it says, from the weights that are called `step`."""
-    held_out = apart(held_out)
+    held_out = make_uids_unique(held_out)
     name = f"eval {step}"
     requests = [
         request
         for h in held_out
-        for request in Draw(h.samples, h.temperature, max_new_tokens).requests(collector.seed, name, h.prompts)
+        for request in SamplingPlan(h.samples, h.temperature, max_new_tokens).requests(collector.seed, name, h.prompts)
     ]
-    batch = collector.checked(name, collector.answered(name, [p for h in held_out for p in h.prompts], requests))
+    batch = collector.raise_if_too_many_failures(
+        name, collector.generate_and_judge(name, [p for h in held_out for p in h.prompts], requests)
+    )
     if stale := {s.version for s in [*batch.samples, *(s for s, _ in batch.failed)]} - {step}:
         raise RuntimeError(f"evaluation of step {step}: the engines sampled from the weights of step {min(stale)}.")
-    return Evaluation(batch, scores(held_out, batch, pass_score=pass_score, seed=seed))
+    return Evaluation(batch, score_sources(held_out, batch, pass_score=pass_score, seed=seed))
 
 
-def apart(held_out: Sequence[HeldOut]) -> list[HeldOut]:
+def make_uids_unique(held_out: Sequence[HeldOutSet]) -> list[HeldOutSet]:
     """The same sets with no uid twice: a file may be in two of them, and two files may share a source and so their uids."""
     taken: set[str] = set()
     found = []
@@ -112,7 +120,7 @@ def apart(held_out: Sequence[HeldOut]) -> list[HeldOut]:
     return found
 
 
-def named(held_out: Sequence[HeldOut]) -> list[tuple[str, int]]:
+def metric_names(held_out: Sequence[HeldOutSet]) -> list[tuple[str, int]]:
     """For each prompt of all sets, what its figures are called, and how many samples it has.
 
     That is its source; and `source@set` where two sets take the prompts of a source differently.
@@ -133,18 +141,22 @@ def named(held_out: Sequence[HeldOut]) -> list[tuple[str, int]]:
     return found
 
 
-def scores(held_out: Sequence[HeldOut], batch: Batch, *, pass_score: float, seed: int) -> dict[str, Score]:
+def score_sources(
+    held_out: Sequence[HeldOutSet], batch: Batch, *, pass_score: float, seed: int
+) -> dict[str, SourceScore]:
     """Figures of the batch, which has the prompts of all sets in order."""
-    names = named(held_out)
-    columns = table(batch, powers({n for _, n in names}), pass_score=pass_score, seed=seed)
+    names = metric_names(held_out)
+    columns = metrics_by_prompt(batch, values_of_k({n for _, n in names}), pass_score=pass_score, seed=seed)
     members: dict[str, list[int]] = {}
     for g, (name, _) in enumerate(names):
         members.setdefault(name, []).append(g)
     members = dict(sorted(members.items())) | ({ALL: list(range(len(names)))} if len(members) > 1 else {})
-    return {name: score(batch, columns, own, {names[g][1] for g in own}, seed) for name, own in members.items()}
+    return {name: score_prompts(batch, columns, own, {names[g][1] for g in own}, seed) for name, own in members.items()}
 
 
-def score(batch: Batch, columns: dict[str, Array], members: list[int], sizes: set[int], seed: int) -> Score:
+def score_prompts(
+    batch: Batch, columns: dict[str, Array], members: list[int], sizes: set[int], seed: int
+) -> SourceScore:
     """Of the prompts `members`, which were asked for `sizes` samples each."""
     chosen = np.zeros(len(batch.prompts), dtype=bool)
     chosen[members] = True
@@ -152,25 +164,25 @@ def score(batch: Batch, columns: dict[str, Array], members: list[int], sizes: se
     samples = [s for s, g in zip(batch.samples, batch.groups, strict=True) if chosen[g]]
     failed = [s for s, _ in batch.failed if s.uid in uids]
     made = samples + failed
-    wanted = ["accuracy", *(f"{kind}@{k}" for kind in ("pass", "maj") for k in powers(sizes) if max(sizes) > 1)]
+    wanted = ["accuracy", *(f"{kind}@{k}" for kind in ("pass", "maj") for k in values_of_k(sizes) if max(sizes) > 1)]
     own = {name: columns[name][members] for name in wanted if not np.isnan(columns[name][members]).all()}
     if "accuracy" in own and len(sizes) == 1 and max(sizes) > 1:
         own[f"avg@{max(sizes)}"] = own["accuracy"]
-    bounds = interval(np.stack(list(own.values()), axis=1), seed=seed) if own else np.empty((0, 2))
-    return Score(
+    bounds = bootstrap_interval(np.stack(list(own.values()), axis=1), seed=seed) if own else np.empty((0, 2))
+    return SourceScore(
         prompts=len(members),
-        asked=len(made),
+        samples=len(made),
         failed=len(failed),
-        length=float(np.mean([len(s.tokens) for s in made])),
-        truncated=float(np.mean([s.finish == "length" for s in made])),
+        mean_length=float(np.mean([len(s.tokens) for s in made])),
+        truncated_share=float(np.mean([s.finish == "length" for s in made])),
         figures={
-            name: Figure(float(np.nanmean(column)), float(low), float(high), int((~np.isnan(column)).sum()))
+            name: MeanWithInterval(float(np.nanmean(column)), float(low), float(high), int((~np.isnan(column)).sum()))
             for (name, column), (low, high) in zip(own.items(), bounds, strict=True)
         },
     )
 
 
-def table(batch: Batch, ks: list[int], *, pass_score: float, seed: int) -> dict[str, Array]:
+def metrics_by_prompt(batch: Batch, ks: list[int], *, pass_score: float, seed: int) -> dict[str, Array]:
     """Every figure of every prompt, NaN where it has none.  name -> [prompts]"""
     prompts = range(len(batch.prompts))
     rewards: list[list[float]] = [[] for _ in prompts]
@@ -193,6 +205,6 @@ def table(batch: Batch, ks: list[int], *, pass_score: float, seed: int) -> dict[
     return found
 
 
-def powers(sizes: set[int]) -> list[int]:
+def values_of_k(sizes: set[int]) -> list[int]:
     """The k of pass@k: 1, 2, 4, … and the numbers of samples themselves.  {6} -> 1 2 4 6"""
     return sorted({1 << i for i in range(max(sizes).bit_length())} | sizes)

@@ -13,7 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
-EXACT = 10**7  # additions that the exact maj@k of one prompt may take; up to 200 samples always do with fewer
+MAX_EXACT_ADDITIONS = (
+    10**7
+)  # additions that the exact maj@k of one prompt may take; up to 200 samples always do with fewer
 DRAWS = 10_000  # subsets drawn in its place: a standard error of 0.005 at most for scores from 0 to 1
 
 
@@ -51,17 +53,17 @@ def maj_at_k(answers: Sequence[Hashable], scores: ArrayLike, k: int, *, seed: in
         return float(values @ counts / len(answers))
     if k == len(answers):
         return float(values[counts == counts.max()].mean())
-    if cost(counts, k) > EXACT:
-        return drawn_vote(counts, values, k, seed)
-    return outright_vote(counts, values, k) + shared_vote(counts, values, k)
+    if count_additions(counts, k) > MAX_EXACT_ADDITIONS:
+        return sampled_vote(counts, values, k, seed)
+    return majority_part(counts, values, k) + tied_part(counts, values, k)
 
 
-def cost(counts: NDArray[np.int64], k: int) -> int:
+def count_additions(counts: NDArray[np.int64], k: int) -> int:
     """Additions that `shared_vote` takes, nearly."""
     return int(np.minimum(counts, k // 2).sum()) * (k + 1) ** 2
 
 
-def outright_vote(counts: NDArray[np.int64], values: Array, k: int) -> float:
+def majority_part(counts: NDArray[np.int64], values: Array, k: int) -> float:
     """The part of the expectation in which one answer has more than half of the k votes.  [A], [A] -> 1"""
     n, total = int(counts.sum()), 0.0
     for m, value in zip(counts.tolist(), values.tolist(), strict=True):
@@ -70,7 +72,7 @@ def outright_vote(counts: NDArray[np.int64], values: Array, k: int) -> float:
     return total
 
 
-def shared_vote(counts: NDArray[np.int64], values: Array, k: int) -> float:
+def tied_part(counts: NDArray[np.int64], values: Array, k: int) -> float:
     """The part in which the most frequent answers have j votes each, j at most half of k.  [A], [A] -> 1
 
     For each j, answer by answer: after some of them, P[t, r] is the chance that r votes are cast, none of them has more than j
@@ -78,13 +80,13 @@ def shared_vote(counts: NDArray[np.int64], values: Array, k: int) -> float:
     k / n, which makes every number a chance; that k are cast in all is divided out at the end.
     """
     n, total = int(counts.sum()), 0.0
-    cast = {m: chances(m, k / n, k) for m in {*counts.tolist(), n}}
+    cast = {m: binomial_chances(m, k / n, k) for m in {*counts.tolist(), n}}
     for j in range(1, min(k // 2, int(counts.max())) + 1):
         if np.minimum(counts, j).sum() < k:  # j votes each are not enough
             continue
         leading = counts >= j
         table = np.zeros((2, min(k // j, int(leading.sum())) + 1, k + 1))  # P, S
-        table[0, 0] = chances(int(counts[~leading].sum()), k / n, k)
+        table[0, 0] = binomial_chances(int(counts[~leading].sum()), k / n, k)
         for m, value in zip(counts[leading].tolist(), values[leading].tolist(), strict=True):
             before, table = table, np.zeros_like(table)
             for votes in range(j):
@@ -96,7 +98,7 @@ def shared_vote(counts: NDArray[np.int64], values: Array, k: int) -> float:
     return total / float(cast[n][k])
 
 
-def chances(m: int, p: float, most: int) -> Array:
+def binomial_chances(m: int, p: float, most: int) -> Array:
     """Binomial chances of 0, 1, … `most` votes of m."""
     found = np.zeros(most + 1)
     for i in range(min(m, most) + 1):
@@ -105,7 +107,7 @@ def chances(m: int, p: float, most: int) -> Array:
     return found
 
 
-def drawn_vote(counts: NDArray[np.int64], values: Array, k: int, seed: int) -> float:
+def sampled_vote(counts: NDArray[np.int64], values: Array, k: int, seed: int) -> float:
     """The expectation from drawn subsets.  [A], [A] -> 1"""
     rng = np.random.default_rng(seed)
     parts = []

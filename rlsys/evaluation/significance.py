@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 RESAMPLES = 10_000
-EXACT = 20  # differing prompts up to which all ways to flip signs are gone through
+MAX_EXACT_DIFFERENCES = 20  # differing prompts up to which all ways to flip signs are gone through
 CHUNK = 1 << 22  # numbers held at one time
 
 
-def interval(values: ArrayLike, *, seed: int, level: float = 0.95, resamples: int = RESAMPLES) -> Array:
+def bootstrap_interval(values: ArrayLike, *, seed: int, level: float = 0.95, resamples: int = RESAMPLES) -> Array:
     """Percentile bootstrap interval of the mean over prompts, for one figure or several.  [P] -> [2], [P, F] -> [F, 2]
 
     Efron 1979, doi 10.1214/aos/1176344552. NaN: the prompt does not have this figure. It says what other prompts of the same
@@ -43,7 +43,7 @@ def interval(values: ArrayLike, *, seed: int, level: float = 0.95, resamples: in
     return found.reshape(*columns.shape[1:], 2)
 
 
-def sign_flip(differences: ArrayLike, *, seed: int, draws: int = 100_000) -> float:
+def sign_flip_test(differences: ArrayLike, *, seed: int, draws: int = 100_000) -> float:
     """Two-sided p-value that paired differences have mean 0: each could as well have had the other sign.  [P] -> 1
 
     Fisher's randomisation test. All sign patterns where at most `EXACT` differences are not 0, else `draws` of them (with
@@ -54,7 +54,7 @@ def sign_flip(differences: ArrayLike, *, seed: int, draws: int = 100_000) -> flo
     if not len(sizes):
         return 1.0
     bound = abs(found.sum()) - 1e-9 * sizes.sum()  # equal sums added up in another order
-    if len(sizes) <= EXACT:
+    if len(sizes) <= MAX_EXACT_DIFFERENCES:
         sums = np.zeros(1)
         for size in sizes:
             sums = np.concatenate([sums + size, sums - size])
@@ -66,7 +66,7 @@ def sign_flip(differences: ArrayLike, *, seed: int, draws: int = 100_000) -> flo
     return (1 + hits) / (1 + draws)
 
 
-def mcnemar(won: int, lost: int) -> float:
+def mcnemar_test(won: int, lost: int) -> float:
     """Two-sided exact p-value for answers that are right or wrong: prompts that changed are as likely won as lost.
 
     McNemar 1947, doi 10.1007/BF02295996, by the binomial distribution.

@@ -16,40 +16,44 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class FlopCounter:
     """A decoder. Qwen2.5-0.5B: Shape(layers=24, hidden=896, heads=14, kv_heads=2, head=64, inner=4864, vocabulary=151936)"""
 
     layers: int
     hidden: int
     heads: int
     kv_heads: int
-    head: int  # size of one
-    inner: int  # of the MLPs that a token passes in a layer, together
+    head_dim: int  # size of one
+    intermediate: int  # of the MLPs that a token passes in a layer, together
     vocabulary: int
 
     @property
-    def per_token(self) -> float:
+    def flops_per_token(self) -> float:
         """Of a token in all layers, attention's products of queries and keys aside."""
-        attention = self.hidden * self.head * (2 * self.heads + 2 * self.kv_heads)
-        return 2.0 * self.layers * (attention + 3 * self.hidden * self.inner)
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return 2.0 * self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
-    def per_pair(self) -> float:
+    def flops_per_pair(self) -> float:
         """Of a query and a key in all layers, values included."""
-        return 4.0 * self.layers * self.heads * self.head
+        return 4.0 * self.layers * self.heads * self.head_dim
 
-    def forward(self, begin: int, end: int, outputs: int) -> float:
+    def forward_flops(self, begin: int, end: int, outputs: int) -> float:
         """Tokens at positions begin … end - 1 of a sequence, and the output layer at `outputs` of them."""
         seen = (end * (end + 1) - begin * (begin + 1)) / 2  # each sees itself and what is before it
-        return (end - begin) * self.per_token + seen * self.per_pair + 2.0 * self.hidden * self.vocabulary * outputs
+        return (
+            (end - begin) * self.flops_per_token
+            + seen * self.flops_per_pair
+            + 2.0 * self.hidden * self.vocabulary * outputs
+        )
 
-    def group(self, prompt: int, completions: list[int]) -> float:
+    def group_flops(self, prompt: int, completions: list[int]) -> float:
         """A forward pass over the samples of one prompt, to draw their tokens or to score them. The last token is never an input."""
-        work = self.forward(0, prompt, 1)
-        return work + sum(self.forward(prompt, prompt + n - 1, n - 1) for n in completions if n)
+        work = self.forward_flops(0, prompt, 1)
+        return work + sum(self.forward_flops(prompt, prompt + n - 1, n - 1) for n in completions if n)
 
 
-def shape_of(settings: Any) -> Shape | None:
+def flop_counter(settings: Any) -> FlopCounter | None:
     """From a Hugging Face configuration; None for an architecture that is put together otherwise."""
     s = settings.get_text_config()
     if s.model_type not in FAMILIES:
@@ -58,12 +62,12 @@ def shape_of(settings: Any) -> Shape | None:
     if experts:
         shared = getattr(s, "shared_expert_intermediate_size", 0) or 0
         inner = experts * getattr(s, "moe_intermediate_size", inner) + shared
-    return Shape(
+    return FlopCounter(
         layers=s.num_hidden_layers,
         hidden=s.hidden_size,
         heads=s.num_attention_heads,
         kv_heads=s.num_key_value_heads,
-        head=getattr(s, "head_dim", None) or s.hidden_size // s.num_attention_heads,
-        inner=inner,
+        head_dim=getattr(s, "head_dim", None) or s.hidden_size // s.num_attention_heads,
+        intermediate=inner,
         vocabulary=s.vocab_size,
     )

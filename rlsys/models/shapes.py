@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.cache import hub
+from rlsys.config.cache import hub_cache
 from rlsys.config.schema import ConfigError
 from rlsys.models import flops
-from rlsys.packs.balance import PAIRS_PER_TOKEN
+from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 
-GATED = flops.FAMILIES
-TIED_UNLESS_SAID = ("gemma", "gemma2", "gemma3_text")
+KNOWN_FAMILIES = flops.FAMILIES
+TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelShape:
     """A decoder. `Model("Qwen/Qwen2.5-0.5B", "qwen2", 24, 896, 14, 2, 64, 4864, 151936, tied=True, window=32768)`"""
 
     name: str
@@ -26,113 +26,117 @@ class Model:
     hidden: int
     heads: int
     kv_heads: int
-    head: int  # size of one
-    inner: int  # of the MLP; of one expert where there are several
+    head_dim: int  # size of one
+    intermediate: int  # of the MLP; of one expert where there are several
     vocabulary: int
     tied: bool  # whether the output layer is the embedding
-    window: int  # tokens it can see; 0: it does not say
+    context: int  # tokens it can see; 0: it does not say
     experts: int = 0
     active_experts: int = 0
-    shared_inner: int = 0  # of an expert that every token passes
-    bias: bool = False  # of queries, keys and values
+    shared_intermediate: int = 0  # of an expert that every token passes
+    qkv_bias: bool = False  # of queries, keys and values
     output_bias: bool = False  # of attention's output
 
     @property
-    def queries(self) -> int:
-        return self.heads * self.head
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
 
     @property
-    def keys(self) -> int:
+    def key_width(self) -> int:
         """As wide as values."""
-        return self.kv_heads * self.head
+        return self.kv_heads * self.head_dim
 
     @property
-    def norms_of_heads(self) -> bool:
+    def has_qk_norm(self) -> bool:
         return self.family in ("qwen3", "qwen3_moe", "gemma3_text")
 
     @property
-    def attention(self) -> int:
+    def attention_parameters(self) -> int:
         """Parameters of a layer's attention."""
-        found = self.hidden * (2 * self.queries + 2 * self.keys)
-        found += (self.queries + 2 * self.keys) * self.bias + self.hidden * self.output_bias
+        found = self.hidden * (2 * self.query_width + 2 * self.key_width)
+        found += (self.query_width + 2 * self.key_width) * self.qkv_bias + self.hidden * self.output_bias
         if self.family == "olmo2":
-            return found + self.queries + self.keys
-        return found + 2 * self.head * self.norms_of_heads
+            return found + self.query_width + self.key_width
+        return found + 2 * self.head_dim * self.has_qk_norm
 
     @property
-    def mlp(self) -> int:
+    def mlp_parameters(self) -> int:
         """Parameters of a layer's MLP, all experts."""
-        one = 3 * self.hidden * self.inner
+        one = 3 * self.hidden * self.intermediate
         if not self.experts:
             return one
-        shared = 3 * self.hidden * self.shared_inner + self.hidden if self.shared_inner else 0
+        shared = 3 * self.hidden * self.shared_intermediate + self.hidden if self.shared_intermediate else 0
         return self.experts * (one + self.hidden) + shared
 
     @property
-    def layer(self) -> int:
+    def layer_parameters(self) -> int:
         norms = 4 if self.family in ("gemma2", "gemma3_text") else 2
-        return self.attention + self.mlp + norms * self.hidden
+        return self.attention_parameters + self.mlp_parameters + norms * self.hidden
 
     @property
-    def embedding(self) -> int:
+    def embedding_parameters(self) -> int:
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.layer + self.hidden + self.embedding * (1 if self.tied else 2)
+        return self.layers * self.layer_parameters + self.hidden + self.embedding_parameters * (1 if self.tied else 2)
 
     @property
-    def active(self) -> int:
+    def active_parameters(self) -> int:
         """Parameters that a token passes."""
         if not self.experts:
             return self.parameters
-        idle = (self.experts - self.active_experts) * 3 * self.hidden * self.inner
+        idle = (self.experts - self.active_experts) * 3 * self.hidden * self.intermediate
         return self.parameters - self.layers * idle
 
     @property
-    def largest(self) -> int:
+    def largest_tensor(self) -> int:
         """Elements of the largest tensor."""
-        return max(self.embedding, self.hidden * self.inner, self.hidden * self.queries)
+        return max(self.embedding_parameters, self.hidden * self.intermediate, self.hidden * self.query_width)
 
-    def kv_bytes(self, width: int) -> int:
+    def kv_bytes_per_token(self, width: int) -> int:
         """Of a token, all layers."""
-        return 2 * self.layers * self.keys * width
+        return 2 * self.layers * self.key_width * width
 
-    def splits(self, wide: int) -> bool:
+    def can_split(self, wide: int) -> bool:
         """Whether vLLM can deal it out to so many: heads of keys are repeated where there are too few of them."""
         keys = self.kv_heads % wide == 0 or wide % self.kv_heads == 0
-        return keys and self.heads % wide == 0 and self.inner % wide == 0
+        return keys and self.heads % wide == 0 and self.intermediate % wide == 0
 
     @property
-    def work(self) -> flops.Shape:
-        inner = self.inner * self.active_experts + self.shared_inner if self.experts else self.inner
-        return flops.Shape(self.layers, self.hidden, self.heads, self.kv_heads, self.head, inner, self.vocabulary)
+    def flop_counter(self) -> flops.FlopCounter:
+        inner = (
+            self.intermediate * self.active_experts + self.shared_intermediate if self.experts else self.intermediate
+        )
+        return flops.FlopCounter(
+            self.layers, self.hidden, self.heads, self.kv_heads, self.head_dim, inner, self.vocabulary
+        )
 
 
-def unsplit(model: Model, wide: int) -> str:
+def tensor_parallel_problem(model: ModelShape, wide: int) -> str:
     """What is in the way of `rollout.tensor_parallel`, or nothing."""
-    if model.splits(wide):
+    if model.can_split(wide):
         return ""
-    good = [str(n) for n in range(1, min(model.heads, 64) + 1) if model.splits(n)]
+    good = [str(n) for n in range(1, min(model.heads, 64) + 1) if model.can_split(n)]
     return (
         f"rollout.tensor_parallel ({wide}) does not divide {model.name}: {model.heads} attention heads, {model.kv_heads} of keys and "
-        f"values, an MLP of {model.inner:,}. It may be {', '.join(good)}."
+        f"values, an MLP of {model.intermediate:,}. It may be {', '.join(good)}."
     )
 
 
-def read(name: str, settings: dict[str, Any]) -> Model:
+def parse_config(name: str, settings: dict[str, Any]) -> ModelShape:
     """From the contents of a config.json."""
     s = settings.get("text_config", settings)
     family = str(s.get("model_type", ""))
-    if family not in GATED:
+    if family not in KNOWN_FAMILIES:
         raise ConfigError(
-            f"{name}: nothing is known of what a `{family}` is made of; known: {', '.join(GATED)}. `rlsys train` may run it all the same."
+            f"{name}: nothing is known of what a `{family}` is made of; known: {', '.join(KNOWN_FAMILIES)}. `rlsys train` may run it all the same."
         )
     experts = int(s.get("num_experts") or s.get("num_local_experts") or 0)
     inner = s.get("moe_intermediate_size", s["intermediate_size"]) if experts else s["intermediate_size"]
     heads = int(s["num_attention_heads"])
     qwen2 = family in ("qwen2", "qwen2_moe")
-    return Model(
+    return ModelShape(
         name,
         family,
         int(s["num_hidden_layers"]),
@@ -142,18 +146,20 @@ def read(name: str, settings: dict[str, Any]) -> Model:
         int(s.get("head_dim") or s["hidden_size"] // heads),
         int(inner),
         int(s["vocab_size"]),
-        tied=bool(settings.get("tie_word_embeddings", s.get("tie_word_embeddings", family in TIED_UNLESS_SAID))),
-        window=window_in(s),
+        tied=bool(settings.get("tie_word_embeddings", s.get("tie_word_embeddings", family in TIED_BY_DEFAULT))),
+        context=context_from_config(s),
         experts=experts,
         active_experts=int(s.get("num_experts_per_tok") or 0),
-        shared_inner=int(s.get("shared_expert_intermediate_size") or 0) if experts else 0,
-        bias=qwen2 or bool(s.get("attention_bias")),
+        shared_intermediate=int(s.get("shared_expert_intermediate_size") or 0) if experts else 0,
+        qkv_bias=qwen2 or bool(s.get("attention_bias")),
         output_bias=not qwen2 and bool(s.get("attention_bias")),
     )
 
 
-def _of(family: str, name: str, sizes: tuple[int, int, int, int, int, int, int], *, tied: bool, window: int) -> Model:
-    return Model(name, family, *sizes, tied=tied, window=window, bias=family == "qwen2")
+def _of(
+    family: str, name: str, sizes: tuple[int, int, int, int, int, int, int], *, tied: bool, window: int
+) -> ModelShape:
+    return ModelShape(name, family, *sizes, tied=tied, context=window, qkv_bias=family == "qwen2")
 
 
 # layers, hidden, heads, kv_heads, head, inner, vocabulary
@@ -191,33 +197,36 @@ _USUAL = (
     _of("llama", "SmolLM2-1.7B", (24, 2048, 32, 32, 64, 8192, 49152), tied=True, window=8192),
     _of("mistral", "Mistral-7B-v0.3", (32, 4096, 32, 8, 128, 14336, 32768), tied=False, window=32768),
 )
-USUAL = {model.name.lower(): model for model in _USUAL}
-VARIANTS = ("-instruct", "-base", "-it", "-coder", "-thinking", "-2507")  # of the same shape
-WINDOWS = {  # of variants that see more or less than what they are called after
+KNOWN_SHAPES = {model.name.lower(): model for model in _USUAL}
+NAME_SUFFIXES = ("-instruct", "-base", "-it", "-coder", "-thinking", "-2507")  # of the same shape
+CONTEXT_BY_NAME = {  # of variants that see more or less than what they are called after
     r"qwen2\.5-[\d.]+b-instruct|qwen2\.5-coder-.*|qwen3-.*-base": 32768,
     r"qwen3-.*-2507|qwen3-coder-.*": 262144,
 }
 
 
-def usual(name: str) -> Model | None:
+def look_up_shape(name: str) -> ModelShape | None:
     """By its hub name: the owner and what was trained do not change a shape, but for how much it sees."""
     whole = name.rpartition("/")[2].lower().removeprefix("meta-")
-    bare, window = whole.replace("-coder-", "-"), [w for like, w in WINDOWS.items() if re.fullmatch(like, whole)]
+    bare, window = (
+        whole.replace("-coder-", "-"),
+        [w for like, w in CONTEXT_BY_NAME.items() if re.fullmatch(like, whole)],
+    )
     while True:
-        if bare in USUAL:
-            found = replace(USUAL[bare], name=name)
-            return replace(found, window=window[0]) if window else found
-        shorter = next((bare.removesuffix(v) for v in VARIANTS if bare.endswith(v)), None)
+        if bare in KNOWN_SHAPES:
+            found = replace(KNOWN_SHAPES[bare], name=name)
+            return replace(found, context=window[0]) if window else found
+        shorter = next((bare.removesuffix(v) for v in NAME_SUFFIXES if bare.endswith(v)), None)
         if shorter is None:
             return None
         bare = shorter
 
 
-def model_of(path: str, file: str | Path = "") -> tuple[Model, str]:
+def model_shape(path: str, file: str | Path = "") -> tuple[ModelShape, str]:
     """The model at `model.path`, and where its shape is from. `file` is a config.json to take instead."""
     if file:
         return _from_file(path, Path(file).expanduser()), str(file)
-    if (found := here(path)) is not None:
+    if (found := find_model_shape(path)) is not None:
         return found
     raise ConfigError(
         f"model.path: {path} is not on this machine, and its shape is not one of the usual ones. "
@@ -225,24 +234,24 @@ def model_of(path: str, file: str | Path = "") -> tuple[Model, str]:
     )
 
 
-def here(path: str) -> tuple[Model, str] | None:
+def find_model_shape(path: str) -> tuple[ModelShape, str] | None:
     """A model whose shape this machine can tell, and where that is from."""
-    if (found := config_file(path)) is not None:
+    if (found := find_config_file(path)) is not None:
         return _from_file(path, found), str(found)
-    if (model := usual(path)) is not None:
+    if (model := look_up_shape(path)) is not None:
         return model, "the table of usual shapes"
     return None
 
 
-def known(path: str) -> Model | None:
+def known_model_shape(path: str) -> ModelShape | None:
     """The same, or nothing where it is put together in a way that is not known."""
     with contextlib.suppress(ConfigError):
-        if (found := here(path)) is not None:
+        if (found := find_model_shape(path)) is not None:
             return found[0]
     return None
 
 
-def window_in(settings: dict[str, Any]) -> int:
+def context_from_config(settings: dict[str, Any]) -> int:
     """Tokens that a model with these settings, of its config.json, can see and be trained on; 0: they do not say.
 
     No more than its layers' sliding window, where they have one: packed attention does not.
@@ -255,12 +264,12 @@ def window_in(settings: dict[str, Any]) -> int:
     return min(window or sliding, sliding) if slides and sliding else window
 
 
-def window_of(path: str) -> int:
+def context_of_model(path: str) -> int:
     """The same by a model's own config.json, whatever else it is made of; 0: it does not say, or is not here."""
-    if (found := config_file(path)) is None:
+    if (found := find_config_file(path)) is None:
         return 0
     try:
-        return window_in(json.loads(found.read_text()))
+        return context_from_config(json.loads(found.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
         return 0
 
@@ -268,15 +277,15 @@ def window_of(path: str) -> int:
 def pairs_per_token(path: str) -> float:
     """Of query and key, that are as much work as a token's linear layers in the model at `model.path`."""
     try:
-        work = model_of(path)[0].work
+        work = model_shape(path)[0].flop_counter
     except ConfigError:
-        return PAIRS_PER_TOKEN
-    return work.per_token / work.per_pair
+        return DEFAULT_PAIRS_PER_TOKEN
+    return work.flops_per_token / work.flops_per_pair
 
 
-def _from_file(name: str, file: Path) -> Model:
+def _from_file(name: str, file: Path) -> ModelShape:
     try:
-        return read(name, json.loads(file.read_text()))
+        return parse_config(name, json.loads(file.read_text()))
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -285,15 +294,15 @@ def _from_file(name: str, file: Path) -> Model:
         ) from None
 
 
-def config_file(path: str) -> Path | None:
+def find_config_file(path: str) -> Path | None:
     """Of a directory, or of a hub name that was downloaded before."""
     own = Path(path).expanduser() / "config.json"
-    return own if own.is_file() else in_cache(path)
+    return own if own.is_file() else find_cached_config(path)
 
 
-def in_cache(name: str) -> Path | None:
+def find_cached_config(name: str) -> Path | None:
     """The config.json of a hub name that was downloaded before."""
-    folder, _ = hub()
+    folder, _ = hub_cache()
     snapshots = folder / f"models--{name.replace('/', '--')}" / "snapshots"
     found = sorted(snapshots.glob("*/config.json"), key=lambda p: p.stat().st_mtime)
     return found[-1] if found else None

@@ -11,16 +11,18 @@ import numpy as np
 from rlsys.config.schema import Config
 from rlsys.interfaces import Rollout, Scorer
 from rlsys.packs.packing import pack, unpack
-from rlsys.seeds import seed_of
+from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Floats, Prompt, Request
 
-PROMPTS = 8  # enough to see a difference of any kind; few enough that no start is slower for it
-LONGEST = 256  # tokens of a completion, at most: the start of a run does not wait for a whole rollout
+PROMPT_COUNT = 8  # enough to see a difference of any kind; few enough that no start is slower for it
+MAX_COMPLETION_TOKENS = 256  # tokens of a completion, at most: the start of a run does not wait for a whole rollout
 
 # Mean |rollout - policy| that is still agreement. Where both compute in float32 it has been 1e-7 to 1e-5 from kernel to kernel,
 # and any real cause is far above 1e-3. Two bfloat16 forward passes with other kernels have differed by 0.04.
-LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-LAGGED = 0.5  # samples of older weights differ by what was learned since; beyond this they are hardly from this policy
+LIMIT_BY_DTYPE = {"float32": 1e-3, "bfloat16": 0.1}
+LAGGED_LIMIT = (
+    0.5  # samples of older weights differ by what was learned since; beyond this they are hardly from this policy
+)
 
 
 class Disagreement(RuntimeError):
@@ -58,32 +60,32 @@ class Agreement:
         return len(self.policy)
 
     @property
-    def fine(self) -> bool:
+    def within_limit(self) -> bool:
         return self.mean <= self.limit  # and nan is not
 
-    def facts(self) -> dict[str, float]:
+    def event_fields(self) -> dict[str, float]:
         """For events.jsonl."""
         return {"mean": self.mean, "largest": self.largest, "tokens": self.tokens, "limit": self.limit}
 
     def __str__(self) -> str:
         found = f"mean {self.mean:.2g}, largest {self.largest:.2g} over {self.tokens} tokens"
-        return f"rollout and policy {'agree' if self.fine else 'disagree'}: {found}" + (
-            "" if self.fine else f"; the mean may be {self.limit:g}"
+        return f"rollout and policy {'agree' if self.within_limit else 'disagree'}: {found}" + (
+            "" if self.within_limit else f"; the mean may be {self.limit:g}"
         )
 
 
-def measure(rollout: Rollout, policy: Scorer, prompts: list[Prompt], config: Config) -> Agreement:
+def measure_agreement(rollout: Rollout, policy: Scorer, prompts: list[Prompt], config: Config) -> Agreement:
     """One sample of each prompt, scored by the policy. Engines and policy must have the same version of the weights."""
-    rollout.generating()
+    rollout.wake()
     r = config.rollout
     requests = [
         Request(
             p.uid,
             0,
             p.tokens,
-            seed_of(config.run.seed, "agreement", p.uid),
+            derive_seed(config.run.seed, "agreement", p.uid),
             r.temperature,
-            min(r.max_new_tokens, LONGEST),
+            min(r.max_new_tokens, MAX_COMPLETION_TOKENS),
         )
         for p in prompts
     ]
@@ -97,18 +99,18 @@ def measure(rollout: Rollout, policy: Scorer, prompts: list[Prompt], config: Con
         [{} for _ in samples],
     )
     packs = pack(batch, range(len(samples)), ranks=policy.ranks, tokens_per_pack=config.policy.tokens_per_pack)
-    return Agreement(batch, unpack(packs, policy.score(packs), len(samples)), limit(config))
+    return Agreement(batch, unpack(packs, policy.score(packs), len(samples)), mismatch_limit(config))
 
 
-def limit(config: Config) -> float:
+def mismatch_limit(config: Config) -> float:
     """The mean |rollout - policy| that engines and policy of the same weights may have."""
     if config.trainer.max_mismatch is not None:
         return config.trainer.max_mismatch
-    return LIMITS["bfloat16" if "bfloat16" in (config.rollout.dtype, config.policy.dtype) else "float32"]
+    return LIMIT_BY_DTYPE["bfloat16" if "bfloat16" in (config.rollout.dtype, config.policy.dtype) else "float32"]
 
 
-def step_limit(config: Config) -> float:
+def step_mismatch_limit(config: Config) -> float:
     """The `mismatch/mean_abs` that a step may have: with pipeline.max_lag its samples come from older weights."""
     if config.trainer.max_mismatch is not None:
         return config.trainer.max_mismatch
-    return max(limit(config), LAGGED) if config.pipeline.max_lag else limit(config)
+    return max(mismatch_limit(config), LAGGED_LIMIT) if config.pipeline.max_lag else mismatch_limit(config)

@@ -1,7 +1,7 @@
 """Why engines and policy disagree: each usual cause is supposed to be true, and the log-probs are computed again.
 
 The supposition that removes most of the gap is the cause. A forward pass under a supposition is a `Variant`, which a policy rank
-computes (`workers.learner.variants`); what the engine may have been given instead of our tokens is another batch. Nothing is trained.
+computes (`workers.learner.what_if`); what the engine may have been given instead of our tokens is another batch. Nothing is trained.
 """
 
 import math
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlsys.config.schema import Config
-from rlsys.interfaces import STEP_0, ModelFacts, Rescorer, Sampling, Variant
+from rlsys.interfaces import STEP_0, Diagnosable, ModelFacts, Sampling, WhatIf
 from rlsys.numerics.agreement import Agreement, Disagreement
 from rlsys.packs.packing import pack, unpack
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Floats, Sample
 
-EXPLAINS = 1 / 3  # of the gap may be left
+MAX_UNEXPLAINED_SHARE = 1 / 3  # of the gap may be left
 TOP_P = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 TOP_K = (5, 10, 20, 40, 50, 100)
 
 
 @dataclass(frozen=True)
-class Supposition:
+class Hypothesis:
     """`Supposition("temperature", "the engine seems to sample at 0.7, the trainer divides by 1", 2e-5, 1e-4)`"""
 
     cause: str
@@ -34,28 +34,28 @@ class Supposition:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    found: Agreement
-    tried: list[Supposition] = field(default_factory=list)  # in the order of `CAUSES`
-    untried: dict[str, str] = field(default_factory=dict)  # cause → why
-    remarks: list[str] = field(default_factory=list)  # about the tokenizer, whatever the gap is
-    rounding: float | None = None  # mean by which bfloat16 alone moves the policy's log-probs
+    agreement: Agreement
+    tested: list[Hypothesis] = field(default_factory=list)  # in the order of `CAUSES`
+    untested: dict[str, str] = field(default_factory=dict)  # cause → why
+    tokenizer_remarks: list[str] = field(default_factory=list)  # about the tokenizer, whatever the gap is
+    bfloat16_gap: float | None = None  # mean by which bfloat16 alone moves the policy's log-probs
 
     @property
-    def best(self) -> Supposition | None:
+    def explanation(self) -> Hypothesis | None:
         """What explains the gap."""
-        there = [s for s in self.tried if math.isfinite(s.mean)]
+        there = [s for s in self.tested if math.isfinite(s.mean)]
         best = min(there, key=lambda s: s.mean, default=None)
-        return best if best and best.mean <= self.found.mean * EXPLAINS else None
+        return best if best and best.mean <= self.agreement.mean * MAX_UNEXPLAINED_SHARE else None
 
     def __str__(self) -> str:
         """The cause with its figures, or that there is none among those known."""
-        before = self.found.mean
-        if best := self.best:
+        before = self.agreement.mean
+        if best := self.explanation:
             return f"{best.cause}: {best.claim} (gap {before:.2g} → {best.mean:.2g})"
         # Two bfloat16 passes need not round alike, so that computing in it does not remove the gap: its size has to do.
-        if self.rounding is not None and self.rounding >= before * EXPLAINS:
-            return f"dtype: rounding to bfloat16 moves the policy's own log-probs by {self.rounding:.2g}, and the gap is {before:.2g}"
-        least = min(self.tried, key=lambda s: s.mean, default=None)
+        if self.bfloat16_gap is not None and self.bfloat16_gap >= before * MAX_UNEXPLAINED_SHARE:
+            return f"dtype: rounding to bfloat16 moves the policy's own log-probs by {self.bfloat16_gap:.2g}, and the gap is {before:.2g}"
+        least = min(self.tested, key=lambda s: s.mean, default=None)
         return "nothing that is known explains it: " + (
             f"the nearest is {least.cause} ({least.claim}), with a gap of {least.mean:.2g} after {before:.2g}"
             if least
@@ -63,86 +63,90 @@ class Diagnosis:
         )
 
 
-def disagreement(found: Agreement, policy: Rescorer, config: Config, weights: dict[str, str]) -> Disagreement:
+def explain_disagreement(
+    agreement: Agreement, policy: Diagnosable, config: Config, weights: dict[str, str]
+) -> Disagreement:
     """What stops a run: the figures, then their cause."""
     try:
-        cause = str(diagnose(found, policy, config, weights))
+        cause = str(diagnose(agreement, policy, config, weights))
     except WorkerFailed as error:  # which must not hide what was found
         cause = f"unknown; looking for it failed ({str(error).partition(chr(10))[0]})"
     return Disagreement(
-        f"{found}. Cause: {cause}. What is learned from samples of another policy is worth little, so the run stops. "
+        f"{agreement}. Cause: {cause}. What is learned from samples of another policy is worth little, so the run stops. "
         "`rlsys doctor CONFIG` shows all that was tried; a larger trainer.max_mismatch lets it pass."
     )
 
 
-def diagnose(found: Agreement, policy: Rescorer, config: Config, weights: dict[str, str]) -> Diagnosis:
+def diagnose(agreement: Agreement, policy: Diagnosable, config: Config, weights: dict[str, str]) -> Diagnosis:
     """Tries everything. `weights`: what engines may still have, beside those of step 0; in words → model directory."""
-    facts = policy.facts([p.text for p in found.batch.prompts] + [s.text for s in found.batch.samples])
-    trial = Trial(found, policy, config, facts, weights)
-    diagnosis = Diagnosis(found, remarks=remarks(found.batch, facts))
+    facts = policy.model_facts([p.text for p in agreement.batch.prompts] + [s.text for s in agreement.batch.samples])
+    trial = HypothesisTester(agreement, policy, config, facts, weights)
+    diagnosis = Diagnosis(agreement, tokenizer_remarks=find_tokenizer_problems(agreement.batch, facts))
     for cause, suppositions in CAUSES.items():
         for supposed in suppositions(trial):
             if isinstance(supposed, str):
-                diagnosis.untried[cause] = supposed
+                diagnosis.untested[cause] = supposed
             else:
-                diagnosis.tried.append(supposed)
-    rounded = trial.rounded
-    rounding = None if rounded is None else float(np.abs(rounded.astype(np.float64) - found.policy).mean())
-    return replace(diagnosis, rounding=rounding)
+                diagnosis.tested.append(supposed)
+    rounded = trial.bfloat16_logprobs
+    rounding = None if rounded is None else float(np.abs(rounded.astype(np.float64) - agreement.policy).mean())
+    return replace(diagnosis, bfloat16_gap=rounding)
 
 
-class Trial:
+class HypothesisTester:
     """What a supposition is tried on."""
 
-    def __init__(self, found: Agreement, policy: Rescorer, config: Config, facts: ModelFacts, weights: dict[str, str]):
+    def __init__(
+        self, found: Agreement, policy: Diagnosable, config: Config, facts: ModelFacts, weights: dict[str, str]
+    ):
         self.found, self.policy, self.config, self.facts, self.weights = found, policy, config, facts, weights
         self.batch, self.now = found.batch, Sampling(config.rollout.temperature)
-        self.rounded: Floats | None = None  # [T] the policy's log-probs in bfloat16
+        self.bfloat16_logprobs: Floats | None = None  # [T] the policy's log-probs in bfloat16
 
-    def computed(self, variant: Variant, batch: Batch | None = None) -> Floats:
+    def recompute(self, variant: WhatIf, batch: Batch | None = None) -> Floats:
         """[T, samplings]"""
         batch = batch or self.batch
         count = len(batch.samples)
         # A supposition about attention is one about packing too: there, every sequence has a pack of its own.
         budget = 1 if variant.attention else self.config.policy.tokens_per_pack
-        packs = pack(batch, range(count), ranks=self.policy.ranks, tokens_per_pack=budget, share=False)
-        return unpack(packs, self.policy.rescored(packs, variant), count)
+        packs = pack(batch, range(count), ranks=self.policy.ranks, tokens_per_pack=budget, share_prompts=False)
+        return unpack(packs, self.policy.rescore(packs, variant), count)
 
     def gaps(self, samplings: list[Sampling]) -> list[tuple[float, float]]:
-        return [self.found.gap(column) for column in self.computed(Variant(tuple(samplings))).T]
+        return [self.found.gap(column) for column in self.recompute(WhatIf(tuple(samplings))).T]
 
-    def supposed(self, cause: str, claim: str, variant: Variant, batch: Batch | None = None) -> Supposition:
-        return Supposition(cause, claim, *self.found.gap(self.computed(variant, batch)[:, 0]))
-
-
-Supposed = Iterator[Supposition | str]  # a str: why no more could be tried
+    def test(self, cause: str, claim: str, variant: WhatIf, batch: Batch | None = None) -> Hypothesis:
+        return Hypothesis(cause, claim, *self.found.gap(self.recompute(variant, batch)[:, 0]))
 
 
-def compiled(trial: Trial) -> Supposed:
+Outcomes = Iterator[Hypothesis | str]  # a str: why no more could be tried
+
+
+def compiled(trial: HypothesisTester) -> Outcomes:
     """Every variant is computed without; this one comes first, as all agree if compiled layers are the cause."""
     if trial.config.policy.compile:
         claim = "the trainer's compiled layers give other log-probs than the same layers as they are"
-        yield trial.supposed("compiled layers", claim, Variant((trial.now,)))
+        yield trial.test("compiled layers", claim, WhatIf((trial.now,)))
 
 
-def temperature(trial: Trial) -> Supposed:
+def temperature(trial: HypothesisTester) -> Outcomes:
     """The temperature that fits best."""
     now = trial.now.temperature
 
     def gaps(temperatures: list[float]) -> list[float]:
         return [mean for mean, _ in trial.gaps([Sampling(t) for t in temperatures])]
 
-    best = fitted(gaps, now)
+    best = fit_temperature(gaps, now)
     if math.isclose(best, now):
         claim = f"no temperature fits better than {now:g}"
     elif math.isclose(best, 1.0):
         claim = f"the engine's log-probs seem to be from before temperature, the trainer divides by {now:g}"
     else:
         claim = f"the engine seems to sample at {best:g}, the trainer divides by {now:g}"
-    yield trial.supposed("temperature", claim, Variant((Sampling(best),)))
+    yield trial.test("temperature", claim, WhatIf((Sampling(best),)))
 
 
-def fitted(gaps: Callable[[list[float]], list[float]], now: float) -> float:
+def fit_temperature(gaps: Callable[[list[float]], list[float]], now: float) -> float:
     """The temperature of the smallest gap, as round a number as explains it."""
     grid = [now * 2 ** (i / 4) for i in range(-16, 17)] + [1.0]
     for _ in range(3):
@@ -157,23 +161,23 @@ def fitted(gaps: Callable[[list[float]], list[float]], now: float) -> float:
     return next(t for t, gap in zip(round_ones, gaps(round_ones), strict=True) if gap <= 1.1 * least + 1e-6)
 
 
-def top_p(trial: Trial) -> Supposed:
+def top_p(trial: HypothesisTester) -> Outcomes:
     own = trial.facts.generation.get("top_p", 1.0)
-    yield from cut(trial, "top-p", [replace(trial.now, top_p=p) for p in sorted({*TOP_P, own} - {1.0})])
+    yield from best_truncation(trial, "top-p", [replace(trial.now, top_p=p) for p in sorted({*TOP_P, own} - {1.0})])
 
 
-def top_k(trial: Trial) -> Supposed:
+def top_k(trial: HypothesisTester) -> Outcomes:
     own, most = int(trial.facts.generation.get("top_k", 0)), trial.facts.embeddings
     ks = [k for k in sorted({*TOP_K, own}) if 0 < k < most]
-    yield from cut(trial, "top-k", [replace(trial.now, top_k=k) for k in ks])
+    yield from best_truncation(trial, "top-k", [replace(trial.now, top_k=k) for k in ks])
     if len(trial.facts.generation) > 1:
         g = trial.facts.generation
         warm = {trial.now.temperature, g.get("temperature", trial.now.temperature)}
         together = [Sampling(t, g.get("top_p", 1.0), int(g.get("top_k", 0))) for t in sorted(warm)]
-        yield from cut(trial, "top-k", together, " (of the model's generation_config.json)")
+        yield from best_truncation(trial, "top-k", together, " (of the model's generation_config.json)")
 
 
-def cut(trial: Trial, cause: str, samplings: list[Sampling], where: str = "") -> Supposed:
+def best_truncation(trial: HypothesisTester, cause: str, samplings: list[Sampling], where: str = "") -> Outcomes:
     """The best of several truncated distributions."""
     if samplings:
         (mean, largest), s = min(zip(trial.gaps(samplings), samplings, strict=True), key=lambda pair: pair[0])
@@ -181,7 +185,7 @@ def cut(trial: Trial, cause: str, samplings: list[Sampling], where: str = "") ->
         said += [f"top_p {s.top_p:g}"] if s.top_p < 1 else []
         said += [f"top_k {s.top_k}"] if s.top_k else []
         what = " and ".join(said)
-        yield Supposition(
+        yield Hypothesis(
             cause,
             f"the engine seems to sample with {what}{where}, the trainer takes the whole vocabulary",
             mean,
@@ -189,7 +193,7 @@ def cut(trial: Trial, cause: str, samplings: list[Sampling], where: str = "") ->
         )
 
 
-def dtype(trial: Trial) -> Supposed:
+def dtype(trial: HypothesisTester) -> Outcomes:
     engine, own = trial.config.rollout.dtype, trial.config.policy.dtype
     other = "bfloat16" if own == "float32" else "float32"
     claim = f"the engine computes in {other}, the trainer in {own}"
@@ -198,13 +202,13 @@ def dtype(trial: Trial) -> Supposed:
     if other == "float32" and trial.config.policy.zero_stage == 3:
         yield "ZeRO 3 shards that are bfloat16 cannot compute in float32"
         return
-    [computed] = trial.computed(Variant((trial.now,), dtype=other)).T
+    [computed] = trial.recompute(WhatIf((trial.now,), dtype=other)).T
     if other == "bfloat16":
-        trial.rounded = computed
-    yield Supposition("dtype", claim, *trial.found.gap(computed))
+        trial.bfloat16_logprobs = computed
+    yield Hypothesis("dtype", claim, *trial.found.gap(computed))
 
 
-def tokenizer(trial: Trial) -> Supposed:
+def tokenizer(trial: HypothesisTester) -> Outcomes:
     """Other tokens than those that were sent and came back."""
     batch, facts = trial.batch, trial.facts
     count = len(batch.prompts)
@@ -221,16 +225,16 @@ def tokenizer(trial: Trial) -> Supposed:
         if tokens != prompts and tokens not in tried and all(tokens):
             tried.append(tokens)
             claim = f"the engine seems to have seen the prompt {claim}"
-            yield trial.supposed("tokenizer", claim, Variant((trial.now,)), with_prompts(batch, tokens))
-    again = reencoded(batch, facts)
+            yield trial.test("tokenizer", claim, WhatIf((trial.now,)), replace_prompts(batch, tokens))
+    again = reencode_completions(batch, facts)
     if any(not np.array_equal(a.tokens, b.tokens) for a, b in zip(again, batch.samples, strict=True)):
         claim = "the engine's log-probs seem to be of the completion's text, encoded again"
-        yield trial.supposed("tokenizer", claim, Variant((trial.now,)), replace(batch, samples=again))
+        yield trial.test("tokenizer", claim, WhatIf((trial.now,)), replace(batch, samples=again))
     if not tried:
         yield "prompts and completions, encoded again, are the same tokens"
 
 
-def padding(trial: Trial) -> Supposed:
+def padding(trial: HypothesisTester) -> Outcomes:
     lengths = [len(p.tokens) for p in trial.batch.prompts]
     longest = max(lengths)
     if min(lengths) == longest:
@@ -240,27 +244,27 @@ def padding(trial: Trial) -> Supposed:
         ("left", "positions seem to begin at the padding in front of a prompt"),
         ("right", "positions of completions seem to begin behind the longest prompt"),
     ):
-        variant = Variant((trial.now,), positions=side, longest=longest)
-        yield trial.supposed("padding", claim, variant)
+        variant = WhatIf((trial.now,), positions=side, longest_prompt=longest)
+        yield trial.test("padding", claim, variant)
     pad = trial.facts.pad if trial.facts.pad is not None else trial.facts.eos
     if pad is not None:
         tokens = [[pad] * (longest - len(p.tokens)) + p.tokens for p in trial.batch.prompts]
         claim = "the padding in front of a prompt seems to be seen"
-        yield trial.supposed("padding", claim, Variant((trial.now,)), with_prompts(trial.batch, tokens))
+        yield trial.test("padding", claim, WhatIf((trial.now,)), replace_prompts(trial.batch, tokens))
 
 
-def stale_weights(trial: Trial) -> Supposed:
+def stale_weights(trial: HypothesisTester) -> Outcomes:
     for which, folder in {"step 0": STEP_0, **trial.weights}.items():
-        variant = Variant((trial.now,), weights=folder)
-        yield trial.supposed("stale weights", f"the engine seems to have the weights of {which}", variant)
+        variant = WhatIf((trial.now,), weights=folder)
+        yield trial.test("stale weights", f"the engine seems to have the weights of {which}", variant)
 
 
-def attention(trial: Trial) -> Supposed:
+def attention(trial: HypothesisTester) -> Outcomes:
     claim = "the trainer's packed attention gives other log-probs than plain attention, one sequence at a time"
-    yield trial.supposed("attention kernel", claim, Variant((trial.now,), attention="plain"))
+    yield trial.test("attention kernel", claim, WhatIf((trial.now,), attention="plain"))
 
 
-CAUSES: dict[str, Callable[[Trial], Supposed]] = {
+CAUSES: dict[str, Callable[[HypothesisTester], Outcomes]] = {
     "compiled layers": compiled,
     "temperature": temperature,
     "top-p": top_p,
@@ -273,12 +277,12 @@ CAUSES: dict[str, Callable[[Trial], Supposed]] = {
 }
 
 
-def with_prompts(batch: Batch, tokens: list[list[int]]) -> Batch:
+def replace_prompts(batch: Batch, tokens: list[list[int]]) -> Batch:
     """The same completions of other prompts."""
     return replace(batch, prompts=[replace(p, tokens=t) for p, t in zip(batch.prompts, tokens, strict=True)])
 
 
-def reencoded(batch: Batch, facts: ModelFacts) -> list[Sample]:
+def reencode_completions(batch: Batch, facts: ModelFacts) -> list[Sample]:
     """Each completion as the tokens of its text, where those are as many: others cannot be compared token by token."""
 
     def one(sample: Sample, tokens: list[int]) -> Sample:
@@ -289,7 +293,7 @@ def reencoded(batch: Batch, facts: ModelFacts) -> list[Sample]:
     return [one(s, t) for s, t in zip(batch.samples, facts.bare[len(batch.prompts) :], strict=True)]
 
 
-def remarks(batch: Batch, facts: ModelFacts) -> list[str]:
+def find_tokenizer_problems(batch: Batch, facts: ModelFacts) -> list[str]:
     """What is odd about tokens, in sentences."""
     said = []
     prompts = batch.prompts
@@ -305,7 +309,7 @@ def remarks(batch: Batch, facts: ModelFacts) -> list[str]:
         )
     if facts.eos is not None and facts.ends and facts.eos not in facts.ends:
         said.append(f"the tokenizer ends a text with token {facts.eos}, the model's files with {facts.ends}.")
-    changed = sum(not same_text(s, t) for s, t in zip(batch.samples, facts.bare[len(prompts) :], strict=True))
+    changed = sum(not same_tokens(s, t) for s, t in zip(batch.samples, facts.bare[len(prompts) :], strict=True))
     if changed:
         said.append(
             f"{changed} of {len(batch.samples)} completions, decoded and encoded again, are other tokens; "
@@ -314,7 +318,7 @@ def remarks(batch: Batch, facts: ModelFacts) -> list[str]:
     return said
 
 
-def same_text(sample: Sample, again: list[int]) -> bool:
+def same_tokens(sample: Sample, again: list[int]) -> bool:
     """Whether the text's tokens are the sampled ones, special tokens at the end aside."""
     tokens = sample.tokens.tolist()
     return tokens[: len(again)] == again and len(tokens) - len(again) <= 1

@@ -7,61 +7,61 @@ from operator import itemgetter
 from typing import NamedTuple
 
 # Of query and key, that cost as much as a token's linear layers, in a model whose shape is not known: one of 2 billion parameters.
-PAIRS_PER_TOKEN = 16384.0
+DEFAULT_PAIRS_PER_TOKEN = 16384.0
 
 
-class Sized(NamedTuple):
+class SequenceSize(NamedTuple):
     """A sequence to be computed, by its input tokens. `Sized(sample=17, family=2, prompt=256, own=63)`"""
 
     sample: int
-    family: int  # those of one family have the same prompt, which a pack computes once
-    prompt: int
-    own: int
+    prompt_group: int  # those of one family have the same prompt, which a pack computes once
+    prompt_tokens: int
+    completion_tokens: int
 
 
-def tokens(some: Sequence[Sized]) -> int:
+def count_tokens(some: Sequence[SequenceSize]) -> int:
     """What these are in one pack."""
-    return sum({s.family: s.prompt for s in some}.values()) + sum(s.own for s in some)
+    return sum({s.prompt_group: s.prompt_tokens for s in some}.values()) + sum(s.completion_tokens for s in some)
 
 
-def pairs(some: Sequence[Sized]) -> float:
+def count_attention_pairs(some: Sequence[SequenceSize]) -> float:
     """Of query and key that attention looks at, when these are in one pack."""
-    of_prompts = sum(p * p for p in {s.family: s.prompt for s in some}.values()) / 2
-    return of_prompts + sum(s.own * (s.prompt + s.own / 2) for s in some)
+    of_prompts = sum(p * p for p in {s.prompt_group: s.prompt_tokens for s in some}.values()) / 2
+    return of_prompts + sum(s.completion_tokens * (s.prompt_tokens + s.completion_tokens / 2) for s in some)
 
 
-def cost(some: Sequence[Sized], pairs_per_token: float) -> float:
+def pack_cost(some: Sequence[SequenceSize], pairs_per_token: float) -> float:
     """What it takes to compute these in one pack, in tokens without attention.
 
     A prompt of 2048 tokens and a completion of 1024, 8192 pairs per token: 3072 + (2048² / 2 + 1024 · 2048 + 1024² / 2) / 8192 = 3648
     """
-    return tokens(some) + pairs(some) / pairs_per_token
+    return count_tokens(some) + count_attention_pairs(some) / pairs_per_token
 
 
-def deal(
-    some: Iterable[Sized], ranks: int, budget: int, pairs_per_token: float = PAIRS_PER_TOKEN
+def assign_to_ranks(
+    some: Iterable[SequenceSize], ranks: int, budget: int, pairs_per_token: float = DEFAULT_PAIRS_PER_TOKEN
 ) -> list[list[list[int]]]:
     """Samples to packs under a budget of tokens, `[rank][i]`: every rank gets equally many packs, of about the same cost.
 
     Small parts of families balance ranks best, and repeat prompts most. Of some sizes of parts that one is taken with which
     the rank that has most to do is done first.
     """
-    dear = functools.partial(cost, pairs_per_token=pairs_per_token)
-    families: dict[int, list[Sized]] = {}
+    dear = functools.partial(pack_cost, pairs_per_token=pairs_per_token)
+    families: dict[int, list[SequenceSize]] = {}
     for s in some:
-        families.setdefault(s.family, []).append(s)
+        families.setdefault(s.prompt_group, []).append(s)
     ideal = sum(map(dear, families.values())) / ranks
     best, least, largest = [], float("inf"), max(map(len, families.values()), default=1)
     if sum(map(len, families.values())) <= ranks:
         largest = 1  # nothing is done sooner than each by a rank of its own
-    parts: list[list[Sized]] = []
+    parts: list[list[SequenceSize]] = []
     while largest and least > 1.02 * ideal:
-        cuts = [part for family in families.values() for part in cut(family, largest, budget)]
+        cuts = [part for family in families.values() for part in split_group(family, largest, budget)]
         largest //= 2
         if cuts and len(cuts) == len(parts):
             continue  # the budget leaves no other choice
         parts = cuts
-        bins = spread([tokens(p) for p in parts], [dear(p) for p in parts], ranks, budget)
+        bins = fill_bins([count_tokens(p) for p in parts], [dear(p) for p in parts], ranks, budget)
         packs = [[s for i in b for s in parts[i]] for b in bins]
         priced = sorted(((dear(p), p) for p in packs), key=itemgetter(0), reverse=True)
         # There and back again, so that no rank always gets the dearest.
@@ -73,18 +73,18 @@ def deal(
     return [[[s.sample for s in own] for _, own in rank] for rank in best]
 
 
-def cut(family: list[Sized], largest: int, budget: int) -> list[list[Sized]]:
+def split_group(family: list[SequenceSize], largest: int, budget: int) -> list[list[SequenceSize]]:
     """A family in parts of so many at most, and under the budget unless a sequence alone is not; about equally dear."""
-    ordered = sorted(family, key=lambda s: -s.own)
-    room = max(budget - family[0].prompt, 1)
-    fewest = max(-(-len(family) // largest), -(-sum(s.own for s in family) // room))
+    ordered = sorted(family, key=lambda s: -s.completion_tokens)
+    room = max(budget - family[0].prompt_tokens, 1)
+    fewest = max(-(-len(family) // largest), -(-sum(s.completion_tokens for s in family) // room))
     for count in range(min(fewest, len(family)), len(family) + 1):
-        if tokens(ordered[::count]) <= budget:  # the largest part
+        if count_tokens(ordered[::count]) <= budget:  # the largest part
             break
     return [ordered[i::count] for i in range(count)]
 
 
-def spread(sizes: list[int], costs: list[float], ranks: int, budget: int) -> list[list[int]]:
+def fill_bins(sizes: list[int], costs: list[float], ranks: int, budget: int) -> list[list[int]]:
     """Things into bins under a budget of their sizes, as few as fill all ranks equally often; the dearest first into the cheapest.
 
     spread([5, 3, 3, 1], [5, 3, 3, 1], ranks=2, budget=6) -> [[0, 3], [1, 2]]

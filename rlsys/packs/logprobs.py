@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlsys.packs import exact
-from rlsys.packs.attention import states
+from rlsys.packs.attention import target_hidden_states
 from rlsys.types import Pack
 
 
@@ -24,7 +24,7 @@ class PackedLogprobs(nn.Module):
             raise ValueError(
                 f"{type(lm).__name__}: the output layer must be a linear layer without bias; it is {head}."
             )
-        head.linear = exact.linear if isinstance(head, exact.Linear) else F.linear
+        head.linear = exact.linear if isinstance(head, exact.ExactLinear) else F.linear
         head.__class__ = LogprobHead
         head.temperature, head.chunk = temperature, chunk
         self.lm = lm
@@ -32,7 +32,7 @@ class PackedLogprobs(nn.Module):
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-probs [K] of a pack's targets and entropies [K] of the distributions they are drawn from; none without gradients."""
         device = next(self.lm.parameters()).device
-        picked = states(self.lm.get_decoder(), pack, device)
+        picked = target_hidden_states(self.lm.get_decoder(), pack, device)
         return self.lm.get_output_embeddings()(picked, torch.tensor(pack.targets, dtype=torch.long, device=device))
 
 

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsys.config.options import accepted
+from rlsys.config.options import validate_options
 from rlsys.config.schema import NORMALIZERS
-from rlsys.packs.balance import PAIRS_PER_TOKEN, Sized, deal
-from rlsys.types import Batch, Columns, Floats, Ints, Pack, cut
+from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, SequenceSize, assign_to_ranks
+from rlsys.types import Batch, Columns, Floats, Ints, Pack, split_column
 
-NOTHING = np.zeros(0, dtype=np.float32)
+EMPTY = np.zeros(0, dtype=np.float32)
 
 
 def token_weights(lengths: Tensor, normalize: str, **options: float) -> Tensor:
@@ -32,7 +32,7 @@ def token_weights(lengths: Tensor, normalize: str, **options: float) -> Tensor:
 
     Options: `constant`, in tokens; `control_weight`, 1e-3 as in the paper. The others do without.
     """
-    options = accepted("token_weights", options, ("constant", "control_weight"), ("constant", "control_weight"))
+    options = validate_options("token_weights", options, ("constant", "control_weight"), ("constant", "control_weight"))
     constant, control_weight = options.get("constant", 0), options.get("control_weight", 1e-3)
     if lengths.dim() != 1 or lengths.is_floating_point() or (lengths < 0).any():
         raise ValueError(f"token_weights: lengths must be whole numbers [N], not negative; got {lengths.tolist()}.")
@@ -64,10 +64,10 @@ def pack(
     *,
     ranks: int,
     tokens_per_pack: int,
-    pairs_per_token: float = PAIRS_PER_TOKEN,
+    pairs_per_token: float = DEFAULT_PAIRS_PER_TOKEN,
     columns: Columns | None = None,
     weights: Floats | None = None,
-    share: bool = True,
+    share_prompts: bool = True,
 ) -> list[list[Pack]]:
     """The samples `members` of a batch as packs, `[rank][i]`: every rank gets the same number, of about the same cost.
 
@@ -78,61 +78,61 @@ def pack(
     lengths = [len(samples[m].tokens) for m in members]
     if weights is not None and len(weights) != sum(lengths):
         raise ValueError(f"pack: weights has {len(weights)} numbers; the members have {sum(lengths)} tokens.")
-    weighs = None if weights is None else dict(zip(members, cut(weights, lengths), strict=True))
+    weighs = None if weights is None else dict(zip(members, split_column(weights, lengths), strict=True))
 
     def family(m: int) -> int:
-        return int(batch.groups[m]) if share else m
+        return int(batch.groups[m]) if share_prompts else m
 
-    def sized(m: int) -> Sized:
-        return Sized(m, family(m), len(batch.prompts[batch.groups[m]].tokens), len(samples[m].tokens) - 1)
+    def sized(m: int) -> SequenceSize:
+        return SequenceSize(m, family(m), len(batch.prompts[batch.groups[m]].tokens), len(samples[m].tokens) - 1)
 
-    def laid(ids: list[int]) -> Laid:
-        found = Laid()
+    def laid(ids: list[int]) -> PackBuilder:
+        found = PackBuilder()
         for _, some in groupby(ids, family):
             own = list(some)
-            found.add(batch.prompts[batch.groups[own[0]]].tokens, [samples[m].tokens for m in own])
+            found.add_prompt_group(batch.prompts[batch.groups[own[0]]].tokens, [samples[m].tokens for m in own])
         return found
 
     kept = [sized(m) for m, n in zip(members, lengths, strict=True) if (n if weighs is None else weighs[m].any())]
-    dealt = deal(kept, ranks, tokens_per_pack, pairs_per_token)
+    dealt = assign_to_ranks(kept, ranks, tokens_per_pack, pairs_per_token)
     chosen = [sorted(ids, key=lambda m: (family(m), m)) for packs in dealt for ids in packs if ids]
 
     def of_targets(own: Callable[[int], NDArray[Any]]) -> list[NDArray[Any]]:
-        return in_one([[own(m) for m in ids] for ids in chosen])
+        return concat_and_split([[own(m) for m in ids] for ids in chosen])
 
     pieces = [laid(ids) for ids in chosen]
-    tokens, targets = in_one([p.tokens for p in pieces]), of_targets(lambda m: samples[m].tokens)
+    tokens, targets = concat_and_split([p.tokens for p in pieces]), of_targets(lambda m: samples[m].tokens)
     rollout = of_targets(lambda m: samples[m].logprobs)
-    weighed = [NOTHING] * len(chosen) if weighs is None else of_targets(weighs.__getitem__)
+    weighed = [EMPTY] * len(chosen) if weighs is None else of_targets(weighs.__getitem__)
     split = {name: batch.split(column) for name, column in vars(columns).items() if column is not None}
     found = {name: of_targets(own.__getitem__) for name, own in split.items()}
     made = (
         Pack(
             tokens=tokens[i],
             lengths=pieces[i].lengths,
-            after=pieces[i].after,
+            parent=pieces[i].after,
             targets=targets[i],
             samples=ids,
-            counts=[len(samples[m].tokens) for m in ids],
-            first=pieces[i].first,
-            rest=pieces[i].rest,
+            target_counts=[len(samples[m].tokens) for m in ids],
+            first_logit=pieces[i].first,
+            next_logits=pieces[i].rest,
             rollout=rollout[i],
             weights=weighed[i],
             columns=Columns(**{name: column[i] for name, column in found.items()}),
         )
         for i, ids in enumerate(chosen)
     )
-    return [[next(made) if ids else filler(columns) for ids in packs] for packs in dealt]
+    return [[next(made) if ids else empty_pack(columns) for ids in packs] for packs in dealt]
 
 
-def in_one(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
+def concat_and_split(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
     """The parts of each pack in one array. They all lie in one that is cut: to get new memory for each costs more than to fill it."""
     if not parts:
         return []
-    return cut(np.concatenate([part for own in parts for part in own]), [sum(map(len, own)) for own in parts])
+    return split_column(np.concatenate([part for own in parts for part in own]), [sum(map(len, own)) for own in parts])
 
 
-class Laid:
+class PackBuilder:
     """The pieces of a pack, as far as they are laid down: see `Pack`."""
 
     def __init__(self) -> None:
@@ -143,18 +143,18 @@ class Laid:
         self.rest: list[int] = []
         self.end = 0
 
-    def add(self, prompt: list[int], completions: list[Ints]) -> None:
+    def add_prompt_group(self, prompt: list[int], completions: list[Ints]) -> None:
         """Samples of one prompt: one of them alone in one piece, several as pieces that continue their prompt's."""
         parent, alone = len(self.lengths), len(completions) == 1
-        self.lay(np.array(prompt, dtype=np.int32), after=-1)
+        self.append_tokens(np.array(prompt, dtype=np.int32), after=-1)
         last = self.end - 1
         for tokens in completions:
             self.first.append(last)
             self.rest.append(self.end)
             if len(tokens) > 1:
-                self.lay(tokens[:-1], after=None if alone else parent)
+                self.append_tokens(tokens[:-1], after=None if alone else parent)
 
-    def lay(self, tokens: Ints, after: int | None) -> None:
+    def append_tokens(self, tokens: Ints, after: int | None) -> None:
         """`after` None: more of the piece that was laid last."""
         self.tokens.append(tokens)
         self.end += len(tokens)
@@ -170,23 +170,23 @@ def unpack(packs: list[list[Pack]], values: list[list[Floats]], count: int) -> F
     out: list[Floats] = [np.zeros(0, dtype=np.float32)] * count
     for rank_packs, rank_values in zip(packs, values, strict=True):
         for p, v in zip(rank_packs, rank_values, strict=True):
-            for sample, own in zip(p.samples, cut(v, p.counts), strict=True):
+            for sample, own in zip(p.samples, split_column(v, p.target_counts), strict=True):
                 out[sample] = own
     return np.concatenate(out)
 
 
-def filler(columns: Columns) -> Pack:
+def empty_pack(columns: Columns) -> Pack:
     """A pack that adds nothing, for a rank with no sequence left: ZeRO's collectives need all ranks to take part."""
     return Pack(
         tokens=np.zeros(1, dtype=np.int32),
         lengths=[1],
-        after=[-1],
+        parent=[-1],
         targets=np.zeros(0, dtype=np.int32),
         samples=[],
-        counts=[],
-        first=[],
-        rest=[],
-        rollout=NOTHING,
-        weights=NOTHING,
-        columns=Columns(**{name: NOTHING for name, column in vars(columns).items() if column is not None}),
+        target_counts=[],
+        first_logit=[],
+        next_logits=[],
+        rollout=EMPTY,
+        weights=EMPTY,
+        columns=Columns(**{name: EMPTY for name, column in vars(columns).items() if column is not None}),
     )

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlsys.packs.attention import states
+from rlsys.packs.attention import target_hidden_states
 from rlsys.types import Pack
 
 
@@ -22,7 +22,7 @@ class PackedValues(nn.Module):
 
     def forward(self, pack: Pack) -> Tensor:
         """Values [K] before each of a pack's targets, in single precision."""
-        picked = states(self.decoder, pack, self.head.weight.device)
+        picked = target_hidden_states(self.decoder, pack, self.head.weight.device)
         values: Tensor = self.head(picked)[:, 0].float()
         return values
 

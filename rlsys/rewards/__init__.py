@@ -9,8 +9,8 @@ components that are added up and logged; with them may come `answer`, the text i
 the sample has no verdict. It may be async, and with `completions` instead of `completion` it judges a list at a time.
 """
 
+from rlsys.rewards.answer_score import AnswerScore
 from rlsys.rewards.functions import REWARDS
 from rlsys.rewards.judge import Judge
-from rlsys.rewards.scored import Scored
 
-__all__ = ["REWARDS", "Judge", "Scored"]
+__all__ = ["REWARDS", "AnswerScore", "Judge"]

@@ -7,26 +7,26 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.config.options import names
-from rlsys.config.plugins import of_user_function, title
-from rlsys.config.schema import ConfigError, Function
-from rlsys.config.secrets import given, hidden, variables
+from rlsys.config.options import keyword_options
+from rlsys.config.plugins import short_name, user_function_problems
+from rlsys.config.schema import ConfigError, RewardFunction
+from rlsys.config.secrets import redact, referenced_variables, resolve_env
 from rlsys.rewards.functions import CHECKS, REWARDS
 
 
-def problems(key: str, functions: dict[str, Function]) -> list[str]:
+def find_problems(key: str, functions: dict[str, RewardFunction]) -> list[str]:
     """Sentences about the functions of one mapping; `key` is the option it stands in."""
     found = []
     for name, f in functions.items():
         try:
-            given(f.options)
+            resolve_env(f.options)
         except ConfigError as error:
             found.append(f"{key}.{name}: {error}")
             continue
         if f.function in REWARDS:
-            found += of_options(f"{key}.{name}", f, REWARDS[f.function])
+            found += option_problems(f"{key}.{name}", f, REWARDS[f.function])
         elif ":" in f.function:
-            found += of_user_function(key, f.function)
+            found += user_function_problems(key, f.function)
         else:
             near = difflib.get_close_matches(f.function.lower(), REWARDS, 1)
             found.append(
@@ -37,7 +37,7 @@ def problems(key: str, functions: dict[str, Function]) -> list[str]:
             found.append(f"{key}.{name}.deadline_s is {f.deadline_s}; it must be a number of seconds above 0, or null.")
         if not math.isfinite(f.weight):
             found.append(f"{key}: the weight of {name} is {f.weight}; it must be a finite number.")
-    for name, count in Counter(map(title, functions)).items():
+    for name, count in Counter(map(short_name, functions)).items():
         if count > 1:
             found.append(
                 f"{key} has {count} functions called {name}, whose figures would be one. Give them different names, such as "
@@ -46,9 +46,9 @@ def problems(key: str, functions: dict[str, Function]) -> list[str]:
     return found
 
 
-def of_options(key: str, f: Function, function: Callable[..., Any]) -> list[str]:
+def option_problems(key: str, f: RewardFunction, function: Callable[..., Any]) -> list[str]:
     """Options that the function does not have, and values it cannot use."""
-    known = names(function)
+    known = keyword_options(function)
     if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
         known = [*known, *f.options]
     for option in f.options:
@@ -58,7 +58,7 @@ def of_options(key: str, f: Function, function: Callable[..., Any]) -> list[str]
             return [f"{key} has no option `{option}`.{way_out}"]
     try:
         if f.function in CHECKS:
-            CHECKS[f.function](given(f.options))
+            CHECKS[f.function](resolve_env(f.options))
     except ConfigError as error:
-        return [f"{key}: {hidden(problem, variables(f.options))}" for problem in error.problems]
+        return [f"{key}: {redact(problem, referenced_variables(f.options))}" for problem in error.problems]
     return []

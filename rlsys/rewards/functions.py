@@ -5,9 +5,9 @@ from typing import Any
 
 from rlsys.rewards import model, services, shape, structure, tags, text
 from rlsys.rewards.arithmetic import countdown
-from rlsys.rewards.code.program import check as check_code
+from rlsys.rewards.code.program import check_code as check_code
 from rlsys.rewards.code.program import code
-from rlsys.rewards.math.mathematics import math
+from rlsys.rewards.math.math_reward import math
 from rlsys.tasks.zigzag import is_zigzag
 
 
@@ -42,5 +42,5 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "repetition": shape.check_repetition,
     "http": services.check_http,
     "judge": services.check_judge,
-    "model": model.check,
+    "model": model.check_model,
 }

@@ -24,12 +24,12 @@ def model(
     `path` is a directory or hub name; `gpus` what its worker takes, 0: it runs on the CPU; texts longer than `max_tokens`
     (0: what the model can see) lose their beginning.
     """
-    scorer = loaded(path, dtype, bool(gpus))
+    scorer = load_model(path, dtype, bool(gpus))
     texts = [scorer.text(p, c, m) for p, c, m in zip(prompts, completions, messages, strict=True)]
     return scorer.scores(texts, batch=batch, max_tokens=max_tokens, label=label)
 
 
-class Scorer:
+class RewardModel:
     def __init__(self, path: str, dtype: str, on_gpu: bool):
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -84,11 +84,11 @@ class Scorer:
 
 
 @functools.lru_cache(maxsize=4)
-def loaded(path: str, dtype: str, on_gpu: bool) -> Scorer:
-    return Scorer(path, dtype, on_gpu)
+def load_model(path: str, dtype: str, on_gpu: bool) -> RewardModel:
+    return RewardModel(path, dtype, on_gpu)
 
 
-def check(options: dict[str, Any]) -> None:
+def check_model(options: dict[str, Any]) -> None:
     if not options.get("path"):
         raise ConfigError("`path` is missing: the reward model's directory or hub name.")
     if options.get("dtype", "float32") not in ("float32", "bfloat16", "float16"):
@@ -102,4 +102,4 @@ def check(options: dict[str, Any]) -> None:
 
 def prepare(options: dict[str, Any]) -> None:
     """Loads the model before the first sample comes."""
-    loaded(options["path"], options.get("dtype", "float32"), bool(options.get("gpus", 0.0)))
+    load_model(options["path"], options.get("dtype", "float32"), bool(options.get("gpus", 0.0)))

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlsys.config.options import names
+from rlsys.config.options import keyword_options
 from rlsys.config.schema import ConfigError
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import jinja2
 
 SINGULAR = {"answers": "answer"}
-LONGEST_WAIT_S = 60.0
-TEMPLATE = """\
+MAX_WAIT_S = 60.0
+JUDGE_TEMPLATE = """\
 You grade a response to a task.
 
 <task>
@@ -206,7 +206,7 @@ def _json(reply: "httpx.Response") -> Any:
 def _retry_after(reply: "httpx.Response") -> float:
     """Seconds that the service asks to be left alone, at most a minute; dates are not read."""
     said = reply.headers.get("retry-after", "")
-    return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d+(\.\d+)?", said) else 0.0
+    return min(float(said), MAX_WAIT_S) if re.fullmatch(r"\d+(\.\d+)?", said) else 0.0
 
 
 def _token(token_env: str) -> str:
@@ -253,7 +253,7 @@ def _template(path: str) -> "jinja2.Template":
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    return environment.from_string(Path(path).expanduser().read_text() if path else TEMPLATE)
+    return environment.from_string(Path(path).expanduser().read_text() if path else JUDGE_TEMPLATE)
 
 
 def prepare(options: dict[str, Any]) -> None:
@@ -290,7 +290,7 @@ def check_judge(options: dict[str, Any]) -> None:
 
 def _check(options: dict[str, Any], function: Callable[..., Any]) -> None:
     """Of both: no option that it has not, an address, numbers that can be, and the name of a variable rather than a token."""
-    known = names(function)
+    known = keyword_options(function)
     if unknown := next((option for option in options if option not in known), None):
         raise ConfigError(f"it has no option `{unknown}`; it has {', '.join(known)}.")
     url, variable = options.get("url"), options.get("token_env", "")

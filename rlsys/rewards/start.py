@@ -5,13 +5,13 @@ from typing import Any
 
 from rlsys.rewards import model, services
 from rlsys.rewards.code import program
-from rlsys.rewards.math import mathematics
+from rlsys.rewards.math import math_reward
 
 PREPARE: dict[str, Callable[[dict[str, Any]], None]] = {
-    "math": mathematics.prepare,
+    "math": math_reward.prepare,
     "code": program.prepare,
     "http": services.prepare,
     "judge": services.prepare,
     "model": model.prepare,
 }
-NOTES: dict[str, Callable[[], str]] = {"code": program.note}
+NOTES: dict[str, Callable[[], str]] = {"code": program.isolation_note}

@@ -4,24 +4,26 @@ import re
 from typing import Any
 
 from rlsys.config.schema import ConfigError
-from rlsys.rewards.scored import Scored
+from rlsys.rewards.answer_score import AnswerScore
 
-LONGEST = 1000  # characters of an answer that is voted for
+MAX_VOTE_CHARS = 1000  # characters of an answer that is voted for
 
 
-def exact(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> Scored:
+def exact(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> AnswerScore:
     """1 if the completion is the answer, or one of a list of answers; blanks at the ends aside.
 
     `after`: only what follows the last such mark counts, as "####" or "</think>"; a completion without it has no answer.
     """
-    said = folded(rest(completion, after), ignore_case)
-    return Scored(said in [folded(a, ignore_case) for a in references("exact", answer)], said[:LONGEST])
+    said = fold_case(text_after(completion, after), ignore_case)
+    return AnswerScore(
+        said in [fold_case(a, ignore_case) for a in accepted_answers("exact", answer)], said[:MAX_VOTE_CHARS]
+    )
 
 
 def contains(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> float:
     """1 if the answer, or one of a list of answers, occurs in the completion. `after` as for `exact`."""
-    said = folded(rest(completion, after), ignore_case)
-    return float(any(folded(a, ignore_case) in said for a in references("contains", answer)))
+    said = fold_case(text_after(completion, after), ignore_case)
+    return float(any(fold_case(a, ignore_case) in said for a in accepted_answers("contains", answer)))
 
 
 def regex(
@@ -40,33 +42,33 @@ def regex(
     `whole`: the pattern must match all of the completion. `multiline` and `dot_all` are Python's re.M and re.S.
     """
     flags = re.I * ignore_case | re.M * multiline | re.S * dot_all
-    found = re.fullmatch(pattern, completion, flags) if whole else last(re.finditer(pattern, completion, flags))
+    found = re.fullmatch(pattern, completion, flags) if whole else last_match(re.finditer(pattern, completion, flags))
     if group is None:
         return float(found is not None)
-    right = [folded(a, ignore_case) for a in references("regex", answer)]
-    said = folded((found[group] or "") if found else "", ignore_case)
-    return Scored(found is not None and said in right, said)
+    right = [fold_case(a, ignore_case) for a in accepted_answers("regex", answer)]
+    said = fold_case((found[group] or "") if found else "", ignore_case)
+    return AnswerScore(found is not None and said in right, said)
 
 
-def last(matches: Any) -> re.Match[str] | None:
+def last_match(matches: Any) -> re.Match[str] | None:
     found = None
     for found in matches:  # noqa: B007
         pass
     return found
 
 
-def rest(text: str, mark: str) -> str:
+def text_after(text: str, mark: str) -> str:
     """What follows the last mark; nothing if there is none."""
     if not mark:
         return text
     return text.rpartition(mark)[2] if mark in text else ""
 
 
-def folded(text: str, ignore_case: bool) -> str:
+def fold_case(text: str, ignore_case: bool) -> str:
     return text.strip().casefold() if ignore_case else text.strip()
 
 
-def references(function: str, answer: Any) -> list[str]:
+def accepted_answers(function: str, answer: Any) -> list[str]:
     """The answers that count as right."""
     found = [str(a).strip() for a in (answer if isinstance(answer, list | tuple) else [answer]) if a is not None]
     if not found or not all(found):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsys.runs.samples import as_json
+from rlsys.runs.samples import to_json
 from rlsys.types import Batch, Prompt, Sample, Verdict
 
 
@@ -23,10 +23,10 @@ def write_batch(target: Path, batch: Batch) -> None:
     failed = [sample for sample, _ in batch.failed]
     samples = [*batch.samples, *failed]
     numbers = {
-        "tokens": flat([s.tokens for s in samples], np.int32),
-        "logprobs": flat([s.logprobs for s in samples], np.float32),
+        "tokens": concat([s.tokens for s in samples], np.int32),
+        "logprobs": concat([s.logprobs for s in samples], np.float32),
         "lengths": np.array([len(s.tokens) for s in samples], dtype=np.int64),
-        "prompt_tokens": flat([np.asarray(p.tokens) for p in batch.prompts], np.int64),
+        "prompt_tokens": concat([np.asarray(p.tokens) for p in batch.prompts], np.int64),
         "prompt_lengths": np.array([len(p.tokens) for p in batch.prompts], dtype=np.int64),
         "groups": batch.groups,
         "rewards": batch.rewards,
@@ -36,24 +36,24 @@ def write_batch(target: Path, batch: Batch) -> None:
     texts = {
         "prompts": [
             {"uid": p.uid, "source": p.source, "text": p.text, "messages": p.messages, "rewards": p.rewards}
-            | {"row": as_json(p.row)}
+            | {"row": to_json(p.row)}
             for p in batch.prompts
         ],
         "samples": [[s.uid, s.index, s.text, s.finish, s.version, s.changes] for s in samples],
         "components": batch.components,
         "answers": batch.answers,
         "failed": [asdict(verdict) for _, verdict in batch.failed],
-        "asked": batch.asked,
+        "requested": batch.requested,
         "failures": batch.failures,
         "first_failure": batch.first_failure,
         "reward_s": batch.reward_s,
-        "dropped": batch.dropped,
+        "dropped_groups": batch.dropped_groups,
         "position": batch.position,
-        "left": batch.left,
+        "deferred": batch.deferred,
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    put(target.with_suffix(".safetensors"), save(numbers))
-    put(target.with_suffix(".json"), json.dumps(texts, default=str).encode())
+    write_synced(target.with_suffix(".safetensors"), save(numbers))
+    write_synced(target.with_suffix(".json"), json.dumps(texts, default=str).encode())
 
 
 def read_batch(target: Path) -> Batch:
@@ -83,16 +83,16 @@ def read_batch(target: Path) -> Batch:
         answers=texts["answers"],
         failed=[(s, Verdict(**v)) for s, v in zip(samples[count:], texts["failed"], strict=True)],
         greedy=numbers.get("greedy"),
-        left=tuple(texts.get("left", ())),
-        **{k: texts[k] for k in ("asked", "failures", "first_failure", "reward_s", "dropped", "position")},
+        deferred=tuple(texts["deferred"]),
+        **{k: texts[k] for k in ("requested", "failures", "first_failure", "reward_s", "dropped_groups", "position")},
     )
 
 
-def flat(parts: list[Any], kind: Any) -> Any:
+def concat(parts: list[Any], kind: Any) -> Any:
     return np.concatenate([np.zeros(0, dtype=kind), *parts]).astype(kind)
 
 
-def put(file: Path, data: bytes) -> None:
+def write_synced(file: Path, data: bytes) -> None:
     with file.open("wb") as out:
         out.write(data)
         out.flush()

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlsys.config.schema import ConfigError
 from rlsys.runs.batch_files import read_batch, write_batch
-from rlsys.runs.directory import write
+from rlsys.runs.directory import write_atomically
 from rlsys.types import Batch
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -28,7 +28,7 @@ SUMS = "SHA256SUMS"
 
 
 @dataclass(frozen=True)
-class Found:
+class SavedCheckpoint:
     """A checkpoint that was read and is whole."""
 
     step: int
@@ -47,46 +47,48 @@ class Checkpoints:
     def begin(self, step: int, state: dict[str, Any], pending: list[Batch]) -> str:
         """A directory beside, with the loop's own part in it, to be filled."""
         self.step, self.best = step, state["best"]["step"]
-        self.beside = self.folder / f".step-{step:06d}"
-        shutil.rmtree(self.beside, ignore_errors=True)
-        self.beside.mkdir(parents=True)
-        write(self.beside / "state.json", json.dumps(state))
+        self.unfinished_dir = self.folder / f".step-{step:06d}"
+        shutil.rmtree(self.unfinished_dir, ignore_errors=True)
+        self.unfinished_dir.mkdir(parents=True)
+        write_atomically(self.unfinished_dir / "state.json", json.dumps(state))
         for number, batch in enumerate(pending):
-            write_batch(self.beside / "pending" / f"{number:03d}", batch)
-        own = {str(p.relative_to(self.beside)): sha256(p) for p in self.beside.rglob("*") if p.is_file()}
+            write_batch(self.unfinished_dir / "pending" / f"{number:03d}", batch)
+        own = {
+            str(p.relative_to(self.unfinished_dir)): sha256(p) for p in self.unfinished_dir.rglob("*") if p.is_file()
+        }
         self.sums = own
-        return str(self.beside)
+        return str(self.unfinished_dir)
 
     def complete(self, sums: dict[str, str]) -> Path:
         """Others have written these files, and flushed them to disk."""
         assert self.step is not None, "nothing was begun"
         target = self.folder / f"step-{self.step:06d}"
-        write(self.beside / SUMS, render(self.sums | sums))
-        for place in [p for p in self.beside.rglob("*") if p.is_dir()] + [self.beside]:
+        write_atomically(self.unfinished_dir / SUMS, format_sums(self.sums | sums))
+        for place in [p for p in self.unfinished_dir.rglob("*") if p.is_dir()] + [self.unfinished_dir]:
             _sync(place)
         was = target.with_name(f"{_WAS}{target.name}")  # of the same step, and the only one perhaps
         if target.exists():
             target.rename(was)
-        self.beside.rename(target)
+        self.unfinished_dir.rename(target)
         _sync(self.folder)
         shutil.rmtree(was, ignore_errors=True)
         self.step = None
         if self.keep_last:
-            for step, old in found(self.folder)[: -self.keep_last]:
+            for step, old in list_checkpoints(self.folder)[: -self.keep_last]:
                 if step != self.best:
                     _remove(old)
         return target
 
-    def found(self) -> list[tuple[int, Path]]:
-        return found(self.folder)
+    def list_all(self) -> list[tuple[int, Path]]:
+        return list_checkpoints(self.folder)
 
     @property
-    def last(self) -> int:
+    def last_step(self) -> int:
         """The step of the newest that is in place; 0: there is none."""
-        there = self.found()
+        there = self.list_all()
         return there[-1][0] if there else 0
 
-    def newest(self, tell: Callable[[str], None]) -> Found | None:
+    def load_newest(self, tell: Callable[[str], None]) -> SavedCheckpoint | None:
         """The newest that is whole. A damaged one is named, and set aside; what a killed run was writing or removing goes, and what
         it was about to replace has its name again."""
         for was in self.folder.glob(f"{_WAS}step-*"):
@@ -94,11 +96,11 @@ class Checkpoints:
                 was.rename(target)
         for unfinished in self.folder.glob(".*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        for step, path in reversed(found(self.folder)):
-            damage = damage_of(path)
+        for step, path in reversed(list_checkpoints(self.folder)):
+            damage = find_damage(path)
             if not damage:
                 try:
-                    return Found(step, path, state_of(path), pending_of(path))
+                    return SavedCheckpoint(step, path, read_state(path), read_pending(path))
                 except (
                     OSError,
                     ValueError,
@@ -115,19 +117,19 @@ class Checkpoints:
         return None
 
 
-def found(folder: Path) -> list[tuple[int, Path]]:
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Steps and directories of the checkpoints, oldest first. They were whole when they got their names."""
     names = ((_NAME.fullmatch(p.name), p) for p in folder.iterdir()) if folder.is_dir() else ()
     return sorted((int(m[1]), p) for m, p in names if m and p.is_dir())
 
 
-def damage_of(checkpoint: Path) -> str:
+def find_damage(checkpoint: Path) -> str:
     """What is wrong with its files, naming the first; empty if every one is as it was written."""
     try:
         text = (checkpoint / SUMS).read_bytes().decode()
         lines = [_LINE.fullmatch(line) for line in text.splitlines()]
         sums = {m[2]: m[1] for m in lines if m}
-        if render(sums) != text or "state.json" not in sums:
+        if format_sums(sums) != text or "state.json" not in sums:
             return f"{checkpoint / SUMS} is not as it was written"
         for name, expected in sums.items():
             if (found := sha256(checkpoint / name)) != expected:
@@ -140,19 +142,19 @@ def damage_of(checkpoint: Path) -> str:
     return ""
 
 
-def require_whole(checkpoint: Path) -> None:
+def require_undamaged(checkpoint: Path) -> None:
     """For who uses one checkpoint and no other."""
-    if damage := damage_of(checkpoint):
+    if damage := find_damage(checkpoint):
         raise ConfigError(f"the checkpoint {checkpoint} is damaged: {damage}. Use another one.")
 
 
-def state_of(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> dict[str, Any]:
     """The loop's own part of a checkpoint."""
     state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     return state
 
 
-def pending_of(checkpoint: Path) -> list[Batch]:
+def read_pending(checkpoint: Path) -> list[Batch]:
     """Batches that were sampled from older weights and are still to be trained on, in order."""
     folder = checkpoint / "pending"
     names = sorted({p.stem for p in folder.iterdir()}) if folder.is_dir() else []
@@ -164,7 +166,7 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def render(sums: dict[str, str]) -> str:
+def format_sums(sums: dict[str, str]) -> str:
     return "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
-from rlsys.config.secrets import cleared
+from rlsys.config.secrets import redact_nested
 from rlsys.runs import timeline
-from rlsys.runs.samples import prepare_writing, write_samples
+from rlsys.runs.samples import warm_up_pyarrow, write_samples
 from rlsys.types import Batch, Columns, Floats
 
-BEFORE_CONFIG = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml
-FREE_TO_CHANGE = (  # what a run may be continued with
+FILES_BEFORE_CONFIG = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml
+CHANGEABLE_OPTIONS = (  # what a run may be continued with
     "run.dir",
     "run.max_restarts",
     "run.grace_s",
@@ -69,7 +69,7 @@ class RunDirectory:
         known = self.path / "config.yaml"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not known.is_file() and any(p.name not in BEFORE_CONFIG for p in self.path.iterdir()):
+            if not known.is_file() and any(p.name not in FILES_BEFORE_CONFIG for p in self.path.iterdir()):
                 raise ConfigError(
                     f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory."
                 )
@@ -87,11 +87,11 @@ class RunDirectory:
         if known.is_file() and (self.path / "metrics.jsonl").is_file():
             self._refuse_changes(config, known)
         try:
-            write(known, loading.to_yaml(config))
+            write_atomically(known, loading.to_yaml(config))
             for name in ("samples", "checkpoints", "logs"):
                 (self.path / name).mkdir(exist_ok=True)
-            end_last_line(self.path / "events.jsonl")
-            timeline.begin("driver", self.logs)
+            terminate_last_line(self.path / "events.jsonl")
+            timeline.open_timeline("driver", self.logs)
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")
             self._writing: Future[None] | None = None
         except PermissionError as error:  # the directory is another user's, the lock in it open to all
@@ -101,9 +101,9 @@ class RunDirectory:
         from omegaconf import OmegaConf
 
         tree = OmegaConf.load(known)
-        before, now = loading.flatten(loading.build(tree, [], str(known))), loading.flatten(config)  # type: ignore[arg-type]
+        before, now = loading.flatten(loading.build_config(tree, [], str(known))), loading.flatten(config)  # type: ignore[arg-type]
         changed = [
-            f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(FREE_TO_CHANGE)
+            f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(CHANGEABLE_OPTIONS)
         ]
         if changed:
             raise ConfigError(
@@ -113,47 +113,49 @@ class RunDirectory:
 
     def close(self) -> None:
         self._writer.shutdown()
-        timeline.end()
+        timeline.close_timeline()
         self._lock.close()
 
-    def prepare(self) -> None:
+    def warm_up_writer(self) -> None:
         """While others do something."""
-        self._writer.submit(prepare_writing)
+        self._writer.submit(warm_up_pyarrow)
 
     @property
     def logs(self) -> Path:
         return self.path / "logs"
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def record_event(self, kind: str, **facts: Any) -> None:
         with (self.path / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **cleared(facts)}) + "\n")
+            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **redact_nested(facts)}) + "\n")
 
-    def metrics(self, line: dict[str, float]) -> None:
+    def record_metrics(self, line: dict[str, float]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def rewind(self, step: int) -> None:
+    def rewind_metrics(self, step: int) -> None:
         """Forgets the lines of steps that will be done again, and a last one cut off by a crash."""
         file = self.path / "metrics.jsonl"
         if file.is_file():
-            write(file, "".join(json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step))
+            write_atomically(
+                file, "".join(json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step)
+            )
 
-    def samples(
+    def save_samples(
         self, name: str, batch: Batch, advantages: Floats | None = None, per_token: Columns | None = None
     ) -> None:
         """Written while the run goes on; `settle` waits for it. A file is there whole or not at all."""
-        self.settle()  # one at a time
+        self.wait_for_samples()  # one at a time
         target = self.path / "samples" / f"{name}.parquet"
         self._writing = self._writer.submit(write_samples, target, batch, advantages, per_token)
 
-    def settle(self) -> None:
+    def wait_for_samples(self) -> None:
         """Waits until the samples are on disk, and raises what was wrong with the last ones."""
         writing, self._writing = self._writing, None
         if writing:
             writing.result()
 
 
-def end_last_line(file: Path) -> None:
+def terminate_last_line(file: Path) -> None:
     """So that what is added behind a line that was cut off is a line of its own."""
     if file.is_file() and not file.read_bytes().endswith(b"\n"):
         with file.open("a") as out:
@@ -192,20 +194,20 @@ def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def write_named(file: Path, text: str) -> None:
+def write_user_file(file: Path, text: str) -> None:
     """`write` for a file that a user has named: its folder is made, and what is in the way is a sentence."""
-    with named(file):
-        write(file, text)
+    with writable_place(file):
+        write_atomically(file, text)
 
 
-def can_be_written(file: Path) -> None:
+def require_writable(file: Path) -> None:
     """Raises what `write_named` would. Long work asks before it begins."""
-    with named(file), tempfile.TemporaryFile(dir=file.parent):
+    with writable_place(file), tempfile.TemporaryFile(dir=file.parent):
         pass
 
 
 @contextlib.contextmanager
-def named(file: Path) -> Iterator[None]:
+def writable_place(file: Path) -> Iterator[None]:
     if file.is_dir():
         raise ConfigError(f"{file} is a folder. Give the name of a file.")
     try:
@@ -215,7 +217,7 @@ def named(file: Path) -> Iterator[None]:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Give another place.") from None
 
 
-def write(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """A file is either the old one or the new one, never half of either."""
     aside = file.with_name(f".{file.name}.tmp")
     with aside.open("w") as out:

@@ -2,7 +2,7 @@
 
 import errno
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
 class WorkerFailed(RuntimeError):
@@ -17,11 +17,11 @@ class WrongWeights(WorkerLost):
     """An engine computes with other weights than the policy's. What it has sampled with them has gone nowhere."""
 
 
-class Abandoned(Exception):
+class StepAbandoned(Exception):
     """The run was told to stop, and what it waited for took longer than its grace."""
 
 
-class RewardFailure(RuntimeError):
+class TooManyRewardFailures(RuntimeError):
     """Too many verdicts of a step were failures."""
 
 
@@ -29,9 +29,9 @@ class NothingToLearn(RuntimeError):
     """Too few groups of a step had rewards that differ."""
 
 
-def disk_trouble(error: BaseException) -> str:
+def describe_disk_error(error: BaseException) -> str:
     """In one sentence, if that is what it is."""
-    if not isinstance(error, OSError) or error.errno not in DISK:
+    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return ""
     return (
         f"{error.filename or 'the run directory'}: {error.strerror}. What was saved before is whole: "

@@ -20,16 +20,16 @@ import numpy as np
 
 from rlsys.config.schema import ConfigError
 from rlsys.runs.timeline import recorded
-from rlsys.text import unicode
+from rlsys.text import replace_surrogates
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample, Verdict
 
 # What every version has written.
-NEEDED = ("uid", "index", "source", "prompt", "completion", "reward", "advantage", "finish", "version")
+REQUIRED_COLUMNS = ("uid", "index", "source", "prompt", "completion", "reward", "advantage", "finish", "version")
 PER_TOKEN = ("rollout_logprobs", "old_logprobs", "token_advantages")  # a number for each token
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedSample:
     """A sample read back. Of its tokens there are as many as there were, all 0: which they were, and log-probs, stays on disk."""
 
     prompt: Prompt
@@ -38,7 +38,7 @@ class Saved:
     advantage: float | None
 
 
-def prepare_writing() -> None:
+def warm_up_pyarrow() -> None:
     """What is slow about the first of them, and not to be waited for in a step: with its first list pyarrow imports pandas."""
     import pyarrow as pa
     import pyarrow.parquet
@@ -57,18 +57,26 @@ def write_samples(
     group = {p.uid: g for g, p in enumerate(batch.prompts)}
     failed = {(s.uid, s.index): (s, verdict) for s, verdict in batch.failed if s.uid in group}
     judged, known = [], per_token or Columns()
-    old, earned = (split(batch, c) for c in (known.old, uneven(batch, known.advantages)))
+    old, earned = (split_column(batch, c) for c in (known.old, drop_uniform(batch, known.advantages)))
     answers = batch.answers or [None] * len(batch.samples)
     for s, reward, components, answer in zip(batch.samples, batch.rewards, batch.components, answers, strict=True):
         _, why = failed.pop((s.uid, s.index), (s, Verdict(None)))  # it may have failed and have a score all the same
         judged.append(Verdict(float(reward), components, why.failure, why.detail, answer))
     rows = list(
-        zip(batch.groups.tolist(), batch.samples, judged, none_or(advantages, len(judged)), old, earned, strict=True)
+        zip(
+            batch.groups.tolist(),
+            batch.samples,
+            judged,
+            floats_or_none(advantages, len(judged)),
+            old,
+            earned,
+            strict=True,
+        )
     )
     rows += [(group[s.uid], s, verdict, None, None, None) for s, verdict in failed.values()]
     rows.sort(key=lambda row: row[0])
     prompts = [batch.prompts[g] for g, *_ in rows]
-    facts = {p.uid: (as_json(p.row), as_json(p.messages) if p.messages else None) for p in batch.prompts}
+    facts = {p.uid: (to_json(p.row), to_json(p.messages) if p.messages else None) for p in batch.prompts}
     samples, verdicts = [s for _, s, *_ in rows], [v for _, _, v, *_ in rows]
     columns = {
         "uid": pa.array([s.uid for s in samples], pa.string()),
@@ -78,8 +86,8 @@ def write_samples(
         "completion": pa.array([s.text for s in samples], pa.string()),
         "reward": pa.array([v.score for v in verdicts], pa.float32()),
         "advantage": pa.array([advantage for _, _, _, advantage, *_ in rows], pa.float32()),
-        "answer": pa.array([None if v.answer is None else unicode(v.answer) for v in verdicts], pa.string()),
-        "components": pa.array([as_json(v.components) for v in verdicts], pa.string()),
+        "answer": pa.array([None if v.answer is None else replace_surrogates(v.answer) for v in verdicts], pa.string()),
+        "components": pa.array([to_json(v.components) for v in verdicts], pa.string()),
         "failure": pa.array([v.failure or None for v in verdicts], pa.string()),
         "detail": pa.array([first_line(v.detail) or None for v in verdicts], pa.string()),
         "finish": pa.array([s.finish for s in samples], pa.string()),
@@ -105,7 +113,7 @@ def write_samples(
     aside.rename(target)
 
 
-def saved_samples(file: Path) -> Iterator[Saved]:
+def read_saved_samples(file: Path) -> Iterator[SavedSample]:
     """The samples of a file, in its order. A file of an older version lacks columns; what was in them is empty."""
     prompts: dict[str, Prompt] = {}
     for row in read_rows(file):
@@ -120,7 +128,7 @@ def saved_samples(file: Path) -> Iterator[Saved]:
                 messages=json.loads(row.get("messages") or "null"),
                 rewards=row.get("rewards") or "",
             )
-        yield Saved(
+        yield SavedSample(
             prompts[uid],
             Sample(
                 uid,
@@ -147,9 +155,9 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     """The columns of each sample, and instead of its tokens their `count`."""
     import pyarrow.compute
 
-    table = opened(file)
+    table = open_parquet(file)
     names = table.schema_arrow.names
-    if missing := [n for n in NEEDED if n not in names]:
+    if missing := [n for n in REQUIRED_COLUMNS if n not in names]:
         raise ConfigError(f"{file} holds no samples: it has no column {', '.join(missing)}, only {', '.join(names)}.")
     for part in table.iter_batches(1024, columns=[name for name in names if name not in PER_TOKEN]):
         counts = [0] * len(part)
@@ -160,7 +168,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
             yield row | {"count": count}
 
 
-def opened(file: Path) -> Any:
+def open_parquet(file: Path) -> Any:
     """A `pyarrow.parquet.ParquetFile`."""
     import pyarrow.parquet
 
@@ -172,15 +180,15 @@ def opened(file: Path) -> Any:
 
 def has_rows(file: Path) -> bool:
     """Whether samples were saved with the rows of their prompts, which earlier versions did not keep."""
-    return "row" in opened(file).schema_arrow.names
+    return "row" in open_parquet(file).schema_arrow.names
 
 
-def split(batch: Batch, column: Floats | None) -> Iterator[Floats | None]:
+def split_column(batch: Batch, column: Floats | None) -> Iterator[Floats | None]:
     """A per-token column, one array per sample, or as many None.  [T] -> [N]"""
     return iter([None] * len(batch.samples) if column is None else batch.split(column))
 
 
-def uneven(batch: Batch, column: Floats | None) -> Floats | None:
+def drop_uniform(batch: Batch, column: Floats | None) -> Floats | None:
     """The column, unless it says the same of all tokens of each sample.  [T]"""
     if column is None:
         return None
@@ -189,15 +197,15 @@ def uneven(batch: Batch, column: Floats | None) -> Floats | None:
     return None if (np.repeat(firsts, lengths) == column).all() else column
 
 
-def none_or(numbers: Floats | None, count: int) -> list[float | None]:
+def floats_or_none(numbers: Floats | None, count: int) -> list[float | None]:
     return [None] * count if numbers is None else [float(n) for n in numbers]
 
 
-def as_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """What JSON cannot say, such as a date, becomes its text."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if text == unicode(text) else json.dumps(value, default=str)
+    return text if text == replace_surrogates(text) else json.dumps(value, default=str)
 
 
 def first_line(text: str) -> str:
-    return unicode(text.strip().partition("\n")[0][:500])
+    return replace_surrogates(text.strip().partition("\n")[0][:500])

@@ -2,44 +2,44 @@
 
 import time
 
-from rlsys.runs.errors import Abandoned, WorkerLost
+from rlsys.runs.errors import StepAbandoned, WorkerLost
 
 
-class Stop:
+class StopSignal:
     """`stop.request(25)` may come from a signal handler; the loop looks at `requested`, waits call `check`."""
 
     def __init__(self) -> None:
-        self.until: float | None = None
+        self.deadline: float | None = None
         self.grace_s = 0.0
-        self.working = False  # whether a step is going on: else nothing is worth waiting for
+        self.step_running = False  # whether a step is going on: else nothing is worth waiting for
         self.saving = False  # what is done is being saved: this gets the same grace again
-        self.lost = ""  # what the run cannot go on without
+        self.lost_worker = ""  # what the run cannot go on without
 
     def request(self, grace_s: float) -> None:
         """A second wish does not prolong the first."""
-        if self.until is None:
+        if self.deadline is None:
             self.grace_s = grace_s
-            self.until = time.monotonic() + grace_s
+            self.deadline = time.monotonic() + grace_s
 
-    def lose(self, what: str) -> None:
+    def mark_lost(self, what: str) -> None:
         """Nobody who waits will get an answer any more."""
-        self.lost = what
+        self.lost_worker = what
 
-    def end(self) -> None:
+    def end_now(self) -> None:
         """The run is over, whatever for: what other threads still wait for need not come any more."""
-        self.grace_s, self.working, self.saving = 0.0, False, False
-        self.until = time.monotonic()
+        self.grace_s, self.step_running, self.saving = 0.0, False, False
+        self.deadline = time.monotonic()
 
     @property
     def requested(self) -> bool:
-        return self.until is not None
+        return self.deadline is not None
 
-    def check(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raises `Abandoned` when the grace is over, or has no purpose; `WorkerLost` when waiting has none."""
-        if self.lost:
-            raise WorkerLost(self.lost)
-        if self.until is None:
+        if self.lost_worker:
+            raise WorkerLost(self.lost_worker)
+        if self.deadline is None:
             return
-        over = time.monotonic() - self.until
-        if over > self.grace_s if self.saving else over > 0 or not self.working:
-            raise Abandoned
+        over = time.monotonic() - self.deadline
+        if over > self.grace_s if self.saving else over > 0 or not self.step_running:
+            raise StepAbandoned

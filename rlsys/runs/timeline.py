@@ -26,53 +26,53 @@ from typing import Any, TypeVar, cast
 
 from rlsys.types import Pack, Request
 
-LARGEST = 16 << 20  # bytes of a file; the one before it is kept too, as rollout-0.spans.before
+MAX_FILE_BYTES = 16 << 20  # bytes of a file; the one before it is kept too, as rollout-0.spans.before
 Facts = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Timeline:
     def __init__(self, file: Path):
-        self.file, self.lock, self.out = file, threading.Lock(), -1
+        self.file, self.lock, self.descriptor = file, threading.Lock(), -1
         self.open()
 
     def open(self) -> None:
-        self.out = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self.size = os.fstat(self.out).st_size
+        self.descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.size = os.fstat(self.descriptor).st_size
 
     def add(self, name: str, at: float, seconds: float, facts: Facts) -> None:
         """A line of its own, whatever a process that was killed has left behind."""
         line = {"span": name, "at": round(at, 6), "s": round(seconds, 6)} | facts
         text = b"\n" + json.dumps(line, separators=(",", ":")).encode()
         with self.lock, contextlib.suppress(OSError):  # a full disk is for those to tell who write what matters
-            if self.out < 0:
+            if self.descriptor < 0:
                 return
-            if self.size + len(text) > LARGEST:
-                os.close(self.out)
-                self.out = -1  # if there can be no other, nothing more is recorded
+            if self.size + len(text) > MAX_FILE_BYTES:
+                os.close(self.descriptor)
+                self.descriptor = -1  # if there can be no other, nothing more is recorded
                 self.file.rename(self.file.with_suffix(".spans.before"))
                 self.open()
-            self.size += os.write(self.out, text)
+            self.size += os.write(self.descriptor, text)
 
     def close(self) -> None:
         with self.lock:
-            if self.out >= 0:
-                os.close(self.out)
-            self.out = -1
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+            self.descriptor = -1
 
 
 _here: Timeline | None = None  # of this process, which is one worker or the driver
 
 
-def begin(name: str, logs: Path) -> None:
+def open_timeline(name: str, logs: Path) -> None:
     """From now on this process is `name`, and records what it does."""
     global _here
-    end()
+    close_timeline()
     with contextlib.suppress(OSError):  # on another host without the run directory
         _here = Timeline(logs / f"{name}.spans")
 
 
-def end() -> None:
+def close_timeline() -> None:
     global _here
     if _here:
         _here.close()
@@ -128,16 +128,16 @@ def recorded(facts: Callable[..., Facts] | None = None, *, name: str = "") -> Ca
     return wrap
 
 
-def of_step(trainer: Any, step: int) -> Facts:
+def step_facts(trainer: Any, step: int) -> Facts:
     return {"step": step}
 
 
-def of_requests(engine: Any, requests: list[Request]) -> Facts:
+def request_facts(engine: Any, requests: list[Request]) -> Facts:
     """What an engine is asked for."""
-    return {"asked": [[r.uid, r.index, len(r.begun.tokens) if r.begun else 0] for r in requests]}
+    return {"asked": [[r.uid, r.index, len(r.partial.tokens) if r.partial else 0] for r in requests]}
 
 
-def of_packs(worker: Any, packs: Iterable[Pack], *others: Any) -> Facts:
+def pack_facts(worker: Any, packs: Iterable[Pack], *others: Any) -> Facts:
     """What a rank is given."""
     packs = list(packs)
     return {

@@ -19,7 +19,7 @@ from rlsys.types import Batch
 MARGIN = 1.25  # asked for beyond what is expected to be enough: another round would cost more
 
 
-def fill(
+def fill_batch(
     ask: Callable[[int], Batch],
     wanted: int,
     *,
@@ -37,21 +37,28 @@ def fill(
     missing, count = wanted, wanted
     for _ in range(max_rounds):
         batch = ask(count)
-        good = np.flatnonzero(teaching(batch, parts))
+        good = np.flatnonzero(informative_groups(batch, parts))
         if len(good) >= missing:
-            rounds.append(first(batch, int(good[missing - 1]) + 1))
-            return join([only(batch, teaching(batch, parts)) for batch in rounds])
+            rounds.append(first_groups(batch, int(good[missing - 1]) + 1))
+            return concat_batches([select_groups(batch, informative_groups(batch, parts)) for batch in rounds])
         rounds.append(batch)
-        check(join(rounds))
+        check(concat_batches(rounds))
         missing -= len(good)
         share = (wanted - missing) / sum(len(b.prompts) for b in rounds)
         count = min(wanted, math.ceil(MARGIN * missing / share)) if share else wanted
-    all_of_them = join(rounds)
+    all_of_them = concat_batches(rounds)
     prompts, failed = len(all_of_them.prompts), sum(all_of_them.failures.values())
     verdicts = (
-        f"{failed} of {all_of_them.asked} verdicts failed, the first: {all_of_them.first_failure}. " if failed else ""
+        f"{failed} of {all_of_them.requested} verdicts failed, the first: {all_of_them.first_failure}. "
+        if failed
+        else ""
     )
-    means = [m for b in rounds for m, teaches in zip(means_of(b), teaching(b, parts), strict=True) if not teaches]
+    means = [
+        m
+        for b in rounds
+        for m, teaches in zip(group_means(b), informative_groups(b, parts), strict=True)
+        if not teaches
+    ]
     raise NothingToLearn(
         f"step {step}: {wanted - missing} of {wanted} groups have rewards that differ, after {max_rounds} rounds and {prompts} "
         f"prompts (dynamic_sampling.max_rounds). The groups of equal rewards have rewards from {min(means):g} to {max(means):g}. "
@@ -60,14 +67,14 @@ def fill(
     )
 
 
-def first(batch: Batch, count: int) -> Batch:
+def first_groups(batch: Batch, count: int) -> Batch:
     """The batch with its first `count` groups, as if no more had been asked for."""
     keep = np.arange(len(batch.prompts)) < count
     left = len(batch.prompts) - count
-    return replace(only(batch, keep), dropped=batch.dropped, position=batch.position - left)
+    return replace(select_groups(batch, keep), dropped_groups=batch.dropped_groups, position=batch.position - left)
 
 
-def teaching(batch: Batch, parts: bool = False) -> NDArray[np.bool_]:
+def informative_groups(batch: Batch, parts: bool = False) -> NDArray[np.bool_]:
     """Which groups have at least two rewards that differ, or with `parts` two components of it.  [groups] bool"""
     names = sorted({name for c in batch.components for name in c}) if parts else []
     columns = [[c.get(name, 0.0) for name in names] for c in batch.components] if names else batch.rewards[:, None]
@@ -80,14 +87,14 @@ def teaching(batch: Batch, parts: bool = False) -> NDArray[np.bool_]:
     return found
 
 
-def means_of(batch: Batch) -> list[float]:
+def group_means(batch: Batch) -> list[float]:
     """Mean reward of each group; 0 for one that lost all its samples."""
     count = np.bincount(batch.groups, minlength=len(batch.prompts))
     total = np.bincount(batch.groups, weights=batch.rewards, minlength=len(batch.prompts))
     return list(total / np.maximum(count, 1))
 
 
-def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
+def select_groups(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
     """The batch with some of its groups, and all that failed.  keep [groups] bool"""
     samples = np.flatnonzero(keep[batch.groups])
     number = np.cumsum(keep) - 1  # of each group that stays
@@ -100,11 +107,11 @@ def only(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
         components=[batch.components[i] for i in samples],
         answers=[batch.answers[i] for i in samples if batch.answers],
         greedy=None if batch.greedy is None else batch.greedy[keep],
-        dropped=batch.dropped + int((~keep).sum()),
+        dropped_groups=batch.dropped_groups + int((~keep).sum()),
     )
 
 
-def join(batches: list[Batch]) -> Batch:
+def concat_batches(batches: list[Batch]) -> Batch:
     """Several batches as one, in order."""
     first = np.cumsum([0, *(len(b.prompts) for b in batches)])
     reasons = sorted({reason for b in batches for reason in b.failures})
@@ -116,13 +123,13 @@ def join(batches: list[Batch]) -> Batch:
         components=[c for b in batches for c in b.components],
         answers=[a for b in batches for a in b.answers],
         failed=[pair for b in batches for pair in b.failed],
-        asked=sum(b.asked for b in batches),
+        requested=sum(b.requested for b in batches),
         first_failure=next((b.first_failure for b in batches if b.first_failure), ""),
         failures={reason: sum(b.failures.get(reason, 0) for b in batches) for reason in reasons},
         reward_s=sum(b.reward_s for b in batches),
         greedy=None
         if batches[0].greedy is None
         else np.concatenate([b.greedy for b in batches if b.greedy is not None]),
-        dropped=sum(b.dropped for b in batches),
+        dropped_groups=sum(b.dropped_groups for b in batches),
         position=batches[-1].position,
     )

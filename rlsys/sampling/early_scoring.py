@@ -19,15 +19,15 @@ from rlsys.config.derived import scores_old
 from rlsys.config.schema import Config
 from rlsys.interfaces import Scorer
 from rlsys.models.shapes import pairs_per_token
-from rlsys.packs.balance import PAIRS_PER_TOKEN
+from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.packs.packing import pack, unpack
-from rlsys.sampling.collector import Seen
+from rlsys.sampling.collector import OnSamples
 from rlsys.types import Batch, Floats, Prompt, Sample
 
-Found = dict[tuple[str, int], Floats]  # by uid and index
+ScoresBySample = dict[tuple[str, int], Floats]  # by uid and index
 
 
-class EarlyScores:
+class BatchScorer:
     """What one scorer says of one batch: `seen` as samples come, or not at all, then `rest` and `column`."""
 
     def __init__(
@@ -37,31 +37,33 @@ class EarlyScores:
         *,
         tokens_per_pack: int,
         samples: int,
-        pairs_per_token: float = PAIRS_PER_TOKEN,
+        pairs_per_token: float = DEFAULT_PAIRS_PER_TOKEN,
         chunked: bool = True,
     ):
         self.scorer, self.thread = scorer, thread
         self.pack = partial(pack, ranks=scorer.ranks, tokens_per_pack=tokens_per_pack, pairs_per_token=pairs_per_token)
         self.most = tokens_per_pack * scorer.ranks if chunked else math.inf  # tokens of a chunk
         self.samples = samples  # of a group
-        self.there: defaultdict[str, list[Sample]] = defaultdict(list)
+        self.samples_by_uid: defaultdict[str, list[Sample]] = defaultdict(list)
         self.chunk: list[Prompt] = []
         self.tokens = 0  # of the chunk
         self.groups = 0  # that have been put into chunks
-        self.scored: list[Future[Found]] = []
+        self.scored: list[Future[ScoresBySample]] = []
 
-    def seen(self, prompts: list[Prompt], samples: Iterable[Sample]) -> None:
+    def add_samples(self, prompts: list[Prompt], samples: Iterable[Sample]) -> None:
         """Some samples of the batch that these prompts make."""
         for s in samples:
             if s.index < self.samples:  # a greedy one more is judged only
-                self.there[s.uid].append(s)
-        while self.groups < len(prompts) and len(self.there[prompts[self.groups].uid]) == self.samples:
+                self.samples_by_uid[s.uid].append(s)
+        while self.groups < len(prompts) and len(self.samples_by_uid[prompts[self.groups].uid]) == self.samples:
             self.add(prompts[self.groups])
         if self.groups == len(prompts):
             self.close()
 
     def add(self, prompt: Prompt) -> None:
-        tokens = len(prompt.tokens) + sum(len(s.tokens) - 1 for s in self.there[prompt.uid])  # the prompt is shared
+        tokens = len(prompt.tokens) + sum(
+            len(s.tokens) - 1 for s in self.samples_by_uid[prompt.uid]
+        )  # the prompt is shared
         if self.tokens + tokens > self.most:
             self.close()
         self.chunk.append(prompt)
@@ -73,8 +75,8 @@ class EarlyScores:
             self.scored.append(self.thread.submit(self.score, self.chunk))
         self.chunk, self.tokens = [], 0
 
-    def score(self, prompts: list[Prompt]) -> Found:
-        groups = [sorted(self.there[p.uid], key=lambda s: s.index) for p in prompts]
+    def score(self, prompts: list[Prompt]) -> ScoresBySample:
+        groups = [sorted(self.samples_by_uid[p.uid], key=lambda s: s.index) for p in prompts]
         samples = [s for group in groups for s in group]
         if not samples:
             return {}
@@ -84,25 +86,25 @@ class EarlyScores:
         found = batch.split(unpack(packs, self.scorer.score(packs), len(samples)))
         return {(s.uid, s.index): own for s, own in zip(samples, found, strict=True)}
 
-    def rest(self, batch: Batch) -> None:
+    def finish(self, batch: Batch) -> None:
         """The batch is whole."""
         if not self.groups:  # nobody has shown it before
             failed = {(s.uid, s.index): s for s, _ in batch.failed}
             for s in (failed | {(s.uid, s.index): s for s in batch.samples}).values():
-                self.there[s.uid].append(s)
+                self.samples_by_uid[s.uid].append(s)
         for prompt in batch.prompts[self.groups :]:
             self.add(prompt)
         self.close()
 
     def column(self, batch: Batch) -> Floats:
         """[T] One number for each token of the batch."""
-        found: Found = {}
+        found: ScoresBySample = {}
         for chunk in self.scored:
             found |= chunk.result()
         return np.concatenate([found[s.uid, s.index] for s in batch.samples])
 
 
-class Scoring:
+class EarlyScoring:
     """Old and reference log-probs of every batch; a thread for each scorer waits for it."""
 
     def __init__(self, config: Config, policy: Scorer, reference: Scorer | None):
@@ -116,20 +118,20 @@ class Scoring:
         self.threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"score {name}") for name in self.scorers}
         self.tokens_per_pack, self.samples = config.policy.tokens_per_pack, config.trainer.samples_per_prompt
         self.pairs_per_token = pairs_per_token(config.model.path)
-        self.begun: dict[int, dict[str, EarlyScores]] = {}  # by step
+        self.started: dict[int, dict[str, BatchScorer]] = {}  # by step
 
-    def begin(self, step: int) -> Seen:
+    def start_batch(self, step: int) -> OnSamples:
         """What is to be told of the samples of this step, as they come."""
-        self.begun[step] = begun = {name: self.scores(name) for name in self.early}
+        self.started[step] = begun = {name: self.scores(name) for name in self.early}
 
         def seen(prompts: list[Prompt], samples: list[Sample]) -> None:
             for scores in begun.values():
-                scores.seen(prompts, samples)
+                scores.add_samples(prompts, samples)
 
         return seen
 
-    def scores(self, name: str) -> EarlyScores:
-        return EarlyScores(
+    def scores(self, name: str) -> BatchScorer:
+        return BatchScorer(
             self.scorers[name],
             self.threads[name],
             tokens_per_pack=self.tokens_per_pack,
@@ -140,10 +142,10 @@ class Scoring:
 
     def columns(self, step: int, batch: Batch) -> dict[str, Floats]:
         """`old` and `ref` of a batch, [T] each, as far as they are needed."""
-        begun = self.begun.pop(step, {})
+        begun = self.started.pop(step, {})
         found = {name: begun.get(name) or self.scores(name) for name in self.scorers}
         for scores in found.values():
-            scores.rest(batch)
+            scores.finish(batch)
         return {name: scores.column(batch) for name, scores in found.items()}
 
     def close(self, wait: bool = False) -> None:

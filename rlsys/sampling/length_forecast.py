@@ -10,14 +10,14 @@ from rlsys.types import Prompt, Sample
 LATEST = 0.1  # what a new completion counts in the mean of its source
 
 
-class Lengths:
+class LengthForecast:
     """`seen` completions, then `longest_first` for the prompts that are to be sampled next."""
 
     def __init__(self) -> None:
         self.of_row: dict[str, float] = {}  # the mean of a row's latest completions
         self.of_source: dict[str, float] = {}
 
-    def seen(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:
+    def observe(self, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> None:
         lengths: dict[str, list[int]] = {}
         for s in samples:
             lengths.setdefault(s.uid, []).append(len(s.tokens))

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlsys.config.schema import Config
-from rlsys.seeds import seed_of
+from rlsys.seeds import derive_seed
 from rlsys.types import Prompt, Request
 
 
 @dataclass(frozen=True)
-class Draw:
+class SamplingPlan:
     """`Draw(8, temperature=1.0, max_new_tokens=512)`: eight completions of each prompt."""
 
     samples: int
@@ -18,25 +18,25 @@ class Draw:
     greedy: bool = False  # and one completion more, at temperature 0, whose reward alone is kept
 
     @classmethod
-    def of(cls, config: Config) -> "Draw":
+    def from_config(cls, config: Config) -> "SamplingPlan":
         """For training."""
         r, greedy = config.rollout, config.algorithm.advantage == "remax"
         return cls(config.trainer.samples_per_prompt, r.temperature, r.max_new_tokens, greedy)
 
     @property
-    def size(self) -> int:
+    def completions_per_prompt(self) -> int:
         """Completions of each prompt, all kinds together."""
         return self.samples + self.greedy
 
     @property
-    def baseline(self) -> int | None:
+    def greedy_index(self) -> int | None:
         """The index of the greedy one."""
         return self.samples if self.greedy else None
 
     def requests(self, seed: int, step: int | str, prompts: Iterable[Prompt]) -> list[Request]:
         temperatures = [self.temperature] * self.samples + [0.0] * self.greedy
         return [
-            Request(p.uid, i, p.tokens, seed_of(seed, step, p.uid, i), t, self.max_new_tokens)
+            Request(p.uid, i, p.tokens, derive_seed(seed, step, p.uid, i), t, self.max_new_tokens)
             for p in prompts
             for i, t in enumerate(temperatures)
         ]

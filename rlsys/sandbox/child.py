@@ -60,7 +60,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
 
-    from rlsys.sandbox.runner import Request
+    from rlsys.sandbox.runner import SandboxRequest
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
@@ -78,7 +78,7 @@ def prctl(option: int, value: int = 0, more: int = 0) -> None:
     done(libc.prctl(option, value, more, 0, 0), f"prctl {option}")
 
 
-def enter(request: "Request", stdin: int, report: int, channel: int, caller: int) -> None:
+def enter(request: "SandboxRequest", stdin: int, report: int, channel: int, caller: int) -> None:
     """Returns in the program's process, isolated; the processes above it end here."""
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD, signal.SIGTERM})
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -180,7 +180,7 @@ def kill_descendants(uid: int) -> None:
 # --- namespaces and files ----------------------------------------------------------------------------------------------------
 
 
-def isolate(request: "Request", uid: int) -> None:
+def isolate(request: "SandboxRequest", uid: int) -> None:
     """New namespaces, and a root of nothing but the interpreter's files and a scratch folder."""
     user = request["user_namespace"]
     mine, group = os.geteuid(), os.getegid()
@@ -245,7 +245,7 @@ def write(path: str, text: str) -> None:
 # --- the program's own process -----------------------------------------------------------------------------------------------
 
 
-def confine(request: "Request", uid: int, stdin: int, report: int, channel: int, above: int) -> None:
+def confine(request: "SandboxRequest", uid: int, stdin: int, report: int, channel: int, above: int) -> None:
     """Gives up everything that a program has no need of. What is given up here cannot be had again."""
     os.setsid()
     os.dup2(stdin, 0)
@@ -343,6 +343,6 @@ def begin(source: "str | CodeType", path: list[str]) -> None:
     exec(compile(source, "program.py", "exec") if isinstance(source, str) else source, vars(main))
 
 
-def main(request: "Request", stdin: int, report: int, channel: int, caller: int) -> None:
+def main(request: "SandboxRequest", stdin: int, report: int, channel: int, caller: int) -> None:
     enter(request, stdin, report, channel, caller)
     begin(request["program"], request["path"])

@@ -63,7 +63,7 @@ STACK = 64 << 20
 START_S = 20.0  # a start takes hundredths of a second; this long only on a machine that is out of breath
 
 
-class Level(StrEnum):
+class IsolationLevel(StrEnum):
     """How a program is isolated, strongest first."""
 
     NAMESPACES = "namespaces"
@@ -73,13 +73,13 @@ class Level(StrEnum):
     LIMITS = "limits"
 
 
-SAFE = (Level.NAMESPACES, Level.USER_NAMESPACES, Level.LANDLOCK)
-MEANS = {
-    Level.NAMESPACES: "a user of its own, mount, process, network and IPC namespaces, a filter of system calls, limits",
-    Level.USER_NAMESPACES: "user, mount, process, network and IPC namespaces, a filter of system calls, limits",
-    Level.LANDLOCK: "Landlock file rules, a filter of system calls, limits",
-    Level.SECCOMP: "a filter of system calls and limits, but may read this user's files",
-    Level.LIMITS: "limits alone: it may use this user's files, processes and network",
+SAFE_LEVELS = (IsolationLevel.NAMESPACES, IsolationLevel.USER_NAMESPACES, IsolationLevel.LANDLOCK)
+LEVEL_DESCRIPTIONS = {
+    IsolationLevel.NAMESPACES: "a user of its own, mount, process, network and IPC namespaces, a filter of system calls, limits",
+    IsolationLevel.USER_NAMESPACES: "user, mount, process, network and IPC namespaces, a filter of system calls, limits",
+    IsolationLevel.LANDLOCK: "Landlock file rules, a filter of system calls, limits",
+    IsolationLevel.SECCOMP: "a filter of system calls and limits, but may read this user's files",
+    IsolationLevel.LIMITS: "limits alone: it may use this user's files, processes and network",
 }
 
 
@@ -88,7 +88,7 @@ class SandboxError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Ran:
+class ProgramResult:
     """What became of a program.
 
     `Ran(ok=False, reason="exit", exit_code=1, stdout="", stderr="…ZeroDivisionError: division by zero\\n", seconds=0.01)`
@@ -102,7 +102,7 @@ class Ran:
     seconds: float  # from its first line to its end
 
 
-def run(
+def run_program(
     program: str | CodeType,
     *,
     stdin: str = "",
@@ -112,11 +112,11 @@ def run(
     output_kb: int = 64,  # of stdout, and of stderr; a program that prints more is killed
     scratch_mb: int = 16,
     channel: int | None = None,  # a socket that the program takes over, as its file descriptor 3
-    level: Level | str | None = None,  # None: the strongest there is, or a SandboxError
-) -> Ran:
+    level: IsolationLevel | str | None = None,  # None: the strongest there is, or a SandboxError
+) -> ProgramResult:
     """Runs a program to its end, or to its limit. May be called from many threads at once."""
     try:
-        level = strongest() if level is None else Level(level)
+        level = strongest_level() if level is None else IsolationLevel(level)
         request = _request(level, program, cpu_s, wall_s, memory_mb, scratch_mb)
         child, report = _start(request, stdin, channel)
     finally:
@@ -129,7 +129,7 @@ def run(
     return _outcome(said, stdout, stderr, seconds, math.ceil(cpu_s), level)
 
 
-class Request(TypedDict):
+class SandboxRequest(TypedDict):
     """What the child is told, as `marshal` can carry it."""
 
     program: str | CodeType
@@ -149,12 +149,12 @@ class Request(TypedDict):
 
 
 def _request(
-    level: Level, program: str | CodeType, cpu_s: float, wall_s: float, memory_mb: int, scratch_mb: int
-) -> Request:
-    namespaces = level in (Level.NAMESPACES, Level.USER_NAMESPACES)
-    files = visible()
+    level: IsolationLevel, program: str | CodeType, cpu_s: float, wall_s: float, memory_mb: int, scratch_mb: int
+) -> SandboxRequest:
+    namespaces = level in (IsolationLevel.NAMESPACES, IsolationLevel.USER_NAMESPACES)
+    files = readable_files()
     inside = {_target(path): path for path in files}
-    own_user = os.geteuid() == 0 and level is not Level.USER_NAMESPACES
+    own_user = os.geteuid() == 0 and level is not IsolationLevel.USER_NAMESPACES
     cpu = math.ceil(cpu_s)
     limits = {
         "RLIMIT_CPU": cpu,
@@ -172,20 +172,20 @@ def _request(
         "path": [_target(p) if namespaces else p for p in _library()],
         "wall_s": wall_s,
         "namespaces": namespaces,
-        "user_namespace": level is Level.USER_NAMESPACES,
+        "user_namespace": level is IsolationLevel.USER_NAMESPACES,
         "files": inside,
         "scratch_mb": scratch_mb,
         "inodes": INODES + 8 * len(files),
-        "landlock": level is Level.LANDLOCK,
+        "landlock": level is IsolationLevel.LANDLOCK,
         "readable": files,
-        "filter": b"" if level is Level.LIMITS else _filter(namespaces),
+        "filter": b"" if level is IsolationLevel.LIMITS else _filter(namespaces),
         "limits": limits,
         "reader": not namespaces and not all(map(_open_to_all, files)),
-        "reap": level is Level.LIMITS,
+        "reap": level is IsolationLevel.LIMITS,
     }
 
 
-def _start(request: Request, stdin: str, channel: int | None) -> "tuple[subprocess.Popen[bytes], BinaryIO]":
+def _start(request: SandboxRequest, stdin: str, channel: int | None) -> "tuple[subprocess.Popen[bytes], BinaryIO]":
     """The guard, and the pipe by which it reports."""
     told: Any = _child(), request
     with _memory(marshal.dumps(told)) as asked, _memory(stdin.encode(errors="replace")) as given:
@@ -255,9 +255,11 @@ def _read(
     return said.splitlines() + ["flooded"] * flooded, stdout, stderr, time.monotonic() - begin
 
 
-def _outcome(said: list[str], stdout: str, stderr: str, seconds: float, cpu_s: int, level: Level) -> Ran:
-    def failed(reason: str, seconds: float = seconds) -> Ran:
-        return Ran(False, reason, None, stdout, stderr, seconds)
+def _outcome(
+    said: list[str], stdout: str, stderr: str, seconds: float, cpu_s: int, level: IsolationLevel
+) -> ProgramResult:
+    def failed(reason: str, seconds: float = seconds) -> ProgramResult:
+        return ProgramResult(False, reason, None, stdout, stderr, seconds)
 
     match [line.split(" ") for line in said]:
         case [["start"], *_, ["flooded"]]:
@@ -271,7 +273,7 @@ def _outcome(said: list[str], stdout: str, stderr: str, seconds: float, cpu_s: i
                 used_up = code == -signal.SIGKILL and float(cpu) > cpu_s / 2
                 return failed("timeout" if used_up else "signal", float(took))
             memory = _last_line(stderr).startswith("MemoryError")
-            return Ran(
+            return ProgramResult(
                 code == 0, "memory" if code and memory else "exit" if code else "", code, stdout, stderr, float(took)
             )
         case [["start"]]:  # who watched it was killed: with the weakest level a program can do that
@@ -287,7 +289,7 @@ def _last_line(text: str) -> str:
 # --- what the host offers ----------------------------------------------------------------------------------------------------
 
 # A level holds if this prints nothing but the last line: each of these must fail, and the library must be there.
-TRIAL = """
+PROBE = """
 import ctypes, decimal, hashlib, json, os, random, socket
 def tries(what, action, *arguments):
     try:
@@ -303,30 +305,30 @@ tries("it can start processes", os.fork)
 tries("it can send signals", os.kill, os.getppid(), 0)
 print("isolated")
 """
-WAYS = {
-    Level.NAMESPACES: "run as root with CAP_SYS_ADMIN (docker run --cap-add SYS_ADMIN --security-opt seccomp=unconfined)",
-    Level.USER_NAMESPACES: "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+HOW_TO_ENABLE = {
+    IsolationLevel.NAMESPACES: "run as root with CAP_SYS_ADMIN (docker run --cap-add SYS_ADMIN --security-opt seccomp=unconfined)",
+    IsolationLevel.USER_NAMESPACES: "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
     "kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_namespaces above 0; docker run --security-opt "
     "seccomp=unconfined --security-opt apparmor=unconfined)",
-    Level.LANDLOCK: "Linux 5.13 or newer with Landlock among the security modules (boot option lsm=landlock,…)",
+    IsolationLevel.LANDLOCK: "Linux 5.13 or newer with Landlock among the security modules (boot option lsm=landlock,…)",
 }
 _lock = Lock()
 
 
-def strongest() -> Level:
+def strongest_level() -> IsolationLevel:
     """The strongest level that holds on this host, found by trying. Raises a `SandboxError` if none is safe."""
     with _lock:
         return _strongest()
 
 
 @cache
-def _strongest() -> Level:
+def _strongest() -> IsolationLevel:
     problems = []
-    for level in SAFE:
-        problem = missing(level)
+    for level in SAFE_LEVELS:
+        problem = why_unavailable(level)
         if not problem:
             return level
-        problems.append(f"  {level}: {problem}. To have it, {WAYS[level]}.")
+        problems.append(f"  {level}: {problem}. To have it, {HOW_TO_ENABLE[level]}.")
     raise SandboxError(
         "Programs written by a model cannot be isolated here, so none is run:\n"
         + "\n".join(problems)
@@ -336,18 +338,18 @@ def _strongest() -> Level:
 
 
 @cache
-def missing(level: Level) -> str:
+def why_unavailable(level: IsolationLevel) -> str:
     """Why a level does not hold on this host; empty if it does."""
     if sys.platform != "linux":
         return "this is not Linux"
-    if level is Level.NAMESPACES and os.geteuid() != 0:
+    if level is IsolationLevel.NAMESPACES and os.geteuid() != 0:
         return "this is not root"
-    if level is not Level.LIMITS and not seccomp.supported():
+    if level is not IsolationLevel.LIMITS and not seccomp.is_supported():
         return "the filter of system calls is written for x86-64 and arm64 alone"
     secret = str(Path(__file__).resolve())
-    trial = TRIAL.format(file=secret, folder=str(Path(secret).parent)) if level in SAFE else "print('isolated')"
+    trial = PROBE.format(file=secret, folder=str(Path(secret).parent)) if level in SAFE_LEVELS else "print('isolated')"
     try:
-        ran = run(trial, level=level, wall_s=60, cpu_s=30)
+        ran = run_program(trial, level=level, wall_s=60, cpu_s=30)
     except (SandboxError, OSError) as error:
         return str(error).removeprefix(f"level {level}: ")
     if ran.ok and ran.stdout == "isolated\n":
@@ -355,15 +357,15 @@ def missing(level: Level) -> str:
     return ", ".join(ran.stdout.splitlines()) or _last_line(ran.stderr) or ran.reason
 
 
-def describe(level: Level | str | None = None) -> str:
+def describe_level(level: IsolationLevel | str | None = None) -> str:
     """One sentence for the start of a run."""
-    return f"A program runs isolated by {MEANS[strongest() if level is None else Level(level)]}."
+    return f"A program runs isolated by {LEVEL_DESCRIPTIONS[strongest_level() if level is None else IsolationLevel(level)]}."
 
 
 # --- what the interpreter needs ----------------------------------------------------------------------------------------------
 
 # The shared libraries that the standard library may yet load, under the names by which the loader looks for them.
-LIBRARIES = """
+LIST_LIBRARIES = """
 import ctypes, importlib, os, sys
 class Info(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
@@ -387,10 +389,14 @@ print(*(name for name in libraries() if name not in there), sep="\\n")
 
 
 @cache
-def visible() -> list[str]:
+def readable_files() -> list[str]:
     """The files and folders of this host that a program may read."""
     found = subprocess.run(
-        [sys.executable, *INTERPRETER, "-c", LIBRARIES], env=ENVIRONMENT, capture_output=True, text=True, check=True
+        [sys.executable, *INTERPRETER, "-c", LIST_LIBRARIES],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     folders = list(dict.fromkeys(p for p in _library() if not p.endswith("lib-dynload")))
     names = [os.path.normpath(name) for name in found.stdout.splitlines() if name.startswith("/")]
@@ -432,7 +438,7 @@ def _child() -> CodeType:
 
 @cache
 def _filter(scratch: bool) -> bytes:
-    return seccomp.program(scratch)
+    return seccomp.build_filter(scratch)
 
 
 def _threads_of(uid: int) -> int:

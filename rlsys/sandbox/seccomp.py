@@ -72,24 +72,24 @@ LOAD, AND, EQUAL, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 
-def numbers(table: str) -> dict[str, int]:
+def syscall_numbers(table: str) -> dict[str, int]:
     """Calls by name on this machine."""
     column = MACHINES[platform.machine()][0]
     rows = [entry.split() for entry in table.split(";")]
     return {name: int(machines[column]) for name, *machines in rows if machines[column] != "-"}
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     return platform.machine() in MACHINES
 
 
-def program(scratch: bool) -> bytes:
+def build_filter(scratch: bool) -> bytes:
     """The filter. Without a scratch folder no file may be changed, whatever its permissions are.
 
     `OWN_PID` in it is to be replaced.
     """
-    free = numbers(HARMLESS) | (numbers(OPENING) | numbers(CHANGING_FILES) if scratch else {})
-    checked = numbers(CHECKED) | ({} if scratch else numbers(OPENING))
+    free = syscall_numbers(HARMLESS) | (syscall_numbers(OPENING) | syscall_numbers(CHANGING_FILES) if scratch else {})
+    checked = syscall_numbers(CHECKED) | ({} if scratch else syscall_numbers(OPENING))
     code = [
         (LOAD, 0, 0, 4),
         (EQUAL, 1, 0, MACHINES[platform.machine()][1]),
@@ -99,7 +99,7 @@ def program(scratch: bool) -> bytes:
     for number in free.values():
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     for name, number in checked.items():
-        body = [line for conditions in CONDITIONS[name] for line in allowed_if(conditions)]
+        body = [line for conditions in CONDITIONS[name] for line in allow_if(conditions)]
         body.append((RETURN, 0, 0, REFUSE | errno.EPERM))
         code += [(EQUAL, 0, len(body), number), *body]
     code += [
@@ -112,7 +112,7 @@ def program(scratch: bool) -> bytes:
     return b"".join(struct.pack("=HBBI", *line) for line in code)
 
 
-def allowed_if(conditions: Sequence[Condition]) -> list[tuple[int, int, int, int]]:
+def allow_if(conditions: Sequence[Condition]) -> list[tuple[int, int, int, int]]:
     """Allows the call if all hold, and goes on behind itself if one does not."""
     code = []
     for i, (half, mask, value) in enumerate(conditions):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.cache import cache
+from rlsys.config.cache import cache_dir
 
 DIGITS = 6
 WINDOW = 64  # tokens
@@ -51,13 +51,13 @@ def rows(name: str) -> list[dict[str, Any]]:
 def model_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Path:
     """The warm-started model for a seed as a Hugging Face directory, made on first use and kept in the user's cache."""
     recipe = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:10]
-    folder = cache() / f"tiny-{recipe}-seed{seed}"
+    folder = cache_dir() / f"tiny-{recipe}-seed{seed}"
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
-        make(beside, seed, note=note)
+        make_model(beside, seed, note=note)
         beside.chmod(0o755)
         try:
             beside.rename(folder)
@@ -69,13 +69,13 @@ def model_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Pat
     return folder
 
 
-def make(folder: Path, seed: int, *, steps: int = 450, note: Callable[[str], None] = lambda _: None) -> None:
+def make_model(folder: Path, seed: int, *, steps: int = 450, note: Callable[[str], None] = lambda _: None) -> None:
     """Builds tokenizer and model, warm-starts the model on random orders, and saves both."""
     import torch
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model, tokenizer = untrained(seed), make_tokenizer()
+    model, tokenizer = build_model(seed), make_tokenizer()
     sets, rng = digit_sets(held_out=False), random.Random(f"warm start {seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)
     for step in range(steps):
@@ -94,7 +94,7 @@ def make(folder: Path, seed: int, *, steps: int = 450, note: Callable[[str], Non
     tokenizer.save_pretrained(folder)
 
 
-def untrained(seed: int) -> Any:
+def build_model(seed: int) -> Any:
     """330,752 parameters. Head size 32 is the smallest that vLLM's CPU attention takes."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -9,6 +9,6 @@ The run never waits for a tracker, and does not know of its troubles: it writes 
 added later, or could not be reached, gets what it missed.
 """
 
-from rlsys.tracking.tracker import Told, Tracker
+from rlsys.tracking.tracker import RunInfo, Tracker
 
-__all__ = ["Told", "Tracker"]
+__all__ = ["RunInfo", "Tracker"]

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config.schema import ConfigError
-from rlsys.config.secrets import hidden
-from rlsys.tracking.memory import Memory
-from rlsys.tracking.tracker import Told, Tracker
+from rlsys.config.secrets import redact
+from rlsys.tracking.sent_steps import SentSteps
+from rlsys.tracking.tracker import RunInfo, Tracker
 
 POLL_S = 0.5  # between two looks at the files
 RETRY_S = (30.0, 600.0)  # before a tracker that failed is tried again: at first, and at most
@@ -32,107 +32,107 @@ class Follower(threading.Thread):
     def __init__(
         self,
         name: str,
-        make: Callable[[Told], Tracker],
-        told: Told,
+        make: Callable[[RunInfo], Tracker],
+        told: RunInfo,
         kept: int,
         samples: int,
-        memory: Memory,
+        memory: SentSteps,
         say: Callable[[str], None],
         event: Callable[..., None],
     ):
         """`kept` is the last step whose line stays: what comes after it is done again."""
         super().__init__(name=f"tracking {name}", daemon=True)
-        self.tracker_name, self.make, self.told, self.samples = name, make, told, samples
-        self.memory, self.say, self.event = memory, say, event
-        self.kept = kept
-        self.over = threading.Event()
-        self.how = ""
+        self.tracker_name, self.make, self.run_info, self.samples = name, make, told, samples
+        self.memory, self.note, self.record_event = memory, say, event
+        self.kept_step = kept
+        self.run_ended = threading.Event()
+        self.outcome = ""
         self.busy_since: float | None = None  # when the call began that it is in
         self.failures = 0
-        self.events = Lines(told.path / "events.jsonl", from_end=True)
+        self.events = LineReader(told.path / "events.jsonl", from_end=True)
 
     @property
-    def last(self) -> int:
+    def last_step(self) -> int:
         """The last step that the tracker has."""
-        last = self.memory.last(self.tracker_name)
+        last = self.memory.last_step(self.tracker_name)
         return -1 if last is None else last
 
     def run(self) -> None:
         while True:
-            ending = self.over.is_set()
+            ending = self.run_ended.is_set()
             wait = min(RETRY_S[0] * 2 ** min(self.failures, 10), RETRY_S[1])  # no float holds 2**1024
             try:
-                return self.follow()
+                return self.follow_run()
             except ConfigError as error:
-                return self.failed(error, "This time it is left out.")
+                return self.report_failure(error, "This time it is left out.")
             except Exception as error:
-                self.failed(error, f"It is tried again in {wait:.0f} s, and gets what it misses then.")
+                self.report_failure(error, f"It is tried again in {wait:.0f} s, and gets what it misses then.")
             if ending:
-                return self.say(
-                    f"{self.tracker_name} has steps up to {self.last}; `rlsys track {self.told.path}` sends the rest"
+                return self.note(
+                    f"{self.tracker_name} has steps up to {self.last_step}; `rlsys track {self.run_info.path}` sends the rest"
                 )
             self.failures += 1
-            self.over.wait(wait)  # at the end it is tried once more, at once
+            self.run_ended.wait(wait)  # at the end it is tried once more, at once
 
-    def follow(self) -> None:
+    def follow_run(self) -> None:
         """From where the tracker is to the end of the run."""
-        had = self.memory.last(self.tracker_name)
-        tracker = self.begun(had)
-        lines = Lines(self.told.path / "metrics.jsonl")
+        had = self.memory.last_step(self.tracker_name)
+        tracker = self.start_tracker(had)
+        lines = LineReader(self.run_info.path / "metrics.jsonl")
         while True:
-            ending = self.over.is_set()  # before the last look
-            for event in self.events.new():
+            ending = self.run_ended.is_set()  # before the last look
+            for event in self.events.read_new():
                 with self.busy():
                     tracker.event(event)
-            for line in lines.new():
-                if line["step"] > self.last:
-                    self.tell(tracker, line)
+            for line in lines.read_new():
+                if line["step"] > self.last_step:
+                    self.send_step(tracker, line)
             with self.busy():
                 if ending:
-                    return tracker.end(self.how)
+                    return tracker.end(self.outcome)
                 tracker.look()
-            self.over.wait(POLL_S)
+            self.run_ended.wait(POLL_S)
 
-    def begun(self, had: int | None) -> Tracker:
-        first = min(self.last, self.kept) + 1
+    def start_tracker(self, had: int | None) -> Tracker:
+        first = min(self.last_step, self.kept_step) + 1
         with self.busy():
-            tracker = self.make(replace(self.told, first=first, started=had is not None))
-        if had is not None and had > self.kept:
+            tracker = self.make(replace(self.run_info, first_step=first, resumed=had is not None))
+        if had is not None and had > self.kept_step:
             if tracker.overwrites:
-                self.memory.sent(self.tracker_name, self.kept)
+                self.memory.record(self.tracker_name, self.kept_step)
             else:
-                self.say(
-                    f"{self.tracker_name} keeps what it has of steps {self.kept + 1} to {had}, which are done again"
+                self.note(
+                    f"{self.tracker_name} keeps what it has of steps {self.kept_step + 1} to {had}, which are done again"
                 )
-        self.kept = sys.maxsize  # from here on nothing is done again
+        self.kept_step = sys.maxsize  # from here on nothing is done again
         if had is None:
-            self.memory.sent(self.tracker_name, -1)
+            self.memory.record(self.tracker_name, -1)
         return tracker
 
-    def tell(self, tracker: Tracker, line: dict[str, Any]) -> None:
+    def send_step(self, tracker: Tracker, line: dict[str, Any]) -> None:
         step = line["step"]
         figures = {name: value for name, value in line.items() if name != "step"}
         evaluated = any(name.startswith("eval/") for name in figures)
-        rows = self.rows(step) if self.samples and evaluated else []
+        rows = self.eval_samples(step) if self.samples and evaluated else []
         with self.busy():
             if rows:
                 tracker.samples(step, rows)
             tracker.step(step, figures)
-        self.memory.sent(self.tracker_name, step)
+        self.memory.record(self.tracker_name, step)
         if self.failures:
-            self.say(f"{self.tracker_name} goes on, with step {step}")
+            self.note(f"{self.tracker_name} goes on, with step {step}")
             self.failures = 0
 
-    def rows(self, step: int) -> list[dict[str, Any]]:
+    def eval_samples(self, step: int) -> list[dict[str, Any]]:
         """The first completions of an evaluation's first prompts; its file comes a little later than its line."""
-        file, until = self.told.path / "samples" / f"eval-{step:06d}.parquet", time.monotonic() + SAMPLES_S
+        file, until = self.run_info.path / "samples" / f"eval-{step:06d}.parquet", time.monotonic() + SAMPLES_S
         while True:
-            last_look = self.over.is_set() or time.monotonic() > until
+            last_look = self.run_ended.is_set() or time.monotonic() > until
             if file.is_file():
-                return first_of_each(file, self.samples)
+                return read_first_samples(file, self.samples)
             if last_look:
                 return []
-            self.over.wait(POLL_S)
+            self.run_ended.wait(POLL_S)
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -142,27 +142,31 @@ class Follower(threading.Thread):
         finally:
             self.busy_since = None
 
-    def failed(self, error: Exception, then: str) -> None:
+    def report_failure(self, error: Exception, then: str) -> None:
         """A line on the screen, the first time; all of it in events.jsonl."""
-        where = f"after step {self.last}" if self.last >= 0 else "at its start"
+        where = f"after step {self.last_step}" if self.last_step >= 0 else "at its start"
         said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-        first = " ".join(hidden(said).split())[:300].rstrip(": ")
+        first = " ".join(redact(said).split())[:300].rstrip(": ")
         with contextlib.suppress(OSError):  # a full disk is the run's trouble, and it says so
-            self.event(
-                "tracker failed", tracker=self.tracker_name, step=self.last, error=first, trace=traceback.format_exc()
+            self.record_event(
+                "tracker failed",
+                tracker=self.tracker_name,
+                step=self.last_step,
+                error=first,
+                trace=traceback.format_exc(),
             )
         if not self.failures:
-            self.say(f"{self.tracker_name} failed {where}: {first}. The run goes on. {then}")
+            self.note(f"{self.tracker_name} failed {where}: {first}. The run goes on. {then}")
 
 
-class Lines:
+class LineReader:
     """A .jsonl file that grows."""
 
     def __init__(self, file: Path, *, from_end: bool = False):
         self.file = file
         self.position = file.stat().st_size if from_end and file.is_file() else 0
 
-    def new(self) -> list[dict[str, Any]]:
+    def read_new(self) -> list[dict[str, Any]]:
         """The lines that have come, as far as they are whole."""
         if not self.file.is_file() or self.file.stat().st_size <= self.position:
             return []
@@ -177,7 +181,7 @@ class Lines:
         return found
 
 
-def first_of_each(file: Path, prompts: int) -> list[dict[str, Any]]:
+def read_first_samples(file: Path, prompts: int) -> list[dict[str, Any]]:
     """The first sample of each of the first prompts in a file of samples."""
     import pyarrow.parquet
 

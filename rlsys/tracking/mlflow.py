@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rlsys.tracking.tensorboard import table
-from rlsys.tracking.tracker import Figures, Told, Tracker
+from rlsys.tracking.tensorboard import samples_table
+from rlsys.tracking.tracker import Figures, RunInfo, Tracker
 
 TAG = "rlsys.run"
 STATES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -21,7 +21,7 @@ MOST = 6000  # characters of a parameter
 class MLflow(Tracker):
     def __init__(
         self,
-        told: Told,
+        told: RunInfo,
         *,
         uri: str = "",
         experiment: str = "rlsys",
@@ -53,17 +53,17 @@ class MLflow(Tracker):
 
     def step(self, step: int, figures: Figures) -> None:
         now = int(time.time() * 1000)
-        found = [self.metric(called(name), value, now, step) for name, value in figures.items()]
+        found = [self.metric(mlflow_name(name), value, now, step) for name, value in figures.items()]
         self.client.log_batch(self.run, metrics=found)
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        self.client.log_text(self.run, table(rows), f"samples/eval-{step:06d}.md")
+        self.client.log_text(self.run, samples_table(rows), f"samples/eval-{step:06d}.md")
 
     def end(self, how: str) -> None:
         self.client.set_terminated(self.run, STATES[how])
 
 
-def called(name: str) -> str:
+def mlflow_name(name: str) -> str:
     """A name that MLflow takes: a section and a name in it. Its files cannot hold a figure below another one.
 
     "lag" -> "step/lag"    "lag/mean" -> "lag/mean"    "eval/aime/pass@4/low" -> "eval/aime.pass_at_4.low"

@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlsys.tracking.tracker import Figures, Told, Tracker
+from rlsys.tracking.tracker import Figures, RunInfo, Tracker
 
 
 class TensorBoard(Tracker):
     overwrites = True  # what an earlier file has of later steps is purged by TensorBoard as it reads
 
-    def __init__(self, told: Told, *, dir: str = ""):
+    def __init__(self, told: RunInfo, *, dir: str = ""):
         """`dir` is a folder that several runs share, each in one of its name; empty: tensorboard/ in the run directory."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
         folder = Path(dir).expanduser() / told.name if dir else told.path / "tensorboard"
-        self.writer = SummaryWriter(str(folder), purge_step=told.first if told.started else None)
-        if not told.started:
+        self.writer = SummaryWriter(str(folder), purge_step=told.first_step if told.resumed else None)
+        if not told.resumed:
             lines = "\n".join(f"    {key}: {json.dumps(value)}" for key, value in told.config.items())
             self.writer.add_text("config", lines, 0)
 
@@ -26,14 +26,14 @@ class TensorBoard(Tracker):
         self.writer.flush()
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        self.writer.add_text("samples", table(rows), step)
+        self.writer.add_text("samples", samples_table(rows), step)
         self.writer.flush()
 
     def end(self, how: str) -> None:
         self.writer.close()
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def samples_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown, each text as code."""
 
     def cell(value: Any) -> str:

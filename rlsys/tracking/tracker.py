@@ -9,15 +9,15 @@ Figures = dict[str, float]  # of a step, by name
 
 
 @dataclass(frozen=True)
-class Told:
+class RunInfo:
     """Of the run. `Told("demo-3f9a01c2", "demo", Path("runs/demo"), {"policy.lr": 1e-6, …}, first=31, started=True)`"""
 
     id: str  # the same whenever this run goes on
     name: str  # of its directory
     path: Path  # the run directory
     config: Mapping[str, Any]  # every option by its dotted name; what is secret is hidden
-    first: int  # the first step that comes
-    started: bool  # whether this tracker has begun this run before
+    first_step: int  # the first step that comes
+    resumed: bool  # whether this tracker has begun this run before
 
 
 class Tracker:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlsys.config.schema import ConfigError
-from rlsys.tracking.tracker import Figures, Told, Tracker
+from rlsys.tracking.tracker import Figures, RunInfo, Tracker
 
 CODES = {"done": 0, "stopped": 0, "failed": 1}
 
@@ -13,7 +13,7 @@ CODES = {"done": 0, "stopped": 0, "failed": 1}
 class Wandb(Tracker):
     def __init__(
         self,
-        told: Told,
+        told: RunInfo,
         *,
         project: str = "rlsys",
         entity: str | None = None,

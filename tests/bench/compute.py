@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlsys.checks import load_checked
-from rlsys.packs.minibatches import heard, mini_batches
+from rlsys.packs.minibatches import drop_zero_advantage, split_into_mini_batches
 from rlsys.packs.packing import pack
 from rlsys.types import Batch, Columns, Pack, Prompt, Sample
 
@@ -44,7 +44,7 @@ class Trial:
 
     def update(self, packs: list[Pack]) -> None:
         self.objective.begin(0.0)
-        self.zero.minimise(packs, self.objective, 0.0)
+        self.zero.minimize(packs, self.objective, 0.0)
 
     def both(self, packs: list[Pack]) -> None:
         self.score(packs)
@@ -54,7 +54,7 @@ class Trial:
         """Floating-point operations of the matrix products, attention's included, each prompt once. `passes` 1: forward, 3: both."""
         settings, found = self.config_of_model, 0.0
         for p in packs:
-            seen = [n * (p.lengths[a] if a >= 0 else 0) + n * n / 2 for n, a in zip(p.lengths, p.after, strict=True)]
+            seen = [n * (p.lengths[a] if a >= 0 else 0) + n * n / 2 for n, a in zip(p.lengths, p.parent, strict=True)]
             found += 2 * self.parameters * len(p.tokens)
             found += 4 * settings.hidden_size * settings.num_hidden_layers * sum(seen)
         return passes * found
@@ -123,11 +123,11 @@ def packs_of(
     """One mini-batch. A share `silent` of the groups has no advantage."""
     of_groups = np.arange(len(batch.prompts)) >= round(silent * len(batch.prompts))
     columns = Columns(advantages=np.repeat(batch.rewards * of_groups[batch.groups], batch.lengths))
-    [mini] = mini_batches(trial.config, 1, batch)
-    mini = heard(trial.config, batch, mini, columns) if leave_out else mini
+    [mini] = split_into_mini_batches(trial.config, 1, batch)
+    mini = drop_zero_advantage(trial.config, batch, mini, columns) if leave_out else mini
     budget = trial.config.policy.tokens_per_pack
     [packs] = pack(
-        batch, mini.members, ranks=1, tokens_per_pack=budget, columns=columns, weights=mini.weights, share=share
+        batch, mini.members, ranks=1, tokens_per_pack=budget, columns=columns, weights=mini.weights, share_prompts=share
     )
     return packs
 
@@ -190,9 +190,9 @@ def measure(name: str) -> None:
     import deepspeed
     import torch
 
-    from workers.learner.zero import prepare
+    from workers.learner.zero import import_deepspeed
 
-    prepare(load_checked(CONFIG), 1)
+    import_deepspeed(load_checked(CONFIG), 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

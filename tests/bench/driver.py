@@ -94,9 +94,9 @@ class Engines:
             )
         return found
 
-    def cut(self) -> None: ...
-    def generating(self) -> None: ...
-    def resting(self) -> None: ...
+    def stop_early(self) -> None: ...
+    def wake(self) -> None: ...
+    def sleep(self) -> None: ...
 
 
 class Judges:
@@ -119,10 +119,10 @@ class Ranks:
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return [[p.rollout for p in own] for own in packs]
 
-    def rescored(self, packs: list[list[Pack]], variant: Any) -> list[list[Floats]]:
+    def rescore(self, packs: list[list[Pack]], variant: Any) -> list[list[Floats]]:
         raise NotImplementedError
 
-    def facts(self, texts: list[str]) -> Any:
+    def model_facts(self, texts: list[str]) -> Any:
         raise NotImplementedError
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
@@ -156,7 +156,7 @@ class Stopwatch:
         self.marks.append((time.perf_counter() - m.wall, time.process_time() - m.cpu - m.written, m.written))
         self.found.append(found)
 
-    def at(self, doing: str) -> None: ...
+    def show_phase(self, phase: str) -> None: ...
     def note(self, text: str) -> None: ...
 
 

@@ -77,7 +77,7 @@ def engines(name: str, model: str) -> None:
     from workers.cpu import exact_engine, norms
     from workers.rollout.engines import InProcessEngine, arguments
 
-    rows = exact.FEWEST, exact.MOST
+    rows = exact.MIN_ROWS, exact.MAX_ROWS
     own = CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu
     longest = max(length for _, length, _ in LOADS[name])
     new = max(n for *_, n in LOADS[name])
@@ -91,12 +91,12 @@ def engines(name: str, model: str) -> None:
     def plain() -> None:
         asyncio.run(engine.forget_prefixes())
         set_norms(norms.WAY, "native")
-        exact.FEWEST, exact.MOST = 1, 10**9
+        exact.MIN_ROWS, exact.MAX_ROWS = 1, 10**9
         CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu = own
 
     def default() -> None:
         plain()
-        exact.FEWEST, exact.MOST = rows
+        exact.MIN_ROWS, exact.MAX_ROWS = rows
 
     def exactly() -> None:
         default()
@@ -137,12 +137,12 @@ def trainers(name: str, model: str) -> None:
     pack = Pack(
         tokens=np.arange(total) * 7 % 11 + 2,
         lengths=[each] * count,
-        after=[-1] * count,
+        parent=[-1] * count,
         targets=np.arange(total) * 5 % 11 + 2,
         samples=list(range(count)),
-        counts=[each] * count,
-        first=list(range(0, total, each)),
-        rest=list(range(1, total, each)),
+        target_counts=[each] * count,
+        first_logit=list(range(0, total, each)),
+        next_logits=list(range(1, total, each)),
         rollout=zeros,
         weights=zeros,
         columns=Columns(),

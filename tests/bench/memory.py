@@ -21,8 +21,8 @@ import psutil
 from models import CASES, random_model, save_case
 
 from rlsys.checks import load_checked
-from rlsys.estimates.memory import Lengths, Parts, processes, total
-from rlsys.models.shapes import model_of
+from rlsys.estimates.memory import Parts, SequenceLengths, memory_by_role, total_bytes
+from rlsys.models.shapes import model_shape
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -118,9 +118,9 @@ def look(peak: Peak, pid: int) -> None:
 def predicted(config: Path, overrides: list[str]) -> dict[str, tuple[str, Parts]]:
     """By worker: the moment when it needs most, and what for."""
     c = load_checked(config, [*COMMON, *overrides])
-    model, _ = model_of(c.model.path)
+    model, _ = model_shape(c.model.path)
     prompt = c.rollout.max_prompt_tokens or TINY_PROMPT
-    every = processes(c, model, Lengths(prompt, c.rollout.max_new_tokens))
+    every = memory_by_role(c, model, SequenceLengths(prompt, c.rollout.max_new_tokens))
     found = {name: every[name] for name in ("driver", "reference") if name in every}
     found |= {f"rollout-{i}": every["rollout"] for i in range(c.rollout.engines)}
     found |= {f"policy-{i}": every["policy" if i else "policy-0"] for i in range(c.policy.ranks)}
@@ -154,12 +154,21 @@ def main() -> None:
 
 
 def compare(case: str, stage: int, worker: str, peak: Peak, moment: str, parts: Parts) -> dict[str, Any]:
-    ratio = total(parts) / peak.total
+    ratio = total_bytes(parts) / peak.total
     said = ", ".join(f"{n} {v / 2**20:,.0f}" for n, v in parts.items())
     pages = " + ".join(f"{v / 2**20:,.0f}" for v in peak.parts.values())
-    line = f"{case:5} {stage:4} {worker:12} {peak.total / 2**20:10,.0f} {total(parts) / 2**20:10,.0f} {ratio:6.2f}"
+    line = (
+        f"{case:5} {stage:4} {worker:12} {peak.total / 2**20:10,.0f} {total_bytes(parts) / 2**20:10,.0f} {ratio:6.2f}"
+    )
     print(f"{line}          {moment}: {said}; {pages}", flush=True)
-    found = {"case": case, "zero": stage, "worker": worker, "predicted": total(parts), "ratio": ratio, "moment": moment}
+    found = {
+        "case": case,
+        "zero": stage,
+        "worker": worker,
+        "predicted": total_bytes(parts),
+        "ratio": ratio,
+        "moment": moment,
+    }
     return found | asdict(peak) | {"expected": parts}
 
 

@@ -21,10 +21,10 @@ from typing import Any
 from models import CASES, PROMPT, save_case
 
 from launch.tools.plan import costs
-from launch.tools.plan.simulate import Loop
-from launch.tools.synthetic import Lengths
+from launch.tools.plan.simulate import SimulatedLoop
+from launch.tools.synthetic import CompletionLengths
 from rlsys.checks import load_checked
-from rlsys.config.schema import Data
+from rlsys.config.schema import DataConfig
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "trl" / "rlsys.yaml"
@@ -66,9 +66,9 @@ def run(settings: list[str], folder: Path, steps: int) -> dict[str, Any]:
 def simulated(settings: list[str], figures: Path, steps: int) -> float:
     """Seconds of a step."""
     config = load_checked(CONFIG, settings)
-    config = replace(config, data=Data(), rollout=replace(config.rollout, max_new_tokens=LONGEST))
-    lengths = Lengths(MEAN, LONGEST, config.run.seed)
-    return Loop(config, costs.read(figures, PROMPT), lengths, PROMPT).run(steps).seconds
+    config = replace(config, data=DataConfig(), rollout=replace(config.rollout, max_new_tokens=LONGEST))
+    lengths = CompletionLengths(MEAN, LONGEST, config.run.seed)
+    return SimulatedLoop(config, costs.read_costs(figures, PROMPT), lengths, PROMPT).run(steps).seconds
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlsys.analysis.trace import spans
+from rlsys.analysis.trace import read_spans
 from rlsys.runs.directory import read_lines
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,8 +33,8 @@ def started(overrides: list[str]) -> float:
         os.kill(process.pid, signal.SIGTERM)
         if process.wait():
             raise SystemExit(f"{command} ended with {process.returncode}")
-        engines = [s for s in spans(run) if s.name == "generate" and s.facts["samples"]]
-        return min(s.at + s.facts["samples"][0][2] for s in engines) - began
+        engines = [s for s in read_spans(run) if s.name == "generate" and s.facts["samples"]]
+        return min(s.start + s.facts["samples"][0][2] for s in engines) - began
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from rlsys.checks import load_checked
 from workers.learner.policy import PolicyRank
 from workers.rollout.engines import CPU_ENVIRONMENT
 from workers.rollout.rollout import RolloutWorker
-from workers.sync.proof import of_ranks
+from workers.sync.verify import combine_ranks
 
 QUARTERS = 4  # which are copied one after the other, to need less memory
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
@@ -114,7 +114,7 @@ def main() -> None:
                 before, began = cpu(), time.perf_counter()
                 parts = [[rank.send.remote(part) for rank in ranks] for part in range(invitation["parts"])]
                 printing, taking = [rank.prints.remote() for rank in ranks], engine.take.remote(parts, i)
-                prints = of_ranks(ray.get(printing))
+                prints = combine_ranks(ray.get(printing))
                 sent = time.perf_counter()
                 ray.get(taking)
                 taken = time.perf_counter()

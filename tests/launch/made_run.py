@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlsys.config import loading
-from rlsys.config.schema import Config, Run, Trainer
+from rlsys.config.schema import Config, RunConfig, TrainerConfig
 from rlsys.runs.samples import write_samples
 from rlsys.tasks.zigzag import SYMBOLS
 from rlsys.types import Batch, Columns, Prompt, Sample
@@ -35,7 +35,8 @@ def make_run(
     for folder in ("samples", "logs", "checkpoints"):
         (path / folder).mkdir(parents=True)
     config = config or Config(
-        run=Run(dir=str(path)), trainer=Trainer(steps=steps, prompts_per_step=prompts, samples_per_prompt=samples)
+        run=RunConfig(dir=str(path)),
+        trainer=TrainerConfig(steps=steps, prompts_per_step=prompts, samples_per_prompt=samples),
     )
     (path / "config.yaml").write_text(loading.to_yaml(config))
     lines = [figures(0, steps, evaluated=True)] + [figures(s, steps, evaluated=s % 4 == 0) for s in range(1, steps + 1)]

@@ -17,8 +17,8 @@ from launch import cli, train
 from launch.tools.export import export
 from rlsys import __version__
 from rlsys.config import loading
-from rlsys.config.schema import Config, ConfigError, Run, Trainer
-from rlsys.runs.checkpoint import SUMS, render, sha256
+from rlsys.config.schema import Config, ConfigError, RunConfig, TrainerConfig
+from rlsys.runs.checkpoint import SUMS, format_sums, sha256
 from rlsys.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def finished(tmp_path) -> Path:
         folder = run / "checkpoints" / f"step-{step:06d}"
         (folder / "state.json").write_text(json.dumps({"step": step}))
         files = {str(p.relative_to(folder)): sha256(p) for p in folder.rglob("*") if p.is_file()}
-        (folder / SUMS).write_text(render(files))
+        (folder / SUMS).write_text(format_sums(files))
     make_model(run / "checkpoints" / ".step-000006" / "model", "weights 6")
     (run / "config.yaml").write_text(loading.to_yaml(Config()))
     (run / "metrics.jsonl").write_text("")
@@ -226,8 +226,8 @@ def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, 
     monkeypatch.setattr(train, "_train", lambda *_: 1)
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     train.train(
-        Config(run=Run(dir=str(tmp_path / "run"))),
-        cli.plain(),
+        Config(run=RunConfig(dir=str(tmp_path / "run"))),
+        cli.plain_console(),
         command="rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]",
     )
     assert (
@@ -238,26 +238,26 @@ def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, 
 
 def test_a_run_that_was_killed_after_its_last_step_is_tidied_up_when_it_is_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(train.Checkpoints, "newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
-    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(train.Checkpoints, "load_newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
+    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
     monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "psm_x").touch()
     place = {"node": "n", "pid": 1, "began": 0.5, "shared": [f"{tmp_path}/psm_x"]}
     (tmp_path / "run" / "logs" / "rollout-0.pid").write_text(json.dumps(place))
-    train.train(Config(run=Run(dir=str(tmp_path / "run")), trainer=Trainer(steps=4)), cli.plain())
+    train.train(Config(run=RunConfig(dir=str(tmp_path / "run")), trainer=TrainerConfig(steps=4)), cli.plain_console())
     assert not (tmp_path / "psm_x").exists()
 
 
 def test_a_summary_spells_out_what_a_terminal_would_obey(tmp_path, capsys):
-    config = Config(run=Run(dir=str(tmp_path / "run")))
+    config = Config(run=RunConfig(dir=str(tmp_path / "run")))
     run = RunDirectory(config)
     for step in (0, 3):
         evil = {"s:1": [f"\x1b[2J {step}"]}
         save(run.path / "samples" / f"eval-{step:06d}.parquet", {"s:1": [1.0]}, evil, {"s:1": "1\x07?"})
-        run.metrics({"step": step, "eval/s/accuracy": 1.0})
-    train.summary(config, run, cli.plain())
+        run.record_metrics({"step": step, "eval/s/accuracy": 1.0})
+    train.print_summary(config, run, cli.plain_console())
     run.close()
     said = capsys.readouterr().out
     assert not {"\x1b", "\x07"} & set(said)
@@ -399,14 +399,14 @@ def raising(error: BaseException):
     ids=["configuration", "usage", "interrupt", "abort", "failure"],
 )
 def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, monkeypatch, error, code, said):
-    monkeypatch.setattr(cli, "errors", cli.plain(stderr=True))
+    monkeypatch.setattr(cli, "errors", cli.plain_console(stderr=True))
     assert cli._guarded(raising(error)) == code
     assert said in capsys.readouterr().err
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "errors", cli.plain(stderr=True))
-    monkeypatch.setattr("launch.supervise.supervised", lambda drive, *_: drive(""))
+    monkeypatch.setattr(cli, "errors", cli.plain_console(stderr=True))
+    monkeypatch.setattr("launch.supervise.run_with_restarts", lambda drive, *_: drive(""))
     monkeypatch.setattr(train, "train", raising(KeyboardInterrupt()))
     assert cli.commands.main(["train", str(small), f"run.dir={tmp_path}/run"], standalone_mode=False) == 130
     assert "Run the same command again to go on from the last checkpoint" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from launch.cluster import at_once, started
-from rlsys.config.schema import Config, Run
+from launch.cluster import run_concurrently, running_cluster
+from rlsys.config.schema import Config, RunConfig
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.errors import WorkerLost
 from workers.supervision.places import Place
@@ -18,7 +18,7 @@ from workers.supervision.waiting import Watch
 
 def test_all_are_started_at_the_same_time() -> None:
     met = threading.Barrier(3, timeout=20)
-    at_once([partial(meet, met)] * 3)  # one after the other they would never meet
+    run_concurrently([partial(meet, met)] * 3)  # one after the other they would never meet
 
 
 def meet(others: threading.Barrier) -> None:
@@ -33,7 +33,7 @@ def test_the_first_that_fails_is_told_without_waiting_for_the_others() -> None:
 
     began = time.monotonic()
     with pytest.raises(ValueError, match="no such model"):
-        at_once([partial(linger, over), fail])
+        run_concurrently([partial(linger, over), fail])
     assert time.monotonic() - began < 10
     over.set()
 
@@ -47,9 +47,9 @@ def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else
         raise WorkerLost("no Ray")
 
     monkeypatch.setattr("launch.cluster.ray_session", no_ray)
-    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
     monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
-    config = dataclasses.replace(Config(), run=Run(dir=str(tmp_path / "run")))
+    config = dataclasses.replace(Config(), run=RunConfig(dir=str(tmp_path / "run")))
     (tmp_path / "psm_folder").mkdir()
     (tmp_path / "mine").touch()
     foreign = f"{tmp_path}/mine", f"{tmp_path}/psm_folder/../mine"
@@ -62,7 +62,7 @@ def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else
         (run.logs / "rollout-2.pid").write_text("{")  # cut off
         run.close()
         again = RunDirectory(config)
-        with pytest.raises(WorkerLost), started(config, Watch(again.logs)):
+        with pytest.raises(WorkerLost), running_cluster(config, Watch(again.logs)):
             pass
         again.close()
         assert not left.exists()

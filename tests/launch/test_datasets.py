@@ -126,7 +126,7 @@ def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):
     ]
     assert loaded.longest_prompt == 7
     assert notes == ["a.jsonl: 2 prompts"]
-    one = datasets.load_one(config, "a.jsonl", tokenizer, 15, notes.append)
+    one = datasets.load_held_out(config, "a.jsonl", tokenizer, 15, notes.append)
     assert (one.name, list(one.prompts), one.samples) == ("a.jsonl", list(loaded.held_out[1].prompts), 4)
 
 

@@ -16,7 +16,7 @@ from launch.cli import commands as rlsys
 from rlsys.checks import load_checked
 from rlsys.config import loading
 from rlsys.config.loading import flatten
-from rlsys.config.plugins import find
+from rlsys.config.plugins import load_function
 from rlsys.config.schema import Config, ConfigError
 
 ALL = [(where, text) for page in PAGES for where, text in commands(page)]
@@ -144,11 +144,11 @@ def test_functions_that_the_pages_show_are_found_and_compute(place):
     """Those of configurations: advantages, losses, rewards, trackers."""
     found = {}
     for block in (b for b in CONFIGURATIONS if b.file):
-        config = loading.load(place / block.file)
+        config = loading.load_config(place / block.file)
         named = [config.algorithm.advantage, config.algorithm.loss]
         named += [f.function for f in config.reward.functions.values()]
         named += [t.tracker for t in config.tracking.to.values()]
-        found |= {name: find(name, {}, block.where) for name in named if ".py:" in name}
+        found |= {name: load_function(name, {}, block.where) for name in named if ".py:" in name}
     assert {"my_method.py:quantile", "my_method.py:soft_clip", "my_rewards.py:brevity", "my_tracker.py:ToText"} <= set(
         found
     )
@@ -163,12 +163,12 @@ def loaded(where: str, file: Path, overrides: list[str]) -> Config:
     for name in re.findall(r"oc\.env:([A-Z_]+)", " ".join(overrides) + (file.read_text() if file.is_file() else "")):
         os.environ.setdefault(name, "1")
     try:
-        config = loading.load(file, overrides)
+        config = loading.load_config(file, overrides)
         load_checked(file, overrides)
     except ConfigError as error:
         serious = [p for p in error.problems if "does not exist" not in p and "no such file" not in p.lower()]
         assert not serious, f"{where}: {serious}"
-        return loading.load(file, overrides)
+        return loading.load_config(file, overrides)
     return config
 
 

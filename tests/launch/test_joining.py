@@ -15,7 +15,7 @@ from ray._raylet import AuthenticationTokenLoader, Config
 from ray.core.generated.gcs_service_pb2 import GetClusterIdReply
 
 from launch.local_ray import ray_session
-from rlsys.config.loading import load
+from rlsys.config.loading import load_config
 from rlsys.config.schema import ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
@@ -68,7 +68,7 @@ def forget() -> None:
 
 
 def join(address: str, tmp_path: Path) -> None:
-    with ray_session(load(CONFIG, [f"cluster.address={address}"]), tmp_path):
+    with ray_session(load_config(CONFIG, [f"cluster.address={address}"]), tmp_path):
         pass
 
 

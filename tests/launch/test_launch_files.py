@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from launch.cli import commands
-from rlsys.config.loading import load
+from rlsys.config.loading import load_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
@@ -201,7 +201,7 @@ def test_every_configuration_that_is_named_exists_and_takes_these_options(name: 
         w for words in calls(shell(name), "rlsys") for w in words if re.match(r"[a-z_]+\.[a-z_.]+=", w) and "$" not in w
     ]
     for config in configs:
-        load(ROOT / config, overrides)
+        load_config(ROOT / config, overrides)
     assert overrides
 
 
@@ -331,7 +331,7 @@ def test_every_volume_of_the_rayjob_is_there_and_holds_what_the_run_names(rayjob
 
 def test_the_rayjob_leaves_a_stopped_run_time_to_save(rayjob: dict[str, Any]) -> None:
     patience = int(yaml.safe_load(rayjob["spec"]["runtimeEnvYAML"])["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"])
-    grace = load(ROOT / "configs" / "grpo_gsm8k_0.5b_gpu.yaml").run.grace_s
+    grace = load_config(ROOT / "configs" / "grpo_gsm8k_0.5b_gpu.yaml").run.grace_s
     assert patience > 2 * grace
     assert all(pod["terminationGracePeriodSeconds"] >= patience for pod in pods(rayjob))
 

@@ -7,21 +7,21 @@ from types import SimpleNamespace
 import pytest
 
 from launch import placement
-from launch.placement import Node, bundles, described, places, without_place
-from rlsys.config.loading import load
+from launch.placement import NodeResources, describe_nodes, first_unplaceable, make_bundles, reserve_gpus
+from rlsys.config.loading import load_config
 from rlsys.config.schema import Config, ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 
 
 def config(*overrides: str) -> Config:
-    return load(CONFIG, ["cluster.device=gpu", "cluster.start_timeout_s=0", *overrides])
+    return load_config(CONFIG, ["cluster.device=gpu", "cluster.start_timeout_s=0", *overrides])
 
 
-def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[Node]:
+def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[NodeResources]:
     """Of the first one, some GPUs are taken."""
     return [
-        Node(f"10.0.0.{i}", number, cpus, number - (taken if i == 1 else 0), cpus)
+        NodeResources(f"10.0.0.{i}", number, cpus, number - (taken if i == 1 else 0), cpus)
         for i, number in enumerate(gpus, start=1)
     ]
 
@@ -30,17 +30,17 @@ def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[Node]:
 def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What is said of a configuration on such nodes."""
 
-    def said(nodes: list[Node], *overrides: str) -> str:
-        monkeypatch.setattr(placement, "look", lambda ray: nodes)
+    def said(nodes: list[NodeResources], *overrides: str) -> str:
+        monkeypatch.setattr(placement, "list_nodes", lambda ray: nodes)
         with pytest.raises(ConfigError) as caught:
-            places(None, config(*overrides), True, lambda text: None)
+            reserve_gpus(None, config(*overrides), True, lambda text: None)
         return str(caught.value)
 
     return said
 
 
 def laid(*overrides: str, training: bool = True) -> list[tuple[float, dict[str, list[int]]]]:
-    return [(b.gpus, b.workers) for b in bundles(config(*overrides), training)]
+    return [(b.gpus, b.workers) for b in make_bundles(config(*overrides), training)]
 
 
 def test_separate_workers_have_gpus_of_their_own() -> None:
@@ -84,17 +84,17 @@ def test_a_reward_model_has_its_own_gpus_whatever_the_others_run_on() -> None:
 def test_on_cpu_nothing_is_reserved_and_workers_are_dealt_out_to_nodes_with_cpus() -> None:
     there = [{"NodeID": f"{i:056}", "Alive": i != 5, "Resources": {"CPU": 2} if i else {}} for i in (0, 1, 2, 3, 5)]
     ray = SimpleNamespace(nodes=lambda: there)
-    place = places(ray, config("cluster.device=cpu"), True, lambda text: None)
+    place = reserve_gpus(ray, config("cluster.device=cpu"), True, lambda text: None)
     found = [place(name)["scheduling_strategy"] for name in ("policy-0", "policy-1", "rollout-0", "rollout-1")]
     assert [strategy.node_id for strategy in found] == [f"{i:056}" for i in (1, 2, 3, 1)]
     assert all(strategy.soft for strategy in found)
 
 
 def test_the_largest_bundles_go_first_to_the_node_that_they_fill_best() -> None:
-    wanted = bundles(config("rollout={engines: 1, tensor_parallel: 4}", "policy.ranks=3"), True)
-    assert without_place(wanted, nodes(4, 3), free=True) is None
-    assert without_place(wanted, nodes(3, 4), free=True) is None
-    stuck = without_place(wanted, nodes(4, 2), free=True)
+    wanted = make_bundles(config("rollout={engines: 1, tensor_parallel: 4}", "policy.ranks=3"), True)
+    assert first_unplaceable(wanted, nodes(4, 3), free=True) is None
+    assert first_unplaceable(wanted, nodes(3, 4), free=True) is None
+    stuck = first_unplaceable(wanted, nodes(4, 2), free=True)
     assert stuck is not None
     assert list(stuck.workers) == ["policy-2"]
 
@@ -124,7 +124,9 @@ def test_enough_gpus_in_pieces_that_are_too_small_are_not_enough(refused: Callab
         nodes(3, 3), "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=2", "reference={kl_coef: 0.1, gpus: 1}"
     )
     assert said.startswith("reference (reference.gpus (1)) needs 1 GPU and 1 CPU on one node, and finds no place.")
-    assert without_place(bundles(config("rollout.tensor_parallel=2"), False), nodes(3, 1), free=True) is not None
+    assert (
+        first_unplaceable(make_bundles(config("rollout.tensor_parallel=2"), False), nodes(3, 1), free=True) is not None
+    )
 
 
 def test_cpus_can_be_what_is_missing(refused: Callable[..., str]) -> None:
@@ -145,7 +147,7 @@ def test_a_cluster_without_gpus_says_so(refused: Callable[..., str]) -> None:
     ],
 )
 def test_the_way_out_for_a_reward_model_is_its_own(
-    refused: Callable[..., str], there: list[Node], gpus: int, more: list[str], said: str
+    refused: Callable[..., str], there: list[NodeResources], gpus: int, more: list[str], said: str
 ) -> None:
     functions = f"reward.functions={{taste: {{function: model, path: m, gpus: {gpus}}}}}"
     found = refused(there, "cluster.device=cpu", functions, *more)
@@ -167,4 +169,4 @@ def test_gpus_that_others_have_are_waited_for_and_then_named(refused: Callable[.
 
 
 def test_many_nodes_are_counted_and_not_listed() -> None:
-    assert described(nodes(*[8] * 64)) == "The cluster has 64 nodes with 8 GPUs and 16 CPUs each, all free"
+    assert describe_nodes(nodes(*[8] * 64)) == "The cluster has 64 nodes with 8 GPUs and 16 CPUs each, all free"

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from launch.cluster import Cluster, beside
+from launch.cluster import RunningCluster, copy_model_into_run
 from launch.placement import choose_transport
-from launch.train import refuse_folder_of_a_job
-from rlsys.config.loading import load
+from launch.train import refuse_job_folder
+from rlsys.config.loading import load_config
 from rlsys.config.schema import Config, ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 
 
 def config(*overrides: str) -> Config:
-    return load(CONFIG, overrides)
+    return load_config(CONFIG, overrides)
 
 
 def test_weights_take_shared_memory_within_a_node_and_the_object_store_between_nodes() -> None:
@@ -40,18 +40,18 @@ def test_the_built_in_model_is_put_where_other_hosts_see_it(tmp_path: Path) -> N
     for folder in (cache, run):
         folder.mkdir()
     (cache / "config.json").write_text("{}")
-    assert beside(run, str(cache)) == str(cache), "no run, as with doctor"
+    assert copy_model_into_run(run, str(cache)) == str(cache), "no run, as with doctor"
     (run / "config.yaml").touch()
-    assert beside(run, str(cache)) == beside(run, str(cache)) == str(run / "model")
+    assert copy_model_into_run(run, str(cache)) == copy_model_into_run(run, str(cache)) == str(run / "model")
     assert (run / "model" / "config.json").read_text() == "{}"
     assert not (run / ".model").exists()
 
 
-def joined(logs: Path, ranks: int) -> Cluster:
+def joined(logs: Path, ranks: int) -> RunningCluster:
     """With a policy whose ranks have said where they are in `logs`, where they could."""
-    parts: dict[str, Any] = dict.fromkeys(Cluster.__dataclass_fields__)
+    parts: dict[str, Any] = dict.fromkeys(RunningCluster.__dataclass_fields__)
     policy = SimpleNamespace(watch=SimpleNamespace(logs=logs))
-    return Cluster(**parts | {"config": config(f"policy.ranks={ranks}"), "policy": policy})
+    return RunningCluster(**parts | {"config": config(f"policy.ranks={ranks}"), "policy": policy})
 
 
 def test_a_rank_that_does_not_see_the_run_directory_is_named(tmp_path: Path) -> None:
@@ -66,6 +66,6 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(tmp_path: Path) -> 
 
 
 def test_a_run_in_the_folder_of_a_job_would_go_with_it_and_is_refused() -> None:
-    refuse_folder_of_a_job(Path("/shared/runs/one"))
+    refuse_job_folder(Path("/shared/runs/one"))
     with pytest.raises(ConfigError, match=r"is in the working directory of a Ray job.*run\.dir=/shared/runs/NAME"):
-        refuse_folder_of_a_job(Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs/tiny_cpu"))
+        refuse_job_folder(Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs/tiny_cpu"))

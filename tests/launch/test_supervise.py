@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 LINES = """
 import os, signal, sys, time
 from pathlib import Path
-from launch.supervise import LOST, supervised
+from launch.supervise import EXIT_LOST, run_with_restarts
 folder = Path(sys.argv[1])
 def drive(cause):
     count = len(list(folder.glob("run-*")))
@@ -27,7 +27,7 @@ def program(tmp_path: Path, body: str, restarts: int = 2) -> subprocess.Popen[st
     file = tmp_path / "program.py"
     body = "".join(f"    {line}\n" for line in body.splitlines())
     file.write_text(
-        f"{LINES}{body}\nsys.exit(supervised(drive, {restarts}, print, lambda: print('tidied', flush=True)))\n"
+        f"{LINES}{body}\nsys.exit(run_with_restarts(drive, {restarts}, print, lambda: print('tidied', flush=True)))\n"
     )
     return subprocess.Popen(
         [sys.executable, str(file), str(tmp_path)],
@@ -53,7 +53,7 @@ def test_a_driver_that_ends_by_itself_is_not_started_again(tmp_path: Path, code:
 
 
 def test_one_that_lost_a_worker_is_started_again_and_told_why(tmp_path: Path) -> None:
-    code, output = ended(program(tmp_path, "return LOST if count < 2 else 0"))
+    code, output = ended(program(tmp_path, "return EXIT_LOST if count < 2 else 0"))
     assert code == 0
     assert drivers(tmp_path) == ["", "it lost a worker", "it lost a worker"]
     assert "going on from the last checkpoint (2 of run.max_restarts=2)" in output
@@ -87,7 +87,7 @@ time.sleep(20)"""
 
 
 def test_restarts_come_to_an_end(tmp_path: Path) -> None:
-    code, output = ended(program(tmp_path, "return LOST", restarts=1))
+    code, output = ended(program(tmp_path, "return EXIT_LOST", restarts=1))
     assert code == 1
     assert len(drivers(tmp_path)) == 2
     assert "run.max_restarts is 1: the same command goes on" in output
@@ -95,16 +95,16 @@ def test_restarts_come_to_an_end(tmp_path: Path) -> None:
 
 
 def test_no_restarts_are_none(tmp_path: Path) -> None:
-    assert ended(program(tmp_path, "return LOST", restarts=0))[0] == 1
+    assert ended(program(tmp_path, "return EXIT_LOST", restarts=0))[0] == 1
     assert len(drivers(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("stderr", [False, True])
 def test_one_whose_words_nobody_reads_any_more_goes_on(tmp_path: Path, stderr: bool) -> None:
-    body = f"""from launch.printing import plain, say
+    body = f"""from launch.printing import plain_console, print_line
 os.dup2(1, 2)
 while not (folder / "gone").exists(): time.sleep(0.01)
-for word in "abc": say(plain(stderr={stderr}), word)
+for word in "abc": print_line(plain_console(stderr={stderr}), word)
 return 0 if count == 0 else 1"""
     process = program(tmp_path, body)
     assert process.stdout

@@ -12,8 +12,8 @@ import pytest
 
 from rlsys import data
 from rlsys.config.schema import ConfigError
-from rlsys.data import Form, Origin, Preparation, Rows, Rules
-from rlsys.data.readers import Bad, Row
+from rlsys.data import DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules
+from rlsys.data.readers import BadRow, DataRow
 
 
 def lines(folder: Path, *rows: Any, name: str = "sums.jsonl") -> str:
@@ -29,17 +29,21 @@ def table(folder: Path, rows: list[dict[str, Any]], name: str = "sums.parquet", 
     return str(folder / name)
 
 
-def load(path: str, tokenizer: Any, **options: Any) -> Rows:
+def load(path: str, tokenizer: Any, **options: Any) -> PromptRows:
     """A data set as a run would have it, with prompts of 7 tokens at most. `options` are of Origin, Form and Rules."""
     notes: list[str] = options.pop("notes", [])
     origin, form, rules = (
         kind(**{f.name: options.pop(f.name) for f in fields(kind) if f.name in options} | own)
-        for kind, own in ((Origin, {"path": path}), (Form, {}), (Rules, {"longest": options.pop("longest", 7)}))
+        for kind, own in (
+            (Origin, {"path": path}),
+            (PromptFormat, {}),
+            (SelectionRules, {"max_tokens": options.pop("longest", 7)}),
+        )
     )
     assert not options, options
-    stored = Preparation(tokenizer, notes.append)(origin, form)
-    rows = data.choose(origin, stored, rules)
-    notes += data.notes(origin, stored, rows, rules)
+    stored = DatasetPreparer(tokenizer, notes.append)(origin, form)
+    rows = data.select_rows(origin, stored, rules)
+    notes += data.describe_rows(origin, stored, rows, rules)
     return rows
 
 
@@ -50,6 +54,6 @@ def refused(path: str, tokenizer: Any, **options: Any) -> list[str]:
     return error.value.problems
 
 
-def split(found: Iterable[Row | Bad]) -> tuple[list[Row], list[Bad]]:
+def split(found: Iterable[DataRow | BadRow]) -> tuple[list[DataRow], list[BadRow]]:
     everything = list(found)
-    return [f for f in everything if isinstance(f, Row)], [f for f in everything if isinstance(f, Bad)]
+    return [f for f in everything if isinstance(f, DataRow)], [f for f in everything if isinstance(f, BadRow)]

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from rlsys.checks import load_checked
-from rlsys.config.schema import Config, Function
+from rlsys.config.schema import Config, RewardFunction
 from rlsys.data import Dataset
 from rlsys.rewards import Judge
 from rlsys.runs.errors import WorkerFailed
 from rlsys.tasks import zigzag
-from rlsys.types import Batch, Floats, Metrics, Pack, Prompt, Request, Sample, Verdict, continued
+from rlsys.types import Batch, Floats, Metrics, Pack, Prompt, Request, Sample, Verdict, join_partial
 
 EMPTY = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
 CODE = {symbol: i for i, symbol in enumerate(zigzag.SYMBOLS)}
@@ -117,13 +117,13 @@ class FakeRollout:
         logprobs = np.array([-rng.random() for _ in tokens], dtype=np.float32)
         return Sample(request.uid, request.index, text, np.array(tokens, dtype=np.int32), logprobs, "stop", version)
 
-    def cut(self) -> None:
+    def stop_early(self) -> None:
         raise AssertionError("all of it is wanted")
 
-    def generating(self) -> None:
+    def wake(self) -> None:
         self.events.append("generating")
 
-    def resting(self) -> None:
+    def sleep(self) -> None:
         self.events.append("resting")
 
 
@@ -143,7 +143,7 @@ class TickingRollout(FakeRollout):
         self.requests.append(requests)
         self.enough = False
         running = {
-            (r.uid, r.index): r.begun or Sample(r.uid, r.index, "", *EMPTY, "cut", self.version) for r in requests
+            (r.uid, r.index): r.partial or Sample(r.uid, r.index, "", *EMPTY, "cut", self.version) for r in requests
         }
         while running and not self.enough:
             self.ticks += 1
@@ -160,10 +160,10 @@ class TickingRollout(FakeRollout):
         token = CODE["<eos>"] if there + 1 == length else 2 + there % 8
         tokens, logprobs = np.array([token], dtype=np.int32), np.array([-0.5 - there], dtype=np.float32)
         new = Sample(s.uid, s.index, "", tokens, logprobs, "stop" if there + 1 == length else "cut", self.version)
-        whole = continued(s, new) if there else new
+        whole = join_partial(s, new) if there else new
         return replace(whole, text="".join(zigzag.SYMBOLS[t] for t in whole.tokens if t != CODE["<eos>"]))
 
-    def cut(self) -> None:
+    def stop_early(self) -> None:
         self.enough = True
 
 
@@ -171,7 +171,7 @@ class FakeRewards:
     """Judges at once, with real reward functions. Completions in `broken` fail."""
 
     def __init__(self, functions: dict[str, float] | None = None):
-        chosen = {name: Function(weight, name) for name, weight in (functions or {"zigzag": 1.0}).items()}
+        chosen = {name: RewardFunction(weight, name) for name, weight in (functions or {"zigzag": 1.0}).items()}
         self.judge_one, self.broken = Judge(chosen), set[tuple[str, int]]()
         self.seen: list[Sample] = []
 
@@ -202,10 +202,10 @@ class FakePolicy:
         assert len(packs) == self.ranks
         return [[p.rollout + np.float32(self.weight - self.synced) for p in own] for own in packs]
 
-    def rescored(self, packs: list[list[Pack]], variant: Any) -> list[list[Floats]]:
+    def rescore(self, packs: list[list[Pack]], variant: Any) -> list[list[Floats]]:
         raise WorkerFailed("a fake has one way to compute")
 
-    def facts(self, texts: list[str]) -> Any:
+    def model_facts(self, texts: list[str]) -> Any:
         raise WorkerFailed("a fake has no files")
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> Metrics:
@@ -317,5 +317,5 @@ class FakeProgress:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def at(self, doing: str) -> None:
+    def show_phase(self, phase: str) -> None:
         pass

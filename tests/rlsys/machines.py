@@ -13,7 +13,7 @@ from fakes import (
     make_dataset,
 )
 
-from rlsys.evaluation.held_out import HeldOut
+from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.runs.directory import RunDirectory, read_lines
 from rlsys.tracking.tracking import Tracking
 from rlsys.trainer import Trainer
@@ -52,11 +52,13 @@ class Machines:
         self.rollout, self.rewards = rollout(self.events), FakeRewards()
         self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
         self.critic = FakeCritic(self.events)
-        self.tracking = Tracking(self.config, self.run_directory.path, self.progress.note, self.run_directory.event)
+        self.tracking = Tracking(
+            self.config, self.run_directory.path, self.progress.note, self.run_directory.record_event
+        )
         self.trainer = Trainer(
             self.config,
             train=make_dataset(10),
-            evals=[HeldOut(name, make_dataset(6, source=name).prompts) for name in ("easy", "hard")[:evals]],
+            evals=[HeldOutSet(name, make_dataset(6, source=name).prompts) for name in ("easy", "hard")[:evals]],
             rollout=self.rollout,
             rewards=self.rewards,
             policy=self.policy,
@@ -127,7 +129,7 @@ def stopped_while(machines: Machines, method: str, count: int, *, grace_s: float
         calls.append(method)
         if len(calls) == count:
             machines.trainer.stop.request(grace_s)
-            machines.trainer.stop.check()
+            machines.trainer.stop.raise_if_stopped()
         return real(*arguments)
 
     setattr(machine, method, told)

@@ -569,7 +569,7 @@ def by_math_verify(completion: str, answer: object) -> bool:
 
 
 if __name__ == "__main__":
-    from rlsys.rewards.math.mathematics import math
+    from rlsys.rewards.math.math_reward import math
 
     print(f"{len(EQUAL)} equal pairs, {len(DIFFERENT)} different ones")
     for name, score in (("math-verify", by_math_verify), ("math", lambda c, a: math(c, a))):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rlsys.config import schema
-from rlsys.pipeline import Timetable
+from rlsys.pipeline import SyncSchedule
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ def test_colocated_engines_may_over_sample_where_nothing_is_sampled_while_traini
     shared = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=2", "policy.ranks=2"]
     shared += ["rollout.oversample=0.25"]
     config = read("", *shared, "pipeline.max_lag=1")
-    timetable = Timetable.of(config)
-    assert [timetable.reach(step) for step in (1, 2, 3)] == [1, 2, 3], (
+    timetable = SyncSchedule.from_config(config)
+    assert [timetable.last_startable_step(step) for step in (1, 2, 3)] == [1, 2, 3], (
         "each batch is begun when the one before is trained"
     )
     [found] = refused("", *shared, "pipeline.max_lag=2")
@@ -288,16 +288,16 @@ def test_the_window_of_a_hub_name_is_what_its_own_config_says_or_for_a_plan_that
     read, tmp_path, monkeypatch
 ):
     from rlsys.checks import check
-    from rlsys.models.shapes import known
+    from rlsys.models.shapes import known_model_shape
 
     lengths = ["rollout.max_prompt_tokens=1024", "rollout.max_new_tokens=3500"]
     config = read("", "model.path=Qwen/Qwen2.5-Math-7B", "policy.tokens_per_pack=8192", *lengths)
     assert check(config) == [], "train asks the config.json when it has come"
-    [found] = check(config, known(config.model.path))
+    [found] = check(config, known_model_shape(config.model.path))
     assert "= 4524, but the model's window is 4096 tokens. Reduce one of them by 428." in found
     assert found.endswith("hf download Qwen/Qwen2.5-Math-7B config.json")
     unbound = read("", "model.path=Qwen/Qwen2.5-Math-7B", "rollout.max_new_tokens=4000")
-    assert check(unbound, known(unbound.model.path)) == [], "prompts take what is left, as in training"
+    assert check(unbound, known_model_shape(unbound.model.path)) == [], "prompts take what is left, as in training"
     folder = tmp_path / "hub" / "models--Qwen--Qwen2.5-Math-7B" / "snapshots" / "abc"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))

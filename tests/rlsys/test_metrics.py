@@ -6,15 +6,15 @@ import pytest
 from fakes import make_batch
 
 from rlsys.algorithms.credit import Credit
-from rlsys.metrics import Clock, of_batch, of_credit, of_critic, of_updates
+from rlsys.metrics import PhaseTimer, batch_metrics, credit_metrics, critic_metrics, update_metrics
 from rlsys.types import Columns
 
 
 def test_the_figures_of_a_batch_by_hand():
     batch = make_batch([1, 0, 1, 1, 0], [0, 0, 1, 1, 3], lengths=[2, 4, 1, 3, 5], prompt_lengths=[4, 4, 4, 4])
-    batch = replace(batch, failures={"timeout": 2, "invalid": 1}, asked=8)
+    batch = replace(batch, failures={"timeout": 2, "invalid": 1}, requested=8)
     batch.samples[1] = replace(batch.samples[1], finish="length")
-    found = of_batch(batch)
+    found = batch_metrics(batch)
     assert found == pytest.approx(
         {
             "reward/mean": 0.6,
@@ -39,14 +39,14 @@ def test_the_figures_of_a_batch_by_hand():
 def test_components_are_shown_where_there_are_several():
     batch = make_batch([1.5, 0.5], [0, 0])
     several = replace(batch, components=[{"exact": 1.0, "form": 0.5}, {"exact": 0.0, "form": 0.5}])
-    found = of_batch(several)
+    found = batch_metrics(several)
     assert (found["reward/component/exact"], found["reward/component/form"]) == (0.5, 0.5)
     one = replace(batch, components=[{"exact": 1.5}, {"exact": 0.5}])
-    assert "reward/component/exact" not in of_batch(one)
+    assert "reward/component/exact" not in batch_metrics(one)
 
 
 def test_a_batch_of_one_sample_has_no_spread():
-    assert of_batch(make_batch([1], [0]))["reward/std"] == 0
+    assert batch_metrics(make_batch([1], [0]))["reward/std"] == 0
 
 
 FIRST = {"loss": 1.0, "grad_norm": 2.0, "lr": 0.1, "kl": 3.0, "entropy": 6.0, "clip_low": 0.0, "clip_high": 1.0}
@@ -56,7 +56,7 @@ SECOND |= {"mismatch": 0.3, "mismatch_max": 0.2, "tokens": 2.0}
 
 
 def test_update_sums_become_means_per_update_and_per_token():
-    assert of_updates([FIRST, SECOND]) == pytest.approx(
+    assert update_metrics([FIRST, SECOND]) == pytest.approx(
         {
             "loss": 2.0,
             "grad_norm": 3.0,
@@ -76,25 +76,25 @@ def test_corrections_tell_how_many_samples_are_left():
     """Weights 1, 1, 1, 1, 0, 0 and 2, 0: they do the work of 6² / 8 = 4.5 of the 8 tokens."""
     first = FIRST | {"correction": 4.0, "correction_squared": 4.0, "masked": 2.0}
     second = SECOND | {"correction": 2.0, "correction_squared": 4.0, "masked": 1.0}
-    found = of_updates([first, second])
+    found = update_metrics([first, second])
     assert found["correction/mean"] == 6 / 8
     assert found["correction/masked"] == 3 / 8
     assert found["correction/effective_share"] == pytest.approx(4.5 / 8)
     nothing = FIRST | {"correction": 0.0, "correction_squared": 0.0, "masked": 6.0}
-    assert of_updates([nothing])["correction/effective_share"] == 0
+    assert update_metrics([nothing])["correction/effective_share"] == 0
 
 
 def test_an_update_without_tokens_divides_by_nothing():
-    assert set(of_updates([dict.fromkeys(FIRST, 0.0)]).values()) == {0.0}
+    assert set(update_metrics([dict.fromkeys(FIRST, 0.0)]).values()) == {0.0}
 
 
 def test_a_step_without_updates_has_no_figures_of_them():
-    assert of_updates([]) == of_critic([]) == {}
+    assert update_metrics([]) == critic_metrics([]) == {}
 
 
 def test_the_critic_s_figures_are_means_over_its_updates_and_its_last_learning_rate():
     updates = [{"loss": 1.0, "grad_norm": 0.5, "lr": 0.1}, {"loss": 2.0, "grad_norm": 1.5, "lr": 0.3}]
-    assert of_critic(updates) == pytest.approx({"critic/loss": 1.5, "critic/grad_norm": 1.0, "critic/lr": 0.3})
+    assert critic_metrics(updates) == pytest.approx({"critic/loss": 1.5, "critic/grad_norm": 1.0, "critic/lr": 0.3})
 
 
 def test_what_became_of_the_rewards_by_hand():
@@ -103,15 +103,17 @@ def test_what_became_of_the_rewards_by_hand():
         values=np.array([1, 2], dtype=np.float32),
         returns=np.array([1, 4], dtype=np.float32),
     )
-    found = of_credit(Credit(columns, columns.advantages, kl=0.25, penalty=-0.125))
+    found = credit_metrics(Credit(columns, columns.advantages, kl=0.25, length_penalty=-0.125))
     expected = {"advantage/max_abs": 0.75, "kl": 0.25, "reward/overlong": -0.125, "critic/value_mean": 1.5}
     assert found == pytest.approx(expected | {"critic/explained_variance": 1 - 1 / 2.25})
-    plain = of_credit(Credit(Columns(advantages=columns.advantages), columns.advantages, kl=None, penalty=0.0))
+    plain = credit_metrics(
+        Credit(Columns(advantages=columns.advantages), columns.advantages, kl=None, length_penalty=0.0)
+    )
     assert plain == pytest.approx({"advantage/max_abs": 0.75})
 
 
 def test_the_clock_measures_phases_and_the_whole():
-    clock = Clock()
+    clock = PhaseTimer()
     for _ in range(2):
         with clock("update"):
             time.sleep(0.01)
@@ -122,7 +124,7 @@ def test_the_clock_measures_phases_and_the_whole():
 
 
 def test_a_phase_that_fails_is_measured_too():
-    clock = Clock()
+    clock = PhaseTimer()
 
     def fail() -> None:
         with clock("score"):
@@ -135,9 +137,9 @@ def test_a_phase_that_fails_is_measured_too():
 
 
 def test_seconds_can_be_booked_elsewhere_but_not_more_than_there_are():
-    clock = Clock()
+    clock = PhaseTimer()
     clock.phases["rollout"] = 3.0
-    clock.split("rollout", "reward", 1.0)
+    clock.move_seconds("rollout", "reward", 1.0)
     assert (clock.phases["rollout"], clock.phases["reward"]) == (2.0, 1.0)
-    clock.split("rollout", "reward", 9.0)
+    clock.move_seconds("rollout", "reward", 9.0)
     assert (clock.phases["rollout"], clock.phases["reward"]) == (0.0, 3.0)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
-from rlsys.config.schema import Reward
-from rlsys.pipeline import Pipeline, Timetable
-from rlsys.runs.errors import Abandoned, NothingToLearn, RewardFailure, WorkerLost
-from rlsys.runs.samples import saved_samples, write_samples
+from rlsys.config.schema import RewardConfig
+from rlsys.pipeline import Pipeline, SyncSchedule
+from rlsys.runs.errors import NothingToLearn, StepAbandoned, TooManyRewardFailures, WorkerLost
+from rlsys.runs.samples import read_saved_samples, write_samples
 from rlsys.sampling.collector import Collector
-from rlsys.sampling.sampling_plan import Draw
+from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Verdict
 
 # --- collecting one batch --------------------------------------------------------------------------------------------------
@@ -18,8 +18,8 @@ from rlsys.types import Verdict
 
 def collect(rewards=None, *, prompts=None, samples: int = 4, share: float = 0.5, step=1, seed: int = 0):
     rollout = FakeRollout([])
-    collector = Collector(rollout, rewards or FakeRewards(), seed=seed, reward=Reward(max_failure_share=share))
-    batch = collector.collect(step, prompts or make_dataset(3).take(0, 3), Draw(samples, 1.0, max_new_tokens=7))
+    collector = Collector(rollout, rewards or FakeRewards(), seed=seed, reward=RewardConfig(max_failure_share=share))
+    batch = collector.collect(step, prompts or make_dataset(3).take(0, 3), SamplingPlan(samples, 1.0, max_new_tokens=7))
     return batch, rollout
 
 
@@ -86,12 +86,12 @@ def test_more_failures_than_allowed_stop_the_run(broken, share, stops):
     rewards.broken = set([(uid, i) for uid in uids for i in range(4)][:broken])
     batch, _ = collect(rewards)
     assert len(batch.samples) == 12 - broken
-    collector = Collector(FakeRollout([]), rewards, seed=0, reward=Reward(max_failure_share=share))
+    collector = Collector(FakeRollout([]), rewards, seed=0, reward=RewardConfig(max_failure_share=share))
     if stops:
-        with pytest.raises(RewardFailure, match=rf"step 1: {broken} of 12 .*timeout: no verdict after 10 s"):
-            collector.checked(1, batch)
+        with pytest.raises(TooManyRewardFailures, match=rf"step 1: {broken} of 12 .*timeout: no verdict after 10 s"):
+            collector.raise_if_too_many_failures(1, batch)
     else:
-        assert collector.checked(1, batch) is batch
+        assert collector.raise_if_too_many_failures(1, batch) is batch
 
 
 def broken_once() -> FakeRewards:
@@ -103,23 +103,25 @@ def broken_once() -> FakeRewards:
 def test_one_failure_stops_a_run_that_is_told_to_abort():
     rewards = broken_once()
     batch, _ = collect(rewards)
-    collector = Collector(FakeRollout([]), rewards, seed=0, reward=Reward(on_failure="abort"))
-    with pytest.raises(RewardFailure, match=r"1 of 12 .*\(timeout 1\); reward.on_failure is abort. The first: timeout"):
-        collector.checked(1, batch)
-    assert collector.checked(1, collect()[0]).failures == {}
+    collector = Collector(FakeRollout([]), rewards, seed=0, reward=RewardConfig(on_failure="abort"))
+    with pytest.raises(
+        TooManyRewardFailures, match=r"1 of 12 .*\(timeout 1\); reward.on_failure is abort. The first: timeout"
+    ):
+        collector.raise_if_too_many_failures(1, batch)
+    assert collector.raise_if_too_many_failures(1, collect()[0]).failures == {}
 
 
 def test_a_failed_verdict_may_be_given_a_score_and_is_counted_all_the_same(tmp_path):
-    collector = Collector(FakeRollout([]), broken_once(), seed=0, reward=Reward(on_failure="score: -0.5"))
-    batch = collector.collect(1, make_dataset(3).take(0, 3), Draw(4, 1.0, max_new_tokens=7))
+    collector = Collector(FakeRollout([]), broken_once(), seed=0, reward=RewardConfig(on_failure="score: -0.5"))
+    batch = collector.collect(1, make_dataset(3).take(0, 3), SamplingPlan(4, 1.0, max_new_tokens=7))
     assert (len(batch.samples), batch.rewards[6], batch.failures) == (12, -0.5, {"timeout": 1})
     write_samples(tmp_path / "step.parquet", batch)
-    kept = [saved.verdict for saved in saved_samples(tmp_path / "step.parquet")]
+    kept = [saved.verdict for saved in read_saved_samples(tmp_path / "step.parquet")]
     assert len(kept) == 12
     assert [(i, v.score, v.detail) for i, v in enumerate(kept) if v.failure] == [(6, -0.5, "no verdict after 10 s")]
-    strict = Reward(on_failure="score: -0.5", max_failure_share=0.05)
-    with pytest.raises(RewardFailure, match="1 of 12"):
-        Collector(FakeRollout([]), FakeRewards(), seed=0, reward=strict).checked(1, batch)
+    strict = RewardConfig(on_failure="score: -0.5", max_failure_share=0.05)
+    with pytest.raises(TooManyRewardFailures, match="1 of 12"):
+        Collector(FakeRollout([]), FakeRewards(), seed=0, reward=strict).raise_if_too_many_failures(1, batch)
 
 
 def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
@@ -132,8 +134,8 @@ def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
                 yield finished
 
     rewards = FakeRewards()
-    Collector(Watching([]), rewards, seed=0, reward=Reward(max_failure_share=0)).collect(
-        1, make_dataset(3).take(0, 3), Draw(2, 1.0, max_new_tokens=7)
+    Collector(Watching([]), rewards, seed=0, reward=RewardConfig(max_failure_share=0)).collect(
+        1, make_dataset(3).take(0, 3), SamplingPlan(2, 1.0, max_new_tokens=7)
     )
     assert seen == [0, 2, 4]
 
@@ -145,8 +147,8 @@ def test_an_engine_that_loses_a_sample_is_noticed():
                 yield finished[1:]
 
     with pytest.raises(RuntimeError, match="4 samples were asked for, 3 came back"):
-        Collector(Losing([]), FakeRewards(), seed=0, reward=Reward(max_failure_share=0)).collect(
-            1, [make_prompt()], Draw(4, 1.0, max_new_tokens=7)
+        Collector(Losing([]), FakeRewards(), seed=0, reward=RewardConfig(max_failure_share=0)).collect(
+            1, [make_prompt()], SamplingPlan(4, 1.0, max_new_tokens=7)
         )
 
 
@@ -165,7 +167,7 @@ class Loop:
     def __init__(self, max_lag: int, last: int = 3, in_flight: bool = False):
         self.events: list[str] = []
         self.version, self.sampled = 1, {}
-        self.timetable, self.in_flight = Timetable(max_lag, 1 if in_flight else max(1, max_lag)), in_flight
+        self.timetable, self.in_flight = SyncSchedule(max_lag, 1 if in_flight else max(1, max_lag)), in_flight
         self.pipeline = Pipeline(self.start, first=1, last=last, timetable=self.timetable)
 
     def start(self, step: int):
@@ -180,9 +182,9 @@ class Loop:
         for step in range(1, self.pipeline.last + 1):
             order.append(int(self.pipeline.next().rewards[0]))
             self.events.append(f"train {order[-1]}")
-            if self.timetable.syncs(step):
+            if self.timetable.syncs_after(step):
                 if not self.in_flight:
-                    self.pipeline.drain()
+                    self.pipeline.wait_until_idle()
                 self.version = step + 1
                 self.events.append(f"sync {self.version}")
         self.pipeline.close()
@@ -226,7 +228,7 @@ def test_between_two_syncs_batches_are_generated_as_fast_as_they_can_be():
             generated.set()
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=9, timetable=Timetable(3, 3))
+    pipeline = Pipeline(start, first=1, last=9, timetable=SyncSchedule(3, 3))
     pipeline.next()
     assert generated.wait(10), "batches 2 to 4 do not wait for step 1"
     pipeline.close()
@@ -241,10 +243,10 @@ def test_in_flight_nothing_waits_for_the_engines_to_be_idle():
 
 def test_with_over_sampling_a_batch_is_begun_one_update_nearer_to_its_training(read):
     lag, more, flying = ["pipeline.max_lag=2"], ["rollout.oversample=0.5"], ["pipeline.in_flight=true"]
-    assert Timetable.of(read("", *lag)) == Timetable(ahead=2, every=2)
-    assert Timetable.of(read("", *lag, *more)) == Timetable(ahead=1, every=1)
-    assert Timetable.of(read("", *lag, *flying)) == Timetable(ahead=2, every=1)
-    assert Timetable.of(read()) == Timetable(ahead=0, every=1)
+    assert SyncSchedule.from_config(read("", *lag)) == SyncSchedule(ahead=2, every=2)
+    assert SyncSchedule.from_config(read("", *lag, *more)) == SyncSchedule(ahead=1, every=1)
+    assert SyncSchedule.from_config(read("", *lag, *flying)) == SyncSchedule(ahead=2, every=1)
+    assert SyncSchedule.from_config(read()) == SyncSchedule(ahead=0, every=1)
 
 
 def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does():
@@ -256,10 +258,10 @@ def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does(
             assert release.wait(10)
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=2, timetable=Timetable(1, 1))
+    pipeline = Pipeline(start, first=1, last=2, timetable=SyncSchedule(1, 1))
     assert pipeline.next().rewards[0] == 1, "batch 1 is handed out while batch 2 is being generated"
     assert started.wait(10)
-    drained = threading.Thread(target=pipeline.drain)
+    drained = threading.Thread(target=pipeline.wait_until_idle)
     drained.start()
     drained.join(0.05)
     assert drained.is_alive()
@@ -276,26 +278,26 @@ def failing_at_2(error: Exception) -> Pipeline:
             raise error
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=2, timetable=Timetable(1, 1))
+    pipeline = Pipeline(start, first=1, last=2, timetable=SyncSchedule(1, 1))
     pipeline.next()
     return pipeline
 
 
-@pytest.mark.parametrize("error", [RewardFailure("no more"), NothingToLearn("no more")])
+@pytest.mark.parametrize("error", [TooManyRewardFailures("no more"), NothingToLearn("no more")])
 def test_a_batch_that_teaches_nothing_is_told_when_its_turn_comes(error):
     pipeline = failing_at_2(error)
-    pipeline.drain()
-    assert pipeline.pending() == []
+    pipeline.wait_until_idle()
+    assert pipeline.finished_ahead() == []
     with pytest.raises(type(error), match="no more"):
         pipeline.next()
     pipeline.close()
 
 
-@pytest.mark.parametrize("error", [Abandoned(), WorkerLost("died")])
+@pytest.mark.parametrize("error", [StepAbandoned(), WorkerLost("died")])
 def test_a_batch_that_was_lost_must_be_made_again_from_the_weights_that_are_still_there(error):
     pipeline = failing_at_2(error)
     with pytest.raises(type(error)):
-        pipeline.drain()
+        pipeline.wait_until_idle()
     pipeline.close()
 
 
@@ -308,7 +310,7 @@ def test_nothing_is_started_past_the_last_step():
 def test_a_pipeline_can_begin_in_the_middle():
     started = []
     pipeline = Pipeline(
-        lambda k: started.append(k) or make_batch([float(k)], [0]), first=5, last=5, timetable=Timetable(1, 1)
+        lambda k: started.append(k) or make_batch([float(k)], [0]), first=5, last=5, timetable=SyncSchedule(1, 1)
     )
     assert pipeline.next().rewards[0] == 5
     assert started == [5]
@@ -318,9 +320,9 @@ def test_a_pipeline_can_begin_in_the_middle():
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_what_goes_wrong_in_sampling_is_raised_in_the_loop(max_lag):
     def start(step: int):
-        raise RewardFailure(f"step {step}")
+        raise TooManyRewardFailures(f"step {step}")
 
-    pipeline = Pipeline(start, first=1, last=3, timetable=Timetable(max_lag, 1))
-    with pytest.raises(RewardFailure, match="step 1"):
+    pipeline = Pipeline(start, first=1, last=3, timetable=SyncSchedule(max_lag, 1))
+    with pytest.raises(TooManyRewardFailures, match="step 1"):
         pipeline.next()
     pipeline.close()

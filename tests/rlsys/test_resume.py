@@ -46,14 +46,14 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, moment, count, lef
 
 def test_a_run_killed_just_after_its_checkpoint_keeps_the_line_of_that_step(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=4")
-    event = machines.run_directory.event
+    event = machines.run_directory.record_event
 
     def kill(kind, **facts):
         if kind == "checkpoint":
             raise KeyboardInterrupt
         event(kind, **facts)
 
-    machines.run_directory.event = kill
+    machines.run_directory.record_event = kill
     with pytest.raises(KeyboardInterrupt):
         machines.run()
     again = Machines(tmp_path, "trainer.steps=4").run()

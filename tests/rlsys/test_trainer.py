@@ -10,9 +10,9 @@ from machines import DYNAMIC, REQUIRED, Machines, killed_while, learned
 from rlsys.models.shapes import pairs_per_token
 from rlsys.numerics.agreement import Disagreement
 from rlsys.packs import packing
-from rlsys.packs.balance import PAIRS_PER_TOKEN, deal
+from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, assign_to_ranks
 from rlsys.runs.directory import read_lines
-from rlsys.runs.errors import NothingToLearn, RewardFailure
+from rlsys.runs.errors import NothingToLearn, TooManyRewardFailures
 from rlsys.types import Verdict
 
 # --- the story -------------------------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ def test_a_critic_is_asked_before_the_step_and_learns_in_each_update(tmp_path):
 
 def test_scores_values_and_updates_are_dealt_by_the_shape_of_the_model(tmp_path, monkeypatch):
     dealt: list[float] = []
-    monkeypatch.setattr(packing, "deal", lambda *how: dealt.append(how[3]) or deal(*how))
+    monkeypatch.setattr(packing, "assign_to_ranks", lambda *how: dealt.append(how[3]) or assign_to_ranks(*how))
     Machines(tmp_path, "algorithm.advantage=gae", reference=True).run()
-    assert dealt.count(PAIRS_PER_TOKEN) == 1, "a few samples before the first step, in whatever way"
+    assert dealt.count(DEFAULT_PAIRS_PER_TOKEN) == 1, "a few samples before the first step, in whatever way"
     assert set(dealt[1:]) == {pairs_per_token("builtin:tiny")}
 
 
@@ -377,7 +377,7 @@ def test_rewards_that_fail_in_an_evaluation_leave_the_step_before_it_in_a_checkp
         return judge(facts) if machines.rollout.version < 2 else Verdict(None, failure="crash", detail="gone")
 
     machines.rewards.judge_one = failing
-    with pytest.raises(RewardFailure, match="eval 2"):
+    with pytest.raises(TooManyRewardFailures, match="eval 2"):
         machines.run()
     assert [line["step"] for line in machines.lines] == [0, 1, 2]
     again = Machines(tmp_path, *options).run()
@@ -414,7 +414,7 @@ def test_failed_verdicts_are_counted_over_the_step_and_not_over_a_round(tmp_path
 def test_where_all_verdicts_fail_dynamic_sampling_does_not_look_for_other_prompts(tmp_path):
     machines = Machines(tmp_path, *DYNAMIC, evals=0)
     machines.rewards.judge_one = lambda facts: Verdict(None, failure="exception", detail="f: KeyError: 'x'")
-    with pytest.raises(RewardFailure, match=r"16 of 16 .* The first: exception: f: KeyError: 'x'"):
+    with pytest.raises(TooManyRewardFailures, match=r"16 of 16 .* The first: exception: f: KeyError: 'x'"):
         machines.run()
     assert len(machines.asked) == 1
 
@@ -476,7 +476,7 @@ def test_a_whole_mini_batch_without_verdicts_is_an_empty_update(tmp_path):
 def test_too_many_failures_stop_the_run_before_anything_is_learned(tmp_path):
     machines = Machines(tmp_path, evals=0)
     machines.rewards.broken = {(p.uid, i) for p in make_dataset(10).take(0, 4) for i in range(3)}
-    with pytest.raises(RewardFailure, match="12 of 16"):
+    with pytest.raises(TooManyRewardFailures, match="12 of 16"):
         machines.run()
     assert machines.policy.updates == []
 

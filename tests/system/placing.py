@@ -8,8 +8,8 @@ from typing import Any
 import ray
 from killing import CONFIG
 
-from launch.placement import places
-from rlsys.config.loading import load
+from launch.placement import reserve_gpus
+from rlsys.config.loading import load_config
 from rlsys.config.schema import ConfigError
 
 
@@ -23,14 +23,14 @@ def placed(overrides: list[str], workers: list[str]) -> dict[str, Any]:
     """The node and the GPUs of each worker."""
     notes: list[str] = []
     try:
-        place = places(ray, load(CONFIG, ["cluster.device=gpu", *overrides]), True, notes.append)
+        place = reserve_gpus(ray, load_config(CONFIG, ["cluster.device=gpu", *overrides]), True, notes.append)
     except ConfigError as error:
         return {"refused": str(error), "notes": notes}
     actors = {name: Worker.options(**{"num_cpus": 0} | place(name)).remote() for name in workers}
     found = {name: ray.get(actor.place.remote(), timeout=60) for name, actor in actors.items()}
     for actor in actors.values():
         ray.kill(actor)
-    ray.util.remove_placement_group(place.group)
+    ray.util.remove_placement_group(place.placement_group)
     return found
 
 

@@ -15,10 +15,10 @@ import pyarrow.parquet
 import pytest
 from killing import LIGHT, Run, running, tidy
 
-from launch.report.gather import Run as Shown
+from launch.report.gather import ReportedRun as Shown
 from launch.report.gather import page_data
-from launch.report.sampled import files, texts, tokens
-from launch.report.words import words
+from launch.report.sample_pieces import sample_files, sample_texts, sample_tokens
+from launch.report.token_texts import load_token_texts
 
 ACTORS = {"rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "policy-0", "policy-1"}
 
@@ -129,8 +129,8 @@ def test_its_report_shows_all_that_it_did(demo: Demo) -> None:
     assert (shown["state"]["kind"], shown["missing"]) == ("done", [])
     assert not [f for f in shown["findings"] if f["tone"] == "problem"]
     assert {w["name"] for w in shown["lanes"]["workers"]} == ACTORS | {"driver"}
-    last = [f for f in files(demo.run.path) if f.stem.startswith("step-")][-1]
-    found = tokens(last, None, words(demo.run.path, shown["model"]))
+    last = [f for f in sample_files(demo.run.path) if f.stem.startswith("step-")][-1]
+    found = sample_tokens(last, None, load_token_texts(demo.run.path, shown["model"]))
     said = [re.sub("<[a-z]+>", "", "".join(found["words"][i] for i in own)) for own in found["ids"]]  # <eos>, or <pad>
-    assert said == texts(last)["text"]
+    assert said == sample_texts(last)["text"]
     assert max(abs(gap) for own in found["gap"] for gap in own) < 1e-3

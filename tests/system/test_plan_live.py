@@ -29,8 +29,8 @@ input()
 # A client of Ray, for where no autoscaler tells of nodes.
 LOOKS = """
 import sys
-from launch.tools.plan.live import told_to_client
-print(sorted(node.gpus for node in told_to_client(sys.argv[1])))
+from launch.tools.plan.live_cluster import query_as_client
+print(sorted(node.gpus for node in query_as_client(sys.argv[1])))
 """
 
 

@@ -22,7 +22,7 @@ class Again:
         if self.met:
             from workers.learner import zero
 
-            zero.join = lambda *_: None
+            zero.join_process_group = lambda *_: None
         self.met = True
         super().start(*arguments)  # type: ignore[misc]
 
@@ -30,7 +30,7 @@ class Again:
 class PolicyAgain(Again, PolicyRank):
     def in_buckets_of(self, size: int) -> None:
         """From the next invitation on."""
-        host_memory.buckets.__defaults__ = (size,)
+        host_memory.split_into_buckets.__defaults__ = (size,)
 
     def steepen(self, factor: float) -> None:
         """From now on the gradient below the last layer is multiplied by this."""
@@ -52,7 +52,7 @@ class PolicyAgain(Again, PolicyRank):
         from workers.learner.zero_state import MOMENTS, WEIGHT
 
         named = dict(self.lm.named_parameters())
-        found = [*self.zero.state.share(named, (WEIGHT, *MOMENTS)).values()]
+        found = [*self.zero.state.owned_tensors(named, (WEIGHT, *MOMENTS)).values()]
         for parameter in named.values():
             with self.zero.gathered(parameter):
                 found.append(parameter.detach().clone())

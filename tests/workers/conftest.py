@@ -108,7 +108,7 @@ def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., 
             return shared(f"{name} of {config.policy.ranks}", again.PolicyAgain, config, int(name.split("-")[1]))
 
         group = PolicyGroup(config, rank, Watch(logs))
-        group.all.all("become", config)
+        group.group.call_all("become", config)
         group.start(model, transport)
         group.connect(engines or NoEngines(Watch(logs)))
         return group
@@ -125,7 +125,7 @@ def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Conf
             return shared(f"{name} of {config.critic.ranks}", again.CriticAgain, config, int(name.split("-")[1]))
 
         group = CriticGroup(config, rank, Watch(logs))
-        group.all.all("become", config)
+        group.group.call_all("become", config)
         group.start(model)
         return group
 

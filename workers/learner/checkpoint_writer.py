@@ -14,33 +14,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.learner.tensor_files import prove, write_tensors
+from workers.learner.tensor_files import sync_and_hash, write_tensors
 
 
 @dataclass(frozen=True)
-class NotWritten:
+class WriteError:
     """An `OSError` as an answer: raised in a worker, it would reach the driver as words."""
 
-    number: int | None
-    words: str
+    code: int | None
+    message: str
     file: str
 
 
-Saved = dict[str, str] | NotWritten | None  # None: still being written
+SaveResult = dict[str, str] | WriteError | None  # None: still being written
 
 
-class StateWriter:
+class CheckpointWriter:
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self.hashes: dict[str, str] = {}
-        self.error: NotWritten | Exception | None = None
+        self.error: WriteError | Exception | None = None
 
     def wait(self) -> None:
         """Until nothing is being written."""
         if self.thread:
             self.thread.join()
 
-    def begin(
+    def start(
         self,
         folder: Path,
         tensors: dict[str, dict[str, Any]],
@@ -55,7 +55,7 @@ class StateWriter:
         )
         self.thread.start()
 
-    def saved(self, wait: bool) -> Saved:
+    def result(self, wait: bool) -> SaveResult:
         if wait:
             self.wait()
         if self.thread and self.thread.is_alive():
@@ -77,23 +77,23 @@ class StateWriter:
                 fill(file)
                 for file in sorted(p for p in (folder / name).rglob("*") if p.is_file()):
                     if (path := str(file.relative_to(folder))) not in self.hashes:
-                        self.hashes[path] = prove(file)
+                        self.hashes[path] = sync_and_hash(file)
             for place in {folder, *((folder / name).parent for name in self.hashes)}:
                 descriptor = os.open(place, os.O_RDONLY)
                 os.fsync(descriptor)
                 os.close(descriptor)
         except OSError as error:
             # A full disk does not say which file it had no room for.
-            self.error = NotWritten(error.errno, error.strerror or str(error), str(error.filename or file))
+            self.error = WriteError(error.errno, error.strerror or str(error), str(error.filename or file))
         except Exception as error:
             self.error = error
 
 
-def merged(answers: list[Saved]) -> dict[str, str] | None:
+def merge_results(answers: list[SaveResult]) -> dict[str, str] | None:
     """The ranks' answers as one. None: some rank is still writing."""
     for answer in answers:
-        if isinstance(answer, NotWritten):
-            raise OSError(answer.number, answer.words, answer.file)
+        if isinstance(answer, WriteError):
+            raise OSError(answer.code, answer.message, answer.file)
     if any(answer is None for answer in answers):
         return None
     return {name: digest for answer in answers if isinstance(answer, dict) for name, digest in answer.items()}

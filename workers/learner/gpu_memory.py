@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def gives_back(method: F) -> F:
+def frees_gpu_memory(method: F) -> F:
     """After each call of a worker's method, if engines share its GPU: they take all that they were promised when they wake."""
 
     @functools.wraps(method)

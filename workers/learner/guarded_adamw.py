@@ -12,18 +12,18 @@ class GuardedAdamW(torch.optim.AdamW):
     A step that is left out leaves weights, moments and step count as they were, and DeepSpeed copies the same weights anew.
     """
 
-    good, stepped = True, False
+    allowed, stepped = True, False
 
-    def begin(self, good: bool) -> None:
-        self.good, self.stepped = good, False
+    def allow_step(self, good: bool) -> None:
+        self.allowed, self.stepped = good, False
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
-        if self.good:
+        if self.allowed:
             self.stepped = True
             return super().step(closure)
         return None
 
-    def prepare(self, tensors: list[torch.Tensor]) -> None:
+    def create_moments(self, tensors: list[torch.Tensor]) -> None:
         """Makes the moments of these tensors now, as the first step would: there may be a checkpoint before it, or never a step."""
         for tensor in tensors:
             self.state[tensor] = {

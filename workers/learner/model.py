@@ -2,23 +2,23 @@
 
 from typing import Any
 
-from rlsys.config.schema import Config, ConfigError, Policy
+from rlsys.config.schema import Config, ConfigError, PolicyConfig
 from workers.cpu import compiling
 
 # Logits that are transformed after lm_head are not what `LogprobHead` computes.
-UNSUPPORTED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-def load(config: Config, path: str, settings: Policy, exact: bool = False) -> Any:
+def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: bool = False) -> Any:
     """The model at `path` with packed attention, dropout off. `exact`: in the engine's arithmetic."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlsys.packs import attention
-    from rlsys.packs.exact import install
+    from rlsys.packs.exact import use_exact_linear
 
     found = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    if transforms := [name for name in UNSUPPORTED if getattr(found, name, None) not in (None, 1, 1.0)]:
+    if transforms := [name for name in LOGIT_TRANSFORMS if getattr(found, name, None) not in (None, 1, 1.0)]:
         raise ConfigError(
             f"model.path: {path} scales or caps its logits ({', '.join(transforms)}), which is not supported."
         )
@@ -29,11 +29,11 @@ def load(config: Config, path: str, settings: Policy, exact: bool = False) -> An
         path,
         config=found,
         dtype=getattr(torch, settings.dtype),
-        attn_implementation=attention.EXACT if exact else attention.NAME,
+        attn_implementation=attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION,
         trust_remote_code=config.model.trust_remote_code,
     )
     if exact:
-        install(lm)
+        use_exact_linear(lm)
     if settings.gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3})
     if settings.compile:
@@ -58,5 +58,5 @@ def load_packed(config: Config, path: str) -> Any:
     """A `PackedLogprobs` around it."""
     from rlsys.packs.logprobs import PackedLogprobs
 
-    lm = load(config, path, config.policy, config.rollout.exact)
+    lm = load_causal_lm(config, path, config.policy, config.rollout.exact)
     return PackedLogprobs(lm, temperature=config.rollout.temperature, chunk=config.policy.logprob_chunk)

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from rlsys.algorithms import corrections, kl, losses
-from rlsys.config.options import options, refuse_unheard
-from rlsys.config.plugins import find
+from rlsys.config.options import reject_unused_options, select_options
+from rlsys.config.plugins import load_function
 from rlsys.config.schema import LOSSES, Config
 from rlsys.types import Pack
-from workers.learner.bad_sample import Culprit
+from workers.learner.bad_sample import FirstBadSample
 
 
 class Objective:
@@ -18,62 +18,64 @@ class Objective:
     def __init__(self, config: Config, device: Any):
         a = config.algorithm
         self.device, self.entropy_coef = device, config.entropy.coef
-        function = find(a.loss, losses.LOSSES, "algorithm.loss")
-        refuse_unheard(function, a, "loss", LOSSES)
-        self.loss, self.loss_options = losses.telling(function), options(function, a)
+        function = load_function(a.loss, losses.LOSSES, "algorithm.loss")
+        reject_unused_options(function, a, "loss", LOSSES)
+        self.loss, self.loss_options = losses.report_clip(function), select_options(function, a)
         self.correction = corrections.CORRECTIONS.get(config.correction.method)
-        self.correction_options = options(self.correction, config.correction) if self.correction else {}
+        self.correction_options = select_options(self.correction, config.correction) if self.correction else {}
         self.kl = kl.ESTIMATORS[a.kl]
 
-    def begin(self, kl_coef: float) -> None:
+    def start_minibatch(self, kl_coef: float) -> None:
         """Starts a mini-batch."""
         names = ["loss", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "tokens"]
         if self.correction:
             names += ["correction", "correction_squared", "masked"]
         self.kl_coef, self.sums = kl_coef, dict.fromkeys(names, torch.zeros((), device=self.device))
-        self.culprit = Culprit(self.device)
+        self.bad_sample = FirstBadSample(self.device)
 
-    def end(self) -> dict[str, float]:
+    def sums_over_tokens(self) -> dict[str, float]:
         """The sums over the mini-batch's tokens, and the largest mismatch. Until here nothing waits for the device."""
         return {name: total.item() for name, total in self.sums.items()}
 
     def __call__(self, pack: Pack, answer: tuple[Any, Any]) -> Any:
         logprobs, entropy = answer  # [K]
         columns = pack.columns
-        old = logprobs.detach() if columns.old is None else self.tensor(columns.old)
-        rollout, sequences = self.tensor(pack.rollout), self.tensor(pack.sequences).long()
+        old = logprobs.detach() if columns.old is None else self.to_tensor(columns.old)
+        rollout, sequences = self.to_tensor(pack.rollout), self.to_tensor(pack.sequences).long()
 
-        told = self.loss(logprobs, old, self.tensor(columns.advantages), sequences, **self.loss_options)
+        told = self.loss(logprobs, old, self.to_tensor(columns.advantages), sequences, **self.loss_options)
         loss = told.loss
         weight = self.correction(old, rollout, sequences, **self.correction_options) if self.correction else None
         if weight is not None:
             loss = loss * weight
         divergence = None
         if columns.ref is not None:
-            divergence = self.kl(logprobs, self.tensor(columns.ref))
+            divergence = self.kl(logprobs, self.to_tensor(columns.ref))
             loss = loss + self.kl_coef * divergence
         if self.entropy_coef:
             loss = loss - self.entropy_coef * entropy
         if columns.anchor is not None:
-            loss = loss + self.tensor(columns.anchor) * kl.k2(logprobs, old)
-        loss = loss * self.tensor(pack.weights)
+            loss = loss + self.to_tensor(columns.anchor) * kl.k2(logprobs, old)
+        loss = loss * self.to_tensor(pack.weights)
         total = loss.sum()
-        self.culprit.watch(pack, logprobs, loss)
+        self.bad_sample.observe(pack, logprobs, loss)
 
         if pack.samples:
             gap = (old - rollout).abs()
-            self.add(loss=total, entropy=entropy, clip_low=told.low, clip_high=told.high, mismatch=gap)
-            self.add(tokens=torch.ones_like(gap))
+            self.add_sums(
+                loss=total, entropy=entropy, clip_low=told.clipped_low, clip_high=told.clipped_high, mismatch=gap
+            )
+            self.add_sums(tokens=torch.ones_like(gap))
             self.sums["mismatch_max"] = torch.maximum(self.sums["mismatch_max"], gap.max())
             if divergence is not None:
-                self.add(kl=divergence)
+                self.add_sums(kl=divergence)
             if weight is not None:
-                self.add(correction=weight, correction_squared=weight.square(), masked=weight == 0)
+                self.add_sums(correction=weight, correction_squared=weight.square(), masked=weight == 0)
         return total
 
-    def add(self, **columns: torch.Tensor) -> None:
+    def add_sums(self, **columns: torch.Tensor) -> None:
         for name, column in columns.items():
             self.sums[name] = self.sums[name] + column.detach().sum()
 
-    def tensor(self, values: Any) -> Any:
+    def to_tensor(self, values: Any) -> Any:
         return torch.tensor(values, device=self.device)

@@ -9,7 +9,7 @@ from rlsys.types import Pack
 from workers.supervision.waiting import Watch
 
 
-class Ranks:
+class LearnerGroup:
     """The ranks of the policy, or of the critic. `Ranks("policy", ...).all("save", folder)`
 
     They hold collectives and parts of one state: where one is lost, all are. That is for the whole run to mend.
@@ -20,16 +20,16 @@ class Ranks:
         self.actors = [spawn(f"{role}-{i}") for i in range(count)]
         self.lock = threading.RLock()  # calls reach all ranks in one order, whichever threads make them
 
-    def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
+    def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """The same call, with the same arguments, not waited for."""
         with self.lock:
             return {f"{self.role}-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
 
-    def all(self, method: str, *arguments: Any, doing: str = "", timeout_s: float = 0) -> list[Any]:
+    def call_all(self, method: str, *arguments: Any, doing: str = "", timeout_s: float = 0) -> list[Any]:
         """The same, and the answers by rank."""
-        return self._answers(self.calls(method, *arguments), doing or f"{self.role} {method}", timeout_s)
+        return self._answers(self.start_calls(method, *arguments), doing or f"{self.role} {method}", timeout_s)
 
-    def share(self, method: str, packs: list[list[Pack]], *arguments: Any) -> list[Any]:
+    def scatter(self, method: str, packs: list[list[Pack]], *arguments: Any) -> list[Any]:
         """The same call, each rank with its own packs."""
         with self.lock:
             calls = {
@@ -43,7 +43,7 @@ class Ranks:
         limit, doing = self.config.cluster.start_timeout_s, f"starting the {self.role}"
         first = {f"{self.role}-0": self.actors[0].where.remote()}
         [where] = self.watch.gather(first, doing, limit).values()
-        self.all("start", *where, *arguments, doing=doing, timeout_s=limit)
+        self.call_all("start", *where, *arguments, doing=doing, timeout_s=limit)
 
     def _answers(self, calls: dict[str, Any], doing: str, timeout_s: float) -> list[Any]:
         return list(self.watch.gather(calls, doing, timeout_s).values())

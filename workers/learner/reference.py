@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rlsys.config.schema import Config
-from rlsys.runs.timeline import of_packs, recorded
+from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
-from workers.learner.gpu_memory import gives_back
+from workers.learner.gpu_memory import frees_gpu_memory
 from workers.supervision.crew import Crew
 from workers.supervision.process import settle, threads_of
 from workers.supervision.waiting import Watch
@@ -23,14 +23,14 @@ class ReferenceWorker:
         self.device = "cuda" if config.cluster.device == "gpu" and config.reference.gpus else "cpu"
         torch.set_num_threads(threads_of(config, sharing=1 + config.policy.ranks))
 
-    @gives_back
+    @frees_gpu_memory
     def start(self, model: str) -> None:
         from workers.learner.model import load_packed
 
         self.packed = load_packed(self.config, model).to(self.device).eval().requires_grad_(False)
 
-    @recorded(of_packs)
-    @gives_back
+    @recorded(pack_facts)
+    @frees_gpu_memory
     def score(self, packs: list[Pack]) -> list[Floats]:
         with self.torch.no_grad():
             return [self.packed(pack)[0].cpu().numpy() for pack in packs]
@@ -42,11 +42,11 @@ class Reference:
     ranks = 1
 
     def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
-        self.config, self.crew = config, Crew(["reference"], spawn, watch)
+        self.config, self.workers = config, Crew(["reference"], spawn, watch)
 
     def start(self, model: str) -> None:
         limit = self.config.cluster.start_timeout_s
-        self.crew.call("start", model, doing="starting the reference", limit_s=limit, keep=True)
+        self.workers.call("start", model, doing="starting the reference", limit_s=limit, keep=True)
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        return list(self.crew.call("score", packs[0], doing="scoring by the reference").values())
+        return list(self.workers.call("score", packs[0], doing="scoring by the reference").values())

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 
-def meeting(address: str, port: int, rank: int, ranks: int, patience: timedelta) -> Any:
+def create_store(address: str, port: int, rank: int, ranks: int, patience: timedelta) -> Any:
     """The store through which the ranks find each other. torch by itself would listen on every interface."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -23,13 +23,13 @@ def meeting(address: str, port: int, rank: int, ranks: int, patience: timedelta)
     return TCPStore(address, port, ranks, is_master=True, timeout=patience, master_listen_fd=listening)
 
 
-def stay_on(address: str) -> None:
+def bind_gloo(address: str) -> None:
     """Gloo listens where this address is, unless the environment says otherwise; by itself, where the host's name leads."""
-    if name := interface(address):
+    if name := interface_name(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def interface(address: str) -> str | None:
+def interface_name(address: str) -> str | None:
     """The network interface that has an address.  "127.0.0.1" -> "lo" """
     there = psutil.net_if_addrs().items()
     return next((name for name, found in there if any(a.address.partition("%")[0] == address for a in found)), None)

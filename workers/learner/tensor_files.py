@@ -27,18 +27,21 @@ def write_tensors(file: Path, tensors: dict[str, Any]) -> str:
     words += b" " * (-len(words) % 8)
     digest = hashlib.sha256()
     with file.open("wb") as out:
-        parts: list[bytes | memoryview] = [len(words).to_bytes(8, "little") + words, *map(raw, tensors.values())]
+        parts: list[bytes | memoryview] = [
+            len(words).to_bytes(8, "little") + words,
+            *map(tensor_bytes, tensors.values()),
+        ]
         for data in parts:
             for i in range(0, len(data), _CHUNK):
                 out.write(data[i : i + _CHUNK])
                 digest.update(data[i : i + _CHUNK])
         out.flush()
-        to_disk(out.fileno())
-    compare(file, digest.hexdigest())
+        sync_to_disk(out.fileno())
+    verify_hash(file, digest.hexdigest())
     return digest.hexdigest()
 
 
-def raw(tensor: Any) -> memoryview:
+def tensor_bytes(tensor: Any) -> memoryview:
     """A tensor's bytes, not copied."""
     import torch
 
@@ -50,21 +53,21 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def prove(file: Path) -> str:
+def sync_and_hash(file: Path) -> str:
     """Does the same with a small file that somebody else wrote."""
     digest = sha256(file)
     with file.open("rb") as written:
-        to_disk(written.fileno())
-    compare(file, digest)
+        sync_to_disk(written.fileno())
+    verify_hash(file, digest)
     return digest
 
 
-def to_disk(descriptor: int) -> None:
+def sync_to_disk(descriptor: int) -> None:
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # what is read back comes from the disk too
 
 
-def compare(file: Path, expected: str) -> None:
+def verify_hash(file: Path, expected: str) -> None:
     if sha256(file) != expected:
         raise OSError(errno.EIO, "what is read back is not what was written", str(file))
 
@@ -75,23 +78,26 @@ class TensorFiles:
     def __init__(self, files: list[Path]):
         from safetensors import SafetensorError, safe_open
 
-        self.files, self.place = files, dict[str, Any]()
+        self.files, self.file_by_tensor = files, dict[str, Any]()
         for file in files:
             try:
                 opened = safe_open(file, framework="pt")
             except (OSError, SafetensorError) as error:
                 raise ValueError(f"{file} cannot be read: {error}. Use another checkpoint.") from error
             for name in opened.keys():  # noqa: SIM118
-                if name in self.place:
+                if name in self.file_by_tensor:
                     raise ValueError(
                         f"{file} holds {name}, and so does another file beside it. Use another checkpoint."
                     )
-                self.place[name] = opened
+                self.file_by_tensor[name] = opened
 
     def require(self, shapes: dict[str, list[int]]) -> None:
         """Refuses files that do not hold just these tensors, in single precision."""
         where = ", ".join(map(str, self.files)) or "an empty list of files"
-        missing, surplus = sorted(shapes.keys() - self.place.keys()), sorted(self.place.keys() - shapes.keys())
+        missing, surplus = (
+            sorted(shapes.keys() - self.file_by_tensor.keys()),
+            sorted(self.file_by_tensor.keys() - shapes.keys()),
+        )
         for what, names in (("does not hold", missing), ("holds, and the model does not have,", surplus)):
             if names:
                 raise ValueError(
@@ -99,7 +105,7 @@ class TensorFiles:
                     "checkpoint, or not whole. Use another."
                 )
         for name, shape in shapes.items():
-            found = self.place[name].get_slice(name)
+            found = self.file_by_tensor[name].get_slice(name)
             if found.get_shape() != shape or found.get_dtype() != "F32":
                 raise ValueError(
                     f"{where}: {name} is {found.get_dtype()} {found.get_shape()}; the model needs F32 {shape}. "
@@ -107,4 +113,4 @@ class TensorFiles:
                 )
 
     def read(self, name: str) -> Any:
-        return self.place[name].get_tensor(name)
+        return self.file_by_tensor[name].get_tensor(name)

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from rlsys.config.schema import Config, Policy
+from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Pack
 from workers.supervision.imports import without
 from workers.supervision.process import threads_of
 
-MUON, MUONS_NAME = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWithAuxAdam"
+MUON_MODULE, MUON_CLASS = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWithAuxAdam"
 
 
 class ZeroEngine:
-    def __init__(self, model: Any, settings: Policy, lr: float):
+    def __init__(self, model: Any, settings: PolicyConfig, lr: float):
         import deepspeed
 
         from workers.learner.guarded_adamw import GuardedAdamW
@@ -37,7 +37,7 @@ class ZeroEngine:
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
 
-    def scored(self, packs: list[Pack]) -> list[Any]:
+    def forward_all(self, packs: list[Pack]) -> list[Any]:
         """The model's answer to each pack under the present weights."""
         import torch
 
@@ -45,7 +45,7 @@ class ZeroEngine:
         with torch.no_grad():
             return [self.engine(pack) for pack in packs]
 
-    def minimise(self, packs: list[Pack], loss_of: Callable[[Pack, Any], Any], lr: float) -> dict[str, float]:
+    def minimize(self, packs: list[Pack], loss_of: Callable[[Pack, Any], Any], lr: float) -> dict[str, float]:
         """One optimizer update, or none at all where the loss or its gradient is not finite on any rank.
 
         `loss_of(pack, answer)` is this pack's share of the loss. Returns the norm of the gradient, and whether it was `skipped`.
@@ -64,13 +64,13 @@ class ZeroEngine:
             # DeepSpeed averages over ranks; our weights are already global.
             self.engine.backward(loss * self.deepspeed.comm.get_world_size())
             if last:
-                norm = self.guard(bad)
+                norm = self.allow_or_skip_step(bad)
             self.engine.step()
         if self.settings.zero_stage:
             norm = float(self.engine.get_global_grad_norm())
         return {"grad_norm": norm, "skipped": float(not self.adam.stepped)}
 
-    def guard(self, bad: Any) -> float:
+    def allow_or_skip_step(self, bad: Any) -> float:
         """Tells Adam whether to step. A loss may be infinite and its gradient not; the other way round DeepSpeed itself sees
         with ZeRO 1 to 3, and clears up. ZeRO 0 looks at no norm: there it is computed here, and returned."""
         self.deepspeed.comm.all_reduce(bad)
@@ -90,18 +90,18 @@ class ZeroEngine:
         whole = not hasattr(parameters[0], "ds_id")
         return contextlib.nullcontext() if whole else self.deepspeed.zero.GatheredParameters(parameters)
 
-    def share(self, parameter: Any) -> tuple[int, Any]:
+    def local_shard(self, parameter: Any) -> tuple[int, Any]:
         """Of a parameter that ZeRO 3 keeps in parts: the number of this rank's first element, and its elements."""
         part = parameter.ds_tensor.detach().view(-1)
         first = min(self.deepspeed.comm.get_rank() * len(part), parameter.ds_numel)
         return first, part[: parameter.ds_numel - first]
 
-    def part(self) -> str:
+    def shard_file(self) -> str:
         """The name of the file with this rank's share of the state."""
         return f"part-{self.deepspeed.comm.get_rank():05}-of-{self.deepspeed.comm.get_world_size():05}.safetensors"
 
 
-def prepare(config: Config, ranks: int) -> None:
+def import_deepspeed(config: Config, ranks: int) -> None:
     """Before anything touches DeepSpeed. Its imports are slow; they run while the driver does other things."""
     cpu = config.cluster.device == "cpu"
     if cpu:
@@ -115,20 +115,20 @@ def prepare(config: Config, ranks: int) -> None:
     torch.set_num_threads(threads_of(config, ranks))
     # DeepSpeed asks whether an optimizer is its own Muon, and to import that takes torch's compiler along: half of what a rank has to do to come up.
     # None of ours is an instance of this one either.
-    sys.modules.setdefault(MUON, SimpleNamespace(**{MUONS_NAME: type(MUONS_NAME, (), {})}))  # type: ignore[arg-type]
+    sys.modules.setdefault(MUON_MODULE, SimpleNamespace(**{MUON_CLASS: type(MUON_CLASS, (), {})}))  # type: ignore[arg-type]
     if cpu:
         # Only inference would use any: compiling one made the first start about twice as long, and to ask compilers for which they could takes a second.
         deepspeed.ops.__compatible_ops__ = {}
 
 
-def join(device: str, rank: int, ranks: int, address: str, port: int, seed: int) -> None:
+def join_process_group(device: str, rank: int, ranks: int, address: str, port: int, seed: int) -> None:
     """Meets the other ranks."""
     import deepspeed
     import ray
     import torch
     from deepspeed.constants import default_pg_timeout
 
-    from workers.learner.rendezvous import meeting, stay_on
+    from workers.learner.rendezvous import bind_gloo, create_store
 
     os.environ |= {
         "RANK": str(rank),
@@ -137,8 +137,8 @@ def join(device: str, rank: int, ranks: int, address: str, port: int, seed: int)
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-    stay_on(ray.util.get_node_ip_address())
-    store = meeting(address, port, rank, ranks, default_pg_timeout)
+    bind_gloo(ray.util.get_node_ip_address())
+    store = create_store(address, port, rank, ranks, default_pg_timeout)
     backend = "gloo" if device == "cpu" else "nccl"
     own = torch.device("cuda", 0) if device == "gpu" and ranks > 1 else None  # as DeepSpeed would
     torch.distributed.init_process_group(
@@ -148,7 +148,7 @@ def join(device: str, rank: int, ranks: int, address: str, port: int, seed: int)
     torch.manual_seed(seed)
 
 
-def deepspeed_config(p: Policy) -> dict[str, Any]:
+def deepspeed_config(p: PolicyConfig) -> dict[str, Any]:
     """The DeepSpeed configuration, from ours."""
     zero: dict[str, Any] = {"stage": p.zero_stage}
     if p.offload_optimizer:

@@ -38,9 +38,9 @@ class ZeroState:
             of_fp32 = self.optimizer is self.adam
             pairs = [(working, working)] if of_fp32 else zip(self.optimizer.fp16_groups, self.optimizer.fp32_groups)  # noqa: B905
             self.masters = {p: master for low, high in pairs for p, master in zip(low, high, strict=True)}
-        self.adam.prepare(self.flats())
+        self.adam.prepare(self.flat_tensors())
 
-    def flats(self) -> list[Any]:
+    def flat_tensors(self) -> list[Any]:
         """The tensors Adam works on."""
         if self.stage == 0:
             return list(self.masters.values())
@@ -48,7 +48,7 @@ class ZeroState:
             return list(self.optimizer.fp32_partitioned_groups_flat)
         return list(self.optimizer.single_partition_of_fp32_groups)
 
-    def piece(self, parameter: Any) -> Piece:
+    def local_piece(self, parameter: Any) -> Piece:
         if self.stage == 0:
             return Piece(self.masters[parameter], 0, 0, parameter.numel())
         if self.stage == 3:
@@ -58,33 +58,33 @@ class ZeroState:
             return Piece(self.optimizer.fp32_partitioned_groups_flat[group], offset, start, count)
         mapping = parameter._hp_mapping
         if mapping is None:
-            return Piece(self.flats()[0], 0, 0, 0)
+            return Piece(self.flat_tensors()[0], 0, 0, 0)
         here, there = mapping.hp_fragment_address, mapping.lp_fragment_address
-        return Piece(self.flats()[mapping.param_group_index], here.start, there.start, here.numel)
+        return Piece(self.flat_tensors()[mapping.param_group_index], here.start, there.start, here.numel)
 
-    def held(self, piece: Piece, kind: str) -> Any:
+    def piece_data(self, piece: Piece, kind: str) -> Any:
         """The piece's weights or one of its moments, to read or to write."""
         flat = piece.flat if kind == WEIGHT else self.adam.state[piece.flat][kind]
         return flat.detach().view(-1).narrow(0, piece.offset, piece.count)
 
-    def share(self, named: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
+    def owned_tensors(self, named: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
         """Copies in host memory of the whole tensors of every n-th parameter, for n ranks; Adam's step with the first's."""
         rank, ranks = self.comm.get_rank(), self.comm.get_world_size()
-        found = {} if rank else {"step": self.adam.state[self.flats()[0]]["step"].clone()}
+        found = {} if rank else {"step": self.adam.state[self.flat_tensors()[0]]["step"].clone()}
         for i, (name, parameter) in enumerate(named.items()):
             for kind in kinds:
-                whole = self.whole(parameter, kind, i % ranks)
+                whole = self.gather_tensor(parameter, kind, i % ranks)
                 if i % ranks == rank:
                     found[f"{kind}/{name}"] = whole.cpu()
         return found
 
-    def whole(self, parameter: Any, kind: str, owner: int) -> Any:
+    def gather_tensor(self, parameter: Any, kind: str, owner: int) -> Any:
         """The whole tensor on its owner, a copy; on the other ranks something without meaning."""
         import torch
 
-        piece, shape = self.piece(parameter), getattr(parameter, "ds_shape", parameter.shape)
+        piece, shape = self.local_piece(parameter), getattr(parameter, "ds_shape", parameter.shape)
         whole = torch.zeros(shape.numel(), device=self.engine.device)
-        whole.narrow(0, piece.start, piece.count).copy_(self.held(piece, kind))
+        whole.narrow(0, piece.start, piece.count).copy_(self.piece_data(piece, kind))
         if self.stage:
             # Each element is there once. Added as integers, because -0.0 + 0.0 would be 0.0.
             self.comm.reduce(whole.view(torch.int32), dst=owner)
@@ -101,24 +101,24 @@ class ZeroState:
         if weights:
             weights.require(shapes)
         for name, parameter in named.items():
-            piece = self.piece(parameter)
+            piece = self.local_piece(parameter)
             for kind in (WEIGHT, *MOMENTS) if piece.count else ():
                 whole = weights.read(name) if weights and kind == WEIGHT else parts.read(f"{kind}/{name}")
-                self.held(piece, kind).copy_(whole.view(-1).narrow(0, piece.start, piece.count))
+                self.piece_data(piece, kind).copy_(whole.view(-1).narrow(0, piece.start, piece.count))
         step = parts.read("step")
-        for flat in self.flats():
+        for flat in self.flat_tensors():
             self.adam.state[flat]["step"].copy_(step)
         with torch.no_grad():
-            self.refresh()
+            self.refresh_model_weights()
 
-    def refresh(self) -> None:
+    def refresh_model_weights(self) -> None:
         """Brings the weights the model works with to the fp32 ones."""
         if self.stage == 0:
             for parameter, master in self.masters.items():
                 parameter.copy_(master)
         elif self.stage == 3:
             self.optimizer.checkpoint_event_prologue()
-            both = zip(self.optimizer.fp16_partitioned_groups_flat, self.flats(), strict=True)
+            both = zip(self.optimizer.fp16_partitioned_groups_flat, self.flat_tensors(), strict=True)
             for working, flat in both:
                 working.copy_(flat)
             self.optimizer.checkpoint_event_epilogue()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsys.config.schema import Config
-from rlsys.rewards.judge import combined, facts
-from rlsys.rewards.settings import RewardSettings, services, worker_name
+from rlsys.rewards.judge import combine_verdicts, reward_inputs
+from rlsys.rewards.settings import RewardSettings, reward_services, worker_name
 from rlsys.runs.errors import WorkerLost
 from rlsys.runs.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
@@ -37,7 +37,7 @@ class RewardWorker:
 
     def __init__(self, config: Config, service: int, index: int, logs: str):
         settle(worker_name(service, index), logs)
-        self.runner = RewardRunner(services(config)[service])
+        self.runner = RewardRunner(reward_services(config)[service])
 
     def ready(self) -> dict[str, Any]:
         """Waits until the reward functions are imported; raises what is wrong with them."""
@@ -64,7 +64,7 @@ class RewardPool:
         self.config, self.watch = config, watch
         self.services = [
             Service(s, {name: spawn(name) for i in range(s.workers) for name in [worker_name(n, i)]})
-            for n, s in enumerate(services(config))
+            for n, s in enumerate(reward_services(config))
         ]
 
     def start(self) -> None:
@@ -99,7 +99,7 @@ class RewardPool:
         return call
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
-        items = [Item(prompts[s.uid].rewards, facts(prompts[s.uid], s)) for s in samples]
+        items = [Item(prompts[s.uid].rewards, reward_inputs(prompts[s.uid], s)) for s in samples]
         parts = []
         for service in self.services:
             assert service.dispatcher is not None
@@ -145,7 +145,7 @@ class Sum(Future[list[Verdict]]):
                 for which, verdicts in self.parts:
                     for i, verdict in zip(which, verdicts.result(), strict=True):
                         of_sample[i].append(verdict)
-                self.set_result([combined(found) for found in of_sample])
+                self.set_result([combine_verdicts(found) for found in of_sample])
 
     def missing(self) -> int:
         return sum(verdicts.missing for _, verdicts in self.parts)

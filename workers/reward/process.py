@@ -51,7 +51,7 @@ class Server:
         self.spent = ""  # why it wants to be replaced
         self.unfinished = 0  # samples that async functions are at
         self.loop: asyncio.AbstractEventLoop | None = None
-        if any(judge.later for judge in self.judges.values()):
+        if any(judge.async_rewards for judge in self.judges.values()):
             self.loop = asyncio.new_event_loop()
             together = settings.batch if self.batched else 1
             self.places = asyncio.Semaphore(max(1, settings.concurrency // together))
@@ -104,28 +104,29 @@ class Server:
     def judge(self, items: list[Any]) -> None:
         numbers, facts = [number for number, _, _ in items], [facts for _, _, facts in items]
         judge = self.judges[items[0][1]]
-        parts = judge.judge(facts, lambda which, within: self.now([numbers[i] for i in which], within, "thread"))
+        parts = judge.judge_sync(facts, lambda which, within: self.now([numbers[i] for i in which], within, "thread"))
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that a function left set would go off in another sample
-        if self.loop and judge.later:
+        if self.loop and judge.async_rewards:
             self.now([], 0.0, "thread")
             with self.lock:
                 self.unfinished += len(items)
             asyncio.run_coroutine_threadsafe(self.finish(judge, numbers, facts, parts), self.loop)
             return
         for number, found in zip(numbers, parts, strict=True):
-            self.answer(number, judge.total(found))
+            self.answer(number, judge.combine(found))
 
     async def finish(self, judge: Any, numbers: list[int], facts: list[Any], parts: list[Any]) -> None:
         async with self.places:
-            self.now(numbers, judge.patience + GRACE_S, "loop")
+            self.now(numbers, judge.async_limit_s + GRACE_S, "loop")
             try:
-                await judge.finish(facts, parts)
+                await judge.judge_async(facts, parts)
             except asyncio.CancelledError:  # a function cancelled the task it runs in
                 parts = [
-                    {t.name: t.failed(RuntimeError("it cancelled its own task")) for t in judge.later} for _ in numbers
+                    {t.name: t.error_verdict(RuntimeError("it cancelled its own task")) for t in judge.async_rewards}
+                    for _ in numbers
                 ]
         for number, found in zip(numbers, parts, strict=True):
-            self.answer(number, judge.total(found))
+            self.answer(number, judge.combine(found))
         with self.lock:
             self.unfinished -= len(numbers)
 

@@ -213,7 +213,7 @@ class RewardRunner:
         """Seconds until the next thing is due."""
         deadlines = self.deadlines
         due = [until for until, _ in deadlines.values()]
-        due += [p.began + self.settings.start_s for p in self.processes() if p.facts is None]
+        due += [p.began + self.settings.start_timeout_s for p in self.processes() if p.facts is None]
         if self.sent and not deadlines:
             due.append(self.heard_at + IDLE_S)
         return max(0.0, min(due) - time.monotonic()) if due else IDLE_S
@@ -222,8 +222,8 @@ class RewardRunner:
         """Ends what is past its deadline."""
         now = time.monotonic()
         for process in self.processes():
-            if process.facts is None and now > process.began + self.settings.start_s:
-                self.failed(process, f"{self.names()}: importing took more than {self.settings.start_s:g} s.")
+            if process.facts is None and now > process.began + self.settings.start_timeout_s:
+                self.failed(process, f"{self.names()}: importing took more than {self.settings.start_timeout_s:g} s.")
         if any(until <= now for until, _ in self.deadlines.values()):
             self.replace("timeout")
         elif self.sent and not self.deadlines and now > self.heard_at + IDLE_S:
@@ -260,7 +260,7 @@ class RewardRunner:
         return number in self.judging["loop"] and len(self.sent) > 1
 
     def stand_by(self) -> None:
-        if self.spare is None and self.settings.spare:
+        if self.spare is None and self.settings.keep_spare:
             self.spare = Process(self.settings)
 
     def give_up(self, error: ConfigError) -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-from rlsys.config.derived import ENGINE_WORK, in_one_go
+from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens
 from rlsys.config.schema import Config
 from rlsys.types import Request
 from workers.cpu import compiling
@@ -53,7 +53,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def cut(self) -> None:
+    async def stop_early(self) -> None:
         """Ends all requests: what is half-written is handed out, with finish_reason abort."""
         ...
 
@@ -100,9 +100,9 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
         "worker_extension_cls": "workers.rollout.vllm_extension.WorkerExtension",
         "weight_transfer_config": {"backend": backend},
     }
-    if r.max_sequences > ENGINE_WORK:
+    if r.max_sequences > DEFAULT_BATCHED_TOKENS:
         # vLLM would not take so many sequences for its own choice of tokens.
-        found["max_num_batched_tokens"] = in_one_go(config, found["max_model_len"])
+        found["max_num_batched_tokens"] = max_batched_tokens(config, found["max_model_len"])
     if r.tensor_parallel > 1:
         # In a placement group vLLM would ask Ray for the engine's processes, and for GPUs that the engine's actor has already.
         found["distributed_executor_backend"] = "mp"
@@ -153,7 +153,7 @@ def prompt(request: Request, salt: str) -> Any:
 
 def written(request: Request) -> list[int]:
     """The tokens of its completion that are there already."""
-    return request.begun.tokens.tolist() if request.begun else []
+    return request.partial.tokens.tolist() if request.partial else []
 
 
 def name_of(request: Request) -> str:
@@ -225,7 +225,7 @@ class InProcessEngine:
             for finished in set(self.callers.values()):
                 finished.put_nowait(error)
 
-    async def cut(self) -> None:
+    async def stop_early(self) -> None:
         from vllm.v1.engine import FinishReason
 
         states = self.engine.output_processor
@@ -311,7 +311,7 @@ class AsyncEngine:
             for task in tasks:
                 task.cancel()
 
-    async def cut(self) -> None:
+    async def stop_early(self) -> None:
         await self.asked(self.engine.abort(list(self.running)))
 
     @asynccontextmanager

@@ -16,8 +16,8 @@ from ray.exceptions import RayError
 
 from rlsys.config.schema import Config
 from rlsys.runs.errors import WorkerFailed, WorkerLost, WrongWeights
-from rlsys.runs.timeline import of_requests, recorded
-from rlsys.types import Request, Sample, continued
+from rlsys.runs.timeline import recorded, request_facts
+from rlsys.types import Request, Sample, join_partial
 from workers.rollout.dispatch import Dispatch
 from workers.rollout.engines import AsyncEngine, Engine, InProcessEngine, arguments, in_process, name_of
 from workers.supervision import places
@@ -25,8 +25,8 @@ from workers.supervision.crew import TRIES, Crew
 from workers.supervision.process import settle
 from workers.supervision.waiting import TICK_S, Patience, Watch, explain
 from workers.sync import RECEIVERS, SENDERS, Message
-from workers.sync.arrivals import Refs
-from workers.sync.proof import differences, listed, together
+from workers.sync.arrivals import PartRefs
+from workers.sync.verify import combine_devices, describe_differences, list_names
 
 
 class RolloutWorker:
@@ -74,7 +74,9 @@ class RolloutWorker:
         """On a CPU a sample that is drawn again, after an engine was lost, is to be the same bit for bit."""
         may_differ = "a sample that is drawn again, after an engine was lost, may differ from the first in the last bit of its log-probs."
         if names := (await self.engine.call("rlsys_rows_matter"))[0]:
-            print(f"On this machine products with {listed(names)} depend on what else is in the batch: {may_differ}")
+            print(
+                f"On this machine products with {list_names(names)} depend on what else is in the batch: {may_differ}"
+            )
         if self.config.rollout.exact:
             return
         alike = (await self.engine.call("rlsys_alike_up_to", longest=longest))[0]
@@ -84,7 +86,7 @@ class RolloutWorker:
                 "rollout.exact=true has an attention of its own, which does not."
             )
 
-    @recorded(of_requests)
+    @recorded(request_facts)
     async def generate(self, requests: list[Request]) -> AsyncIterator[list[Sample]]:
         """Samples as they finish: a stream of object references on the driver's side."""
         by_id = {name_of(r): r for r in requests}
@@ -96,9 +98,9 @@ class RolloutWorker:
                 self.refuse_if_wrong()
                 yield [self.sample(by_id[out.request_id], out.outputs[0]) for out in outs]
 
-    async def cut(self) -> None:
+    async def stop_early(self) -> None:
         """Ends what is being generated; samples come half-written."""
-        await self.engine.cut()
+        await self.engine.stop_early()
 
     def sample(self, request: Request, out: Any) -> Sample:
         tokens, spans = list(out.token_ids), out.weight_versions
@@ -112,7 +114,7 @@ class RolloutWorker:
             version=int(spans[0].version) if spans else self.version,
             changes=tuple((span.start, int(span.version)) for span in spans[1:]),
         )
-        whole = continued(request.begun, new) if request.begun else new
+        whole = join_partial(request.partial, new) if request.partial else new
         return replace(whole, text=self.tokenizer.decode(whole.tokens.tolist(), skip_special_tokens=True))
 
     async def connect(self, invitation: Message) -> None:
@@ -124,12 +126,12 @@ class RolloutWorker:
             lost = (await self.engine.call("rlsys_chart", **policy))[0]
             if lost:
                 print(
-                    f"sync.verify: this architecture stores {listed(lost)} in a way of its own. Of these all bits together are "
+                    f"sync.verify: this architecture stores {list_names(lost)} in a way of its own. Of these all bits together are "
                     "compared, in any order; tensors among them that changed places would not be seen."
                 )
 
     @recorded(lambda _, parts, version: {"version": version})
-    async def take(self, parts: list[Refs], version: int) -> None:
+    async def take(self, parts: list[PartRefs], version: int) -> None:
         """Replaces the weights, by what the ranks say of each part. If it fails, no sample leaves any more."""
         self.refuse_if_wrong()
         in_flight = self.config.pipeline.in_flight
@@ -137,7 +139,7 @@ class RolloutWorker:
             self.proved.clear()
             await self.engine.wake("weights")
             await self.engine.call("start_weight_update")
-            async for update in self.receiver.updates(parts):
+            async for update in self.receiver.update_infos(parts):
                 await self.engine.call("update_weights", update_info=update)
             await self.engine.call("finish_weight_update")
             if not in_flight:  # else the salt keeps prompts of different weights apart
@@ -152,9 +154,9 @@ class RolloutWorker:
         """Compares what the engine computes with to the policy's fingerprints. Says what is wrong; then no sample leaves any more."""
         async with self.weights:
             try:
-                found = together(await self.engine.look("rlsys_prove"))
+                found = combine_devices(await self.engine.look("rlsys_prove"))
                 late = "" if self.version == version else f"it has version {self.version}"
-                self.wrong = late or differences(expected, found)
+                self.wrong = late or describe_differences(expected, found)
             except Exception as error:
                 self.wrong = f"they cannot be looked at, {type(error).__name__}: {error}"
             self.proved.set()
@@ -211,7 +213,7 @@ class Delivery:
     """Weights on their way: what the ranks say of each part, what the weights are called, and the policy's fingerprint of each
     tensor, when all is sent."""
 
-    parts: list[Refs]
+    parts: list[PartRefs]
     version: int
     prints: dict[str, str]
 
@@ -247,7 +249,7 @@ class RolloutGroup:
         return {name: getattr(actor, method).remote(*arguments) for name, actor in self.crew.actors.items()}
 
     def start(self, model: str, transport: str, longest_prompt: int) -> None:
-        self.lasting = SENDERS[transport].lasting
+        self.lasting = SENDERS[transport].replayable
         arguments, limit = (model, transport, longest_prompt), self.config.cluster.start_timeout_s
         self.crew.call("start", *arguments, doing="starting the engines", limit_s=limit, keep=True)
 
@@ -300,12 +302,12 @@ class RolloutGroup:
                 if what:
                     raise WorkerLost(f"weights of version {version} kept for {name} are no longer whole: {what}")
 
-    def generating(self) -> None:
+    def wake(self) -> None:
         if self.sleeps and not self.awake:
             self.crew.call("wake", doing="waking the engines")
         self.awake = True
 
-    def resting(self) -> None:
+    def sleep(self) -> None:
         if self.sleeps and self.awake:
             self.crew.call("sleep", doing="putting the engines to sleep")
             self.awake = False
@@ -336,10 +338,10 @@ class RolloutGroup:
                 yield samples
                 if self.enough and not streams.ending:
                     work.clear()
-                    streams.cut()
+                    streams.stop_early()
             self.deal(work, streams)
 
-    def cut(self) -> None:
+    def stop_early(self) -> None:
         """Said between two lists of samples of `generate`."""
         self.enough = True
 
@@ -401,7 +403,7 @@ class Streams:
         except Exception as error:
             self.arrived.put((name, actor, asked, error))
 
-    def cut(self) -> None:
+    def stop_early(self) -> None:
         """Has engines send what they are at as it is."""
         self.ending = True
         for name in self.owing:
@@ -419,7 +421,7 @@ class Streams:
             except queue.Empty:
                 came = None
                 if self.ending:  # it may have overtaken what was asked just before
-                    self.cut()
+                    self.stop_early()
             heard = came is not None and self.actors.get(came[0]) is came[1]
             if came and heard:
                 self.patience[came[0]].heard()

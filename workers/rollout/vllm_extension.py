@@ -7,7 +7,7 @@ import torch._dynamo.config as dynamo
 
 from workers.cpu.linear import linear_for
 from workers.sync import host_memory
-from workers.sync.proof import Answer, Chart, Manifest
+from workers.sync.verify import DeviceFingerprints, Manifest, ParameterMap
 
 
 def keep_weights_plain() -> None:
@@ -41,11 +41,11 @@ class WorkerExtension:
 
     def rlsys_rows_matter(self) -> list[str]:
         """Matrices whose product with a token depends, on this machine, on the other tokens of the batch."""
-        from rlsys.packs.exact import rows_matter
+        from rlsys.packs.exact import depends_on_batch
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         alike = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
-        return [name for name, p in alike.values() if rows_matter(p.detach(), product=linear_for(p))]
+        return [name for name, p in alike.values() if depends_on_batch(p.detach(), product=linear_for(p))]
 
     def rlsys_alike_up_to(self, longest: int) -> int:
         """Tokens of the longest sequence, up to `longest`, whose attention on this machine's CPU is the same however it was computed."""
@@ -58,7 +58,7 @@ class WorkerExtension:
         """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""
         from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
-        self.rlsys_found = Chart(
+        self.rlsys_found = ParameterMap(
             self.model_runner.get_model(),  # type: ignore[attr-defined]
             manifest,
             get_tensor_model_parallel_rank(),
@@ -66,11 +66,11 @@ class WorkerExtension:
             by_place=by_place,
             cut=cut,
         )
-        return self.rlsys_found.lost
+        return self.rlsys_found.unmapped_tensors
 
-    def rlsys_prove(self) -> Answer:
+    def rlsys_prove(self) -> DeviceFingerprints:
         """Fingerprints of the parameters this worker computes with."""
-        return self.rlsys_found.answer()
+        return self.rlsys_found.fingerprints()
 
 
 def _prepare() -> None:
@@ -79,7 +79,7 @@ def _prepare() -> None:
     if current_platform.is_cpu():
         keep_weights_plain()
         call_attention_directly()
-    host_memory.register()
+    host_memory.register_backend()
     keep_nothing_for_progress_bars()
 
 

@@ -85,7 +85,7 @@ class Crew:
         if self.before:
             self.before(lost)
         for attempt in range(1, TRIES + 1):
-            self.watch.stop.check()
+            self.watch.stop.raise_if_stopped()
             for name, why in lost.items():
                 first, _, more = str(why).partition("\n")
                 self.watch.note(f"{first}; another one takes its place")

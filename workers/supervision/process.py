@@ -21,7 +21,7 @@ def settle(name: str, logs: str) -> None:
     os.close(file)
     places.tell(name, Path(logs))
     stacks.offer(name, Path(logs))
-    timeline.begin(name, Path(logs))
+    timeline.open_timeline(name, Path(logs))
 
 
 def threads_of(config: Config, sharing: int) -> int:

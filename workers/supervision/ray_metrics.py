@@ -6,7 +6,7 @@ Ray calls them ray_NAME, a counter ray_NAME_total, a histogram ray_NAME_bucket, 
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.tracking import Told, Tracker
+from rlsys.tracking import RunInfo, Tracker
 
 # By what Ray calls it: the figure, and what it is.
 GAUGES = {
@@ -71,7 +71,7 @@ Load = Callable[[], dict[str, int]]
 class RayMetrics(Tracker):
     overwrites = True  # a gauge has no past
 
-    def __init__(self, told: Told, *, samples: int, engines: Load, verdicts: Callable[[], int], restarts: int):
+    def __init__(self, told: RunInfo, *, samples: int, engines: Load, verdicts: Callable[[], int], restarts: int):
         """`samples` in a step; `engines()`: what each is at now, and "" what waits for one; `verdicts()`: what waits for one."""
         from ray.util import metrics
 

@@ -14,8 +14,8 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlsys.config.schema import Config, ConfigError
-from rlsys.runs.errors import WorkerFailed, WorkerLost, WrongWeights, disk_trouble
-from rlsys.runs.stopping import Stop
+from rlsys.runs.errors import WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
+from rlsys.runs.stopping import StopSignal
 from workers.supervision.stacks import brief, stacks
 
 TICK_S = 0.5  # between two looks at who is late
@@ -33,13 +33,13 @@ class Watch:
     logs: Path
     stall_s: float = 1800.0
     abort: bool = False  # whether a stalled worker ends the run instead of being replaced
-    stop: Stop = field(default_factory=Stop)
+    stop: StopSignal = field(default_factory=StopSignal)
     note: Callable[[str], None] = print
     event: Callable[..., None] = unheard
 
     @classmethod
     def of(
-        cls, config: Config, logs: Path, stop: Stop, note: Callable[[str], None], event: Callable[..., None]
+        cls, config: Config, logs: Path, stop: StopSignal, note: Callable[[str], None], event: Callable[..., None]
     ) -> "Watch":
         return cls(logs, config.watchdog.stall_s, config.watchdog.action == "abort", stop, note, event)
 
@@ -109,7 +109,7 @@ class Watch:
 class Patience:
     """How long nothing has been heard."""
 
-    def __init__(self, limit_s: float, stop: Stop):
+    def __init__(self, limit_s: float, stop: StopSignal):
         self.limit_s, self.stop = limit_s, stop
         self.heard()
 
@@ -119,7 +119,7 @@ class Patience:
 
     def over(self) -> float:
         """Seconds since the last word if they are too many, else 0. Raises `Abandoned` if the run is to end."""
-        self.stop.check()
+        self.stop.raise_if_stopped()
         waited = time.monotonic() - self.since
         return waited if waited > self.limit_s else 0.0
 
@@ -132,7 +132,7 @@ def rank(error: Exception) -> int:
 def explain(error: RayError, name: str, doing: str, logs: Path) -> Exception:
     """The root cause of a failed call: the worker's own exception, or what its log says last."""
     if isinstance(error, RayTaskError):
-        if isinstance(error.cause, ConfigError) or disk_trouble(error.cause):
+        if isinstance(error.cause, ConfigError) or describe_disk_error(error.cause):
             return error.cause
         if isinstance(error.cause, WrongWeights):
             return WrongWeights(f"{doing}: {name} {error.cause}")

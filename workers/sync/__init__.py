@@ -19,9 +19,9 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from workers.sync import cuda_ipc, nccl, object_store, shared_memory
-from workers.sync.arrivals import Refs
-from workers.sync.host_memory import Entry, Message
-from workers.sync.outgoing import Outgoing
+from workers.sync.arrivals import PartRefs
+from workers.sync.host_memory import ManifestEntry, Message
+from workers.sync.outgoing import OutgoingWeights
 
 __all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
 
@@ -31,15 +31,15 @@ class Sender(Protocol):
     engines take at the same time. `lasting`: what it sent can be taken until it sends again, by an engine that was not there
     then. `by_shares`: each rank can send what it has of a tensor, and need not have it whole."""
 
-    concurrent: bool
-    lasting: bool
-    by_shares: bool
+    needs_concurrent_receive: bool
+    replayable: bool
+    sends_shards: bool
 
     def __init__(self, rank: int, ranks: int, receivers: int): ...
-    def invite(self, manifest: list[Entry]) -> Message: ...
+    def connection_info(self, manifest: list[ManifestEntry]) -> Message: ...
     def connect(self, invitation: Message) -> None: ...
-    def send(self, outgoing: Outgoing, part: int) -> Any: ...
-    def sent(self) -> None: ...
+    def send(self, outgoing: OutgoingWeights, part: int) -> Any: ...
+    def finish_send(self) -> None: ...
 
 
 class Receiver(Protocol):
@@ -51,18 +51,18 @@ class Receiver(Protocol):
     backend: str
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]: ...
-    def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]: ...
+    def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]: ...
 
 
 SENDERS: dict[str, type[Sender]] = {
-    "shared_memory": shared_memory.Sender,
-    "object_store": object_store.Sender,
-    "nccl": nccl.Sender,
-    "cuda_ipc": cuda_ipc.Sender,
+    "shared_memory": shared_memory.SharedMemorySender,
+    "object_store": object_store.ObjectStoreSender,
+    "nccl": nccl.NcclSender,
+    "cuda_ipc": cuda_ipc.CudaIpcSender,
 }
 RECEIVERS: dict[str, type[Receiver]] = {
-    "shared_memory": shared_memory.Receiver,
-    "object_store": object_store.Receiver,
-    "nccl": nccl.Receiver,
-    "cuda_ipc": cuda_ipc.Receiver,
+    "shared_memory": shared_memory.SharedMemoryReceiver,
+    "object_store": object_store.ObjectStoreReceiver,
+    "nccl": nccl.NcclReceiver,
+    "cuda_ipc": cuda_ipc.CudaIpcReceiver,
 }

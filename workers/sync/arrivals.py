@@ -5,11 +5,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-Refs = list[Any]  # to what each rank says of a part, by rank
+PartRefs = list[Any]  # to what each rank says of a part, by rank
 GRACE_S = 10.0  # in which the driver hears from a rank itself that it failed, and ends this engine with everything else
 
 
-async def arrived(refs: Refs) -> list[Any]:
+async def wait_for_part(refs: PartRefs) -> list[Any]:
     """What the ranks say of a part, once all have sent it."""
     try:
         return list(await asyncio.gather(*refs))

@@ -12,31 +12,31 @@ Written from vLLM's sources; see tests/gpu for what has been run.
 from collections.abc import AsyncIterator
 from typing import Any
 
-from workers.sync.arrivals import Refs, arrived
-from workers.sync.host_memory import Entry, Message
-from workers.sync.outgoing import Outgoing
+from workers.sync.arrivals import PartRefs, wait_for_part
+from workers.sync.host_memory import ManifestEntry, Message
+from workers.sync.outgoing import OutgoingWeights
 
 
-class Sender:
-    concurrent = False
-    lasting = False
-    by_shares = False
+class CudaIpcSender:
+    needs_concurrent_receive = False
+    replayable = False
+    sends_shards = False
 
     def __init__(self, rank: int, ranks: int, receivers: int):
         self.held: list[Any] = []
 
-    def invite(self, manifest: list[Entry]) -> Message:
+    def connection_info(self, manifest: list[ManifestEntry]) -> Message:
         return {"parts": 1}
 
     def connect(self, invitation: Message) -> None:
         pass
 
-    def send(self, outgoing: Outgoing, part: int) -> Message:
+    def send(self, outgoing: OutgoingWeights, part: int) -> Message:
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
         names, dtypes, shapes, handles = [], [], [], []
-        for name, tensor in outgoing.cast():
+        for name, tensor in outgoing.cast_tensors():
             whole = tensor.cuda().contiguous()
             self.held.append(whole)
             names.append(name)
@@ -47,21 +47,21 @@ class Sender:
         gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         return {"gpu": gpu, "names": names, "dtypes": dtypes, "shapes": shapes, "handles": handles}
 
-    def sent(self) -> None:
+    def finish_send(self) -> None:
         import torch
 
         self.held.clear()
         torch.cuda.ipc_collect()
 
 
-class Receiver:
+class CudaIpcReceiver:
     backend = "ipc"
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
         return {}
 
-    async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:
-        messages = await arrived(parts[0])
+    async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
+        messages = await wait_for_part(parts[0])
         first = messages[0]
         handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))]
         yield {

@@ -20,24 +20,26 @@ _FACTORS = (-7046029254386353131, -4658895280553007687)  # 0x9E3779B97F4A7C15 an
 MODULUS = 1 << 64
 
 
-def of_bytes(tensor: Tensor, cut: int = 1) -> int:
+def hash_bytes(tensor: Tensor, cut: int = 1) -> int:
     """`cut` is among how many its elements are dealt out evenly, each of whom knows the parts of its own."""
     flat = tensor.detach().reshape(-1)
     shares = flat.split(-(-len(flat) // cut) or 1)
-    return of_parts([xxhash.xxh3_64_intdigest(memory(part)) for share in shares for part in parts(share)])
+    return combine_hashes(
+        [xxhash.xxh3_64_intdigest(byte_view(part)) for share in shares for part in split_for_hashing(share)]
+    )
 
 
-def parts(tensor: Tensor) -> tuple[Tensor, ...]:
+def split_for_hashing(tensor: Tensor) -> tuple[Tensor, ...]:
     """A tensor's elements in order, in pieces that several cores may look at side by side."""
     return tensor.detach().reshape(-1).split(_PART)
 
 
-def of_parts(prints: list[int]) -> int:
+def combine_hashes(prints: list[int]) -> int:
     """`of_bytes` of a tensor, from those of its parts."""
     return prints[0] if len(prints) == 1 else xxhash.xxh3_64_intdigest(struct.pack(f"<{len(prints)}Q", *prints))
 
 
-class Running:
+class RunningHash:
     """`of_bytes` of a part that comes block by block."""
 
     def __init__(self) -> None:
@@ -46,17 +48,17 @@ class Running:
     def add(self, block: memoryview) -> None:
         self.digest.update(block)
 
-    def number(self) -> int:
+    def value(self) -> int:
         return self.digest.intdigest()
 
 
-def memory(tensor: Tensor) -> memoryview:
+def byte_view(tensor: Tensor) -> memoryview:
     """Its elements in order, as integers of their size."""
     flat = tensor.detach().contiguous().view(-1)
     return flat.view(_BITS[flat.element_size()]).numpy().data
 
 
-def of_places(tensor: Tensor, whole: Iterable[int], at: tuple[int, int] = (0, 0)) -> int:
+def hash_with_positions(tensor: Tensor, whole: Iterable[int], at: tuple[int, int] = (0, 0)) -> int:
     """`tensor` is all of a tensor of shape `whole`, or the part of it that begins in row and column `at`."""
     rows = tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:]))
     width = math.prod(list(whole)[1:])
@@ -70,7 +72,7 @@ def of_places(tensor: Tensor, whole: Iterable[int], at: tuple[int, int] = (0, 0)
     return total % MODULUS
 
 
-def of_bits(tensors: Iterable[Tensor]) -> int:
+def hash_unordered(tensors: Iterable[Tensor]) -> int:
     """Of all of them together. Zero adds nothing, so padding does not count."""
     return sum(int(_scrambled(_bits(part)).sum()) for tensor in tensors for part in _chunks(tensor)) % MODULUS
 

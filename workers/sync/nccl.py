@@ -12,20 +12,20 @@ from typing import Any
 import ray
 
 from workers.supervision.process import free_port
-from workers.sync.arrivals import Refs
-from workers.sync.host_memory import Entry, Message
-from workers.sync.outgoing import Outgoing
+from workers.sync.arrivals import PartRefs
+from workers.sync.host_memory import ManifestEntry, Message
+from workers.sync.outgoing import OutgoingWeights
 
 
-class Sender:
-    concurrent = True
-    lasting = False
-    by_shares = False
+class NcclSender:
+    needs_concurrent_receive = True
+    replayable = False
+    sends_shards = False
 
     def __init__(self, rank: int, ranks: int, receivers: int):
         self.rank, self.world = rank, receivers + 1
 
-    def invite(self, manifest: list[Entry]) -> Message:
+    def connection_info(self, manifest: list[ManifestEntry]) -> Message:
         if self.rank:
             return {}
         self.address, self.port = ray.util.get_node_ip_address(), free_port()
@@ -50,7 +50,7 @@ class Sender:
         meeting = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
         self.group = PyNcclCommunicator(meeting, device=torch.cuda.current_device())
 
-    def send(self, outgoing: Outgoing, part: int) -> None:
+    def send(self, outgoing: OutgoingWeights, part: int) -> None:
         if self.rank:
             for _ in outgoing:  # takes part in gathering ZeRO-3 partitions
                 pass
@@ -59,15 +59,15 @@ class Sender:
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
         packed_nccl_broadcast_producer(
-            iterator=outgoing.cast(), group=self.group, src=0, post_iter_func=lambda item: item[1]
+            iterator=outgoing.cast_tensors(), group=self.group, src=0, post_iter_func=lambda item: item[1]
         )
         torch.cuda.synchronize()
 
-    def sent(self) -> None:
+    def finish_send(self) -> None:
         pass
 
 
-class Receiver:
+class NcclReceiver:
     backend = "nccl"
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Receiver:
         }
         return info | {"rank_offset": 1 + engine * tensor_parallel} | self._packed("init")
 
-    async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:
+    async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
         yield {
             "names": self.invitation["names"],
             "dtype_names": self.invitation["dtypes"],

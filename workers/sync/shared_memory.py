@@ -10,46 +10,54 @@ The memory is as large as the model in the engines' dtype.
 from collections.abc import AsyncIterator
 from typing import Any
 
-from workers.sync.arrivals import Refs, arrived
-from workers.sync.host_memory import BACKEND, Entry, HostMemory, Mapping, Message, buckets, places
-from workers.sync.outgoing import Outgoing
+from workers.sync.arrivals import PartRefs, wait_for_part
+from workers.sync.host_memory import (
+    BACKEND,
+    CachedMapping,
+    HostMemory,
+    ManifestEntry,
+    Message,
+    plan_layout,
+    split_into_buckets,
+)
+from workers.sync.outgoing import OutgoingWeights
 
 
-class Sender:
-    concurrent = False
-    lasting = True
-    by_shares = True
+class SharedMemorySender:
+    needs_concurrent_receive = False
+    replayable = True
+    sends_shards = True
 
     def __init__(self, rank: int, ranks: int, receivers: int):
         self.rank = rank
 
-    def invite(self, manifest: list[Entry]) -> Message:
-        self.layout, size = places(manifest)
+    def connection_info(self, manifest: list[ManifestEntry]) -> Message:
+        self.layout, size = plan_layout(manifest)
         if self.rank:
             return {}
         self.own = HostMemory(size)
         where = {place[0]: place for place in self.layout}
-        parts = [[where[name] for name, *_ in bucket] for bucket in buckets(manifest)]
+        parts = [[where[name] for name, *_ in bucket] for bucket in split_into_buckets(manifest)]
         return {"parts": len(parts), "path": self.own.path, "buckets": parts}
 
     def connect(self, invitation: Message) -> None:
-        self.memory = Mapping().of(invitation["path"]) if self.rank else self.own.bytes  # mapped there already
+        self.memory = CachedMapping().open(invitation["path"]) if self.rank else self.own.bytes  # mapped there already
 
-    def send(self, outgoing: Outgoing, part: int) -> None:
-        outgoing.copy(next(outgoing.shares), self.layout, self.memory)
+    def send(self, outgoing: OutgoingWeights, part: int) -> None:
+        outgoing.copy_bucket(next(outgoing.shard_buckets), self.layout, self.memory)
 
-    def sent(self) -> None:
+    def finish_send(self) -> None:
         pass
 
 
-class Receiver:
+class SharedMemoryReceiver:
     backend = BACKEND
 
     def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
         self.path, self.buckets = invitation["path"], invitation["buckets"]
         return {}
 
-    async def updates(self, parts: list[Refs]) -> AsyncIterator[dict[str, Any]]:
+    async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
         for refs, layout in zip(parts, self.buckets, strict=True):
-            await arrived(refs)
+            await wait_for_part(refs)
             yield {"path": self.path, "layout": layout}

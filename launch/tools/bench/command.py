@@ -12,58 +12,60 @@ from typing import Any
 from rich.console import Console
 
 from launch import datasets
-from launch.printing import say
+from launch.printing import print_line
 from launch.tools import synthetic
-from launch.tools.bench.figures import Machine, measured
-from launch.tools.bench.peak import gpu_name, peak_of_cpu, peak_of_gpus
-from launch.tools.bench.shown import show
-from launch.tools.bench.wanted import Wanted, benched, model_settings, prompts
+from launch.tools.bench.figures import BenchMachine, measure
+from launch.tools.bench.options import BenchOptions, load_model_settings, make_bench_config, make_prompts
+from launch.tools.bench.peak_flops import gpu_name, gpu_peak, measure_cpu_peak
+from launch.tools.bench.report import print_report
 from launch.tools.plan import costs
-from rlsys.analysis.trace import spans, write_trace
+from rlsys.analysis.trace import read_spans, write_trace
 from rlsys.config.schema import Config
 from rlsys.data import Dataset
 from rlsys.models import flops
-from rlsys.models.shapes import window_in
-from rlsys.pipeline import Timetable
-from rlsys.runs.directory import RunDirectory, can_be_written, read_lines, write_named
+from rlsys.models.shapes import context_from_config
+from rlsys.pipeline import SyncSchedule
+from rlsys.runs.directory import RunDirectory, read_lines, require_writable, write_user_file
 from rlsys.runs.progress import Progress
 from rlsys.types import Metrics
 
 
-def bench(config: Config, wanted: Wanted, console: Console) -> None:
+def bench(config: Config, wanted: BenchOptions, console: Console) -> None:
     if wanted.rewards:
         datasets.peek(config)
     for file in (wanted.json, wanted.trace):
         if file:
-            can_be_written(Path(file))
-    wanted = replace(wanted, steps=Timetable.of(config).whole(wanted.steps))
-    with tempfile.TemporaryDirectory(prefix="rlsys-bench-", dir=seen_by_all(config)) as folder:
+            require_writable(Path(file))
+    wanted = replace(wanted, steps=SyncSchedule.from_config(config).round_up_to_sync(wanted.steps))
+    with tempfile.TemporaryDirectory(prefix="rlsys-bench-", dir=shared_folder(config)) as folder:
         # Where transformers keeps what torch compiles, as soon as it reads a model's settings. Ray's session sets its own.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
-        settings = model_settings(config)
-        config, prompt, lengths = benched(config, wanted, str(Path(folder) / "run"), window_in(settings.to_dict()))
+        settings = load_model_settings(config)
+        config, prompt, lengths = make_bench_config(
+            config, wanted, str(Path(folder) / "run"), context_from_config(settings.to_dict())
+        )
         run = RunDirectory(config)
         try:
             with Progress(console, wanted.warmup + wanted.steps) as progress:
-                machine = loop(config, wanted, prompt, lengths, settings, run, progress)
+                machine = run_loop(config, wanted, prompt, lengths, settings, run, progress)
         finally:
             run.close()
-        report = measured(config, wanted, run.path, prompt, machine)
-        show(report, config, console)
+        report = measure(config, wanted, run.path, prompt, machine)
+        print_report(report, config, console)
         if wanted.trace:
             written = write_trace(run.path, Path(wanted.trace))
             viewers = "https://ui.perfetto.dev or chrome://tracing"
-            say(console, f"trace: {wanted.trace}, {written:,} spans. Open it at {viewers}.")
+            print_line(console, f"trace: {wanted.trace}, {written:,} spans. Open it at {viewers}.")
         if wanted.json:
             lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["step"] > wanted.warmup]
-            work = costs.measured(spans(run.path), lines, config, prompt)
+            work = costs.fit_costs(read_spans(run.path), lines, config, prompt)
             asked = asdict(wanted) | {"prompt_tokens": prompt, "longest": lengths.longest, "mean": lengths.mean}
             figures = {"asked": asked} | report.as_dict() | {"costs": asdict(work)}
-            write_named(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
-            say(console, f"figures: {wanted.json}")
+            write_user_file(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
+            print_line(console, f"figures: {wanted.json}")
 
 
-def seen_by_all(config: Config) -> Path | None:
+def shared_folder(config: Config) -> Path | None:
     """A folder for the run: on a cluster where its hosts see the run directory, else wherever temporary files go."""
     if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):
         return None
@@ -72,53 +74,53 @@ def seen_by_all(config: Config) -> Path | None:
     return folder
 
 
-def loop(
+def run_loop(
     config: Config,
-    wanted: Wanted,
+    wanted: BenchOptions,
     prompt: int,
-    lengths: synthetic.Lengths,
+    lengths: synthetic.CompletionLengths,
     settings: Any,
     run: RunDirectory,
     progress: Progress,
-) -> Machine:
+) -> BenchMachine:
     """Trains as many steps as were asked for."""
-    from launch.cluster import started
-    from rlsys.runs.stopping import Stop
+    from launch.cluster import running_cluster
+    from rlsys.runs.stopping import StopSignal
     from rlsys.trainer import Trainer
     from workers.supervision.waiting import Watch
 
-    with started(config, Watch.of(config, run.logs, Stop(), progress.note, run.event)) as cluster:
-        run.prepare()
+    with running_cluster(config, Watch.of(config, run.logs, StopSignal(), progress.note, run.record_event)) as cluster:
+        run.warm_up_writer()
         symbols = min(len(cluster.tokenizer), int(settings.get_text_config().vocab_size))
-        rows = prompts(config, wanted, prompt, symbols, cluster, progress)
-        cluster.ready(prompt)
+        rows = make_prompts(config, wanted, prompt, symbols, cluster, progress)
+        cluster.wait_until_ready(prompt)
         assert cluster.policy is not None
         trainer = Trainer(
             config,
             train=Dataset(rows, seed=config.run.seed),
             evals=[],
-            rollout=synthetic.SetLengths(cluster.rollout, lengths),
+            rollout=synthetic.FixedLengthRollout(cluster.rollout, lengths),
             rewards=cluster.rewards,
             policy=cluster.policy,
             reference=cluster.reference,
             critic=cluster.critic,
             run=run,
-            progress=Until(progress, wanted.warmup + wanted.steps),
+            progress=StopAfterStep(progress, wanted.warmup + wanted.steps),
         )
-        with contextlib.suppress(Enough):
+        with contextlib.suppress(BenchDone):
             trainer.run()
         progress.note("stopping")
-        weights = weight_bytes(config, cluster.policy.invitation["manifest"])
+        weights = weight_bytes(config, cluster.policy.connection_info["manifest"])
         gpu = gpu_name() if config.cluster.device == "gpu" else ""
-    peak = peak_of_gpus(config, gpu) if config.cluster.device == "gpu" else peak_of_cpu(config)
-    return Machine(flops.shape_of(settings), weights, peak)
+    peak = gpu_peak(config, gpu) if config.cluster.device == "gpu" else measure_cpu_peak(config)
+    return BenchMachine(flops.flop_counter(settings), weights, peak)
 
 
-class Enough(Exception):
+class BenchDone(Exception):
     """All steps that were asked for are measured. A run that ends by itself would save its weights."""
 
 
-class Until:
+class StopAfterStep:
     """Progress that ends the run after a step."""
 
     def __init__(self, progress: Progress, last: int):
@@ -127,13 +129,13 @@ class Until:
     def step(self, step: int, found: Metrics) -> None:
         self.progress.step(step, found)
         if step == self.last:
-            raise Enough
+            raise BenchDone
 
     def note(self, text: str) -> None:
         self.progress.note(text)
 
-    def at(self, doing: str) -> None:
-        self.progress.at(doing)
+    def show_phase(self, phase: str) -> None:
+        self.progress.show_phase(phase)
 
 
 def weight_bytes(config: Config, manifest: list[tuple[str, str, list[int]]]) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.tools.bench.wanted import Wanted
-from launch.tools.plan.laying import workers as names
+from launch.tools.bench.options import BenchOptions
+from launch.tools.plan.layout import worker_names as names
 from rlsys.algorithms.losses import LOSSES
-from rlsys.analysis.trace import Span, busy, spans
+from rlsys.analysis.trace import Span, busy_seconds, read_spans
 from rlsys.config.schema import Config
 from rlsys.models import flops
 from rlsys.runs.directory import read_lines
@@ -20,16 +20,16 @@ SPANS = {"rollout": "generate", "score": "score", "update": "update"}  # what wo
 
 
 @dataclass(frozen=True)
-class Machine:
+class BenchMachine:
     """What is put to use."""
 
-    shape: flops.Shape | None  # of the model; None where its work cannot be counted
-    weights: int  # bytes of a sync
-    peak: float | None  # FLOP/s of all that takes part; None where it is not known
+    shape: flops.FlopCounter | None  # of the model; None where its work cannot be counted
+    weight_bytes: int  # bytes of a sync
+    peak_flops: float | None  # FLOP/s of all that takes part; None where it is not known
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkDone:
     """What the steps that are measured had to do."""
 
     samples: int  # trained on
@@ -39,124 +39,130 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """What came out, in seconds and shares of a step. `as_dict` is what --json has."""
 
     steps: int
-    step: list[float]  # seconds of each
+    step_seconds: list[float]  # seconds of each
     phases: dict[str, float]  # mean seconds of the driver
-    at_work: dict[str, float]  # by phase: seconds of all steps together in which any worker was at it
-    syncs: list[float]  # seconds of each
-    machine: Machine
-    work: Work
-    idle: dict[str, float]  # by worker
-    doing: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker and span: share of the time
-    unseen: list[str] = field(
+    busy_seconds: dict[str, float]  # by phase: seconds of all steps together in which any worker was at it
+    sync_seconds: list[float]  # seconds of each
+    machine: BenchMachine
+    work: WorkDone
+    idle_shares: dict[str, float]  # by worker
+    span_shares: dict[str, dict[str, float]] = field(default_factory=dict)  # by worker and span: share of the time
+    unrecorded_workers: list[str] = field(
         default_factory=list
     )  # workers that recorded nothing, as they do not see the run directory
 
     @property
-    def seconds(self) -> float:
-        return statistics.fmean(self.step)
+    def mean_seconds(self) -> float:
+        return statistics.fmean(self.step_seconds)
 
     @property
     def overhead(self) -> float:
         """Seconds of a step that are not rollout, score, update or sync."""
-        return self.seconds - sum(self.phases[name] for name in COUNTED)
+        return self.mean_seconds - sum(self.phases[name] for name in COUNTED)
 
-    def use(self, phase: str) -> float | None:
+    def flop_use(self, phase: str) -> float | None:
         """Share of the machine's peak that `step` put to use, or a phase while any worker was at it."""
         total = sum(self.work.flops.values()) if phase == "step" else self.work.flops.get(phase)
-        seconds = self.seconds * self.steps if phase == "step" else self.at_work[phase]
-        return total / seconds / self.machine.peak if total and seconds and self.machine.peak else None
+        seconds = self.mean_seconds * self.steps if phase == "step" else self.busy_seconds[phase]
+        return total / seconds / self.machine.peak_flops if total and seconds and self.machine.peak_flops else None
 
     def as_dict(self) -> dict[str, Any]:
-        w, all_s = self.work, self.seconds * self.steps
+        w, all_s = self.work, self.mean_seconds * self.steps
         return {
             "steps": self.steps,
-            "step_s": self.step,
-            "phases_s": self.phases | {"other": self.seconds - sum(self.phases.values())},
-            "at_work_s": self.at_work,
-            "overhead_share": self.overhead / self.seconds,
+            "step_s": self.step_seconds,
+            "phases_s": self.phases | {"other": self.mean_seconds - sum(self.phases.values())},
+            "at_work_s": self.busy_seconds,
+            "overhead_share": self.overhead / self.mean_seconds,
             "samples_per_s": w.samples / all_s,
             "generated_tokens_per_s": w.generated / all_s,
             "trained_tokens_per_s": w.trained / all_s,
-            "flop_use": {name: self.use(name) for name in ("step", *w.flops)},
-            "peak_flops": self.machine.peak,
+            "flop_use": {name: self.flop_use(name) for name in ("step", *w.flops)},
+            "peak_flops": self.machine.peak_flops,
             "needed_flops": w.flops,
             "sync": {
-                "bytes": self.machine.weights,
-                "s": statistics.fmean(self.syncs or [0.0]),
+                "bytes": self.machine.weight_bytes,
+                "s": statistics.fmean(self.sync_seconds or [0.0]),
                 "gb_per_s": self.bandwidth,
             },
-            "idle_share": self.idle,
-            "work_share": self.doing,
-            "unseen": self.unseen,
+            "idle_share": self.idle_shares,
+            "work_share": self.span_shares,
+            "unseen": self.unrecorded_workers,
         }
 
     @property
     def bandwidth(self) -> float | None:
         """GB/s at which weights become those of the engines."""
-        return self.machine.weights / statistics.fmean(self.syncs) / 1e9 if self.syncs else None
+        return self.machine.weight_bytes / statistics.fmean(self.sync_seconds) / 1e9 if self.sync_seconds else None
 
 
-def measured(config: Config, wanted: Wanted, run: Path, prompt: int, machine: Machine) -> Report:
+def measure(config: Config, wanted: BenchOptions, run: Path, prompt: int, machine: BenchMachine) -> BenchReport:
     numbers = range(wanted.warmup + 1, wanted.warmup + wanted.steps + 1)
     lines = {line["step"]: line for line in read_lines(run / "metrics.jsonl")}
-    found = spans(run)
+    found = read_spans(run)
     steps = [s for s in found if s.name == "step" and s.facts["step"] in numbers]
-    begin, end = steps[0].at, steps[-1].end
+    begin, end = steps[0].start, steps[-1].end
     workers = sorted({s.worker for s in found} - {"driver"})
-    inside = [s for s in found if s.worker != "driver" and s.end > begin and s.at < end]
+    inside = [s for s in found if s.worker != "driver" and s.end > begin and s.start < end]
     doing = {
         name: {
-            what: busy([s for s in inside if s.worker == name and s.name == what], begin, end) / (end - begin)
+            what: busy_seconds([s for s in inside if s.worker == name and s.name == what], begin, end) / (end - begin)
             for what in sorted({s.name for s in inside if s.worker == name})
         }
         for name in workers
     }
-    idle = {name: 1 - busy([s for s in inside if s.worker == name], begin, end) / (end - begin) for name in workers}
-    return Report(
+    idle = {
+        name: 1 - busy_seconds([s for s in inside if s.worker == name], begin, end) / (end - begin) for name in workers
+    }
+    return BenchReport(
         steps=wanted.steps,
-        step=[s.seconds for s in steps],
+        step_seconds=[s.seconds for s in steps],
         phases={name: statistics.fmean(lines[n][f"time/{name}"] for n in numbers) for name in PHASES},
-        at_work={phase: busy([s for s in inside if s.name == name], begin, end) for phase, name in SPANS.items()},
-        syncs=[s.seconds for s in found if (s.worker, s.name) == ("driver", "sync") and begin <= s.at <= end],
+        busy_seconds={
+            phase: busy_seconds([s for s in inside if s.name == name], begin, end) for phase, name in SPANS.items()
+        },
+        sync_seconds=[s.seconds for s in found if (s.worker, s.name) == ("driver", "sync") and begin <= s.start <= end],
         machine=machine,
-        work=work(config, run, numbers, prompt, machine.shape, inside),
-        idle=idle,
-        doing=doing,
-        unseen=[name for name in names(config) if not (run / "logs" / f"{name}.log").exists()],
+        work=count_work(config, run, numbers, prompt, machine.shape, inside),
+        idle_shares=idle,
+        span_shares=doing,
+        unrecorded_workers=[name for name in names(config) if not (run / "logs" / f"{name}.log").exists()],
     )
 
 
-def work(config: Config, run: Path, numbers: range, prompt: int, shape: flops.Shape | None, inside: list[Span]) -> Work:
+def count_work(
+    config: Config, run: Path, numbers: range, prompt: int, shape: flops.FlopCounter | None, inside: list[Span]
+) -> WorkDone:
     scorers = {s.worker.split("-")[0] for s in inside if s.name == "score"}
     learners = {s.worker.split("-")[0] for s in inside if s.name == "update"}
     samples = generated = trained = 0
     needed = dict.fromkeys(("rollout", "score", "update"), 0.0)
-    for group in (g for n in numbers for g in groups(run / "samples" / f"step-{n:06d}.parquet")):
+    for group in (g for n in numbers for g in read_groups(run / "samples" / f"step-{n:06d}.parquet")):
         lengths = [tokens for tokens, _ in group]
         samples, generated = samples + len(lengths), generated + sum(lengths)
-        forward = shape.group(prompt, lengths) if shape else 0.0
+        forward = shape.group_flops(prompt, lengths) if shape else 0.0
         needed["rollout"] += forward
         needed["score"] += forward * len(scorers)
-        if learning := [tokens for tokens, advantage in group if advantage or all_teach(config)]:
+        if learning := [tokens for tokens, advantage in group if advantage or all_samples_train(config)]:
             trained += sum(prompt + n for n in learning) * config.trainer.epochs_per_step
-            forward = shape.group(prompt, learning) if shape else 0.0
+            forward = shape.group_flops(prompt, learning) if shape else 0.0
             needed["update"] += 3 * forward * config.trainer.epochs_per_step * len(learners)
     kept = {name: amount for name, amount in needed.items() if amount}
-    return Work(samples, generated, trained, kept)
+    return WorkDone(samples, generated, trained, kept)
 
 
-def all_teach(config: Config) -> bool:
+def all_samples_train(config: Config) -> bool:
     """Whether a sample without an advantage has a gradient too."""
     kl = config.reference.kl_coef > 0 and config.reference.kl_in == "loss"
     e, a = config.entropy, config.algorithm
     return kl or e.coef > 0 or e.control == "kl_cov" or a.advantage == "gae" or a.loss not in LOSSES
 
 
-def groups(file: Path) -> Iterator[list[tuple[int, float]]]:
+def read_groups(file: Path) -> Iterator[list[tuple[int, float]]]:
     """Of each group of a step, its samples' (tokens, advantage)."""
     import pyarrow.compute
     import pyarrow.parquet

@@ -13,7 +13,7 @@ def convert() -> None:
     """Writes a public data set as a file for data.train or eval.datasets."""
 
 
-def command(name: str, converter: Converter) -> click.Command:
+def make_command(name: str, converter: Converter) -> click.Command:
     """`rlsys convert NAME [SOURCE] OUT`"""
 
     @click.argument("places", nargs=-1, required=True, metavar="[SOURCE] OUT")
@@ -41,9 +41,11 @@ def command(name: str, converter: Converter) -> click.Command:
         source, out = places if len(places) == 2 else (converter.hub, places[0])
         if subset is None:
             subset = converter.subset if source == converter.hub else ""
-        from launch.tools.convert.conversion import Wishes, write
+        from launch.tools.convert.conversion import ConvertOptions, write
 
-        click.echo(write(converter, source, Path(out), Wishes(**options), split=split, subset=subset, force=force))
+        click.echo(
+            write(converter, source, Path(out), ConvertOptions(**options), split=split, subset=subset, force=force)
+        )
 
     run.__doc__ = f"{converter.about[0].upper()}{converter.about[1:]}.\n\nSOURCE is a hub name, a folder or a file of the same form; without it {converter.hub}. OUT ends in .jsonl or .parquet."
     if name == "math":
@@ -54,4 +56,4 @@ def command(name: str, converter: Converter) -> click.Command:
 
 
 for name, converter in CONVERTERS.items():
-    convert.add_command(command(name, converter))
+    convert.add_command(make_command(name, converter))

@@ -12,12 +12,12 @@ from typing import Any
 from launch.tools.convert.converters import Converter, Question
 from rlsys.config.schema import ConfigError
 from rlsys.data import Origin
-from rlsys.data.origin import locate
-from rlsys.data.readers import Bad, read
+from rlsys.data.origin import locate_data
+from rlsys.data.readers import BadRow, read_rows
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ConvertOptions:
     """What the rows are to be. Wishes("Answer in \\boxed{}.", chat=True, name="gsm8k")"""
 
     instruction: str
@@ -29,7 +29,7 @@ class Wishes:
 
 
 @dataclass
-class Counts:
+class RowCounts:
     read: int = 0
     repeated: int = 0
     conflicting: int = 0  # repetitions with another answer
@@ -38,14 +38,16 @@ class Counts:
     first: list[str] = field(default_factory=list)
 
 
-def write(converter: Converter, source: str, out: Path, wishes: Wishes, *, split: str, subset: str, force: bool) -> str:
+def write(
+    converter: Converter, source: str, out: Path, wishes: ConvertOptions, *, split: str, subset: str, force: bool
+) -> str:
     """Converts all of `source` into `out`, and says in words what there was."""
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out} must end in .jsonl or .parquet.")
     if out.exists() and not force:
         raise ConfigError(f"{out} exists. Give --force to replace it, or another name.")
-    origin, counts = Origin(source, split, subset), Counts()
-    rows = [row(q, wishes) for q in chosen(questions(converter, origin, counts), wishes, counts)]
+    origin, counts = Origin(source, split, subset), RowCounts()
+    rows = [make_row(q, wishes) for q in select_questions(read_questions(converter, origin, counts), wishes, counts)]
     if not rows:
         passed = f"; {counts.passed_over:,} were not asked for (--start, --level)" if counts.passed_over else ""
         raise ConfigError(
@@ -61,21 +63,21 @@ def write(converter: Converter, source: str, out: Path, wishes: Wishes, *, split
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
-    return said(source, out, len(rows), counts)
+    return describe_counts(source, out, len(rows), counts)
 
 
-def questions(converter: Converter, origin: Origin, counts: Counts) -> Iterator[Question]:
+def read_questions(converter: Converter, origin: Origin, counts: RowCounts) -> Iterator[Question]:
     """Each question once, where it stands first."""
     answers: dict[str, tuple[str | None, str]] = {}
-    for found in read(origin, locate(origin)):
-        counts.read += found.rows if isinstance(found, Bad) else 1
+    for found in read_rows(origin, locate_data(origin)):
+        counts.read += found.rows if isinstance(found, BadRow) else 1
         try:
-            if isinstance(found, Bad):
+            if isinstance(found, BadRow):
                 raise ValueError(found.detail)
             question = converter.convert(found.fields)
         except ValueError as error:
-            counts.bad[found.reason if isinstance(found, Bad) else "not of this set's form"] += 1
-            counts.first += [f"{found.where}: {error}"][: 3 - len(counts.first)]
+            counts.bad[found.reason if isinstance(found, BadRow) else "not of this set's form"] += 1
+            counts.first += [f"{found.location}: {error}"][: 3 - len(counts.first)]
             continue
         facts = json.dumps(question.facts, sort_keys=True)
         if question.text in answers:
@@ -86,7 +88,7 @@ def questions(converter: Converter, origin: Origin, counts: Counts) -> Iterator[
         yield question
 
 
-def chosen(all_of_them: Iterator[Question], wishes: Wishes, counts: Counts) -> Iterator[Question]:
+def select_questions(all_of_them: Iterator[Question], wishes: ConvertOptions, counts: RowCounts) -> Iterator[Question]:
     end = None if wishes.count is None else wishes.start + wishes.count
     number = 0
     for question in all_of_them:
@@ -100,14 +102,14 @@ def chosen(all_of_them: Iterator[Question], wishes: Wishes, counts: Counts) -> I
         number += 1
 
 
-def row(question: Question, wishes: Wishes) -> dict[str, Any]:
+def make_row(question: Question, wishes: ConvertOptions) -> dict[str, Any]:
     text = f"{question.text}\n{wishes.instruction}" if wishes.instruction else question.text
     prompt = [{"role": "user", "content": text}] if wishes.chat else f"{text}\n"
     answer = {} if question.answer is None else {"answer": question.answer}
     return {"prompt": prompt, **answer, "source": wishes.name, **question.facts}
 
 
-def said(source: str, out: Path, written: int, counts: Counts) -> str:
+def describe_counts(source: str, out: Path, written: int, counts: RowCounts) -> str:
     parts = [f"{out}: {written:,} prompts from {counts.read:,} rows of {source}"]
     if counts.repeated:
         parts.append(f"  {counts.repeated:,} repeated a question and were left out")

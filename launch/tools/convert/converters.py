@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.rewards.math.final_answer import boxed  # the reward's own reading
+from rlsys.rewards.math.final_answer import boxed_answer  # the reward's own reading
 
 BOXED = "Reason step by step and put the final answer in \\boxed{}."
 COUNTDOWN = "Think step by step, then write the expression between <answer> and </answer>, such as <answer>(1 + 2) / 3</answer>."
@@ -87,7 +87,7 @@ def deepscaler(row: Fields) -> Question:
 
 def last_boxed(text: str) -> str:
     r"""What is in the last \boxed{…}, or in those joined to it.  "\boxed{1}, or \boxed{\frac{1}{2}}" -> "1, \frac{1}{2}" """
-    if not (found := boxed(text)):
+    if not (found := boxed_answer(text)):
         raise ValueError("the solution has no \\boxed{} that is closed and says something")
     return found
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from rich.console import Console
 
 from launch import datasets
-from launch.printing import say, table
+from launch.printing import make_table, print_line
 from rlsys.config.schema import Config
 from rlsys.numerics import agreement
 from rlsys.numerics.diagnosis import Diagnosis, diagnose
-from rlsys.runs.checkpoint import found
+from rlsys.runs.checkpoint import list_checkpoints
 from rlsys.runs.progress import Progress
 
 PROMPTS = 32
 
 
-def doctor(config: Config, console: Console) -> int:
+def check_agreement(config: Config, console: Console) -> int:
     """The exit code: 0 if they agree."""
     # Neither is asked anything.
     config = replace(
@@ -27,52 +27,52 @@ def doctor(config: Config, console: Console) -> int:
         eval=replace(config.eval, datasets={}),
     )
     datasets.peek(config)
-    from launch.cluster import started
+    from launch.cluster import running_cluster
     from workers.supervision.waiting import Watch
 
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-doctor-") as logs,
         Progress(console, 0) as progress,
-        started(config, Watch(Path(logs), note=progress.note)) as cluster,
+        running_cluster(config, Watch(Path(logs), note=progress.note)) as cluster,
     ):
         prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note).train
-        cluster.ready(prompts.longest)
+        cluster.wait_until_ready(prompts.longest_prompt)
         assert cluster.policy is not None
         cluster.policy.sync(0)
         progress.note(f"sampling {PROMPTS} prompts")
-        measured = agreement.measure(cluster.rollout, cluster.policy, prompts.take(0, PROMPTS), config)
+        measured = agreement.measure_agreement(cluster.rollout, cluster.policy, prompts.take(0, PROMPTS), config)
         progress.note("trying what could explain a gap")
-        diagnosis = diagnose(measured, cluster.policy, config, older_weights(config))
-    return show(diagnosis, config, console)
+        diagnosis = diagnose(measured, cluster.policy, config, checkpoint_weights(config))
+    return print_diagnosis(diagnosis, config, console)
 
 
-def older_weights(config: Config) -> dict[str, str]:
+def checkpoint_weights(config: Config) -> dict[str, str]:
     """What engines may have in place of the policy's weights, beside those of step 0: the newest checkpoint's."""
-    there = found(Path(config.run.dir).expanduser() / "checkpoints")
+    there = list_checkpoints(Path(config.run.dir).expanduser() / "checkpoints")
     return {f"the checkpoint of step {step}": str(folder / "model") for step, folder in there[-1:]}
 
 
-def show(diagnosis: Diagnosis, config: Config, console: Console) -> int:
+def print_diagnosis(diagnosis: Diagnosis, config: Config, console: Console) -> int:
     """What was measured, what each supposition leaves of it, and the verdict."""
-    fine, before = diagnosis.found.fine, diagnosis.found
-    rows = table("supposition", "mean gap", "largest")
+    fine, before = diagnosis.agreement.within_limit, diagnosis.agreement
+    rows = make_table("supposition", "mean gap", "largest")
     rows.add_row("as they are", f"{before.mean:.1e}", f"{before.largest:.1e}")
-    for s in diagnosis.tried:
-        style = "bold" if s is diagnosis.best and not fine else None
+    for s in diagnosis.tested:
+        style = "bold" if s is diagnosis.explanation and not fine else None
         rows.add_row(f"{s.cause}: {s.claim}", f"{s.mean:.1e}", f"{s.largest:.1e}", style=style)
-    for cause, why in diagnosis.untried.items():
+    for cause, why in diagnosis.untested.items():
         rows.add_row(f"{cause}: {why}", "–", "–", style="dim")
     console.print()
     console.print(rows)
     console.print()
     engine, policy = config.rollout.dtype, config.policy.dtype
-    scale = f"; bfloat16 alone would make {diagnosis.rounding:.1e}" if diagnosis.rounding is not None else ""
-    say(console, f"gap: |rollout - policy| log-prob, engines in {engine}, policy in {policy}{scale}", "dim")
-    for remark in diagnosis.remarks:
-        say(console, f"note: {remark}", "yellow")
+    scale = f"; bfloat16 alone would make {diagnosis.bfloat16_gap:.1e}" if diagnosis.bfloat16_gap is not None else ""
+    print_line(console, f"gap: |rollout - policy| log-prob, engines in {engine}, policy in {policy}{scale}", "dim")
+    for remark in diagnosis.tokenizer_remarks:
+        print_line(console, f"note: {remark}", "yellow")
     if fine:
-        say(console, f"✓ {before}; the mean may be {before.limit:g}", "green")
+        print_line(console, f"✓ {before}; the mean may be {before.limit:g}", "green")
         return 0
-    say(console, f"✗ {before}", "red")
-    say(console, f"cause: {diagnosis}", "red")
+    print_line(console, f"✗ {before}", "red")
+    print_line(console, f"cause: {diagnosis}", "red")
     return 1

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
-from launch.local_ray import USUAL, abandoned, short_temporary_directory
-from rlsys.config.cache import cache, hub
+from launch.local_ray import SYSTEM_TEMP_DIR, abandoned_folders, short_temp_dir
+from rlsys.config.cache import cache_dir, hub_cache
 from rlsys.config.schema import Config
-from rlsys.estimates.host import cgroup, main_memory
+from rlsys.estimates.host import read_cgroup, usable_memory
 from workers.supervision.process import port_is_taken
 
-OF_RAY = {  # where `ray start --head` listens, by the option that says otherwise
+RAY_PORTS = {  # where `ray start --head` listens, by the option that says otherwise
     "--port": 6379,
     "--dashboard-port": 8265,
     "--ray-client-server-port": 10001,
@@ -35,14 +35,14 @@ NOTHING = "unlimited"
 class GpuFacts:
     name: str
     memory: int  # bytes
-    used: int
+    used_memory: int
 
 
 @dataclass(frozen=True)
-class Folder:
+class WritableFolder:
     """A place that a run writes to. What is not there yet stands for the first parent that is."""
 
-    what: str
+    purpose: str
     path: str
     writable: bool
     free: int
@@ -50,7 +50,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """One machine. `Facts(python=(3, 11, 7), versions={"ray": "2.60.0"}, pins={"ray": "==2.60.0"}, …)`"""
 
     python: tuple[int, ...] = (3, 11, 0)
@@ -67,35 +67,35 @@ class Facts:
     available: int = 8 << 30
     shared_memory: int | None = 8 << 30  # size of /dev/shm; None: there is none
     shared_free: int = 8 << 30
-    files: int = 65536  # ulimit -n
-    files_most: int = 65536  # to which it may be raised
-    tasks: int = UNLIMITED  # processes and threads that there may be
-    tasks_now: int = 0
-    folders: tuple[Folder, ...] = ()
-    temporary: str = "/tmp"  # as TMPDIR has it
-    usual_temporary: str = "/tmp"  # which Python takes: one that can be written to
-    short_temporary: str = "/tmp"  # where Ray's folder would be
+    open_files_limit: int = 65536  # ulimit -n
+    open_files_hard_limit: int = 65536  # to which it may be raised
+    task_limit: int = UNLIMITED  # processes and threads that there may be
+    tasks_in_use: int = 0
+    folders: tuple[WritableFolder, ...] = ()
+    tmpdir: str = "/tmp"  # as TMPDIR has it
+    system_temp_dir: str = "/tmp"  # which Python takes: one that can be written to
+    ray_temp_dir: str = "/tmp"  # where Ray's folder would be
     loopback: bool = True
     ports: dict[str, tuple[int, str]] = field(default_factory=dict)  # option → port, who has it; empty: nobody
     leftovers: tuple[str, ...] = ()  # folders of private Rays whose driver is dead
     token: str = ""  # file with Ray's token
     token_mode: int = 0o600
     compiler: str = "g++"
-    compiled: tuple[str, ...] = ()  # settings of a configuration that need one
+    needs_compiler: tuple[str, ...] = ()  # settings of a configuration that need one
     device: str = ""  # that a configuration asks for; empty: no configuration
     address: str = ""  # of a Ray cluster that it joins
     needed_gpus: float = 0
 
 
-def collect(config: Config | None = None) -> Facts:
+def collect_facts(config: Config | None = None) -> MachineFacts:
     """Takes some tenths of a second, most of them nvidia-smi's where there is one."""
-    memory, available = main_memory()
+    memory, available = usable_memory()
     shm = Path("/dev/shm")
     files, files_most = resource.getrlimit(resource.RLIMIT_NOFILE)
     tasks, tasks_now = task_limit()
-    driver, gpus = nvidia()
+    driver, gpus = query_nvidia_smi()
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    return Facts(
+    return MachineFacts(
         python=tuple(sys.version_info[:3]),
         versions=versions(),
         pins=pins(),
@@ -103,28 +103,28 @@ def collect(config: Config | None = None) -> Facts:
         nccl=next((v for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := version(name))), ""),
         driver=driver,
         gpus=gpus,
-        links=said("nvidia-smi", "topo", "-m") if len(gpus) > 1 else "",
+        links=command_output("nvidia-smi", "topo", "-m") if len(gpus) > 1 else "",
         gpu_files=bool(list(Path("/dev").glob("nvidia[0-9]*"))),
         cores=len(os.sched_getaffinity(0)),
         memory=memory,
         available=available,
         shared_memory=shutil.disk_usage(shm).total if shm.is_dir() else None,
         shared_free=shutil.disk_usage(shm).free if shm.is_dir() else 0,
-        files=files,
-        files_most=files_most,
-        tasks=tasks,
-        tasks_now=tasks_now,
+        open_files_limit=files,
+        open_files_hard_limit=files_most,
+        task_limit=tasks,
+        tasks_in_use=tasks_now,
         folders=tuple(folders(config)),
-        temporary=os.path.abspath(os.environ.get("TMPDIR") or USUAL),
-        usual_temporary=USUAL,
-        short_temporary=short_temporary_directory(),
+        tmpdir=os.path.abspath(os.environ.get("TMPDIR") or SYSTEM_TEMP_DIR),
+        system_temp_dir=SYSTEM_TEMP_DIR,
+        ray_temp_dir=short_temp_dir(),
         loopback=loopback(),
         ports=ports(config),
-        leftovers=tuple(str(f) for f in abandoned()),
+        leftovers=tuple(str(f) for f in abandoned_folders()),
         token=str(token) if token.is_file() else "",
         token_mode=token.stat().st_mode & 0o777 if token.is_file() else 0o600,
         compiler=shutil.which(os.environ.get("CXX", "g++")) or "",
-        compiled=_compiled(config) if config else (),
+        needs_compiler=_compiled(config) if config else (),
         device=config.cluster.device if config else "",
         address=(config.cluster.address or os.environ.get("RAY_ADDRESS", "")) if config else "",
         needed_gpus=_needed(config) if config else 0,
@@ -140,9 +140,9 @@ def _compiled(config: Config) -> tuple[str, ...]:
 
 
 def _needed(config: Config) -> float:
-    from launch.bundles import bundles
+    from launch.bundles import make_bundles
 
-    return sum(bundle.gpus for bundle in bundles(config, training=True))
+    return sum(bundle.gpus for bundle in make_bundles(config, training=True))
 
 
 def version(name: str) -> str:
@@ -182,7 +182,7 @@ def torch_cuda() -> str:
     return ""
 
 
-def said(*command: str) -> str:
+def command_output(*command: str) -> str:
     """The standard output of a program, or nothing where it is not there or fails."""
     if not shutil.which(command[0]):
         return ""
@@ -192,10 +192,12 @@ def said(*command: str) -> str:
     return ""
 
 
-def nvidia() -> tuple[str, tuple[GpuFacts, ...]]:
+def query_nvidia_smi() -> tuple[str, tuple[GpuFacts, ...]]:
     """The driver's version, and its GPUs."""
     query = "--query-gpu=driver_version,name,memory.total,memory.used"
-    rows = [line.split(", ") for line in said("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()]
+    rows = [
+        line.split(", ") for line in command_output("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
+    ]
     rows = [row for row in rows if len(row) == 4 and row[2].isdecimal() and row[3].isdecimal()]
     gpus = tuple(GpuFacts(name, int(whole) << 20, int(used) << 20) for _, name, whole, used in rows)
     return (rows[0][0] if rows else ""), gpus
@@ -203,7 +205,7 @@ def nvidia() -> tuple[str, tuple[GpuFacts, ...]]:
 
 def task_limit() -> tuple[int, int]:
     own, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    limit, now = cgroup("pids.max"), cgroup("pids.current")
+    limit, now = read_cgroup("pids.max"), read_cgroup("pids.current")
     if limit is not None and (own == UNLIMITED or limit < own):
         return limit, now or 0
     if own == UNLIMITED:
@@ -216,23 +218,23 @@ def task_limit() -> tuple[int, int]:
     return own, count
 
 
-def folders(config: Config | None) -> list[Folder]:
+def folders(config: Config | None) -> list[WritableFolder]:
     run = Path(config.run.dir).expanduser() if config else Path("runs")
-    models, variable = hub()
+    models, variable = hub_cache()
     return [
         folder("runs", run),
-        folder("temporary files", Path(USUAL), "TMPDIR"),
+        folder("temporary files", Path(SYSTEM_TEMP_DIR), "TMPDIR"),
         folder("models of the hub", models, variable),
-        folder("prepared data", cache(), "XDG_CACHE_HOME"),
+        folder("prepared data", cache_dir(), "XDG_CACHE_HOME"),
     ]
 
 
-def folder(what: str, path: Path, variable: str = "") -> Folder:
+def folder(what: str, path: Path, variable: str = "") -> WritableFolder:
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
     writable = os.access(there, os.W_OK) and there.is_dir()
-    return Folder(what, str(path), writable, shutil.disk_usage(there).free, variable)
+    return WritableFolder(what, str(path), writable, shutil.disk_usage(there).free, variable)
 
 
 def loopback() -> bool:
@@ -249,17 +251,17 @@ def loopback() -> bool:
 
 def ports(config: Config | None) -> dict[str, tuple[int, str]]:
     """That a configuration asks for; without one, those of a Ray that is started by hand."""
-    asked = OF_RAY
+    asked = RAY_PORTS
     if config:
         asked = {
             "cluster.dashboard_port": config.cluster.dashboard_port,
             "policy.port": config.policy.port,
             "critic.port": config.critic.port,
         }
-    return {name: (port, holder(port) if port_is_taken(port) else "") for name, port in asked.items() if port}
+    return {name: (port, port_owner(port) if port_is_taken(port) else "") for name, port in asked.items() if port}
 
 
-def holder(port: int) -> str:
+def port_owner(port: int) -> str:
     for there in psutil.net_connections("tcp"):
         if there.status == psutil.CONN_LISTEN and there.laddr.port == port and there.pid:
             with contextlib.suppress(psutil.NoSuchProcess):

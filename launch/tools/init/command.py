@@ -10,18 +10,18 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.printing import say
-from launch.tools.init.starts import Start, start_of
-from launch.tools.plan.command import duration, this_machine
-from launch.tools.plan.fit import Fit, fit, gib, size
-from launch.tools.plan.remedies import changed
+from launch.printing import print_line
+from launch.tools.init.dataset_presets import DatasetPreset, find_preset
+from launch.tools.plan.command import format_duration, this_machine
+from launch.tools.plan.fit import Fit, check_fit, format_gib, format_size
+from launch.tools.plan.suggestions import with_settings
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config, ConfigError
-from rlsys.data.origin import stem
-from rlsys.estimates.devices import GIB, GPUS, Gpu, nodes_of, one
-from rlsys.estimates.memory import Lengths, cache_tokens
-from rlsys.models.shapes import Model, model_of
-from rlsys.runs.directory import write_named
+from rlsys.data.origin import strip_extension
+from rlsys.estimates.devices import GIB, GPUS, Gpu, parse_gpu, split_into_nodes
+from rlsys.estimates.memory import SequenceLengths, kv_cache_tokens
+from rlsys.models.shapes import ModelShape, model_shape
+from rlsys.runs.directory import write_user_file
 
 ROOM = 0.08  # of a GPU that is left: what is not counted takes some
 HOST = 256 * GIB  # of main memory for each GPU of a node, which is what many have
@@ -30,7 +30,7 @@ LARGE = 300_000_000  # parameters from which on activations are computed twice
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InitOptions:
     """`rlsys init` as it was asked for."""
 
     model: str
@@ -44,65 +44,65 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenSettings:
     """What was chosen, and how it fits."""
 
     settings: dict[str, Any]
     fit: Fit
 
 
-def init(wanted: Wanted, console: Console) -> None:
+def init(wanted: InitOptions, console: Console) -> None:
     out = Path(wanted.out or default_name(wanted))
     if out.exists() and not wanted.force:
         raise ConfigError(f"{out} exists. Give another name with -o, or --force to replace it.")
-    model, source = model_of(wanted.model, wanted.model_config)
-    start = start_of(wanted.data, wanted.reward, model)
-    choice = on_gpus(wanted, model, start) if wanted.gpus else on_cpu(wanted, model, start)
+    model, source = model_shape(wanted.model, wanted.model_config)
+    start = find_preset(wanted.data, wanted.reward, model)
+    choice = choose_on_gpus(wanted, model, start) if wanted.gpus else choose_on_cpu(wanted, model, start)
     before = out.read_text() if out.is_file() else None
-    write_named(out, text(wanted, model, start, choice))
+    write_user_file(out, render(wanted, model, start, choice))
     try:
         load_checked(out)
     except ConfigError:
         if before is None:
             out.unlink()
         else:
-            write_named(out, before)
+            write_user_file(out, before)
         raise
-    say(
+    print_line(
         console,
-        f"✓ {out}: {model.name} ({count(model)} parameters, from {source}), {where(wanted)}",
+        f"✓ {out}: {model.name} ({format_parameters(model)} parameters, from {source}), {describe_hardware(wanted)}",
         "green",
     )
     file = shlex.quote(str(out))
-    say(console, f"next: rlsys plan {file}{cluster_option(wanted)}, then rlsys train {file}")
+    print_line(console, f"next: rlsys plan {file}{cluster_option(wanted)}, then rlsys train {file}")
 
 
-def count(model: Model) -> str:
+def format_parameters(model: ModelShape) -> str:
     return (
         f"{model.parameters / 1e9:.3g} billion" if model.parameters >= 1e9 else f"{model.parameters / 1e6:.3g} million"
     )
 
 
-def default_name(wanted: Wanted) -> str:
+def default_name(wanted: InitOptions) -> str:
     def short(name: str) -> str:
-        bare = stem(Path(name.rstrip("/").rpartition("/")[2].rpartition(":")[2].lower()))
+        bare = strip_extension(Path(name.rstrip("/").rpartition("/")[2].rpartition(":")[2].lower()))
         return re.sub(r"[^a-z0-9.]+", "-", bare).strip("-")
 
     return f"{short(wanted.model)}-{short(wanted.data)}.yaml"
 
 
-def where(wanted: Wanted) -> str:
-    return f"{wanted.gpus} x {kind(wanted.gpu).name}" if wanted.gpus else "this machine's CPUs"
+def describe_hardware(wanted: InitOptions) -> str:
+    return f"{wanted.gpus} x {find_gpu(wanted.gpu).name}" if wanted.gpus else "this machine's CPUs"
 
 
-def cluster_option(wanted: Wanted) -> str:
-    return f" --cluster {wanted.gpus}x{kind(wanted.gpu).name}" if wanted.gpus else ""
+def cluster_option(wanted: InitOptions) -> str:
+    return f" --cluster {wanted.gpus}x{find_gpu(wanted.gpu).name}" if wanted.gpus else ""
 
 
 # --- what is chosen -----------------------------------------------------------------------------------------------------------
 
 
-def batch(gpus: int, size: float) -> dict[str, Any]:
+def batch_settings(gpus: int, size: float) -> dict[str, Any]:
     prompts = 64 if gpus <= 4 else 128 if gpus < 32 else 512
     rate = 2e-6 if size < 1e9 else 1e-6
     return {
@@ -114,71 +114,71 @@ def batch(gpus: int, size: float) -> dict[str, Any]:
     }
 
 
-def lengths_of(start: Start, model: Model) -> Lengths:
+def choose_lengths(start: DatasetPreset, model: ModelShape) -> SequenceLengths:
     """As the data wants them, within the model's window."""
-    prompt, new = start.prompt, start.new
-    if model.window and prompt + new > model.window:
-        prompt = min(prompt, model.window // 4)
-        new = model.window - prompt
-    return Lengths(prompt, new)
+    prompt, new = start.prompt_tokens, start.max_new_tokens
+    if model.context and prompt + new > model.context:
+        prompt = min(prompt, model.context // 4)
+        new = model.context - prompt
+    return SequenceLengths(prompt, new)
 
 
-def on_gpus(wanted: Wanted, model: Model, start: Start) -> Choice:
-    gpu = kind(wanted.gpu)
-    nodes, lengths = nodes_of(wanted.gpus, gpu), lengths_of(start, model)
-    fixed = batch(wanted.gpus, model.parameters) | {
+def choose_on_gpus(wanted: InitOptions, model: ModelShape, start: DatasetPreset) -> ChosenSettings:
+    gpu = find_gpu(wanted.gpu)
+    nodes, lengths = split_into_nodes(wanted.gpus, gpu), choose_lengths(start, model)
+    fixed = batch_settings(wanted.gpus, model.parameters) | {
         "cluster.device": "gpu",
         "rollout.dtype": "bfloat16",
         "rollout.max_prompt_tokens": lengths.prompt,
-        "rollout.max_new_tokens": lengths.new,
+        "rollout.max_new_tokens": lengths.completion,
         "policy.dtype": "bfloat16",
         "policy.gradient_checkpointing": model.parameters > LARGE,
     }
-    best: tuple[float, Choice] | None = None
+    best: tuple[float, ChosenSettings] | None = None
     nearest: Fit | None = None
     for settings in candidates(wanted.gpus, lengths):
-        found = fit(changed(Config(), fixed | settings), model, lengths, start.mean, nodes)
-        nearest = found if nearest is None or found.over < nearest.over else nearest
-        if not found.fits or not roomy(found):
+        found = check_fit(with_settings(Config(), fixed | settings), model, lengths, start.mean_tokens, nodes)
+        nearest = found if nearest is None or found.bytes_over < nearest.bytes_over else nearest
+        if not found.fits or not has_room(found):
             continue
         cost = found.times.step * (
             1 + 0.05 * settings["policy.offload_optimizer"] + 0.02 * (settings["policy.zero_stage"] == 3)
         )
         if best is None or cost < best[0]:
-            best = cost, Choice(fixed | settings, found)
+            best = cost, ChosenSettings(fixed | settings, found)
     if best is None:
         assert nearest
         tight = nearest.tightest
-        why = f"{size(nearest.over)} are too much"
+        why = f"{format_size(nearest.bytes_over)} are too much"
         if nearest.fits and tight:
-            why = f"the fullest would hold {gib(tight.need)} of {gib(tight.capacity)} GiB, and a node {gib(max(nearest.host))} GiB of main memory"
+            why = f"the fullest would hold {format_gib(tight.needed)} of {format_gib(tight.capacity)} GiB, and a node {format_gib(max(nearest.host_bytes))} GiB of main memory"
         raise ConfigError(
-            f"{model.name} ({count(model)} parameters) does not fit {wanted.gpus} x {gpu.name} with room to spare: at its "
+            f"{model.name} ({format_parameters(model)} parameters) does not fit {wanted.gpus} x {gpu.name} with room to spare: at its "
             f"nearest {why}. Give more --gpus, a larger --gpu ({', '.join(GPUS)}), or a smaller model."
         )
     return best[1]
 
 
-def kind(name: str) -> Gpu:
-    if found := one(name):
+def find_gpu(name: str) -> Gpu:
+    if found := parse_gpu(name):
         return found
     raise ConfigError(
         f"--gpu {name}: it takes the name of one kind of GPU, such as H100, and --gpus how many there are. Kinds: {', '.join(GPUS)}."
     )
 
 
-def roomy(f: Fit) -> bool:
+def has_room(f: Fit) -> bool:
     """Whether something is left on the fullest GPU, and an engine has room for a few sequences."""
-    full = max(g.need / g.capacity for g in f.gpus)
-    room = cache_tokens(f.config, f.model, min(g.capacity for g in f.gpus))
+    full = max(g.needed / g.capacity for g in f.gpus)
+    room = kv_cache_tokens(f.config, f.model, min(g.capacity for g in f.gpus))
     few = min(SEQUENCES, f.config.trainer.prompts_per_step)
-    host = max(need / max(node.gpus, 1) for node, need in zip(f.nodes, f.host, strict=True))
-    return full <= 1 - ROOM and room >= few * (f.lengths.prompt + f.lengths.new) and host <= HOST
+    host = max(need / max(node.gpus, 1) for node, need in zip(f.nodes, f.host_bytes, strict=True))
+    return full <= 1 - ROOM and room >= few * (f.lengths.prompt + f.lengths.completion) and host <= HOST
 
 
-def candidates(gpus: int, lengths: Lengths) -> Iterator[dict[str, Any]]:
+def candidates(gpus: int, lengths: SequenceLengths) -> Iterator[dict[str, Any]]:
     """Placements, and how much of the model each rank has."""
-    longest = lengths.prompt + lengths.new
+    longest = lengths.prompt + lengths.completion
     packs = sorted({max(tokens, longest) for tokens in (32768, 16384, 8192, longest)}, reverse=True)
     stages = [(2, False), (3, False), (2, True), (3, True)]
     for zero, offload in stages:
@@ -209,32 +209,32 @@ def candidates(gpus: int, lengths: Lengths) -> Iterator[dict[str, Any]]:
                         }
 
 
-def on_cpu(wanted: Wanted, model: Model, start: Start) -> Choice:
+def choose_on_cpu(wanted: InitOptions, model: ModelShape, start: DatasetPreset) -> ChosenSettings:
     tiny = model.name == "builtin:tiny"
-    lengths, node = lengths_of(start, model), this_machine()
-    longest = lengths.prompt + lengths.new
+    lengths, node = choose_lengths(start, model), this_machine()
+    longest = lengths.prompt + lengths.completion
     small = {
         "trainer.prompts_per_step": 32 if tiny else 8,
         "trainer.samples_per_prompt": 16 if tiny else 8,
         "trainer.updates_per_step": 2,
         "policy.lr": 4e-4 if tiny else 2e-6,
         "policy.warmup_updates": 10,
-        "rollout.max_new_tokens": lengths.new,
+        "rollout.max_new_tokens": lengths.completion,
         "rollout.max_prompt_tokens": lengths.prompt,
         "policy.zero_stage": 2,
         "policy.gradient_checkpointing": model.parameters > LARGE,
         "policy.tokens_per_pack": 4096 if tiny else max(1024, longest),
-        "rollout.kv_cache_mb": max(64, -(-SEQUENCES * longest * model.kv_bytes(4) >> 20)),
+        "rollout.kv_cache_mb": max(64, -(-SEQUENCES * longest * model.kv_bytes_per_token(4) >> 20)),
         "rollout.max_sequences": 256 if tiny else SEQUENCES,
     }
     for workers in (2, 1) if node.cpus != 1 else (1,):
         settings = small | {"rollout.engines": workers, "policy.ranks": workers}
-        found = fit(changed(Config(), settings), model, lengths, start.mean, [node])
+        found = check_fit(with_settings(Config(), settings), model, lengths, start.mean_tokens, [node])
         if found.fits:
-            return Choice(settings, found)
+            return ChosenSettings(settings, found)
     raise ConfigError(
-        f"{model.name} ({count(model)} parameters) needs {gib(found.host[0])} GiB of main memory; this machine has "
-        f"{gib(node.memory)}. Take a smaller model, or --gpus."
+        f"{model.name} ({format_parameters(model)} parameters) needs {format_gib(found.host_bytes[0])} GiB of main memory; this machine has "
+        f"{format_gib(node.memory)}. Take a smaller model, or --gpus."
     )
 
 
@@ -272,7 +272,7 @@ COMMENTS = {
 ORDER = ("cluster", "model", "data", "trainer", "rollout", "policy", "reference", "reward", "eval", "checkpoint")
 
 
-def text(wanted: Wanted, model: Model, start: Start, choice: Choice) -> str:
+def render(wanted: InitOptions, model: ModelShape, start: DatasetPreset, choice: ChosenSettings) -> str:
     settings = {
         **choice.settings,
         "model.path": wanted.model,
@@ -289,11 +289,15 @@ def text(wanted: Wanted, model: Model, start: Start, choice: Choice) -> str:
         own = {key: value for key, value in settings.items() if key.startswith(f"{section}.")}
         more = start.yaml.get(section, [])
         if own or more:
-            lines += [f"{section}:", *(option(key, value) for key, value in sorted(own.items(), key=place)), *more]
-    return "\n".join(aligned(lines)) + "\n"
+            lines += [
+                f"{section}:",
+                *(option_line(key, value) for key, value in sorted(own.items(), key=comment_order)),
+                *more,
+            ]
+    return "\n".join(align_comments(lines)) + "\n"
 
 
-def aligned(lines: list[str]) -> list[str]:
+def align_comments(lines: list[str]) -> list[str]:
     """Comments of neighbouring options begin in one column, as far as that is not far away."""
     wide = max(len(line.partition("  # ")[0]) for line in lines if "  # " in line and not line.startswith("#"))
     wide = min(wide, 44)
@@ -304,12 +308,12 @@ def aligned(lines: list[str]) -> list[str]:
     ]
 
 
-def place(item: tuple[str, Any]) -> int:
+def comment_order(item: tuple[str, Any]) -> int:
     keys = list(COMMENTS)
     return keys.index(item[0]) if item[0] in keys else len(keys)
 
 
-def option(key: str, value: Any) -> str:
+def option_line(key: str, value: Any) -> str:
     written = (
         json.dumps(value)
         if isinstance(value, bool)
@@ -321,16 +325,20 @@ def option(key: str, value: Any) -> str:
     return f"  {key.partition('.')[2]}: {written}{comment}"
 
 
-def header(wanted: Wanted, model: Model, start: Start, choice: Choice) -> list[str]:
+def header(wanted: InitOptions, model: ModelShape, start: DatasetPreset, choice: ChosenSettings) -> list[str]:
     f = choice.fit
     tight = f.tightest
-    full = f"; the fullest holds {gib(tight.need)} of {gib(tight.capacity)} GiB by `rlsys plan`" if tight else ""
+    full = (
+        f"; the fullest holds {format_gib(tight.needed)} of {format_gib(tight.capacity)} GiB by `rlsys plan`"
+        if tight
+        else ""
+    )
     if f.config.policy.offload_optimizer:
-        full += f". A node's main memory: {gib(max(f.host))} GiB"
+        full += f". A node's main memory: {format_gib(max(f.host_bytes))} GiB"
     lines = [
         f"# Goal      {start.goal}, with {model.name}",
-        f"# Hardware  {where(wanted)}{full or f'; {gib(f.host[0])} GiB of main memory at most'}",
-        f"# Time      about {duration(f.times.step * start.steps)} by an estimate that may be off by a factor of two or more",
+        f"# Hardware  {describe_hardware(wanted)}{full or f'; {format_gib(f.host_bytes[0])} GiB of main memory at most'}",
+        f"# Time      about {format_duration(f.times.step * start.steps)} by an estimate that may be off by a factor of two or more",
         "# Result    not run",
         "#",
         "# Written by `rlsys init`. `rlsys validate` checks it, `rlsys plan` says what it takes, `rlsys validate --options` lists",

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launch.tools.plan.lengths import seen
+from launch.tools.plan.lengths import read_run_lengths
 from launch.tools.plan.simulate import Costs
-from rlsys.analysis.trace import Span, spans
+from rlsys.analysis.trace import Span, read_spans
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.shapes import pairs_per_token
@@ -31,16 +31,16 @@ from rlsys.types import Metrics
 PHASES = ("rollout", "reward", "score", "update", "sync")
 
 
-def read(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
+def read_costs(source: Path, prompt_tokens: int, option: str = "--simulate") -> Costs:
     """From a JSON file, `costs` of what `rlsys bench --json` writes or such a mapping itself, or from a run directory.
 
     `prompt_tokens`: of a prompt of the run, where that has kept no samples.
     """
     if source.is_dir():
-        if (own := seen(source)) and own.prompt:
+        if (own := read_run_lengths(source)) and own.prompt:
             prompt_tokens = own.prompt
         lines = [line for line in read_lines(source / "metrics.jsonl") if "time/step" in line]
-        return measured(spans(source), lines, loading.load(source / "config.yaml"), prompt_tokens)
+        return fit_costs(read_spans(source), lines, loading.load_config(source / "config.yaml"), prompt_tokens)
     try:
         found = json.loads(source.read_text())
         given = Costs(**found.get("costs", found))
@@ -59,14 +59,14 @@ def is_seconds(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value < math.inf
 
 
-def measured(found: list[Span], lines: list[Metrics], config: Config, prompt_tokens: int) -> Costs:
+def fit_costs(found: list[Span], lines: list[Metrics], config: Config, prompt_tokens: int) -> Costs:
     """Of a run of this configuration. `lines` are those of the steps that count; of spans, those between the first and the last of them."""
     steps = {s.facts["step"]: s for s in found if (s.worker, s.name) == ("driver", "step")}
     counted = [steps[int(line["step"])] for line in lines if line["step"] in steps]
     if not counted:
         raise ConfigError("nothing is recorded of the steps that are to be measured: costs need the timeline of a run.")
-    begin, end = min(s.at for s in counted), max(s.end for s in counted)
-    inside = [s for s in found if s.end > begin and s.at < end]
+    begin, end = min(s.start for s in counted), max(s.end for s in counted)
+    inside = [s for s in found if s.end > begin and s.start < end]
     of: defaultdict[str, list[Span]] = defaultdict(list)
     for s in inside:
         of[s.name].append(s)
@@ -78,10 +78,10 @@ def measured(found: list[Span], lines: list[Metrics], config: Config, prompt_tok
                 f"costs need the timeline of the {who}, and there is none of these steps. A worker writes its own to logs/NAME.spans "
                 "in the run directory: one on another host needs a directory that all hosts see."
             )
-    decoding = engine(generated, config.rollout.max_sequences, prompt_tokens)
+    decoding = fit_engine(generated, config.rollout.max_sequences, prompt_tokens)
     pair = 1 / pairs_per_token(config.model.path)
-    updates = rank(updated, pair)
-    scores = rank([s for s in of["score"] if s.worker.startswith(("policy-", "reference"))], pair)
+    updates = fit_rank(updated, pair)
+    scores = fit_rank([s for s in of["score"] if s.worker.startswith(("policy-", "reference"))], pair)
     other = fmean(line["time/step"] - sum(line[f"time/{name}"] for name in PHASES) for line in lines)
     return Costs(
         *decoding,
@@ -96,7 +96,7 @@ def measured(found: list[Span], lines: list[Metrics], config: Config, prompt_tok
 
 
 @dataclass
-class Drawn:
+class DecodedSample:
     """A sample as its engine drew it."""
 
     uid: str
@@ -106,14 +106,14 @@ class Drawn:
     first: float = 0.0  # steps of the engine before its own, since it had nothing to do
 
 
-def engine(generated: list[Span], at_once: int, prompt_tokens: int) -> tuple[float, float, float]:
+def fit_engine(generated: list[Span], at_once: int, prompt_tokens: int) -> tuple[float, float, float]:
     """Seconds of a step, of a sequence in it, and of a prompt's token, from all streams of engines that decode so many `at_once`.
 
     What counts is when the last samples were finished that end by a step: others may have waited for their stream.
     """
     rows, seconds = [], []
     for worker in sorted({s.worker for s in generated}):
-        for began, drawn in stretches([s for s in generated if s.worker == worker], at_once):
+        for began, drawn in busy_periods([s for s in generated if s.worker == worker], at_once):
             drawn.sort(key=lambda d: d.first)
             first, tokens, begun, at = np.array([(d.first, d.tokens, d.begun, d.at - began) for d in drawn]).T
             last, read = first + tokens, begun > 0
@@ -123,19 +123,19 @@ def engine(generated: list[Span], at_once: int, prompt_tokens: int) -> tuple[flo
                 decoded = np.minimum(last, step) - np.minimum(first, step)
                 rows.append([step, decoded.sum(), ((prompt_tokens + begun) * read)[first < step].sum()])
                 seconds.append(at[last <= step].max())
-    step_s, sequence_s, prompt_s = never_negative(np.array(rows, dtype=float), np.array(seconds))
+    step_s, sequence_s, prompt_s = nonnegative_least_squares(np.array(rows, dtype=float), np.array(seconds))
     return step_s, sequence_s, prompt_s
 
 
-def stretches(streams: list[Span], at_once: int) -> Iterator[tuple[float, list[Drawn]]]:
+def busy_periods(streams: list[Span], at_once: int) -> Iterator[tuple[float, list[DecodedSample]]]:
     """What one engine drew from when on, cut where it had nothing to do.
 
     First come, first decoded: a sample begins in the step in which another one leaves it a place, or where there is one, in the
     step of that moment, which lies between those of two that left.
     """
     waiting, running = (
-        deque[Drawn](),
-        list[tuple[float, float, int, Drawn]](),
+        deque[DecodedSample](),
+        list[tuple[float, float, int, DecodedSample]](),
     )  # running: by when it is finished, its last step
     order = itertools.count()
 
@@ -145,8 +145,8 @@ def stretches(streams: list[Span], at_once: int) -> Iterator[tuple[float, list[D
             one.first = step
             heapq.heappush(running, (one.at, step + one.tokens, next(order), one))
 
-    found, began, now, step = list[Drawn](), 0.0, 0.0, 0.0
-    arrivals = sorted(((s.at, asked(s)) for s in streams), key=lambda arrival: arrival[0])
+    found, began, now, step = list[DecodedSample](), 0.0, 0.0, 0.0
+    arrivals = sorted(((s.start, asked(s)) for s in streams), key=lambda arrival: arrival[0])
     for at, some in [*arrivals, (math.inf, [])]:
         while running and running[0][0] <= at:
             now, step, _, one = heapq.heappop(running)
@@ -164,27 +164,27 @@ def stretches(streams: list[Span], at_once: int) -> Iterator[tuple[float, list[D
         admit(step)
 
 
-def asked(stream: Span) -> list[Drawn]:
+def asked(stream: Span) -> list[DecodedSample]:
     """Its samples in the order of their turns, which earlier versions did not record; what never came is left out."""
-    ends = {(uid, index): (stream.at + when, tokens) for uid, index, when, tokens in stream.facts["samples"]}
+    ends = {(uid, index): (stream.start + when, tokens) for uid, index, when, tokens in stream.facts["samples"]}
     found = []
     for uid, index, begun in stream.facts.get("asked") or [(*key, 0) for key in ends]:
         if (uid, index) in ends:
             at, tokens = ends[uid, index]
-            found.append(Drawn(uid, tokens - begun, begun, at))
+            found.append(DecodedSample(uid, tokens - begun, begun, at))
     return found
 
 
-def rank(worked: list[Span], pair: float) -> tuple[float, float, float]:
+def fit_rank(worked: list[Span], pair: float) -> tuple[float, float, float]:
     """Seconds of a token without attention, of a pack, and of a call. A pair of query and key counts as so many tokens."""
     rows = [[s.facts["tokens"] + s.facts.get("pairs", 0) * pair, s.facts["packs"], 1.0] for s in worked]
     if not rows:
         return 0.0, 0.0, 0.0
-    each, pack, call = never_negative(np.array(rows, dtype=float), np.array([s.seconds for s in worked]))
+    each, pack, call = nonnegative_least_squares(np.array(rows, dtype=float), np.array([s.seconds for s in worked]))
     return each, pack, call
 
 
-def never_negative(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
+def nonnegative_least_squares(rows: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
     """Least squares, without the columns that would count less than nothing.  [N, C], [N] -> [C]"""
     kept = list(range(rows.shape[1])) if len(rows) else []
     found = [0.0] * rows.shape[1]

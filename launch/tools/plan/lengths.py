@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from launch.tools.synthetic import Lengths
-from rlsys.config.schema import Config, Overlong
-from rlsys.estimates.step_time import MEAN
-from rlsys.models.shapes import Model
+from launch.tools.synthetic import CompletionLengths
+from rlsys.config.schema import Config, OverlongConfig
+from rlsys.estimates.step_time import MEAN_OVER_MAX_LENGTH
+from rlsys.models.shapes import ModelShape
 from rlsys.runs.directory import read_lines
 
 PROMPT = 256  # tokens, where nothing says how many
@@ -16,7 +16,7 @@ SAMPLES = "step-*.parquet"
 
 
 @dataclass(frozen=True)
-class Asked:
+class LengthRequest:
     """What the command line says of lengths."""
 
     prompt_tokens: int | None = None
@@ -24,17 +24,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Taken:
+class LengthAssumption:
     """In tokens: `Taken(prompt=1024, mean=1536.0, longest=3072, said="prompts of 1,024 tokens (rollout.max_prompt_tokens); …")`"""
 
     prompt: int
     mean: float  # of completions
     longest: int
-    said: str
+    description: str
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunLengths:
     """Lengths of a run. `prompt` is about as many tokens as its prompts have letters for; 0: it has kept no samples."""
 
     prompt: int
@@ -42,22 +42,24 @@ class Seen:
     longest: int
 
 
-def allowing(config: Config, asked: Asked) -> Config:
+def with_length_limits(config: Config, asked: LengthRequest) -> Config:
     """The configuration with the lengths that were asked for as its limits, so that its own checks are theirs too."""
     rollout = config.rollout
     if asked.prompt_tokens:
         rollout = replace(rollout, max_prompt_tokens=asked.prompt_tokens)
     if asked.ragged:
         mean, longest = asked.ragged
-        Lengths(mean, longest)  # refuses what cannot be
-        config = replace(config, overlong=Overlong())  # every completion is as long as it is told to be
+        CompletionLengths(mean, longest)  # refuses what cannot be
+        config = replace(config, overlong=OverlongConfig())  # every completion is as long as it is told to be
         rollout = replace(rollout, max_new_tokens=longest)
     return replace(config, rollout=rollout)
 
 
-def taken(config: Config, model: Model | None, asked: Asked, run: Path | None = None) -> Taken:
+def assume_lengths(
+    config: Config, model: ModelShape | None, asked: LengthRequest, run: Path | None = None
+) -> LengthAssumption:
     """`config` is `allowing` what was asked for; `run` is what costs are from, if that is a run."""
-    r, had = config.rollout, seen(run) if run and run.is_dir() else None
+    r, had = config.rollout, read_run_lengths(run) if run and run.is_dir() else None
     if asked.ragged:
         mean, longest, of_completions = *asked.ragged, "--ragged"
     elif had:
@@ -65,8 +67,8 @@ def taken(config: Config, model: Model | None, asked: Asked, run: Path | None = 
         mean, of_completions = min(had.mean, longest), f"as in {run}"
     else:
         longest = r.max_new_tokens
-        mean, of_completions = max(MEAN * longest, 1.0), "half of rollout.max_new_tokens, and all of it"
-    room = max(model.window - longest, 1) if model and model.window else 1 << 30
+        mean, of_completions = max(MEAN_OVER_MAX_LENGTH * longest, 1.0), "half of rollout.max_new_tokens, and all of it"
+    room = max(model.context - longest, 1) if model and model.context else 1 << 30
     if asked.prompt_tokens:
         prompt, of_prompts = asked.prompt_tokens, "--prompt-tokens"
     elif had and had.prompt:
@@ -78,19 +80,19 @@ def taken(config: Config, model: Model | None, asked: Asked, run: Path | None = 
         of_prompts = "what the model's window leaves" if prompt == room else "--prompt-tokens says otherwise"
     average = f"{mean:,.1f}" if mean < 100 else f"{mean:,.0f}"
     said = f"prompts of {prompt:,} tokens ({of_prompts}), completions of {average} on average and {longest:,} at most ({of_completions})"
-    return Taken(prompt, mean, longest, said)
+    return LengthAssumption(prompt, mean, longest, said)
 
 
-def seen(run: Path) -> Seen | None:
+def read_run_lengths(run: Path) -> RunLengths | None:
     """What the figures of a run say of its completions, and its newest samples of its prompts."""
     lines = [line for line in read_lines(run / "metrics.jsonl") if line.get("length/mean")]
     if not lines:
         return None
     mean, longest = fmean(line["length/mean"] for line in lines), max(line["length/max"] for line in lines)
-    return Seen(prompt_tokens(run), max(mean, 1.0), max(round(longest), 1))
+    return RunLengths(estimate_prompt_tokens(run), max(mean, 1.0), max(round(longest), 1))
 
 
-def prompt_tokens(run: Path) -> int:
+def estimate_prompt_tokens(run: Path) -> int:
     """On average; a prompt's tokens are not kept, so its letters are reckoned as long as those of completions."""
     files = sorted((run / "samples").glob(SAMPLES))
     if not files:

@@ -18,16 +18,16 @@ from statistics import fmean
 import numpy as np
 
 from launch.bundles import critic_ranks
-from launch.tools.synthetic import Lengths, SetLengths
+from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
 from rlsys.config.derived import scores_old
-from rlsys.config.schema import Config, ConfigError, Reward
-from rlsys.estimates.virtual_time import OneByOne, VirtualTime
+from rlsys.config.schema import Config, ConfigError, RewardConfig
+from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
 from rlsys.models.shapes import pairs_per_token
-from rlsys.packs.balance import Sized, cost, deal
-from rlsys.pipeline import Pipeline, Timetable
+from rlsys.packs.balance import SequenceSize, assign_to_ranks, pack_cost
+from rlsys.pipeline import Pipeline, SyncSchedule
 from rlsys.sampling.collector import Collector
 from rlsys.sampling.oversampling import Oversampling
-from rlsys.sampling.sampling_plan import Draw
+from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
 from workers.rollout.dispatch import Dispatch
 
@@ -51,7 +51,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedStep:
     """One step, in seconds of the simulated clock."""
 
     seconds: float
@@ -63,17 +63,17 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Report:
+class SimulationReport:
     """Steps that followed each other."""
 
-    steps: list[Step]
+    steps: list[SimulatedStep]
 
     @property
     def seconds(self) -> float:
         return fmean(s.seconds for s in self.steps)
 
     @property
-    def speed(self) -> float:
+    def samples_per_second(self) -> float:
         """Samples per second."""
         return sum(s.samples for s in self.steps) / sum(s.seconds for s in self.steps)
 
@@ -85,7 +85,7 @@ class Report:
         """An engine with one sequence left is as busy as one with hundreds: see `at_once`."""
         return 1 - sum(s.decoding for s in self.steps) / (engines * sum(s.seconds for s in self.steps))
 
-    def at_once(self, engines: int) -> float:
+    def sequences_per_engine(self, engines: int) -> float:
         """Sequences of an engine at a time, on average."""
         return sum(s.sequences for s in self.steps) / (engines * sum(s.seconds for s in self.steps))
 
@@ -94,15 +94,15 @@ class Report:
         return max(1 - sum(s.working for s in self.steps) / sum(s.seconds for s in self.steps), 0.0)
 
 
-class Engines:
+class SimulatedEngines:
     """All engines as one, in virtual time. Implements `rlsys.interfaces.Rollout`; a completion is as long as it may be."""
 
     def __init__(self, config: Config, costs: Costs, time: VirtualTime):
         self.config, self.costs, self.time = config, costs, time
         self.version, self.paused = 0, 0.0  # paused: seconds so far in which weights were taken
         self.before = (0.0, 0.0)  # `decoding`, in what was generated before
-        self.engines: dict[str, Engine] = {}
-        self.enough = False
+        self.engines: dict[str, SimulatedEngine] = {}
+        self.stop_requested = False
 
     @property
     def decoding(self) -> tuple[float, float]:
@@ -114,10 +114,10 @@ class Engines:
         at_once = self.config.rollout.max_sequences
         work = Dispatch(requests, at_once)
         self.engines = engines = {
-            f"rollout-{i}": Engine(self.costs, at_once, lambda: self.version)
+            f"rollout-{i}": SimulatedEngine(self.costs, at_once, lambda: self.version)
             for i in range(self.config.rollout.engines)
         }
-        self.enough = False
+        self.stop_requested = False
         began, paused = self.time.now, self.paused
         events: list[
             tuple[float, int, str]
@@ -128,7 +128,7 @@ class Engines:
         def give(now: float, *names: str) -> None:
             """To those that have more room than before."""
             nonlocal left
-            for name, share in work.deal({n: engines[n].holding for n in names}).items() if left else ():
+            for name, share in work.deal({n: engines[n].queued for n in names}).items() if left else ():
                 left -= len(share)
                 engines[name].add(share, now)
                 plan(name)
@@ -151,10 +151,10 @@ class Engines:
             plan(name)
             give(due, name)
             yield [self.sample(r, version, r.max_new_tokens, "stop") for r, version in finished]
-            if self.enough:
+            if self.stop_requested:
                 for other in engines.values():
                     other.advance(due)
-                    if cut := [self.sample(r, version, n, "cut") for r, version, n in other.half_written()]:
+                    if cut := [self.sample(r, version, n, "cut") for r, version, n in other.unfinished()]:
                         yield cut
                 break
         self.before, self.engines = self.decoding, {}
@@ -164,21 +164,21 @@ class Engines:
         logprobs = np.broadcast_to(np.float32(0), length)
         return Sample(request.uid, request.index, "", tokens, logprobs, finish, version)
 
-    def cut(self) -> None:
-        self.enough = True
+    def stop_early(self) -> None:
+        self.stop_requested = True
 
-    def take(self, version: int) -> None:
+    def load_weights(self, version: int) -> None:
         """New weights. What is being decoded waits meanwhile."""
         self.time.sleep(self.costs.sync_s)
         self.paused += self.costs.sync_s
         self.version = version
 
-    def generating(self) -> None: ...
+    def wake(self) -> None: ...
 
-    def resting(self) -> None: ...
+    def sleep(self) -> None: ...
 
 
-class Engine:
+class SimulatedEngine:
     """One engine: all sequences that it decodes get a token in a step. Times are of the caller's clock."""
 
     def __init__(self, costs: Costs, at_once: int, version: Callable[[], int]):
@@ -191,20 +191,20 @@ class Engine:
         self.step, self.at, self.order = 0, 0.0, 0  # steps so far, when the last one ended
         self.plans = 0
         self.busy = self.decoded = 0.0  # seconds, and those of each sequence
-        self.owed = 0.0  # seconds beside what a step takes before the next one ends, for prompts
+        self.extra_seconds = 0.0  # seconds beside what a step takes before the next one ends, for prompts
 
     @property
-    def holding(self) -> int:
+    def queued(self) -> int:
         return len(self.waiting) + len(self.running)
 
     @property
-    def each(self) -> float:
+    def step_seconds(self) -> float:
         return self.costs.step_s + self.costs.sequence_s * len(self.running)
 
     @property
     def due(self) -> float:
         """When the next sequence is finished, if nothing is added."""
-        return self.at + self.owed + (self.running[0][0] - self.step) * self.each
+        return self.at + self.extra_seconds + (self.running[0][0] - self.step) * self.step_seconds
 
     def add(self, requests: list[Request], now: float) -> None:
         self.advance(now)
@@ -216,9 +216,9 @@ class Engine:
         if not self.running:
             self.at = now
             return
-        decoding = now - self.at - self.owed
-        steps = min(max(int(decoding / self.each + 1e-9), 0), self.running[0][0] - self.step)
-        self.owed = steps * self.each - decoding  # less than nothing: a part of a step that is done
+        decoding = now - self.at - self.extra_seconds
+        steps = min(max(int(decoding / self.step_seconds + 1e-9), 0), self.running[0][0] - self.step)
+        self.extra_seconds = steps * self.step_seconds - decoding  # less than nothing: a part of a step that is done
         self.step += steps
         self.decode(now)
 
@@ -230,41 +230,41 @@ class Engine:
     def admit(self) -> None:
         while self.waiting and len(self.running) < self.at_once:
             r = self.waiting.popleft()
-            begun = len(r.begun.tokens) if r.begun else 0
+            begun = len(r.partial.tokens) if r.partial else 0
             if r.uid not in self.known or begun:
-                self.owed += (len(r.tokens) + begun) * self.costs.prompt_s
+                self.extra_seconds += (len(r.tokens) + begun) * self.costs.prompt_s
                 self.known.add(r.uid)
             self.order += 1
-            version = r.begun.version if r.begun else self.version()
+            version = r.partial.version if r.partial else self.version()
             heapq.heappush(self.running, (self.step + max(r.max_new_tokens - begun, 1), self.order, r, version))
 
     def finish(self, now: float) -> list[tuple[Request, int]]:
         """What is finished now, with its version; others take its place."""
         self.decode(now)
-        self.owed, self.step = 0.0, self.running[0][0]
+        self.extra_seconds, self.step = 0.0, self.running[0][0]
         done: list[tuple[Request, int]] = []
         while self.running and self.running[0][0] == self.step:
             done.append(heapq.heappop(self.running)[2:])
         self.admit()
         return done
 
-    def half_written(self) -> list[tuple[Request, int, int]]:
+    def unfinished(self) -> list[tuple[Request, int, int]]:
         """With their versions, and their tokens so far."""
         lengths = ((r, version, r.max_new_tokens - (end - self.step)) for end, _, r, version in self.running)
         return [one for one in lengths if one[2] > 0]
 
 
-class Judges:
+class SimulatedRewards:
     """Implements `rlsys.interfaces.Rewards`: verdicts come after a while."""
 
     def __init__(self, costs: Costs, time: VirtualTime):
         self.costs, self.time = costs, time
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> "Future[list[Verdict]]":
-        return Later(self.time, self.time.now + self.costs.reward_s, [Verdict(s.index % 2) for s in samples])
+        return DelayedVerdicts(self.time, self.time.now + self.costs.reward_s, [Verdict(s.index % 2) for s in samples])
 
 
-class Later(Future[list[Verdict]]):
+class DelayedVerdicts(Future[list[Verdict]]):
     """Verdicts that are there from a moment on."""
 
     def __init__(self, time: VirtualTime, at: float, verdicts: list[Verdict]):
@@ -278,26 +278,28 @@ class Later(Future[list[Verdict]]):
         return super().result()
 
 
-class Loop:
+class SimulatedLoop:
     """What `rlsys.trainer.Trainer` does in a step, as far as it takes time."""
 
-    def __init__(self, config: Config, costs: Costs, lengths: Lengths, prompt_tokens: int):
+    def __init__(self, config: Config, costs: Costs, lengths: CompletionLengths, prompt_tokens: int):
         self.config, self.costs, self.prompt_tokens = config, costs, prompt_tokens
-        self.time, self.steps = VirtualTime(), list[Step]()
+        self.time, self.steps = VirtualTime(), list[SimulatedStep]()
         self.working, self.before = 0.0, (0.0,) * 4  # before: clock, decoding and working when a step ended
-        self.engines = Engines(config, costs, self.time)
+        self.engines = SimulatedEngines(config, costs, self.time)
         self.critic_ranks = critic_ranks(config)
         self.pairs_per_token = pairs_per_token(config.model.path)
-        rollout = SetLengths(self.engines, lengths)
-        self.collector = Collector(rollout, Judges(costs, self.time), seed=config.run.seed, reward=Reward())
+        rollout = FixedLengthRollout(self.engines, lengths)
+        self.collector = Collector(
+            rollout, SimulatedRewards(costs, self.time), seed=config.run.seed, reward=RewardConfig()
+        )
         self.oversampling = Oversampling(config, self.collector, self.prompts) if config.rollout.oversample else None
         self.asked = 0
 
-    def run(self, steps: int) -> Report:
+    def run(self, steps: int) -> SimulationReport:
         """So many steps in the middle of a run, from sync to sync: those in which the pipeline fills and empties are left out."""
-        ahead, steps = self.config.pipeline.max_lag, Timetable.of(self.config).whole(steps)
+        ahead, steps = self.config.pipeline.max_lag, SyncSchedule.from_config(self.config).round_up_to_sync(steps)
         self.time.run(lambda: self.train(steps + 2 * ahead + 1))
-        report = Report(self.steps[ahead + 1 :][:steps])
+        report = SimulationReport(self.steps[ahead + 1 :][:steps])
         if not report.seconds:
             raise ConfigError(
                 "a step would take no time at all: of what it does, nothing costs any. Give costs of more than 0 s."
@@ -305,19 +307,19 @@ class Loop:
         return report
 
     def train(self, steps: int) -> None:
-        timetable = Timetable.of(self.config)
-        pipeline = Pipeline(self.sample, first=1, last=steps, timetable=timetable, thread=OneByOne(self.time))
+        timetable = SyncSchedule.from_config(self.config)
+        pipeline = Pipeline(self.sample, first=1, last=steps, timetable=timetable, thread=SerialExecutor(self.time))
         for step in range(1, steps + 1):
             batch = pipeline.next()
             with self.at_work():
                 self.score(batch)
                 self.update(batch)
             self.time.sleep(self.costs.other_s)
-            if timetable.syncs(step) and not self.config.pipeline.in_flight:
-                pipeline.drain()
-            if timetable.syncs(step):
+            if timetable.syncs_after(step) and not self.config.pipeline.in_flight:
+                pipeline.wait_until_idle()
+            if timetable.syncs_after(step):
                 with self.at_work():
-                    self.engines.take(step)
+                    self.engines.load_weights(step)
             self.tell(step, batch)
 
     @contextlib.contextmanager
@@ -330,7 +332,7 @@ class Loop:
         now = (self.time.now, *self.engines.decoding, self.working)
         seconds, decoding, sequences, working = (a - b for a, b in zip(now, self.before, strict=True))
         lag = step - 1 - min(s.version for s in batch.samples)
-        self.steps.append(Step(seconds, decoding, sequences, working, len(batch.samples), lag))
+        self.steps.append(SimulatedStep(seconds, decoding, sequences, working, len(batch.samples), lag))
         self.before = now
 
     def score(self, batch: Batch) -> None:
@@ -353,12 +355,13 @@ class Loop:
     def work(self, batch: Batch, members: Sequence[int], ranks: int, each: float) -> float:
         """Seconds of the rank that has most to do."""
         sized = {
-            m: Sized(m, int(batch.groups[m]), self.prompt_tokens, len(batch.samples[m].tokens) - 1) for m in members
+            m: SequenceSize(m, int(batch.groups[m]), self.prompt_tokens, len(batch.samples[m].tokens) - 1)
+            for m in members
         }
-        dealt = deal(sized.values(), ranks, self.config.policy.tokens_per_pack, self.pairs_per_token)
+        dealt = assign_to_ranks(sized.values(), ranks, self.config.policy.tokens_per_pack, self.pairs_per_token)
 
         def seconds(own: list[int]) -> float:
-            return cost([sized[m] for m in own], self.pairs_per_token) * each + self.costs.pack_s
+            return pack_cost([sized[m] for m in own], self.pairs_per_token) * each + self.costs.pack_s
 
         return max(sum(map(seconds, rank)) for rank in dealt)
 
@@ -371,4 +374,4 @@ class Loop:
             return self.oversampling.collect(step)
         prompts = self.prompts(self.asked, self.config.trainer.prompts_per_step)
         self.asked += len(prompts)
-        return self.collector.collect(step, prompts, Draw.of(self.config))
+        return self.collector.collect(step, prompts, SamplingPlan.from_config(self.config))

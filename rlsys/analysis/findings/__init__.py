@@ -29,11 +29,11 @@ from rlsys.analysis.findings.learning import (
     past_its_best,
     truncation,
 )
-from rlsys.analysis.findings.seen import Finding, Found, Seen
+from rlsys.analysis.findings.run_data import Finding, Findings, RunData
 
-__all__ = ["CHECKS", "Finding", "Seen", "findings", "looked_for"]
+__all__ = ["CHECKS", "Finding", "RunData", "check_descriptions", "run_checks"]
 
-CHECKS: tuple[Callable[[Seen], Found], ...] = (
+CHECKS: tuple[Callable[[RunData], Findings], ...] = (
     ended_badly,
     skipped_updates,
     stalled_workers,
@@ -55,12 +55,12 @@ CHECKS: tuple[Callable[[Seen], Found], ...] = (
 )
 
 
-def findings(seen: Seen) -> list[Finding]:
+def run_checks(seen: RunData) -> list[Finding]:
     """Of all checks; problems first."""
     found = [replace(f, check=check.__name__) for check in CHECKS for f in check(seen)]
     return sorted(found, key=lambda f: ("problem", "warning", "note").index(f.tone))
 
 
-def looked_for() -> list[str]:
+def check_descriptions() -> list[str]:
     """What each check looks for, in one sentence."""
     return [(check.__doc__ or "").strip() for check in CHECKS]

@@ -1,7 +1,16 @@
 """What went wrong with learning: of rewards, accuracies, and what an update looks at."""
 
-from rlsys.analysis.findings.seen import FEWEST, RECENT, RISE, Finding, Found, Seen, finite, share
-from rlsys.checks import COMPARE_WITHIN_A_GROUP
+from rlsys.analysis.findings.run_data import (
+    MIN_RISE,
+    MIN_STEPS,
+    RECENT_STEPS,
+    Finding,
+    Findings,
+    RunData,
+    as_percent,
+    finite_value,
+)
+from rlsys.checks import GROUP_RELATIVE
 from rlsys.numerics import agreement
 
 EQUAL = 0.5  # share of groups whose rewards are equal
@@ -15,12 +24,12 @@ MISMATCH_GROWTH, MISMATCH_SHARE = 3.0, 0.1  # end over begin; and of the limit t
 HELD = 0.3  # share of tokens that the clip holds
 
 
-def only_training_improves(seen: Seen) -> Found:
+def only_training_improves(seen: RunData) -> Findings:
     """The training reward rises; a held-out accuracy rises by less than a quarter of that, and its interval still reaches down to where it began."""
-    reward = seen.ends("reward/mean")
+    reward = seen.trend("reward/mean")
     if not reward or not reward.rises:
         return
-    for name, lines in seen.accuracies().items():
+    for name, lines in seen.held_out_accuracies().items():
         if len(lines) < 2:
             continue
         first, last = lines[0], lines[-1]
@@ -39,15 +48,15 @@ def only_training_improves(seen: Seen) -> Found:
             )
 
 
-def past_its_best(seen: Seen) -> Found:
+def past_its_best(seen: RunData) -> Findings:
     """A held-out accuracy was better before than it is now, by 0.05 and by more than its interval."""
-    for name, lines in seen.accuracies().items():
+    for name, lines in seen.held_out_accuracies().items():
         own = name.removeprefix("eval/").removesuffix("/accuracy")
         best = max(lines, key=lambda line: line[name], default=None)
         if best is None or lines[-1] is best:
             continue
         last = lines[-1]
-        if best[name] - last[name] > RISE and _edge(last, name, "high") < best[name]:
+        if best[name] - last[name] > MIN_RISE and _edge(last, name, "high") < best[name]:
             yield Finding(
                 "warning",
                 f"Accuracy on {own} was better at step {best['step']:.0f}",
@@ -58,9 +67,9 @@ def past_its_best(seen: Seen) -> Found:
             )
 
 
-def nothing_learned(seen: Seen) -> Found:
+def nothing_learned(seen: RunData) -> Findings:
     """After 20 steps or more the reward is neither two standard errors higher than at the start nor near 1, and no held-out accuracy has risen."""
-    reward = seen.ends("reward/mean")
+    reward = seen.trend("reward/mean")
     if not reward or len(seen.series("reward/mean")) < 20 or reward.after - reward.before > 2 * reward.noise:
         return
     if min(reward.before, reward.after) >= SOLVED and max(reward.before, reward.after) <= 1:
@@ -69,7 +78,7 @@ def nothing_learned(seen: Seen) -> Found:
         return  # the mean is of groups with some right and some wrong, whatever is learned
     if _accuracy_rises(seen):
         return
-    falls = reward.before - reward.after > max(RISE, 2 * reward.noise)
+    falls = reward.before - reward.after > max(MIN_RISE, 2 * reward.noise)
     shuffled = seen.config is not None and seen.config.reward.shuffle
     yield Finding(
         "warning",
@@ -86,9 +95,9 @@ def nothing_learned(seen: Seen) -> Found:
     )
 
 
-def entropy_collapse(seen: Seen) -> Found:
+def entropy_collapse(seen: RunData) -> Findings:
     """Entropy has fallen to a tenth of what it was at the start."""
-    entropy = seen.ends("entropy")
+    entropy = seen.trend("entropy")
     if not entropy or entropy.before <= 0 or entropy.after > COLLAPSED * entropy.before:
         return
     yield Finding(
@@ -102,12 +111,12 @@ def entropy_collapse(seen: Seen) -> Found:
     )
 
 
-def explosion(seen: Seen) -> Found:
+def explosion(seen: RunData) -> Findings:
     """KL or the gradient norm is five times what it was at the start, KL at least 0.5 and the norm 5, and neither the reward nor a held-out accuracy rises."""
-    reward = seen.ends("reward/mean")
+    reward = seen.trend("reward/mean")
     if (reward and reward.rises) or _accuracy_rises(seen):
         return
-    ends = {name: found for name in EXPLODED if (found := seen.ends(name))}
+    ends = {name: found for name in EXPLODED if (found := seen.trend(name))}
     grown = {n: e for n, e in ends.items() if e.after >= max(EXPLODED[n], GROWTH * e.before)}
     if not grown:
         return
@@ -126,18 +135,18 @@ def explosion(seen: Seen) -> Found:
     )
 
 
-def no_spread(seen: Seen) -> Found:
+def no_spread(seen: RunData) -> Findings:
     """Half of the groups of late, or more, have equal rewards and teach nothing."""
-    equal, groups = seen.recent("groups/equal"), seen.config.trainer.prompts_per_step if seen.config else 0
+    equal, groups = seen.recent_mean("groups/equal"), seen.config.trainer.prompts_per_step if seen.config else 0
     if equal is None or not groups or equal / groups < EQUAL:
         return
-    if seen.config and seen.config.algorithm.advantage not in COMPARE_WITHIN_A_GROUP:
+    if seen.config and seen.config.algorithm.advantage not in GROUP_RELATIVE:
         return
-    reward = seen.recent("reward/mean") or 0.0
-    steps = [step for step, _ in seen.series("groups/equal")[-RECENT:]]
+    reward = seen.recent_mean("reward/mean") or 0.0
+    steps = [step for step, _ in seen.series("groups/equal")[-RECENT_STEPS:]]
     yield Finding(
         "warning",
-        f"{share(equal / groups)} of the groups teach nothing",
+        f"{as_percent(equal / groups)} of the groups teach nothing",
         f"In the last {len(steps)} steps so many groups had the same reward for all of their samples; the mean reward there is {reward:.3g}. "
         "They cost time and have no gradient. If most are solved, use harder prompts; if none is, easier ones or partial credit; "
         "dynamic_sampling.enabled asks for others in their place.",
@@ -147,12 +156,12 @@ def no_spread(seen: Seen) -> Found:
     )
 
 
-def dead_component(seen: Seen) -> Found:
+def dead_component(seen: RunData) -> Findings:
     """A part of the reward has had the same mean in all steps, eight or more."""
-    for name in sorted({n for line in seen.lines for n in line if n.startswith("reward/component/")}):
+    for name in sorted({n for line in seen.metrics for n in line if n.startswith("reward/component/")}):
         found = seen.series(name)
         values = [v for _, v in found]
-        if len(values) >= FEWEST and max(values) - min(values) < 1e-9:
+        if len(values) >= MIN_STEPS and max(values) - min(values) < 1e-9:
             part = name.removeprefix("reward/component/")
             yield Finding(
                 "warning",
@@ -165,9 +174,9 @@ def dead_component(seen: Seen) -> Found:
             )
 
 
-def truncation(seen: Seen) -> Found:
+def truncation(seen: RunData) -> Findings:
     """The share of completions that are cut at rollout.max_new_tokens has risen by a tenth or more, to a tenth or more; or is nine tenths."""
-    cut = seen.ends("length/truncated")
+    cut = seen.trend("length/truncated")
     if not cut:
         return
     rises = cut.after - cut.before >= CUT_RISE and cut.after >= CUT
@@ -177,7 +186,7 @@ def truncation(seen: Seen) -> Found:
     yield Finding(
         "warning",
         "Completions are cut more often" if rises else "Nearly all completions are cut",
-        f"{share(cut.after)} of the completions reach rollout.max_new_tokens{limit} at the end, {share(cut.before)} did at the start. "
+        f"{as_percent(cut.after)} of the completions reach rollout.max_new_tokens{limit} at the end, {as_percent(cut.before)} did at the start. "
         "A cut completion is judged without its answer, so length is punished by chance. Allow more tokens, or shape the end with overlong.buffer.",
         figures=("length/truncated", "length/mean"),
         steps=cut.steps,
@@ -185,12 +194,12 @@ def truncation(seen: Seen) -> Found:
     )
 
 
-def mismatch_grows(seen: Seen) -> Found:
+def mismatch_grows(seen: RunData) -> Findings:
     """The gap of rollout and policy log-probs is three times what it was, and a tenth of the limit that stops a run."""
-    gap = seen.ends("mismatch/mean_abs")
+    gap = seen.trend("mismatch/mean_abs")
     if not gap:
         return
-    limit = agreement.step_limit(seen.config) if seen.config else agreement.LIMITS["float32"]
+    limit = agreement.step_mismatch_limit(seen.config) if seen.config else agreement.LIMIT_BY_DTYPE["float32"]
     if gap.after < MISMATCH_SHARE * limit or gap.after < MISMATCH_GROWTH * gap.before:
         return
     yield Finding(
@@ -204,14 +213,14 @@ def mismatch_grows(seen: Seen) -> Found:
     )
 
 
-def clip_holds_much(seen: Seen) -> Found:
+def clip_holds_much(seen: RunData) -> Findings:
     """Of late the clip holds 30 % of the tokens or more."""
-    held = seen.recent("clip_fraction")
+    held = seen.recent_mean("clip_fraction")
     if held is not None and held >= HELD:
-        steps = [step for step, _ in seen.series("clip_fraction")[-RECENT:]]
+        steps = [step for step, _ in seen.series("clip_fraction")[-RECENT_STEPS:]]
         yield Finding(
             "warning",
-            f"The clip holds {share(held)} of the tokens",
+            f"The clip holds {as_percent(held)} of the tokens",
             f"In the last {len(steps)} steps so many tokens had moved past the clip within their own step, and learned nothing more. "
             "The step is too large for its updates: a smaller policy.lr, fewer updates_per_step or epochs_per_step, or a wider clip.",
             figures=("clip_fraction", "clip_fraction/low", "clip_fraction/high"),
@@ -219,18 +228,18 @@ def clip_holds_much(seen: Seen) -> Found:
         )
 
 
-def _accuracy_rises(seen: Seen) -> bool:
+def _accuracy_rises(seen: RunData) -> bool:
     """Whether one that is held out has, beyond its interval."""
-    held_out = seen.accuracies().items()
+    held_out = seen.held_out_accuracies().items()
     return any(lines and _edge(lines[-1], name, "low") > lines[0][name] for name, lines in held_out)
 
 
 def _edge(line: dict[str, float], name: str, which: str) -> float:
     """Of an accuracy's interval, `low` or `high`; the accuracy itself where it has none."""
-    found = finite(line, f"{name}/{which}")
+    found = finite_value(line, f"{name}/{which}")
     return line[name] if found is None else found
 
 
 def _between(line: dict[str, float], name: str) -> str:
-    low, high = finite(line, f"{name}/low"), finite(line, f"{name}/high")
+    low, high = finite_value(line, f"{name}/low"), finite_value(line, f"{name}/high")
     return "" if low is None or high is None else f" (95 % interval {low:.3g} to {high:.3g})"

@@ -30,13 +30,13 @@ from types import CodeType
 from typing import Any
 
 from rlsys.config.schema import ConfigError
-from rlsys.rewards.code.pieces import Plan, plan
+from rlsys.rewards.code.python_tests import PythonTests, split_tests
 from rlsys.sandbox import runner
-from rlsys.sandbox.runner import Level, SandboxError
+from rlsys.sandbox.runner import IsolationLevel, SandboxError
 
 PYTHON = ("python", "python3", "py")
 TESTS_MB = 512
-LONGEST_TOKEN = 40  # characters of a number, when numbers are compared
+MAX_NUMBER_CHARS = 40  # characters of a number, when numbers are compared
 
 
 def code(
@@ -58,98 +58,98 @@ def code(
     no fence. `timeout_s` is what the program may take for all tests together, and should be below the function's deadline. `tolerance` is how far a number may be
     off, relative to the expected one where that is above 1.
     """
-    level = chosen(isolation)
-    wanted = read(answer if tests is None else tests, entry_point or "")
-    program = fenced(completion) if "```" in completion or not unfenced else completion
+    level = choose_level(isolation)
+    wanted = read_tests(answer if tests is None else tests, entry_point or "")
+    program = extract_program(completion) if "```" in completion or not unfenced else completion
     if program is None:
         return 0.0
-    trial = Trial(program, timeout_s, memory_mb, tolerance, level, stop=not share)
-    if wanted.pairs:
-        passed, count = trial.prints(wanted.pairs)
+    trial = ProgramTrial(program, timeout_s, memory_mb, tolerance, level, stop_early=not share)
+    if wanted.io_pairs:
+        passed, count = trial.run_io_tests(wanted.io_pairs)
     else:
-        passed, count = trial.returns(wanted)
+        passed, count = trial.run_call_tests(wanted)
     return passed / count if share else float(passed == count)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProgramTests:
     """What a row asks of a program: one of the three.
 
     `Wanted(pairs=[("1 2", "3")])`, `Wanted(entry_point="add", calls=[([1, 2], [3])])`, or `Wanted(plan=…)` for Python
     """
 
-    pairs: list[tuple[str, str]] = field(default_factory=list)
+    io_pairs: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[list[Any], list[Any]]] = field(default_factory=list)  # arguments, and results that are right
-    plan: Plan = field(default_factory=lambda: Plan([], set(), set()))
+    python_tests: PythonTests = field(default_factory=lambda: PythonTests([], set(), set()))
     entry_point: str = ""
 
 
 @dataclass
-class Trial:
+class ProgramTrial:
     """A program and its limits."""
 
     program: str
     timeout_s: float
     memory_mb: int
     tolerance: float
-    level: Level
-    stop: bool  # at the first test that fails
+    level: IsolationLevel
+    stop_early: bool  # at the first test that fails
 
     def __post_init__(self) -> None:
-        self.left = (
+        self.seconds_left = (
             self.timeout_s
         )  # of the program's own seconds: those that a sandbox takes to start are not its doing
 
-    def prints(self, pairs: list[tuple[str, str]]) -> tuple[int, int]:
+    def run_io_tests(self, pairs: list[tuple[str, str]]) -> tuple[int, int]:
         """How many of the pairs are right, and how many there are."""
         passed = 0
         for given, expected in pairs:
-            right = self.left > 0 and self.prints_right(given, expected)
+            right = self.seconds_left > 0 and self.passes_io_test(given, expected)
             passed += right
-            if self.stop and not right:
+            if self.stop_early and not right:
                 break
         return passed, len(pairs)
 
-    def prints_right(self, given: str, expected: str) -> bool:
-        ran = runner.run(
+    def passes_io_test(self, given: str, expected: str) -> bool:
+        ran = runner.run_program(
             self.program,
             stdin=given,
-            wall_s=self.left,
-            cpu_s=self.left,
+            wall_s=self.seconds_left,
+            cpu_s=self.seconds_left,
             memory_mb=self.memory_mb,
             output_kb=64 + 2 * len(expected.encode()) // 1024,
             level=self.level,
         )
-        self.left -= ran.seconds
-        return ran.ok and alike(ran.stdout, expected, self.tolerance)
+        self.seconds_left -= ran.seconds
+        return ran.ok and same_output(ran.stdout, expected, self.tolerance)
 
-    def returns(self, wanted: Wanted) -> tuple[int, int]:
+    def run_call_tests(self, wanted: ProgramTests) -> tuple[int, int]:
         """How many tests pass, and how many there are."""
         job = {
-            "pieces": wanted.plan.pieces,
-            "names": sorted(wanted.plan.names),
-            "modules": sorted(wanted.plan.modules),
+            "pieces": wanted.python_tests.pieces,
+            "names": sorted(wanted.python_tests.names),
+            "modules": sorted(wanted.python_tests.modules),
             "entry_point": wanted.entry_point,
             "calls": wanted.calls,
             "tolerance": self.tolerance,
-            "stop": self.stop,
+            "stop": self.stop_early,
         }
         ends = [end.detach() for end in socket.socketpair()]
         with ThreadPoolExecutor(1) as pool:
-            program = pool.submit(self.end, {"program": self.program}, ends[0], self.memory_mb)
-            tests = self.end(job, ends[1], TESTS_MB)
+            program = pool.submit(self.run_end, {"program": self.program}, ends[0], self.memory_mb)
+            tests = self.run_end(job, ends[1], TESTS_MB)
             program.result()
         lines = tests.stdout.splitlines()
         if lines[:1] != ["ready"]:
             raise SandboxError(f"code: the tests did not begin ({tests.reason}): {tests.stderr[-300:]}")
         if lines[-1].startswith("unfit "):
             raise ValueError(f"code: {lines[-1].removeprefix('unfit ')}.")
-        return lines.count("pass"), wanted.plan.count + len(wanted.calls)
+        return lines.count("pass"), wanted.python_tests.test_count + len(wanted.calls)
 
-    def end(self, job: dict[str, Any], channel: int, memory_mb: int) -> runner.Ran:
+    def run_end(self, job: dict[str, Any], channel: int, memory_mb: int) -> runner.ProgramResult:
         """One end of the wire."""
-        return runner.run(
-            wire(),
+        return runner.run_program(
+            compile_calls(),
             stdin=json.dumps(job),
             wall_s=self.timeout_s,
             cpu_s=self.timeout_s,
@@ -161,7 +161,7 @@ class Trial:
 
 
 @cache
-def wire() -> CodeType:
+def compile_calls() -> CodeType:
     """Both ends, compiled once."""
     return compile(Path(__file__).with_name("calls.py").read_bytes(), "calls.py", "exec")
 
@@ -169,7 +169,7 @@ def wire() -> CodeType:
 # --- what a completion holds, and what a row wants ---------------------------------------------------------------------------
 
 
-def fenced(completion: str) -> str | None:
+def extract_program(completion: str) -> str | None:
     """The last block of the completion that is marked as Python, or else the last one that is not marked at all.
 
     A block that is not closed is not there: it was cut off.
@@ -192,40 +192,40 @@ def fenced(completion: str) -> str | None:
     return found.get(True, found.get(False))
 
 
-def read(tests: Any, entry_point: str) -> Wanted:
+def read_tests(tests: Any, entry_point: str) -> ProgramTests:
     """What a row's tests ask for. Raises a sentence if that cannot be told."""
     if isinstance(tests, str) and tests.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):  # then it is Python
             tests = json.loads(tests)
     match tests:
         case str() if tests.strip():
-            return python(tests, entry_point)
+            return read_python_tests(tests, entry_point)
         case [str(), *_] if all(isinstance(t, str) for t in tests):
-            return python(tests, entry_point)
+            return read_python_tests(tests, entry_point)
         case [Mapping(), *_]:
             tests = {"inputs": [t.get("input") for t in tests], "outputs": [t.get("output") for t in tests]}
     match tests:
         case {"inputs": [_, *_] as inputs, "outputs": [_, *_] as outputs} if len(inputs) == len(outputs):
             name = tests.get("fn_name") or entry_point
             if name:
-                calls = [(arguments(i), results(i, o)) for i, o in zip(inputs, outputs, strict=True)]
-                return Wanted(calls=calls, entry_point=name)
-            return Wanted(pairs=[(text(i), text(o)) for i, o in zip(inputs, outputs, strict=True)])
+                calls = [(parse_arguments(i), accepted_results(i, o)) for i, o in zip(inputs, outputs, strict=True)]
+                return ProgramTests(calls=calls, entry_point=name)
+            return ProgramTests(io_pairs=[(join_lines(i), join_lines(o)) for i, o in zip(inputs, outputs, strict=True)])
     raise ValueError(
         f"code: the row's tests are {str(tests)[:200]!r}; they must be Python, a list of asserts, or inputs and as many outputs."
     )
 
 
-def python(tests: str | list[str], entry_point: str) -> Wanted:
-    made = plan(tests, entry_point)
-    if not made.count:
+def read_python_tests(tests: str | list[str], entry_point: str) -> ProgramTests:
+    made = split_tests(tests, entry_point)
+    if not made.test_count:
         raise ValueError(
             "code: the row's tests test nothing: no assert, no call, no test function, no `check` with an entry_point."
         )
-    return Wanted(plan=made, entry_point=entry_point)
+    return ProgramTests(python_tests=made, entry_point=entry_point)
 
 
-def text(value: Any) -> str:
+def join_lines(value: Any) -> str:
     """What is read or printed; some data sets have it line by line."""
     if isinstance(value, list):
         return "\n".join(map(str, value))
@@ -234,14 +234,14 @@ def text(value: Any) -> str:
     return str(value)
 
 
-def arguments(value: Any) -> list[Any]:
+def parse_arguments(value: Any) -> list[Any]:
     """A function's arguments; some data sets have each on a line of its own, as JSON."""
     if isinstance(value, str):
         return [json.loads(line) for line in value.splitlines() if line.strip()]
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def results(given: Any, output: Any) -> list[Any]:
+def accepted_results(given: Any, output: Any) -> list[Any]:
     """What may be returned for what is given.  "[1]", "[3]" -> [3], 3;  ["1"], "3" -> "3", 3
 
     Where arguments are JSON, so are results. Elsewhere a text may be JSON or what it says, since data sets have both.
@@ -254,18 +254,18 @@ def results(given: Any, output: Any) -> list[Any]:
     return found + [f[0] for f in found if isinstance(f, list) and len(f) == 1]  # some data sets wrap a result
 
 
-def alike(got: str, expected: str, tolerance: float) -> bool:
+def same_output(got: str, expected: str, tolerance: float) -> bool:
     """Whether two outputs are the same words, whatever lies between them."""
     mine, theirs = got.split(), expected.split()
     return mine == theirs or bool(
         tolerance
         and len(mine) == len(theirs)
-        and all(m == t or near(m, t, tolerance) for m, t in zip(mine, theirs, strict=True))
+        and all(m == t or same_number(m, t, tolerance) for m, t in zip(mine, theirs, strict=True))
     )
 
 
-def near(got: str, expected: str, tolerance: float) -> bool:
-    if max(len(got), len(expected)) > LONGEST_TOKEN:
+def same_number(got: str, expected: str, tolerance: float) -> bool:
+    if max(len(got), len(expected)) > MAX_NUMBER_CHARS:
         return False
     try:
         return abs(float(got) - float(expected)) <= tolerance * max(1.0, abs(float(expected)))
@@ -276,36 +276,36 @@ def near(got: str, expected: str, tolerance: float) -> bool:
 # --- the start of a run ------------------------------------------------------------------------------------------------------
 
 
-def chosen(isolation: str) -> Level:
+def choose_level(isolation: str) -> IsolationLevel:
     """The level that the option `isolation` names. "strongest" refuses a host that has none which is safe."""
-    return runner.strongest() if isolation == "strongest" else Level(isolation)
+    return runner.strongest_level() if isolation == "strongest" else IsolationLevel(isolation)
 
 
-def check(options: Mapping[str, Any]) -> None:
+def check_code(options: Mapping[str, Any]) -> None:
     """What is wrong with the options, without trying anything."""
     isolation = options.get("isolation", "strongest")
-    if isolation not in ("strongest", *Level):
-        raise ConfigError(f"code: isolation is {isolation!r}; it is one of strongest, {', '.join(Level)}.")
+    if isolation not in ("strongest", *IsolationLevel):
+        raise ConfigError(f"code: isolation is {isolation!r}; it is one of strongest, {', '.join(IsolationLevel)}.")
     for name in ("timeout_s", "memory_mb"):
         value = options.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise ConfigError(f"code: {name} is {value!r}; it must be a number above 0.")
 
 
-USED: set[Level] = set()
+USED_LEVELS: set[IsolationLevel] = set()
 
 
 def prepare(options: Mapping[str, Any]) -> None:
     """Tries the sandbox once, so that a host without one is refused before the first sample."""
     try:
-        level = chosen(options.get("isolation", "strongest"))
-        if problem := runner.missing(level):
+        level = choose_level(options.get("isolation", "strongest"))
+        if problem := runner.why_unavailable(level):
             raise SandboxError(f"isolation: {level} does not work on {os.uname().nodename}: {problem}.")
     except SandboxError as error:
         raise ConfigError(f"code: {error}") from error
-    USED.add(level)
+    USED_LEVELS.add(level)
 
 
-def note() -> str:
+def isolation_note() -> str:
     """How programs run in this process, after `prepare`."""
-    return " ".join(runner.describe(level) for level in Level if level in USED)
+    return " ".join(runner.describe_level(level) for level in IsolationLevel if level in USED_LEVELS)

@@ -6,8 +6,8 @@ or else the last formula or number.
 
 import re
 
-from rlsys.rewards.math.latex import parts, plain, trimmed
-from rlsys.rewards.math.quantity import GLYPH, LETTER, SCALED, SCALES, number, with_unit
+from rlsys.rewards.math.latex import normalize_latex, split_top_level, trim
+from rlsys.rewards.math.quantity import GLYPH, LETTER, SCALED, SCALES, parse_number, split_unit
 
 BOX = re.compile(r"\\(boxed|fbox|framebox)(?![A-Za-z])\s*")
 WITHOUT_BRACES = re.compile(
@@ -42,21 +42,21 @@ LEAD = re.compile(
 REMARK = re.compile(
     rf"(?<!\sor)(?<!\sand)(?<!\sthan)(?<!\sa)\s+\(?(?:(?:a|an|the|in|of|at|on|to|by|for)\s+)*(?!{SCALED.pattern}){LETTER}{{2,}}\)?$"
 )
-LONGEST = 1000  # characters; what is longer is no final answer
-MOST_BOXES = 50
-MOST_REMARKS = 5  # words that are left off behind an answer
-TAIL = 4000  # characters; an answer without a box is looked for at the end only
+MAX_ANSWER_CHARS = 1000  # characters; what is longer is no final answer
+MAX_BOXES = 50
+MAX_REMARKS = 5  # words that are left off behind an answer
+TAIL_CHARS = 4000  # characters; an answer without a box is looked for at the end only
 
 
 def final_answer(text: str, boxed_only: bool = False) -> str:
     """The final answer as it is written, or nothing.  "... so $x = \\boxed{\\frac{1}{2}}$." -> "\\frac{1}{2}" """
-    found = boxed(text)
+    found = boxed_answer(text)
     if not found and not boxed_only:
-        found = unboxed(text.strip()[-TAIL:])
-    return found if len(found) <= LONGEST else ""
+        found = unboxed_answer(text.strip()[-TAIL_CHARS:])
+    return found if len(found) <= MAX_ANSWER_CHARS else ""
 
 
-def unboxed(text: str) -> str:
+def unboxed_answer(text: str) -> str:
     """The final answer of a text without a box."""
     _, mark, behind = text.rpartition("####")
     line, _, rest = behind.strip().partition("\n")
@@ -71,14 +71,14 @@ def unboxed(text: str) -> str:
 
 def _bare(text: str) -> str:
     """The answer where the text holds nothing else of weight, or nothing.  "so it is 5 cm in total" -> "5 cm" """
-    text = trimmed(text.lstrip("# ").rstrip("。"))
+    text = trim(text.lstrip("# ").rstrip("。"))
     if len(text) > 200 or "\n" in text or FORMULA.search(text):
         return ""
     if not re.search(r"[\d\\]", text):
         return text if _words(text) <= 3 else ""
     if lead := LEAD.match(text):
         text = text[lead.end() :]
-    for _ in range(MOST_REMARKS + 1):
+    for _ in range(MAX_REMARKS + 1):
         if _says_no_more(text):
             return text
         text = REMARK.sub("", text)
@@ -87,8 +87,9 @@ def _bare(text: str) -> str:
 
 def _says_no_more(text: str) -> bool:
     """Whether there are no words but units.  "x = 5 cm" """
-    return len(text) <= LONGEST and all(
-        number(part) is not None or not _words(with_unit(part)[0]) for part in parts(plain(text), ",;=")
+    return len(text) <= MAX_ANSWER_CHARS and all(
+        parse_number(part) is not None or not _words(split_unit(part)[0])
+        for part in split_top_level(normalize_latex(text), ",;=")
     )
 
 
@@ -96,14 +97,14 @@ def _words(text: str) -> int:
     return len(WORD.findall(re.sub(r"\\[A-Za-z]+\{[^{}]*\}", "", text)))
 
 
-def boxed(text: str) -> str:
+def boxed_answer(text: str) -> str:
     """What the last box says; boxes with nothing but "and", "or" or a comma between them are one answer.
 
     A mere frame (`fbox`) counts where nothing is boxed.
     """
     frames = list(BOX.finditer(text))
     found = [box for box in frames if box[1] == "boxed"] or frames
-    boxes = [box for box in (_content(text, start) for start in reversed(found[-MOST_BOXES:])) if box[1]]
+    boxes = [box for box in (_content(text, start) for start in reversed(found[-MAX_BOXES:])) if box[1]]
     if not boxes:
         return ""
     first, content, _ = boxes[0]

@@ -114,18 +114,18 @@ RULES = [
 WRAPPERS = {"{": "}", "(": ")"}
 
 
-def plain(text: str) -> str:
+def normalize_latex(text: str) -> str:
     """The text in one way of writing.  "$\\left(\\dfrac12,\\, 3\\right)$." -> "(\\frac{1}{2},3)" """
     for run, by, letters in SCRIPTS:  # 10⁻³ has one exponent
         text = run.sub(by, text).translate(letters)
     text = re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(SIGNS))  # of any script
-    text = unstyled(trimmed(text))  # first, as ** within is a power
+    text = drop_style(trim(text))  # first, as ** within is a power
     for pattern, by in RULES:
         text = pattern.sub(by, text)
-    return unwrapped(trimmed(text))
+    return unwrap(trim(text))
 
 
-def trimmed(text: str) -> str:
+def trim(text: str) -> str:
     """Without blanks and the punctuation of the sentence around it."""
     before = None
     while before != text:
@@ -137,9 +137,9 @@ def trimmed(text: str) -> str:
     return text
 
 
-def unstyled(text: str) -> str:
+def drop_style(text: str) -> str:
     """Without a command for the type of the whole, unless it holds words only.  "\\mathbf{x=5}" -> "x=5" """
-    while (found := STYLED.fullmatch(text)) and closing(found["inside"], 0) == len(found["inside"]) - 1:
+    while (found := STYLED.fullmatch(text)) and closing_index(found["inside"], 0) == len(found["inside"]) - 1:
         inside = found["inside"][1:-1].strip()
         words = re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", inside) if found["text"] else None
         if words or not re.search(r"[\d\\]", inside):
@@ -148,17 +148,17 @@ def unstyled(text: str) -> str:
     return text
 
 
-def unwrapped(text: str) -> str:
+def unwrap(text: str) -> str:
     """Without braces or parentheses around the whole of it, unless they hold several things.  "(5)" -> "5" """
-    while len(text) > 1 and WRAPPERS.get(text[0]) == text[-1] and closing(text, 0) == len(text) - 1:
+    while len(text) > 1 and WRAPPERS.get(text[0]) == text[-1] and closing_index(text, 0) == len(text) - 1:
         inner = text[1:-1].strip()
-        if not inner or (text[0] == "(" and len(parts(inner, ",;")) > 1):
+        if not inner or (text[0] == "(" and len(split_top_level(inner, ",;")) > 1):
             break
         text = inner
     return text
 
 
-def closing(text: str, start: int) -> int:
+def closing_index(text: str, start: int) -> int:
     """Where the bracket at `start` closes, or -1. `[0, 1)` is a pair: intervals are written so."""
     depth = 0
     for place in range(start, len(text)):
@@ -169,7 +169,7 @@ def closing(text: str, start: int) -> int:
     return -1
 
 
-def parts(text: str, separators: str) -> list[str]:
+def split_top_level(text: str, separators: str) -> list[str]:
     """The text cut at separators outside of all brackets.  "1,(2,3)" -> "1", "(2,3)" """
     found, depth, last = [], 0, 0
     for place, char in enumerate(text):
@@ -181,7 +181,7 @@ def parts(text: str, separators: str) -> list[str]:
     return [*found, text[last:].strip()]
 
 
-def squeezed(text: str) -> str:
+def comparison_key(text: str) -> str:
     """What two texts that say the same letter by letter have in common.  "\\text{No  solution}" -> "nosolution" """
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)

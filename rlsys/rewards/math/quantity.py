@@ -20,7 +20,7 @@ FORMS = [
     )
 ]
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-LONGEST = 400  # digits; a longer one is a text
+MAX_DIGITS = 400  # digits; a longer one is a text
 UNITS = {
     name: unit
     for unit, names in {
@@ -91,9 +91,9 @@ IN_LETTERS = re.compile(
 )
 
 
-def number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     """The exact value of a number that stands alone.  "1{,}234.5", "-\\frac{2}{3}", "1 1/2", "0.\\overline{3}", "3 \\times 10^{-2}" """
-    if len(text) > LONGEST:
+    if len(text) > MAX_DIGITS:
         return None
     for form in FORMS:
         if (found := form.fullmatch(text)) and (value := _value(found.groupdict(""))) is not None:
@@ -118,7 +118,7 @@ def _value(said: dict[str, str]) -> Fraction | None:
     return sign * value * Fraction(10) ** power
 
 
-def with_unit(text: str) -> tuple[str, str]:
+def split_unit(text: str) -> tuple[str, str]:
     """What is measured, and the unit.  "5\\text{ cm}^2" -> "5", "cm^2";  "12 apples" -> "12", "apple";  "3x" -> "3x", "" """
     if (found := IN_TEXT.fullmatch(text)) and re.search(r"[\d\\]|^[a-zA-Z]$", found["core"]):
         name = found["unit"].strip()
@@ -150,7 +150,7 @@ def _unit(name: str, power: str | None) -> str:
     return f"{base}^{power}" if power and power != "1" else base
 
 
-def at_odds(one: str, other: str) -> bool:
+def units_differ(one: str, other: str) -> bool:
     """Whether two units are known to differ. What is not known, such as apples, is taken for a word of the sentence."""
     known = set(UNITS.values())
     return one != other and one.partition("^")[0] in known and other.partition("^")[0] in known

@@ -16,12 +16,14 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse
 from sympy.core.relational import Relational
 
-LONGEST = 400  # characters
-DEEPEST = 6  # brackets within brackets; the parser takes twice as long for each
-MOST_BARS = 6
-LARGEST = 3000.0  # digits of a number on the way
-EXPANDED = 40.0  # an expression of fewer digits is multiplied out, so that texts of equal ones are more often equal
-MOST_TERMS = 300  # of what is multiplied out: a tenth of a second
+MAX_CHARS = 400  # characters
+MAX_DEPTH = 6  # brackets within brackets; the parser takes twice as long for each
+MAX_BARS = 6
+MAX_DIGITS = 3000.0  # digits of a number on the way
+MAX_EXPANDED_DIGITS = (
+    40.0  # an expression of fewer digits is multiplied out, so that texts of equal ones are more often equal
+)
+MAX_TERMS = 300  # of what is multiplied out: a tenth of a second
 DIGITS = 50
 POINTS = ("7/5", "-11/7", "23/13", "-3/17", "41/11", "5/19")  # of the first variable; others follow at a distance
 READING = LatexExtractionConfig(
@@ -38,9 +40,9 @@ GROWING = (sympy.exp, sympy.factorial, sympy.gamma, sympy.binomial, sympy.sinh, 
 CHOOSE = re.compile(r"\\(?:[dt]?binom|choose)(?![A-Za-z])")  # worked out as it is parsed
 
 
-def equal(gold: str, answer: str, tolerance: float = 1e-30) -> bool:
+def equal_expressions(gold: str, answer: str, tolerance: float = 1e-30) -> bool:
     """Whether both are expressions, equations, inequalities or sets that mean the same, values within `tolerance` of their size."""
-    one, other = parsed(gold), parsed(answer)
+    one, other = parse_expression(gold), parse_expression(answer)
     if one is None or other is None:
         return False
     try:
@@ -50,47 +52,51 @@ def equal(gold: str, answer: str, tolerance: float = 1e-30) -> bool:
 
 
 @lru_cache(maxsize=256)
-def parsed(text: str) -> Any:
+def parse_expression(text: str) -> Any:
     """The expression a LaTeX text means, unevaluated, or None where it means none or would cost too much."""
-    if not text or len(text) > LONGEST or depth(text) > DEEPEST or HEAVY.search(text):
+    if not text or len(text) > MAX_CHARS or bracket_depth(text) > MAX_DEPTH or HEAVY.search(text):
         return None
     if CHOOSE.search(text) and re.search(r"\d{4}|\^", text):
         return None
-    if text.count("|") > MOST_BARS or re.search(r"\d{60}|\d_\{?\d|\d[:;]\d|(?<![_^\d])\d+ \d+(?![\d/])", text):
+    if text.count("|") > MAX_BARS or re.search(r"\d{60}|\d_\{?\d|\d[:;]\d|(?<![_^\d])\d+ \d+(?![\d/])", text):
         return None  # 204_5 is no number of base ten, and 2 3 no sum
     try:  # its own time limits are signals; the reward process is killed from outside instead
         found = parse(f"\\boxed{{{text}}}", [READING], fallback_mode="no_fallback", parsing_timeout=None)
-        return found[0] if found and digits(found[0]) < LARGEST else None
+        return found[0] if found and digit_bound(found[0]) < MAX_DIGITS else None
     except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
         return None
 
 
-def written(expression: Any) -> str:
+def canonical_text(expression: Any) -> str:
     """An expression as a text, in sympy's order, small ones multiplied out.  \\sqrt{8} -> 2*sqrt(2)"""
     try:
         exact = expression.xreplace({f: sympy.Rational(str(f)) for f in expression.atoms(sympy.Float)}).doit()
-        small = isinstance(exact, sympy.Expr) and digits(exact) < EXPANDED and terms(exact) <= MOST_TERMS
+        small = (
+            isinstance(exact, sympy.Expr)
+            and digit_bound(exact) < MAX_EXPANDED_DIGITS
+            and term_bound(exact) <= MAX_TERMS
+        )
         return str(sympy.expand(exact) if small else exact)[:200]
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
         return str(expression)[:200]
 
 
-def depth(text: str) -> int:
+def bracket_depth(text: str) -> int:
     """Brackets within brackets at the deepest; of a text that does not close them all, more than anyone may have."""
     deepest = now = 0
     for char in text:
         now += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, now if now >= 0 else LONGEST)
-    return deepest if now == 0 else LONGEST
+        deepest = max(deepest, now if now >= 0 else MAX_CHARS)
+    return deepest if now == 0 else MAX_CHARS
 
 
-def digits(expression: Any) -> float:
+def digit_bound(expression: Any) -> float:
     """A bound on the digits of the largest number on the way to the value.  9^{9^{9}} -> more than `LARGEST`"""
     if isinstance(expression, (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)):
-        return LARGEST
+        return MAX_DIGITS
     if isinstance(expression, sympy.Rational):
         return float(len(str(abs(expression))))
-    inside = [digits(arg) for arg in getattr(expression, "args", ())]
+    inside = [digit_bound(arg) for arg in getattr(expression, "args", ())]
     if not inside:
         return 1.0
     if isinstance(expression, sympy.Pow):
@@ -100,16 +106,16 @@ def digits(expression: Any) -> float:
     return max(inside) + 1 if isinstance(expression, sympy.Add) else float(sum(inside))
 
 
-def terms(expression: Any) -> int:
+def term_bound(expression: Any) -> int:
     """A bound on how many terms it has when multiplied out, or more than `MOST_TERMS`.  (a + b)^2 c -> 3"""
-    inside = [terms(arg) for arg in getattr(expression, "args", ())]
+    inside = [term_bound(arg) for arg in getattr(expression, "args", ())]
     found = sum(inside) or 1
     if isinstance(expression, sympy.Mul):
         found = prod(inside)
     elif isinstance(expression, sympy.Pow):
         times = sum(ceil(abs(n)) for n in expression.exp.atoms(sympy.Number))
         found = comb(times + inside[0] - 1, inside[0] - 1) * inside[1]
-    return min(found, MOST_TERMS + 1)
+    return min(found, MAX_TERMS + 1)
 
 
 def _about(expression: Any, size: float) -> float:
@@ -139,14 +145,14 @@ def _equal(gold: Any, answer: Any, tolerance: float) -> bool:
     if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
         return False
     if isinstance(gold, sympy.Symbol) or isinstance(answer, sympy.Symbol) or gold.has(sympy.core.function.AppliedUndef):
-        return bool(gold == answer or (terms(gold - answer) <= MOST_TERMS and sympy.expand(gold - answer) == 0))
+        return bool(gold == answer or (term_bound(gold - answer) <= MAX_TERMS and sympy.expand(gold - answer) == 0))
     return _same_values(gold, answer, tolerance)
 
 
 def _same_values(gold: Any, answer: Any, tolerance: float) -> bool:
     """At every point where both have a value, and at two of them at least."""
     if gold.is_number and answer.is_number:
-        more = int(digits(gold) + digits(answer)) if tolerance < 1e-20 else 0  # 2^{2005} is not 2^{2005} - 1
+        more = int(digit_bound(gold) + digit_bound(answer)) if tolerance < 1e-20 else 0  # 2^{2005} is not 2^{2005} - 1
         return _near(*_at(gold, answer, "", DIGITS + more), sympy.Rational(tolerance) / 10**more)
     agreed = 0
     for point in POINTS:

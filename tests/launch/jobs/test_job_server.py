@@ -13,8 +13,8 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.job_submission import JobStatus
 
-from launch.jobs.server import JobServer, NoAnswer
-from launch.jobs.submit import named_values
+from launch.jobs.server import JobServer, JobServerLost
+from launch.jobs.submit import parse_environment
 from rlsys.config.schema import ConfigError
 from workers.supervision.process import free_port
 
@@ -114,9 +114,12 @@ def test_an_address_of_ray_itself_is_refused() -> None:
 
 
 def test_a_variable_that_looks_like_a_secret_is_not_sent() -> None:
-    assert named_values(("HF_HOME=/shared/huggingface", "EMPTY=")) == {"HF_HOME": "/shared/huggingface", "EMPTY": ""}
+    assert parse_environment(("HF_HOME=/shared/huggingface", "EMPTY=")) == {
+        "HF_HOME": "/shared/huggingface",
+        "EMPTY": "",
+    }
     with pytest.raises(ConfigError) as caught:
-        named_values(("WANDB_API_KEY=0123456789abcdef0123456789abcdef", "HF_HOME", "RAY_JOB_STOP_WAIT_TIME_S=1"))
+        parse_environment(("WANDB_API_KEY=0123456789abcdef0123456789abcdef", "HF_HOME", "RAY_JOB_STOP_WAIT_TIME_S=1"))
     first, second, third = caught.value.problems
     assert first.startswith("--env WANDB_API_KEY: everyone who may ask the job server sees what is given here.")
     assert second == "--env HF_HOME is not NAME=VALUE, such as HF_HOME=/shared/huggingface."
@@ -137,12 +140,12 @@ def test_a_variable_that_looks_like_a_secret_is_not_sent() -> None:
 def test_a_variable_that_holds_a_secret_is_refused_whatever_its_value(text):
     name, _, value = text.partition("=")
     with pytest.raises(ConfigError, match=f"Set {name} in the environment of `ray start` on each node") as caught:
-        named_values((text,))
+        parse_environment((text,))
     assert value not in str(caught.value)
 
 
 def test_a_file_that_holds_a_secret_may_be_named():
-    assert named_values(("JUDGE_TOKEN_FILE=/run/judge",)) == {"JUDGE_TOKEN_FILE": "/run/judge"}
+    assert parse_environment(("JUDGE_TOKEN_FILE=/run/judge",)) == {"JUDGE_TOKEN_FILE": "/run/judge"}
 
 
 # --- following --------------------------------------------------------------------------------------------------------------
@@ -179,7 +182,7 @@ def followed(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said of its job."""
     found = object.__new__(JobServer)
     found.client, found.shown, found.connected = client, "http://head:8265", True
-    monkeypatch.setattr(found, "wait", lambda name, _: found.job(name))
+    monkeypatch.setattr(found, "wait_for_end", lambda name, _: found.job(name))
     monkeypatch.setattr("launch.jobs.server.time.sleep", lambda _: None)
     said: list[str] = []
     found.follow("mine", said.append)
@@ -194,13 +197,13 @@ def test_a_job_that_was_silent_for_long_is_followed_on_after_a_failure(monkeypat
 
 def test_a_server_that_has_not_answered_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.jobs.server.LOST_S", 0.05)
-    with pytest.raises(NoAnswer, match=r"http://head:8265 has stopped answering \(ConnectionError\)"):
+    with pytest.raises(JobServerLost, match=r"http://head:8265 has stopped answering \(ConnectionError\)"):
         followed(Client(["one "], failures=10**9), monkeypatch)
 
 
 def test_a_connection_without_a_word_for_long_is_made_anew_and_nothing_said_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("launch.jobs.server.ANSWER_S", 0.1)
+    monkeypatch.setattr("launch.jobs.server.ANSWER_TIMEOUT_S", 0.1)
     client = Client(["one ", 60], [60], ["one two", " ", 60], ["one two three"])
     assert followed(client, monkeypatch) == ["one ", "two", " ", "three", ""]

@@ -18,7 +18,7 @@ class Server:
     def __init__(self, *jobs: Any):
         self.known = {job.submission_id: job for job in jobs}
 
-    def jobs(self) -> list[Any]:
+    def list_jobs(self) -> list[Any]:
         return list(self.known.values())
 
     def job(self, name: str) -> Any:
@@ -48,13 +48,13 @@ def said(call: Any, *words: Any) -> tuple[int, str]:
 
 
 def test_the_list_has_a_line_for_each_job_however_narrow_the_terminal() -> None:
-    code, text = said(submit.show_all, Server(job("second", "RUNNING"), job("first-of-all", "SUCCEEDED", 0)))
+    code, text = said(submit.print_jobs, Server(job("second", "RUNNING"), job("first-of-all", "SUCCEEDED", 0)))
     assert code == 0
     first, second = text.splitlines()
     assert first.startswith("second        RUNNING    since 2001-09-0")
     assert second.startswith("first-of-all  SUCCEEDED  since 2001-09-0")
     assert second.endswith(", 3h04m05s  rlsys train CONFIG run.dir=/shared/run")
-    assert said(submit.show_all, Server()) == (0, "http://head:8265 has no jobs yet\n")
+    assert said(submit.print_jobs, Server()) == (0, "http://head:8265 has no jobs yet\n")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_list_has_a_line_for_each_job_however_narrow_the_terminal() -> None:
     ],
 )
 def test_every_end_has_a_sentence_and_an_exit_code(found: Any, code: int, words: str) -> None:
-    assert said(submit.tell_the_end, Server(found), "one", found) == (code, words)
+    assert said(submit.print_ending, Server(found), "one", found) == (code, words)
 
 
 def test_the_status_of_a_job_says_what_it_runs_and_how_it_ended() -> None:

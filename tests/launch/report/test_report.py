@@ -23,16 +23,24 @@ import pytest
 from made_run import BEGAN, EOS, damage, make_batch, make_run, ruin, write_lines
 from rich.console import Console
 
-from launch.report.charts import SECTIONS, charts
-from launch.report.command import Wanted, report
-from launch.report.gather import Run, page_data
-from launch.report.lanes import lanes
-from launch.report.page import HERE, SCRIPTS, joined
-from launch.report.sampled import files, kept, numbers, packed, spread, texts, tokens
-from launch.report.watch import serving
-from launch.report.words import in_bytes, word, words
-from rlsys.analysis.trace import lanes_of, within
-from rlsys.analysis.trace import spans as recorded
+from launch.report.charts import SECTIONS, choose_charts
+from launch.report.command import ReportOptions, write_report
+from launch.report.gather import ReportedRun, page_data
+from launch.report.lanes import worker_lanes
+from launch.report.page import HERE, SCRIPTS, inline_script
+from launch.report.sample_pieces import (
+    choose_pieces,
+    compress_piece,
+    sample_files,
+    sample_numbers,
+    sample_texts,
+    sample_tokens,
+    spread_order,
+)
+from launch.report.token_texts import load_token_texts, show_bytes, token_text
+from launch.report.watch import create_server
+from rlsys.analysis.trace import assign_lanes, fits_inside
+from rlsys.analysis.trace import read_spans as recorded
 from rlsys.config.schema import Config, ConfigError
 from rlsys.runs.directory import read_lines
 from rlsys.runs.samples import write_samples
@@ -50,12 +58,12 @@ def written(target) -> dict:
 
 def told(*runs, **wanted) -> str:
     out = io.StringIO()
-    report(Wanted(tuple(map(str, runs)), **wanted), Console(file=out, width=300))
+    write_report(ReportOptions(tuple(map(str, runs)), **wanted), Console(file=out, width=300))
     return out.getvalue()
 
 
 def of(run) -> dict:
-    [found] = page_data([Run.read(run)])["runs"]
+    [found] = page_data([ReportedRun.read(run)])["runs"]
     return found
 
 
@@ -90,7 +98,7 @@ def test_no_two_scripts_have_a_name_of_their_own_in_common():
         name
         for file in SCRIPTS
         for name in re.findall(
-            r"^(?:async )?(?:const|let|function|class) (\w+)", joined((HERE / file).read_text()), re.MULTILINE
+            r"^(?:async )?(?:const|let|function|class) (\w+)", inline_script((HERE / file).read_text()), re.MULTILINE
         )
     ]
     assert len(names) == len(set(names))
@@ -186,7 +194,7 @@ def test_a_broken_last_line_and_numbers_that_are_none_are_left_out(tmp_path):
     assert found["figures"]["reward/mean"][-1] is None
     assert found["figures"]["kl"][-1] is None
     assert found["figures"]["entropy"][-1] is None
-    packed(found)  # which takes no nan
+    compress_piece(found)  # which takes no nan
 
 
 def test_a_configuration_of_another_version_is_shown_as_it_is(tmp_path):
@@ -217,10 +225,10 @@ def test_samples_of_an_older_version_are_shown_without_what_they_lack(tmp_path):
         "components",
     ]
     pyarrow.parquet.write_table(table.drop_columns(lacks), file)
-    found = numbers(file)
+    found = sample_numbers(file)
     assert (found["length"], found["failure"], found["count"]) == (0, None, 16)
-    assert texts(file)["components"] is None
-    assert tokens(file, None, None) == {"ids": None}
+    assert sample_texts(file)["components"] is None
+    assert sample_tokens(file, None, None) == {"ids": None}
 
 
 def test_how_a_run_stands_is_said_by_its_last_event(tmp_path):
@@ -245,7 +253,7 @@ def test_every_figure_of_a_run_is_drawn_somewhere(tmp_path):
         "eval/zigzag/pass@4/low": 0.4,
         "eval/zigzag/pass@4/high": 0.6,
     }
-    drawn = charts(lines)
+    drawn = choose_charts(lines)
     names = [name for chart in drawn for name in chart["names"]]
     assert len(names) == len(set(names))
     [best] = [c for c in drawn if c["title"] == "Best of k, and votes"]
@@ -256,7 +264,7 @@ def test_every_figure_of_a_run_is_drawn_somewhere(tmp_path):
 def test_groups_are_said_to_teach_nothing_only_where_the_method_compares_within_them(tmp_path):
     def title(advantage: str) -> str:
         config = Config(algorithm=replace(Config().algorithm, advantage=advantage))
-        drawn = page_data([Run.read(make_run(tmp_path / advantage, 2, config=config, saved=False))])["charts"]
+        drawn = page_data([ReportedRun.read(make_run(tmp_path / advantage, 2, config=config, saved=False))])["charts"]
         [chart] = [c for c in drawn if "groups/alone" in c["names"]]
         return chart["title"]
 
@@ -266,12 +274,12 @@ def test_groups_are_said_to_teach_nothing_only_where_the_method_compares_within_
 
 def test_every_chart_is_explained_in_a_sentence():
     for chart in (chart for members in SECTIONS.values() for chart in members):
-        assert chart.sentence.endswith("."), chart.title
-        assert len(chart.sentence) < 130, chart.title
+        assert chart.caption.endswith("."), chart.title
+        assert len(chart.caption) < 130, chart.title
 
 
 def test_lanes_are_those_of_the_last_steps(tmp_path):
-    found = lanes(make_run(tmp_path / "demo", 12, saved=False))
+    found = worker_lanes(make_run(tmp_path / "demo", 12, saved=False))
     assert [(step, begin - BEGAN) for step, *_, begin in found["steps"]] == [(n, n) for n in range(7, 13)]
     busy = {w["name"]: w["busy"] for w in found["workers"]}
     assert list(busy) == ["driver", "policy-0", "rollout-0", "rollout-1"]
@@ -313,7 +321,7 @@ def test_one_secret_after_the_other_does_not_join_texts(tmp_path):
     batch = make_batch(1, 1, 4, None)
     said = ["see http://me:pass", "@here", "Bearer", "abcdefghijklmnopqrst\n\x00\n"]
     write_samples(file, replace(batch, samples=[replace(s, text=t) for s, t in zip(batch.samples, said, strict=True)]))
-    assert texts(file)["text"] == said
+    assert sample_texts(file)["text"] == said
 
 
 # --- samples ------------------------------------------------------------------------------------------------------------------
@@ -321,7 +329,7 @@ def test_one_secret_after_the_other_does_not_join_texts(tmp_path):
 
 def test_numbers_of_samples_stand_in_columns_and_a_column_of_one_value_is_that_value(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=2, samples=3)
-    [first, step] = [numbers(f) for f in files(run)]
+    [first, step] = [sample_numbers(f) for f in sample_files(run)]
     assert (first["name"], first["kind"], first["step"], first["advantage"]) == ("eval-000000", "eval", 0, None)
     assert (step["kind"], step["step"], step["count"], step["version"]) == ("step", 1, 6, 1)
     assert step["groups"] == [["zigzag:1#0", "zigzag", 3], ["zigzag:2#0", "zigzag", 3]]
@@ -331,40 +339,40 @@ def test_numbers_of_samples_stand_in_columns_and_a_column_of_one_value_is_that_v
 def test_tokens_come_with_their_words_and_three_numbers_each(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=1, samples=2)
     file = run / "samples" / "step-000001.parquet"
-    found = tokens(file, None, words(run, "builtin:tiny"))
+    found = sample_tokens(file, None, load_token_texts(run, "builtin:tiny"))
     said = "".join(found["words"][i] for i in found["ids"][0])
-    assert said == texts(file)["text"][0] + "<eos>"
+    assert said == sample_texts(file)["text"][0] + "<eos>"
     assert all(v <= 0 for v in found["logprob"][0])
     assert found["gap"][0] == pytest.approx([1e-6] * len(found["ids"][0]), rel=0.3)
     assert found["advantage"] is None, "all tokens have the sample's own"
-    assert tokens(file, None, None)["words"] is None
+    assert sample_tokens(file, None, None)["words"] is None
 
 
 def test_tokens_of_one_group_are_taken_where_there_is_no_room_for_more(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=3, samples=2)
     file = run / "samples" / "step-000001.parquet"
-    assert len(texts(file, 1)["prompt"]) == 1
-    assert len(texts(file, 2)["text"]) == len(tokens(file, 2, None)["ids"]) == 4
-    assert len(texts(file)["text"]) == len(texts(file, 3)["text"]) == 6
+    assert len(sample_texts(file, 1)["prompt"]) == 1
+    assert len(sample_texts(file, 2)["text"]) == len(sample_tokens(file, 2, None)["ids"]) == 4
+    assert len(sample_texts(file)["text"]) == len(sample_texts(file, 3)["text"]) == 6
 
 
 def test_any_first_few_files_lie_evenly_apart():
-    assert spread(0) == []
-    assert spread(1) == [0]
-    assert spread(5) == [4, 0, 2, 1, 3]
-    assert sorted(spread(100)) == list(range(100))
-    few = sorted(spread(100)[:9])
+    assert spread_order(0) == []
+    assert spread_order(1) == [0]
+    assert spread_order(5) == [4, 0, 2, 1, 3]
+    assert sorted(spread_order(100)) == list(range(100))
+    few = sorted(spread_order(100)[:9])
     gaps = [b - a for a, b in itertools.pairwise(few)]
     assert max(gaps) <= 2 * min(gaps)
 
 
 def test_what_has_no_room_is_left_out_and_the_report_says_so(tmp_path):
     run = make_run(tmp_path / "demo", 40)
-    found = files(run)
-    whole, _ = kept(found, 1 << 20, None, lambda f: 4)
+    found = sample_files(run)
+    whole, _ = choose_pieces(found, 1 << 20, None, lambda f: 4)
     assert len(whole) == len(found)
     size = sum(one.size for one in whole.values())
-    some, _ = kept(found, size // 3, None, lambda f: 4)
+    some, _ = choose_pieces(found, size // 3, None, lambda f: 4)
     assert 0 < sum(one.size for one in some.values()) <= size // 3
     assert {"step-000040", "step-000001", "eval-000040", "eval-000000"} <= set(some), "the first and the last"
     said = told(run, megabytes=size / 3 / (1 << 20))
@@ -377,9 +385,9 @@ def test_what_has_no_room_is_left_out_and_the_report_says_so(tmp_path):
 
 def test_a_step_that_is_large_gives_its_first_groups(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=64, samples=8)
-    found = files(run)[-1:]
-    whole = kept(found, 1 << 20, None, lambda f: 64)[0]["step-000001"]
-    part = kept(found, whole.size * 4, None, lambda f: 64)[0]["step-000001"]
+    found = sample_files(run)[-1:]
+    whole = choose_pieces(found, 1 << 20, None, lambda f: 64)[0]["step-000001"]
+    part = choose_pieces(found, whole.size * 4, None, lambda f: 64)[0]["step-000001"]
     assert 1 <= part.groups < 64
     assert part.size <= whole.size / 2
     assert len(unpacked(part.texts)["prompt"]) == part.groups
@@ -402,14 +410,14 @@ def test_a_damaged_file_of_samples_is_left_out_and_named_and_all_else_is_shown(t
 
 def test_of_many_damaged_files_some_are_named_and_the_others_counted(tmp_path):
     run = make_run(tmp_path / "demo", 12)
-    for file in files(run):
+    for file in sample_files(run):
         damage(file, "empty")
     told(run)
     pieces = written(run / "report.html")
     assert pieces["numbers"] == []
     missing = pieces["main"]["runs"][0]["missing"]
     assert [text.partition(" ")[0] for text in missing] == [
-        *(f"samples/{file.name}" for file in files(run)[:5]),
+        *(f"samples/{file.name}" for file in sample_files(run)[:5]),
         "11",
     ]
     assert missing[-1] == "11 more of samples/ cannot be read and are left out."
@@ -429,16 +437,16 @@ def test_the_text_of_a_token_keeps_its_blank_and_half_a_character_is_its_bytes(t
     vocabulary = {"a": 0, "Ġthe": 1, "âĤ": 2, "¬": 3, "<end>": 4, "Ċ": 5}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    assert [word(tokenizer, i) for i in range(6)] == ["a", " the", "‹e2 82›", "‹ac›", "<end>", "\n"]
-    assert in_bytes("<0xE2>") == "‹e2›"
+    assert [token_text(tokenizer, i) for i in range(6)] == ["a", " the", "‹e2 82›", "‹ac›", "<end>", "\n"]
+    assert show_bytes("<0xE2>") == "‹e2›"
     (tmp_path / "checkpoints" / "step-000007" / "model").mkdir(parents=True)
     tokenizer.save(str(tmp_path / "checkpoints" / "step-000007" / "model" / "tokenizer.json"))
-    assert words(tmp_path, "nobody/nothing")([1, 99]) == [" the", "‹99›"]
+    assert load_token_texts(tmp_path, "nobody/nothing")([1, 99]) == [" the", "‹99›"]
 
 
 def test_without_a_tokenizer_there_are_no_words(tmp_path):
-    assert words(tmp_path, "nobody/nothing-of-this-name") is None
-    assert words(tmp_path, "") is None
+    assert load_token_texts(tmp_path, "nobody/nothing-of-this-name") is None
+    assert load_token_texts(tmp_path, "") is None
 
 
 # --- several runs -------------------------------------------------------------------------------------------------------------
@@ -461,7 +469,7 @@ def test_two_runs_stand_side_by_side_with_what_differs_in_their_settings(tmp_pat
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
-    runs = [Run.read(make_run(tmp_path / seed / "demo", 1)) for seed in ("x", "y")]
+    runs = [ReportedRun.read(make_run(tmp_path / seed / "demo", 1)) for seed in ("x", "y")]
     assert [run["name"] for run in page_data(runs)["runs"]] == ["x/demo", "y/demo"]
     with pytest.raises(ConfigError, match="given twice"):
         page_data([runs[0], runs[0]])
@@ -474,7 +482,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
 def watched(tmp_path):
     """A run of four steps, and `get(path, tag)` of the server that watches it: status, body, tag."""
     run = make_run(tmp_path / "demo", 4)
-    server = serving(run, 0)
+    server = create_server(run, 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
 
@@ -562,11 +570,13 @@ def test_a_damaged_file_is_left_out_and_named_until_it_is_whole(watched):
 def test_files_of_samples_are_read_once_and_again_only_when_they_have_changed(watched, monkeypatch):
     run, get, _ = watched
     read = []
-    monkeypatch.setattr("launch.report.watch.numbers", lambda file: read.append(file.stem) or numbers(file))
+    monkeypatch.setattr(
+        "launch.report.watch.sample_numbers", lambda file: read.append(file.stem) or sample_numbers(file)
+    )
     damage(run / "samples" / "step-000002.parquet", "cut")
     for _ in range(3):
         get("numbers?after=0")
-    assert sorted(read) == sorted(file.stem for file in files(run))
+    assert sorted(read) == sorted(file.stem for file in sample_files(run))
 
 
 def test_texts_and_tokens_are_sent_when_they_are_asked_for(watched):
@@ -586,15 +596,15 @@ def test_what_is_there_and_is_no_run_is_not_watched(tmp_path):
     (tmp_path / "notes.txt").write_text("about something else")
     for no_run in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ConfigError, match=r"is no run: it has no config.yaml"):
-            serving(no_run, 0)
+            create_server(no_run, 0)
     with pytest.raises(ConfigError, match=r"notes.txt is a file: no run can be in it"):
-        serving(tmp_path / "notes.txt" / "run", 0)
+        create_server(tmp_path / "notes.txt" / "run", 0)
 
 
 def test_a_port_that_is_taken_is_refused_with_a_way_out(watched):
     run, _, server = watched
     with pytest.raises(ConfigError, match=r"--port: \d+ on 127.0.0.1 cannot be used.*0 for any free one"):
-        serving(run, server.port)
+        create_server(run, server.port)
 
 
 @pytest.mark.parametrize("left", [None, (), (".lock", ".config.yaml.tmp")])
@@ -638,21 +648,21 @@ def test_the_lanes_of_many_workers_are_not_read_whole(tmp_path, monkeypatch):
     newest = recorded(run, since=BEGAN + 395)
     assert len(newest) < len(recorded(run)) / 2
     assert [s for s in newest if s.end > BEGAN + 395] == [s for s in recorded(run) if s.end > BEGAN + 395]
-    assert len(lanes_of([s for s in newest if s.worker == "driver"], within)) == 1
+    assert len(assign_lanes([s for s in newest if s.worker == "driver"], fits_inside)) == 1
 
 
 def test_an_engine_of_many_samples_is_at_work_as_long_as_one_of_few(tmp_path):
     run = make_run(tmp_path / "demo", 12, saved=False)
-    few = lanes(run)["workers"]
+    few = worker_lanes(run)["workers"]
     large = [["zigzag:1#0", i, 0.3, 7] for i in range(60_000)]  # more than a MiB
     line = {"span": "generate", "at": BEGAN, "s": 0.5, "samples": large}
     engine = run / "logs" / "rollout-0.spans"
     write_lines(engine, [line | {"at": BEGAN + step} for step in range(1, 13)])
-    assert [(w["name"], w["busy"]) for w in lanes(run)["workers"]] == [(w["name"], w["busy"]) for w in few]
+    assert [(w["name"], w["busy"]) for w in worker_lanes(run)["workers"]] == [(w["name"], w["busy"]) for w in few]
     lines = engine.read_text().splitlines(keepends=True)
     engine.with_suffix(".spans.before").write_text("".join(lines[:8]))
     engine.write_text("".join(lines[8:]))
-    assert [w["busy"] for w in lanes(run)["workers"]] == [w["busy"] for w in few], "its file was begun anew"
+    assert [w["busy"] for w in worker_lanes(run)["workers"]] == [w["busy"] for w in few], "its file was begun anew"
 
 
 def test_the_steps_before_a_pause_are_not_among_the_last_ones(tmp_path):
@@ -660,7 +670,7 @@ def test_the_steps_before_a_pause_are_not_among_the_last_ones(tmp_path):
     for file in (run / "logs").glob("*.spans"):
         later = [line | {"at": line["at"] + 12 * 3600 * (line["at"] >= BEGAN + 6)} for line in read_lines(file)]
         write_lines(file, later)
-    found = lanes(run)
+    found = worker_lanes(run)
     assert [step for step, *_ in found["steps"]] == [6, 7, 8]
     assert {w["name"]: w["busy"] for w in found["workers"]}["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
 
@@ -682,4 +692,4 @@ def test_log_probs_are_kept_to_a_thousandth(tmp_path):
     import pyarrow.parquet
 
     exact = pyarrow.parquet.read_table(file)["rollout_logprobs"][0].as_py()
-    assert np.array(tokens(file, None, None)["logprob"][0]) / 1000 == pytest.approx(exact, abs=5e-4 + 1e-9)
+    assert np.array(sample_tokens(file, None, None)["logprob"][0]) / 1000 == pytest.approx(exact, abs=5e-4 + 1e-9)

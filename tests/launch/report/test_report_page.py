@@ -14,9 +14,9 @@ import pytest
 from made_run import BEGAN, damage, figures, make_batch, make_run, ruin, write_lines, write_timeline
 from rich.console import Console
 
-from launch.report.command import Wanted, report, samples
-from launch.report.gather import Run
-from launch.report.watch import serving
+from launch.report.command import ReportOptions, collect_samples, write_report
+from launch.report.gather import ReportedRun
+from launch.report.watch import create_server
 from rlsys.runs.directory import read_lines
 from rlsys.runs.samples import write_samples
 
@@ -77,7 +77,7 @@ def made(run, **wanted):
     """Of a run, or of several, the file that shows it."""
     runs = run if isinstance(run, list) else [run]
     target = runs[0].parent / f"{runs[0].name}.html"
-    report(Wanted(tuple(map(str, runs)), out=str(target), **wanted), Console(quiet=True))
+    write_report(ReportOptions(tuple(map(str, runs)), out=str(target), **wanted), Console(quiet=True))
     return target
 
 
@@ -492,7 +492,11 @@ def test_the_same_prompt_is_found_at_other_steps(shown, demo):
 
 def test_what_was_left_out_is_said_where_it_is_missed(shown, tmp_path):
     run = make_run(tmp_path / "cut", 12)
-    cut = next(one for one in samples(Run.read(run), 3_000).numbers if one["kind"] == "step" and not one["kept"])
+    cut = next(
+        one
+        for one in collect_samples(ReportedRun.read(run), 3_000).numbers
+        if one["kind"] == "step" and not one["kept"]
+    )
     page = shown(f"{made(run, megabytes=3_000 / (1 << 20)).as_uri()}#samples?step={cut['step']}&set=step")
     assert re.search(r"Texts and tokens of \d+ of \d+ groups are in this file", page.locator("#left-out").inner_text())
     seen(page, "#opened", "The texts of this group are not in this file; its numbers are.")
@@ -614,7 +618,7 @@ def test_500_steps_of_512_samples_open_within_two_seconds(shown, tmp_path):
 
 @contextlib.contextmanager
 def watched(run):
-    server = serving(run, 0)
+    server = create_server(run, 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -8,17 +8,17 @@ from rich.console import Console
 
 from launch.cli import commands
 from launch.tools import synthetic
-from launch.tools.bench.command import seen_by_all
-from launch.tools.bench.figures import Machine, Report, Work, all_teach
-from launch.tools.bench.peak import peak_of_gpus
-from launch.tools.bench.shown import show
-from launch.tools.bench.wanted import Wanted, benched
+from launch.tools.bench.command import shared_folder
+from launch.tools.bench.figures import BenchMachine, BenchReport, WorkDone, all_samples_train
+from launch.tools.bench.options import BenchOptions, make_bench_config
+from launch.tools.bench.peak_flops import gpu_peak
+from launch.tools.bench.report import print_report
 from rlsys.checks import load_checked
-from rlsys.config.schema import Config, ConfigError, Pipeline
-from rlsys.estimates.devices import peak_of
+from rlsys.config.schema import Config, ConfigError, PipelineConfig
+from rlsys.estimates.devices import peak_flops
 from rlsys.types import Request
 
-ASKED = Wanted(3, 1, None, None, None, False, None, None)
+ASKED = BenchOptions(3, 1, None, None, None, False, None, None)
 
 
 def make_config(folder, *overrides: str) -> Config:
@@ -39,8 +39,8 @@ class Engines:
 
 
 def test_ragged_lengths_have_the_mean_that_was_asked_for_and_a_long_tail():
-    lengths = synthetic.Lengths(60, 128)
-    drawn = np.array([lengths.of(f"p{i}", k) for i in range(500) for k in range(8)])
+    lengths = synthetic.CompletionLengths(60, 128)
+    drawn = np.array([lengths.length_for(f"p{i}", k) for i in range(500) for k in range(8)])
     assert drawn.mean() == pytest.approx(60, rel=0.03)
     assert drawn.min() >= 1
     assert drawn.max() == 128
@@ -50,8 +50,8 @@ def test_ragged_lengths_have_the_mean_that_was_asked_for_and_a_long_tail():
 
 @pytest.mark.parametrize(("mean", "longest"), [(1, 1), (1, 50), (50, 50), (49.5, 50), (3, 4000)])
 def test_any_mean_that_is_possible_is_met(mean, longest):
-    lengths = synthetic.Lengths(mean, longest)
-    drawn = [lengths.of(f"p{i}", 0) for i in range(4000)]
+    lengths = synthetic.CompletionLengths(mean, longest)
+    drawn = [lengths.length_for(f"p{i}", 0) for i in range(4000)]
     assert np.mean(drawn) == pytest.approx(mean, rel=0.1)
     assert 1 <= min(drawn) <= max(drawn) <= longest
 
@@ -67,33 +67,33 @@ def test_a_gpu_that_several_share_counts_once_in_the_peak(tmp_path, placement, g
         "reference.gpus=0.5",
     ]
     config = make_config(tmp_path, *shared)
-    assert peak_of_gpus(config, "H100") == gpus * peak_of("H100", "float32")
-    assert peak_of_gpus(config, "Some Card") is None
+    assert gpu_peak(config, "H100") == gpus * peak_flops("H100", "float32")
+    assert gpu_peak(config, "Some Card") is None
 
 
 def test_a_sample_has_the_same_length_each_time_it_is_asked_for():
     asked = [("a", 0), ("a", 1), ("b", 0)]
-    first, again = (([synthetic.Lengths(60, 128, seed=1).of(*a) for a in asked]) for _ in range(2))
+    first, again = (([synthetic.CompletionLengths(60, 128, seed=1).length_for(*a) for a in asked]) for _ in range(2))
     assert first == again
-    assert first != [synthetic.Lengths(60, 128, seed=2).of(*a) for a in asked]
+    assert first != [synthetic.CompletionLengths(60, 128, seed=2).length_for(*a) for a in asked]
 
 
 def test_a_mean_above_the_maximum_is_refused():
     with pytest.raises(ConfigError, match="must be between 1 and the maximum"):
-        synthetic.Lengths(200, 128)
+        synthetic.CompletionLengths(200, 128)
 
 
 def test_engines_are_asked_for_the_lengths_and_to_ignore_the_end():
     engines = Engines()
-    lengths = synthetic.Lengths(20, 64)
+    lengths = synthetic.CompletionLengths(20, 64)
     request = Request("p", 2, [1, 2, 3], seed=1, temperature=1.0, max_new_tokens=64)
-    list(synthetic.SetLengths(engines, lengths).generate([request]))
+    list(synthetic.FixedLengthRollout(engines, lengths).generate([request]))
     [sent] = engines.asked
-    assert sent == replace(request, max_new_tokens=lengths.of("p", 2), ignore_end=True)
+    assert sent == replace(request, max_new_tokens=lengths.length_for("p", 2), ignore_end=True)
 
 
 def test_prompts_are_as_long_as_asked_and_begin_differently():
-    made = synthetic.prompts(200, 16, 64, seed=0)
+    made = synthetic.random_prompts(200, 16, 64, seed=0)
     assert {len(p.tokens) for p in made} == {16}
     assert len({tuple(p.tokens[:4]) for p in made}) > 190
     assert len({p.uid for p in made}) == 200
@@ -108,7 +108,7 @@ def test_rewards_are_chance_and_always_the_same():
 
 def test_nothing_is_evaluated_or_saved_and_the_method_is_the_configurations(tmp_path):
     config = make_config(tmp_path, "algorithm.advantage=rloo", "overlong.mask=true")
-    changed, prompt, lengths = benched(config, ASKED, "elsewhere", window=32)
+    changed, prompt, lengths = make_bench_config(config, ASKED, "elsewhere", window=32)
     assert (prompt, lengths.longest) == (16, 16)
     assert (changed.eval.datasets, changed.eval.every, changed.checkpoint.every) == ({}, 0, 0)
     assert changed.run.dir == "elsewhere"
@@ -116,39 +116,39 @@ def test_nothing_is_evaluated_or_saved_and_the_method_is_the_configurations(tmp_
     assert changed.algorithm == config.algorithm
     assert changed.policy == config.policy
     assert list(changed.reward.functions) == ["coin"]
-    own, *_ = benched(config, replace(ASKED, rewards=True), "elsewhere", window=32)
+    own, *_ = make_bench_config(config, replace(ASKED, rewards=True), "elsewhere", window=32)
     assert own.reward.functions == config.reward.functions
 
 
 def test_the_last_steps_of_a_run_are_not_measured_for_they_generate_nothing_more(tmp_path):
     config = make_config(tmp_path)
-    assert benched(config, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 1
-    ahead = replace(config, pipeline=Pipeline(max_lag=1))
-    assert benched(ahead, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 2
+    assert make_bench_config(config, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 1
+    ahead = replace(config, pipeline=PipelineConfig(max_lag=1))
+    assert make_bench_config(ahead, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 2
 
 
 def test_in_every_step_that_is_measured_the_policy_learns(tmp_path):
     config = make_config(tmp_path, "algorithm.advantage=gae", "critic.alone_steps=4", "trainer.steps=9")
-    assert benched(config, ASKED, "x", 32)[0].critic.alone_steps == 0
+    assert make_bench_config(config, ASKED, "x", 32)[0].critic.alone_steps == 0
 
 
 def test_on_a_cluster_the_run_stands_where_hosts_see_the_run_directory(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = make_config(tmp_path, f"run.dir={tmp_path}/shared/run")
-    assert seen_by_all(config) is None
+    assert shared_folder(config) is None
     monkeypatch.setenv("RAY_ADDRESS", "HEAD:6379")
-    assert seen_by_all(config) == tmp_path / "shared"
+    assert shared_folder(config) == tmp_path / "shared"
     assert (tmp_path / "shared").is_dir()
 
 
 def test_lengths_that_do_not_fit_are_refused_with_a_way_out(tmp_path):
     config = make_config(tmp_path)
     with pytest.raises(ConfigError, match="do not fit into the model's window of 64"):
-        benched(config, replace(ASKED, prompt_tokens=40, completion_tokens=40), "x", 64)
+        make_bench_config(config, replace(ASKED, prompt_tokens=40, completion_tokens=40), "x", 64)
     with pytest.raises(ConfigError, match="give one of them"):
-        benched(config, replace(ASKED, ragged=(4.0, 8), completion_tokens=8), "x", 64)
+        make_bench_config(config, replace(ASKED, ragged=(4.0, 8), completion_tokens=8), "x", 64)
     with pytest.raises(ConfigError, match=r"policy\.tokens_per_pack"):  # which is 40
-        benched(config, replace(ASKED, prompt_tokens=30, completion_tokens=30), "x", 64)
+        make_bench_config(config, replace(ASKED, prompt_tokens=30, completion_tokens=30), "x", 64)
 
 
 def test_ragged_takes_a_mean_and_a_maximum(tmp_path):
@@ -160,16 +160,16 @@ def test_ragged_takes_a_mean_and_a_maximum(tmp_path):
 
 # --- what came out ---------------------------------------------------------------------------------------------------------
 
-REPORT = Report(
+REPORT = BenchReport(
     steps=2,
-    step=[1.0, 3.0],
+    step_seconds=[1.0, 3.0],
     phases={"rollout": 1.0, "reward": 0.1, "score": 0.2, "update": 0.4, "sync": 0.2},
-    at_work={"rollout": 1.6, "score": 0.4, "update": 0.8},  # sampled one batch ahead: the driver waited for less
-    syncs=[0.4],  # every second step
-    machine=Machine(None, weights=400_000_000, peak=1e11),
-    work=Work(32, 640, 1920, {"rollout": 8e9, "score": 8e9, "update": 24e9}),
-    idle={"policy-0": 0.5, "rollout-0": 0.25},
-    doing={"policy-0": {"score": 0.1, "update": 0.4}, "rollout-0": {"generate": 0.75}},
+    busy_seconds={"rollout": 1.6, "score": 0.4, "update": 0.8},  # sampled one batch ahead: the driver waited for less
+    sync_seconds=[0.4],  # every second step
+    machine=BenchMachine(None, weight_bytes=400_000_000, peak_flops=1e11),
+    work=WorkDone(32, 640, 1920, {"rollout": 8e9, "score": 8e9, "update": 24e9}),
+    idle_shares={"policy-0": 0.5, "rollout-0": 0.25},
+    span_shares={"policy-0": {"score": 0.1, "update": 0.4}, "rollout-0": {"generate": 0.75}},
 )
 
 
@@ -189,20 +189,20 @@ def test_the_figures_of_a_report_by_hand():
 def test_the_tables_say_what_is_not_known(tmp_path):
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
     config = make_config(tmp_path)
-    show(REPORT, config, console)
+    print_report(REPORT, config, console)
     text = console.export_text()
     assert "not in rollout, score, update or sync: 10.0% of a step" in text
     assert "400.0 MB in 0.400 s, 1.00 GB/s" in text
     assert "generate 75.0%" in text
     assert "Nothing was recorded" not in text
-    show(replace(REPORT, unseen=["rollout-0", "rollout-1"]), config, console)
+    print_report(replace(REPORT, unrecorded_workers=["rollout-0", "rollout-1"]), config, console)
     assert "Nothing was recorded of rollout-0, rollout-1: their hosts do not see" in console.export_text()
-    show(replace(REPORT, work=replace(REPORT.work, flops={})), config, console)
+    print_report(replace(REPORT, work=replace(REPORT.work, flops={})), config, console)
     assert "FLOP use is not known: this architecture" in console.export_text()
 
 
 def test_groups_of_equal_rewards_need_no_update_unless_something_else_teaches(tmp_path):
-    assert not all_teach(make_config(tmp_path))
-    assert all_teach(make_config(tmp_path, "reference.kl_coef=0.1"))
-    assert not all_teach(make_config(tmp_path, "reference.kl_coef=0.1", "reference.kl_in=reward"))
-    assert all_teach(make_config(tmp_path, "entropy.coef=0.1"))
+    assert not all_samples_train(make_config(tmp_path))
+    assert all_samples_train(make_config(tmp_path, "reference.kl_coef=0.1"))
+    assert not all_samples_train(make_config(tmp_path, "reference.kl_coef=0.1", "reference.kl_in=reward"))
+    assert all_samples_train(make_config(tmp_path, "entropy.coef=0.1"))

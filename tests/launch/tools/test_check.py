@@ -6,30 +6,43 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.tools.check import TOLERANCES, Line, Trial, budgets, made_up, rank_counts, show
+from launch.tools.check import (
+    TOLERANCES,
+    CheckedUpdate,
+    UpdateTrial,
+    pack_budgets,
+    print_updates,
+    random_batch,
+    rank_counts,
+)
 from rlsys.config.schema import Config
 from rlsys.types import Prompt
 
 PROMPTS = [Prompt(f"p{i}", "made", "", [2, 3, 4, 5][: 2 + i], {}) for i in range(3)]
 
 
-REFERENCE = Line(1, 0, Config().policy.tokens_per_pack, 0.25, 0.0, 0.0, "lm.model.norm.weight")
+REFERENCE = CheckedUpdate(1, 0, Config().policy.tokens_per_pack, 0.25, 0.0, 0.0, "lm.model.norm.weight")
 
 
-def line(whole: float = 3e-7, worst: float = 9e-7, loss: float = 0.25, name: str = "lm.model.norm.weight") -> Line:
-    return Line(2, 3, 4096, loss, whole, worst, name)
+def line(
+    whole: float = 3e-7, worst: float = 9e-7, loss: float = 0.25, name: str = "lm.model.norm.weight"
+) -> CheckedUpdate:
+    return CheckedUpdate(2, 3, 4096, loss, whole, worst, name)
 
 
-def shown(*lines: Line) -> tuple[int, str]:
+def shown(*lines: CheckedUpdate) -> tuple[int, str]:
     text = io.StringIO()
-    code = show(
-        Trial(Config(), made_up(Config(), PROMPTS, 13)), [REFERENCE, *lines], 12.3, Console(file=text, width=100)
+    code = print_updates(
+        UpdateTrial(Config(), random_batch(Config(), PROMPTS, 13)),
+        [REFERENCE, *lines],
+        12.3,
+        Console(file=text, width=100),
     )
     return code, text.getvalue()
 
 
 def test_a_mini_batch_is_always_the_same_and_has_only_tokens_of_the_model():
-    one, other = (made_up(Config(), PROMPTS, 13) for _ in range(2))
+    one, other = (random_batch(Config(), PROMPTS, 13) for _ in range(2))
     assert len(one.samples) == 12
     for a, b in zip(one.samples, other.samples, strict=True):
         assert np.array_equal(a.tokens, b.tokens)
@@ -40,9 +53,9 @@ def test_a_mini_batch_is_always_the_same_and_has_only_tokens_of_the_model():
 
 
 def test_columns_are_near_what_was_scored_so_that_ratios_are_about_one():
-    trial = Trial(Config(), made_up(Config(), PROMPTS, 13))
+    trial = UpdateTrial(Config(), random_batch(Config(), PROMPTS, 13))
     scored = -np.ones(int(trial.batch.lengths.sum()), dtype=np.float32)
-    trial.fill(scored)
+    trial.fill_columns(scored)
     assert trial.columns.old is not None
     assert 0 < np.abs(trial.columns.old - scored).mean() < 0.2
     assert trial.columns.ref is None, "reference.kl_coef is 0"
@@ -54,7 +67,7 @@ def test_columns_are_near_what_was_scored_so_that_ratios_are_about_one():
     ("own", "expected"), [(50, [20, 50, 150]), (20, [20, 150]), (4096, [20, 37, 4096])], ids=["cuts", "least", "all"]
 )
 def test_budgets_are_the_least_the_configured_and_one_more(own, expected):
-    assert budgets([20] * 7 + [10], own) == expected
+    assert pack_budgets([20] * 7 + [10], own) == expected
 
 
 def test_rank_counts_are_one_two_and_the_configured_as_far_as_gpus_go():
@@ -84,13 +97,15 @@ def test_another_gradient_is_exit_code_1_and_its_line_is_marked(bad):
 
 def test_the_table_fits_eighty_columns():
     text = io.StringIO()
-    trial = Trial(Config(), made_up(Config(), PROMPTS, 13))
-    show(trial, [REFERENCE, line(name="lm.model.layers.1.self_attn.k_proj.weight")], 12.3, Console(file=text, width=80))
+    trial = UpdateTrial(Config(), random_batch(Config(), PROMPTS, 13))
+    print_updates(
+        trial, [REFERENCE, line(name="lm.model.layers.1.self_attn.k_proj.weight")], 12.3, Console(file=text, width=80)
+    )
     [row] = [row.split() for row in text.getvalue().splitlines() if "k_proj" in row]
     assert row == ["2", "3", "4,096", "0.250000", "3.0e-07", "9.0e-07", "✓", "layers.1.self_attn.k_proj.weight"]
 
 
 def test_bfloat16_has_coarser_tolerances():
-    assert line(whole=0.01, worst=0.1).good("bfloat16", 0.25)
-    assert not line(whole=0.01, worst=0.1).good("float32", 0.25)
+    assert line(whole=0.01, worst=0.1).within_tolerance("bfloat16", 0.25)
+    assert not line(whole=0.01, worst=0.1).within_tolerance("float32", 0.25)
     assert all(a < b for a, b in zip(TOLERANCES["float32"], TOLERANCES["bfloat16"], strict=True))

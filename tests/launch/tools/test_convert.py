@@ -10,7 +10,7 @@ from launch.tools.convert.command import convert
 from rlsys import data
 from rlsys.checks import load_checked
 from rlsys.config.schema import ConfigError
-from rlsys.data import Form, Origin, Preparation, Rules
+from rlsys.data import DatasetPreparer, Origin, PromptFormat, SelectionRules
 from rlsys.tasks import zigzag
 
 BOX = "Reason step by step and put the final answer in \\boxed{}."
@@ -35,7 +35,11 @@ def loaded(file, **form):
     tokenizer = zigzag.make_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     origin = Origin(str(file))
-    return list(data.choose(origin, Preparation(tokenizer, print)(origin, Form(**form)), Rules(10_000)))
+    return list(
+        data.select_rows(
+            origin, DatasetPreparer(tokenizer, print)(origin, PromptFormat(**form)), SelectionRules(10_000)
+        )
+    )
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])

@@ -5,11 +5,11 @@ import io
 import numpy as np
 from rich.console import Console
 
-from launch.tools.doctor.agreement import older_weights, show
+from launch.tools.doctor.agreement import checkpoint_weights, print_diagnosis
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
 from rlsys.numerics.agreement import Agreement
-from rlsys.numerics.diagnosis import Diagnosis, Supposition
+from rlsys.numerics.diagnosis import Diagnosis, Hypothesis
 from rlsys.runs.checkpoint import SUMS
 from rlsys.types import Batch, Prompt, Sample
 
@@ -22,8 +22,8 @@ BATCH = Batch(
     [{}],
 )
 TRIED = [
-    Supposition("temperature", "the engine seems to sample at 0.7, the trainer divides by 1", 2e-5, 8e-5),
-    Supposition("top-p", "the engine seems to sample with top_p 0.9, the trainer takes the whole vocabulary", 1.2, 4),
+    Hypothesis("temperature", "the engine seems to sample at 0.7, the trainer divides by 1", 2e-5, 8e-5),
+    Hypothesis("top-p", "the engine seems to sample with top_p 0.9, the trainer takes the whole vocabulary", 1.2, 4),
 ]
 
 
@@ -36,7 +36,7 @@ def shown(gap: float) -> tuple[int, str]:
         0.004,
     )
     text = io.StringIO()
-    code = show(diagnosis, Config(), Console(file=text, width=160))
+    code = print_diagnosis(diagnosis, Config(), Console(file=text, width=160))
     return code, text.getvalue()
 
 
@@ -69,11 +69,11 @@ def test_every_supposition_has_its_gap_or_the_reason_why_not():
 def test_the_newest_checkpoint_of_the_run_is_what_engines_may_still_have(tmp_path):
     (tmp_path / "some.yaml").write_text("")
     config = load_checked(tmp_path / "some.yaml", [f"run.dir={tmp_path / 'run'}"])
-    assert older_weights(config) == {}
+    assert checkpoint_weights(config) == {}
     for step in (2, 4):
         folder = tmp_path / "run" / "checkpoints" / f"step-{step:06d}"
         (folder / "model").mkdir(parents=True)
         (folder / SUMS).write_text("")
-    assert older_weights(config) == {
+    assert checkpoint_weights(config) == {
         "the checkpoint of step 4": str(tmp_path / "run" / "checkpoints" / "step-000004" / "model")
     }

@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.tools.evaluate import Wanted, as_json, model_of, settings, show
+from launch.tools.evaluate import EvalOptions, as_json, find_target_model, load_settings, print_evaluation
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
-from rlsys.evaluation.held_out import Evaluation, Figure, Score
+from rlsys.evaluation.held_out import Evaluation, MeanWithInterval, SourceScore
 from rlsys.types import Batch
 
-GREEDY = Score(1319, 1319, 0, 212.4, 0.0125, {"accuracy": Figure(0.614, 0.588, 0.64, 1319)})
-SAMPLED = Score(
+GREEDY = SourceScore(1319, 1319, 0, 212.4, 0.0125, {"accuracy": MeanWithInterval(0.614, 0.588, 0.64, 1319)})
+SAMPLED = SourceScore(
     30,
     480,
     3,
     7.0,
     0.0,
-    {"accuracy": Figure(0.25, 0.1, 0.4, 29), "avg@16": Figure(0.25, 0.1, 0.4, 29)}
-    | {f"pass@{k}": Figure(min(1, 0.25 * k), 0.1, 1, 29) for k in (1, 2, 4, 8, 16)}
-    | {"pass@16": Figure(1, 0.1, 1, 27)}
-    | {f"maj@{k}": Figure(0.3, 0.1, 0.5, 29) for k in (1, 2, 4, 8)},
+    {"accuracy": MeanWithInterval(0.25, 0.1, 0.4, 29), "avg@16": MeanWithInterval(0.25, 0.1, 0.4, 29)}
+    | {f"pass@{k}": MeanWithInterval(min(1, 0.25 * k), 0.1, 1, 29) for k in (1, 2, 4, 8, 16)}
+    | {"pass@16": MeanWithInterval(1, 0.1, 1, 27)}
+    | {f"maj@{k}": MeanWithInterval(0.3, 0.1, 0.5, 29) for k in (1, 2, 4, 8)},
 )
 
 
-def evaluation(failures: dict[str, int] | None = None, **scores: Score) -> Evaluation:
+def evaluation(failures: dict[str, int] | None = None, **scores: SourceScore) -> Evaluation:
     first = "timeout: no verdict after 10 s" if failures else ""
     empty = np.array([], dtype=np.int64), np.array([], dtype=np.float32)
     return Evaluation(Batch([], [], *empty, [], failures=failures or {}, first_failure=first), scores)
@@ -34,7 +34,7 @@ def evaluation(failures: dict[str, int] | None = None, **scores: Score) -> Evalu
 
 def shown(found: Evaluation, width: int = 80) -> list[str]:
     text = io.StringIO()
-    show(found, Console(file=text, width=width))
+    print_evaluation(found, Console(file=text, width=width))
     return text.getvalue().splitlines()
 
 
@@ -50,13 +50,17 @@ def config(tmp_path) -> str:
 
 
 def test_scores_that_are_no_shares_are_no_percentages():
-    rich = Score(
+    rich = SourceScore(
         8,
         32,
         0,
         7.0,
         0.0,
-        {"accuracy": Figure(1.25, 0.9, 1.5, 8), "pass@1": Figure(0.5, 0.1, 0.9, 8), "maj@1": Figure(1.3, 1.0, 1.6, 8)},
+        {
+            "accuracy": MeanWithInterval(1.25, 0.9, 1.5, 8),
+            "pass@1": MeanWithInterval(0.5, 0.1, 0.9, 8),
+            "maj@1": MeanWithInterval(1.3, 1.0, 1.6, 8),
+        },
     )
     lines = [re.sub(" +", " ", line).strip() for line in shown(evaluation(tools=rich))]
     assert "tools: accuracy 1.250 of 8 prompts, 95 % interval 0.900 to 1.500" in lines
@@ -82,8 +86,13 @@ def test_greedy_figures_have_no_k():
 
 
 def test_the_tables_fit_eighty_columns():
-    wide = Score(
-        30, 1920, 0, 7.0, 0.0, {f"{kind}@{1 << i}": Figure(1, 1, 1, 30) for kind in ("pass", "maj") for i in range(7)}
+    wide = SourceScore(
+        30,
+        1920,
+        0,
+        7.0,
+        0.0,
+        {f"{kind}@{1 << i}": MeanWithInterval(1, 1, 1, 30) for kind in ("pass", "maj") for i in range(7)},
     )
     assert max(map(len, shown(evaluation(livecodebench=wide)))) <= 80
 
@@ -94,11 +103,11 @@ def test_failures_are_told_with_the_first_of_them():
 
 
 def test_a_source_without_a_verdict_says_so():
-    assert "a: no verdict on any of 2 prompts" in shown(evaluation(a=Score(2, 2, 2, 7.0, 0.0)))
+    assert "a: no verdict on any of 2 prompts" in shown(evaluation(a=SourceScore(2, 2, 2, 7.0, 0.0)))
 
 
 def test_the_figures_are_json_for_other_tools():
-    told = json.loads(as_json(Wanted("runs/a"), evaluation({"timeout": 3}, aime=SAMPLED)))
+    told = json.loads(as_json(EvalOptions("runs/a"), evaluation({"timeout": 3}, aime=SAMPLED)))
     assert told["target"] == "runs/a"
     assert told["failures"] == {"timeout": 3}
     assert told["scores"]["aime"]["pass@2"] == 0.5
@@ -116,7 +125,7 @@ def ways(config: Config) -> dict[str, tuple]:
 
 
 def test_without_options_the_configuration_says_how_to_sample(config):
-    assert ways(settings(Wanted("m", config))) == {
+    assert ways(load_settings(EvalOptions("m", config))) == {
         "builtin:zigzag_heldout": (4, 0.5),
         "builtin:zigzag": (None, None),
         "": (1, 0.0),
@@ -124,38 +133,38 @@ def test_without_options_the_configuration_says_how_to_sample(config):
 
 
 def test_samples_and_temperature_of_the_command_line_hold_for_every_set(config):
-    found = ways(settings(Wanted("m", config, samples=8, temperature=1.0)))
+    found = ways(load_settings(EvalOptions("m", config, samples=8, temperature=1.0)))
     assert found == {"builtin:zigzag_heldout": (None, None), "builtin:zigzag": (None, None), "": (8, 1.0)}
 
 
 def test_a_set_of_the_configuration_keeps_its_settings_when_it_is_named(config):
-    found = ways(settings(Wanted("m", config, data=("builtin:zigzag_heldout",))))
+    found = ways(load_settings(EvalOptions("m", config, data=("builtin:zigzag_heldout",))))
     assert found == {"builtin:zigzag_heldout": (4, 0.5), "": (1, 0.0)}
 
 
 def test_a_set_that_is_named_twice_is_evaluated_once(config):
-    found = ways(settings(Wanted("m", config, data=("builtin:zigzag", "builtin:zigzag"))))
+    found = ways(load_settings(EvalOptions("m", config, data=("builtin:zigzag", "builtin:zigzag"))))
     assert found == {"builtin:zigzag": (None, None), "": (1, 0.0)}
 
 
 def test_what_was_trained_on_and_other_held_out_sets_need_not_be_there_any_more(tmp_path):
     (tmp_path / "c.yaml").write_text("data: {train: gone.jsonl}\neval: {datasets: gone_too.jsonl}\n")
-    found = settings(Wanted("m", str(tmp_path / "c.yaml"), data=("builtin:zigzag",)))
+    found = load_settings(EvalOptions("m", str(tmp_path / "c.yaml"), data=("builtin:zigzag",)))
     assert list(found.eval.datasets) == ["builtin:zigzag"]
     with pytest.raises(ConfigError) as error:
-        settings(Wanted("m", str(tmp_path / "c.yaml")))
+        load_settings(EvalOptions("m", str(tmp_path / "c.yaml")))
     assert [p.partition(" (")[0] for p in error.value.problems] == ["eval.datasets: gone_too.jsonl does not exist"]
 
 
 def test_several_greedy_samples_are_refused(config):
     with pytest.raises(ConfigError, match=r"eval.samples is 8, and temperature 0 gives the same completion"):
-        settings(Wanted("m", config, samples=8, temperature=0.0))
+        load_settings(EvalOptions("m", config, samples=8, temperature=0.0))
 
 
 def test_a_temperature_that_vllm_would_raise_is_refused(config):
     with pytest.raises(ConfigError, match=r"eval.temperature is 0.005; vLLM would take 0.01"):
-        settings(Wanted("m", config, temperature=0.005))
-    assert settings(Wanted("m", config, samples=8, temperature=0.01)).eval.temperature == 0.01
+        load_settings(EvalOptions("m", config, temperature=0.005))
+    assert load_settings(EvalOptions("m", config, samples=8, temperature=0.01)).eval.temperature == 0.01
 
 
 def test_a_target_in_a_run_is_judged_as_the_run_is(tmp_path, monkeypatch):
@@ -163,20 +172,20 @@ def test_a_target_in_a_run_is_judged_as_the_run_is(tmp_path, monkeypatch):
     (run / "checkpoints" / "step-000002" / "model").mkdir(parents=True)
     (run / "metrics.jsonl").write_text("")
     (run / "config.yaml").write_text(loading.to_yaml(Config()) + "")
-    found = settings(
-        Wanted(str(run / "checkpoints" / "step-000002"), data=("builtin:zigzag",), overrides=("run.seed=7",))
+    found = load_settings(
+        EvalOptions(str(run / "checkpoints" / "step-000002"), data=("builtin:zigzag",), overrides=("run.seed=7",))
     )
     assert found.run.seed == 7
     assert list(found.eval.datasets) == ["builtin:zigzag"]
     with pytest.raises(ConfigError, match="--data FILE"):
-        settings(Wanted(str(run)))
+        load_settings(EvalOptions(str(run)))
 
 
 def test_hub_names_are_models_where_a_configuration_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert model_of(Wanted("Qwen/Qwen2.5-0.5B", "some.yaml")) == "Qwen/Qwen2.5-0.5B"
+    assert find_target_model(EvalOptions("Qwen/Qwen2.5-0.5B", "some.yaml")) == "Qwen/Qwen2.5-0.5B"
     with pytest.raises(ConfigError, match=r"is not a directory.*owner/name, needs --config"):
-        model_of(Wanted("Qwen/Qwen2.5-0.5B"))
+        find_target_model(EvalOptions("Qwen/Qwen2.5-0.5B"))
 
 
 @pytest.mark.parametrize("target", ["runs/dmeo", "./model", "/no/such/model", "a/b/c"])
@@ -184,18 +193,18 @@ def test_a_misspelt_directory_is_not_taken_for_a_hub_name(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     with pytest.raises(ConfigError, match=f"{target[2:]} is not a directory"):
-        model_of(Wanted(target, "some.yaml"))
+        find_target_model(EvalOptions(target, "some.yaml"))
 
 
 def test_the_built_in_model_is_made_where_it_is_needed():
-    assert model_of(Wanted("builtin:tiny", "some.yaml")) == ""
+    assert find_target_model(EvalOptions("builtin:tiny", "some.yaml")) == ""
 
 
 def test_the_built_in_model_is_evaluated_whatever_the_configuration_trains(tmp_path):
     (tmp_path / "other.yaml").write_text("model: {path: owner/other}\neval: {datasets: builtin:zigzag}\n")
-    assert settings(Wanted("builtin:tiny", str(tmp_path / "other.yaml"))).model.path == "builtin:tiny"
+    assert load_settings(EvalOptions("builtin:tiny", str(tmp_path / "other.yaml"))).model.path == "builtin:tiny"
 
 
 def test_a_built_in_model_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match="builtin:tinny is no model; the only built-in one is builtin:tiny"):
-        model_of(Wanted("builtin:tinny", "some.yaml"))
+        find_target_model(EvalOptions("builtin:tinny", "some.yaml"))

@@ -2,25 +2,27 @@
 
 import pytest
 
-from launch.tools.plan.fit import Fit, fit, listed
-from launch.tools.plan.remedies import changed, remedies
+from launch.tools.plan.fit import Fit, check_fit, shorten_names
+from launch.tools.plan.suggestions import suggest_changes, with_settings
 from rlsys.checks import load_checked
-from rlsys.config.loading import load
-from rlsys.config.schema import Config, Function
-from rlsys.estimates.devices import GIB, GPUS, Node, cluster
-from rlsys.estimates.memory import Lengths, total
-from rlsys.models.shapes import Model, usual
+from rlsys.config.loading import load_config
+from rlsys.config.schema import Config, RewardFunction
+from rlsys.estimates.devices import GIB, GPUS, NodeSpec, parse_cluster
+from rlsys.estimates.memory import SequenceLengths, total_bytes
+from rlsys.models.shapes import ModelShape, look_up_shape
 
-SEVEN, LENGTHS = usual("Qwen/Qwen2.5-Math-7B"), Lengths(1024, 3072)
+SEVEN, LENGTHS = look_up_shape("Qwen/Qwen2.5-Math-7B"), SequenceLengths(1024, 3072)
 
 
 def on(text: str, **settings: object) -> Fit:
-    config = changed(load("configs/dapo_7b_gpu.yaml"), {k.replace("__", "."): v for k, v in settings.items()})
-    return fit(config, SEVEN, LENGTHS, 1500, cluster(text))
+    config = with_settings(
+        load_config("configs/dapo_7b_gpu.yaml"), {k.replace("__", "."): v for k, v in settings.items()}
+    )
+    return check_fit(config, SEVEN, LENGTHS, 1500, parse_cluster(text))
 
 
 def helped(found: Fit) -> list:
-    return remedies(found, lambda c: fit(c, SEVEN, LENGTHS, 1500, found.nodes))
+    return suggest_changes(found, lambda c: check_fit(c, SEVEN, LENGTHS, 1500, found.nodes))
 
 
 def test_a_recipe_fits_the_hardware_that_its_header_names():
@@ -32,9 +34,9 @@ def test_roles_on_one_gpu_add_up_at_the_same_moment():
     found = on("8xH100")
     engine, rank = found.processes["rollout"].device, found.processes["policy"].device
     gpu = found.gpus[1]
-    assert gpu.members == ["rollout-1", "policy-1"]
+    assert gpu.workers == ["rollout-1", "policy-1"]
     moments = {m: sum(engine[m].values()) + sum(rank.get(m, rank["generate"]).values()) for m in engine}
-    assert gpu.need == pytest.approx(max(moments.values()))
+    assert gpu.needed == pytest.approx(max(moments.values()))
 
 
 def test_too_much_is_told_with_the_gpu_and_by_how_much():
@@ -42,7 +44,7 @@ def test_too_much_is_told_with_the_gpu_and_by_how_much():
     assert not found.fits
     [problem] = found.problems
     assert problem.startswith("GPU 0 of node 0 (rollout-0, policy-0), and 7 other GPUs: ")
-    assert found.over == pytest.approx(sum(g.need - g.capacity for g in found.gpus))
+    assert found.bytes_over == pytest.approx(sum(g.needed - g.capacity for g in found.gpus))
 
 
 def test_changes_that_are_proposed_really_fit_and_the_cheapest_comes_first():
@@ -85,19 +87,19 @@ def test_gpus_that_are_missing_are_named_together():
     assert all(r.fit.fits for r in helped(found))
 
 
-def proposed(model: Model, gpus: str, *overrides: str) -> tuple[Fit, list[dict[str, object]]]:
+def proposed(model: ModelShape, gpus: str, *overrides: str) -> tuple[Fit, list[dict[str, object]]]:
     """Of a plain configuration with separate engines and ranks on H100s: what becomes of it, and all that is said to fit."""
     start = ["cluster.device=gpu", "policy.dtype=bfloat16", "rollout.dtype=bfloat16", "pipeline.max_lag=1"]
-    config = load("configs/grpo_gsm8k_0.5b_gpu.yaml", [*start, *overrides])
-    found = fit(config, model, Lengths(512, 512), 256, cluster(gpus))
-    helping = remedies(found, lambda c: fit(c, model, Lengths(512, 512), 256, found.nodes))
+    config = load_config("configs/grpo_gsm8k_0.5b_gpu.yaml", [*start, *overrides])
+    found = check_fit(config, model, SequenceLengths(512, 512), 256, parse_cluster(gpus))
+    helping = suggest_changes(found, lambda c: check_fit(c, model, SequenceLengths(512, 512), 256, found.nodes))
     assert all(r.fit.fits for r in helping)
     return found, [r.settings for r in helping]
 
 
 def test_a_reference_that_has_no_gpu_is_made_room_for():
     four = ["rollout.engines=4", "policy.ranks=4", "reference.kl_coef=0.001", "reference.gpus=1"]
-    found, settings = proposed(usual("Qwen2.5-0.5B"), "8xH100", *four)
+    found, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "8xH100", *four)
     assert found.problems[1] == "reference: no node has 1 GPU left."
     assert {"rollout.engines": 3} in settings
     assert {"policy.ranks": 3} in settings
@@ -106,7 +108,7 @@ def test_a_reference_that_has_no_gpu_is_made_room_for():
 
 def test_a_critic_that_has_no_gpus_is_made_room_for():
     four = ["rollout.engines=4", "policy.ranks=4", "algorithm.advantage=gae", "critic.ranks=2"]
-    _, settings = proposed(usual("Qwen2.5-0.5B"), "8xH100", *four)
+    _, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "8xH100", *four)
     assert {"rollout.engines": 2} in settings
     assert {"policy.ranks": 2} in settings
 
@@ -114,7 +116,7 @@ def test_a_critic_that_has_no_gpus_is_made_room_for():
 def test_an_engine_that_takes_all_gpus_becomes_narrower_though_its_rank_is_too_large_as_it_is():
     wide = ["rollout.engines=1", "rollout.tensor_parallel=8", "policy.ranks=1", "policy.offload_optimizer=true"]
     large = ["policy.gradient_checkpointing=false", "policy.tokens_per_pack=8192", "policy.logprob_chunk=256"]
-    found, settings = proposed(usual("Qwen3-8B"), "8xH100", *wide, *large)
+    found, settings = proposed(look_up_shape("Qwen3-8B"), "8xH100", *wide, *large)
     assert found.problems[1] == "policy-0: no node has 1 GPU left."
     assert settings
     assert all(s["rollout.tensor_parallel"] < 8 and len(s) > 1 for s in settings), "and something of the rank"
@@ -124,30 +126,30 @@ def test_an_engine_that_takes_all_gpus_becomes_narrower_though_its_rank_is_too_l
 def test_what_is_proposed_leaves_a_reward_models_gpu_to_it(placement):
     judge = "reward.functions={rm: {function: model, path: judge, gpus: 1}}"
     four = ["rollout.engines=4", "policy.ranks=4", f"cluster.placement={placement}", "pipeline.max_lag=0"]
-    found, settings = proposed(usual("Qwen2.5-0.5B"), "4xH100", *four, judge)
-    assert found.placed.missing
+    found, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "4xH100", *four, judge)
+    assert found.layout.missing
     assert settings
 
 
 def test_where_nothing_helps_the_nearest_is_still_too_much():
     found = helped(on("1xL4"))
     assert found
-    assert all(not r.fit.fits and r.fit.over > 0 for r in found)
+    assert all(not r.fit.fits and r.fit.bytes_over > 0 for r in found)
 
 
 def test_a_cache_in_main_memory_becomes_as_large_as_there_is_room_for_or_one_sequence_needs():
-    tiny, lengths, nodes = usual("builtin:tiny"), Lengths(7, 10), [Node(0, None, 2, 16 * GIB)]
+    tiny, lengths, nodes = look_up_shape("builtin:tiny"), SequenceLengths(7, 10), [NodeSpec(0, None, 2, 16 * GIB)]
 
-    def settings(megabytes: int, lengths: Lengths = lengths) -> list[dict[str, object]]:
-        config = changed(load_checked("configs/tiny_cpu.yaml"), {"rollout.kv_cache_mb": megabytes})
-        found = fit(config, tiny, lengths, 7, nodes)
-        return [r.settings for r in remedies(found, lambda c: fit(c, tiny, lengths, 7, nodes))]
+    def settings(megabytes: int, lengths: SequenceLengths = lengths) -> list[dict[str, object]]:
+        config = with_settings(load_checked("configs/tiny_cpu.yaml"), {"rollout.kv_cache_mb": megabytes})
+        found = check_fit(config, tiny, lengths, 7, nodes)
+        return [r.settings for r in suggest_changes(found, lambda c: check_fit(c, tiny, lengths, 7, nodes))]
 
     [most] = settings(100_000)
     two = 2 * (most["rollout.kv_cache_mb"] - 64) << 20
-    at_64 = fit(load_checked("configs/tiny_cpu.yaml"), tiny, lengths, 7, nodes).host[0]
+    at_64 = check_fit(load_checked("configs/tiny_cpu.yaml"), tiny, lengths, 7, nodes).host_bytes[0]
     assert 0.95 * 16 * GIB - (2 << 20) < at_64 + two <= 0.95 * 16 * GIB
-    [enough] = settings(1, Lengths(7, 600))
+    [enough] = settings(1, SequenceLengths(7, 600))
     assert enough == {"rollout.kv_cache_mb": 2}, "607 tokens of 2 KiB"
 
 
@@ -158,64 +160,70 @@ def test_an_engine_without_room_for_one_sequence_does_not_fit():
 
 def test_main_memory_counts_where_it_is_known():
     config = load_checked("configs/tiny_cpu.yaml")
-    small, large = Node(0, None, 2, 1 * GIB), Node(0, None, 2, 16 * GIB)
-    tiny, lengths = usual("builtin:tiny"), Lengths(7, 10)
-    assert fit(config, tiny, lengths, 7, [large]).fits
-    [problem] = fit(config, tiny, lengths, 7, [small]).problems
+    small, large = NodeSpec(0, None, 2, 1 * GIB), NodeSpec(0, None, 2, 16 * GIB)
+    tiny, lengths = look_up_shape("builtin:tiny"), SequenceLengths(7, 10)
+    assert check_fit(config, tiny, lengths, 7, [large]).fits
+    [problem] = check_fit(config, tiny, lengths, 7, [small]).problems
     assert "main memory" in problem
 
 
 def test_a_reward_model_has_its_place_on_a_gpu_or_in_main_memory():
-    def found(nodes: list[Node], **options: object) -> Fit:
-        judge = Function(function="model", options={"path": "judge", **options})
-        config = changed(load("configs/dapo_7b_gpu.yaml"), {"reward.functions": {"rm": judge}})
-        return fit(config, SEVEN, LENGTHS, 1500, nodes, {"judge": usual("Qwen2.5-72B")})
+    def found(nodes: list[NodeSpec], **options: object) -> Fit:
+        judge = RewardFunction(function="model", options={"path": "judge", **options})
+        config = with_settings(load_config("configs/dapo_7b_gpu.yaml"), {"reward.functions": {"rm": judge}})
+        return check_fit(config, SEVEN, LENGTHS, 1500, nodes, {"judge": look_up_shape("Qwen2.5-72B")})
 
-    [problem] = found(cluster("9xH100"), gpus=1).problems
+    [problem] = found(parse_cluster("9xH100"), gpus=1).problems
     assert problem.startswith("GPU 0 of node 1 (reward-0): 305 GiB at generate")
-    node = Node(8, GPUS["H100"], None, 400 * GIB)
+    node = NodeSpec(8, GPUS["H100"], None, 400 * GIB)
     [problem] = found([node]).problems
     assert problem.startswith("node 0: its processes hold 471 GiB")
 
 
 def test_workers_of_a_kind_are_told_as_a_range():
-    assert listed(["rollout-8", "rollout-9", "policy-0", "reference"]) == ["rollout-8 to 9", "policy-0", "reference"]
-    assert listed(["rollout-1", "rollout-5", "rollout-2"]) == ["rollout-1 to 2", "rollout-5"], "not those between"
+    assert shorten_names(["rollout-8", "rollout-9", "policy-0", "reference"]) == [
+        "rollout-8 to 9",
+        "policy-0",
+        "reference",
+    ]
+    assert shorten_names(["rollout-1", "rollout-5", "rollout-2"]) == ["rollout-1 to 2", "rollout-5"], (
+        "not those between"
+    )
 
 
 def test_memory_counts_on_the_node_that_a_worker_is_dealt_to():
-    nodes = [Node(0, None, 2, 16 * GIB)] * 3
-    tiny, lengths = usual("builtin:tiny"), Lengths(7, 10)
-    found = fit(load_checked("configs/tiny_cpu.yaml"), tiny, lengths, 7, nodes)
-    assert found.placed.dealt == [
+    nodes = [NodeSpec(0, None, 2, 16 * GIB)] * 3
+    tiny, lengths = look_up_shape("builtin:tiny"), SequenceLengths(7, 10)
+    found = check_fit(load_checked("configs/tiny_cpu.yaml"), tiny, lengths, 7, nodes)
+    assert found.layout.cpu_workers == [
         ["policy-0", "rollout-0", "reward-1", "driver"],
         ["policy-1", "rollout-1"],
         ["reference", "reward-0"],
     ]
-    reference, reward = (total(found.processes[name].peak()[1]) for name in ("reference", "reward"))
-    assert found.host[2] == reference + reward
+    reference, reward = (total_bytes(found.processes[name].peak()[1]) for name in ("reference", "reward"))
+    assert found.host_bytes[2] == reference + reward
 
 
 def test_shared_memory_does_not_reach_over_nodes():
     config = load_checked("configs/tiny_cpu.yaml", ["sync.transport=shared_memory"])
-    nodes, tiny = [Node(0, None, 2, 16 * GIB)] * 2, usual("builtin:tiny")
-    found = fit(config, tiny, Lengths(7, 10), 7, nodes)
+    nodes, tiny = [NodeSpec(0, None, 2, 16 * GIB)] * 2, look_up_shape("builtin:tiny")
+    found = check_fit(config, tiny, SequenceLengths(7, 10), 7, nodes)
     assert found.problems[0].startswith("sync.transport shared_memory keeps within a host")
-    [remedy] = remedies(found, lambda c: fit(c, tiny, Lengths(7, 10), 7, nodes))
+    [remedy] = suggest_changes(found, lambda c: check_fit(c, tiny, SequenceLengths(7, 10), 7, nodes))
     assert remedy.words == "sync.transport=auto"
     assert on("8xH100", sync__transport="shared_memory").fits
 
 
 def test_every_process_is_drawn_once():
     found = on("8xH100")
-    assert [gpu.members for gpu in found.gpus] == [list(bundle.workers) for bundle in found.bundles]
+    assert [gpu.workers for gpu in found.gpus] == [list(bundle.workers) for bundle in found.bundles]
 
 
 def test_a_change_of_an_option_leaves_the_others():
-    assert changed(Config(), {"policy.ranks": 4}).policy.lr == Config().policy.lr
+    assert with_settings(Config(), {"policy.ranks": 4}).policy.lr == Config().policy.lr
 
 
 def test_the_smallest_gpu_of_a_cluster_decides():
-    nodes = [Node(4, GPUS["H100"]), Node(4, GPUS["L4"])]
-    found = fit(load("configs/dapo_7b_gpu.yaml"), SEVEN, LENGTHS, 1500, nodes)
-    assert any(g.gpu.name == "L4" and g.need > g.capacity for g in found.gpus)
+    nodes = [NodeSpec(4, GPUS["H100"]), NodeSpec(4, GPUS["L4"])]
+    found = check_fit(load_config("configs/dapo_7b_gpu.yaml"), SEVEN, LENGTHS, 1500, nodes)
+    assert any(g.gpu.name == "L4" and g.needed > g.capacity for g in found.gpus)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import commands
-from launch.tools.init.command import COMMENTS, Wanted, default_name
+from launch.tools.init.command import COMMENTS, InitOptions, default_name
 from rlsys.checks import load_checked
 from rlsys.config.loading import flatten
 from rlsys.config.schema import Config, ConfigError
@@ -161,7 +161,7 @@ def test_a_file_is_replaced_only_when_told_to(tmp_path):
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "./models/Qwen3-8B", "./models/Qwen3-8B/"])
 def test_the_file_is_named_for_model_and_data(model):
-    assert default_name(Wanted(model, "openai/gsm8k/", gpus=8)) == "qwen3-8b-gsm8k.yaml"
+    assert default_name(InitOptions(model, "openai/gsm8k/", gpus=8)) == "qwen3-8b-gsm8k.yaml"
 
 
 def test_the_folder_of_the_file_is_made(tmp_path):

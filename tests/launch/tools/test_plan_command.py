@@ -8,7 +8,7 @@ from made_run import make_run
 
 from launch.cli import commands
 from launch.tools.plan import lengths
-from rlsys.estimates.devices import GPUS, Node
+from rlsys.estimates.devices import GPUS, NodeSpec
 
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
 
@@ -96,7 +96,7 @@ def test_lengths_are_those_of_the_run_that_costs_are_from_unless_others_are_aske
     run = make_run(tmp_path / "run")
     simulated = lengths_of("configs/tiny_cpu.yaml", "--simulate", str(run))
     assert simulated == lengths_of("configs/tiny_cpu.yaml", "--measured", str(run))
-    had = lengths.seen(run)
+    had = lengths.read_run_lengths(run)
     assert (had.mean, had.longest) == (pytest.approx(7.0, abs=0.2), 10)
     assert had.prompt == pytest.approx(7, abs=1), "of 7 letters, which are about as many tokens"
     assert simulated == (
@@ -230,8 +230,8 @@ def test_a_plan_on_this_machine_needs_no_cluster_and_no_data(tmp_path):
 
 
 def test_what_a_running_cluster_lacks_and_does_not_tell_is_said(monkeypatch):
-    node = Node(8, GPUS["A100-40"], 0, 0, "10.0.0.1", "A100")
-    monkeypatch.setattr("launch.tools.plan.command.nodes_for", lambda *_: ([node], "a cluster"))
+    node = NodeSpec(8, GPUS["A100-40"], 0, 0, "10.0.0.1", "A100")
+    monkeypatch.setattr("launch.tools.plan.command.find_nodes", lambda *_: ([node], "a cluster"))
     _, text = drawn("configs/dapo_7b_gpu.yaml", width=120)
     assert "node 0 (10.0.0.1): 8 x A100-40 of 39.4 GiB (the smallest of what is called A100), 0 CPUs" in text
     assert "rollout-0 + policy-0 to rollout-7 + policy-7: no node has 1 GPU and a CPU each left." in text
@@ -319,7 +319,9 @@ def test_a_given_config_json_has_the_window_that_counts(tmp_path):
 
 
 def test_no_time_is_estimated_where_there_is_no_gpu(monkeypatch):
-    monkeypatch.setattr("launch.tools.plan.command.nodes_for", lambda *_: ([Node(0, None, 8, 64 << 30)], "nowhere"))
+    monkeypatch.setattr(
+        "launch.tools.plan.command.find_nodes", lambda *_: ([NodeSpec(0, None, 8, 64 << 30)], "nowhere")
+    )
     _, text = drawn("configs/dapo_7b_gpu.yaml")
     assert "The cluster has 0." in text
     assert "Seconds of a step" not in text

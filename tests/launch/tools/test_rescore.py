@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from saved import save
 
-from launch.tools.rescore import between, functions, rescore
+from launch.tools.rescore import parse_rewards, parse_steps, rescore
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
 
@@ -130,7 +130,7 @@ def test_many_steps_take_few_lines(own, tmp_path):
     [(None, (0, float("inf"))), ("10-20", (10, 20)), ("10", (10, 10)), ("10-", (10, float("inf"))), ("-20", (0, 20))],
 )
 def test_steps_are_one_or_from_to(steps, found):
-    assert between(steps) == found
+    assert parse_steps(steps) == found
 
 
 def test_only_the_steps_asked_for_are_judged(run, own):
@@ -187,8 +187,8 @@ def test_rewards_that_do_not_exist_are_refused_before_anything_starts(run, own):
 
 
 def test_options_of_a_function_are_given_as_in_yaml():
-    assert functions(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))["math:g"].options == {"at_most": 3}
-    found = functions(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))
+    assert parse_rewards(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))["math:g"].options == {"at_most": 3}
+    found = parse_rewards(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))
     assert [f.weight for f in found.values()] == [1.0, 0.5, 2.0]
 
 

@@ -8,25 +8,25 @@ from typing import ClassVar
 import pytest
 
 from launch.tools.plan import costs, simulate
-from launch.tools.plan.simulate import Costs, Engine, Loop
-from launch.tools.synthetic import Lengths
+from launch.tools.plan.simulate import Costs, SimulatedEngine, SimulatedLoop
+from launch.tools.synthetic import CompletionLengths
 from rlsys.analysis.trace import Span
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.shapes import pairs_per_token
-from rlsys.sampling.oversampling import Group
+from rlsys.sampling.oversampling import PromptGroup
 
 FREE = Costs(step_s=0.0, sequence_s=0.0, prompt_s=0.0, score_s=0.0, update_s=0.0)
 
 
 def configured(*overrides: str) -> Config:
     options = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=2", "rollout.engines=2", "policy.ranks=1"]
-    return loading.build(loading.OmegaConf.create(), [*options, *overrides], "")
+    return loading.build_config(loading.OmegaConf.create(), [*options, *overrides], "")
 
 
 def report(*overrides: str, steps: int = 4, mean: float = 10, longest: int = 10, **seconds: float):
     config = configured(f"rollout.max_new_tokens={longest}", *overrides)
-    return Loop(config, dataclasses.replace(FREE, **seconds), Lengths(mean, longest), 5).run(steps)
+    return SimulatedLoop(config, dataclasses.replace(FREE, **seconds), CompletionLengths(mean, longest), 5).run(steps)
 
 
 def test_a_step_on_policy_is_the_sum_of_its_parts():
@@ -36,9 +36,9 @@ def test_a_step_on_policy_is_the_sum_of_its_parts():
     assert [s.seconds for s in found.steps] == pytest.approx([rollout + 0.25 + 0.5 + 7.0 + 2.0] * 4)
     assert found.lag == 0
     assert found.engines_idle(2) == pytest.approx(1 - rollout / found.seconds)
-    assert found.at_once(2) == pytest.approx(4 * rollout / found.seconds)
+    assert found.sequences_per_engine(2) == pytest.approx(4 * rollout / found.seconds)
     assert found.ranks_idle == pytest.approx(1 - 9.0 / found.seconds)
-    assert found.speed == pytest.approx(8 / found.seconds)
+    assert found.samples_per_second == pytest.approx(8 / found.seconds)
 
 
 def test_one_step_ahead_the_longer_of_both_sides_counts():
@@ -64,7 +64,7 @@ def test_over_sampling_shortens_the_wait_for_the_longest():
     ragged = {"mean": 30, "longest": 400, "step_s": 1.0, "steps": 12}
     lag = ["trainer.prompts_per_step=16", "pipeline.max_lag=2", "pipeline.in_flight=true"]
     without, more = report(*lag, **ragged), report(*lag, "rollout.oversample=0.5", **ragged)
-    assert more.speed > 1.3 * without.speed
+    assert more.samples_per_second > 1.3 * without.samples_per_second
     assert more.engines_idle(2) < without.engines_idle(2)
     assert more.lag <= 2
 
@@ -77,12 +77,12 @@ def test_with_over_sampling_stragglers_leave_engines_idle_for_a_tenth_of_the_tim
     assert report(*options, **tail).engines_idle(4) > 0.15
     found = report(*options, f"rollout.oversample={oversample}", **tail)
     assert found.engines_idle(4) <= 0.1
-    assert found.at_once(4) > 1.5 * report(*options, **tail).at_once(4)
+    assert found.sequences_per_engine(4) > 1.5 * report(*options, **tail).sequences_per_engine(4)
 
 
 def test_over_sampling_looks_at_its_groups_a_few_times_however_many_samples_come(monkeypatch):
-    looks, complete = itertools.count(), Group.complete.fget
-    monkeypatch.setattr(Group, "complete", property(lambda group: next(looks) >= 0 and complete(group)))
+    looks, complete = itertools.count(), PromptGroup.complete.fget
+    monkeypatch.setattr(PromptGroup, "complete", property(lambda group: next(looks) >= 0 and complete(group)))
     options = ["trainer.prompts_per_step=256", "trainer.samples_per_prompt=4", "rollout.engines=16"]
     found = report(*options, "pipeline.max_lag=2", "rollout.oversample=0.25", mean=30, longest=400, step_s=1.0)
     assert len(found.steps) == 4
@@ -150,19 +150,19 @@ def test_costs_are_found_again_in_what_was_measured(tmp_path):
         "time/score": 0.5,
         "time/update": 0.5,
     }
-    found = costs.measured(spans_of(known), [line], configured("rollout.max_sequences=4"), prompt_tokens=5)
+    found = costs.fit_costs(spans_of(known), [line], configured("rollout.max_sequences=4"), prompt_tokens=5)
     assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(known))
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.yaml").write_text("rollout: {max_sequences: 4}")
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line))
     for s in spans_of(known):
-        text = json.dumps({"span": s.name, "at": s.at, "s": s.seconds} | s.facts)
+        text = json.dumps({"span": s.name, "at": s.start, "s": s.seconds} | s.facts)
         with (tmp_path / "logs" / f"{s.worker}.spans").open("a") as file:
             file.write(text + "\n")
-    assert dataclasses.asdict(costs.read(tmp_path, 5)) == pytest.approx(dataclasses.asdict(known))
+    assert dataclasses.asdict(costs.read_costs(tmp_path, 5)) == pytest.approx(dataclasses.asdict(known))
 
 
-class RecordedEngine(Engine):
+class RecordedEngine(SimulatedEngine):
     """With a span for each stream, as a worker's."""
 
     every: ClassVar[list["RecordedEngine"]] = []
@@ -183,7 +183,7 @@ class RecordedEngine(Engine):
         done = super().finish(now)
         for r, _ in done:
             stream = self.stream_of[r.uid, r.index]
-            stream.facts["samples"].append([r.uid, r.index, now - stream.at, r.max_new_tokens])
+            stream.facts["samples"].append([r.uid, r.index, now - stream.start, r.max_new_tokens])
         return done
 
 
@@ -193,11 +193,11 @@ def test_costs_of_engines_are_found_again_however_many_samples_wait_for_their_tu
     options = [f"rollout.engines={engines}", f"rollout.max_sequences={slots}", "trainer.prompts_per_step=16"]
     options += ["trainer.samples_per_prompt=8"]
     real = {"mean": 60, "longest": 128}
-    monkeypatch.setattr(simulate, "Engine", RecordedEngine)
+    monkeypatch.setattr(simulate, "SimulatedEngine", RecordedEngine)
     monkeypatch.setattr(RecordedEngine, "every", [])
     seconds = report(*options, **real, **known).seconds
     spans = [s for engine in RecordedEngine.every for s in engine.streams]
-    fitted = dict(zip(known, costs.engine(spans, slots, 5), strict=True))
+    fitted = dict(zip(known, costs.fit_engine(spans, slots, 5), strict=True))
     assert report(*options, **real, **fitted).seconds == pytest.approx(seconds, rel=0.02)
     assert fitted == pytest.approx(known, rel=0.1)
 
@@ -207,7 +207,7 @@ def test_tokens_that_were_there_before_are_read_and_not_drawn():
         facts = {"asked": [["p", 0, begun]], "samples": [["p", 0, 2.0 * drawn + 0.1 * (5 + begun), begun + drawn]]}
         return Span(f"rollout-{engine}", "generate", 7.0, 100.0, facts)
 
-    step_s, sequence_s, prompt_s = costs.engine([going_on(0, 20, 10), going_on(1, 3, 40)], 4, 5)
+    step_s, sequence_s, prompt_s = costs.fit_engine([going_on(0, 20, 10), going_on(1, 3, 40)], 4, 5)
     assert (step_s + sequence_s, prompt_s) == pytest.approx((2.0, 0.1))
 
 
@@ -218,7 +218,7 @@ def test_a_timeline_without_engines_is_refused_with_the_place_it_should_be_in():
     ]
     line = {"step": 1.0, "time/step": 1.0} | {f"time/{name}": 0.1 for name in costs.PHASES}
     with pytest.raises(ConfigError, match=r"timeline of the engines, and there is none .* logs/NAME\.spans"):
-        costs.measured(steps, [line], configured(), prompt_tokens=5)
+        costs.fit_costs(steps, [line], configured(), prompt_tokens=5)
 
 
 @pytest.mark.parametrize("max_lag", [2, 3])
@@ -232,18 +232,18 @@ def test_a_mean_is_of_all_steps_between_syncs_however_many_were_asked_for(max_la
 def test_costs_come_from_a_file_or_are_refused_with_a_way_out(tmp_path):
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"costs": dataclasses.asdict(FREE)}))
-    assert costs.read(file, 5) == FREE
+    assert costs.read_costs(file, 5) == FREE
     file.write_text(json.dumps(dataclasses.asdict(FREE)))
-    assert costs.read(file, 5) == FREE
+    assert costs.read_costs(file, 5) == FREE
     file.write_text('{"step": 1}')
     with pytest.raises(ConfigError, match="rlsys bench CONFIG --json FILE"):
-        costs.read(file, 5)
+        costs.read_costs(file, 5)
     for wrong, said in {"-1": "-1", "NaN": "NaN", '"1"': '"1"', "[1]": r"\[1\]", "null": "null"}.items():
         file.write_text(json.dumps(dataclasses.asdict(FREE)).replace('"step_s": 0.0', f'"step_s": {wrong}'))
         with pytest.raises(ConfigError, match=rf"step_s is {said}\. .* with seconds, none less than 0, for step_s"):
-            costs.read(file, 5)
+            costs.read_costs(file, 5)
     with pytest.raises(ConfigError, match="No such file"):
-        costs.read(tmp_path / "none", 5)
+        costs.read_costs(tmp_path / "none", 5)
 
 
 def test_costs_of_which_a_step_takes_no_time_are_refused():

@@ -28,7 +28,7 @@ def test_every_token_gets_its_sample_s_advantage(credit):
     assert found.columns.advantages.tolist() == [0.5, -0.5, -0.5, -0.5]
     assert found.advantages.tolist() == [0.5, -0.5]
     assert found.kl is None
-    assert found.penalty == 0
+    assert found.length_penalty == 0
 
 
 def test_the_estimator_gets_its_options(credit):
@@ -51,7 +51,7 @@ def test_completions_near_the_limit_lose_reward_before_they_are_compared(credit)
     options = ["algorithm.advantage=raw", "overlong.buffer=4", "overlong.penalty=2"]
     found = credit(batch, None, *options)
     assert found.advantages.tolist() == [1, 0, -1]
-    assert found.penalty == -1
+    assert found.length_penalty == -1
 
 
 def test_kl_in_the_reward_is_taken_off_the_sample_and_not_again_in_the_loss(credit):

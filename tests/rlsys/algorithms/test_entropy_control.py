@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.algorithms.entropy_control import clip_cov, covariance, kl_cov
+from rlsys.algorithms.entropy_control import clip_cov, kl_cov, token_covariance
 
 # Sixteenths of both: [T], [T]
 PAIRS = st.lists(
@@ -20,20 +20,20 @@ def columns(pairs: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
 def test_four_tokens_by_hand():
     """Means -2 and 0: likely tokens that were good, and unlikely ones that were bad, have positive shares."""
     logprobs, advantages = np.array([-1.0, -1.0, -3.0, -3.0]), np.array([2.0, -1.0, -2.0, 1.0])
-    assert covariance(logprobs, advantages).tolist() == [2, -1, 2, -1]
+    assert token_covariance(logprobs, advantages).tolist() == [2, -1, 2, -1]
 
 
 @given(PAIRS)
 def test_the_mean_share_is_the_covariance(pairs):
     logprobs, advantages = columns(pairs)
     expected = np.cov(logprobs.astype(float), advantages.astype(float), bias=True)[0, 1]
-    assert covariance(logprobs, advantages).mean() == pytest.approx(expected, abs=1e-4)
+    assert token_covariance(logprobs, advantages).mean() == pytest.approx(expected, abs=1e-4)
 
 
 @given(PAIRS, st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_kl_cov_holds_the_tokens_of_largest_covariance(pairs, share):
     logprobs, advantages = columns(pairs)
-    chosen, shares = kl_cov(logprobs, advantages, share=share), covariance(logprobs, advantages)
+    chosen, shares = kl_cov(logprobs, advantages, share=share), token_covariance(logprobs, advantages)
     assert chosen.dtype == bool
     assert chosen.sum() == round(share * len(pairs))
     assert min(shares[chosen], default=np.inf) >= max(shares[~chosen], default=-np.inf)
@@ -42,7 +42,7 @@ def test_kl_cov_holds_the_tokens_of_largest_covariance(pairs, share):
 @given(PAIRS, st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 5))
 def test_clip_cov_leaves_out_no_more_than_its_share_and_only_tokens_within_its_bounds(pairs, share, seed):
     logprobs, advantages = columns(pairs)
-    shares = covariance(logprobs, advantages)
+    shares = token_covariance(logprobs, advantages)
     chosen = clip_cov(logprobs, advantages, share=share, low=0.1, high=2.0, rng=np.random.default_rng(seed))
     within = (shares >= 0.1) & (shares <= 2.0)
     assert not (chosen & ~within).any()
@@ -73,12 +73,12 @@ def test_the_covariance_knows_nothing_of_the_order(pairs, rng):
     rng.shuffle(order)
     logprobs, advantages = columns(pairs)
     np.testing.assert_allclose(
-        covariance(logprobs[order], advantages[order]), covariance(logprobs, advantages)[order], atol=1e-4
+        token_covariance(logprobs[order], advantages[order]), token_covariance(logprobs, advantages)[order], atol=1e-4
     )
 
 
 def test_equal_advantages_give_no_token_a_share():
-    assert covariance(np.array([-1.0, -9.0, -2.0]), np.array([0.5, 0.5, 0.5])).tolist() == [0, 0, 0]
+    assert token_covariance(np.array([-1.0, -9.0, -2.0]), np.array([0.5, 0.5, 0.5])).tolist() == [0, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")

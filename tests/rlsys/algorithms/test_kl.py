@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsys.algorithms.kl import ESTIMATORS, adapted, k1, k2, k3, k3_unbiased
+from rlsys.algorithms.kl import ESTIMATORS, adapt_coef, k1, k2, k3, k3_unbiased
 
 SIXTEENTHS = st.integers(-128, 0).map(lambda n: n / 16)
 
@@ -131,11 +131,11 @@ def test_the_table_holds_what_it_names():
     [(2.0, 1.0), (2.2, 1.01), (1.8, 0.99), (50.0, 1.02), (0.0, 0.98)],  # 10 % off, and at most 20 %, over 10 steps
 )
 def test_the_coefficient_rises_above_the_target_and_falls_below_it(measured, factor):
-    assert adapted(0.5, measured, 2.0, horizon=10) == pytest.approx(0.5 * factor)
+    assert adapt_coef(0.5, measured, 2.0, horizon=10) == pytest.approx(0.5 * factor)
 
 
 def test_a_divergence_that_follows_its_coefficient_comes_to_its_target():
     coef = 0.01
     for _ in range(400):
-        coef = adapted(coef, 0.1 / coef, 2.0, horizon=5)
+        coef = adapt_coef(coef, 0.1 / coef, 2.0, horizon=5)
     assert 0.1 / coef == pytest.approx(2.0, rel=1e-3)

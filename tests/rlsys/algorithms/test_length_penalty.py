@@ -3,12 +3,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.algorithms.length_penalty import penalty
+from rlsys.algorithms.length_penalty import overlong_penalty
 
 
 def test_the_penalty_falls_evenly_over_the_buffer():
     lengths = torch.tensor([0, 1, 12, 13, 14, 15, 16, 17, 99])
-    found = penalty(lengths, longest=16, buffer=4)
+    found = overlong_penalty(lengths, longest=16, buffer=4)
     assert found.dtype == torch.float32
     assert found.tolist() == [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
 
@@ -24,25 +24,25 @@ def test_the_penalty_equals_the_three_cases_of_the_paper(lengths, longest, data)
             expected.append(((longest - buffer) - length) / buffer)
         else:
             expected.append(-1.0)
-    found = penalty(torch.tensor(lengths, dtype=torch.long), longest=longest, buffer=buffer)
+    found = overlong_penalty(torch.tensor(lengths, dtype=torch.long), longest=longest, buffer=buffer)
     assert found.tolist() == pytest.approx(expected)
 
 
 def test_the_factor_is_what_the_longest_lose():
-    assert penalty(torch.tensor([4, 6, 8]), longest=8, buffer=4, factor=0.5).tolist() == [0, -0.25, -0.5]
-    assert penalty(torch.tensor([4, 6, 8]), longest=8, buffer=4, factor=0.0).tolist() == [0, 0, 0]
+    assert overlong_penalty(torch.tensor([4, 6, 8]), longest=8, buffer=4, factor=0.5).tolist() == [0, -0.25, -0.5]
+    assert overlong_penalty(torch.tensor([4, 6, 8]), longest=8, buffer=4, factor=0.0).tolist() == [0, 0, 0]
 
 
 def test_a_buffer_as_long_as_the_longest_counts_from_the_first_token():
-    assert penalty(torch.tensor([0, 1, 4]), longest=4, buffer=4).tolist() == [0, -0.25, -1]
+    assert overlong_penalty(torch.tensor([0, 1, 4]), longest=4, buffer=4).tolist() == [0, -0.25, -1]
 
 
 @pytest.mark.parametrize("buffer", [0, -1, 17])
 def test_a_buffer_that_does_not_fit_is_refused(buffer):
     with pytest.raises(ValueError, match=rf"^overlong\.penalty: buffer is {buffer}; .*\(16\)"):
-        penalty(torch.tensor([1]), longest=16, buffer=buffer)
+        overlong_penalty(torch.tensor([1]), longest=16, buffer=buffer)
 
 
 def test_a_factor_that_would_reward_length_is_refused():
     with pytest.raises(ValueError, match=r"^overlong\.penalty: factor is -1\.0"):
-        penalty(torch.tensor([1]), longest=16, buffer=4, factor=-1.0)
+        overlong_penalty(torch.tensor([1]), longest=16, buffer=4, factor=-1.0)

@@ -157,32 +157,32 @@ def test_on_policy_the_gradient_is_that_of_the_policy_gradient():
 def test_gspo_clips_a_sequence_as_one():
     """Ratios e^0.5 and e^-0.3: neither within 20 %, their geometric mean e^0.1 is."""
     logprobs = torch.tensor([0.5, -0.3], requires_grad=True)
-    told = LOSSES["gspo"].told(
+    told = LOSSES["gspo"].with_clip(
         logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0, 0]), clip_low=0.2, clip_high=0.2
     )
     told.loss.sum().backward()
     assert told.loss.tolist() == pytest.approx([-math.exp(0.1)] * 2, rel=1e-5)
     assert logprobs.grad.tolist() == pytest.approx([-math.exp(0.1)] * 2, rel=1e-5)
-    assert not (told.low | told.high).any()
+    assert not (told.clipped_low | told.clipped_high).any()
 
 
 def test_gmpo_clips_each_token_before_the_mean_is_taken():
     """Of e^0.5 and e^-0.3, a good sequence keeps e^0.4 and e^-0.3."""
     logprobs = torch.tensor([0.5, -0.3], requires_grad=True)
-    told = LOSSES["gmpo"].told(logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0, 0]))
+    told = LOSSES["gmpo"].with_clip(logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0, 0]))
     told.loss.sum().backward()
     assert told.loss.tolist() == pytest.approx([-math.exp(0.05)] * 2, rel=1e-5)
     assert logprobs.grad.tolist() == pytest.approx([0.0, -math.exp(0.05)], rel=1e-5)
-    assert told.high.tolist() == [True, False]
+    assert told.clipped_high.tolist() == [True, False]
 
 
 def test_cispo_lets_no_token_go():
     logprobs = torch.tensor([math.log(0.9), math.log(0.01)], requires_grad=True)
     old = torch.tensor([math.log(0.1), math.log(0.1)])
-    told = LOSSES["cispo"].told(logprobs, old, torch.tensor([1.0, -1.0]), torch.tensor([0, 0]))
+    told = LOSSES["cispo"].with_clip(logprobs, old, torch.tensor([1.0, -1.0]), torch.tensor([0, 0]))
     told.loss.sum().backward()
     assert logprobs.grad.tolist() == pytest.approx([-5.0, 0.1], rel=1e-5)  # ratios 9, held at 5, and 0.1
-    assert told.high.tolist() == [True, False]
+    assert told.clipped_high.tolist() == [True, False]
 
 
 def test_sapo_fades_on_both_sides_of_the_policy_that_sampled():
@@ -198,8 +198,8 @@ def test_sapo_fades_on_both_sides_of_the_policy_that_sampled():
 def test_dppo_leaves_a_rare_token_free_where_the_clipped_ratio_holds_it():
     """From 0.01 to 0.05 is five times as likely and four percent of probability."""
     logprobs, old = torch.tensor([math.log(0.05)]), torch.tensor([math.log(0.01)])
-    assert not LOSSES["dppo_tv"].told(logprobs, old, torch.ones(1), ONE).high
-    assert ppo_clip.told(logprobs, old, torch.ones(1), ONE).high
+    assert not LOSSES["dppo_tv"].with_clip(logprobs, old, torch.ones(1), ONE).clipped_high
+    assert ppo_clip.with_clip(logprobs, old, torch.ones(1), ONE).clipped_high
 
 
 # --- what the clip took hold of ------------------------------------------------------------------------------------------
@@ -212,12 +212,12 @@ def test_a_token_is_told_exactly_where_its_gradient_is_gone(case, columns):
     columns[2] = [a or 1.0 for a in columns[2]]  # no advantage, no gradient to lose
     logprobs, old, advantages = (torch.tensor(c) for c in columns[:3])
     logprobs.requires_grad_()
-    told = LOSSES[name].told(logprobs, old, advantages, torch.tensor(columns[4], dtype=torch.long), **options)
+    told = LOSSES[name].with_clip(logprobs, old, advantages, torch.tensor(columns[4], dtype=torch.long), **options)
     told.loss.sum().backward()
-    assert torch.equal(told.low | told.high, logprobs.grad == 0)
-    assert not (told.low & told.high).any()
-    assert not (told.low & (logprobs > old)).any()
-    assert not (told.high & (logprobs < old)).any()
+    assert torch.equal(told.clipped_low | told.clipped_high, logprobs.grad == 0)
+    assert not (told.clipped_low & told.clipped_high).any()
+    assert not (told.clipped_low & (logprobs > old)).any()
+    assert not (told.clipped_high & (logprobs < old)).any()
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -225,9 +225,11 @@ def test_a_token_is_told_exactly_where_its_gradient_is_gone(case, columns):
 def test_a_token_counts_as_clipped_exactly_where_its_gradient_is_gone(ratio, advantage):
     options = {"clip_low": 0.3, "clip_high": 0.2}
     _, slope = loss_and_slope(ratio, advantage, **options)
-    told = ppo_clip.told(torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), ONE, **options)
-    assert told.low.item() == (slope == 0 and ratio < 1)
-    assert told.high.item() == (slope == 0 and ratio > 1)
+    told = ppo_clip.with_clip(
+        torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), ONE, **options
+    )
+    assert told.clipped_low.item() == (slope == 0 and ratio < 1)
+    assert told.clipped_high.item() == (slope == 0 and ratio > 1)
 
 
 @given(tokens())
@@ -235,15 +237,17 @@ def test_what_told_says_comes_with_the_same_loss(columns):
     logprobs, old, advantages = (torch.tensor(c) for c in columns[:3])
     sequences = torch.tensor(columns[4], dtype=torch.long)
     for name, options in CASES.values():
-        told = LOSSES[name].told(logprobs, old, advantages, sequences, **options)
+        told = LOSSES[name].with_clip(logprobs, old, advantages, sequences, **options)
         assert torch.equal(told.loss, LOSSES[name](logprobs, old, advantages, sequences, **options))
-        assert told.low.dtype == told.high.dtype == torch.bool
+        assert told.clipped_low.dtype == told.clipped_high.dtype == torch.bool
 
 
 @pytest.mark.parametrize("name", ["sapo", "reinforce"])
 def test_a_loss_without_a_clip_holds_nothing(name):
-    told = LOSSES[name].told(torch.tensor([-9.0, 0.0]), torch.tensor([0.0, -9.0]), torch.ones(2), torch.tensor([0, 1]))
-    assert not (told.low | told.high).any()
+    told = LOSSES[name].with_clip(
+        torch.tensor([-9.0, 0.0]), torch.tensor([0.0, -9.0]), torch.ones(2), torch.tensor([0, 1])
+    )
+    assert not (told.clipped_low | told.clipped_high).any()
 
 
 # --- far away ------------------------------------------------------------------------------------------------------------
@@ -265,9 +269,9 @@ def test_a_huge_log_ratio_gives_a_finite_loss_and_gradient(case, gap):
 
 def test_a_bad_token_that_became_far_more_likely_is_still_pushed_back_or_told():
     logprobs = torch.tensor([0.0], requires_grad=True)
-    told = ppo_clip.told(logprobs, torch.tensor([-30.0]), torch.tensor([-1.0]), ONE)
+    told = ppo_clip.with_clip(logprobs, torch.tensor([-30.0]), torch.tensor([-1.0]), ONE)
     told.loss.sum().backward()
-    assert logprobs.grad > 0 or told.high
+    assert logprobs.grad > 0 or told.clipped_high
 
 
 FAR = [25.0, 1e4, 1e8, 1e30, math.inf]
@@ -308,9 +312,9 @@ def test_half_precision_is_computed_in_full_precision(case):
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_tokens_are_no_loss(name):
     logprobs = torch.zeros(0, requires_grad=True)
-    told = LOSSES[name].told(logprobs, torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    told = LOSSES[name].with_clip(logprobs, torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
     told.loss.sum().backward()
-    assert told.loss.shape == told.low.shape == told.high.shape == logprobs.grad.shape == (0,)
+    assert told.loss.shape == told.clipped_low.shape == told.clipped_high.shape == logprobs.grad.shape == (0,)
 
 
 @pytest.mark.parametrize("clip", [{"clip_low": 0.2, "clip_high": 0.3}])

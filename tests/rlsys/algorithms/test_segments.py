@@ -13,11 +13,11 @@ MEMBERS = st.lists(st.tuples(st.integers(-9, 9), st.integers(-40, 40).map(lambda
 def test_the_example_in_the_docstring():
     segments = Segments(torch.tensor([7, 3, 7]))
     assert segments.ids.tolist() == [1, 0, 1]
-    assert segments.count.tolist() == [1, 2]
+    assert segments.sizes.tolist() == [1, 2]
     assert segments.sum(torch.tensor([10.0, 20.0, 30.0])).tolist() == [20, 40]
     assert segments.mean(torch.tensor([10.0, 20.0, 30.0])).tolist() == [20, 20]
     assert segments.max(torch.tensor([10.0, 20.0, 30.0])).tolist() == [20, 30]
-    assert segments.spread(torch.tensor([1.0, 2.0])).tolist() == [2, 1, 2]
+    assert segments.broadcast(torch.tensor([1.0, 2.0])).tolist() == [2, 1, 2]
 
 
 @given(MEMBERS)
@@ -28,37 +28,37 @@ def test_every_member_is_given_what_a_plain_loop_finds_for_its_segment(members):
         (sum, segments.sum(tensor)),
         (lambda own: sum(own) / len(own), segments.mean(tensor)),
         (max, segments.max(tensor)),
-        (len, segments.count),
+        (len, segments.sizes),
     ):
         expected = [0.0] * len(values)
         for own in plain.members(labels):
             for i in own:
                 expected[i] = function([values[j] for j in own])
-        assert segments.spread(found).tolist() == pytest.approx(expected, rel=1e-6)
-    assert segments.number == len(set(labels))
+        assert segments.broadcast(found).tolist() == pytest.approx(expected, rel=1e-6)
+    assert segments.segment_count == len(set(labels))
 
 
 def test_labels_may_be_far_apart_and_negative():
     segments = Segments(torch.tensor([2**60, -(2**60), 2**60]))
-    assert segments.number == 2
+    assert segments.segment_count == 2
     assert segments.sum(torch.tensor([1.0, 2.0, 3.0])).tolist() == [2, 4]
 
 
 def test_without_members_there_are_no_segments():
     segments = Segments(torch.zeros(0, dtype=torch.long))
-    assert segments.number == 0
+    assert segments.segment_count == 0
     assert segments.mean(torch.zeros(0)).tolist() == []
-    assert segments.spread(segments.max(torch.zeros(0))).tolist() == []
+    assert segments.broadcast(segments.max(torch.zeros(0))).tolist() == []
 
 
 @given(MEMBERS)
 def test_one_of_is_the_value_of_a_member_and_whole_segments_are_one(members):
     labels, values = [label for label, _ in members], [value for _, value in members]
     segments, tensor = Segments(torch.tensor(labels, dtype=torch.long)), torch.tensor(values)
-    for i, found in enumerate(segments.spread(segments.one_of(tensor)).tolist()):
+    for i, found in enumerate(segments.broadcast(segments.any_member(tensor)).tolist()):
         assert found in [v for label, v in members if label == labels[i]]
-    whole = Segments.one(len(values))
-    assert whole.spread(whole.sum(tensor)).tolist() == [sum(values)] * len(values)
+    whole = Segments.single(len(values))
+    assert whole.broadcast(whole.sum(tensor)).tolist() == [sum(values)] * len(values)
 
 
 def test_negative_values_have_a_negative_maximum():
@@ -68,5 +68,5 @@ def test_negative_values_have_a_negative_maximum():
 def test_gradients_pass_through_sums_and_back_to_each_member():
     values = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
     segments = Segments(torch.tensor([5, 1, 5]))
-    (segments.spread(segments.mean(values)) * torch.tensor([1.0, 10.0, 100.0])).sum().backward()
+    (segments.broadcast(segments.mean(values)) * torch.tensor([1.0, 10.0, 100.0])).sum().backward()
     assert values.grad.tolist() == [50.5, 10.0, 50.5]  # each of the pair is half of both their means

@@ -5,27 +5,27 @@ import dataclasses
 import pytest
 
 from rlsys.analysis import findings
-from rlsys.analysis.findings import CHECKS, Seen, looked_for
-from rlsys.config.schema import Config, Trainer
+from rlsys.analysis.findings import CHECKS, RunData, check_descriptions
+from rlsys.config.schema import Config, TrainerConfig
 
 STEPS = 20
-CONFIG = Config(trainer=Trainer(prompts_per_step=4, samples_per_prompt=2))
+CONFIG = Config(trainer=TrainerConfig(prompts_per_step=4, samples_per_prompt=2))
 
 
 def ramp(first: float, last: float, steps: int = STEPS) -> list[float]:
     return [first + (last - first) * i / (steps - 1) for i in range(steps)]
 
 
-def seen(events=(), config=CONFIG, busy=None, **figures) -> Seen:
+def seen(events=(), config=CONFIG, busy=None, **figures) -> RunData:
     """`seen(**{"reward/mean": [0, 1]})`: by name, a value for each step from 1 on; None where a line does not have it."""
     count = max((len(values) for values in figures.values()), default=0)
     lines = [{"step": i + 1} | {n: v[i] for n, v in figures.items() if v[i] is not None} for i in range(count)]
     told = [{"time": 1.0, "event": kind, **facts} for kind, facts in events]
-    return dataclasses.replace(Seen.of(lines, told, config), busy=busy or {})
+    return dataclasses.replace(RunData.from_events(lines, told, config), busy_share=busy or {})
 
 
 def of(check: str, *arguments, **figures) -> list[findings.Finding]:
-    return [f for f in findings.findings(seen(*arguments, **figures)) if f.check == check]
+    return [f for f in findings.run_checks(seen(*arguments, **figures)) if f.check == check]
 
 
 def held_out(first: float, last: float, half: float = 0.02) -> dict[str, list[float | None]]:
@@ -119,7 +119,7 @@ CASES = {
 
 def test_every_check_is_tried_here_and_says_what_it_looks_for():
     assert [check.__name__ for check in CHECKS] == list(CASES)
-    assert all(text.endswith(".") for text in looked_for())
+    assert all(text.endswith(".") for text in check_descriptions())
 
 
 @pytest.mark.parametrize("check", CASES)
@@ -180,7 +180,7 @@ def test_equal_rewards_are_no_reason_to_look_where_a_method_does_not_compare_wit
     equal = {"groups/equal": [4.0] * STEPS}
     assert of("no_spread", **equal)
     gae = dataclasses.replace(CONFIG, algorithm=dataclasses.replace(CONFIG.algorithm, advantage="gae"))
-    assert not [f for f in findings.findings(seen(config=gae, **equal)) if f.check == "no_spread"]
+    assert not [f for f in findings.run_checks(seen(config=gae, **equal)) if f.check == "no_spread"]
 
 
 def test_problems_come_before_warnings():
@@ -188,7 +188,7 @@ def test_problems_come_before_warnings():
         ("replaced", {"worker": "reward-0", "cause": "x"}),
         ("stop", {"cause": "NothingToLearn: all groups are equal"}),
     ]
-    assert [f.tone for f in findings.findings(seen(events))] == ["problem", "warning"]
+    assert [f.tone for f in findings.run_checks(seen(events))] == ["problem", "warning"]
 
 
 def test_a_held_out_set_that_follows_the_reward_is_not_suspected_for_another_that_does_not():
@@ -235,7 +235,7 @@ def test_completions_that_are_nearly_all_cut_from_the_start_are_told():
 
 
 def test_without_a_configuration_the_other_checks_still_speak():
-    found = findings.findings(seen([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20}))
+    found = findings.run_checks(seen([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20}))
     assert {f.check for f in found} == {"entropy_collapse", "failed_rewards"}
 
 
@@ -249,6 +249,8 @@ def test_figures_that_are_not_numbers_are_left_out():
 def test_what_is_no_number_is_left_out_of_every_check(broken):
     figures = {name: values for told, _ in CASES.values() for name, values in told.items() if "/" in name}
     lines = [{"step": i + 1} | dict.fromkeys(figures, broken) for i in range(STEPS)]
-    assert findings.findings(Seen(lines, config=CONFIG)) == []
+    assert findings.run_checks(RunData(lines, config=CONFIG)) == []
     good = [line | {"eval/easy/accuracy": 0.2 + 0.1 * (i == 0)} for i, line in enumerate(lines)]
-    assert [f.check for f in findings.findings(Seen(good, config=CONFIG))] == ["past_its_best"], "without an interval"
+    assert [f.check for f in findings.run_checks(RunData(good, config=CONFIG))] == ["past_its_best"], (
+        "without an interval"
+    )

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.analysis.rescoring import SHOWN, Disagreements, Tally, tally
-from rlsys.runs.samples import Saved
+from rlsys.analysis.rescoring import MAX_SHOWN, Disagreements, RewardComparison, compare_rewards
+from rlsys.runs.samples import SavedSample
 from rlsys.types import Prompt, Sample, Verdict
 
 NOTHING = np.array([], dtype=np.int32), np.array([], dtype=np.float32)
@@ -15,39 +15,52 @@ REWARDS = st.lists(
 )
 
 
-def saved(uid: str, score: float | None, text: str = "", advantage: float | None = 0.0) -> Saved:
+def saved(uid: str, score: float | None, text: str = "", advantage: float | None = 0.0) -> SavedSample:
     prompt, sample = Prompt(uid, "s", uid, [], {}), Sample(uid, 0, text, *NOTHING, "stop", 1)
-    return Saved(prompt, sample, Verdict(score, {}, "timeout" if score is None else ""), advantage)
+    return SavedSample(prompt, sample, Verdict(score, {}, "timeout" if score is None else ""), advantage)
 
 
-def tallied(*groups: list[tuple[float | None, float | None]]) -> Tally:
+def tallied(*groups: list[tuple[float | None, float | None]]) -> RewardComparison:
     """Each group is its samples' old and new rewards."""
     pairs = [
         (saved(f"p{g}", old), Verdict(new, {}, "crash" if new is None else ""))
         for g, own in enumerate(groups)
         for old, new in own
     ]
-    return tally([s for s, _ in pairs], [v for _, v in pairs])
+    return compare_rewards([s for s, _ in pairs], [v for _, v in pairs])
 
 
 def test_equal_rewards_change_nothing():
     found = tallied([(1, 1), (0, 0)], [(1, 1), (1, 1)])
-    assert (found.samples, found.judged, found.changed, found.flipped, found.begin, found.cease) == (4, 4, 0, 0, 0, 0)
-    assert (found.groups, found.taught, found.teach) == (2, 1, 1)
+    assert (found.samples, found.judged, found.changed, found.flipped, found.start_teaching, found.stop_teaching) == (
+        4,
+        4,
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (found.groups, found.taught_before, found.teach_now) == (2, 1, 1)
     assert found.correlation == pytest.approx(1)
 
 
 def test_means_and_changes_are_of_samples_that_both_judged():
     found = tallied([(1, 0.5), (0, 0.5), (None, 1), (0.25, None)])
     assert (found.samples, found.judged, found.changed) == (4, 2, 2)
-    assert (found.old / found.judged, found.new / found.judged) == (0.5, 0.5)
+    assert (found.old_sum / found.judged, found.new_sum / found.judged) == (0.5, 0.5)
     assert found.failures == {"crash": 1}
-    assert found.mended == 1
+    assert found.recovered == 1
 
 
 def test_groups_begin_and_cease_to_teach():
     found = tallied([(1, 1), (1, 0)], [(1, 1), (0, 1)], [(0, 0), (0, 0)], [(1, 0), (0, 1)])
-    assert (found.groups, found.taught, found.teach, found.begin, found.cease) == (4, 2, 2, 1, 1)
+    assert (found.groups, found.taught_before, found.teach_now, found.start_teaching, found.stop_teaching) == (
+        4,
+        2,
+        2,
+        1,
+        1,
+    )
 
 
 def test_an_advantage_flips_when_the_reward_crosses_its_groups_mean():
@@ -58,7 +71,7 @@ def test_an_advantage_flips_when_the_reward_crosses_its_groups_mean():
 
 
 def test_samples_of_an_evaluation_have_no_advantages_to_flip():
-    found = tally([saved("p", 1, advantage=None), saved("p", 0, advantage=None)], [Verdict(0), Verdict(1)])
+    found = compare_rewards([saved("p", 1, advantage=None), saved("p", 0, advantage=None)], [Verdict(0), Verdict(1)])
     assert (found.judged, found.changed, found.groups, found.flipped) == (2, 2, 0, 0)
 
 
@@ -88,4 +101,4 @@ def test_the_largest_disagreements_are_kept_and_a_text_is_shown_once():
     found.add(Path("x"), saved("p", 1.0), Verdict(None, failure="crash"))
     shown = [1.0 - verdict.score for _, _, verdict in found.largest_first()]
     assert shown == [3.0, 2.5, 2.0, 1.0, 0.5]
-    assert len(shown) == SHOWN
+    assert len(shown) == MAX_SHOWN

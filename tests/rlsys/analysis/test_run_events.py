@@ -1,9 +1,9 @@
-from rlsys.analysis.run_events import ending, happenings
+from rlsys.analysis.run_events import last_ending, parse_events
 
 
 def of(*events):
     """`of(("sync", {"version": 3}))`: a second apart."""
-    return happenings([{"time": float(i), "event": kind, **facts} for i, (kind, facts) in enumerate(events)])
+    return parse_events([{"time": float(i), "event": kind, **facts} for i, (kind, facts) in enumerate(events)])
 
 
 def test_an_event_without_a_step_comes_during_the_step_after_the_newest_weights():
@@ -27,13 +27,13 @@ def test_a_stop_that_was_asked_for_is_no_problem_and_any_other_is():
 
 
 def test_events_that_nobody_knows_and_broken_ones_are_told_as_notes():
-    strange, empty = happenings([{"event": "comet", "time": 1.0, "tail": 2}, {}])
+    strange, empty = parse_events([{"event": "comet", "time": 1.0, "tail": 2}, {}])
     assert (strange.title, strange.tone, strange.facts) == ("comet", "note", {"tail": 2})
     assert empty.tone == "note"
 
 
 def test_a_run_has_an_ending_until_it_is_started_again():
-    assert ending(of(("begin", {"step": 0}))) is None
-    assert ending(of(("begin", {"step": 0}), ("done", {"step": 3}))).kind == "done"
-    assert ending(of(("stop", {"cause": "asked to stop"}), ("start", {}))) is None
-    assert ending([]) is None
+    assert last_ending(of(("begin", {"step": 0}))) is None
+    assert last_ending(of(("begin", {"step": 0}), ("done", {"step": 3}))).kind == "done"
+    assert last_ending(of(("stop", {"cause": "asked to stop"}), ("start", {}))) is None
+    assert last_ending([]) is None

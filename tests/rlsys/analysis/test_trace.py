@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from rlsys.analysis.trace import Span, busy, events, spans, write_trace
+from rlsys.analysis.trace import Span, busy_seconds, read_spans, trace_events, write_trace
 from rlsys.config.schema import ConfigError
 
 
@@ -56,7 +56,7 @@ def test_the_trace_is_json_with_a_process_for_each_worker_and_one_for_syncs(tmp_
 
 
 def test_each_sample_has_a_lane_below_its_engine(tmp_path):
-    drawn = events(spans(make_run(tmp_path, **RUN)))
+    drawn = trace_events(read_spans(make_run(tmp_path, **RUN)))
     lanes = named(drawn, "thread_name")
     samples = {e["name"]: e for e in drawn if e["ph"] == "X" and "/" in e["name"]}
     assert {lanes[e["pid"], e["tid"]] for e in samples.values()} == {"sample 0", "sample 1"}
@@ -66,7 +66,7 @@ def test_each_sample_has_a_lane_below_its_engine(tmp_path):
 
 
 def test_what_overlaps_is_in_lanes_of_its_own_and_what_is_part_of_another_is_not(tmp_path):
-    drawn = events(spans(make_run(tmp_path, **RUN)))
+    drawn = trace_events(read_spans(make_run(tmp_path, **RUN)))
     lanes = named(drawn, "thread_name")
     judged = [lanes[e["pid"], e["tid"]] for e in drawn if e["name"] == "judge"]
     assert sorted(judged) == ["reward-0 0", "reward-0 0", "reward-0 1"]
@@ -75,7 +75,7 @@ def test_what_overlaps_is_in_lanes_of_its_own_and_what_is_part_of_another_is_not
 
 
 def test_no_two_spans_of_a_lane_cross(tmp_path):
-    drawn = [e for e in events(spans(make_run(tmp_path, **RUN))) if e["ph"] == "X"]
+    drawn = [e for e in trace_events(read_spans(make_run(tmp_path, **RUN))) if e["ph"] == "X"]
     for a, b in itertools.permutations(drawn, 2):
         if (a["pid"], a["tid"]) == (b["pid"], b["tid"]) and a["ts"] < b["ts"] < a["ts"] + a["dur"]:
             assert b["ts"] + b["dur"] <= a["ts"] + a["dur"]
@@ -85,9 +85,9 @@ def test_a_process_is_busy_while_anything_goes_on_in_it():
     judged = [
         Span("reward-0", "judge", at, seconds) for at, seconds in ((1.0, 2.0), (2.0, 0.5), (2.5, 1.5), (6.0, 1.0))
     ]
-    assert busy(judged, 0.0, 10.0) == 3.0 + 1.0
-    assert busy(judged, 2.0, 6.5) == 2.0 + 0.5
-    assert busy([], 0.0, 10.0) == 0.0
+    assert busy_seconds(judged, 0.0, 10.0) == 3.0 + 1.0
+    assert busy_seconds(judged, 2.0, 6.5) == 2.0 + 0.5
+    assert busy_seconds([], 0.0, 10.0) == 0.0
 
 
 def test_a_run_without_a_timeline_is_refused_with_the_reason(tmp_path):

@@ -82,7 +82,7 @@ def test_every_option_of_a_method_is_a_field_that_may_be_null():
 
 
 def test_those_who_compare_within_a_group_are_advantages_there_are():
-    assert {*schema.ADVANTAGES} - {*checks.COMPARE_WITHIN_A_GROUP} == {"reinforce_pp", "remax", "raw", "gae"}
+    assert {*schema.ADVANTAGES} - {*checks.GROUP_RELATIVE} == {"reinforce_pp", "remax", "raw", "gae"}
 
 
 def test_the_bounds_known_of_corrections_are_those_of_their_functions():
@@ -91,7 +91,7 @@ def test_the_bounds_known_of_corrections_are_those_of_their_functions():
         defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
         if {"low", "high"} <= {*defaults}:
             both[name] = (defaults["low"], defaults["high"])
-    assert both == checks.BOUNDS
+    assert both == checks.CORRECTION_BOUNDS
 
 
 def test_the_recipes_named_in_hints_are_the_files_for_methods_on_the_tiny_model():

@@ -7,7 +7,7 @@ import pytest
 
 from rlsys.checks import load_checked
 from rlsys.config import loading, schema, suggest
-from rlsys.config.schema import Config, ConfigError, Function
+from rlsys.config.schema import Config, ConfigError, RewardFunction
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_an_empty_file_is_the_defaults_in_a_directory_of_its_name(read):
-    assert read("") == dataclasses.replace(Config(), run=schema.Run(dir="runs/some"))
+    assert read("") == dataclasses.replace(Config(), run=schema.RunConfig(dir="runs/some"))
 
 
 def test_the_file_wins_over_defaults_and_the_command_line_over_the_file(read):
@@ -59,7 +59,7 @@ def test_values_on_the_command_line_are_yaml(read, override, key, value):
 
 @pytest.mark.parametrize("value", ["exact", "[exact]", "{exact: 1}"])
 def test_reward_functions_in_a_file_may_be_a_name_a_list_or_a_mapping(read, value):
-    assert read(f"reward: {{functions: {value}}}").reward.functions == {"exact": Function(1.0, "exact")}
+    assert read(f"reward: {{functions: {value}}}").reward.functions == {"exact": RewardFunction(1.0, "exact")}
 
 
 def test_an_empty_directory_means_the_name_of_the_file(read):
@@ -81,7 +81,7 @@ def test_values_within_named_entries_may_refer_to_the_file_too(read):
 )
 def test_a_text_may_hold_what_looks_like_a_reference(read, text, tmp_path):
     (tmp_path / "a.py").write_text("def f(completion, option): return 0")
-    tree = loading.literal({"data": {"system": text}, "reward": {"functions": {"a.py:f": {"option": text}}}})
+    tree = loading.escape_references({"data": {"system": text}, "reward": {"functions": {"a.py:f": {"option": text}}}})
     before = read(json.dumps(tree))
     assert (before.data.system, before.reward.functions["a.py:f"].options) == (text, {"option": text})
     assert read(loading.to_yaml(before)) == before
@@ -149,7 +149,7 @@ def test_lists_reward_functions_and_nulls_replace_those_of_the_base(files):
         }
     )
     found = load_checked("b.yaml")
-    assert found.reward.functions == {"zigzag": Function(1.0, "zigzag")}
+    assert found.reward.functions == {"zigzag": RewardFunction(1.0, "zigzag")}
     assert list(found.eval.datasets) == ["builtin:zigzag"]
     assert found.algorithm.eps is None
 

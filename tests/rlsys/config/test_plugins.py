@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from rlsys.config.plugins import absent, find
+from rlsys.config.plugins import explain_missing, load_function
 from rlsys.config.schema import ConfigError
 
 
@@ -15,37 +15,37 @@ TABLE = {"one": builtin, "two": len}
 
 
 def test_a_name_in_the_table_is_found():
-    assert find("one", TABLE, "reward.functions") is builtin
+    assert load_function("one", TABLE, "reward.functions") is builtin
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"reward\.functions: `three` is not known\. Built in: one, two"):
-        find("three", TABLE, "reward.functions")
+        load_function("three", TABLE, "reward.functions")
 
 
 def test_a_function_of_a_module_is_found():
     import math
 
-    assert find("math:sqrt", TABLE, "x") is math.sqrt
+    assert load_function("math:sqrt", TABLE, "x") is math.sqrt
 
 
 def test_a_function_of_a_file_is_found(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def triple(x): return 3 * x\n")
-    assert find(f"{file}:triple", TABLE, "x")(2) == 6
+    assert load_function(f"{file}:triple", TABLE, "x")(2) == 6
 
 
 def test_a_path_may_be_relative_to_where_the_user_is(tmp_path, monkeypatch):
     (tmp_path / "here.py").write_text("def f(): return 'here'\n")
     monkeypatch.chdir(tmp_path)
-    assert find("here.py:f", TABLE, "x")() == "here"
+    assert load_function("here.py:f", TABLE, "x")() == "here"
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "same.py").write_text(f"NAME = '{folder}'\ndef f(): return NAME\n")
-    first, second = (find(f"{tmp_path}/{folder}/same.py:f", TABLE, "x") for folder in ("a", "b"))
+    first, second = (load_function(f"{tmp_path}/{folder}/same.py:f", TABLE, "x") for folder in ("a", "b"))
     assert (first(), second()) == ("a", "b")
 
 
@@ -53,15 +53,15 @@ def test_a_missing_function_is_refused_with_the_ones_there(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def triple(x): return 3 * x\ndef _hidden(): pass\nNUMBER = 3\n")
     with pytest.raises(ConfigError, match=r"no function `treble`\. Functions there: triple\."):
-        find(f"{file}:treble", TABLE, "x")
+        load_function(f"{file}:treble", TABLE, "x")
     with pytest.raises(ConfigError, match="no function `NUMBER`"):
-        find(f"{file}:NUMBER", TABLE, "x")
+        load_function(f"{file}:NUMBER", TABLE, "x")
 
 
 def test_a_missing_file_is_refused_with_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=rf"gone\.py does not exist \(from {tmp_path}\)"):
-        find("gone.py:f", TABLE, "x")
+        load_function("gone.py:f", TABLE, "x")
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_a_file_that_cannot_be_imported_is_refused_with_the_reason(tmp_path, sou
     file = tmp_path / "broken.py"
     file.write_text(source)
     with pytest.raises(ConfigError, match=rf"x: importing .*broken\.py .*failed: {reason}"):
-        find(f"{file}:f", TABLE, "x")
+        load_function(f"{file}:f", TABLE, "x")
 
 
 def test_a_module_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"importing no_such_module_1 .*ModuleNotFoundError"):
-        find("no_such_module_1:f", TABLE, "x")
+        load_function("no_such_module_1:f", TABLE, "x")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_cannot_be_had_is_seen_without_running_it(spec, problem, tmp_path, 
     (tmp_path / "made.py").write_text("globals()['g'] = 1\nraise SystemExit\n")
     (tmp_path / "broken.py").write_text("import os\ndef f(:\n")
     monkeypatch.chdir(tmp_path)
-    found = absent(spec)
+    found = explain_missing(spec)
     assert found.startswith(problem)
     assert bool(found) == bool(problem)
 
@@ -119,7 +119,7 @@ def test_a_module_that_an_editable_install_has_its_own_finder_for_is_there(monke
         def find_spec(name, path=None, target=None):
             return importlib.machinery.ModuleSpec(name, None) if name == "edited_in_place" else None
 
-    assert absent("edited_in_place.rewards:f")
+    assert explain_missing("edited_in_place.rewards:f")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
-    assert not absent("edited_in_place.rewards:f")
-    assert absent(".relative:f")
+    assert not explain_missing("edited_in_place.rewards:f")
+    assert explain_missing(".relative:f")

@@ -6,8 +6,8 @@ import pytest
 
 from rlsys.checks import load_checked
 from rlsys.config import loading
-from rlsys.config.schema import ConfigError, Function
-from rlsys.config.secrets import FromEnvironment, given, hidden, suspects, variables
+from rlsys.config.schema import ConfigError, RewardFunction
+from rlsys.config.secrets import EnvReference, find_secrets, redact, referenced_variables, resolve_env
 from rlsys.rewards import Judge
 from rlsys.runs.directory import RunDirectory
 
@@ -64,7 +64,7 @@ def test_a_reference_on_the_command_line_stays_one_too(file):
 def test_a_value_that_another_refers_to_does_not_escape_by_it(file):
     text = "reward: {functions: {own.py:bad: {api_key: '${oc.env:JUDGE_ACCESS}', more: {deep: '${..api_key}'}}}}\n"
     file.write_text(text)
-    config = loading.load(file)
+    config = loading.load_config(file)
     assert config.reward.functions["own.py:bad"].options["more"] == {"deep": "${oc.env:JUDGE_ACCESS}"}
     assert VALUE not in loading.to_yaml(config)
 
@@ -117,7 +117,7 @@ def test_a_variable_that_is_not_set_is_told_at_once(file, monkeypatch):
     ],
 )
 def test_a_literal_that_looks_like_a_secret_is_refused_without_being_shown(option, value, file):
-    [problem] = suspects("reward.functions", {"own.py:f": {option: value}})
+    [problem] = find_secrets("reward.functions", {"own.py:f": {option: value}})
     assert problem.startswith(f"reward.functions.own.py:f.{option}")
     assert "${oc.env:ITS_NAME}" in problem
     for secret in [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value:
@@ -145,7 +145,7 @@ def test_a_literal_that_looks_like_a_secret_is_refused_without_being_shown(optio
     ],
 )
 def test_what_only_sounds_like_one_is_not(option, value):
-    assert suspects("reward.functions", {"own.py:f": {option: value}}) == []
+    assert find_secrets("reward.functions", {"own.py:f": {option: value}}) == []
 
 
 def test_a_secret_on_the_command_line_or_in_a_path_is_refused_too(file):
@@ -164,8 +164,8 @@ def test_a_value_of_the_wrong_type_is_not_shown_if_it_is_secret(file, monkeypatc
 
 
 def test_what_a_function_raises_is_hidden_in_its_verdict(file):
-    reference = FromEnvironment("${oc.env:JUDGE_ACCESS}")
-    verdict = Judge({"bad": Function(function="own.py:bad", options={"api_key": reference})})({"completion": "x"})
+    reference = EnvReference("${oc.env:JUDGE_ACCESS}")
+    verdict = Judge({"bad": RewardFunction(function="own.py:bad", options={"api_key": reference})})({"completion": "x"})
     assert verdict.failure == "exception"
     assert "the service said: *** is no key" in verdict.detail
     assert VALUE not in verdict.detail
@@ -173,9 +173,9 @@ def test_what_a_function_raises_is_hidden_in_its_verdict(file):
 
 def test_what_stops_a_run_is_hidden_in_its_events(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", VALUE)
-    run = RunDirectory(loading.build(loading.OmegaConf.create(), [f"run.dir={tmp_path}/run"], ""))
-    run.event("stop", cause=f"HTTP 401 for {VALUE}")
-    run.event("stall", stacks={"reward-0": f"judge(key={VALUE!r})"}, waiting_for=[VALUE])
+    run = RunDirectory(loading.build_config(loading.OmegaConf.create(), [f"run.dir={tmp_path}/run"], ""))
+    run.record_event("stop", cause=f"HTTP 401 for {VALUE}")
+    run.record_event("stall", stacks={"reward-0": f"judge(key={VALUE!r})"}, waiting_for=[VALUE])
     run.close()
     said = (tmp_path / "run" / "events.jsonl").read_text()
     assert "HTTP 401 for ***" in said
@@ -185,27 +185,27 @@ def test_what_stops_a_run_is_hidden_in_its_events(tmp_path, monkeypatch):
 def test_a_hidden_text_stays_a_text(monkeypatch):
     monkeypatch.setenv("JUDGE", VALUE)
     monkeypatch.setenv("SHORT_TOKEN", "the")
-    assert hidden(f"{VALUE}, then", ["JUDGE"]) == "***, then"
-    assert hidden("the end") == "the end", "too short to be told from other words"
-    assert hidden('{"url": "http://a/?token=0123456789", "b": 1}') == '{"url": "http://a/?***", "b": 1}'
-    assert hidden("at http://127.0.0.1:8265/x@y") == "at http://127.0.0.1:8265/x@y"
+    assert redact(f"{VALUE}, then", ["JUDGE"]) == "***, then"
+    assert redact("the end") == "the end", "too short to be told from other words"
+    assert redact('{"url": "http://a/?token=0123456789", "b": 1}') == '{"url": "http://a/?***", "b": 1}'
+    assert redact("at http://127.0.0.1:8265/x@y") == "at http://127.0.0.1:8265/x@y"
 
 
 def test_a_variable_whose_name_tells_of_a_secret_is_hidden_and_the_working_directory_is_none(monkeypatch):
     for name in ("OPENAI_KEY", "DB_PWD", "HF_TOKEN"):
         monkeypatch.setenv(name, "hunter2")
-        assert hidden("it is hunter2") == "it is ***", name
+        assert redact("it is hunter2") == "it is ***", name
         monkeypatch.delenv(name)
     monkeypatch.setenv("PWD", "/home/me")
-    assert hidden("in /home/me") == "in /home/me"
+    assert redact("in /home/me") == "in /home/me"
 
 
 def test_references_know_their_variables(monkeypatch):
     monkeypatch.setenv("A", "a")
     monkeypatch.setenv("B", "b")
-    options = {"x": [FromEnvironment("${oc.env:A}/${oc.env:B} \\${c}")], "token_env": "T", "y": 1}
-    assert variables(options) == ["T", "A", "B"]
-    assert given(options) == {"x": ["a/b ${c}"], "token_env": "T", "y": 1}
+    options = {"x": [EnvReference("${oc.env:A}/${oc.env:B} \\${c}")], "token_env": "T", "y": 1}
+    assert referenced_variables(options) == ["T", "A", "B"]
+    assert resolve_env(options) == {"x": ["a/b ${c}"], "token_env": "T", "y": 1}
 
 
 # --- what a configuration cannot do ------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from rlsys import data
 from rlsys.config.schema import ConfigError
-from rlsys.data import Form, Origin
-from rlsys.data.prepare import canonical
-from rlsys.data.store import Joined, repeats
+from rlsys.data import Origin, PromptFormat
+from rlsys.data.prepare import to_canonical_json
+from rlsys.data.store import JoinedPrompts, count_occurrences
 from rlsys.tasks import zigzag
 
 
@@ -77,7 +77,7 @@ def test_parquet_rows_are_rows(tmp_path, tokenizer):
 def test_the_built_in_task_can_be_loaded(tokenizer):
     train = load("builtin:zigzag", tokenizer)
     assert len(train) == zigzag.TRAIN_PROMPTS
-    assert train.longest == 7
+    assert train.longest_prompt == 7
     assert all(len(p.tokens) == 7 for p in train)
 
 
@@ -121,7 +121,7 @@ def test_identical_rows_are_numbered_and_repeated_prompts_are_told(tmp_path, tok
 def test_a_row_that_is_in_two_sets_has_two_uids(tmp_path, tokenizer):
     one = load(lines(tmp_path, {"prompt": "1>"}, {"prompt": "2>"}), tokenizer, source="a")
     two = load(lines(tmp_path, {"prompt": "2>"}, {"prompt": "3>"}, name="more.jsonl"), tokenizer, source="a")
-    joined = Joined([one, two])
+    joined = JoinedPrompts([one, two])
     uids = [p.uid for p in joined]
     assert [p.text for p in joined] == ["1>", "2>", "2>", "3>"]
     assert uids[2] == f"{uids[1]}~2"
@@ -135,7 +135,7 @@ def test_repetitions_are_counted_as_by_hand(numbers):
     import numpy as np
 
     by_hand = [numbers[: i + 1].count(n) for i, n in enumerate(numbers)]
-    assert repeats(np.array(numbers, dtype=np.uint64)).tolist() == by_hand
+    assert count_occurrences(np.array(numbers, dtype=np.uint64)).tolist() == by_hand
 
 
 JSON = st.recursive(
@@ -149,12 +149,13 @@ JSON = st.recursive(
 def test_the_order_of_fields_and_empty_fields_do_not_change_what_a_row_is(row, random):
     items = list(row.items())
     random.shuffle(items)
-    assert canonical(dict(items)) == canonical(row)
+    assert to_canonical_json(dict(items)) == to_canonical_json(row)
     assert (
-        canonical({"nothing": None} | row) == canonical({k: v for k, v in row.items() if k != "nothing"})
+        to_canonical_json({"nothing": None} | row)
+        == to_canonical_json({k: v for k, v in row.items() if k != "nothing"})
         or "nothing" in row
     )
-    assert json.loads(canonical(row)).keys() == {k for k, v in row.items() if v is not None}
+    assert json.loads(to_canonical_json(row)).keys() == {k for k, v in row.items() if v is not None}
 
 
 # --- rows that cannot be used ----------------------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def test_damage_at_any_line_never_costs_another_row(tmp_path, tokenizer, damage)
         return
     rows = load(str(tmp_path / "a.jsonl"), tokenizer, on_bad_row="skip")
     assert [p.text for p in rows] == [f"{n:02}>" for n in range(20) if n not in damage]
-    assert [bad.line for bad in rows.stored.all_bad()] == [n + 1 for n in sorted(damage)]
+    assert [bad.line for bad in rows.stored.read_all_bad()] == [n + 1 for n in sorted(damage)]
 
 
 # --- prompts that are too long ---------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ def test_overlong_prompts_can_be_left_out_and_are_counted(tmp_path, tokenizer):
     notes = []
     rows = load(path, tokenizer, overlong="skip", notes=notes)
     assert [p.text for p in rows] == ["1>", "123456>"]
-    assert rows.longest == 7
+    assert rows.longest_prompt == 7
     assert "2 prompts; left out 1 of more than 7 tokens" in notes[0]
 
 
@@ -275,15 +276,15 @@ def test_held_out_prompts_that_are_trained_on_are_told(tmp_path, tokenizer):
     held_out = load(
         lines(tmp_path, {"prompt": "2>", "answer": "other"}, {"prompt": "3>"}, name="test.jsonl"), tokenizer
     )
-    assert "test: 1 of 2 held-out prompts are also trained on" in data.contamination("test", held_out, [train])
-    assert not data.contamination("train", train, [load(lines(tmp_path, {"prompt": "9>"}), tokenizer)])
+    assert "test: 1 of 2 held-out prompts are also trained on" in data.describe_contamination("test", held_out, [train])
+    assert not data.describe_contamination("train", train, [load(lines(tmp_path, {"prompt": "9>"}), tokenizer)])
 
 
 # --- a first look ----------------------------------------------------------------------------------------------------------
 
 
 def peek(path, on_bad_row="error", **form):
-    data.peek(Origin(path), Form(**form), on_bad_row)
+    data.peek(Origin(path), PromptFormat(**form), on_bad_row)
 
 
 def test_a_first_look_finds_what_is_wrong_with_every_row(tmp_path):

@@ -7,7 +7,7 @@ from data_files import lines, table
 
 from rlsys import data
 from rlsys.config.schema import ConfigError
-from rlsys.data import Form, Origin, Preparation, Rules, cache, prepare, store
+from rlsys.data import DatasetPreparer, Origin, PromptFormat, SelectionRules, cache, prepare, store
 from rlsys.tasks import zigzag
 
 
@@ -28,7 +28,7 @@ class Counting:
 @pytest.fixture(autouse=True)
 def everything_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "SMALL", 0)
+    monkeypatch.setattr(cache, "SMALL_BYTES", 0)
 
 
 @pytest.fixture
@@ -37,15 +37,17 @@ def path(tmp_path):
 
 
 def prepared(path, tokenizer, notes=None, **form):
-    return Preparation(tokenizer, (notes if notes is not None else []).append)(Origin(str(path)), Form(**form))
+    return DatasetPreparer(tokenizer, (notes if notes is not None else []).append)(
+        Origin(str(path)), PromptFormat(**form)
+    )
 
 
 def prompts(stored, most=7):
-    return list(data.choose(Origin("a"), stored, Rules(most, on_bad_row="skip", overlong="skip")))
+    return list(data.select_rows(Origin("a"), stored, SelectionRules(most, on_bad_row="skip", overlong="skip")))
 
 
 def folders():
-    return sorted(p for p in cache.folder().iterdir())
+    return sorted(p for p in cache.data_cache_dir().iterdir())
 
 
 def test_a_second_run_tokenizes_nothing(path):
@@ -54,20 +56,20 @@ def test_a_second_run_tokenizes_nothing(path):
     assert (first.texts, second.texts) == (50, 0)
     assert prompts(one) == prompts(two)
     assert one.facts == two.facts
-    assert two.all_bad() == one.all_bad()
-    assert len(two.all_bad()) == 21
+    assert two.read_all_bad() == one.read_all_bad()
+    assert len(two.read_all_bad()) == 21
     assert len(two.first_bad) == 10
     assert notes == [f"sums: prepared for later runs too, in {folders()[0]} (0 MiB)"]
 
 
 def test_what_is_small_is_prepared_in_memory_and_the_same(path, monkeypatch):
     kept = prepared(path, zigzag.make_tokenizer())
-    monkeypatch.setattr(cache, "SMALL", 1 << 20)
+    monkeypatch.setattr(cache, "SMALL_BYTES", 1 << 20)
     small = Counting()
     passing = prepared(path, small)
     assert small.texts == 50
     assert prompts(passing) == prompts(kept)
-    assert passing.all_bad() == kept.all_bad()
+    assert passing.read_all_bad() == kept.read_all_bad()
     assert len(folders()) == 1
 
 
@@ -120,7 +122,7 @@ def test_the_same_tokenizer_from_another_place_is_the_same(path, tmp_path):
 
 
 def test_a_large_file_is_known_by_size_and_time_of_change(path, monkeypatch):
-    monkeypatch.setattr(cache, "HASHED", 10)
+    monkeypatch.setattr(cache, "MAX_HASHED_BYTES", 10)
     tokenizer = Counting()
     prepared(path, tokenizer)
     prepared(path, tokenizer)
@@ -131,7 +133,7 @@ def test_a_large_file_is_known_by_size_and_time_of_change(path, monkeypatch):
 
 
 def test_a_large_file_that_was_changed_and_its_time_set_back_is_prepared_anew(path, monkeypatch):
-    monkeypatch.setattr(cache, "HASHED", 10)
+    monkeypatch.setattr(cache, "MAX_HASHED_BYTES", 10)
     tokenizer, before = zigzag.make_tokenizer(), os.stat(path)
     prepared(path, tokenizer)
     text = Path(path).read_text()
@@ -173,13 +175,13 @@ def test_a_cache_that_cannot_be_written_is_done_without(path, tmp_path, monkeypa
     notes = []
     stored = prepared(path, zigzag.make_tokenizer(), notes)
     assert len(prompts(stored)) == 50
-    assert len(stored.all_bad()) == 21
+    assert len(stored.read_all_bad()) == 21
     assert "cannot be written" in notes[0]
     assert "temporary folder" in notes[0]
 
 
 def test_a_disk_that_is_full_is_done_without_and_leaves_nothing_behind(path, tmp_path, monkeypatch):
-    real, calls = store.Writer.finish, []
+    real, calls = store.RowWriter.finish, []
 
     def full_at_first(writer):
         calls.append(writer)
@@ -187,14 +189,14 @@ def test_a_disk_that_is_full_is_done_without_and_leaves_nothing_behind(path, tmp
             raise OSError(28, "No space left on device")
         return real(writer)
 
-    monkeypatch.setattr(store.Writer, "finish", full_at_first)
+    monkeypatch.setattr(store.RowWriter, "finish", full_at_first)
     notes = []
     assert len(prompts(prepared(path, zigzag.make_tokenizer(), notes))) == 50
     assert "No space left on device" in notes[0]
     assert folders() == []
     calls.clear()
     monkeypatch.setattr(
-        store.Writer, "finish", lambda writer: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        store.RowWriter, "finish", lambda writer: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     with pytest.raises(ConfigError, match=r"cannot be written, neither to .* XDG_CACHE_HOME"):
         prepared(path, zigzag.make_tokenizer())
@@ -227,7 +229,7 @@ def test_rows_of_a_map_are_read_at_random_in_pieces_of_any_size(tmp_path, monkey
     monkeypatch.setattr(prepare, "ROWS", 7)
     rows = [{"prompt": f"{n:03}>", "answer": [{"n": n}]} for n in range(40)]
     stored = prepared(table(tmp_path, rows), zigzag.make_tokenizer())
-    chosen = data.choose(Origin("a"), stored, Rules(7))
+    chosen = data.select_rows(Origin("a"), stored, SelectionRules(7))
     assert [chosen[i].text for i in (39, 0, 7, 6, -1)] == ["039>", "000>", "007>", "006>", "039>"]
     assert chosen[5].row == {"answer": [{"n": 5}]}
     assert [p.text for p in chosen[3:6]] == ["003>", "004>", "005>"]

@@ -5,8 +5,8 @@ from fakes import make_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.data import Dataset, Shuffled, Weighted
-from rlsys.data.order import BLOCK, shares
+from rlsys.data import Dataset, ShuffledOrder, WeightedOrder
+from rlsys.data.order import BLOCK, split_proportionally
 
 # --- one set, or several end to end ----------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ def test_the_order_of_earlier_versions_is_kept():
 
     expected = list(range(50))
     random.Random("7 epoch 2").shuffle(expected)
-    order = Shuffled(50, seed=7)
+    order = ShuffledOrder(50, seed=7)
     assert [order(100 + i) for i in range(50)] == [(row, 2) for row in expected]
 
 
@@ -58,14 +58,14 @@ SETS = {"a": 7, "b": 3, "c": 40}
 
 
 def test_every_block_has_the_exact_shares():
-    order = Weighted(SETS, [1, 1, 2], seed=0)
+    order = WeightedOrder(SETS, [1, 1, 2], seed=0)
     for block in range(3):
         rows = [order(BLOCK * block + i)[0] for i in range(BLOCK)]
         assert Counter("a" if r < 7 else "b" if r < 10 else "c" for r in rows) == {"a": 250, "b": 250, "c": 500}
 
 
 def test_each_set_goes_through_its_own_epochs():
-    order = Weighted(SETS, [1, 1, 2], seed=0)
+    order = WeightedOrder(SETS, [1, 1, 2], seed=0)
     uses = [order(i) for i in range(2 * BLOCK)]
     for first, rows in ((0, 7), (7, 3), (10, 40)):
         own = [(row, epoch) for row, epoch in uses if first <= row < first + rows]
@@ -78,8 +78,8 @@ def test_each_set_goes_through_its_own_epochs():
 
 @given(st.lists(st.tuples(st.integers(0, 5 * BLOCK), st.integers(1, 40)), max_size=6), st.integers(0, 3), st.booleans())
 def test_taking_anywhere_gives_the_same_as_taking_everything(jumps, seed, shuffle):
-    whole = Weighted(SETS, [0.6, 0.3, 0.1], seed=seed, shuffle=shuffle)
-    jumping = Weighted(SETS, [0.6, 0.3, 0.1], seed=seed, shuffle=shuffle)
+    whole = WeightedOrder(SETS, [0.6, 0.3, 0.1], seed=seed, shuffle=shuffle)
+    jumping = WeightedOrder(SETS, [0.6, 0.3, 0.1], seed=seed, shuffle=shuffle)
     for position, count in jumps:
         assert [jumping(p) for p in range(position, position + count)] == [
             whole(p) for p in range(position, position + count)
@@ -87,15 +87,15 @@ def test_taking_anywhere_gives_the_same_as_taking_everything(jumps, seed, shuffl
 
 
 def test_another_seed_is_another_order_and_without_shuffling_sets_are_evenly_spread():
-    first = [Weighted(SETS, [1, 1, 2], seed=0)(i) for i in range(100)]
-    assert first == [Weighted(SETS, [1, 1, 2], seed=0)(i) for i in range(100)]
-    assert first != [Weighted(SETS, [1, 1, 2], seed=1)(i) for i in range(100)]
-    even = Weighted({"a": 4, "b": 4}, [3, 1], seed=0, shuffle=False)
+    first = [WeightedOrder(SETS, [1, 1, 2], seed=0)(i) for i in range(100)]
+    assert first == [WeightedOrder(SETS, [1, 1, 2], seed=0)(i) for i in range(100)]
+    assert first != [WeightedOrder(SETS, [1, 1, 2], seed=1)(i) for i in range(100)]
+    even = WeightedOrder({"a": 4, "b": 4}, [3, 1], seed=0, shuffle=False)
     assert [even(i)[0] for i in range(8)] == [0, 1, 4, 2, 3, 0, 5, 1]
 
 
 def test_a_new_set_leaves_the_order_within_the_others_alone():
-    two, three = Weighted({"a": 7, "b": 3}, [1, 1], seed=0), Weighted(SETS, [1, 1, 2], seed=0)
+    two, three = WeightedOrder({"a": 7, "b": 3}, [1, 1], seed=0), WeightedOrder(SETS, [1, 1, 2], seed=0)
 
     def of_a(order):
         return [row for row, _ in map(order, range(BLOCK)) if row < 7][:200]
@@ -105,7 +105,7 @@ def test_a_new_set_leaves_the_order_within_the_others_alone():
 
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=12))
 def test_shares_are_whole_numbers_near_the_weights(weights):
-    counts = shares(weights)
+    counts = split_proportionally(weights)
     assert sum(counts) == BLOCK
     assert min(counts) >= 1
     for weight, count in zip(weights, counts, strict=True):
@@ -118,12 +118,12 @@ def test_shares_are_whole_numbers_near_the_weights(weights):
     ("weights", "counts"), [([3, 1], [750, 250]), ([1, 1, 1], [334, 333, 333]), ([1e6, 1], [999, 1])]
 )
 def test_shares_by_hand(weights, counts):
-    assert shares(weights) == counts
+    assert split_proportionally(weights) == counts
 
 
 def test_a_weighted_dataset_names_every_use_differently():
     prompts = [*make_dataset(4, source="a").prompts, *make_dataset(3, source="b").prompts]
-    dataset = Dataset(prompts, order=Weighted({"a": 4, "b": 3}, [1, 3], seed=0))
+    dataset = Dataset(prompts, order=WeightedOrder({"a": 4, "b": 3}, [1, 3], seed=0))
     uids = [p.uid for p in dataset.take(0, 500)]
     assert len(set(uids)) == 500
     assert sum(uid.startswith("b:") for uid in dataset_uids(dataset, BLOCK)) == 750

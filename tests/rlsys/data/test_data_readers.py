@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from rlsys.config.schema import ConfigError
 from rlsys.data import Origin
-from rlsys.data.origin import locate
-from rlsys.data.readers import read
+from rlsys.data.origin import locate_data
+from rlsys.data.readers import read_rows
 
 
 def found(path, **options):
     origin = Origin(str(path), **options)
-    return split(read(origin, locate(origin)))
+    return split(read_rows(origin, locate_data(origin)))
 
 
 def prompts(rows):
@@ -31,7 +31,7 @@ def prompts(rows):
 def test_lines_are_numbered_as_an_editor_numbers_them(tmp_path):
     rows, bad = found(lines(tmp_path, "", {"prompt": "a"}, "  ", {"prompt": "b"}, "{"))
     assert [(r.line, r.fields["prompt"]) for r in rows] == [(2, "a"), (4, "b")]
-    assert [b.where for b in bad] == [f"{tmp_path}/sums.jsonl:5"]
+    assert [b.location for b in bad] == [f"{tmp_path}/sums.jsonl:5"]
 
 
 def test_windows_line_ends_and_byte_order_marks_do_not_matter(tmp_path):
@@ -345,7 +345,7 @@ def test_a_folder_is_its_files_in_order(tmp_path):
     lines(tmp_path / "shards" / ".cache", {"prompt": "x"}, name="x.jsonl")
     rows, bad = found(tmp_path / "shards")
     assert (prompts(rows), bad) == (["0", "1", "2"], [])
-    assert [r.where.rpartition("/")[2] for r in rows] == ["part-0.parquet:1", "part-1.jsonl:1", "part-2.jsonl:1"]
+    assert [r.location.rpartition("/")[2] for r in rows] == ["part-0.parquet:1", "part-1.jsonl:1", "part-2.jsonl:1"]
 
 
 def test_a_copy_of_a_hub_repository_has_splits_and_subsets(tmp_path):
@@ -378,7 +378,7 @@ def test_what_the_datasets_library_has_saved_is_read(tmp_path):
         {"prompt": "b", "answer": 2},
     ]
     rows, bad = found(tmp_path / "two", split="test")
-    assert ([r.where for r in rows], prompts(rows), bad) == ([f"{tmp_path}/two:1"], ["b"], [])
+    assert ([r.location for r in rows], prompts(rows), bad) == ([f"{tmp_path}/two:1"], ["b"], [])
     with pytest.raises(ConfigError, match="no split `dev`; it has train, test"):
         found(tmp_path / "two", split="dev")
 
@@ -404,7 +404,7 @@ def test_a_hub_name_goes_to_the_datasets_library(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.chdir(tmp_path)
     rows, _ = found("openai/gsm8k", subset="main", split="test")
-    assert [r.where for r in rows] == ["openai/gsm8k:1"]
+    assert [r.location for r in rows] == ["openai/gsm8k:1"]
     assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 
@@ -445,7 +445,7 @@ def test_what_is_no_data_is_refused_with_a_reason(tmp_path, monkeypatch, path, s
     (tmp_path / "nothing").mkdir()
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError) as error:
-        locate(Origin(path))
+        locate_data(Origin(path))
     assert said in str(error.value)
 
 
@@ -453,15 +453,15 @@ def test_a_single_file_has_no_splits(tmp_path):
     path = lines(tmp_path, {"prompt": "a"})
     for options in ({"split": "test"}, {"subset": "main"}):
         with pytest.raises(ConfigError, match="is one file; it has no splits"):
-            locate(Origin(path, **options))
+            locate_data(Origin(path, **options))
 
 
 def test_a_name_with_an_owner_that_is_no_folder_here_is_a_hub_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert locate(Origin("openai/gsm8k")).kind == "hub"
+    assert locate_data(Origin("openai/gsm8k")).kind == "hub"
     (tmp_path / "openai").mkdir()
     with pytest.raises(ConfigError, match="openai/gsm8k does not exist"):
-        locate(Origin("openai/gsm8k"))
+        locate_data(Origin("openai/gsm8k"))
 
 
 def test_a_gzipped_file_written_elsewhere_is_read(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 from data_files import lines, load, refused, table
 
 from rlsys.config.schema import ConfigError
-from rlsys.data.render import compiled
+from rlsys.data.render import compile_template
 from rlsys.tasks import zigzag
 
 CHAT = (
@@ -204,9 +204,9 @@ def test_chat_templates_of_the_hub_work_as_files(tmp_path, tokenizer):
 
 def test_what_is_wrong_with_a_jinja_file_is_said_with_its_line(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.template: .*mine\.jinja:2: not a Jinja template: "):
-        compiled(jinja(tmp_path, "a\n{% if %}"), {})
+        compile_template(jinja(tmp_path, "a\n{% if %}"), {})
     with pytest.raises(ConfigError, match=r"gone\.jinja cannot be read: No such file"):
-        compiled("gone.jinja", {})
+        compile_template("gone.jinja", {})
     (tmp_path / "latin.jinja").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
-        compiled(str(tmp_path / "latin.jinja"), {})
+        compile_template(str(tmp_path / "latin.jinja"), {})

@@ -6,13 +6,13 @@ from fakes import make_batch, make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.config.schema import Config, Policy, Rollout, Trainer
-from rlsys.estimates.batch_math import batch_arithmetic, data_sets, method, processes
+from rlsys.config.schema import Config, PolicyConfig, RolloutConfig, TrainerConfig
+from rlsys.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
 from rlsys.packs.packing import pack
 
 
 def numbers(config: Config) -> dict[str, int]:
-    return {what: number for what, _, number in batch_arithmetic(config)}
+    return {what: number for what, _, number in batch_rows(config)}
 
 
 def test_the_arithmetic_of_a_small_run_by_hand(tmp_path):
@@ -30,7 +30,7 @@ def test_the_arithmetic_of_a_small_run_by_hand(tmp_path):
 
 
 def test_the_table_says_where_numbers_come_from(tmp_path):
-    rows = {what: how for what, how, _ in batch_arithmetic(make_config(tmp_path))}
+    rows = {what: how for what, how, _ in batch_rows(make_config(tmp_path))}
     assert rows["samples per step"] == "4 prompts x 4 samples_per_prompt"
 
 
@@ -40,7 +40,7 @@ def test_remax_asks_for_one_completion_more_per_prompt(tmp_path):
     assert found["samples per step"] == 16, "that are trained on"
     assert found["samples per engine"] == 10, "two of four whole groups, of 4 + 1"
     assert found["new tokens per step, at most"] == 140, "4 x 5 x 7"
-    rows = {what: how for what, how, _ in batch_arithmetic(make_config(tmp_path, *overrides))}
+    rows = {what: how for what, how, _ in batch_rows(make_config(tmp_path, *overrides))}
     assert rows["new tokens per step, at most"] == "4 prompts x (4 + 1 greedy) x 7"
 
 
@@ -55,7 +55,7 @@ def test_a_sequence_that_no_pack_has_room_for_is_a_pack_alone(tmp_path):
     config = make_config(tmp_path)
     config = replace(config, policy=replace(config.policy, tokens_per_pack=12))  # a full sequence has 7 + 7 - 1 inputs
     assert numbers(config)["packs per rank and update, at most"] == 4, "8 samples on 2 ranks"
-    how = {what: how for what, how, _ in batch_arithmetic(config)}["packs per rank and update, at most"]
+    how = {what: how for what, how, _ in batch_rows(config)}["packs per rank and update, at most"]
     assert how == ("12 tokens_per_pack, 2 ranks; a sequence longer than that is a pack alone, of 13 tokens at most")
     batch = make_batch([0.0] * 8, [0] * 8, [7] * 8, [7])
     assert [len(packs) for packs in pack(batch, range(8), ranks=2, tokens_per_pack=12)] == [4, 4]
@@ -64,33 +64,33 @@ def test_a_sequence_that_no_pack_has_room_for_is_a_pack_alone(tmp_path):
 @given(samples=st.integers(1, 20), ranks=st.integers(1, 3), new=st.integers(1, 9), budget=st.integers(20, 80))
 def test_packs_of_the_longest_sequences_are_at_most_as_many_as_planned(samples, ranks, new, budget):
     config = Config(
-        trainer=Trainer(prompts_per_step=1, samples_per_prompt=samples),
-        rollout=Rollout(max_prompt_tokens=11, max_new_tokens=new),
-        policy=Policy(ranks=ranks, tokens_per_pack=budget),
+        trainer=TrainerConfig(prompts_per_step=1, samples_per_prompt=samples),
+        rollout=RolloutConfig(max_prompt_tokens=11, max_new_tokens=new),
+        policy=PolicyConfig(ranks=ranks, tokens_per_pack=budget),
     )
     batch = make_batch([0.0] * samples, [0] * samples, [new] * samples, [11])
     members, planned = np.arange(samples).tolist(), numbers(config)["packs per rank and update, at most"]
     assert len(pack(batch, members, ranks=ranks, tokens_per_pack=budget)[0]) <= planned
-    assert len(pack(batch, members, ranks=ranks, tokens_per_pack=budget, share=False)[0]) == planned
+    assert len(pack(batch, members, ranks=ranks, tokens_per_pack=budget, share_prompts=False)[0]) == planned
 
 
 @pytest.mark.parametrize(
     ("kl_coef", "roles"), [(0.0, ["rollout", "reward", "policy"]), (0.1, ["rollout", "reward", "policy", "reference"])]
 )
 def test_the_reference_exists_only_where_it_weighs_something(tmp_path, kl_coef, roles):
-    rows = processes(make_config(tmp_path, f"reference.kl_coef={kl_coef}"))
+    rows = process_rows(make_config(tmp_path, f"reference.kl_coef={kl_coef}"))
     assert [role for role, _, _ in rows] == roles
     assert [count for _, count, _ in rows][:3] == [2, 2, 2]
 
 
 def test_the_critic_exists_only_with_gae(tmp_path):
-    rows = processes(make_config(tmp_path, "algorithm.advantage=gae", "critic.ranks=3"))
+    rows = process_rows(make_config(tmp_path, "algorithm.advantage=gae", "critic.ranks=3"))
     assert rows[-1][:2] == ("critic", 3)
-    assert "critic" not in [role for role, _, _ in processes(make_config(tmp_path))]
+    assert "critic" not in [role for role, _, _ in process_rows(make_config(tmp_path))]
 
 
 def test_the_method_in_a_few_words(tmp_path):
-    assert dict(method(make_config(tmp_path))) == {
+    assert dict(method_rows(make_config(tmp_path))) == {
         "advantage": "grpo",
         "loss": "ppo_clip",
         "token weights": "token_mean",
@@ -98,7 +98,7 @@ def test_the_method_in_a_few_words(tmp_path):
     overrides = ["algorithm.std=none", "algorithm.eps=0.5", "algorithm.clip_high=0.28", "algorithm.normalize=constant"]
     overrides += ["reference.kl_coef=0.01", "reference.kl_target=0.1", "correction.method=tis", "entropy.coef=0.001"]
     overrides += ["overlong.buffer=3", "overlong.mask=true", "dynamic_sampling.enabled=true"]
-    assert dict(method(make_config(tmp_path, *overrides))) == {
+    assert dict(method_rows(make_config(tmp_path, *overrides))) == {
         "advantage": "grpo, deviation none (eps 0.5)",
         "loss": "ppo_clip (clip_high 0.28)",
         "token weights": "constant, 7 tokens",
@@ -128,11 +128,11 @@ def test_the_method_in_a_few_words(tmp_path):
     ],
 )
 def test_the_method_names_what_its_parts_are_told(tmp_path, overrides, part, said):
-    assert dict(method(make_config(tmp_path, *overrides.split())))[part] == said
+    assert dict(method_rows(make_config(tmp_path, *overrides.split())))[part] == said
 
 
 def test_data_sets_tell_their_share_and_what_judges_them(read):
-    found = data_sets(
+    found = dataset_rows(
         read(
             "reward: {functions: {exact: 1, length: {weight: 0.1, at_most: 5}}}\n"
             "data: {train: {builtin:zigzag: 3, held: {path: builtin:zigzag_heldout, weight: 1, reward: zigzag}}}\n"
@@ -144,4 +144,4 @@ def test_data_sets_tell_their_share_and_what_judges_them(read):
         ("train", "held", "25.0% of the prompts", "zigzag"),
         ("evaluate", "builtin:zigzag_heldout", "1 per prompt, greedy", "exact + 0.1 length"),
     ]
-    assert data_sets(read(""))[0][2] == "every row once an epoch"
+    assert dataset_rows(read(""))[0][2] == "every row once an epoch"

@@ -1,7 +1,7 @@
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.estimates.devices import GPUS, cluster, named
+from rlsys.estimates.devices import GPUS, find_gpu, parse_cluster
 
 
 @pytest.mark.parametrize(
@@ -23,19 +23,19 @@ from rlsys.estimates.devices import GPUS, cluster, named
     ],
 )
 def test_a_gpu_goes_by_part_of_what_its_driver_calls_it(driver, name):
-    assert named(driver) == GPUS[name]
+    assert find_gpu(driver) == GPUS[name]
 
 
 def test_a_device_that_is_not_listed_is_not_guessed():
     for other in ("Some Card", "NVIDIA GH200 480GB", "NVIDIA RTX 6000 Ada Generation", "A800 40GB Active"):
-        assert named(other) is None
+        assert find_gpu(other) is None
 
 
 def test_a_cluster_is_gpus_of_a_kind_in_nodes():
-    assert [(n.gpus, n.gpu.name) for n in cluster("8xH100")] == [(8, "H100")]
-    assert [(n.gpus, n.gpu.name) for n in cluster("2x8xA100-80")] == [(8, "A100-80")] * 2
-    assert [n.gpus for n in cluster("20xa100")] == [8, 8, 4]
-    assert [n.gpus for n in cluster("L4")] == [1]
+    assert [(n.gpus, n.gpu.name) for n in parse_cluster("8xH100")] == [(8, "H100")]
+    assert [(n.gpus, n.gpu.name) for n in parse_cluster("2x8xA100-80")] == [(8, "A100-80")] * 2
+    assert [n.gpus for n in parse_cluster("20xa100")] == [8, 8, 4]
+    assert [n.gpus for n in parse_cluster("L4")] == [1]
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_a_cluster_is_gpus_of_a_kind_in_nodes():
     ],
 )
 def test_a_kind_of_gpu_goes_by_its_usual_names(text, name):
-    assert [(n.gpus, n.gpu.name) for n in cluster(text)] == [(8, name)]
+    assert [(n.gpus, n.gpu.name) for n in parse_cluster(text)] == [(8, name)]
 
 
 @pytest.mark.parametrize("text", ["RTX 4090", "NVIDIA A100-SXM4-80GB", "L4 24GB", "H100"])
 def test_a_kind_alone_is_one_gpu(text):
-    assert [n.gpus for n in cluster(text)] == [1]
+    assert [n.gpus for n in parse_cluster(text)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_a_kind_alone_is_one_gpu(text):
 )
 def test_what_is_no_cluster_is_refused_with_examples(text):
     with pytest.raises(ConfigError, match=r"--cluster.* as in 8xH100, 8 H100 or H100:8, or NODES x GPUS x KIND"):
-        cluster(text)
+        parse_cluster(text)

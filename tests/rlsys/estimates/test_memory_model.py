@@ -7,27 +7,45 @@ import torch
 from fakes import make_batch
 from packs.test_logprobs_memory import peak
 
-from rlsys.config.schema import Cluster, Config, Critic, Function, Policy, Reference, Reward, Rollout, Sync, Trainer
+from rlsys.config.schema import (
+    ClusterConfig,
+    Config,
+    CriticConfig,
+    PolicyConfig,
+    ReferenceConfig,
+    RewardConfig,
+    RewardFunction,
+    RolloutConfig,
+    SyncConfig,
+    TrainerConfig,
+)
 from rlsys.estimates import memory
 from rlsys.estimates.devices import GIB
-from rlsys.estimates.memory import Lengths, kept, learner, pack_tokens, processes, total
-from rlsys.models.shapes import read, usual
-from rlsys.packs.attention import NAME, states
+from rlsys.estimates.memory import (
+    SequenceLengths,
+    learner_memory,
+    memory_by_role,
+    saved_activation_bytes,
+    total_bytes,
+    worst_case_pack,
+)
+from rlsys.models.shapes import look_up_shape, parse_config
+from rlsys.packs.attention import PACKED_ATTENTION, target_hidden_states
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.packing import pack
 from workers.learner.model import compile_layers
 
-SEVEN = usual("Qwen2.5-7B")
+SEVEN = look_up_shape("Qwen2.5-7B")
 GPUS = Config(
-    cluster=Cluster(device="gpu"),
-    rollout=Rollout(dtype="bfloat16"),
-    policy=Policy(ranks=8, dtype="bfloat16", tokens_per_pack=8192),
+    cluster=ClusterConfig(device="gpu"),
+    rollout=RolloutConfig(dtype="bfloat16"),
+    policy=PolicyConfig(ranks=8, dtype="bfloat16", tokens_per_pack=8192),
 )
-LENGTHS = Lengths(512, 1536)
+LENGTHS = SequenceLengths(512, 1536)
 
 
-def rank(config: Config, role: str = "policy", first: bool = False) -> memory.Process:
-    return learner(config, SEVEN, role, config.policy.ranks, LENGTHS, first, role == "policy")
+def rank(config: Config, role: str = "policy", first: bool = False) -> memory.ProcessMemory:
+    return learner_memory(config, SEVEN, role, config.policy.ranks, LENGTHS, first, role == "policy")
 
 
 def built(family: str, dtype: torch.dtype, **more: int):
@@ -37,8 +55,8 @@ def built(family: str, dtype: torch.dtype, **more: int):
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512}
     config = AutoConfig.for_model(family, **sizes | more)
     lm = AutoModelForCausalLM.from_config(config).to(dtype).train()
-    lm.set_attn_implementation(NAME)
-    return lm, read("it", config.to_dict())
+    lm.set_attn_implementation(PACKED_ATTENTION)
+    return lm, parse_config("it", config.to_dict())
 
 
 def saved_by(lm, packed) -> float:
@@ -53,7 +71,7 @@ def saved_by(lm, packed) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        states(lm.get_decoder(), packed, torch.device("cpu"))
+        target_hidden_states(lm.get_decoder(), packed, torch.device("cpu"))
     return sum(size for size, _ in seen.values())
 
 
@@ -66,7 +84,7 @@ def test_a_layer_keeps_as_many_bytes_of_a_token_as_torch_says(family, dtype):
     four, _ = built(family, dtype, num_hidden_layers=4)
     measured = (saved_by(four, packed) - saved_by(three, packed)) / len(packed.tokens)
     width = 4 if dtype == torch.float32 else 2
-    assert kept(model, width, cells=1.0) == pytest.approx(measured, rel=0.03)
+    assert saved_activation_bytes(model, width, cells=1.0) == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -82,8 +100,8 @@ def test_a_compiled_layer_keeps_less(family, monkeypatch):
     for lm in (three, four):
         compile_layers(lm)
     measured = (saved_by(four, packed) - saved_by(three, packed)) / len(packed.tokens)
-    assert kept(model, 4, cells=1.0, compiled=True) == pytest.approx(measured, rel=0.05)
-    assert kept(model, 4, cells=1.0) > 1.2 * measured
+    assert saved_activation_bytes(model, 4, cells=1.0, compiled=True) == pytest.approx(measured, rel=0.05)
+    assert saved_activation_bytes(model, 4, cells=1.0) > 1.2 * measured
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -95,10 +113,10 @@ def test_the_peak_of_a_forward_and_backward_pass_is_within_a_tenth(checkpointing
         lm.gradient_checkpointing_enable({"use_reentrant": False})
     batch = make_batch([0.0] * 16, [i // 4 for i in range(16)], [64] * 16)
     [[packed]] = pack(batch, range(16), ranks=1, tokens_per_pack=4096)
-    policy = Policy(ranks=1, gradient_checkpointing=checkpointing, tokens_per_pack=4096, logprob_chunk=256)
-    config = Config(trainer=Trainer(4, 4, 4), policy=policy)
-    lengths = Lengths(len(batch.prompts[0].tokens), 64)
-    tokens, scored = pack_tokens(config, lengths, 16, 1)
+    policy = PolicyConfig(ranks=1, gradient_checkpointing=checkpointing, tokens_per_pack=4096, logprob_chunk=256)
+    config = Config(trainer=TrainerConfig(4, 4, 4), policy=policy)
+    lengths = SequenceLengths(len(batch.prompts[0].tokens), 64)
+    tokens, scored = worst_case_pack(config, lengths, 16, 1)
     assert tokens == pytest.approx(len(packed.tokens), rel=0.03)
     packed_lm = PackedLogprobs(lm, chunk=256)
 
@@ -106,9 +124,9 @@ def test_the_peak_of_a_forward_and_backward_pass_is_within_a_tenth(checkpointing
         for _ in range(2):  # the second adds to the gradients of the first
             packed_lm(packed)[0].sum().backward()
 
-    parts = memory.computing(config, model, tokens, scored, lengths, True, True)
+    parts = memory.forward_parts(config, model, tokens, scored, lengths, True, True)
     gradients = 4 * model.parameters
-    assert (total(parts) + gradients) / 2**20 == pytest.approx(peak(both), rel=0.1)
+    assert (total_bytes(parts) + gradients) / 2**20 == pytest.approx(peak(both), rel=0.1)
 
 
 def test_weights_gradients_and_adam_by_hand():
@@ -123,7 +141,7 @@ def test_weights_gradients_and_adam_by_hand():
 def test_each_zero_stage_keeps_less_than_the_one_before(stage):
     def held(s: int) -> float:
         settings = replace(GPUS, policy=replace(GPUS.policy, zero_stage=s))
-        return total(rank(settings).device["generate"]) - rank(settings).device["generate"].get("buckets", 0)
+        return total_bytes(rank(settings).device["generate"]) - rank(settings).device["generate"].get("buckets", 0)
 
     if stage:
         assert held(stage) <= held(stage - 1)
@@ -138,16 +156,16 @@ def test_offloading_moves_bytes_to_main_memory():
 
 
 def test_on_cpu_there_is_nowhere_to_offload_to():
-    host = replace(GPUS, cluster=Cluster(device="cpu"))
+    host = replace(GPUS, cluster=ClusterConfig(device="cpu"))
     off = replace(host, policy=replace(host.policy, offload_optimizer=True))
     assert rank(off).host == rank(host).host
 
 
 def test_with_zero_3_ranks_send_their_shares_or_gather_what_rank_0_sends():
-    host = replace(GPUS, cluster=Cluster(device="cpu"), policy=replace(GPUS.policy, zero_stage=3))
+    host = replace(GPUS, cluster=ClusterConfig(device="cpu"), policy=replace(GPUS.policy, zero_stage=3))
     parallel = replace(host, rollout=replace(host.rollout, tensor_parallel=2))
-    through_main_memory = replace(host, cluster=Cluster(device="gpu"), sync=Sync(transport="shared_memory"))
-    everything, bucket = 2 * SEVEN.parameters, 2 * SEVEN.largest  # which is the embedding, alone
+    through_main_memory = replace(host, cluster=ClusterConfig(device="gpu"), sync=SyncConfig(transport="shared_memory"))
+    everything, bucket = 2 * SEVEN.parameters, 2 * SEVEN.largest_tensor  # which is the embedding, alone
 
     def sent(c: Config, first: bool) -> float:
         held = rank(c, first=first).host["step"].get("buckets", 0)
@@ -162,14 +180,14 @@ def test_with_zero_3_ranks_send_their_shares_or_gather_what_rank_0_sends():
     for whole in (parallel, through_main_memory):
         assert [sent(whole, first) for first in (True, False)] == [everything, 0]
         assert gathered(whole) == bucket
-    assert sent(replace(parallel, sync=Sync(transport="object_store")), True) == bucket
-    assert sent(replace(through_main_memory, sync=Sync(transport="nccl")), True) == 0
+    assert sent(replace(parallel, sync=SyncConfig(transport="object_store")), True) == bucket
+    assert sent(replace(through_main_memory, sync=SyncConfig(transport="nccl")), True) == 0
     assert gathered(GPUS) == 0, "ranks with ZeRO 2 have it"
 
 
 def test_shorter_packs_chunks_and_checkpointing_lower_the_update():
     def update(**more: object) -> float:
-        return total(rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["update"])
+        return total_bytes(rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["update"])
 
     assert update(gradient_checkpointing=True) < update()
     assert update(tokens_per_pack=2048) < update()
@@ -177,55 +195,58 @@ def test_shorter_packs_chunks_and_checkpointing_lower_the_update():
 
 
 def test_an_engine_takes_its_share_and_the_rest_is_cache():
-    parts = processes(GPUS, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]
-    assert total(parts) == pytest.approx(0.85 * 80 * GIB)
+    parts = memory_by_role(GPUS, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]
+    assert total_bytes(parts) == pytest.approx(0.85 * 80 * GIB)
     assert parts["weights"] == 2 * SEVEN.parameters
     halves = replace(GPUS, rollout=replace(GPUS.rollout, tensor_parallel=2))
-    assert processes(halves, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]["weights"] == SEVEN.parameters
+    assert memory_by_role(halves, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]["weights"] == SEVEN.parameters
 
 
 def test_an_engine_computes_a_token_of_each_sequence_at_a_time_and_on_cpu_a_whole_prompt():
-    def work(c: Config, lengths: Lengths) -> float:
-        one = processes(c, SEVEN, lengths, 80 * GIB)["rollout"]
+    def work(c: Config, lengths: SequenceLengths) -> float:
+        one = memory_by_role(c, SEVEN, lengths, 80 * GIB)["rollout"]
         return (one.device or one.host)["generate"]["activations"]
 
     many = replace(GPUS, rollout=replace(GPUS.rollout, max_sequences=4096))
     assert work(many, LENGTHS) == 2 * work(GPUS, LENGTHS), "4096 and 2048"
-    assert work(GPUS, Lengths(4096, 4096)) == work(GPUS, LENGTHS), "a prompt in parts"
-    host = replace(GPUS, cluster=Cluster(device="cpu"))
-    assert work(host, Lengths(4096, 4096)) == 4 * work(host, LENGTHS), "8192 and 2048"
+    assert work(GPUS, SequenceLengths(4096, 4096)) == work(GPUS, LENGTHS), "a prompt in parts"
+    host = replace(GPUS, cluster=ClusterConfig(device="cpu"))
+    assert work(host, SequenceLengths(4096, 4096)) == 4 * work(host, LENGTHS), "8192 and 2048"
 
 
 def test_a_colocated_engine_sleeps_while_the_policy_learns():
     config = replace(
-        GPUS, cluster=Cluster(device="gpu", placement="colocated"), rollout=replace(GPUS.rollout, engines=8)
+        GPUS, cluster=ClusterConfig(device="gpu", placement="colocated"), rollout=replace(GPUS.rollout, engines=8)
     )
-    engine = processes(config, SEVEN, LENGTHS, 80 * GIB)["rollout"].device
-    assert total(engine["update"]) < 2 * GIB < total(engine["sync"]) < total(engine["generate"])
+    engine = memory_by_role(config, SEVEN, LENGTHS, 80 * GIB)["rollout"].device
+    assert total_bytes(engine["update"]) < 2 * GIB < total_bytes(engine["sync"]) < total_bytes(engine["generate"])
 
 
 def test_cache_is_as_large_as_keys_and_values():
-    assert SEVEN.kv_bytes(2) == 2 * 28 * 4 * 128 * 2
-    config = Config(rollout=Rollout(kv_cache_mb=64))
-    assert memory.cache_tokens(config, usual("builtin:tiny"), 0) == 64 * 2**20 / (2 * 2 * 128 * 4)
-    halves = Config(rollout=Rollout(kv_cache_mb=64, tensor_parallel=2))
-    assert memory.cache_tokens(halves, usual("builtin:tiny"), 0) == 2 * 64 * 2**20 / (2 * 2 * 128 * 4)
+    assert SEVEN.kv_bytes_per_token(2) == 2 * 28 * 4 * 128 * 2
+    config = Config(rollout=RolloutConfig(kv_cache_mb=64))
+    assert memory.kv_cache_tokens(config, look_up_shape("builtin:tiny"), 0) == 64 * 2**20 / (2 * 2 * 128 * 4)
+    halves = Config(rollout=RolloutConfig(kv_cache_mb=64, tensor_parallel=2))
+    assert memory.kv_cache_tokens(halves, look_up_shape("builtin:tiny"), 0) == 2 * 64 * 2**20 / (2 * 2 * 128 * 4)
 
 
 def test_roles_exist_as_the_configuration_says():
-    assert set(processes(GPUS, SEVEN, LENGTHS, 80 * GIB)) == {"rollout", "policy-0", "policy", "reward", "driver"}
-    more = replace(GPUS, reference=Reference(kl_coef=0.1), algorithm=replace(GPUS.algorithm, advantage="gae"))
-    more = replace(more, critic=Critic(ranks=2))
-    assert {"reference", "critic"} <= set(processes(more, SEVEN, LENGTHS, 80 * GIB))
+    assert set(memory_by_role(GPUS, SEVEN, LENGTHS, 80 * GIB)) == {"rollout", "policy-0", "policy", "reward", "driver"}
+    more = replace(GPUS, reference=ReferenceConfig(kl_coef=0.1), algorithm=replace(GPUS.algorithm, advantage="gae"))
+    more = replace(more, critic=CriticConfig(ranks=2))
+    assert {"reference", "critic"} <= set(memory_by_role(more, SEVEN, LENGTHS, 80 * GIB))
 
 
 def test_a_reward_model_counts_where_it_is():
-    def scoring(**options: object) -> memory.Process:
-        functions = {"zigzag": Function(), "rm": Function(function="model", options={"path": "judge", **options})}
-        config = replace(GPUS, reward=Reward(functions=functions))
-        return processes(config, SEVEN, LENGTHS, 80 * GIB, {"judge": SEVEN})["reward-1-0"]
+    def scoring(**options: object) -> memory.ProcessMemory:
+        functions = {
+            "zigzag": RewardFunction(),
+            "rm": RewardFunction(function="model", options={"path": "judge", **options}),
+        }
+        config = replace(GPUS, reward=RewardConfig(functions=functions))
+        return memory_by_role(config, SEVEN, LENGTHS, 80 * GIB, {"judge": SEVEN})["reward-1-0"]
 
-    body = SEVEN.parameters - SEVEN.embedding  # without the output layer
+    body = SEVEN.parameters - SEVEN.embedding_parameters  # without the output layer
     assert scoring().host["generate"]["weights"] == 4 * body
     assert scoring().device == {}
     on_gpu = scoring(gpus=1, dtype="float16")
@@ -237,11 +258,13 @@ def test_a_reward_model_counts_where_it_is():
 
 
 def test_a_checkpoint_holds_weights_and_adam_and_fp32_weights_where_they_are_others():
-    config = replace(GPUS, trainer=Trainer(steps=100), checkpoint=replace(GPUS.checkpoint, every=10, keep_last=2))
-    found = memory.disk(config, SEVEN)
+    config = replace(GPUS, trainer=TrainerConfig(steps=100), checkpoint=replace(GPUS.checkpoint, every=10, keep_last=2))
+    found = memory.disk_space(config, SEVEN)
     assert found.checkpoint == 14 * SEVEN.parameters
-    assert found.kept == 3, "an old one goes when the new one is in place"
+    assert found.checkpoints == 3, "an old one goes when the new one is in place"
     fp32 = replace(config, policy=replace(config.policy, dtype="float32"))
-    assert memory.disk(fp32, SEVEN).checkpoint == 12 * SEVEN.parameters
-    assert memory.disk(replace(config, checkpoint=replace(config.checkpoint, keep_last=0)), SEVEN).kept == 10
-    assert memory.disk(replace(config, checkpoint=replace(config.checkpoint, every=0)), SEVEN).kept == 1
+    assert memory.disk_space(fp32, SEVEN).checkpoint == 12 * SEVEN.parameters
+    assert (
+        memory.disk_space(replace(config, checkpoint=replace(config.checkpoint, keep_last=0)), SEVEN).checkpoints == 10
+    )
+    assert memory.disk_space(replace(config, checkpoint=replace(config.checkpoint, every=0)), SEVEN).checkpoints == 1

@@ -2,48 +2,57 @@ from dataclasses import replace
 
 import pytest
 
-from rlsys.config.schema import Cluster, Config, Entropy, Pipeline, Policy, Reference, Rollout, Trainer
+from rlsys.config.schema import (
+    ClusterConfig,
+    Config,
+    EntropyConfig,
+    PipelineConfig,
+    PolicyConfig,
+    ReferenceConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
 from rlsys.estimates.devices import GPUS
-from rlsys.estimates.memory import Lengths
-from rlsys.estimates.step_time import BANDWIDTH, SCORING, TRAINING, estimate
-from rlsys.models.shapes import usual
+from rlsys.estimates.memory import SequenceLengths
+from rlsys.estimates.step_time import BANDWIDTH_SHARE, SCORING_SHARE, TRAINING_SHARE, estimate_step
+from rlsys.models.shapes import look_up_shape
 
-MODEL, LENGTHS, H100 = usual("Qwen2.5-7B"), Lengths(512, 1024), GPUS["H100"]
+MODEL, LENGTHS, H100 = look_up_shape("Qwen2.5-7B"), SequenceLengths(512, 1024), GPUS["H100"]
 CONFIG = Config(
-    cluster=Cluster(device="gpu"),
-    trainer=Trainer(prompts_per_step=64, samples_per_prompt=8, updates_per_step=2),
-    rollout=Rollout(engines=4, dtype="bfloat16", enforce_eager=False),
-    policy=Policy(ranks=4, dtype="bfloat16", tokens_per_pack=8192),
+    cluster=ClusterConfig(device="gpu"),
+    trainer=TrainerConfig(prompts_per_step=64, samples_per_prompt=8, updates_per_step=2),
+    rollout=RolloutConfig(engines=4, dtype="bfloat16", enforce_eager=False),
+    policy=PolicyConfig(ranks=4, dtype="bfloat16", tokens_per_pack=8192),
 )
 
 
 def phases(config: Config = CONFIG, new: float = 512) -> dict[str, float]:
-    return estimate(config, MODEL, LENGTHS, H100, new).phases
+    return estimate_step(config, MODEL, LENGTHS, H100, new).phases
 
 
 def test_scoring_is_work_over_what_the_ranks_do_of_it():
-    work = 64 * MODEL.work.group(512, [512] * 8)
-    assert phases()["score"] == pytest.approx(work / (4 * 989e12 * SCORING))
+    work = 64 * MODEL.flop_counter.group_flops(512, [512] * 8)
+    assert phases()["score"] == pytest.approx(work / (4 * 989e12 * SCORING_SHARE))
 
 
 def test_old_log_probs_are_a_pass_of_their_own_where_something_asks_for_them():
     once = replace(CONFIG, trainer=replace(CONFIG.trainer, updates_per_step=1))
     assert phases(once)["score"] == 0
-    in_reward = replace(once, reference=Reference(kl_coef=0.01, kl_in="reward"))
-    controlled = replace(once, entropy=Entropy(control="clip_cov"))
+    in_reward = replace(once, reference=ReferenceConfig(kl_coef=0.01, kl_in="reward"))
+    controlled = replace(once, entropy=EntropyConfig(control="clip_cov"))
     assert phases(in_reward)["score"] == phases(controlled)["score"] == phases()["score"] > 0
-    assert phases(replace(once, reference=Reference(kl_coef=0.01)))["score"] == 0
+    assert phases(replace(once, reference=ReferenceConfig(kl_coef=0.01)))["score"] == 0
 
 
 def test_an_update_is_three_passes_and_four_with_checkpointing():
     checkpointing = replace(CONFIG, policy=replace(CONFIG.policy, gradient_checkpointing=True))
-    one = 64 * MODEL.work.group(512, [512] * 8) / (4 * 989e12 * TRAINING)
+    one = 64 * MODEL.flop_counter.group_flops(512, [512] * 8) / (4 * 989e12 * TRAINING_SHARE)
     assert phases(checkpointing)["update"] - phases()["update"] == pytest.approx(one)
     assert phases()["update"] > 3 * one
 
 
 def test_drawing_tokens_takes_no_less_than_reading_the_weights_for_each():
-    least = 512 * 2 * MODEL.parameters / (3350e9 * BANDWIDTH)
+    least = 512 * 2 * MODEL.parameters / (3350e9 * BANDWIDTH_SHARE)
     assert phases()["rollout"] > least
 
 
@@ -59,8 +68,8 @@ def test_longer_completions_and_fewer_engines_take_longer():
 
 
 def test_running_ahead_hides_the_shorter_part():
-    found = estimate(CONFIG, MODEL, LENGTHS, H100, 512)
-    ahead = estimate(replace(CONFIG, pipeline=Pipeline(max_lag=1)), MODEL, LENGTHS, H100, 512)
+    found = estimate_step(CONFIG, MODEL, LENGTHS, H100, 512)
+    ahead = estimate_step(replace(CONFIG, pipeline=PipelineConfig(max_lag=1)), MODEL, LENGTHS, H100, 512)
     rest = sum(found.phases.values()) - found.phases["rollout"]
     assert found.step == pytest.approx(found.phases["rollout"] + rest)
     assert ahead.step == pytest.approx(max(found.phases["rollout"], rest))

@@ -3,7 +3,7 @@ import time as clock
 
 import pytest
 
-from rlsys.estimates.virtual_time import OneByOne, VirtualTime
+from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
 
 
 def test_an_hour_passes_at_once_and_things_happen_in_order():
@@ -43,7 +43,7 @@ def test_one_thread_does_one_thing_after_the_other():
     time = VirtualTime()
 
     def main():
-        pool = OneByOne(time)
+        pool = SerialExecutor(time)
         futures = [pool.submit(time.sleep, 3) for _ in range(3)]
         futures[1].result()
         assert time.now == 6

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
-from rlsys.config.schema import ConfigError, Reward
-from rlsys.evaluation.held_out import HeldOut, evaluate
-from rlsys.rewards.judge import facts
-from rlsys.runs.samples import saved_samples, write_samples
+from rlsys.config.schema import ConfigError, RewardConfig
+from rlsys.evaluation.held_out import HeldOutSet, evaluate
+from rlsys.rewards.judge import reward_inputs
+from rlsys.runs.samples import read_saved_samples, write_samples
 from rlsys.sampling.collector import Collector
 from rlsys.types import Verdict
 
@@ -37,13 +37,13 @@ def prompts(*uids: str, source: str = "a"):
 def run(held_out, rewards=None, share: float = 0.5, version: int = 4, pass_score: float = 1.0):
     rollout = FakeRollout([])
     rollout.version = version
-    collector = Collector(rollout, rewards or FakeRewards(), seed=0, reward=Reward(max_failure_share=share))
+    collector = Collector(rollout, rewards or FakeRewards(), seed=0, reward=RewardConfig(max_failure_share=share))
     found = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=pass_score, seed=0)
     return found, rollout
 
 
-def zigzags(count: int = 12, source: str = "a", name: str = "", **how) -> HeldOut:
-    return HeldOut(name or source, make_dataset(count, source=source).prompts, **how)
+def zigzags(count: int = 12, source: str = "a", name: str = "", **how) -> HeldOutSet:
+    return HeldOutSet(name or source, make_dataset(count, source=source).prompts, **how)
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_by_default_every_prompt_is_answered_once_and_greedily():
     assert len(requests) == 5
     assert {r.temperature for r in requests} == {0.0}
     assert {r.index for r in requests} == {0}
-    assert found.scores["a"].prompts == found.scores["a"].asked == 5
+    assert found.scores["a"].prompts == found.scores["a"].samples == 5
 
 
 def test_all_sets_are_sampled_in_one_go_each_in_its_own_way():
@@ -109,7 +109,7 @@ def test_one_greedy_set_has_accuracy_lengths_and_counts_and_no_more():
 
 def test_a_prompt_counts_once_however_many_samples_are_left_of_it():
     rewards = Told({"p": [1, 1, 1, 1], "q": [None, None, None, 0]})
-    found, _ = run([HeldOut("a", prompts("p", "q"), samples=4, temperature=1.0)], rewards)
+    found, _ = run([HeldOutSet("a", prompts("p", "q"), samples=4, temperature=1.0)], rewards)
     assert found.scores["a"].figures["accuracy"].value == 0.5
     assert found.metrics()["eval/a/avg@4"] == 0.5
 
@@ -117,7 +117,7 @@ def test_a_prompt_counts_once_however_many_samples_are_left_of_it():
 def test_pass_and_maj_at_k_are_those_of_all_subsets():
     scores = {"p": [1, 0, 0.5, 1, 0, 1], "q": [0, 0, 0, 1, 1, 0], "r": [0, 0, 0, 0, 0, 0]}
     answers = {"p": "782776", "q": "111223", "r": "123456"}
-    found, _ = run([HeldOut("a", prompts(*scores), samples=6, temperature=1.0)], Told(scores, answers))
+    found, _ = run([HeldOutSet("a", prompts(*scores), samples=6, temperature=1.0)], Told(scores, answers))
     metrics = found.metrics()
     assert [k for k in range(9) if f"eval/a/pass@{k}" in metrics] == [1, 2, 4, 6]
     for k in (1, 2, 4, 6):
@@ -139,7 +139,7 @@ def vote(answers: list[str], scores: list[float]) -> float:
 
 def test_solved_is_what_scores_at_least_the_pass_score():
     rewards = Told({"p": [0.5, 0.5], "q": [0.5, 0]})
-    held_out = [HeldOut("a", prompts("p", "q"), samples=2, temperature=1.0)]
+    held_out = [HeldOutSet("a", prompts("p", "q"), samples=2, temperature=1.0)]
     assert run(held_out, rewards)[0].metrics()["eval/a/pass@2"] == 0
     assert run(held_out, rewards, pass_score=0.5)[0].metrics()["eval/a/pass@2"] == 1
     assert run(held_out, rewards, pass_score=0.5)[0].metrics()["eval/a/pass@1"] == 0.75
@@ -147,17 +147,17 @@ def test_solved_is_what_scores_at_least_the_pass_score():
 
 @pytest.mark.parametrize("score", [0.1, 0.7, 0.9, 1 / 3, 0.7 + 0.2 + 0.1])
 def test_a_score_equal_to_the_pass_score_is_solved_whatever_its_last_bit(score):
-    held_out = [HeldOut("a", prompts("p"), samples=2, temperature=1.0)]
+    held_out = [HeldOutSet("a", prompts("p"), samples=2, temperature=1.0)]
     found, _ = run(held_out, Told({"p": [score, score]}), pass_score=round(score, 12) if score > 0.99 else score)
     assert found.metrics()["eval/a/pass@1"] == 1
 
 
 def test_without_an_answer_the_stripped_completion_votes():
-    held_out = [HeldOut("a", prompts("p"), samples=3, temperature=1.0)]
+    held_out = [HeldOutSet("a", prompts("p"), samples=3, temperature=1.0)]
     rollout = FakeRollout([])
     rollout.version, one = 4, rollout.one
     rollout.one = lambda r, v: replace(one(r, v), text=["48 ", " 48", "84"][r.index])
-    collector = Collector(rollout, Told({"p": [1, 1, 0]}), seed=0, reward=Reward(max_failure_share=0))
+    collector = Collector(rollout, Told({"p": [1, 1, 0]}), seed=0, reward=RewardConfig(max_failure_share=0))
     found = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=1, seed=0)
     assert found.metrics()["eval/a/maj@3"] == 1
 
@@ -168,15 +168,17 @@ def test_lengths_and_truncation_are_of_all_samples():
     rollout.one = lambda r, v: (
         replace(one(r, v), finish="length", tokens=np.ones(3, np.int32)) if r.index else one(r, v)
     )
-    collector = Collector(rollout, Told({"p": [1, None], "q": [0, 1]}), seed=0, reward=Reward(max_failure_share=0.5))
-    held_out = [HeldOut("a", prompts("p", "q"), samples=2, temperature=1.0)]
+    collector = Collector(
+        rollout, Told({"p": [1, None], "q": [0, 1]}), seed=0, reward=RewardConfig(max_failure_share=0.5)
+    )
+    held_out = [HeldOutSet("a", prompts("p", "q"), samples=2, temperature=1.0)]
     metrics = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=1, seed=0).metrics()
     assert (metrics["eval/a/length/mean"], metrics["eval/a/length/truncated"]) == (5, 0.5)
 
 
 def test_over_all_sources_those_with_fewer_samples_stay_in_what_they_have():
     rewards = Told({"p": [1], "q": [0, 1]})
-    sets = [HeldOut("a", prompts("p")), HeldOut("b", prompts("q", source="b"), samples=2, temperature=1.0)]
+    sets = [HeldOutSet("a", prompts("p")), HeldOutSet("b", prompts("q", source="b"), samples=2, temperature=1.0)]
     metrics = run(sets, rewards)[0].metrics()
     assert "eval/a/pass@1" not in metrics
     assert (metrics["eval/b/pass@1"], metrics["eval/all/pass@1"]) == (0.5, 0.75)
@@ -207,7 +209,7 @@ def test_a_failed_verdict_is_no_zero_but_leaves_and_is_counted():
 
 def test_pass_at_k_is_of_the_prompts_that_have_k_samples_left():
     rewards = Told({"p": [0, 1, 0, 0], "q": [None, 1, 1, None], "r": [None, None, None, 0]})
-    found, _ = run([HeldOut("a", prompts("p", "q", "r"), samples=4, temperature=1.0)], rewards)
+    found, _ = run([HeldOutSet("a", prompts("p", "q", "r"), samples=4, temperature=1.0)], rewards)
     metrics = found.metrics()
     assert metrics["eval/a/pass@1"] == pytest.approx((0.25 + 1 + 0) / 3)
     assert (metrics["eval/a/pass@2"], metrics["eval/a/pass@2/prompts"]) == (0.75, 2)
@@ -218,7 +220,7 @@ def test_pass_at_k_is_of_the_prompts_that_have_k_samples_left():
 
 def test_a_source_whose_verdicts_all_failed_has_counts_and_no_figures():
     rewards = Told({"p": [None], "q": [1], "r": [0]})
-    found, _ = run([HeldOut("a", prompts("p")), HeldOut("b", prompts("q", "r", source="b"))], rewards)
+    found, _ = run([HeldOutSet("a", prompts("p")), HeldOutSet("b", prompts("q", "r", source="b"))], rewards)
     metrics = found.metrics()
     assert "eval/a/accuracy" not in metrics
     assert (metrics["eval/a/failed"], metrics["eval/b/accuracy"], metrics["eval/all/accuracy"]) == (1, 0.5, 0.5)
@@ -231,7 +233,7 @@ def test_a_source_whose_verdicts_all_failed_has_counts_and_no_figures():
 def test_two_files_of_one_source_keep_their_prompts_apart():
     one, two = make_dataset(8, source="a"), make_dataset(8, source="a")
     two.prompts.reverse()
-    found, _ = run([HeldOut("one.jsonl", one.prompts), HeldOut("two.jsonl", two.prompts)])
+    found, _ = run([HeldOutSet("one.jsonl", one.prompts), HeldOutSet("two.jsonl", two.prompts)])
     assert found.scores["a"].prompts == 16
     assert len({s.uid for s in found.batch.samples}) == 16
     for sample, group in zip(found.batch.samples, found.batch.groups, strict=True):
@@ -252,9 +254,9 @@ def test_one_source_taken_in_two_ways_has_the_figures_of_each():
 def test_every_sample_is_kept_with_what_another_reward_would_ask_for(tmp_path):
     rewards = Told({"p": [1, None], "q": [0.5, 1]}, {"p": "7-", "q": "89"})
     chat = [replace(p, messages=[{"role": "user", "content": p.uid}], rewards="aime") for p in prompts("p", "q")]
-    found, _ = run([HeldOut("a", chat, samples=2, temperature=1.0)], rewards)
+    found, _ = run([HeldOutSet("a", chat, samples=2, temperature=1.0)], rewards)
     write_samples(tmp_path / "eval.parquet", found.batch)
-    kept = list(saved_samples(tmp_path / "eval.parquet"))
+    kept = list(read_saved_samples(tmp_path / "eval.parquet"))
     assert [(k.sample.uid, k.sample.index, k.verdict.score, k.verdict.answer) for k in kept] == [
         ("p", 0, 1.0, "7"),
         ("p", 1, None, None),
@@ -268,14 +270,14 @@ def test_every_sample_is_kept_with_what_another_reward_would_ask_for(tmp_path):
         [whole] = [p for p in chat if p.uid == k.sample.uid]
         assert k.prompt == replace(whole, tokens=[])
         assert sorted(k.sample.text) == sorted("864152")
-        assert facts(k.prompt, k.sample)["tokens"] == 7, "as many tokens as there were"
+        assert reward_inputs(k.prompt, k.sample)["tokens"] == 7, "as many tokens as there were"
 
 
 def test_rows_that_json_cannot_say_are_kept_as_text(tmp_path):
     odd = [replace(p, row={"when": np.datetime64("2024-01-02"), "was": {1: "é"}}) for p in prompts("p")]
-    found, _ = run([HeldOut("a", odd)], Told({"p": [1]}))
+    found, _ = run([HeldOutSet("a", odd)], Told({"p": [1]}))
     write_samples(tmp_path / "eval.parquet", found.batch)
-    [kept] = saved_samples(tmp_path / "eval.parquet")
+    [kept] = read_saved_samples(tmp_path / "eval.parquet")
     assert kept.prompt.row == {"when": "2024-01-02", "was": {"1": "é"}}
 
 
@@ -286,7 +288,7 @@ def test_texts_that_no_file_can_hold_do_not_stop_a_run(tmp_path):
     batch = replace(batch, prompts=[prompt], answers=["7\ud800"])
     batch = replace(batch, failed=[(replace(batch.samples[0], index=1), verdict)])
     write_samples(tmp_path / "a.parquet", batch)
-    judged, failed = saved_samples(tmp_path / "a.parquet")
+    judged, failed = read_saved_samples(tmp_path / "a.parquet")
     assert judged.prompt.row == {"answer": "\ud800", "name": "ü"}
     assert (judged.verdict.answer, failed.verdict.detail) == ("7?", "? was read")
 
@@ -297,7 +299,7 @@ def test_a_file_that_holds_no_samples_is_refused(tmp_path):
 
     (tmp_path / "text.parquet").write_text("no")
     with pytest.raises(ConfigError, match="not a readable parquet file"):
-        list(saved_samples(tmp_path / "text.parquet"))
+        list(read_saved_samples(tmp_path / "text.parquet"))
     pyarrow.parquet.write_table(pyarrow.table({"uid": ["a"], "prompt": [json.dumps(1)]}), tmp_path / "data.parquet")
     with pytest.raises(ConfigError, match=r"no column index, source, completion, .*, version, only uid, prompt"):
-        list(saved_samples(tmp_path / "data.parquet"))
+        list(read_saved_samples(tmp_path / "data.parquet"))

@@ -98,7 +98,7 @@ def test_equally_frequent_answers_share():
 
 @pytest.mark.parametrize("answers", [1, 2, 7, 200], ids=lambda n: f"{n} answers")
 def test_two_hundred_samples_are_counted_and_not_drawn(answers, monkeypatch):
-    monkeypatch.setattr(passk, "drawn_vote", None)
+    monkeypatch.setattr(passk, "sampled_vote", None)
     given = [i % answers for i in range(200)]
     for k in (4, 100, 199):
         assert maj_at_k(given, [1.0] * 200, k) == pytest.approx(1, abs=1e-9)
@@ -108,7 +108,7 @@ def test_drawn_subsets_agree_with_counted_ones_and_repeat(monkeypatch):
     answers = ["a"] * 20 + ["b"] * 16 + ["c"] * 4
     scores = [1.0] * 20 + [0.25] * 16 + [0.0] * 4
     exact = maj_at_k(answers, scores, 16)
-    monkeypatch.setattr(passk, "EXACT", 0)
+    monkeypatch.setattr(passk, "MAX_EXACT_ADDITIONS", 0)
     drawn = [maj_at_k(answers, scores, 16, seed=seed) for seed in (0, 0, 1)]
     assert drawn == pytest.approx([exact] * 3, abs=0.02)
     assert drawn[0] == drawn[1] != drawn[2]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlsys.evaluation import significance
-from rlsys.evaluation.significance import interval, mcnemar, sign_flip
+from rlsys.evaluation.significance import bootstrap_interval, mcnemar_test, sign_flip_test
 
 DIFFERENCES = st.lists(st.integers(-3, 3), min_size=1, max_size=8)
 
@@ -18,14 +18,14 @@ DIFFERENCES = st.lists(st.integers(-3, 3), min_size=1, max_size=8)
 def test_an_interval_is_that_of_all_resamples_where_they_can_be_gone_through():
     values = [0.0, 0.5, 1.0, 4.0]
     means = [np.mean(drawn) for drawn in itertools.product(values, repeat=4)]
-    low, high = interval(values, seed=0, level=0.8, resamples=50_000)
+    low, high = bootstrap_interval(values, seed=0, level=0.8, resamples=50_000)
     assert low == pytest.approx(np.percentile(means, 10), abs=1e-9)
     assert high == pytest.approx(np.percentile(means, 90), abs=1e-9)
 
 
 def test_an_interval_of_many_prompts_is_two_standard_errors_wide():
     values = np.random.default_rng(1).random(2000)
-    low, high = interval(values, seed=0)
+    low, high = bootstrap_interval(values, seed=0)
     error = 1.96 * values.std() / math.sqrt(2000)
     assert (low, high) == pytest.approx((values.mean() - error, values.mean() + error), abs=0.05 * error)
 
@@ -33,13 +33,13 @@ def test_an_interval_of_many_prompts_is_two_standard_errors_wide():
 def test_prompts_are_resampled_and_not_their_samples():
     """A hundred samples of each of ten prompts, alike within a prompt, tell as much as ten."""
     solved = np.repeat([1.0] * 5 + [0.0] * 5, 100).reshape(10, 100)
-    low, high = interval(solved.mean(axis=1), seed=0)
+    low, high = bootstrap_interval(solved.mean(axis=1), seed=0)
     assert (low, high) == pytest.approx((0.2, 0.8))
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    found = [interval((rng.random(60) < 0.4).astype(float), seed=i, resamples=500) for i in range(300)]
+    found = [bootstrap_interval((rng.random(60) < 0.4).astype(float), seed=i, resamples=500) for i in range(300)]
     assert 0.9 < np.mean([low <= 0.4 <= high for low, high in found]) < 0.98
 
 
@@ -47,9 +47,9 @@ def test_figures_come_together_as_they_come_alone_and_missing_ones_are_left_out(
     rng = np.random.default_rng(0)
     a, b = rng.random(50), rng.random(50)
     b[::3] = np.nan
-    both = interval(np.stack([a, b, np.full(50, np.nan)], axis=1), seed=7)
+    both = bootstrap_interval(np.stack([a, b, np.full(50, np.nan)], axis=1), seed=7)
     assert both.shape == (3, 2)
-    assert both[0] == pytest.approx(interval(a, seed=7))
+    assert both[0] == pytest.approx(bootstrap_interval(a, seed=7))
     assert both[1, 0] < np.nanmean(b) < both[1, 1]
     assert both[1, 1] - both[1, 0] > both[0, 1] - both[0, 0], "fewer prompts say less"
     assert np.isnan(both[2]).all()
@@ -57,19 +57,19 @@ def test_figures_come_together_as_they_come_alone_and_missing_ones_are_left_out(
 
 def test_the_seed_decides_and_chunks_do_not(monkeypatch):
     values = np.random.default_rng(0).random(40)
-    whole = interval(values, seed=3).tolist()
-    assert whole == interval(values, seed=3).tolist() != interval(values, seed=4).tolist()
+    whole = bootstrap_interval(values, seed=3).tolist()
+    assert whole == bootstrap_interval(values, seed=3).tolist() != bootstrap_interval(values, seed=4).tolist()
     monkeypatch.setattr(significance, "CHUNK", 4000)
-    assert interval(values, seed=3).tolist() == whole
+    assert bootstrap_interval(values, seed=3).tolist() == whole
 
 
 def test_prompts_that_are_all_alike_have_an_interval_of_no_width():
-    assert interval([1.0, 1.0], seed=0).tolist() == [1, 1]
+    assert bootstrap_interval([1.0, 1.0], seed=0).tolist() == [1, 1]
 
 
 def test_nothing_has_no_interval():
     with pytest.raises(ValueError, match="at least one prompt"):
-        interval([], seed=0)
+        bootstrap_interval([], seed=0)
 
 
 # --- tests -----------------------------------------------------------------------------------------------------------------
@@ -82,37 +82,37 @@ def test_a_few_differences_are_flipped_in_all_ways(differences):
         for signs in itertools.product((1, -1), repeat=len(differences))
     ]
     exact = np.mean([abs(s) >= abs(sum(differences)) for s in sums])
-    assert sign_flip(np.array(differences) / 7, seed=0) == pytest.approx(exact)
+    assert sign_flip_test(np.array(differences) / 7, seed=0) == pytest.approx(exact)
 
 
 @given(st.integers(0, 15), st.integers(0, 5), st.integers(0, 30))
 def test_greedy_answers_that_are_right_or_wrong_have_one_p_value(won, lost, tied):
-    assert sign_flip([1.0] * won + [-1.0] * lost + [0.0] * tied, seed=0) == pytest.approx(mcnemar(won, lost))
+    assert sign_flip_test([1.0] * won + [-1.0] * lost + [0.0] * tied, seed=0) == pytest.approx(mcnemar_test(won, lost))
 
 
 def test_mcnemar_by_hand():
-    assert mcnemar(5, 0) == 2 / 32
-    assert mcnemar(4, 1) == mcnemar(1, 4) == 12 / 32
-    assert mcnemar(3, 3) == mcnemar(0, 0) == 1
-    assert mcnemar(1200, 1000) == pytest.approx(2.2e-5, rel=0.05)
+    assert mcnemar_test(5, 0) == 2 / 32
+    assert mcnemar_test(4, 1) == mcnemar_test(1, 4) == 12 / 32
+    assert mcnemar_test(3, 3) == mcnemar_test(0, 0) == 1
+    assert mcnemar_test(1200, 1000) == pytest.approx(2.2e-5, rel=0.05)
 
 
 def test_drawn_flips_agree_with_all_of_them(monkeypatch):
     differences = np.random.default_rng(2).normal(0.4, 1, 18)
-    exact = sign_flip(differences, seed=0)
-    monkeypatch.setattr(significance, "EXACT", 10)
+    exact = sign_flip_test(differences, seed=0)
+    monkeypatch.setattr(significance, "MAX_EXACT_DIFFERENCES", 10)
     assert 0.01 < exact < 0.5
-    assert sign_flip(differences, seed=0) == pytest.approx(exact, abs=0.005)
+    assert sign_flip_test(differences, seed=0) == pytest.approx(exact, abs=0.005)
     monkeypatch.setattr(significance, "CHUNK", 5000)
-    assert sign_flip(differences, seed=0) == pytest.approx(exact, abs=0.005)
+    assert sign_flip_test(differences, seed=0) == pytest.approx(exact, abs=0.005)
 
 
 def test_no_difference_is_no_evidence_and_a_large_one_is_never_certain():
-    assert sign_flip([], seed=0) == sign_flip([0.0, 0.0], seed=0) == 1
-    assert sign_flip([1.0] * 200, seed=0, draws=999) == 0.001
+    assert sign_flip_test([], seed=0) == sign_flip_test([0.0, 0.0], seed=0) == 1
+    assert sign_flip_test([1.0] * 200, seed=0, draws=999) == 0.001
 
 
 def test_equal_models_are_told_apart_as_rarely_as_the_p_value_says():
     rng = np.random.default_rng(0)
-    found = [sign_flip(rng.normal(0, 1, 30), seed=i, draws=500) for i in range(300)]
+    found = [sign_flip_test(rng.normal(0, 1, 30), seed=i, draws=500) for i in range(300)]
     assert 0.02 < np.mean(np.array(found) < 0.05) < 0.09

@@ -1,26 +1,26 @@
 import pytest
 
-from rlsys.estimates.devices import peak_of
-from rlsys.models.flops import Shape, shape_of
-from rlsys.models.shapes import read
+from rlsys.estimates.devices import peak_flops
+from rlsys.models.flops import FlopCounter, flop_counter
+from rlsys.models.shapes import parse_config
 
-SMALL = Shape(layers=2, hidden=8, heads=2, kv_heads=1, head=4, inner=16, vocabulary=10)
+SMALL = FlopCounter(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocabulary=10)
 
 
 def test_a_token_by_hand():
     q, k, v, o = 8 * 8, 8 * 4, 8 * 4, 8 * 8
-    assert SMALL.per_token == 2 * 2 * (q + k + v + o + 3 * 8 * 16)
+    assert SMALL.flops_per_token == 2 * 2 * (q + k + v + o + 3 * 8 * 16)
 
 
 def test_attention_sees_what_is_before_a_token_and_itself():
     seen = 3 + 4  # tokens at positions 2 and 3
-    assert SMALL.forward(2, 4, 0) - 2 * SMALL.per_token == 2 * 4 * 2 * 4 * seen
+    assert SMALL.forward_flops(2, 4, 0) - 2 * SMALL.flops_per_token == 2 * 4 * 2 * 4 * seen
 
 
 def test_a_prompt_is_computed_once_for_its_group_and_the_last_token_never():
-    alone = SMALL.group(5, [3])
-    assert alone == SMALL.forward(0, 7, 3)
-    assert SMALL.group(5, [3, 3]) == 2 * alone - SMALL.forward(0, 5, 1)
+    alone = SMALL.group_flops(5, [3])
+    assert alone == SMALL.forward_flops(0, 7, 3)
+    assert SMALL.group_flops(5, [3, 3]) == 2 * alone - SMALL.forward_flops(0, 5, 1)
 
 
 def test_as_many_as_torch_counts():
@@ -41,16 +41,16 @@ def test_as_many_as_torch_counts():
     model, tokens = Qwen2ForCausalLM(config), 12
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.arange(tokens)[None])
-    shape = shape_of(config)
-    pairs = 4 * shape.layers * shape.heads * shape.head
-    linear = shape.forward(0, tokens, tokens) - pairs * tokens * (tokens + 1) / 2
+    shape = flop_counter(config)
+    pairs = 4 * shape.layers * shape.heads * shape.head_dim
+    linear = shape.forward_flops(0, tokens, tokens) - pairs * tokens * (tokens + 1) / 2
     assert counter.get_total_flops() == linear + pairs * tokens**2
 
 
 def test_experts_that_a_token_does_not_pass_do_not_count():
     from transformers import Qwen3MoeConfig
 
-    shape = shape_of(
+    shape = flop_counter(
         Qwen3MoeConfig(
             hidden_size=64,
             num_attention_heads=4,
@@ -60,7 +60,7 @@ def test_experts_that_a_token_does_not_pass_do_not_count():
             num_experts_per_tok=2,
         )
     )
-    assert shape.inner == 2 * 24
+    assert shape.intermediate == 2 * 24
 
 
 def test_an_expert_that_every_token_passes_counts_as_in_a_models_shape():
@@ -69,17 +69,17 @@ def test_an_expert_that_every_token_passes_counts_as_in_a_models_shape():
     config = Qwen2MoeConfig(  # Qwen1.5-MoE-A2.7B
         moe_intermediate_size=1408, num_experts=60, num_experts_per_tok=4, shared_expert_intermediate_size=5632
     )
-    assert shape_of(config) == read("Qwen1.5-MoE-A2.7B", config.to_dict()).work
-    assert shape_of(config).inner == 4 * 1408 + 5632
+    assert flop_counter(config) == parse_config("Qwen1.5-MoE-A2.7B", config.to_dict()).flop_counter
+    assert flop_counter(config).intermediate == 4 * 1408 + 5632
 
 
 def test_an_architecture_that_is_put_together_otherwise_is_not_counted():
     from transformers import GPT2Config
 
-    assert shape_of(GPT2Config()) is None
+    assert flop_counter(GPT2Config()) is None
 
 
 def test_what_a_device_can_do_goes_by_part_of_its_name():
-    assert peak_of("NVIDIA H200", "bfloat16") == 989e12
-    assert peak_of("NVIDIA A100-SXM4-80GB", "float32") == pytest.approx(19.5e12)
-    assert peak_of("Some Card", "bfloat16") is None
+    assert peak_flops("NVIDIA H200", "bfloat16") == 989e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "float32") == pytest.approx(19.5e12)
+    assert peak_flops("Some Card", "bfloat16") is None

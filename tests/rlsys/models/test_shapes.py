@@ -5,8 +5,15 @@ import json
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.models.shapes import USUAL, model_of, pairs_per_token, read, usual, window_in
-from rlsys.packs.balance import PAIRS_PER_TOKEN
+from rlsys.models.shapes import (
+    KNOWN_SHAPES,
+    context_from_config,
+    look_up_shape,
+    model_shape,
+    pairs_per_token,
+    parse_config,
+)
+from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.tasks import zigzag
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
@@ -39,7 +46,9 @@ def test_as_many_parameters_as_transformers_builds(family, more, tied):
     settings = SMALL | more | {"tie_word_embeddings": tied}
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
-    assert read("it", settings | {"model_type": family}).parameters == sum(p.numel() for p in built.parameters())
+    assert parse_config("it", settings | {"model_type": family}).parameters == sum(
+        p.numel() for p in built.parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,7 @@ def test_as_many_parameters_as_transformers_builds(family, more, tied):
     ],
 )
 def test_usual_models_have_the_parameters_that_their_authors_say(name, parameters):
-    assert usual(name).parameters == parameters
+    assert look_up_shape(name).parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -68,7 +77,7 @@ def test_usual_models_have_the_parameters_that_their_authors_say(name, parameter
     ],
 )
 def test_variants_of_one_shape_see_more_or_less(name, window):
-    assert usual(name).window == window
+    assert look_up_shape(name).context == window
 
 
 @pytest.mark.parametrize(
@@ -100,35 +109,35 @@ def test_variants_of_one_shape_see_more_or_less(name, window):
     ],
 )
 def test_a_sliding_window_is_the_window_where_layers_use_it(settings, window):
-    assert window_in(settings) == window
+    assert context_from_config(settings) == window
 
 
 def test_of_experts_only_those_that_a_token_passes_are_active():
-    model = usual("Qwen/Qwen3-30B-A3B")
-    assert (round(model.parameters / 1e9, 1), round(model.active / 1e9, 2)) == (30.5, 3.35)
+    model = look_up_shape("Qwen/Qwen3-30B-A3B")
+    assert (round(model.parameters / 1e9, 1), round(model.active_parameters / 1e9, 2)) == (30.5, 3.35)
 
 
 def test_the_built_in_model_is_as_the_table_has_it():
-    built = zigzag.untrained(0)
-    found = read("builtin:tiny", built.config.to_dict())
-    assert found == model_of("builtin:tiny")[0]
+    built = zigzag.build_model(0)
+    found = parse_config("builtin:tiny", built.config.to_dict())
+    assert found == model_shape("builtin:tiny")[0]
     assert found.parameters == sum(p.numel() for p in built.parameters()) == 330_752
 
 
 def test_a_directory_goes_before_the_table_and_a_given_file_before_all(tmp_path):
     settings = SMALL | {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert model_of(str(tmp_path))[0].layers == 3
-    assert model_of("Qwen/Qwen2.5-7B", tmp_path / "config.json")[0].layers == 3
-    assert model_of("Qwen/Qwen2.5-7B")[0].layers == 28
+    assert model_shape(str(tmp_path))[0].layers == 3
+    assert model_shape("Qwen/Qwen2.5-7B", tmp_path / "config.json")[0].layers == 3
+    assert model_shape("Qwen/Qwen2.5-7B")[0].layers == 28
 
 
 def test_pairs_per_token_are_those_that_are_as_much_work():
-    work = model_of("Qwen/Qwen2.5-0.5B")[0].work
+    work = model_shape("Qwen/Qwen2.5-0.5B")[0].flop_counter
     pairs = pairs_per_token("Qwen/Qwen2.5-0.5B")
     assert pairs == 8320
-    assert work.forward(0, 2, 0) == pytest.approx(work.per_token * (2 + 3 / pairs))
-    assert pairs_per_token("nobody/nothing-9b") == PAIRS_PER_TOKEN
+    assert work.forward_flops(0, 2, 0) == pytest.approx(work.flops_per_token * (2 + 3 / pairs))
+    assert pairs_per_token("nobody/nothing-9b") == DEFAULT_PAIRS_PER_TOKEN
 
 
 def test_a_hub_name_is_found_in_the_local_cache(tmp_path, monkeypatch):
@@ -136,22 +145,22 @@ def test_a_hub_name_is_found_in_the_local_cache(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(SMALL | {"model_type": "qwen3"}))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert model_of("me/mine")[0].family == "qwen3"
+    assert model_shape("me/mine")[0].family == "qwen3"
 
 
 def test_an_unknown_name_says_the_way_out():
     with pytest.raises(ConfigError, match="--model-config FILE"):
-        model_of("nobody/nothing-9b")
+        model_shape("nobody/nothing-9b")
 
 
 def test_an_architecture_that_is_put_together_otherwise_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(ConfigError, match="gpt2"):
-        model_of(str(tmp_path))
+        model_shape(str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"not the config\.json"):
-        model_of(str(tmp_path))
+        model_shape(str(tmp_path))
 
 
 def test_every_usual_model_can_be_asked_for_by_its_own_name():
-    assert all(usual(model.name) == model for model in USUAL.values())
+    assert all(look_up_shape(model.name) == model for model in KNOWN_SHAPES.values())

@@ -8,14 +8,21 @@ import pytest
 from fakes import make_batch, make_config
 
 from rlsys.config.schema import Config
-from rlsys.interfaces import STEP_0, ModelFacts, Sampling, Variant
+from rlsys.interfaces import STEP_0, ModelFacts, Sampling, WhatIf
 from rlsys.numerics.agreement import Agreement
-from rlsys.numerics.diagnosis import Diagnosis, diagnose, disagreement, fitted, reencoded, remarks
+from rlsys.numerics.diagnosis import (
+    Diagnosis,
+    diagnose,
+    explain_disagreement,
+    find_tokenizer_problems,
+    fit_temperature,
+    reencode_completions,
+)
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Floats, Pack
 
 FACTS = ModelFacts(bos=None, eos=1, pad=0, ends=[1], symbols=13, embeddings=13, generation={}, encoded=[], bare=[])
-Gap = Callable[[Pack, Variant, Sampling], float]
+Gap = Callable[[Pack, WhatIf, Sampling], float]
 
 
 class Pretender:
@@ -27,7 +34,7 @@ class Pretender:
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         raise AssertionError("the log-probs are measured already")
 
-    def rescored(self, packs: list[list[Pack]], variant: Variant) -> list[list[Floats]]:
+    def rescore(self, packs: list[list[Pack]], variant: WhatIf) -> list[list[Floats]]:
         assert len(packs) == self.ranks
         return [
             [
@@ -37,7 +44,7 @@ class Pretender:
             for own in packs
         ]
 
-    def facts(self, texts: list[str]) -> ModelFacts:
+    def model_facts(self, texts: list[str]) -> ModelFacts:
         again = self.told.bare or [[] for _ in texts]
         return replace(self.told, bare=again, encoded=self.told.encoded or again)
 
@@ -60,7 +67,7 @@ def diagnosed(
     return diagnose(measured, Pretender(gap, facts), config, {"the checkpoint of step 7": "/somewhere"})
 
 
-def unless(wanted: Callable[[Pack, Variant, Sampling], bool], gap: float = 1.0) -> Gap:
+def unless(wanted: Callable[[Pack, WhatIf, Sampling], bool], gap: float = 1.0) -> Gap:
     """Agrees where something is supposed, and is off by `gap` elsewhere."""
     return lambda pack, variant, sampling: 2e-5 if wanted(pack, variant, sampling) else gap
 
@@ -74,8 +81,8 @@ def unless(wanted: Callable[[Pack, Variant, Sampling], bool], gap: float = 1.0) 
         (lambda p, v, s: v.weights == STEP_0, "stale weights: the engine seems to have the weights of step 0"),
         (lambda p, v, s: v.weights == "/somewhere", "stale weights: the engine seems to have the weights of the checkpoint of step 7"),
         (lambda p, v, s: v.attention == "plain", "attention kernel: the trainer's packed attention gives other log-probs"),
-        (lambda p, v, s: v.positions == "left" and v.longest == 5, "padding: positions seem to begin at the padding"),
-        (lambda p, v, s: v.positions == "right" and v.longest == 5, "padding: positions of completions seem to begin"),
+        (lambda p, v, s: v.positions == "left" and v.longest_prompt == 5, "padding: positions seem to begin at the padding"),
+        (lambda p, v, s: v.positions == "right" and v.longest_prompt == 5, "padding: positions of completions seem to begin"),
     ],
 )  # fmt: skip
 def test_what_removes_the_gap_is_named_with_the_gap_before_and_after(config, wanted, said):
@@ -104,7 +111,7 @@ def test_log_probs_from_before_temperature_are_named(config):
 
 @pytest.mark.parametrize("true", [0.07, 0.7, 1.0, 1.234, 9.5])
 def test_a_fitted_temperature_is_as_round_as_it_can_be(true):
-    assert fitted(lambda ts: [abs(np.log(t / true)) for t in ts], now=1.0) == pytest.approx(true, rel=1e-3)
+    assert fit_temperature(lambda ts: [abs(np.log(t / true)) for t in ts], now=1.0) == pytest.approx(true, rel=1e-3)
 
 
 def test_a_truncation_of_the_models_own_files_is_tried_with_their_temperature(config):
@@ -128,8 +135,8 @@ def test_other_tokens_are_the_tokenizers(config, facts, wanted, said):
 
 def test_prompts_of_one_length_have_nothing_to_pad(config):
     diagnosis = diagnosed(config, unless(lambda p, v, s: False))
-    assert diagnosis.untried["padding"] == "all prompts have 4 tokens: there is nothing to pad"
-    assert not any(s.cause == "padding" for s in diagnosis.tried)
+    assert diagnosis.untested["padding"] == "all prompts have 4 tokens: there is nothing to pad"
+    assert not any(s.cause == "padding" for s in diagnosis.tested)
 
 
 def test_a_gap_of_the_size_of_rounding_is_of_dtype_though_nothing_removes_it(config):
@@ -137,20 +144,20 @@ def test_a_gap_of_the_size_of_rounding_is_of_dtype_though_nothing_removes_it(con
     diagnosis = diagnosed(half, lambda p, v, s: 0.01 if v.dtype else 0.03, before=0.03)
     assert str(diagnosis).startswith("dtype: the engine computes in bfloat16, the trainer in float32")
     other = diagnosed(half, lambda p, v, s: -0.02 if v.dtype else 0.03, before=0.03)
-    assert other.rounding == pytest.approx(0.05, rel=1e-3)
+    assert other.bfloat16_gap == pytest.approx(0.05, rel=1e-3)
     assert str(other) == "dtype: rounding to bfloat16 moves the policy's own log-probs by 0.05, and the gap is 0.03"
 
 
 def test_what_nothing_explains_is_said_so_with_the_nearest(config):
     diagnosis = diagnosed(config, lambda p, v, s: 0.8 if v.attention else 1.0)
-    assert diagnosis.best is None
+    assert diagnosis.explanation is None
     assert str(diagnosis).startswith("nothing that is known explains it: the nearest is attention kernel (")
     assert str(diagnosis).endswith("with a gap of 0.8 after 1")
 
 
 def test_the_run_stops_with_figures_cause_and_a_way_out(config):
     policy = Pretender(unless(lambda p, v, s: v.attention == "plain"))
-    said = str(disagreement(found(), policy, config, {}))
+    said = str(explain_disagreement(found(), policy, config, {}))
     assert said.startswith(
         "rollout and policy disagree: mean 1, largest 1 over 10 tokens; the mean may be 0.001. Cause: "
     )
@@ -160,10 +167,10 @@ def test_the_run_stops_with_figures_cause_and_a_way_out(config):
 
 
 def test_a_diagnosis_that_fails_does_not_hide_what_was_found(config):
-    def broken(pack: Pack, variant: Variant, sampling: Sampling) -> float:
+    def broken(pack: Pack, variant: WhatIf, sampling: Sampling) -> float:
         raise WorkerFailed("policy-1 died\nand more")
 
-    said = str(disagreement(found(), Pretender(broken), config, {}))
+    said = str(explain_disagreement(found(), Pretender(broken), config, {}))
     assert said.startswith("rollout and policy disagree: mean 1")
     assert "looking for it failed (policy-1 died)" in said
 
@@ -183,12 +190,12 @@ def batch_of(prompt: list[int], completion: list[int]) -> Batch:
 
 def test_nothing_is_remarked_where_tokens_are_what_they_should_be():
     facts = replace(FACTS, bos=7, bare=[[7, 3], [4, 5]])
-    assert remarks(batch_of([7, 3], [4, 5, 1]), facts) == []
+    assert find_tokenizer_problems(batch_of([7, 3], [4, 5, 1]), facts) == []
 
 
 def test_two_beginnings_other_ends_missing_rows_and_other_tokens_are_remarked():
     facts = replace(FACTS, bos=7, ends=[9], symbols=14, bare=[[7, 3], [6]])
-    said = " ".join(remarks(batch_of([7, 7, 3], [4, 5, 1]), facts))
+    said = " ".join(find_tokenizer_problems(batch_of([7, 7, 3], [4, 5, 1]), facts))
     assert "1 of 1 prompts begin with two BOS tokens" in said
     assert "the tokenizer ends a text with token 1, the model's files with [9]" in said
     assert "the tokenizer has 14 tokens, the model embeds 13" in said
@@ -202,4 +209,4 @@ def test_two_beginnings_other_ends_missing_rows_and_other_tokens_are_remarked():
 )
 def test_a_completion_encoded_again_is_compared_where_it_has_as_many_tokens(again, expected):
     facts = replace(FACTS, bare=[[7], again])
-    assert reencoded(batch_of([7], [4, 5, 1]), facts)[0].tokens.tolist() == expected
+    assert reencode_completions(batch_of([7], [4, 5, 1]), facts)[0].tokens.tolist() == expected

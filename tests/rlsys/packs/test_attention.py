@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlsys.packs.attention import NAME, Fold, layout, packed_attention
+from rlsys.packs.attention import PACKED_ATTENTION, PackToBlocks, build_layout, packed_attention
 from rlsys.tasks import zigzag
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -31,13 +31,13 @@ def tokens_of(lengths: list[int]) -> torch.Tensor:
 
 
 def logits_packed(model, tokens: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(PACKED_ATTENTION)
     positions = torch.cat([torch.arange(n) for n in lengths])
     return model(
         input_ids=tokens[None],
         position_ids=positions[None],
         use_cache=False,
-        layout=layout(lengths, [-1] * len(lengths)),
+        layout=build_layout(lengths, [-1] * len(lengths)),
     ).logits[0]
 
 
@@ -48,15 +48,15 @@ def logits_one_by_one(model, tokens: torch.Tensor, lengths: list[int]) -> torch.
 
 @given(LENGTHS)
 def test_folding_there_and_back_is_the_identity(lengths):
-    where = layout(lengths, [-1] * len(lengths))
+    where = build_layout(lengths, [-1] * len(lengths))
     cells = torch.cat([block.tokens.flatten() for block in where.blocks])
-    assert cells[where.back].tolist() == list(range(sum(lengths)))
+    assert cells[where.cell_of_token].tolist() == list(range(sum(lengths)))
 
 
 @given(LENGTHS)
 def test_each_row_of_a_block_is_one_sequence_from_its_start(lengths):
     starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    rows = [row for block in layout(lengths, [-1] * len(lengths)).blocks for row in block.tokens.tolist()]
+    rows = [row for block in build_layout(lengths, [-1] * len(lengths)).blocks for row in block.tokens.tolist()]
     assert sorted(row[0] for row in rows) == starts[:-1]
     for row in rows:
         length = lengths[starts.index(row[0])]
@@ -67,42 +67,42 @@ def test_each_row_of_a_block_is_one_sequence_from_its_start(lengths):
 @given(LENGTHS)
 def test_at_most_a_fifth_of_a_block_is_padding(lengths):
     starts = dict(zip(torch.tensor([0, *lengths]).cumsum(0).tolist(), lengths, strict=False))
-    for block in layout(lengths, [-1] * len(lengths)).blocks:
+    for block in build_layout(lengths, [-1] * len(lengths)).blocks:
         real = sum(starts[row[0]] for row in block.tokens.tolist())
         assert real >= 0.8 * block.tokens.numel()
 
 
 def test_the_example_in_the_docstring():
-    where = layout([2, 2, 2], [-1, 0, 0])
-    assert [(b.tokens.tolist(), b.before, b.families) for b in where.blocks] == [
+    where = build_layout([2, 2, 2], [-1, 0, 0])
+    assert [(b.tokens.tolist(), b.prefix, b.shared_prefixes) for b in where.blocks] == [
         ([[0, 1]], 0, []),
         ([[0, 1, 2, 3], [0, 1, 4, 5]], 2, [(0, 0, 2)]),
     ]
-    assert where.back.tolist() == [0, 1, 2, 3, 4, 5]
+    assert where.cell_of_token.tolist() == [0, 1, 2, 3, 4, 5]
     assert where.blocks[1].mask.tolist() == [[True, True, True, False], [True, True, True, True]]
 
 
 def test_folding_has_the_gradient_of_plain_indexing():
     """Prompts of three tokens and of one, completions of several lengths between them."""
     lengths, after = [3, 4, 2, 1, 5, 5, 4, 1], [-1, 0, 0, -1, -1, 3, 0, 3]
-    where = layout(lengths, after)
+    where = build_layout(lengths, after)
     x = torch.randn(
         sum(lengths), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
     )
     for everything in (False, True):
-        folds = [b.tokens if everything else b.tokens[:, b.before :] for b in where.blocks]
+        folds = [b.tokens if everything else b.tokens[:, b.prefix :] for b in where.blocks]
         weights = [torch.randn(*fold.shape, 6, dtype=torch.float64) for fold in folds]
         for block, w in zip(where.blocks, weights, strict=True):  # what is wanted of padding is nothing
-            first = block.before if everything else 0
-            repeated = block.tokens[:, block.before + 1 :] == block.tokens[:, block.before : -1]
+            first = block.prefix if everything else 0
+            repeated = block.tokens[:, block.prefix + 1 :] == block.tokens[:, block.prefix : -1]
             w[:, first + 1 :][repeated] = 0
-        ours = sum((c * w).sum() for c, w in zip(Fold.apply(x, where, everything), weights, strict=True))
+        ours = sum((c * w).sum() for c, w in zip(PackToBlocks.apply(x, where, everything), weights, strict=True))
         theirs = sum((x[fold] * w).sum() for fold, w in zip(folds, weights, strict=True))
         assert ours.item() == pytest.approx(theirs.item())
         torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
 
 
-@pytest.mark.parametrize("build", [lambda: zigzag.untrained(0), grouped_heads], ids=["tiny", "grouped heads"])
+@pytest.mark.parametrize("build", [lambda: zigzag.build_model(0), grouped_heads], ids=["tiny", "grouped heads"])
 @settings(max_examples=12)
 @given(lengths=LENGTHS)
 def test_packed_sequences_are_computed_as_if_each_were_alone(build, lengths):
@@ -122,7 +122,7 @@ def test_packed_sequences_are_computed_as_if_each_were_alone(build, lengths):
 
 
 def test_a_neighbour_cannot_be_seen():
-    model, lengths = zigzag.untrained(0), [4, 6, 5]
+    model, lengths = zigzag.build_model(0), [4, 6, 5]
     tokens = tokens_of(lengths)
     before = logits_packed(model, tokens, lengths)
     tokens[4:10] = (tokens[4:10] + 1) % 13
@@ -133,7 +133,7 @@ def test_a_neighbour_cannot_be_seen():
 
 
 def test_the_future_cannot_be_seen():
-    model, tokens = zigzag.untrained(0), tokens_of([6])
+    model, tokens = zigzag.build_model(0), tokens_of([6])
     before = logits_packed(model, tokens, [6])
     tokens[3] = (tokens[3] + 1) % 13
     after = logits_packed(model, tokens, [6])
@@ -144,9 +144,9 @@ def test_the_future_cannot_be_seen():
 def test_a_sequence_beyond_a_sliding_window_is_refused():
     x = torch.zeros(1, 1, 6, 4)
     module = torch.nn.Module()
-    packed_attention(module, x, x, x, None, layout=layout([3, 3], [-1, -1]), sliding_window=3)
+    packed_attention(module, x, x, x, None, layout=build_layout([3, 3], [-1, -1]), sliding_window=3)
     with pytest.raises(ValueError, match="sliding window"):
-        packed_attention(module, x, x, x, None, layout=layout([4, 2], [-1, -1]), sliding_window=3)
-    packed_attention(module, x, x, x, None, layout=layout([2, 2, 2], [-1, 0, 0]), sliding_window=4)
+        packed_attention(module, x, x, x, None, layout=build_layout([4, 2], [-1, -1]), sliding_window=3)
+    packed_attention(module, x, x, x, None, layout=build_layout([2, 2, 2], [-1, 0, 0]), sliding_window=4)
     with pytest.raises(ValueError, match="sliding window"):
-        packed_attention(module, x, x, x, None, layout=layout([2, 2, 2], [-1, 0, 0]), sliding_window=3)
+        packed_attention(module, x, x, x, None, layout=build_layout([2, 2, 2], [-1, 0, 0]), sliding_window=3)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys.packs import attention, exact
 from rlsys.packs.logprobs import PackedLogprobs
-from rlsys.packs.packing import filler, pack, unpack
+from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.types import Columns, Pack
 
 
@@ -24,7 +24,7 @@ def test_a_row_times_a_matrix_is_the_same_alone_and_among_others(inner: int, out
     torch.testing.assert_close(whole, F.linear(rows, weight, bias))
     for count in (1, 2, 15, 16, 17, 100, 256, 257, 513):
         assert torch.equal(exact.linear(rows[-count:], weight, bias), whole[-count:]), count
-    assert not exact.rows_matter(weight, bias)
+    assert not exact.depends_on_batch(weight, bias)
     assert exact.linear(rows.view(7, 100, inner), weight).shape == (7, 100, outer)
 
 
@@ -35,19 +35,19 @@ def test_a_library_that_sums_otherwise_for_fewer_rows_is_noticed(monkeypatch: py
         return linear(x, weight, bias) * (1 + 1e-6 * (len(x) < 64))
 
     monkeypatch.setattr(F, "linear", fickle)
-    assert exact.rows_matter(random(64, 128))
+    assert exact.depends_on_batch(random(64, 128))
 
 
 @pytest.mark.parametrize("size", [32, 64, 80])
 @pytest.mark.parametrize("length", [5, 33, 200])
 def test_a_query_attends_alike_in_a_prompt_and_when_it_is_decoded_among_others(size: int, length: int) -> None:
-    padded = -(-length // exact.KEYS) * exact.KEYS
+    padded = -(-length // exact.KEY_BLOCK) * exact.KEY_BLOCK
     query, key, value = random(1, length, size), random(1, padded, size, seed=1), random(1, padded, size, seed=2)
     whole = exact.attend(query, key, value, torch.arange(1, length + 1)[None], 0.2)
     expected = F.scaled_dot_product_attention(query, key[:, :length], value[:, :length], is_causal=True, scale=0.2)
     torch.testing.assert_close(whole, expected)
     for i in range(length):
-        needed = -(-(i + 1) // exact.KEYS) * exact.KEYS
+        needed = -(-(i + 1) // exact.KEY_BLOCK) * exact.KEY_BLOCK
         alone = exact.attend(query[:, i : i + 1], key[:, :needed], value[:, :needed], torch.tensor([[i + 1]]), 0.2)
         assert torch.equal(alone[:, 0], whole[:, i])
     some = torch.arange(length).repeat(3)
@@ -70,8 +70,8 @@ def scorer(kind: str) -> PackedLogprobs:
         initializer_range=0.2,
     )
     lm = LlamaForCausalLM._from_config(config, attn_implementation=kind)
-    if kind == attention.EXACT:
-        exact.install(lm)
+    if kind == attention.EXACT_PACKED_ATTENTION:
+        exact.use_exact_linear(lm)
     return PackedLogprobs(lm, temperature=0.7, chunk=30)
 
 
@@ -83,12 +83,12 @@ def packed(sequences: list[np.ndarray]) -> Pack:
     return Pack(
         tokens=np.concatenate([s[:-1] for s in sequences]),
         lengths=lengths,
-        after=[-1] * len(lengths),
+        parent=[-1] * len(lengths),
         targets=np.concatenate([s[1:] for s in sequences]),
         samples=list(range(len(sequences))),
-        counts=lengths,
-        first=starts,
-        rest=[start + 1 for start in starts],
+        target_counts=lengths,
+        first_logit=starts,
+        next_logits=[start + 1 for start in starts],
         rollout=zeros,
         weights=zeros,
         columns=Columns(),
@@ -101,12 +101,12 @@ def sequences() -> list[np.ndarray]:
 
 
 def test_log_probs_do_not_depend_on_the_pack() -> None:
-    model = scorer(attention.EXACT)
+    model = scorer(attention.EXACT_PACKED_ATTENTION)
     with torch.no_grad():
         together = model(packed(sequences()))[0]
         alone = torch.cat([model(packed([s]))[0] for s in sequences()])
         backwards = torch.cat([model(packed(sequences()[i::-1]))[0][-len(sequences()[0]) + 1 :] for i in range(1, 8)])
-        plain = scorer(attention.NAME)(packed(sequences()))[0]
+        plain = scorer(attention.PACKED_ATTENTION)(packed(sequences()))[0]
     assert torch.equal(together, alone)
     assert torch.equal(backwards, together[: len(sequences()[0]) - 1].repeat(7))
     torch.testing.assert_close(together, plain, atol=1e-5, rtol=1e-5)
@@ -114,7 +114,7 @@ def test_log_probs_do_not_depend_on_the_pack() -> None:
 
 def test_gradients_are_those_of_the_ordinary_arithmetic() -> None:
     gradients = []
-    for kind in (attention.EXACT, attention.NAME):
+    for kind in (attention.EXACT_PACKED_ATTENTION, attention.PACKED_ATTENTION):
         model = scorer(kind)
         logprobs, entropies = model(packed(sequences()))
         (logprobs.sum() - 0.1 * entropies.sum()).backward()
@@ -125,8 +125,8 @@ def test_gradients_are_those_of_the_ordinary_arithmetic() -> None:
 
 
 def test_a_filler_has_a_backward_pass() -> None:
-    model = scorer(attention.EXACT)
-    logprobs, _ = model(filler(Columns()))
+    model = scorer(attention.EXACT_PACKED_ATTENTION)
+    logprobs, _ = model(empty_pack(Columns()))
     logprobs.sum().backward()
     assert logprobs.shape == (0,)
     assert not any(p.grad is None or p.grad.any() for p in model.parameters())
@@ -135,10 +135,10 @@ def test_a_filler_has_a_backward_pass() -> None:
 def test_a_shared_prompt_changes_no_bit() -> None:
     """What the engine says of each completion alone, the trainer says of all completions of a prompt together."""
     batch = make_batch([0.0] * 8, [0, 0, 0, 1, 1, 1, 1, 2], [30, 1, 4, 70, 65, 2, 40, 5], [40, 9, 33])
-    model, found = scorer(attention.EXACT), []
+    model, found = scorer(attention.EXACT_PACKED_ATTENTION), []
     for share in (True, False):
-        packs = pack(batch, range(8), ranks=1, tokens_per_pack=1000, share=share)
-        assert [len(p.after) for own in packs for p in own] == [9 if share else 8]
+        packs = pack(batch, range(8), ranks=1, tokens_per_pack=1000, share_prompts=share)
+        assert [len(p.parent) for own in packs for p in own] == [9 if share else 8]
         with torch.no_grad():
             found.append(unpack(packs, [[model(p)[0].numpy() for p in own] for own in packs], 8))
     assert np.array_equal(*found)

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlsys.packs.attention import NAME
+from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
-from rlsys.packs.packing import filler, pack, unpack
+from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.tasks import zigzag
 from rlsys.types import Columns
 
 
 def packed(temperature: float = 1.0, chunk: int = 1024) -> PackedLogprobs:
-    model = zigzag.untrained(0)
-    model.set_attn_implementation(NAME)
+    model = zigzag.build_model(0)
+    model.set_attn_implementation(PACKED_ATTENTION)
     return PackedLogprobs(model, temperature=temperature, chunk=chunk)
 
 
@@ -90,7 +90,7 @@ def test_a_pack_has_the_log_probs_of_its_completions(temperature, budget):
     model = packed(temperature, chunk=2)
     with torch.no_grad():
         values = [[model(p)[0].numpy() for p in own] for own in packs]
-    plain = zigzag.untrained(0)
+    plain = zigzag.build_model(0)
     for sample, group, found in zip(batch.samples, batch.groups, batch.split(unpack(packs, values, 4)), strict=True):
         prompt = batch.prompts[group].tokens
         whole = torch.tensor([*prompt, *sample.tokens])
@@ -117,7 +117,7 @@ def grouped_heads() -> Any:
     )
 
 
-@pytest.mark.parametrize("build", [lambda: zigzag.untrained(0), grouped_heads], ids=["tiny", "grouped heads"])
+@pytest.mark.parametrize("build", [lambda: zigzag.build_model(0), grouped_heads], ids=["tiny", "grouped heads"])
 @pytest.mark.parametrize("checkpointing", [None, False, True], ids=["", "checkpointing", "reentrant"])
 @settings(max_examples=6)
 @given(
@@ -146,7 +146,7 @@ def test_a_shared_prompt_gives_the_loss_and_gradients_of_each_sequence_alone(
     (torch.cat(expected) * torch.from_numpy(weights)).sum().backward()
 
     lm = build()
-    lm.set_attn_implementation(NAME)
+    lm.set_attn_implementation(PACKED_ATTENTION)
     if checkpointing is not None:
         lm.gradient_checkpointing_enable({"use_reentrant": checkpointing})
         lm.train()
@@ -183,7 +183,7 @@ def test_scores_come_without_entropies():
 
 def test_a_filler_has_no_log_probs_but_a_backward_pass():
     model = packed()
-    logprobs, entropies = model(filler(Columns()))
+    logprobs, entropies = model(empty_pack(Columns()))
     assert logprobs.shape == entropies.shape == (0,)
     logprobs.sum().backward()
     assert all(w.grad is not None and not w.grad.any() for w in model.lm.model.layers.parameters())
@@ -197,7 +197,7 @@ def test_the_head_stays_tied_to_the_embeddings():
 
 
 def test_a_head_with_a_bias_is_refused():
-    lm = zigzag.untrained(0)
+    lm = zigzag.build_model(0)
     lm.set_output_embeddings(nn.Linear(128, 13, bias=True))
     with pytest.raises(ValueError, match="without bias"):
         PackedLogprobs(lm)

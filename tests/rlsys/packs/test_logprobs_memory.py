@@ -6,7 +6,7 @@ import torch
 from fakes import make_batch
 from torch.profiler import ProfilerActivity, profile
 
-from rlsys.packs.attention import NAME
+from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.logprobs import ChunkedLogprobs, PackedLogprobs
 from rlsys.packs.packing import pack
 from rlsys.tasks import zigzag
@@ -54,8 +54,8 @@ def test_gradient_checkpointing_lowers_the_peak():
     [[p]] = pack(batch, range(40), ranks=1, tokens_per_pack=4096)
 
     def of(checkpointing: bool) -> float:
-        lm = zigzag.untrained(0).train()
-        lm.set_attn_implementation(NAME)
+        lm = zigzag.build_model(0).train()
+        lm.set_attn_implementation(PACKED_ATTENTION)
         if checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         model = PackedLogprobs(lm)

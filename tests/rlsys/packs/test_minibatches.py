@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes import make_batch, make_config
 
-from rlsys.packs.minibatches import MiniBatch, heard, weights
+from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, loss_weights
 from rlsys.types import Columns
 
 LENGTHS = [2, 3, 1, 2]  # of samples 0 to 3, of which 1 and 2 have no advantage
@@ -24,13 +24,13 @@ def left(tmp_path):
     def run(found: Columns, *overrides: str) -> tuple[list[int], MiniBatch]:
         config, batch = make_config(tmp_path, *overrides), make_batch([1, 0, 0, 1], [0, 0, 1, 1], LENGTHS)
         members = [0, 1, 2]
-        mini = MiniBatch(0, members, weights(config, batch, members))
-        after = heard(config, batch, mini, found)
+        mini = MiniBatch(0, members, loss_weights(config, batch, members))
+        after = drop_zero_advantage(config, batch, mini, found)
         parts = np.split(after.weights, np.cumsum(LENGTHS[:3])[:-1])
         kept = [m for m, own in zip(members, parts, strict=True) if own.any()]
         untouched = np.split(mini.weights, np.cumsum(LENGTHS[:3])[:-1])
         assert all(parts[m].tolist() == untouched[m].tolist() for m in kept)
-        assert after.silent == 3 - len(kept)
+        assert after.zero_advantage_samples == 3 - len(kept)
         return kept, after
 
     return run
@@ -61,4 +61,4 @@ def test_what_else_moves_the_policy_keeps_them(left, tmp_path):
 
 def test_a_mini_batch_may_have_nothing_to_say(left):
     kept, mini = left(columns(advantages=np.zeros_like(ADVANTAGES)))
-    assert (kept, mini.silent) == ([], 3)
+    assert (kept, mini.zero_advantage_samples) == ([], 3)

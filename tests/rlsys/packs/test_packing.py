@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from rlsys.algorithms.losses import ppo_clip
 from rlsys.config.schema import NORMALIZERS
-from rlsys.packs.attention import NAME
-from rlsys.packs.balance import Sized, pairs
+from rlsys.packs.attention import PACKED_ATTENTION
+from rlsys.packs.balance import SequenceSize, count_attention_pairs
 from rlsys.packs.logprobs import PackedLogprobs
-from rlsys.packs.packing import filler, pack, token_weights, unpack
+from rlsys.packs.packing import empty_pack, pack, token_weights, unpack
 from rlsys.tasks import zigzag
 from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
 
@@ -131,9 +131,9 @@ def test_two_sequences_are_packed_as_the_type_says():
     weights = floats(0.1, 0.2, 0.3, 0.4, 0.5)
     [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, columns=columns, weights=weights)
     assert p.tokens.tolist() == [1, 2, 3, 4, 5]
-    assert (p.lengths, p.after) == ([2, 2, 1], [-1, 0, 0])
+    assert (p.lengths, p.parent) == ([2, 2, 1], [-1, 0, 0])
     assert p.positions.tolist() == [0, 1, 2, 3, 2]
-    assert p.predict.tolist() == [1, 2, 3, 1, 4]
+    assert p.logit_positions.tolist() == [1, 2, 3, 1, 4]
     assert p.targets.tolist() == [3, 4, 9, 5, 9]
     assert p.sequences.tolist() == [0, 0, 0, 1, 1]
     assert p.samples == [0, 1]
@@ -145,10 +145,10 @@ def test_two_sequences_are_packed_as_the_type_says():
 
 
 def test_without_sharing_each_sequence_is_one_piece():
-    [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, share=False)
+    [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, share_prompts=False)
     assert p.tokens.tolist() == [1, 2, 3, 4, 1, 2, 5]
-    assert (p.lengths, p.after) == ([4, 3], [-1, -1])
-    assert p.predict.tolist() == [1, 2, 3, 5, 6]
+    assert (p.lengths, p.parent) == ([4, 3], [-1, -1])
+    assert p.logit_positions.tolist() == [1, 2, 3, 5, 6]
 
 
 def test_only_the_members_are_packed():
@@ -226,20 +226,20 @@ def whole_sequence(p: Pack, place: int) -> list[int]:
     """The tokens that a place in a pack has before it in its own sequence, and itself."""
     starts = np.cumsum([0, *p.lengths])
     piece = int(np.searchsorted(starts, place, side="right")) - 1
-    front = [] if p.after[piece] < 0 else whole_sequence(p, int(starts[p.after[piece] + 1]) - 1)
+    front = [] if p.parent[piece] < 0 else whole_sequence(p, int(starts[p.parent[piece] + 1]) - 1)
     return front + p.tokens[starts[piece] : place + 1].tolist()
 
 
 @given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
 def test_each_target_is_predicted_by_all_that_comes_before_it(batch, ranks, budget, share):
-    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share=share)
+    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share_prompts=share)
     for p in (p for own in packs for p in own):
         for s, m in enumerate(p.samples):
             whole = [*batch.prompts[batch.groups[m]].tokens, *batch.samples[m].tokens]
-            before = [whole_sequence(p, place) for place in p.predict[p.sequences == s]]
+            before = [whole_sequence(p, place) for place in p.logit_positions[p.sequences == s]]
             assert before == [whole[:i] for i in range(len(whole) - len(before), len(whole))]
             assert p.targets[p.sequences == s].tolist() == whole[-len(before) :]
-            assert [p.positions[place] for place in p.predict[p.sequences == s]] == [len(b) - 1 for b in before]
+            assert [p.positions[place] for place in p.logit_positions[p.sequences == s]] == [len(b) - 1 for b in before]
 
 
 @given(BATCHES)
@@ -251,18 +251,20 @@ def test_a_pack_computes_each_prompt_once(batch):
 
 @given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
 def test_packs_have_as_many_pairs_of_query_and_key_as_they_were_dealt_by(batch, ranks, budget, share):
-    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share=share)
+    packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share_prompts=share)
     for p in (p for own in packs for p in own if p.samples):
         families = [int(batch.groups[m]) if share else m for m in p.samples]
         prompts = [len(batch.prompts[batch.groups[m]].tokens) for m in p.samples]
         own = [int(batch.lengths[m]) - 1 for m in p.samples]
-        assert p.pairs == pytest.approx(pairs(list(map(Sized, p.samples, families, prompts, own))))
+        assert p.pairs == pytest.approx(
+            count_attention_pairs(list(map(SequenceSize, p.samples, families, prompts, own)))
+        )
 
 
 def test_fillers_unpack_to_nothing():
     none = np.zeros(0, dtype=np.float32)
     found = unpack(
-        [[filler(Columns(old=none))], pack(make_batch([0], [0]), [0], ranks=1, tokens_per_pack=9)[0]],
+        [[empty_pack(Columns(old=none))], pack(make_batch([0], [0]), [0], ranks=1, tokens_per_pack=9)[0]],
         [[none], [floats(1, 2, 3)]],
         1,
     )
@@ -274,8 +276,8 @@ def test_fillers_unpack_to_nothing():
 
 def update_of(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of one mini-batch, summed over the packs of all ranks."""
-    model = zigzag.untrained(0)
-    model.set_attn_implementation(NAME)
+    model = zigzag.build_model(0)
+    model.set_attn_implementation(PACKED_ATTENTION)
     packed = PackedLogprobs(model, chunk=5)
     columns = Columns(
         advantages=np.repeat(np.linspace(-1, 1, len(batch.samples), dtype=np.float32), batch.lengths),

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_losses import tokens
 
-from rlsys.packs.attention import NAME
-from rlsys.packs.packing import filler, pack, unpack
+from rlsys.packs.attention import PACKED_ATTENTION
+from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.packs.values import PackedValues, value_loss
 from rlsys.tasks import zigzag
 from rlsys.types import Batch, Columns, Pack
@@ -19,8 +19,8 @@ BATCH = make_batch([0] * 4, [0, 0, 1, 1], lengths=[1, 6, 3, 4], prompt_lengths=[
 
 def critic(head: float = 0.0) -> PackedValues:
     """A head of zeros, or random weights of that size."""
-    model = zigzag.untrained(0)
-    model.set_attn_implementation(NAME)
+    model = zigzag.build_model(0)
+    model.set_attn_implementation(PACKED_ATTENTION)
     values = PackedValues(model)
     if head:
         torch.nn.init.normal_(values.head.weight, std=head, generator=torch.Generator().manual_seed(1))
@@ -42,7 +42,7 @@ def test_packed_values_are_those_of_each_sequence_alone_at_the_token_before(budg
     packs, model = packs_of(BATCH, budget), critic(head=0.5)
     with torch.no_grad():
         found = BATCH.split(unpack(packs, [[model(p).numpy() for p in own] for own in packs], 4))
-    decoder = zigzag.untrained(0).get_decoder()
+    decoder = zigzag.build_model(0).get_decoder()
     for sample, group, values in zip(BATCH.samples, BATCH.groups, found, strict=True):
         prompt = BATCH.prompts[group].tokens
         with torch.no_grad():
@@ -97,15 +97,15 @@ def test_a_critic_can_learn_what_it_is_told():
 
 def test_a_filler_has_no_values_but_a_backward_pass():
     model = critic(head=0.5)
-    values = model(filler(Columns()))
+    values = model(empty_pack(Columns()))
     assert values.shape == (0,)
     values.sum().backward()
     assert all(w.grad is not None and not w.grad.any() for w in model.decoder.layers.parameters())
 
 
 def test_half_precision_weights_still_give_full_precision_values():
-    lm = zigzag.untrained(0).bfloat16()
-    lm.set_attn_implementation(NAME)
+    lm = zigzag.build_model(0).bfloat16()
+    lm.set_attn_implementation(PACKED_ATTENTION)
     model = PackedValues(lm)
     torch.nn.init.constant_(model.head.weight, 0.01)
     assert model.head.weight.dtype == torch.bfloat16

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.rewards.code.program import alike, check, code, fenced, note, prepare
+from rlsys.rewards.code.program import check_code, code, extract_program, isolation_note, prepare, same_output
 from rlsys.sandbox import runner
-from rlsys.sandbox.runner import Level, SandboxError
+from rlsys.sandbox.runner import IsolationLevel, SandboxError
 
 ADD = "def add(a, b):\n    return a + b"
 SUM = "print(sum(map(int, input().split())))"
@@ -59,13 +59,13 @@ def nothing_is_left():
     ],
 )
 def test_the_program_is_the_last_block_of_python(completion, program):
-    assert fenced(completion) == program
+    assert extract_program(completion) == program
 
 
 def test_a_long_completion_is_soon_searched():
     begin = time.monotonic()
     for piece in ("```python\n", "```", "```\n", "` ` ``` \n", "```python\na\n```\n"):
-        fenced(piece * 100_000)
+        extract_program(piece * 100_000)
     assert time.monotonic() - begin < 5
 
 
@@ -155,7 +155,7 @@ def test_a_row_without_an_entry_point_may_say_so_with_a_null():
     assert score(SUM, SUMS, None) == 1.0
 
 
-@pytest.mark.parametrize("level", [level for level in Level if not runner.missing(level)])
+@pytest.mark.parametrize("level", [level for level in IsolationLevel if not runner.why_unavailable(level)])
 def test_every_level_judges_alike(level):
     for program, verdict in ((ADD, 1.0), (ADD.replace("+", "-"), 0.0)):
         assert score(program, ["assert add(1, 2) == 3"], isolation=level) == verdict
@@ -197,7 +197,7 @@ def test_with_share_the_score_is_how_many_tests_pass():
     ],
 )
 def test_outputs_are_compared_word_by_word(got, expected, tolerance, verdict):
-    assert alike(got, expected, tolerance) is verdict
+    assert same_output(got, expected, tolerance) is verdict
 
 
 def test_numbers_that_are_returned_may_be_off_by_the_tolerance():
@@ -439,7 +439,9 @@ def test_a_program_cannot_make_a_failure_of_its_score(program):
 
 
 def test_without_a_sandbox_nothing_is_judged_unless_less_is_accepted_by_name(monkeypatch):
-    monkeypatch.setattr(runner, "missing", lambda level: "" if level is Level.LIMITS else "not on this host")
+    monkeypatch.setattr(
+        runner, "why_unavailable", lambda level: "" if level is IsolationLevel.LIMITS else "not on this host"
+    )
     runner._strongest.cache_clear()
     try:
         with pytest.raises(SandboxError, match="isolation: limits"):
@@ -449,18 +451,18 @@ def test_without_a_sandbox_nothing_is_judged_unless_less_is_accepted_by_name(mon
         with pytest.raises(ConfigError, match="landlock does not work"):
             prepare({"isolation": "landlock"})
         prepare({"isolation": "limits"})
-        assert "limits alone" in note()
+        assert "limits alone" in isolation_note()
         assert score(SUM, SUMS, isolation="limits") == 1.0
     finally:
         runner._strongest.cache_clear()
 
 
 def test_options_are_checked_before_anything_is_tried():
-    check({"timeout_s": 3, "isolation": "namespaces", "share": True})
+    check_code({"timeout_s": 3, "isolation": "namespaces", "share": True})
     with pytest.raises(ConfigError, match="isolation is 'none'; it is one of strongest, namespaces"):
-        check({"isolation": "none"})
+        check_code({"isolation": "none"})
     with pytest.raises(ConfigError, match="timeout_s is 0"):
-        check({"timeout_s": 0})
+        check_code({"timeout_s": 0})
 
 
 def test_many_programs_are_judged_at_the_same_time():

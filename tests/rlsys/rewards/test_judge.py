@@ -7,9 +7,9 @@ import pytest
 
 from rlsys import rewards
 from rlsys.config.schema import ConfigError
-from rlsys.config.shorthand import functions
+from rlsys.config.shorthand import parse_functions
 from rlsys.rewards import REWARDS
-from rlsys.rewards.judge import Term, combined
+from rlsys.rewards.judge import WeightedReward, combine_verdicts
 from rlsys.types import Verdict
 
 FACTS = {"prompt": "2+2=", "completion": "4", "finish": "stop", "source": "sums", "answer": "4", "level": 3}
@@ -17,7 +17,7 @@ FACTS = {"prompt": "2+2=", "completion": "4", "finish": "stop", "source": "sums"
 
 def Judge(given, **limits):
     """Of functions in the form that people write them in."""
-    return rewards.Judge(functions("reward.functions", given), **limits)
+    return rewards.Judge(parse_functions("reward.functions", given), **limits)
 
 
 def judge(tmp_path, source: str, weight: float = 1.0, facts: dict | None = None) -> Verdict:
@@ -176,7 +176,7 @@ def test_a_row_sets_no_option_of_a_built_in(monkeypatch, name):
     facts = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     must = {p.name: "configured" for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
     row = dict.fromkeys([*facts, "level", "prompt", "completion", "answer", *options], "of the row")
-    Term(name, told, 1.0, must, 0.0).call([row])
+    WeightedReward(name, told, 1.0, must, 0.0).call([row])
     assert {option: heard[option] for option in options if option in heard} == must
     assert set(facts) <= set(heard), "what is no option is still a fact of the row"
 
@@ -231,8 +231,8 @@ def several(tmp_path, source: str, *completions: str) -> list[Verdict]:
     (tmp_path / "mine.py").write_text(source)
     judge = Judge({f"{tmp_path}/mine.py:f": 1.0}, timeout_s=0.5)
     facts = [FACTS | {"completion": c} for c in completions]
-    parts = judge.judge(facts)
-    return [judge.total(p) for p in asyncio.run(judge.finish(facts, parts))]
+    parts = judge.judge_sync(facts)
+    return [judge.combine(p) for p in asyncio.run(judge.judge_async(facts, parts))]
 
 
 def test_a_batched_function_judges_lists(tmp_path):
@@ -275,22 +275,22 @@ def test_a_sample_that_one_function_fails_on_is_not_shown_to_the_next(tmp_path):
         "def g(completion):\n    seen.append(completion)\n    return len(seen)\n"
     )
     judge = Judge({f"{tmp_path}/mine.py:f": 1.0, f"{tmp_path}/mine.py:g": 1.0})
-    parts = judge.judge([FACTS | {"completion": c} for c in ("ok", "bad", "ok")])
-    assert [judge.total(p).score for p in parts] == [1, None, 2]
+    parts = judge.judge_sync([FACTS | {"completion": c} for c in ("ok", "bad", "ok")])
+    assert [judge.combine(p).score for p in parts] == [1, None, 2]
 
 
 def test_verdicts_of_several_services_are_added_up():
-    found = combined([Verdict(1.0, {"a": 1.0}), Verdict(-0.5, {"b": -1.0}, answer="7")])
+    found = combine_verdicts([Verdict(1.0, {"a": 1.0}), Verdict(-0.5, {"b": -1.0}, answer="7")])
     assert found == Verdict(0.5, {"a": 1.0, "b": -1.0}, answer="7")
-    assert combined([Verdict(1.0, {"a": 1.0}), Verdict(None, failure="crash")]).failure == "crash"
-    assert combined([Verdict(1e308, {"a": 1e308})] * 2).failure == "invalid"
+    assert combine_verdicts([Verdict(1.0, {"a": 1.0}), Verdict(None, failure="crash")]).failure == "crash"
+    assert combine_verdicts([Verdict(1e308, {"a": 1e308})] * 2).failure == "invalid"
 
 
 def test_arguments_may_have_to_come_without_their_names(tmp_path):
     assert judge(tmp_path, "def f(prompt, completion, /, level, **rest): return int(completion) + level").score == 7
     assert judge(tmp_path, "def f(completion, bonus=2, /): return bonus").score == 2
     (tmp_path / "listed.py").write_text("def f(completions, /): return [int(c) for c in completions]")
-    listed = Judge({f"{tmp_path}/listed.py:f": 1.0}).judge([FACTS, FACTS])
+    listed = Judge({f"{tmp_path}/listed.py:f": 1.0}).judge_sync([FACTS, FACTS])
     assert [parts["f"].score for parts in listed] == [4, 4]
 
 

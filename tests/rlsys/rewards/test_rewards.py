@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.config.shorthand import functions
+from rlsys.config.shorthand import parse_functions
 from rlsys.rewards import REWARDS
 from rlsys.rewards.functions import CHECKS
-from rlsys.rewards.settings import deadline
+from rlsys.rewards.settings import function_deadline
 
 
 def test_every_reward_says_in_its_first_line_what_it_gives():
@@ -115,5 +115,5 @@ def test_a_token_in_place_of_its_variable_is_refused_and_not_repeated(name, more
     ],
 )
 def test_a_function_with_a_time_limit_of_its_own_gets_to_use_it(given, seconds):
-    [function] = functions("reward.functions", given).values()
-    assert deadline(function, 10.0) == seconds
+    [function] = parse_functions("reward.functions", given).values()
+    assert function_deadline(function, 10.0) == seconds

@@ -1,6 +1,6 @@
 import pytest
 
-from rlsys.rewards.arithmetic import arithmetic, countdown
+from rlsys.rewards.arithmetic import countdown, evaluate_arithmetic
 
 
 def score(completion: str, numbers: list, target) -> float:
@@ -98,7 +98,7 @@ def test_countdown_wants_each_number_once_and_the_exact_value(expression, number
 )
 def test_countdown_takes_nothing_for_an_expression_that_is_not_plain_arithmetic(text):
     with pytest.raises(SyntaxError):
-        arithmetic(text)
+        evaluate_arithmetic(text)
     assert score(f"<answer>{text}</answer>", [2, 3], 5) == 0
     assert score(f"2+3\n<answer>{text}</answer>", [2, 3], 5) == 0
 

@@ -7,8 +7,8 @@ import pytest
 from math_pairs import DIFFERENT, EQUAL
 
 from rlsys.rewards.math.final_answer import final_answer
-from rlsys.rewards.math.latex import plain
-from rlsys.rewards.math.mathematics import math, vote
+from rlsys.rewards.math.latex import normalize_latex
+from rlsys.rewards.math.math_reward import math, vote_key
 
 
 def told(found):
@@ -255,7 +255,7 @@ def test_a_reference_that_is_no_mathematics_is_compared_as_a_text():
     ],
 )
 def test_equal_answers_give_one_vote(texts, voted):
-    assert {vote(plain(text)) for text in texts} == {voted}
+    assert {vote_key(normalize_latex(text)) for text in texts} == {voted}
 
 
 def test_a_wrong_answer_votes_too():

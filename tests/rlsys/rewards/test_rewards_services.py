@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rlsys.config.schema import ConfigError, Function
+from rlsys.config.schema import ConfigError, RewardFunction
 from rlsys.rewards import Judge
 from rlsys.rewards.services import ServiceError, http, judge
 
@@ -101,7 +101,9 @@ def test_a_service_is_sent_whole_rows_and_its_scores_come_back_in_order(serve):
 def test_a_row_does_not_choose_where_it_is_sent(serve):
     server = serve(lambda n, body: (200, right(body)))
     row = {"prompt": "2+2=", "completion": "4", "answer": "4", "level": 2, "url": "http://127.0.0.1:1", "batch": 7}
-    verdict = Judge({"http": Function(function="http", options={"url": server.url} | QUICK)})(row | {"retries": 0})
+    verdict = Judge({"http": RewardFunction(function="http", options={"url": server.url} | QUICK)})(
+        row | {"retries": 0}
+    )
     assert verdict.score == 1
     [(_, body)] = server.seen
     assert body["samples"] == [{"prompt": "2+2=", "completion": "4", "answer": "4", "level": 2}]

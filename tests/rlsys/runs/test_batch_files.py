@@ -4,8 +4,8 @@ import numpy as np
 from fakes import make_batch, make_prompt, make_sample
 
 from rlsys.runs.batch_files import read_batch, write_batch
-from rlsys.runs.samples import saved_samples, write_samples
-from rlsys.types import Batch, Sample, Verdict, continued
+from rlsys.runs.samples import read_saved_samples, write_samples
+from rlsys.types import Batch, Sample, Verdict, join_partial
 
 
 def same(a: Batch, b: Batch) -> None:
@@ -42,12 +42,12 @@ def test_failures_answers_messages_and_odd_texts_too(tmp_path):
         components=[{"zigzag": 1 / 3}],
         answers=[None],
         failed=[lost],
-        asked=2,
+        requested=2,
         failures={"timeout": 1},
         first_failure="timeout: no answer",
         reward_s=0.1,
         greedy=np.array([np.nan], dtype=np.float32),
-        dropped=3,
+        dropped_groups=3,
         position=12,
     )
     write_batch(tmp_path / "000", batch)
@@ -61,14 +61,14 @@ def test_failures_answers_messages_and_odd_texts_too(tmp_path):
 def test_a_sample_keeps_the_versions_of_its_tokens_and_a_batch_what_was_left_of_before(tmp_path):
     batch = make_batch([1.0, 0.0], [0, 0], lengths=[5, 4])
     mixed = replace(batch.samples[0], version=4, changes=((2, 6), (4, 7)))
-    batch = replace(batch, samples=[mixed, batch.samples[1]], position=9, left=(2, 7))
+    batch = replace(batch, samples=[mixed, batch.samples[1]], position=9, deferred=(2, 7))
     write_batch(tmp_path / "000", batch)
     again = read_batch(tmp_path / "000")
     same(batch, again)
     assert again.samples[0].versions.tolist() == [4, 4, 6, 6, 7]
     assert again.samples[1].versions.tolist() == [1] * 4
     write_samples(tmp_path / "a.parquet", again)
-    assert [saved.sample.changes for saved in saved_samples(tmp_path / "a.parquet")] == [((2, 6), (4, 7)), ()]
+    assert [saved.sample.changes for saved in read_saved_samples(tmp_path / "a.parquet")] == [((2, 6), (4, 7)), ()]
 
 
 def test_what_goes_on_is_one_sample_of_both_parts():
@@ -77,13 +77,13 @@ def test_what_goes_on_is_one_sample_of_both_parts():
             "p", 0, "", *(np.arange(length, dtype=t) for t in (np.int32, np.float32)), finish, version, changes
         )
 
-    assert continued(part(3, 4, finish="cut"), part(2, 4)).changes == ()
-    assert continued(part(3, 4), part(2, 6, (1, 7))).changes == ((3, 6), (4, 7))
-    assert continued(part(3, 4, (1, 5)), part(2, 5, (1, 7))).changes == ((1, 5), (4, 7))
-    whole = continued(part(3, 4, (1, 5)), part(2, 6, finish="length"))
+    assert join_partial(part(3, 4, finish="cut"), part(2, 4)).changes == ()
+    assert join_partial(part(3, 4), part(2, 6, (1, 7))).changes == ((3, 6), (4, 7))
+    assert join_partial(part(3, 4, (1, 5)), part(2, 5, (1, 7))).changes == ((1, 5), (4, 7))
+    whole = join_partial(part(3, 4, (1, 5)), part(2, 6, finish="length"))
     assert whole.tokens.tolist() == whole.logprobs.tolist() == [0, 1, 2, 0, 1]
     assert (whole.versions.tolist(), whole.finish) == ([4, 5, 5, 6, 6], "length")
-    assert continued(part(3, 4), part(0, 6, finish="cut")).finish == "cut"
+    assert join_partial(part(3, 4), part(0, 6, finish="cut")).finish == "cut"
 
 
 def test_a_batch_without_samples_is_a_batch(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from fakes import make_batch
 
 from rlsys.config.schema import ConfigError
-from rlsys.runs.checkpoint import SUMS, Checkpoints, damage_of, found, require_whole, sha256
+from rlsys.runs.checkpoint import SUMS, Checkpoints, find_damage, list_checkpoints, require_undamaged, sha256
 
 STATE = {"position": 7, "best": {"figure": "", "step": -1, "value": 0.0}}
 
@@ -27,7 +27,7 @@ def names(folder) -> list[str]:
 
 def newest(folder: Path):
     told: list[str] = []
-    return Checkpoints(folder, 2).newest(told.append), told
+    return Checkpoints(folder, 2).load_newest(told.append), told
 
 
 def test_what_is_saved_is_found_with_its_state(tmp_path):
@@ -65,19 +65,19 @@ def test_the_best_is_kept_beside_the_last(tmp_path):
 def test_zero_keeps_all(tmp_path):
     for step in (5, 10, 15):
         save(tmp_path, step, keep_last=0)
-    assert [step for step, _ in found(tmp_path)] == [5, 10, 15]
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [5, 10, 15]
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (999_999, 1_000_000, 7):
         save(tmp_path, step, keep_last=0)
-    assert [step for step, _ in found(tmp_path)] == [7, 999_999, 1_000_000]
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [7, 999_999, 1_000_000]
 
 
 def test_one_that_was_begun_and_not_completed_is_no_checkpoint(tmp_path):
     save(tmp_path, 5, keep_last=1)
     Checkpoints(tmp_path, 1).begin(10, STATE, [])
-    assert [step for step, _ in found(tmp_path)] == [5]
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [5]
     save(tmp_path, 10, keep_last=1)
     assert names(tmp_path) == ["step-000010"]
 
@@ -130,13 +130,13 @@ def test_every_flipped_bit_of_every_file_is_found_and_the_one_before_is_used(tmp
         for position in range(0, len(data), max(1, len(data) // 40)):
             for bit in range(8):
                 file.write_bytes(data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :])
-                assert damage_of(path), f"{file} byte {position} bit {bit}"
+                assert find_damage(path), f"{file} byte {position} bit {bit}"
         file.write_bytes(data[:-1])
-        assert damage_of(path), f"{file} one byte shorter"
+        assert find_damage(path), f"{file} one byte shorter"
         file.unlink()
-        assert file.name in damage_of(path)
+        assert file.name in find_damage(path)
         file.write_bytes(data)
-        assert not damage_of(path)
+        assert not find_damage(path)
     (path / "model" / "weights").write_text("x")
     there, [told] = newest(tmp_path)
     assert there.path == good
@@ -146,10 +146,10 @@ def test_every_flipped_bit_of_every_file_is_found_and_the_one_before_is_used(tmp
 
 def test_a_damaged_checkpoint_is_refused_where_no_other_will_do(tmp_path):
     path = save(tmp_path, 5)
-    require_whole(path)
+    require_undamaged(path)
     (path / "model" / "weights").write_text("x")
     with pytest.raises(ConfigError, match="model/weights"):
-        require_whole(path)
+        require_undamaged(path)
 
 
 def test_one_that_is_whole_but_not_ours_is_passed_over_too(tmp_path):
@@ -158,7 +158,7 @@ def test_one_that_is_whole_but_not_ours_is_passed_over_too(tmp_path):
     (path / "state.json").write_text("[]")
     sums = {"model/weights": sha256(path / "model" / "weights"), "state.json": sha256(path / "state.json")}
     (path / SUMS).write_text("".join(f"{v}  {k}\n" for k, v in sorted(sums.items())))
-    assert not damage_of(path)
+    assert not find_damage(path)
     (path / "state.json").write_text("{")
     sums["state.json"] = sha256(path / "state.json")
     (path / SUMS).write_text("".join(f"{v}  {k}\n" for k, v in sorted(sums.items())))
@@ -189,6 +189,6 @@ def test_what_is_no_checkpoint_is_not_found(tmp_path):
     (tmp_path / ".step-000008").mkdir()
     (tmp_path / ".step-000008" / "state.json").write_text(json.dumps({}))
     (tmp_path / "notes.txt").write_text("")
-    assert found(tmp_path) == []
-    assert found(tmp_path / "nowhere") == []
+    assert list_checkpoints(tmp_path) == []
+    assert list_checkpoints(tmp_path / "nowhere") == []
     assert newest(tmp_path) == (None, [])

@@ -18,7 +18,7 @@ import json, os, subprocess, sys
 from pathlib import Path
 from fakes import make_config
 from rlsys.config.schema import ConfigError
-from rlsys.runs.errors import disk_trouble
+from rlsys.runs.errors import describe_disk_error
 from rlsys.runs.directory import RunDirectory, read_lines
 
 folder = Path(sys.argv[1])
@@ -47,7 +47,7 @@ def tried(place, room):
         try:
             machines.run()
         except OSError as error:
-            said = disk_trouble(error) or f"no word for {error!r}"
+            said = describe_disk_error(error) or f"no word for {error!r}"
         (place / "ballast").unlink()
         Machines(place, *OPTIONS).run()
         return said, outcome(place / "run")

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from rlsys.runs import progress as module
-from rlsys.runs.progress import Progress, as_shares
+from rlsys.runs.progress import Progress, format_scores
 
 FOUND = {
     "reward/mean": 0.25,
@@ -60,7 +60,7 @@ def test_what_a_terminal_would_obey_is_spelt_out_in_words_of_others(terminal):
 def test_without_a_terminal_every_step_is_a_plain_line(watch):
     with make() as progress:
         progress.note("starting [Ray]")
-        progress.at("step 3: rollout")
+        progress.show_phase("step 3: rollout")
         watch.now = 2.5
         progress.step(3, FOUND)
     first, second = shown(progress).splitlines()
@@ -126,7 +126,7 @@ def test_what_is_below_the_lines_fits_too(watch):
     for width in (40, 80, 160):
         progress = make(terminal=False, width=width)
         progress.step(2, FOUND)
-        progress.at(
+        progress.show_phase(
             "step 3: rollout, which is told in so many words that no terminal of this width has room for them " * 2
         )
         watch.now = 30.0
@@ -141,7 +141,7 @@ def test_the_live_picture_shows_what_is_going_on_for_how_long_and_how_far_it_is(
     progress.console.print(progress.draw())
     assert "syncing weights, 7 s" in shown(progress)
     progress.step(2, FOUND)
-    progress.at("step 3: rollout")
+    progress.show_phase("step 3: rollout")
     watch.now = 10.0
     progress.console.print(progress.draw())
     assert "2/10  accuracy 75.0% at step 2" in shown(progress)
@@ -162,9 +162,9 @@ def test_words_stay_whole_on_a_terminal_and_what_may_be_copied_is_not_broken(wat
 def test_a_note_between_steps_is_no_new_activity(watch):
     progress = make()
     progress.step(1, {})
-    progress.at("step 2: update")
+    progress.show_phase("step 2: update")
     progress.note("tracking: wandb failed")
-    assert progress.doing == "step 2: update"
+    assert progress.phase == "step 2: update"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +194,6 @@ def test_after_a_resume_the_time_left_counts_this_process_only(watch):
 
 
 def test_what_is_no_share_is_not_told_in_per_cent():
-    assert as_shares([0.176, 1.0]) == ["17.6%", "100.0%"]
-    assert as_shares([0.533, 1.15]) == ["0.533", "1.150"]
-    assert as_shares([-0.1]) == ["-0.100"]
+    assert format_scores([0.176, 1.0]) == ["17.6%", "100.0%"]
+    assert format_scores([0.533, 1.15]) == ["0.533", "1.150"]
+    assert format_scores([-0.1]) == ["-0.100"]

@@ -11,7 +11,14 @@ from fakes import make_batch, make_config, make_sample
 
 from rlsys.checks import load_checked
 from rlsys.config.schema import ConfigError
-from rlsys.runs.directory import RunDirectory, can_be_written, read_lines, read_samples, write, write_named
+from rlsys.runs.directory import (
+    RunDirectory,
+    read_lines,
+    read_samples,
+    require_writable,
+    write_atomically,
+    write_user_file,
+)
 from rlsys.types import Columns, Verdict
 
 
@@ -94,7 +101,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
 def begun(tmp_path):
     """A run that has done something."""
     run = opened(tmp_path)
-    run.metrics({"step": 0})
+    run.record_metrics({"step": 0})
     run.close()
 
 
@@ -180,8 +187,8 @@ def test_a_directory_that_was_moved_is_still_the_run(tmp_path):
 
 def test_metrics_are_one_line_per_step(tmp_path):
     run = opened(tmp_path)
-    run.metrics({"step": 0, "loss": 0.5})
-    run.metrics({"step": 1, "loss": 0.25})
+    run.record_metrics({"step": 0, "loss": 0.5})
+    run.record_metrics({"step": 1, "loss": 0.25})
     text = (run.path / "metrics.jsonl").read_text()
     assert [json.loads(line) for line in text.splitlines()] == [{"step": 0, "loss": 0.5}, {"step": 1, "loss": 0.25}]
 
@@ -189,28 +196,28 @@ def test_metrics_are_one_line_per_step(tmp_path):
 def test_steps_that_will_be_done_again_are_forgotten(tmp_path):
     run = opened(tmp_path)
     for step in range(4):
-        run.metrics({"step": step})
-    run.rewind(2)
+        run.record_metrics({"step": step})
+    run.rewind_metrics(2)
     assert [line["step"] for line in read_lines(run.path / "metrics.jsonl")] == [0, 1, 2]
-    run.rewind(-1)
+    run.rewind_metrics(-1)
     assert read_lines(run.path / "metrics.jsonl") == []
 
 
 def test_a_line_cut_off_by_a_crash_does_not_spoil_the_next(tmp_path):
     run = opened(tmp_path)
-    run.metrics({"step": 1})
+    run.record_metrics({"step": 1})
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "los')
     assert read_lines(run.path / "metrics.jsonl") == [{"step": 1}]
-    run.rewind(1)
-    run.metrics({"step": 2})
+    run.rewind_metrics(1)
+    run.record_metrics({"step": 2})
     assert read_lines(run.path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
 def test_events_carry_their_time_and_facts(tmp_path):
     run = opened(tmp_path)
-    run.event("start", step=0)
-    run.event("stop", cause="RuntimeError: a\nb")
+    run.record_event("start", step=0)
+    run.record_event("stop", cause="RuntimeError: a\nb")
     first, second = read_lines(run.path / "events.jsonl")
     assert (first["event"], first["step"]) == ("start", 0)
     assert second["cause"] == "RuntimeError: a\nb"
@@ -223,8 +230,8 @@ def test_old_log_probs_are_saved_and_advantages_of_tokens_where_they_differ_with
     batch = replace(batch, failed=[(make_sample("p1", 7), Verdict(None, failure="timeout"))])
     old, alike, apart = (np.array(x, dtype=np.float32) for x in ([-1, -2, -4], [0.5, 0.5, -1], [0.5, 0.25, -1]))
     for name, advantages in (("step-000001", alike), ("step-000002", apart)):
-        run.samples(name, batch, np.zeros(3, np.float32), Columns(old=old, advantages=advantages))
-    run.settle()
+        run.save_samples(name, batch, np.zeros(3, np.float32), Columns(old=old, advantages=advantages))
+    run.wait_for_samples()
     even, uneven = (
         pyarrow.parquet.read_table(run.path / "samples" / f"step-00000{n}.parquet").to_pydict() for n in (1, 2)
     )
@@ -245,8 +252,8 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
     run = opened(tmp_path)
     batch = make_batch([1, 0], [0, 1])
     batch = replace(batch, samples=[make_sample("p0", 0), make_sample("p1", 3, "48", "length", version=2)])
-    run.samples("step-000001", batch, np.array([0.5, -0.5], dtype=np.float32))
-    run.settle()
+    run.save_samples("step-000001", batch, np.array([0.5, -0.5], dtype=np.float32))
+    run.wait_for_samples()
     table = pyarrow.parquet.read_table(run.path / "samples" / "step-000001.parquet").to_pylist()
     assert table[1] == {
         "uid": "p1",
@@ -282,20 +289,20 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
 
 def test_samples_are_whole_once_the_run_is_closed(tmp_path):
     run = opened(tmp_path)
-    run.samples("step-000001", make_batch([1, 0], [0, 1]))
+    run.save_samples("step-000001", make_batch([1, 0], [0, 1]))
     run.close()
     assert len(read_samples(run.path, "step-000001")) == 2
 
 
 def test_samples_that_cannot_be_written_are_heard_of(tmp_path):
     run = opened(tmp_path)
-    run.samples("nowhere/step-000001", make_batch([1, 0], [0, 1]))
+    run.save_samples("nowhere/step-000001", make_batch([1, 0], [0, 1]))
     with pytest.raises(FileNotFoundError):
-        run.samples("step-000002", make_batch([1, 0], [0, 1]))
-    run.samples("nowhere/step-000003", make_batch([1, 0], [0, 1]))
+        run.save_samples("step-000002", make_batch([1, 0], [0, 1]))
+    run.save_samples("nowhere/step-000003", make_batch([1, 0], [0, 1]))
     with pytest.raises(FileNotFoundError):
-        run.settle()
-    run.settle()  # it is told once
+        run.wait_for_samples()
+    run.wait_for_samples()  # it is told once
 
 
 def test_samples_that_were_never_saved_are_none(tmp_path):
@@ -305,9 +312,9 @@ def test_samples_that_were_never_saved_are_none(tmp_path):
 
 def test_a_file_is_replaced_whole(tmp_path):
     file = tmp_path / "state.json"
-    write(file, "old")
+    write_atomically(file, "old")
     with file.open() as still_open:
-        write(file, "new")
+        write_atomically(file, "new")
         assert still_open.read() == "old"
     assert file.read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
@@ -316,18 +323,18 @@ def test_a_file_is_replaced_whole(tmp_path):
 def test_an_event_behind_a_line_that_was_cut_off_is_a_line_of_its_own(tmp_path):
     config = make_config(tmp_path)
     run = RunDirectory(config)
-    run.event("first")
+    run.record_event("first")
     run.close()
     with (run.path / "events.jsonl").open("a") as file:
         file.write('{"time": 1, "eve')
     again = RunDirectory(config)
-    again.event("second")
+    again.record_event("second")
     again.close()
     assert [e["event"] for e in read_lines(run.path / "events.jsonl")] == ["first", "second"]
 
 
 def test_a_file_that_a_user_names_gets_its_folder_or_a_sentence(tmp_path):
-    write_named(tmp_path / "deep" / "er" / "figures.json", "{}")
+    write_user_file(tmp_path / "deep" / "er" / "figures.json", "{}")
     assert (tmp_path / "deep" / "er" / "figures.json").read_text() == "{}"
     (tmp_path / "file").write_text("precious")
     for file, said in {
@@ -336,11 +343,11 @@ def test_a_file_that_a_user_names_gets_its_folder_or_a_sentence(tmp_path):
         Path("/proc/figures.json"): "cannot be written: No such file",
     }.items():
         with pytest.raises(ConfigError, match=f"{file} {said}"):
-            write_named(file, "{}")
+            write_user_file(file, "{}")
         with pytest.raises(ConfigError, match=f"{file} {said}"):
-            can_be_written(file)
-    can_be_written(tmp_path / "deep" / "er" / "figures.json")
+            require_writable(file)
+    require_writable(tmp_path / "deep" / "er" / "figures.json")
     assert (tmp_path / "deep" / "er" / "figures.json").read_text() == "{}"
-    can_be_written(tmp_path / "deep" / "new.json")
+    require_writable(tmp_path / "deep" / "new.json")
     assert not (tmp_path / "deep" / "new.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "file"]

@@ -6,7 +6,7 @@ import pytest
 from fakes import make_sample
 from machines import Machines
 
-from rlsys.analysis.trace import spans
+from rlsys.analysis.trace import read_spans
 from rlsys.runs import timeline
 from rlsys.runs.directory import read_lines
 from rlsys.runs.timeline import recorded, span
@@ -14,9 +14,9 @@ from rlsys.runs.timeline import recorded, span
 
 @pytest.fixture
 def logs(tmp_path):
-    timeline.begin("policy-0", tmp_path)
+    timeline.open_timeline("policy-0", tmp_path)
     yield tmp_path
-    timeline.end()
+    timeline.close_timeline()
 
 
 def lines(logs, name="policy-0"):
@@ -104,28 +104,28 @@ def test_what_is_learned_in_a_block_is_told_with_it(logs):
 
 
 def test_nothing_is_recorded_before_a_process_has_a_name(tmp_path):
-    timeline.end()
+    timeline.close_timeline()
     assert Worker().update([], 0.1) == "updated"
     assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_to_disturbs_nothing(tmp_path):
-    timeline.begin("policy-0", tmp_path / "of another host")
+    timeline.open_timeline("policy-0", tmp_path / "of another host")
     assert Worker().update([], 0.1) == "updated"
 
 
 def test_a_process_goes_on_behind_a_line_that_was_cut_off(logs):
     Worker().update([], 0.1)
-    timeline.end()
+    timeline.close_timeline()
     with (logs / "policy-0.spans").open("a") as file:
         file.write('\n{"span": "upd')
-    timeline.begin("policy-0", logs)
+    timeline.open_timeline("policy-0", logs)
     Worker().update([], 0.1)
     assert [line["span"] for line in lines(logs)] == ["update", "update"]
 
 
 def test_a_file_that_is_full_makes_room(logs, monkeypatch):
-    monkeypatch.setattr(timeline, "LARGEST", 1000)
+    monkeypatch.setattr(timeline, "MAX_FILE_BYTES", 1000)
     for _ in range(100):
         Worker().update([], 0.1)
     sizes = {p.name: p.stat().st_size for p in logs.iterdir()}
@@ -146,13 +146,15 @@ def test_threads_do_not_mix_their_lines(logs):
 
 def test_the_driver_tells_its_steps_and_their_phases(tmp_path):
     machines = Machines(tmp_path, reference=True).run()
-    found = spans(machines.run_directory.path)
+    found = read_spans(machines.run_directory.path)
     assert {s.worker for s in found} == {"driver"}
     steps = [s for s in found if s.name == "step"]
     assert [s.facts["step"] for s in steps] == [1, 2, 3]
     for step in steps:
         phases = [
-            s.name for s in found if step.at <= s.at <= step.end and s.name in ("rollout", "score", "update", "sync")
+            s.name
+            for s in found
+            if step.start <= s.start <= step.end and s.name in ("rollout", "score", "update", "sync")
         ]
         assert list(dict.fromkeys(phases)) == ["rollout", "score", "update", "sync"]
     assert len([s for s in found if s.name == "write_samples"]) == 6  # three steps, three evaluations

@@ -8,7 +8,7 @@ import pytest
 from fakes import make_batch, make_config
 from machines import Machines, killed_while, learned
 
-from rlsys.sampling.early_scoring import EarlyScores, Scoring
+from rlsys.sampling.early_scoring import BatchScorer, EarlyScoring
 from rlsys.types import Batch, Verdict
 
 
@@ -38,10 +38,10 @@ def batch_of_six() -> Batch:
 def column(batch: Batch, thread, order=None, ranks: int = 1) -> tuple[list[float], Scorer]:
     """Its numbers, its samples having finished in this order; None: they are shown all at once."""
     scorer = Scorer(ranks)
-    scores = EarlyScores(scorer, thread, tokens_per_pack=24, samples=2)
+    scores = BatchScorer(scorer, thread, tokens_per_pack=24, samples=2)
     for i in order or []:
-        scores.seen(batch.prompts, [batch.samples[i]])
-    scores.rest(batch)
+        scores.add_samples(batch.prompts, [batch.samples[i]])
+    scores.finish(batch)
     return scores.column(batch).tolist(), scorer
 
 
@@ -67,10 +67,10 @@ def test_chunks_are_consecutive_groups_that_fill_a_pack(thread):
 
 def test_a_chunk_is_scored_as_soon_as_it_and_the_next_group_are_finished(thread):
     batch, scorer = named(), Scorer()
-    scores = EarlyScores(scorer, thread, tokens_per_pack=24, samples=2)
-    scores.seen(batch.prompts, batch.samples[2:8])
+    scores = BatchScorer(scorer, thread, tokens_per_pack=24, samples=2)
+    scores.add_samples(batch.prompts, batch.samples[2:8])
     assert not scores.scored, "the first group is missing"
-    scores.seen(batch.prompts, batch.samples[:2])
+    scores.add_samples(batch.prompts, batch.samples[:2])
     [chunk] = scores.scored
     chunk.result()
     assert scorer.calls == [[["6 of 20"]]]
@@ -78,10 +78,10 @@ def test_a_chunk_is_scored_as_soon_as_it_and_the_next_group_are_finished(thread)
 
 def test_the_last_chunk_is_scored_as_soon_as_the_batch_is_finished(thread):
     batch, scorer = named(), Scorer()
-    scores = EarlyScores(scorer, thread, tokens_per_pack=24, samples=2)
-    scores.seen(batch.prompts, batch.samples)
+    scores = BatchScorer(scorer, thread, tokens_per_pack=24, samples=2)
+    scores.add_samples(batch.prompts, batch.samples)
     assert len(scores.scored) == 3
-    scores.rest(batch)
+    scores.finish(batch)
     assert len(scores.scored) == 3
 
 
@@ -98,15 +98,15 @@ def test_samples_without_a_verdict_have_their_place_in_a_chunk_and_not_in_the_co
     parts = np.split(np.array(whole), np.cumsum(batch.lengths))[:-1]
     expected = np.concatenate([parts[i] for i in keep]).tolist()
     assert column(lost, thread)[0] == expected, "as it comes from a checkpoint"
-    scores = EarlyScores(Scorer(), thread, tokens_per_pack=24, samples=2)
-    scores.seen(batch.prompts, batch.samples)
-    scores.rest(lost)
+    scores = BatchScorer(Scorer(), thread, tokens_per_pack=24, samples=2)
+    scores.add_samples(batch.prompts, batch.samples)
+    scores.finish(lost)
     assert scores.column(lost).tolist() == expected
 
 
 def test_who_may_score_while_engines_sample(tmp_path):
     def early(*options: str) -> list[str]:
-        return Scoring(make_config(tmp_path, *options), Scorer(2), Scorer()).early
+        return EarlyScoring(make_config(tmp_path, *options), Scorer(2), Scorer()).early
 
     assert early() == ["old", "ref"]
     assert early("trainer.updates_per_step=1") == ["ref"], "the update has the old ones itself"

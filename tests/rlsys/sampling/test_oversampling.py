@@ -31,8 +31,8 @@ def test_a_step_goes_on_with_the_groups_that_are_finished_first(tmp_path):
     oversampling, rollout = begun(tmp_path, lengths=[9, 1, 1, 9, 1, 2, 1, 1, 1, 1, 1, 1])
     first = oversampling.collect(1)
     assert (rows(first), rollout.ticks) == ([2, 3, 5, 6], 2)
-    assert (first.position, first.left) == (6, (0, 3))
-    assert first.asked == 8
+    assert (first.position, first.deferred) == (6, (0, 3))
+    assert first.requested == 8
     assert len(first.samples) == 8
 
 
@@ -42,7 +42,7 @@ def test_what_is_half_written_goes_on_where_it_was_with_the_weights_of_the_momen
     rollout.version = 1
     second = oversampling.collect(2)
     front = rollout.requests[1][:4]
-    assert [(r.uid, len(r.begun.tokens)) for r in front] == [(f"zigzag:{row}#0", 2) for row in (1, 1, 4, 4)]
+    assert [(r.uid, len(r.partial.tokens)) for r in front] == [(f"zigzag:{row}#0", 2) for row in (1, 1, 4, 4)]
     assert rows(second)[:2] == [1, 4], "they would be too old in step 3"
     for sample in second.samples[:2]:
         assert (sample.version, sample.changes, sample.versions.tolist()) == (0, ((2, 1),), [0, 0, 1, 1, 1])
@@ -68,7 +68,7 @@ def test_a_step_waits_for_what_would_be_too_old_in_the_next(tmp_path):
     second = oversampling.collect(2)
     assert rows(second)[0] == 1
     assert rollout.ticks == ticks + 8
-    assert len(second.left) == 2
+    assert len(second.deferred) == 2
 
 
 def test_with_more_lag_it_need_not_be_waited_for(tmp_path):
@@ -80,7 +80,7 @@ def test_with_more_lag_it_need_not_be_waited_for(tmp_path):
         rollout.version = step
         if step < 4:
             assert rollout.ticks == step, "one tick a step is enough for the others"
-            assert 0 in batch.left
+            assert 0 in batch.deferred
     assert max(lags) == 3
 
 
@@ -99,7 +99,7 @@ def test_every_prompt_is_trained_on_once_and_no_sample_is_older_than_allowed(tmp
     machines.run()
     trained = [uid for step in range(1, 13) for uid in dict.fromkeys(machines.column(f"step-{step:06d}", "uid"))]
     assert len(trained) == len(set(trained)) == 12 * 4
-    state = Checkpoints(machines.run_directory.path / "checkpoints", 0).newest(print).state
+    state = Checkpoints(machines.run_directory.path / "checkpoints", 0).load_newest(print).state
     stream = [p.uid for p in make_dataset(10).take(0, state["position"])]
     assert {*trained, *(stream[i] for i in state["left"])} == set(stream)
     assert max(line["lag"] for line in machines.lines[1:]) <= lag
@@ -118,7 +118,7 @@ def test_a_killed_run_asks_again_for_what_was_left(tmp_path, lag):
     assert "load" in again.events
     trained = [uid for step in range(1, 10) for uid in dict.fromkeys(again.column(f"step-{step:06d}", "uid"))]
     assert len(trained) == len(set(trained)) == 9 * 4
-    state = Checkpoints(again.run_directory.path / "checkpoints", 0).newest(print).state
+    state = Checkpoints(again.run_directory.path / "checkpoints", 0).load_newest(print).state
     stream = [p.uid for p in make_dataset(10).take(0, state["position"])]
     assert {*trained, *(stream[i] for i in state["left"])} == set(stream)
 

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from rlsys.sandbox import runner, seccomp
-from rlsys.sandbox.runner import SAFE, Level, SandboxError, run
+from rlsys.sandbox.runner import SAFE_LEVELS, IsolationLevel, SandboxError, run_program
 
 LEVELS = [
-    pytest.param(level, marks=pytest.mark.skipif(bool(why := runner.missing(level)), reason=f"{level}: {why}"))
-    for level in Level
+    pytest.param(level, marks=pytest.mark.skipif(bool(why := runner.why_unavailable(level)), reason=f"{level}: {why}"))
+    for level in IsolationLevel
 ]
-SAFE_LEVELS = LEVELS[: len(SAFE)]
+SAFE_PARAMS = LEVELS[: len(SAFE_LEVELS)]
 FILTERED = LEVELS[:-1]
 SCRATCH = LEVELS[:2]
 ROOT = Path(__file__).parents[3]
@@ -62,7 +62,7 @@ def nothing_is_left(tmp_path_factory, monkeypatch):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_program_reads_its_input_and_prints_its_output(level):
-    ran = run("print(input()[::-1])\nprint('ä')", stdin="abc\n", level=level)
+    ran = run_program("print(input()[::-1])\nprint('ä')", stdin="abc\n", level=level)
     assert (ran.ok, ran.reason, ran.exit_code, ran.stdout, ran.stderr) == (True, "", 0, "cba\nä\n", "")
 
 
@@ -84,7 +84,7 @@ if __name__ == "__main__":
     print(Point(1), asyncio.run(three()), len(found), sum(range(10**6)), len(str(2 ** 20000)))
     exit()
 """
-    ran = run(program, level=level, wall_s=20)
+    ran = run_program(program, level=level, wall_s=20)
     assert ran.stdout == "Point(x=1) 3 20 499999500000 6021\n", ran.stderr
     assert ran.ok
 
@@ -99,14 +99,14 @@ open("evil.txt", "w").write("abc")
 os.mkdir("evil_folder")
 print(os.getcwd(), open("/tmp/evil.txt").read(), sorted(os.listdir()))
 """
-    assert run(program, level=level).stdout == "/tmp abc ['evil.txt', 'evil_folder']\n"
-    assert run("import os; print(os.listdir())", level=level).stdout == "[]\n"
+    assert run_program(program, level=level).stdout == "/tmp abc ['evil.txt', 'evil_folder']\n"
+    assert run_program("import os; print(os.listdir())", level=level).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_program_does_the_same_each_time(level):
     program = "print(hash('a'), list({'one', 'two', 'three', 'four'}))"
-    assert run(program, level=level).stdout == run(program, level=level).stdout
+    assert run_program(program, level=level).stdout == run_program(program, level=level).stdout
 
 
 @pytest.mark.parametrize(
@@ -128,23 +128,25 @@ def test_a_program_does_the_same_each_time(level):
     ],
 )
 def test_how_a_program_ended_is_told(program, reason, exit_code):
-    ran = run(program)
+    ran = run_program(program)
     assert (ran.ok, ran.reason, ran.exit_code) == (not reason, reason, exit_code)
 
 
 def test_a_traceback_names_the_line_of_the_program():
-    assert 'File "program.py", line 2' in run("\n1 / 0").stderr
+    assert 'File "program.py", line 2' in run_program("\n1 / 0").stderr
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
 def test_standard_input_may_be_long_and_need_not_be_read(size):
-    assert run("import sys; print(len(sys.stdin.read()))", stdin="x" * size).stdout == f"{size}\n"
-    assert run("print(1)", stdin="x" * size).ok
+    assert run_program("import sys; print(len(sys.stdin.read()))", stdin="x" * size).stdout == f"{size}\n"
+    assert run_program("print(1)", stdin="x" * size).ok
 
 
 def test_programs_run_at_the_same_time_do_not_meet():
     with ThreadPoolExecutor(4) as pool:
-        ran = list(pool.map(lambda i: run("open('mine', 'x').write('1'); print(input())", stdin=str(i)), range(12)))
+        ran = list(
+            pool.map(lambda i: run_program("open('mine', 'x').write('1'); print(input())", stdin=str(i)), range(12))
+        )
     assert [r.stdout for r in ran] == [f"{i}\n" for i in range(12)]
 
 
@@ -153,7 +155,7 @@ def test_programs_run_at_the_same_time_do_not_meet():
 
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[2], LEVELS[-1]])
 def test_a_loop_without_end_runs_into_the_processor_time(level):
-    ran = run("while True: pass", cpu_s=1, wall_s=10, level=level)
+    ran = run_program("while True: pass", cpu_s=1, wall_s=10, level=level)
     assert (ran.ok, ran.reason) == (False, "timeout")
 
 
@@ -170,7 +172,7 @@ HANGS = {
 @pytest.mark.parametrize("hang", HANGS)
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]])
 def test_a_program_that_prints_what_is_expected_and_hangs_has_failed(level, hang):
-    ran = run(f"import os, signal, time\nprint('expected', flush=True)\n{HANGS[hang]}", wall_s=0.3, level=level)
+    ran = run_program(f"import os, signal, time\nprint('expected', flush=True)\n{HANGS[hang]}", wall_s=0.3, level=level)
     assert (ran.ok, ran.reason, ran.stdout) == (False, "timeout", "expected\n")
     assert 0.2 < ran.seconds < 5
 
@@ -178,7 +180,7 @@ def test_a_program_that_prints_what_is_expected_and_hangs_has_failed(level, hang
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_output_without_end_is_cut_off(level, stream):
-    ran = run(f"import sys\nwhile True: sys.{stream}.write('spam ' * 1000)", output_kb=64, level=level)
+    ran = run_program(f"import sys\nwhile True: sys.{stream}.write('spam ' * 1000)", output_kb=64, level=level)
     assert (ran.ok, ran.reason) == (False, "output")
     assert len(getattr(ran, stream)) == 64 << 10
 
@@ -189,21 +191,21 @@ def test_output_without_end_is_cut_off(level, stream):
     ["x = bytearray(10 << 30)", "x = []\nwhile True: x.append(' ' * 10**6)"],
 )
 def test_memory_is_limited(level, program):
-    ran = run(program, memory_mb=256, level=level)
+    ran = run_program(program, memory_mb=256, level=level)
     assert (ran.ok, ran.reason) == (False, "memory")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_deep_recursion_ends_the_program_and_nothing_else(level):
-    assert run("def f(): f()\nf()", level=level).reason == "exit"
+    assert run_program("def f(): f()\nf()", level=level).reason == "exit"
     deep = "import sys; sys.setrecursionlimit(10**9)\nclass A:\n  def __repr__(self): return repr(self)\nrepr(A())"
-    ran = run(deep, memory_mb=256, level=level)
+    ran = run_program(deep, memory_mb=256, level=level)
     assert ran.reason in ("memory", "signal")
 
 
 @pytest.mark.parametrize("level", FILTERED)
 def test_threads_are_limited(level):
-    if level is Level.USER_NAMESPACES and os.geteuid() == 0:
+    if level is IsolationLevel.USER_NAMESPACES and os.geteuid() == 0:
         pytest.skip("root's threads are limited by memory alone")
     program = """
 import threading, time
@@ -216,7 +218,7 @@ except RuntimeError:
     pass
 print(count)
 """
-    assert int(run(program, level=level, memory_mb=4096).stdout) < (100 if os.geteuid() == 0 else 1000)
+    assert int(run_program(program, level=level, memory_mb=4096).stdout) < (100 if os.geteuid() == 0 else 1000)
 
 
 @pytest.mark.parametrize("level", SCRATCH)
@@ -230,17 +232,19 @@ try:
 except OSError as error:
     print(errno.errorcode[error.errno], i)
 """
-    name, count = run(fill % ("x" * (1 << 20)), level=level).stdout.split()
+    name, count = run_program(fill % ("x" * (1 << 20)), level=level).stdout.split()
     assert (name, int(count) <= 16) == ("ENOSPC", True)
-    name, count = run(fill % "", level=level).stdout.split()
+    name, count = run_program(fill % "", level=level).stdout.split()
     assert (name, int(count) <= 1200) == ("ENOSPC", True)
-    ran = run("with open('evil', 'wb') as f:\n  while True: f.write(bytes(1 << 20))", level=level)
+    ran = run_program("with open('evil', 'wb') as f:\n  while True: f.write(bytes(1 << 20))", level=level)
     assert not ran.ok
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_fork_bomb_ends_with_the_program(level):
-    ran = run("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", wall_s=0.3, cpu_s=1, level=level)
+    ran = run_program(
+        "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", wall_s=0.3, cpu_s=1, level=level
+    )
     assert not ran.ok
 
 
@@ -376,7 +380,7 @@ def secret(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize("level", SAFE_LEVELS)
+@pytest.mark.parametrize("level", SAFE_PARAMS)
 def test_no_attempt_to_get_out_succeeds(level, secret):
     facts = {
         "caller": os.getpid(),
@@ -387,7 +391,7 @@ def test_no_attempt_to_get_out_succeeds(level, secret):
     }
     here = {w: c for w, c in ATTEMPTS.items() if "call(" not in c or platform.machine() == "x86_64"}
     program = PRELUDE + "".join(ATTEMPT.format(code=code.format(**facts), what=what) for what, code in here.items())
-    ran = run(program, level=level, wall_s=20)
+    ran = run_program(program, level=level, wall_s=20)
     assert [line for line in ran.stdout.splitlines() if line != "refused"] == []
     assert len(ran.stdout.splitlines()) == len(here), ran
     assert secret.read_text() == "the answer is 42"
@@ -405,9 +409,9 @@ address = ctypes.addressof(ctypes.c_char.from_buffer(page))
 print(ctypes.CFUNCTYPE(ctypes.c_long)(address)())
 """
     getpid_of_32_bits = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # mov eax, 20; int 0x80; ret
-    assert run(program % getpid_of_32_bits, level=level).reason == "signal"
+    assert run_program(program % getpid_of_32_bits, level=level).reason == "signal"
     fork_of_x32 = b"\xb8\x39\x00\x00\x40\x0f\x05\xc3"  # mov eax, 0x40000039; syscall; ret
-    assert run(program % fork_of_x32, level=level).stdout == "-1\n"
+    assert run_program(program % fork_of_x32, level=level).stdout == "-1\n"
 
 
 def test_a_program_cannot_write_its_own_verdict():
@@ -421,15 +425,15 @@ for number in range(3, 300):
 print("start\\nend 0 0.0 0.0")
 os._exit(1)
 """
-    assert run(forged).reason == "exit"
+    assert run_program(forged).reason == "exit"
 
 
 # --- ends --------------------------------------------------------------------------------------------------------------------
 
 CALLER = """
 import sys; sys.path.insert(0, sys.argv[1])
-from rlsys.sandbox.runner import run
-run("import time; time.sleep(100)", wall_s=100, level=sys.argv[2])
+from rlsys.sandbox.runner import run_program
+run_program("import time; time.sleep(100)", wall_s=100, level=sys.argv[2])
 """
 
 
@@ -467,9 +471,9 @@ if not os.fork():
     os._exit(0)
 print(started)
 """
-    ran = run(daemon.replace("while True", "for _ in range(5)"), level="limits")
+    ran = run_program(daemon.replace("while True", "for _ in range(5)"), level="limits")
     assert ran.stdout == "5\n", ran
-    assert run(daemon, level="limits", wall_s=3).stdout in ("", "63\n")
+    assert run_program(daemon, level="limits", wall_s=3).stdout in ("", "63\n")
     assert not [p for p in psutil.process_iter(["cmdline"]) if "31.4159" in (p.info["cmdline"] or [])]
 
 
@@ -477,56 +481,59 @@ print(started)
 
 
 def test_the_strongest_level_that_holds_is_taken_and_described(monkeypatch):
-    monkeypatch.setattr(runner, "missing", lambda level: "" if level is Level.LANDLOCK else "not here")
+    monkeypatch.setattr(runner, "why_unavailable", lambda level: "" if level is IsolationLevel.LANDLOCK else "not here")
     runner._strongest.cache_clear()
     try:
-        assert runner.strongest() is Level.LANDLOCK
-        assert runner.describe() == "A program runs isolated by Landlock file rules, a filter of system calls, limits."
+        assert runner.strongest_level() is IsolationLevel.LANDLOCK
+        assert (
+            runner.describe_level()
+            == "A program runs isolated by Landlock file rules, a filter of system calls, limits."
+        )
     finally:
         runner._strongest.cache_clear()
 
 
 def test_without_a_safe_level_nothing_runs_and_the_refusal_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr(
-        runner, "missing", lambda level: "" if level not in SAFE else "unshare: Operation not permitted"
+        runner, "why_unavailable", lambda level: "" if level not in SAFE_LEVELS else "unshare: Operation not permitted"
     )
     runner._strongest.cache_clear()
     try:
         with pytest.raises(SandboxError, match="none is run") as error:
-            run("print(1)")
+            run_program("print(1)")
         assert "user_namespaces: unshare: Operation not permitted. To have it, allow user namespaces" in str(
             error.value
         )
         assert "isolation: limits" in str(error.value)
-        assert run("print(1)", level="limits").ok, "asked for by name"
+        assert run_program("print(1)", level="limits").ok, "asked for by name"
     finally:
         runner._strongest.cache_clear()
 
 
 def test_a_level_counts_as_missing_if_a_program_gets_out(monkeypatch):
     monkeypatch.setattr(runner, "_filter", lambda scratch: b"")
-    runner.missing.cache_clear()
+    runner.why_unavailable.cache_clear()
     try:
-        assert "it can start processes" in runner.missing(Level.NAMESPACES)
+        assert "it can start processes" in runner.why_unavailable(IsolationLevel.NAMESPACES)
     finally:
-        runner.missing.cache_clear()
+        runner.why_unavailable.cache_clear()
 
 
 def test_a_sandbox_that_cannot_be_set_up_is_no_fault_of_the_program(monkeypatch):
-    level = runner.strongest()
-    monkeypatch.setattr(runner, "visible", lambda: ["/no/such/folder"])
+    level = runner.strongest_level()
+    monkeypatch.setattr(runner, "readable_files", lambda: ["/no/such/folder"])
     with pytest.raises(SandboxError, match="/no/such/folder"):
-        run("print(1)", level=level)
+        run_program("print(1)", level=level)
 
 
 OTHER_USER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from rlsys.sandbox import runner
-for level in runner.SAFE[1:]:
-    print(level, runner.missing(level) or runner.run("print(sum(range(10)))", level=level).stdout.strip())
-    print(runner.run("import os\\nwhile True: os.fork()", level=level).reason)
-print(runner.strongest())
+for level in runner.SAFE_LEVELS[1:]:
+    print(level, runner.why_unavailable(level) or runner.run_program("print(sum(range(10)))", level=level).stdout.strip())
+    print(runner.run_program("import os\\nwhile True: os.fork()", level=level).reason)
+print(runner.strongest_level())
 """
 
 
@@ -560,7 +567,7 @@ def test_root_without_capabilities_is_isolated_by_what_is_left():
 import sys
 sys.path.insert(0, sys.argv[1])
 from rlsys.sandbox import runner
-print(runner.strongest(), runner.run("print(1)").stdout.strip(), runner.missing(runner.Level.LIMITS))
+print(runner.strongest_level(), runner.run_program("print(1)").stdout.strip(), runner.why_unavailable(runner.IsolationLevel.LIMITS))
 """
     bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program, str(ROOT)]
     ran = subprocess.run(bare, capture_output=True, text=True)
@@ -579,5 +586,5 @@ def test_system_calls_have_the_numbers_of_the_kernels_headers(machine, monkeypat
     known = {{"fstatat": "newfstatat"}.get(name, name): int(number) for name, number in lines}
     monkeypatch.setattr(platform, "machine", lambda: machine)
     for table in (seccomp.HARMLESS, seccomp.OPENING, seccomp.CHANGING_FILES, seccomp.CHECKED):
-        for name, number in seccomp.numbers(table).items():
+        for name, number in seccomp.syscall_numbers(table).items():
             assert known[name] == number, name

@@ -13,14 +13,14 @@ from rlsys.tasks import zigzag
 def quick(monkeypatch, tmp_path):
     """A warm start of 25 steps, kept in `tmp_path`; returns how often it was made."""
     made = []
-    make = functools.partial(zigzag.make, steps=25)
+    make = functools.partial(zigzag.make_model, steps=25)
 
     def counted(folder, seed, **options):
         made.append(seed)
         make(folder, seed, **options)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(zigzag, "make", counted)
+    monkeypatch.setattr(zigzag, "make_model", counted)
     return made
 
 
@@ -63,7 +63,7 @@ def test_the_tokenizer_has_one_token_per_character():
 
 
 def test_the_model_has_the_size_it_claims_and_follows_its_seed():
-    a, again, other = zigzag.untrained(0), zigzag.untrained(0), zigzag.untrained(1)
+    a, again, other = zigzag.build_model(0), zigzag.build_model(0), zigzag.build_model(1)
     assert sum(p.numel() for p in a.parameters()) == 330_752
     assert torch.equal(a.lm_head.weight, again.lm_head.weight)
     assert not torch.equal(a.lm_head.weight, other.lm_head.weight)
@@ -77,7 +77,7 @@ def test_the_warm_started_model_is_a_hugging_face_directory_made_once(quick):
     assert AutoTokenizer.from_pretrained(folder).encode("12>") == [3, 4, 12]
     model = AutoModelForCausalLM.from_pretrained(folder)
     trained = model.lm_head.weight
-    assert not torch.equal(trained, zigzag.untrained(3).lm_head.weight)
+    assert not torch.equal(trained, zigzag.build_model(3).lm_head.weight)
     assert not list(folder.parent.glob(".making-*"))
 
 
@@ -86,14 +86,14 @@ def test_a_warm_start_that_fails_leaves_nothing_behind(quick, monkeypatch, tmp_p
         (folder / "config.json").write_text("{}")
         raise OSError("disk full")
 
-    monkeypatch.setattr(zigzag, "make", fail)
+    monkeypatch.setattr(zigzag, "make_model", fail)
     with pytest.raises(OSError, match="disk full"):
         zigzag.model_folder(0)
     assert list((tmp_path / "rlsys").iterdir()) == []
 
 
 def test_who_comes_second_takes_the_model_of_who_came_first(quick, monkeypatch, tmp_path):
-    make = zigzag.make
+    make = zigzag.make_model
 
     def slow(folder, seed, **options):
         make(folder, seed, **options)
@@ -104,7 +104,7 @@ def test_who_comes_second_takes_the_model_of_who_came_first(quick, monkeypatch, 
     for file in final.iterdir():
         file.unlink()
     final.rmdir()
-    monkeypatch.setattr(zigzag, "make", slow)
+    monkeypatch.setattr(zigzag, "make_model", slow)
     assert zigzag.model_folder(0) == final
     assert json.loads((final / "config.json").read_text()) == {"first": True}
     assert not list(final.parent.glob(".making-*"))

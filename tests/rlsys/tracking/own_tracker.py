@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from rlsys.tracking import Told, Tracker
+from rlsys.tracking import RunInfo, Tracker
 
 FREE = threading.Event()  # what a tracker that hangs waits for
 
@@ -14,9 +14,9 @@ FREE = threading.Event()  # what a tracker that hangs waits for
 class Kept(Tracker):
     """A line for each call, in `file`."""
 
-    def __init__(self, told: Told, *, file: str, overwrites: bool = False):
+    def __init__(self, told: RunInfo, *, file: str, overwrites: bool = False):
         self.file, self.overwrites = Path(file), overwrites
-        self.write(begin=told.id, name=told.name, first=told.first, started=told.started, config=dict(told.config))
+        self.write(begin=told.id, name=told.name, first=told.first_step, started=told.resumed, config=dict(told.config))
 
     def write(self, **facts):
         with self.file.open("a") as file:
@@ -69,9 +69,9 @@ class Slow(Kept):
         super().step(step, figures)
 
 
-def not_there(told: Told, *, file: str) -> Tracker:
+def not_there(told: RunInfo, *, file: str) -> Tracker:
     raise OSError("no such service")
 
 
-def no_tracker(told: Told, *, file: str) -> str:
+def no_tracker(told: RunInfo, *, file: str) -> str:
     return file

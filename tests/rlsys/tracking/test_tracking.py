@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from machines import Machines, killed_while, learned
 
-from rlsys.config.schema import ConfigError, Tracker
-from rlsys.config.shorthand import compact, named
+from rlsys.config.schema import ConfigError, TrackerConfig
+from rlsys.config.shorthand import parse_entries, shorten_entries
 from rlsys.runs.directory import read_lines
 from rlsys.tracking import follower
-from rlsys.tracking.follower import Follower, Lines
-from rlsys.tracking.known import missing
-from rlsys.tracking.memory import Memory
-from rlsys.tracking.tracker import Told
+from rlsys.tracking.builtin import missing_libraries
+from rlsys.tracking.follower import Follower, LineReader
+from rlsys.tracking.sent_steps import SentSteps
+from rlsys.tracking.tracker import RunInfo
 from rlsys.tracking.tracking import Tracking
 
 OWN = Path(__file__).with_name("own_tracker.py")
@@ -53,10 +53,10 @@ def mortal(monkeypatch):
     def left(tracking, kind, *rest):
         if kind is None or kind.__name__ != "Killed":
             return ended(tracking, kind, *rest)
-        tracking.over.set()
+        tracking.ended.set()
         for thread in tracking.followers:
-            thread.events.new, thread.failed = die, lambda *_: None
-            thread.over.set()
+            thread.events.read_new, thread.report_failure = die, lambda *_: None
+            thread.run_ended.set()
             thread.join()
 
     monkeypatch.setattr(Tracking, "__exit__", left)
@@ -138,11 +138,11 @@ def test_a_tracker_that_has_failed_for_a_week_is_still_followed(tmp_path):
     def down(told):
         raise ConnectionError("no route")
 
-    told, said, failed = Told("run-1", "run", tmp_path, {}, first=0, started=False), [], []
-    memory = Memory(tmp_path)
+    told, said, failed = RunInfo("run-1", "run", tmp_path, {}, first_step=0, resumed=False), [], []
+    memory = SentSteps(tmp_path)
     thread = Follower("mine", down, told, 0, 0, memory, said.append, lambda kind, **fields: failed.append(fields))
     thread.failures = 1024
-    thread.over.set()
+    thread.run_ended.set()
     thread.run()
     assert failed[0]["error"] == "ConnectionError: no route"
     assert said == [f"mine has steps up to -1; `rlsys track {tmp_path}` sends the rest"]
@@ -239,33 +239,41 @@ def test_a_killed_run_tells_each_step_once(tmp_path, hasty, mortal):
 
 def test_a_line_is_read_when_it_is_whole(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    lines = Lines(file)
-    assert lines.new() == []
+    lines = LineReader(file)
+    assert lines.read_new() == []
     file.write_text('{"step": 0}\n{"st')
-    assert lines.new() == [{"step": 0}]
-    assert lines.new() == []
+    assert lines.read_new() == [{"step": 0}]
+    assert lines.read_new() == []
     with file.open("a") as more:
         more.write('ep": 1}\n')
-    assert lines.new() == [{"step": 1}]
+    assert lines.read_new() == [{"step": 1}]
 
 
 def test_a_line_that_was_cut_off_for_good_is_left_out(tmp_path):
     file = tmp_path / "events.jsonl"
     file.write_text('{"event": "st\n{"event": "resume"}\n')
-    assert Lines(file).new() == [{"event": "resume"}]
+    assert LineReader(file).read_new() == [{"event": "resume"}]
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------------
 
 
 def test_trackers_may_be_a_name_a_list_or_a_mapping():
-    one = {"wandb": Tracker("wandb")}
+    one = {"wandb": TrackerConfig("wandb")}
     assert (
-        named("tracking.to", "wandb") == named("tracking.to", ["wandb"]) == named("tracking.to", {"wandb": None}) == one
+        parse_entries("tracking.to", "wandb")
+        == parse_entries("tracking.to", ["wandb"])
+        == parse_entries("tracking.to", {"wandb": None})
+        == one
     )
-    found = named("tracking.to", {"wandb": {"project": "sums"}, "ours": {"tracker": "mlflow", "uri": "http://a"}})
-    assert found == {"wandb": Tracker("wandb", {"project": "sums"}), "ours": Tracker("mlflow", {"uri": "http://a"})}
-    assert compact(found) == {"wandb": {"project": "sums"}, "ours": {"tracker": "mlflow", "uri": "http://a"}}
+    found = parse_entries(
+        "tracking.to", {"wandb": {"project": "sums"}, "ours": {"tracker": "mlflow", "uri": "http://a"}}
+    )
+    assert found == {
+        "wandb": TrackerConfig("wandb", {"project": "sums"}),
+        "ours": TrackerConfig("mlflow", {"uri": "http://a"}),
+    }
+    assert shorten_entries(found) == {"wandb": {"project": "sums"}, "ours": {"tracker": "mlflow", "uri": "http://a"}}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +294,7 @@ def test_what_is_wrong_is_said_before_anything_is_started(refused, said, sentenc
 def test_a_library_that_is_not_there_is_named_with_the_command_that_installs_it(read, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (sentence,) = missing(read("", "tracking.to=wandb").tracking)
+    (sentence,) = missing_libraries(read("", "tracking.to=wandb").tracking)
     assert sentence.startswith("tracking.to: wandb is not installed. `pip install")
 
 

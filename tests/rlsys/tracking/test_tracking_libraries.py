@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rlsys.config.schema import Config, Tracker
-from rlsys.config.schema import Tracking as Settings
-from rlsys.tracking.memory import Memory
-from rlsys.tracking.mlflow import called
-from rlsys.tracking.tracker import Told
+from rlsys.config.schema import Config, TrackerConfig
+from rlsys.config.schema import TrackingConfig as Settings
+from rlsys.tracking.mlflow import mlflow_name
+from rlsys.tracking.sent_steps import SentSteps
+from rlsys.tracking.tracker import RunInfo
 from rlsys.tracking.tracking import Tracking
 
 FIGURES = {
@@ -35,7 +35,7 @@ class Run:
     def __init__(self, path: Path, name: str, **options):
         self.path, self.said, self.name = path, [], name
         (path / "samples").mkdir(parents=True, exist_ok=True)
-        to = {name: Tracker(name, options)}
+        to = {name: TrackerConfig(name, options)}
         trainer = dataclasses.replace(Config().trainer, steps=3)
         self.config = dataclasses.replace(Config(), trainer=trainer, tracking=Settings(to=to))
 
@@ -52,7 +52,7 @@ class Run:
         with Tracking(
             self.config, self.path, self.said.append, lambda *_, **facts: self.said.append(facts)
         ) as tracking:
-            tracking.begin(kept)
+            tracking.start(kept)
             self.lines(*steps)
         assert not self.said, self.said
         return self
@@ -115,12 +115,12 @@ def test_tensorboard_survives_a_kill(tmp_path):
         "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; import time\n"
         "from test_tracking_libraries import Run, Tracking\n"
         "run = Run(Path(sys.argv[1]), 'tensorboard')\n"
-        "Tracking(run.config, run.path, print, print).begin(-1); time.sleep(60)"
+        "Tracking(run.config, run.path, print, print).start(-1); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(run.path), str(Path(__file__).parent)])
     try:
         deadline = time.monotonic() + 60
-        while Memory(run.path).last("tensorboard") != 1:
+        while SentSteps(run.path).last_step("tensorboard") != 1:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -185,7 +185,7 @@ def test_wandb_writes_an_offline_run_that_goes_on_under_the_same_name(tmp_path, 
     assert history(second, "reward/mean") == [(2, 2.5), (3, 3.5)]
     assert [step for step, _ in history(first, "samples/_type")] == [0]
     started = [r.run for folder in (first, second) for r in records(folder) if r.WhichOneof("record_type") == "run"]
-    assert {r.run_id for r in started} == {Memory(run.path).id}
+    assert {r.run_id for r in started} == {SentSteps(run.path).run_id}
     assert {(r.project, r.display_name) for r in started} == {("adding", "sums")}
     config = {item.key: json.loads(item.value_json) for item in started[0].config.update}
     assert config["policy.lr"] == 1e-6
@@ -195,7 +195,7 @@ def test_wandb_without_a_key_does_not_ask_for_one(tmp_path, no_network):
     pytest.importorskip("wandb")
     run = Run(tmp_path / "sums", "wandb", mode="online")
     with Tracking(run.config, run.path, run.said.append, lambda *_, **facts: None) as tracking:
-        tracking.begin(-1)
+        tracking.start(-1)
         run.lines(0)
     (said,) = run.said
     assert said == (
@@ -217,7 +217,7 @@ def test_mlflow_has_one_run_with_every_figure_once(tmp_path, monkeypatch):
     (run.path / "metrics.jsonl").write_text((run.path / "metrics.jsonl").read_text().splitlines()[0] + "\n")
     run.said.append("nothing yet")
     with Tracking(run.config, run.path, run.said.append, lambda *_, **facts: None) as tracking:
-        tracking.begin(0)
+        tracking.start(0)
         run.lines(1, 2, 3)
     assert run.said[1:] == ["tracking: mlflow keeps what it has of steps 1 to 2, which are done again"]
 
@@ -247,7 +247,7 @@ def test_a_server_that_is_not_there_does_not_hold_the_run(tmp_path, monkeypatch)
     run = Run(tmp_path / "sums", "mlflow", uri="http://127.0.0.1:9")
     began = time.monotonic()
     with Tracking(run.config, run.path, run.said.append, lambda *_, **facts: None) as tracking:
-        tracking.begin(-1)
+        tracking.start(-1)
         run.lines(0, 1, 2, 3)
     assert time.monotonic() - began < 10
     assert run.said
@@ -264,15 +264,15 @@ def test_a_server_that_is_not_there_does_not_hold_the_run(tmp_path, monkeypatch)
     ],
 )
 def test_mlflow_takes_our_names(name, there):
-    assert called(name) == there
+    assert mlflow_name(name) == there
 
 
 def test_a_runs_name_may_be_anything(tmp_path):
     folder = tmp_path / "a run: of mine"
     folder.mkdir()
-    assert Memory(folder).id.startswith("a-run--of-mine-")
+    assert SentSteps(folder).run_id.startswith("a-run--of-mine-")
 
 
 def test_the_options_of_trackers_are_those_that_the_libraries_have():
-    assert set(Told.__dataclass_fields__) == {"id", "name", "path", "config", "first", "started"}
+    assert set(RunInfo.__dataclass_fields__) == {"id", "name", "path", "config", "first_step", "resumed"}
     assert os.environ.get("WANDB_API_KEY", "") == "", "no test may reach a real account"

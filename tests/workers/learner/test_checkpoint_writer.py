@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from workers.learner.checkpoint_writer import StateWriter, merged
-from workers.learner.tensor_files import TensorFiles, compare, write_tensors
+from workers.learner.checkpoint_writer import CheckpointWriter, merge_results
+from workers.learner.tensor_files import TensorFiles, verify_hash, write_tensors
 
 TENSORS = {"step": torch.tensor(3.0), "a": torch.tensor([[-0.0, 1.5], [2.0, 1e-40]]), "none": torch.zeros(0, 4)}
 SHAPES = {"step": [], "a": [2, 2], "none": [0, 4]}
@@ -30,7 +30,7 @@ def test_a_file_that_is_not_what_was_written_is_told(tmp_path: Path) -> None:
     data[-1] ^= 1
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(OSError, match="not what was written"):
-        compare(tmp_path / "file", digest)
+        verify_hash(tmp_path / "file", digest)
 
 
 def test_tensors_that_lack_or_are_too_many_or_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -68,28 +68,28 @@ def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_second_checkpoint_waits_for_the_first(tmp_path: Path) -> None:
-    writer, go = StateWriter(), threading.Event()
-    writer.begin(tmp_path / "first", {"a/file": TENSORS}, {"b": lambda folder: (go.wait(), None)[1]})
-    assert writer.saved(wait=False) is None
+    writer, go = CheckpointWriter(), threading.Event()
+    writer.start(tmp_path / "first", {"a/file": TENSORS}, {"b": lambda folder: (go.wait(), None)[1]})
+    assert writer.result(wait=False) is None
     threading.Timer(0.2, go.set).start()
-    writer.begin(tmp_path / "second", {"a/file": TENSORS})
+    writer.start(tmp_path / "second", {"a/file": TENSORS})
     assert (tmp_path / "first" / "a" / "file").is_file()
-    second = writer.saved(wait=True)
+    second = writer.result(wait=True)
     assert isinstance(second, dict)
     assert second.keys() == {"a/file"}
 
 
 def test_what_is_not_the_disks_fault_is_raised_as_it_is() -> None:
-    writer = StateWriter()
+    writer = CheckpointWriter()
 
     def fill(folder: Path) -> None:
         raise KeyError("tokenizer")
 
-    writer.begin(Path("/proc/self/fd"), {}, {".": fill})
+    writer.start(Path("/proc/self/fd"), {}, {".": fill})
     with pytest.raises(KeyError, match="tokenizer"):
-        writer.saved(wait=True)
+        writer.result(wait=True)
 
 
 def test_the_ranks_answers_are_one_when_all_are_there() -> None:
-    assert merged([{"a": "1"}, None]) is None
-    assert merged([{"a": "1"}, {"b": "2"}]) == {"a": "1", "b": "2"}
+    assert merge_results([{"a": "1"}, None]) is None
+    assert merge_results([{"a": "1"}, {"b": "2"}]) == {"a": "1", "b": "2"}

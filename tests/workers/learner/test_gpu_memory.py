@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from workers.learner.gpu_memory import gives_back
+from workers.learner.gpu_memory import frees_gpu_memory
 
 
 class Worker:
     def __init__(self, device: str, placement: str):
         self.config = SimpleNamespace(cluster=SimpleNamespace(device=device, placement=placement))
 
-    @gives_back
+    @frees_gpu_memory
     def double(self, number: int, *, fails: bool = False) -> int:
         if fails:
             raise ValueError("no")

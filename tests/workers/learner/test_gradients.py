@@ -13,7 +13,7 @@ from launch.tools import check
 from rlsys.config.schema import Config
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Floats, Prompt
-from workers.learner.gradients import difference, staged
+from workers.learner.gradients import compare_gradients, with_zero_stage
 from workers.supervision.waiting import Watch
 
 
@@ -26,29 +26,31 @@ def floats(*values: float) -> Floats:
 
 def test_the_difference_is_relative_to_the_whole_and_to_each_parameter() -> None:
     reference = {"a": floats(3, 0), "b": floats(4)}
-    found = difference([("a", floats(3, 0)), ("b", floats(4.5))], reference)
-    assert found.whole == pytest.approx(0.5 / 5)
-    assert (found.worst, found.name) == (pytest.approx(0.5 / 4), "b")
+    found = compare_gradients([("a", floats(3, 0)), ("b", floats(4.5))], reference)
+    assert found.total == pytest.approx(0.5 / 5)
+    assert (found.largest, found.parameter) == (pytest.approx(0.5 / 4), "b")
 
 
 def test_a_parameter_with_hardly_a_gradient_is_compared_with_a_part_of_the_whole() -> None:
     reference = {"weight": floats(10), "bias": floats(1e-9)}
-    found = difference([("weight", floats(10)), ("bias", floats(-1e-9))], reference)
-    assert found.worst == pytest.approx(2e-9 / 1e-2), "rounding of what is zero is no difference"
+    found = compare_gradients([("weight", floats(10)), ("bias", floats(-1e-9))], reference)
+    assert found.largest == pytest.approx(2e-9 / 1e-2), "rounding of what is zero is no difference"
 
 
 def test_a_gradient_that_is_no_number_is_infinitely_far() -> None:
-    assert difference([("a", floats(math.nan))], {"a": floats(1)}).whole == math.inf
+    assert compare_gradients([("a", floats(math.nan))], {"a": floats(1)}).total == math.inf
 
 
 def test_a_parameter_without_a_gradient_is_an_error() -> None:
     with pytest.raises(ValueError, match="1 parameters have no gradient: b"):
-        difference([("a", floats(1))], {"a": floats(1), "b": floats(1)})
+        compare_gradients([("a", floats(1))], {"a": floats(1), "b": floats(1)})
 
 
 def test_a_stage_has_the_offloading_it_can_have(tiny: Callable[..., Config]) -> None:
     policy = replace(tiny().policy, offload_optimizer=True, offload_params=True)
-    assert [(staged(policy, s).offload_optimizer, staged(policy, s).offload_params) for s in range(4)] == [
+    assert [
+        (with_zero_stage(policy, s).offload_optimizer, with_zero_stage(policy, s).offload_params) for s in range(4)
+    ] == [
         (False, False),
         (True, False),
         (True, False),
@@ -60,23 +62,23 @@ def test_a_stage_has_the_offloading_it_can_have(tiny: Callable[..., Config]) -> 
 
 
 @pytest.fixture
-def trial(tiny: Callable[..., Config]) -> check.Trial:
+def trial(tiny: Callable[..., Config]) -> check.UpdateTrial:
     config = tiny("reference.kl_coef=0.1")
     texts = [row["prompt"] for row in tiny_task.rows("zigzag")[: check.PROMPTS]]
     code = {symbol: i for i, symbol in enumerate(tiny_task.SYMBOLS)}
     prompts = [Prompt(f"p{i}", "zigzag", t, [code[c] for c in t], {}) for i, t in enumerate(texts)]
-    return check.Trial(config, check.made_up(config, prompts, len(tiny_task.SYMBOLS)))
+    return check.UpdateTrial(config, check.random_batch(config, prompts, len(tiny_task.SYMBOLS)))
 
 
 def test_stages_ranks_and_budgets_give_one_gradient(
-    trial: check.Trial, session: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trial: check.UpdateTrial, session: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "STAGES", (0, 1, 3))
-    lines = list(check.measured(trial, session, Watch(tmp_path), model, [1, 2]))
+    lines = list(check.compute_updates(trial, session, Watch(tmp_path), model, [1, 2]))
     assert [(line.ranks, line.stage) for line in lines[::3]] == [(n, s) for n in (1, 2) for s in (0, 1, 3)]
-    assert [line.budget for line in lines[:3]] == check.budgets(trial.inputs, 4096)
+    assert [line.tokens_per_pack for line in lines[:3]] == check.pack_budgets(trial.input_lengths, 4096)
     for line in lines:
-        assert line.good("float32", lines[0].loss), line
-    assert max(line.whole for line in lines) < 1e-5
-    assert max(line.whole for line in lines) > 0, "something else was computed"
+        assert line.within_tolerance("float32", lines[0].loss), line
+    assert max(line.total_difference for line in lines) < 1e-5
+    assert max(line.total_difference for line in lines) > 0, "something else was computed"
     assert abs(lines[0].loss) > 1e-4, "and it is not nothing"

@@ -105,6 +105,6 @@ def test_a_checkpoint_says_how_to_sample_as_the_models_authors_do(
     rank = SimpleNamespace(lm=load_packed(config, str(directory)).lm, source=str(directory), config=config)
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        PolicyRank.describe(rank, tmp_path / name)
+        PolicyRank.write_model_files(rank, tmp_path / name)
         assert authors.items() <= json.loads((tmp_path / name / "generation_config.json").read_text()).items()
         assert (tmp_path / name / "config.json").is_file()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlsys.config.schema import Config
-from rlsys.packs.packing import filler
+from rlsys.packs.packing import empty_pack
 from rlsys.types import Columns, Floats, Ints, Pack
 from workers.learner.objective import Objective
 
@@ -26,12 +26,12 @@ LOGPROBS = floats(-1.0, -2.0, -0.5)
 PACK = Pack(
     tokens=ints(1, 2, 3, 4),
     lengths=[2, 2],
-    after=[-1, -1],
+    parent=[-1, -1],
     targets=ints(2, 3, 4),
     samples=[0, 1],
-    counts=[2, 1],
-    first=[0, 3],
-    rest=[1, 4],
+    target_counts=[2, 1],
+    first_logit=[0, 3],
+    next_logits=[1, 4],
     rollout=LOGPROBS,
     weights=floats(0.5, 0.25, 0.25),
     columns=Columns(advantages=floats(1, 1, -2), old=LOGPROBS),
@@ -40,7 +40,7 @@ PACK = Pack(
 
 def objective(config: Config, kl_coef: float = 0.0) -> Objective:
     made = Objective(config, "cpu")
-    made.begin(kl_coef)
+    made.start_minibatch(kl_coef)
     return made
 
 
@@ -61,10 +61,16 @@ def test_on_policy_it_is_the_weighted_sum_of_the_policy_gradient(tiny: Callable[
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-0.5, -0.25, 0.5])
     assert entropy.grad is None
-    assert made.end()["loss"] == pytest.approx(-0.25)
-    assert made.end()["entropy"] == pytest.approx(0.6)
-    assert [made.end()[name] for name in ("tokens", "kl", "mismatch", "clip_low", "clip_high")] == [3, 0, 0, 0, 0]
-    assert "correction" not in made.end()
+    assert made.sums_over_tokens()["loss"] == pytest.approx(-0.25)
+    assert made.sums_over_tokens()["entropy"] == pytest.approx(0.6)
+    assert [made.sums_over_tokens()[name] for name in ("tokens", "kl", "mismatch", "clip_low", "clip_high")] == [
+        3,
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert "correction" not in made.sums_over_tokens()
 
 
 def test_without_old_log_probs_the_policy_is_its_own_anchor(tiny: Callable[..., Config]) -> None:
@@ -80,7 +86,7 @@ def test_the_kl_term_has_the_coefficient_of_the_call(tiny: Callable[..., Config]
     assert total - plain == pytest.approx(0.5 * 0.5 * 1.0), (
         "coefficient, k2 of a log-ratio of 1, weights of one together"
     )
-    assert made.end()["kl"] == pytest.approx(1.5)
+    assert made.sums_over_tokens()["kl"] == pytest.approx(1.5)
 
 
 def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[..., Config]) -> None:
@@ -109,16 +115,16 @@ def test_a_correction_weighs_the_policy_loss_but_not_the_kl(tiny: Callable[..., 
     total = made(pack, answer()).item()
     kl = math.exp(-1)  # k3 of a log-ratio of 1: e^-1 + 1 - 1
     assert total == pytest.approx(-0.5 * 0.5 - 0.25 * 1.0 + 0.0 + kl, rel=1e-5)
-    assert made.end()["correction"] == pytest.approx(1.5)
-    assert made.end()["correction_squared"] == pytest.approx(1.25)
-    assert made.end()["masked"] == 1
-    assert made.end()["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
+    assert made.sums_over_tokens()["correction"] == pytest.approx(1.5)
+    assert made.sums_over_tokens()["correction_squared"] == pytest.approx(1.25)
+    assert made.sums_over_tokens()["masked"] == 1
+    assert made.sums_over_tokens()["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
 
 
 def test_tokens_held_by_the_clip_are_counted_on_their_side(tiny: Callable[..., Config]) -> None:
     made = objective(tiny("algorithm.clip_low=0.1", "algorithm.clip_high=0.3"))
     made(with_columns(old=LOGPROBS - np.log(floats(1.5, 1.2, 0.8))), answer())
-    assert (made.end()["clip_low"], made.end()["clip_high"]) == (1, 1)
+    assert (made.sums_over_tokens()["clip_low"], made.sums_over_tokens()["clip_high"]) == (1, 1)
 
 
 def test_a_loss_of_the_users_own_gets_the_options_it_names(
@@ -131,24 +137,24 @@ def test_a_loss_of_the_users_own_gets_the_options_it_names(
         )
     made = objective(tiny(f"algorithm.loss={file}:mine", "algorithm.clip_high=3"))
     assert made(PACK, answer()).item() == pytest.approx(3 * (-0.5 - 0.5 + 0.25))
-    assert made.end()["clip_high"] == 0
+    assert made.sums_over_tokens()["clip_high"] == 0
 
 
 def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Config]) -> None:
     made = objective(tiny("correction.method=tis", "entropy.coef=1"), kl_coef=1.0)
     nothing = torch.zeros(0, requires_grad=True)
     none = floats()
-    total = made(filler(Columns(advantages=none, old=none, ref=none, anchor=none)), (nothing, nothing))
+    total = made(empty_pack(Columns(advantages=none, old=none, ref=none, anchor=none)), (nothing, nothing))
     total.backward()  # type: ignore[no-untyped-call]
     assert total.item() == 0
-    assert set(made.end().values()) == {0.0}
+    assert set(made.sums_over_tokens().values()) == {0.0}
 
 
 def culprit_of(config: Config, *packs: Pack) -> float:
     made = objective(config, kl_coef=1.0)
     for pack in packs:
         made(pack, answer()).backward()  # type: ignore[no-untyped-call]
-    return made.culprit.sample()
+    return made.bad_sample.index()
 
 
 def test_the_first_sample_that_is_no_number_is_found(tiny: Callable[..., Config]) -> None:
@@ -167,4 +173,4 @@ def test_a_loss_of_no_gradient_can_be_infinite_and_a_finite_loss_can_be_too_stee
     logprobs, entropy = answer()
     total = made(PACK, (logprobs, entropy))
     (total + (logprobs[2] * 0).sqrt()).backward()
-    assert made.culprit.sample() == 1, "the square root is 0, its slope is infinite"
+    assert made.bad_sample.index() == 1, "the square root is 0, its slope is infinite"

@@ -15,7 +15,7 @@ from rlsys.packs.packing import pack, token_weights, unpack
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 from workers.learner.policy import PolicyGroup
-from workers.sync.host_memory import mapped, view
+from workers.sync.host_memory import map_file, tensor_view
 
 STEPS = 5
 LR = 2e-4
@@ -68,14 +68,14 @@ def train(
 
 def weights(group: PolicyGroup) -> torch.Tensor:
     """All parameters as the engines would get them."""
-    invitation = group.all.all("invite")[0]
-    group.all.all("connect", invitation)
+    invitation = group.group.call_all("invite")[0]
+    group.group.call_all("connect", invitation)
     for part in range(invitation["parts"]):
-        group.all.all("send", part)
-    group.all.all("prints")
-    memory = mapped(invitation["path"])
+        group.group.call_all("send", part)
+    group.group.call_all("prints")
+    memory = map_file(invitation["path"])
     return torch.cat(
-        [view(memory, d, s, o).flatten().clone() for bucket in invitation["buckets"] for _, d, s, o in bucket]
+        [tensor_view(memory, d, s, o).flatten().clone() for bucket in invitation["buckets"] for _, d, s, o in bucket]
     )
 
 

@@ -19,7 +19,7 @@ from rlsys.config.schema import Config
 from rlsys.packs.packing import pack
 from rlsys.types import Columns
 from workers.learner.policy import PolicyGroup
-from workers.learner.zero import MUON, MUONS_NAME
+from workers.learner.zero import MUON_CLASS, MUON_MODULE
 
 EVERY = {  # settings of policy.*, by what to call them
     "0": {"zero_stage": 0},
@@ -45,7 +45,7 @@ def ranks(policy: Callable[..., PolicyGroup], tiny: Callable[..., Config], chang
 
 
 def digests(group: PolicyGroup) -> list[str]:
-    return group.all.all("digest")
+    return group.group.call_all("digest")
 
 
 def update(group: PolicyGroup, spoil: Callable[[Columns, "np.ndarray[Any, Any]"], None] = lambda *_: None) -> Any:
@@ -114,14 +114,14 @@ def test_an_update_that_is_not_finite_never_was(ranks: Ranks, case: str) -> None
         found = update(group, spoil)
         assert (found["skipped"], found["culprit"]) == (1.0, 11), spoil.__name__
         assert digests(group) == before, spoil.__name__
-    group.all.all("steepen", math.inf)
+    group.group.call_all("steepen", math.inf)
     found = update(group)
     assert (found["skipped"], found["culprit"]) == (1.0, math.inf), (
         "loss and its gradient are finite, the weights' is not"
     )
     assert math.isfinite(found["loss"])
     assert digests(group) == before
-    group.all.all("flatten")
+    group.group.call_all("flatten")
     assert (train(group, 64, steps=1, first=1), digests(group)) == expected
 
 
@@ -210,6 +210,6 @@ def test_no_pickle_in_a_checkpoint_is_ever_loaded(ranks: Ranks, tmp_path: Path) 
 
 
 def test_what_stands_in_for_a_part_of_deepspeed_has_its_name_and_what_is_asked_of_it() -> None:
-    found = importlib.util.find_spec(MUON)
+    found = importlib.util.find_spec(MUON_MODULE)
     assert found is not None
-    assert f"class {MUONS_NAME}(" in Path(str(found.origin)).read_text()
+    assert f"class {MUON_CLASS}(" in Path(str(found.origin)).read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlsys.config.schema import ConfigError, Function
+from rlsys.config.schema import ConfigError, RewardFunction
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
 from workers.reward import supervisor
@@ -20,7 +20,7 @@ from workers.reward.supervisor import Answer, Item, RewardRunner
 def settings(folder: Path, source: str, **given: Any) -> RewardSettings:
     (folder / "own.py").write_text(source)
     limits = {"timeout_s": 1.5, "memory_mb": 1024, "batch": 8, "concurrency": 16, "start_s": 20.0} | given
-    return RewardSettings({"": {"own": Function(function=f"{folder}/own.py:own")}}, **limits)
+    return RewardSettings({"": {"own": RewardFunction(function=f"{folder}/own.py:own")}}, **limits)
 
 
 def judge(folder: Path, source: str, rows: list[Any], **given: Any) -> list[Verdict]:

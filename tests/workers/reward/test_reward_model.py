@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlsys.config.schema import Config, ConfigError
-from rlsys.rewards.model import Scorer
-from rlsys.rewards.settings import services
+from rlsys.rewards.model import RewardModel
+from rlsys.rewards.settings import reward_services
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Prompt, Sample
 from workers.reward.pool import OPTIONS, RewardPool, RewardWorker, numbers
@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def one_by_one(path: str, texts: list[str], label: int = 0) -> list[float]:
-    scorer = Scorer(path, "float32", on_gpu=False)
+    scorer = RewardModel(path, "float32", on_gpu=False)
     ids = [torch.tensor([scorer.tokenizer.encode(text)]) for text in texts]
     with torch.no_grad():
         return [scorer.model(i).logits[0, label].item() for i in ids]
@@ -46,29 +46,29 @@ def one_by_one(path: str, texts: list[str], label: int = 0) -> list[float]:
 
 def test_padding_does_not_change_a_score(path: str) -> None:
     texts = ["1>2", "123456>654321", "12>21", "9>"]
-    found = Scorer(path, "float32", on_gpu=False).scores(texts, batch=3, max_tokens=0, label=1)
+    found = RewardModel(path, "float32", on_gpu=False).scores(texts, batch=3, max_tokens=0, label=1)
     assert found == pytest.approx(one_by_one(path, texts, label=1), abs=1e-5)
 
 
 def test_a_text_that_is_too_long_loses_its_beginning(path: str) -> None:
-    [found] = Scorer(path, "float32", on_gpu=False).scores(["123456>654"], batch=1, max_tokens=4, label=0)
+    [found] = RewardModel(path, "float32", on_gpu=False).scores(["123456>654"], batch=1, max_tokens=4, label=0)
     assert found == pytest.approx(one_by_one(path, [">654"])[0], abs=1e-5)
 
 
 def test_a_chat_is_rendered_by_the_models_own_template(path: str) -> None:
-    scorer = Scorer(path, "float32", on_gpu=False)
+    scorer = RewardModel(path, "float32", on_gpu=False)
     assert scorer.text("unused", "21", [{"role": "user", "content": "12"}]) == "12>21"
     assert scorer.text("12>", "21", None) == "12>21"
 
 
 def test_keys_and_values_are_not_kept(path: str) -> None:
-    scorer = Scorer(path, "float32", on_gpu=False)
+    scorer = RewardModel(path, "float32", on_gpu=False)
     assert scorer.model(torch.tensor([[2, 3]])).past_key_values is None
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        Scorer(str(tmp_path), "float32", on_gpu=False)
+        RewardModel(str(tmp_path), "float32", on_gpu=False)
 
 
 def test_its_score_and_a_functions_are_added_up(
@@ -77,7 +77,7 @@ def test_its_score_and_a_functions_are_added_up(
     config = tiny(
         f"reward.functions={{exact: 2.0, model: {{weight: 0.5, path: '{path}', batch: 2}}}}", "reward.workers=1"
     )
-    assert [(list(s.functions[""]), s.workers, s.spare) for s in services(config)] == [
+    assert [(list(s.functions[""]), s.workers, s.keep_spare) for s in reward_services(config)] == [
         (["exact"], 1, True),
         (["model"], 1, False),
     ]

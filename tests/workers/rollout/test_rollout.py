@@ -24,10 +24,10 @@ from workers.learner.policy import PolicyGroup
 from workers.rollout.engines import CPU_ENVIRONMENT
 from workers.rollout.rollout import Delivery, RolloutGroup, RolloutWorker
 from workers.supervision.waiting import Watch
-from workers.sync.host_memory import BUCKET, HostMemory, view
-from workers.sync.outgoing import Outgoing
-from workers.sync.proof import of_ranks
-from workers.sync.shared_memory import Sender
+from workers.sync.host_memory import BUCKET_BYTES, HostMemory, tensor_view
+from workers.sync.outgoing import OutgoingWeights
+from workers.sync.shared_memory import SharedMemorySender
+from workers.sync.verify import combine_ranks
 
 PAIR = ("rollout.max_sequences=8",)  # two engines
 COMPILED = ("rollout.engines=1", "rollout.enforce_eager=false")
@@ -185,7 +185,7 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
 ) -> None:
     group = engines(*which, transport=transport)
     policy = policy(changed(group.config, "policy", zero_stage=stage), group, transport)
-    policy.all.all("in_buckets_of", 1 << 17)
+    policy.group.call_all("in_buckets_of", 1 << 17)
     policy.connect(group)
     assert policy.invitation["parts"] > 3
     before = generated(group, requests(tokenizer))
@@ -206,7 +206,7 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
             worker.__ray_call__.remote(lambda w: bool(w.receiver.memory)) for worker in group.crew.actors.values()
         ]
         assert set(ray.get(together)) == {stage == 3}, "what one rank sends is loaded from where Ray holds it"
-    policy.all.all("in_buckets_of", BUCKET)
+    policy.group.call_all("in_buckets_of", BUCKET_BYTES)
     after = generated(group, requests(tokenizer))
     assert [s.text for s in after] != [s.text for s in before]
     assert {s.version for s in after} == {1}
@@ -276,12 +276,12 @@ def test_what_is_cut_off_goes_on_as_if_it_had_not_been(engines: Callable[..., Ro
     found = []
     for some in group.generate(wanted):
         found += some
-        group.cut()
+        group.stop_early()
     done = {(s.uid, s.index): s for s in found}
     cut = {key: s for key, s in done.items() if s.finish == "cut"}
     assert 0 < len(cut) < len(done) < len(wanted), "finished, half-written, never begun"
-    rest = [replace(r, begun=cut.get((r.uid, r.index))) for r in wanted if (r.uid, r.index) in cut]
-    again = {(s.uid, s.index): s for s in generated(group, [r for r in rest if len(r.begun.tokens)])}
+    rest = [replace(r, partial=cut.get((r.uid, r.index))) for r in wanted if (r.uid, r.index) in cut]
+    again = {(s.uid, s.index): s for s in generated(group, [r for r in rest if len(r.partial.tokens)])}
     assert again
     for s in whole:
         other = again.get((s.uid, s.index)) or (s if (s.uid, s.index) in cut else done.get((s.uid, s.index), s))
@@ -289,9 +289,9 @@ def test_what_is_cut_off_goes_on_as_if_it_had_not_been(engines: Callable[..., Ro
         assert np.abs(other.logprobs - s.logprobs).max() < 1e-4
 
 
-def outgoing_of(weights: dict[str, torch.Tensor]) -> Outgoing:
+def outgoing_of(weights: dict[str, torch.Tensor]) -> OutgoingWeights:
     """Of the only rank."""
-    return Outgoing([], [[(n, 0, w) for n, w in weights.items()]], torch.float32)
+    return OutgoingWeights([], [[(n, 0, w) for n, w in weights.items()]], torch.float32)
 
 
 @pytest.fixture
@@ -305,13 +305,13 @@ class Sent:
     def __init__(self, spawn: Callable[..., Any], config: Config, model: str, logs: Path):
         lm = AutoModelForCausalLM.from_pretrained(model)
         self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
-        self.sender, self.events = Sender(0, 1, 1), list[dict[str, Any]]()
+        self.sender, self.events = SharedMemorySender(0, 1, 1), list[dict[str, Any]]()
         manifest = [(n, "float32", list(w.shape)) for n, w in self.weights.items()]
-        self.invitation = self.sender.invite(manifest) | {"manifest": manifest, "cut": 1, "by_place": False}
+        self.invitation = self.sender.connection_info(manifest) | {"manifest": manifest, "cut": 1, "by_place": False}
         self.sender.connect(self.invitation)
         outgoing = outgoing_of(self.weights)
         self.sender.send(outgoing, 0)
-        self.delivery = Delivery([[]], 1, of_ranks([outgoing.prints]))
+        self.delivery = Delivery([[]], 1, combine_ranks([outgoing.fingerprints]))
 
         watch = Watch(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
         self.group = RolloutGroup(
@@ -356,9 +356,9 @@ def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
     layout = {name: place for name, *place in whole}
 
     up = "model.layers.1.mlp.up_proj.weight"
-    view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
+    tensor_view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
     assert taken() == f"1 of 26 tensors differ: {up}"
-    view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
+    tensor_view(memory, *layout[up]).view(torch.int32)[7, 7] ^= 1 << 30
 
     q, k = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
     exchanged = {q: k, k: q}
@@ -371,10 +371,10 @@ def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
 
     others = HostMemory(len(memory))  # the next version of the weights, one of which never comes
     outgoing = outgoing_of({n: w * 2 for n, w in sent.weights.items()})
-    for bucket in outgoing.shares:
-        outgoing.copy(bucket, whole, others.bytes)
+    for bucket in outgoing.shard_buckets:
+        outgoing.copy_bucket(bucket, whole, others.bytes)
     without = [place for place in whole if place[0] != up]
-    expected = of_ranks([outgoing.prints])
+    expected = combine_ranks([outgoing.fingerprints])
     assert taken(1, expected, path=others.path, buckets=[without]) == f"1 of 26 tensors differ: {up}"
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from rlsys.config.schema import Config
-from rlsys.interfaces import STEP_0, Sampling, Variant
-from rlsys.numerics.agreement import Agreement, measure
+from rlsys.interfaces import STEP_0, Sampling, WhatIf
+from rlsys.numerics.agreement import Agreement, measure_agreement
 from rlsys.numerics.diagnosis import diagnose
 from rlsys.packs.packing import pack
 from rlsys.tasks import zigzag as tiny_task
@@ -40,7 +40,7 @@ def test_each_cause_is_found_on_real_engines(
     prompts = [Prompt(f"p{i}", "zigzag", t, tokenizer.encode(t), {}) for i, t in enumerate(texts)]
 
     def measured(config: Config = config, rollout: RolloutGroup = rollout) -> Agreement:
-        return measure(rollout, policy, prompts, config)
+        return measure_agreement(rollout, policy, prompts, config)
 
     def cause(found: Agreement, config: Config = config) -> str:
         assert found.mean > 1e-3
@@ -48,11 +48,11 @@ def test_each_cause_is_found_on_real_engines(
 
     # Nothing is wrong.
     found = measured()
-    assert found.fine
+    assert found.within_limit
     assert found.mean <= 1e-6
     assert found.largest <= 1e-4
     assert found.tokens > 60
-    assert diagnose(found, policy, config, {}).best is None
+    assert diagnose(found, policy, config, {}).explanation is None
     again = measured()
     assert np.array_equal(again.policy, found.policy), "what was tried has left nothing behind"
     assert [s.tokens.tolist() for s in again.batch.samples] == [s.tokens.tolist() for s in found.batch.samples]
@@ -63,7 +63,7 @@ def test_each_cause_is_found_on_real_engines(
 
     # The engine computes in bfloat16.
     found = measured(half, coarse)
-    assert found.fine, "within what bfloat16 may have"
+    assert found.within_limit, "within what bfloat16 may have"
     assert cause(found, half).startswith("dtype: ")
 
     # The policy learns, and the engines are not told.
@@ -74,12 +74,12 @@ def test_each_cause_is_found_on_real_engines(
     packs = pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights)
     policy.update(packs, 1e-2, 0.0)
     stale = measured()
-    assert not stale.fine
+    assert not stale.within_limit
     assert cause(stale).startswith("stale weights: the engine seems to have the weights of step 0 (gap ")
-    policy.rescored(packs, Variant((Sampling(1.0),), weights=STEP_0))
+    policy.rescored(packs, WhatIf((Sampling(1.0),), weights=STEP_0))
     assert np.array_equal(measured().policy, stale.policy), "and what was learned is there again, bit for bit"
     policy.sync(1)
-    assert measured().fine
+    assert measured().within_limit
 
     # The engine samples from the nucleus.
     def cut(worker: Any, top_p: float) -> None:
@@ -98,4 +98,4 @@ def test_each_cause_is_found_on_real_engines(
     ray.get(engine.__ray_call__.remote(cut, 0.9))
     assert cause(measured()).startswith("top-p: the engine seems to sample with top_p 0.9, the trainer takes")
     ray.get(engine.__ray_call__.remote(cut, 1.0))
-    assert measured().fine
+    assert measured().within_limit

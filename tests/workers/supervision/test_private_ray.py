@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from launch.local_ray import (
-    abandoned,
-    address_for_commands,
-    held,
-    hold,
-    keep_token_private,
+    abandoned_folders,
+    address_for_ray_cli,
+    is_locked,
+    lock_folder,
+    protect_token_file,
     remove_leftovers,
-    slowness_is_a_loss,
+    treat_timeout_as_lost,
 )
 from rlsys.runs.errors import WorkerLost
 
@@ -111,12 +111,12 @@ def test_no_process_of_ray_obeys_a_caller_without_the_token(used, stranger):
 @pytest.mark.parametrize("path", ["/api/jobs/", "/api/v0/actors", "/nodes?view=summary", "/logs/"])
 def test_dashboard_and_jobs_demand_the_token(ray, path):
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(address_for_commands(ray) + path, timeout=10)
+        urllib.request.urlopen(address_for_ray_cli(ray) + path, timeout=10)
     assert refused.value.code == 401
 
 
 def test_who_has_the_token_lists_the_actors(ray):
-    command = [str(Path(sys.executable).parent / "ray"), "list", "actors", "--address", address_for_commands(ray)]
+    command = [str(Path(sys.executable).parent / "ray"), "list", "actors", "--address", address_for_ray_cli(ray)]
     found = subprocess.run(
         command, env=os.environ | {"RAY_AUTH_MODE": "token"}, capture_output=True, text=True, timeout=60
     )
@@ -132,27 +132,27 @@ def test_only_its_user_may_enter_the_folder_of_a_private_ray(ray):
 
 
 def test_a_driver_holds_the_folder_of_its_private_ray(ray):
-    assert held(Path(os.environ["TMPDIR"]).parent)
+    assert is_locked(Path(os.environ["TMPDIR"]).parent)
 
 
 def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ray" / "auth_token"
-    keep_token_private()
+    protect_token_file()
     token = file.read_text()
     assert len(token) == 64
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o644)  # as Ray writes it
-    keep_token_private()
+    protect_token_file()
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.read_text() == token
     assert [p.name for p in file.parent.iterdir()] == ["auth_token"]
 
 
 def test_a_ray_that_does_not_come_up_in_time_is_tried_again_and_one_that_is_asked_for_nonsense_is_not():
-    with pytest.raises(WorkerLost, match="Ray did not come up: the node timed out"), slowness_is_a_loss():
+    with pytest.raises(WorkerLost, match="Ray did not come up: the node timed out"), treat_timeout_as_lost():
         raise Exception("the node timed out")  # as Ray does
-    with pytest.raises(ValueError, match="no such port"), slowness_is_a_loss():
+    with pytest.raises(ValueError, match="no such port"), treat_timeout_as_lost():
         raise ValueError("no such port")
 
 
@@ -163,20 +163,20 @@ import psutil
 from launch.local_ray import ray_session
 from rlsys.checks import load_checked
 from rlsys.runs.errors import WorkerLost
-from rlsys.runs.stopping import Stop
+from rlsys.runs.stopping import StopSignal
 
 with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
-    stop = Stop()
-    with session.looked_after(stop):
+    stop = StopSignal()
+    with session.monitored(stop):
         time.sleep(1.5)
-        stop.check()
+        stop.raise_if_stopped()
         [victim] = [p for p in psutil.Process().children(recursive=True) if sys.argv[2] in " ".join(p.cmdline())]
         victim.kill()
         print("killed", flush=True)
         for _ in range(100):
             time.sleep(0.1)
             try:
-                stop.check()
+                stop.raise_if_stopped()
             except WorkerLost as why:
                 print(why, flush=True)
                 break
@@ -199,7 +199,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from launch.cluster import started  # imports what a run does, Ray too
+from launch.cluster import running_cluster  # imports what a run does, Ray too
 from launch.local_ray import ray_session
 from rlsys.checks import load_checked
 
@@ -221,7 +221,7 @@ def test_a_late_call_starts_no_other_ray(tmp_path: Path) -> None:
 def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     while psutil.Process(dead.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked about it yet
         time.sleep(0.01)
@@ -236,15 +236,15 @@ def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
 def test_a_driver_that_cannot_be_seen_is_known_to_live_by_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.local_ray.short_temporary_directory", lambda: str(tmp_path))
+    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     folder = tmp_path / f"rlsys-{dead.pid}-abc"
     folder.mkdir()
-    with hold(folder):
-        assert abandoned() == []
+    with lock_folder(folder):
+        assert abandoned_folders() == []
         remove_leftovers()
         assert folder.exists()
-    assert abandoned() == [folder]
+    assert abandoned_folders() == [folder]
     remove_leftovers()
     assert not folder.exists()

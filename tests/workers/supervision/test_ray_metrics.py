@@ -6,8 +6,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from launch.local_ray import pages_for_prometheus
-from rlsys.tracking import Told
+from launch.local_ray import metrics_urls
+from rlsys.tracking import RunInfo
 from workers.supervision import ray_metrics
 from workers.supervision.ray_metrics import RayMetrics
 
@@ -27,7 +27,7 @@ FIGURES = {
 def exported(ray: Any, run: str) -> dict[str, float]:
     """Of a run: figures by their names and our labels, as `ray_rlsys_accuracy source=sums`."""
     found = {}
-    (page,) = pages_for_prometheus(ray)
+    (page,) = metrics_urls(ray)
     with urllib.request.urlopen(page, timeout=5) as answer:
         for line in answer.read().decode().splitlines():
             if (match := re.match(r"(ray_rlsys_\w+)\{(.*)\} (\S+)$", line)) and f'run="{run}"' in match[2]:
@@ -37,7 +37,7 @@ def exported(ray: Any, run: str) -> dict[str, float]:
 
 
 def test_ray_has_every_figure_under_the_name_that_the_board_asks_for(ray: Any) -> None:
-    told = Told("adding-1", "adding", Path("adding"), {"trainer.steps": 10}, first=0, started=False)
+    told = RunInfo("adding-1", "adding", Path("adding"), {"trainer.steps": 10}, first_step=0, resumed=False)
     metrics = RayMetrics(
         told, samples=32, engines=lambda: {"": 5, "rollout-0": 3, "rollout-1": 0}, verdicts=lambda: 4, restarts=1
     )

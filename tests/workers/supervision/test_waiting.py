@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.runs.errors import Abandoned, WorkerFailed, WorkerLost
-from rlsys.runs.stopping import Stop
+from rlsys.runs.errors import StepAbandoned, WorkerFailed, WorkerLost
+from rlsys.runs.stopping import StopSignal
 from workers.supervision.crew import Crew
 from workers.supervision.places import place_of
 from workers.supervision.process import settle
@@ -153,12 +153,12 @@ def test_a_stalled_worker_ends_the_run_where_that_is_wanted(start: Callable[[str
 
 
 def test_a_run_that_is_told_to_stop_waits_no_longer_than_its_grace(start: Callable[[str], Any], tmp_path: Path) -> None:
-    a, stop = start("a-0"), Stop()
-    stop.working = True
+    a, stop = start("a-0"), StopSignal()
+    stop.step_running = True
     watch = Told(tmp_path, stop=stop)
     stop.request(1.5)
     began = time.monotonic()
-    with pytest.raises(Abandoned):
+    with pytest.raises(StepAbandoned):
         watch.gather({"a-0": a.think_about_it.remote()}, "thinking")
     assert 1 < time.monotonic() - began < 4
 
@@ -238,14 +238,14 @@ def test_nobody_is_replaced_when_the_run_is_over(ray: Any, start: Callable[[str]
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(crew.call, "think_about_it", doing="scoring")
         time.sleep(1)
-        watch.stop.end()
+        watch.stop.end_now()
         ray.kill(crew.actors["a-0"])
-        with pytest.raises(Abandoned):
+        with pytest.raises(StepAbandoned):
             waiting.result(timeout=10)
     crew = Crew(["a-1"], start, watch)
-    with pytest.raises(Abandoned):
+    with pytest.raises(StepAbandoned):
         crew.replace({"a-1": WorkerLost("it died")}, dict(crew.actors))
-    watch.stop.lose("Ray's raylet has ended")
+    watch.stop.mark_lost("Ray's raylet has ended")
     with pytest.raises(WorkerLost, match="raylet"):
         crew.replace({"a-1": WorkerLost("it died")}, dict(crew.actors))
     assert not watch.events

@@ -16,10 +16,10 @@ def test_a_part_is_there_when_all_ranks_have_answered(ray: Any) -> None:
         return what
 
     async def both() -> list[str]:
-        return await arrivals.arrived([answer.remote("rank 0", 0.5), answer.remote("rank 1", 0.0)])
+        return await arrivals.wait_for_part([answer.remote("rank 0", 0.5), answer.remote("rank 1", 0.0)])
 
     assert asyncio.run(both()) == ["rank 0", "rank 1"]
-    assert asyncio.run(arrivals.arrived([])) == []
+    assert asyncio.run(arrivals.wait_for_part([])) == []
 
 
 def test_a_rank_that_failed_is_left_to_the_driver_for_a_while_and_then_ends_who_waits(
@@ -30,7 +30,7 @@ def test_a_rank_that_failed_is_left_to_the_driver_for_a_while_and_then_ends_who_
         raise FloatingPointError("up_proj is not finite")
 
     async def waiting() -> None:
-        await arrivals.arrived([failing.remote()])
+        await arrivals.wait_for_part([failing.remote()])
 
     monkeypatch.setattr(arrivals, "GRACE_S", 1.0)
     began = time.monotonic()

@@ -3,7 +3,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sync.fingerprint import MODULUS, of_bits, of_bytes, of_parts, of_places, parts
+from workers.sync.fingerprint import (
+    MODULUS,
+    combine_hashes,
+    hash_bytes,
+    hash_unordered,
+    hash_with_positions,
+    split_for_hashing,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -14,14 +21,14 @@ def weights(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 def by_place(tensor):
-    return of_places(tensor, tensor.shape)
+    return hash_with_positions(tensor, tensor.shape)
 
 
 def alone(tensor):
-    return of_bits([tensor])
+    return hash_unordered([tensor])
 
 
-EACH = pytest.mark.parametrize("fingerprint", [of_bytes, by_place, alone])
+EACH = pytest.mark.parametrize("fingerprint", [hash_bytes, by_place, alone])
 
 
 @EACH
@@ -59,7 +66,7 @@ def test_the_same_numbers_in_another_precision_are_other_weights(fingerprint):
     assert fingerprint(a.float()) != fingerprint(a)
 
 
-@pytest.mark.parametrize("fingerprint", [of_bytes, by_place])
+@pytest.mark.parametrize("fingerprint", [hash_bytes, by_place])
 def test_elements_that_changed_places_are_other_weights(fingerprint):
     a, _ = weights()
     assert fingerprint(a.flip(0)) != fingerprint(a)
@@ -77,36 +84,38 @@ def test_rows_of_a_fused_matrix_are_as_the_matrix_they_came_from(fingerprint):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shares_by_place_add_up_to_the_whole(dtype):
     a, b = weights(dtype)
-    rows = of_places(a[:1], a.shape) + of_places(a[1:], a.shape, (1, 0))
-    columns = of_places(a[:, :4], a.shape) + of_places(a[:, 4:], a.shape, (0, 4))
-    assert rows % MODULUS == columns % MODULUS == of_places(a, a.shape)
-    assert of_places(a[:0], a.shape, (len(a), 0)) == 0, "a device may have nothing of a small vocabulary"
-    assert (of_places(b[:3], b.shape) + of_places(b[3:], b.shape, (3, 0))) % MODULUS == of_places(b, b.shape)
+    rows = hash_with_positions(a[:1], a.shape) + hash_with_positions(a[1:], a.shape, (1, 0))
+    columns = hash_with_positions(a[:, :4], a.shape) + hash_with_positions(a[:, 4:], a.shape, (0, 4))
+    assert rows % MODULUS == columns % MODULUS == hash_with_positions(a, a.shape)
+    assert hash_with_positions(a[:0], a.shape, (len(a), 0)) == 0, "a device may have nothing of a small vocabulary"
+    assert (
+        hash_with_positions(b[:3], b.shape) + hash_with_positions(b[3:], b.shape, (3, 0))
+    ) % MODULUS == hash_with_positions(b, b.shape)
 
 
 def test_bits_alone_do_not_depend_on_grouping_or_padding():
     a, b = weights()
-    expected = of_bits([a, b])
-    assert of_bits([torch.cat([a.flatten(), b])]) == expected
-    assert of_bits([b, a.t()]) == expected
-    assert (of_bits([a]) + of_bits([b])) % MODULUS == expected
-    assert of_bits([torch.cat([a, torch.zeros(3, 6)]), b, torch.zeros(0)]) == expected
-    assert of_bits([]) == 0
+    expected = hash_unordered([a, b])
+    assert hash_unordered([torch.cat([a.flatten(), b])]) == expected
+    assert hash_unordered([b, a.t()]) == expected
+    assert (hash_unordered([a]) + hash_unordered([b])) % MODULUS == expected
+    assert hash_unordered([torch.cat([a, torch.zeros(3, 6)]), b, torch.zeros(0)]) == expected
+    assert hash_unordered([]) == 0
 
 
 def test_bytes_are_the_same_read_whole_or_in_parts_but_not_in_another_order(monkeypatch):
     a, _ = weights()
     monkeypatch.setattr("workers.sync.fingerprint._PART", 10)  # 24 elements: three parts
-    expected = of_bytes(a)
-    first, second, third = (of_bytes(part) for part in parts(a))
-    assert of_parts([first, second, third]) == expected
-    assert of_parts([second, first, third]) != expected
+    expected = hash_bytes(a)
+    first, second, third = (hash_bytes(part) for part in split_for_hashing(a))
+    assert combine_hashes([first, second, third]) == expected
+    assert combine_hashes([second, first, third]) != expected
     a.view(torch.int32)[3, 5] ^= 1
-    assert of_bytes(a) != expected
+    assert hash_bytes(a) != expected
 
 
 def test_long_tensors_are_read_in_parts(monkeypatch):
     a, b = weights()
-    expected = by_place(a), of_bits([a, b])
+    expected = by_place(a), hash_unordered([a, b])
     monkeypatch.setattr("workers.sync.fingerprint._CHUNK", 7)
-    assert (by_place(a), of_bits([a, b])) == expected
+    assert (by_place(a), hash_unordered([a, b])) == expected

@@ -12,7 +12,7 @@ from ray.core.generated import ray_client_pb2_grpc as clients
 from ray.core.generated.ray_client_pb2 import KVGetResponse
 from ray.exceptions import GetTimeoutError
 
-from launch.tools.plan import live
+from launch.tools.plan import live_cluster
 from rlsys.config.schema import ConfigError
 
 DIED = ConnectionAbortedError(
@@ -54,7 +54,7 @@ def gcs(monkeypatch):
 
 
 def test_what_is_free_of_each_living_node_is_told(gcs):
-    nodes = live.nodes_at(gcs[0])
+    nodes = live_cluster.query_nodes(gcs[0])
     assert [(n.name, n.gpus, n.gpu.name, n.cpus) for n in nodes] == [
         ("10.0.0.1", 1, "H100", 8),
         ("10.0.0.3", 4, "H100", 8),
@@ -67,57 +67,57 @@ def test_a_token_that_is_not_taken_is_one_sentence_with_a_way_out(gcs):
     with pytest.raises(
         ConfigError, match=f"^--address: the Ray cluster at {address} demands a token.* `ray get-auth-token`"
     ):
-        live.nodes_at(address)
+        live_cluster.query_nodes(address)
 
 
 def test_a_kind_of_gpu_that_is_not_known_is_one_sentence_with_a_way_out(gcs, monkeypatch):
     monkeypatch.setitem(WHOLE, "accelerator_type:ABACUS", WHOLE["accelerator_type:H100"])
     monkeypatch.delitem(WHOLE, "accelerator_type:H100")
     with pytest.raises(ConfigError, match=r"^node 10.0.0.1 has GPUs of a kind that is not known \(ABACUS\); give"):
-        live.nodes_at(gcs[0])
+        live_cluster.query_nodes(gcs[0])
 
 
 def test_of_gpus_of_several_sizes_the_smallest_is_taken_and_named(gcs, monkeypatch):
     monkeypatch.setitem(WHOLE, "accelerator_type:A100", 1.0)
     monkeypatch.delitem(WHOLE, "accelerator_type:H100")
-    found = live.nodes_at(gcs[0])[0]
-    assert (found.gpu.name, found.kind) == ("A100-40", "A100")
+    found = live_cluster.query_nodes(gcs[0])[0]
+    assert (found.gpu.name, found.ambiguous_name) == ("A100-40", "A100")
     monkeypatch.setitem(WHOLE, "accelerator_type:A100-80G", WHOLE["accelerator_type:A100"])
     monkeypatch.delitem(WHOLE, "accelerator_type:A100")
-    found = live.nodes_at(gcs[0])[0]
-    assert (found.gpu.name, found.kind) == ("A100-80", "")
+    found = live_cluster.query_nodes(gcs[0])[0]
+    assert (found.gpu.name, found.ambiguous_name) == ("A100-80", "")
 
 
 def test_a_node_that_has_no_cpus_is_kept_free_of_workers():
-    found = [live.node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
-    assert [(n.cpus, n.dealt) for n in found] == [(0, False), (0, True)], "of the second others have them"
+    found = [live_cluster.make_node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
+    assert [(n.cpus, n.takes_cpu_workers) for n in found] == [(0, False), (0, True)], "of the second others have them"
 
 
 def test_something_else_that_listens_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(live, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(live_cluster, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"):
-            live.nodes_at(address)
+            live_cluster.query_nodes(address)
 
 
 def test_another_service_of_rays_is_told_from_the_one_that_was_meant(gcs):
     address, _ = gcs
     with pytest.raises(ConfigError, match=f"ray://{address} .something else does; a GCS is HEAD:6379, a server for"):
-        live.nodes_at(f"ray://{address}")
+        live_cluster.query_nodes(f"ray://{address}")
 
 
 def test_the_dashboards_address_is_not_the_clusters():
     with pytest.raises(ConfigError, match="plan asks the cluster itself: HEAD:6379"):
-        live.nodes_at("http://head:8265")
+        live_cluster.query_nodes("http://head:8265")
 
 
 def test_an_address_without_a_port_has_the_usual_one():
-    assert live.parts("head") == ("head", 6379)
-    assert live.parts("ray://head") == ("head", 10001)
-    assert live.together(*live.parts("[::1]:7000")) == "[::1]:7000"
+    assert live_cluster.split_address("head") == ("head", 6379)
+    assert live_cluster.split_address("ray://head") == ("head", 10001)
+    assert live_cluster.join_address(*live_cluster.split_address("[::1]:7000")) == "[::1]:7000"
     with pytest.raises(ConfigError, match="--address is head:many; a cluster's is HEAD:6379"):
-        live.parts("head:many")
+        live_cluster.split_address("head:many")
 
 
 def test_the_gcs_of_a_server_for_clients_is_named_by_its_command_line_or_taken_to_have_its_usual_port(monkeypatch):
@@ -130,19 +130,19 @@ def test_the_gcs_of_a_server_for_clients_is_named_by_its_command_line_or_taken_t
         "python -m ray.util.client.server --address=10.0.0.7:8000 --host=10.0.0.7 --port=8001 --mode=proxy",
         None,
     ]
-    monkeypatch.setattr(live.psutil, "process_iter", lambda _: map(Process, lines))
-    assert live.gcs_beside("ray://127.0.0.1:8001") == "10.0.0.7:8000"
-    assert live.gcs_beside("ray://10.0.0.7:7001") == "10.0.0.7:7000"
-    assert live.gcs_beside("ray://far:8001") == ""
-    assert live.gcs_beside("ray://far:10001") == "far:6379"
+    monkeypatch.setattr(live_cluster.psutil, "process_iter", lambda _: map(Process, lines))
+    assert live_cluster.find_gcs("ray://127.0.0.1:8001") == "10.0.0.7:8000"
+    assert live_cluster.find_gcs("ray://10.0.0.7:7001") == "10.0.0.7:7000"
+    assert live_cluster.find_gcs("ray://far:8001") == ""
+    assert live_cluster.find_gcs("ray://far:10001") == "far:6379"
 
 
 def test_a_client_is_not_needed_where_the_gcs_answers(gcs, monkeypatch):
     address, _ = gcs
-    monkeypatch.setattr(live, "answers", lambda _: None)
-    monkeypatch.setattr(live, "gcs_beside", lambda _: address)
+    monkeypatch.setattr(live_cluster, "require_listener", lambda _: None)
+    monkeypatch.setattr(live_cluster, "find_gcs", lambda _: address)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("a client"))
-    assert len(live.nodes_at("ray://127.0.0.1:1")) == 2
+    assert len(live_cluster.query_nodes("ray://127.0.0.1:1")) == 2
 
 
 # --- the server for clients reads out what the autoscaler writes down --------------------------------------------------------
@@ -183,7 +183,7 @@ def served(monkeypatch):
 
 
 def test_what_an_autoscaler_wrote_down_is_read_out_without_a_client(served):
-    nodes = live.nodes_at(served[0])
+    nodes = live_cluster.query_nodes(served[0])
     assert [(n.name, n.gpus, n.gpu.name, n.cpus) for n in nodes] == [
         ("10.0.0.1", 3, "H100", 6),
         ("10.0.0.2", 4, "H100", 8),
@@ -192,21 +192,21 @@ def test_what_an_autoscaler_wrote_down_is_read_out_without_a_client(served):
 
 def test_of_an_autoscaler_that_died_or_tells_nothing_of_nodes_a_client_is_needed(served, monkeypatch):
     address, answers = served
-    monkeypatch.setattr(live, "told_to_client", lambda _: [])
-    assert len(live.nodes_at(address)) == 2
+    monkeypatch.setattr(live_cluster, "query_as_client", lambda _: [])
+    assert len(live_cluster.query_nodes(address)) == 2
     answers.report["time"] -= 60
-    assert live.nodes_at(address) == []
+    assert live_cluster.query_nodes(address) == []
     answers.report = {"time": time.time(), "load_metrics_report": {"usage_by_node": None}}
-    assert live.nodes_at(address) == []
+    assert live_cluster.query_nodes(address) == []
     answers.report = {}
-    assert live.nodes_at(address) == []
+    assert live_cluster.query_nodes(address) == []
 
 
 def test_a_server_for_clients_that_does_not_take_the_token_says_so_at_once(served):
     address, answers = served
     answers.report = None
     with pytest.raises(ConfigError, match=f"^--address: the Ray cluster at {address[6:]} demands a token"):
-        live.nodes_at(address)
+        live_cluster.query_nodes(address)
 
 
 # --- a client looks ---------------------------------------------------------------------------------------------------------
@@ -226,24 +226,24 @@ def fails(monkeypatch):
     monkeypatch.setattr(ray, "get", lambda *_, **__: {})
     monkeypatch.setattr(ray.remote_function.RemoteFunction, "_remote", lambda *_, **__: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.setattr(live, "answers", lambda _: None)
-    monkeypatch.setattr(live, "answer", lambda *_: None)
+    monkeypatch.setattr(live_cluster, "require_listener", lambda _: None)
+    monkeypatch.setattr(live_cluster, "call_service", lambda *_: None)
     return raised
 
 
 def test_a_process_of_rays_that_dies_as_it_starts_is_asked_for_again(fails):
     fails += [DIED]
-    assert live.nodes_at("ray://127.0.0.1:1") == []
+    assert live_cluster.query_nodes("ray://127.0.0.1:1") == []
     assert not fails
 
 
 def test_a_cluster_that_cannot_be_joined_is_told_with_the_cause(fails):
     fails += [DIED, DIED]
     with pytest.raises(ConfigError, match=r"ray://127.0.0.1:1 \(.*no such process\)"):
-        live.nodes_at("ray://127.0.0.1:1")
+        live_cluster.query_nodes("ray://127.0.0.1:1")
     fails += [ConnectionError("refused"), DIED]
     with pytest.raises(ConfigError, match=r"\(refused\)"):
-        live.nodes_at("ray://127.0.0.1:1")
+        live_cluster.query_nodes("ray://127.0.0.1:1")
     assert fails == [DIED], "nothing else is tried twice"
 
 
@@ -252,7 +252,7 @@ def test_a_client_has_a_task_see_what_others_use_of_each_node(fails, monkeypatch
     nodes = [node, node | {"NodeID": "b"}, node | {"NodeID": "c"}, node | {"NodeID": "d", "Alive": False}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "get", lambda *_, **__: {"b": WHOLE | {"GPU": 3.0, "CPU": 2.0}, "c": {}})
-    found = [(n.gpus, n.cpus) for n in live.nodes_at("ray://127.0.0.1:1")]
+    found = [(n.gpus, n.cpus) for n in live_cluster.query_nodes("ray://127.0.0.1:1")]
     assert found == [(4, 8.0), (3, 2.0), (0, 0)], "the first has just come: nobody has had it yet"
 
 
@@ -262,4 +262,4 @@ def test_a_task_that_does_not_end_is_told(fails, monkeypatch):
 
     monkeypatch.setattr(ray, "get", late)
     with pytest.raises(ConfigError, match=r"ray://127.0.0.1:1 \(Get timed out after 30.0 s\)"):
-        live.nodes_at("ray://127.0.0.1:1")
+        live_cluster.query_nodes("ray://127.0.0.1:1")

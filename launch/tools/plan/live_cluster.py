@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from launch.ray_token import token_is_used, wrong_token
+from launch.ray_token import explain_token_refusal, use_token_if_available
 from rlsys.config.schema import ConfigError
-from rlsys.estimates.devices import Node, called
+from rlsys.estimates.devices import NodeSpec, matching_gpus
 
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 FRESH_S = 10.0  # what an autoscaler has written down is not older than that, or it has died
 TASK_S = 30.0  # until Ray has a process for a task, and its answer
 KIND, ADDRESS = "accelerator_type:", "node:"  # resources that say what a node is
@@ -30,42 +30,42 @@ CLIENTS = "ray://"
 USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
 
 
-class Unanswered(Exception):
+class NoAnswerError(Exception):
     """The service of Ray's that was asked is not at this address, or does not answer."""
 
 
-def nodes_at(address: str) -> list[Node]:
+def query_nodes(address: str) -> list[NodeSpec]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address.startswith(("http://", "https://")):
         raise ConfigError(
             f"--address is {address}; plan asks the cluster itself: HEAD:{USUAL_GCS}, or ray://HEAD:{USUAL_CLIENTS}."
         )
-    answers(address)
+    require_listener(address)
     try:
         if not address.startswith(CLIENTS):
-            return told_by_gcs(of_this_machine() if address == "auto" else together(*parts(address)))
-        if gcs := gcs_beside(address):
-            with suppress(Unanswered):  # something else, or another cluster's
-                return told_by_gcs(gcs)
-        return told_by_autoscaler(together(*parts(address))) or told_to_client(address)
+            return query_gcs(local_gcs_address() if address == "auto" else join_address(*split_address(address)))
+        if gcs := find_gcs(address):
+            with suppress(NoAnswerError):  # something else, or another cluster's
+                return query_gcs(gcs)
+        return query_autoscaler_report(join_address(*split_address(address))) or query_as_client(address)
     except ConfigError:  # is a ValueError, and a sentence already
         raise
-    except (OSError, ValueError, RuntimeError, Unanswered) as error:
+    except (OSError, ValueError, RuntimeError, NoAnswerError) as error:
         cause = str(error).strip().rpartition("\n")[2]
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({cause}).") from None
 
 
-def answers(address: str) -> None:
+def require_listener(address: str) -> None:
     """Raises `ConfigError` where nobody listens: a client of Ray would try for a minute."""
     if address == "auto":
         return
     try:
-        socket.create_connection(parts(address), timeout=PATIENCE_S).close()
+        socket.create_connection(split_address(address), timeout=TIMEOUT_S).close()
     except OSError as error:
         raise ConfigError(f"--address: no Ray cluster answers at {address} ({error.strerror or error}).") from None
 
 
-def parts(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Host and port; where there is none, the one that `ray start --head` takes."""
     found = urlsplit(address if "://" in address else f"//{address}")
     try:
@@ -76,70 +76,70 @@ def parts(address: str) -> tuple[str, int]:
         ) from None
 
 
-def together(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 # --- asking the GCS ---------------------------------------------------------------------------------------------------------
 
 
-def of_this_machine() -> str:
+def local_gcs_address() -> str:
     """The cluster that this machine has a node of; `RAY_ADDRESS` first. Raises `ConnectionError`."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     return str(canonicalize_bootstrap_address_or_die("auto"))
 
 
-def gcs_beside(address: str) -> str:
+def find_gcs(address: str) -> str:
     """Where the GCS of the cluster is whose server for clients has this address, as far as one can know; or nothing.
 
     A server on this machine has it on its command line. Of another it is taken to have its usual port if the server has.
     """
-    host, port = parts(address)
+    host, port = split_address(address)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         here = host in ("127.0.0.1", "localhost", "::1") or f"--host={host}" in words
         if here and "ray.util.client.server" in words and f"--port={port}" in words:
             return next((w.removeprefix("--address=") for w in words if w.startswith("--address=")), "")
-    return together(host, USUAL_GCS) if port == USUAL_CLIENTS else ""
+    return join_address(host, USUAL_GCS) if port == USUAL_CLIENTS else ""
 
 
-def told_by_gcs(address: str) -> list[Node]:
+def query_gcs(address: str) -> list[NodeSpec]:
     """Raises `Unanswered`."""
     import ray  # noqa: F401  its generated modules are found by way of it
     from ray.core.generated.autoscaler_pb2 import DEAD, GetClusterStatusRequest
     from ray.core.generated.autoscaler_pb2_grpc import AutoscalerStateServiceStub
 
     def ask(channel: Any) -> Any:
-        return AutoscalerStateServiceStub(channel).GetClusterStatus(GetClusterStatusRequest(), timeout=PATIENCE_S)
+        return AutoscalerStateServiceStub(channel).GetClusterStatus(GetClusterStatusRequest(), timeout=TIMEOUT_S)
 
-    states = answer(address, ask).cluster_resource_state.node_states
-    return [node(s.node_ip_address, s.total_resources, s.available_resources) for s in states if s.status != DEAD]
+    states = call_service(address, ask).cluster_resource_state.node_states
+    return [make_node(s.node_ip_address, s.total_resources, s.available_resources) for s in states if s.status != DEAD]
 
 
-def answer(address: str, ask: Callable[[Any], Any]) -> Any:
+def call_service(address: str, ask: Callable[[Any], Any]) -> Any:
     """What a service of Ray's says over a channel of gRPC. Raises `Unanswered`, and `ConfigError` where the token is the cause."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
 
-    shown = token_is_used()
+    shown = use_token_if_available()
     with init_grpc_channel(address) as channel:
         try:
             return ask(channel)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                raise ConfigError(f"--address: the Ray cluster at {address} {wrong_token(shown)}") from None
+                raise ConfigError(f"--address: the Ray cluster at {address} {explain_token_refusal(shown)}") from None
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                raise Unanswered(
+                raise NoAnswerError(
                     f"something else does; a GCS is HEAD:{USUAL_GCS}, a server for clients ray://HEAD:{USUAL_CLIENTS}"
                 ) from None
-            raise Unanswered(error.details()) from None
+            raise NoAnswerError(error.details()) from None
 
 
 # --- or Ray's server for clients --------------------------------------------------------------------------------------------
 
 
-def told_by_autoscaler(clients: str) -> list[Node]:
+def query_autoscaler_report(clients: str) -> list[NodeSpec]:
     """What it wrote down, which Ray's server for clients reads out without starting anything; of one that died, nothing.
 
     Raises `Unanswered`.
@@ -150,43 +150,47 @@ def told_by_autoscaler(clients: str) -> list[Node]:
 
     def ask(channel: Any) -> Any:
         request = KVGetRequest(key=DEBUG_AUTOSCALING_STATUS.encode())
-        return RayletDriverStub(channel).KVGet(request, timeout=PATIENCE_S, metadata=[("client_id", "plan")]).value
+        return RayletDriverStub(channel).KVGet(request, timeout=TIMEOUT_S, metadata=[("client_id", "plan")]).value
 
-    found = json.loads(answer(clients, ask) or "{}")
+    found = json.loads(call_service(clients, ask) or "{}")
     nodes = found.get("load_metrics_report", {}).get("usage_by_node")  # of each resource, what is used and all
     if not nodes or abs(time.time() - found["time"]) > FRESH_S:
         return []
-    return [noted(usage) for usage in nodes.values()]
+    return [parse_usage(usage) for usage in nodes.values()]
 
 
-def noted(usage: Mapping[str, tuple[float, float]]) -> Node:
+def parse_usage(usage: Mapping[str, tuple[float, float]]) -> NodeSpec:
     addresses = [name.removeprefix(ADDRESS) for name in usage if name.startswith(ADDRESS) and "__" not in name]
     has = {name: whole for name, (_, whole) in usage.items()}
-    return node(addresses[0] if addresses else "", has, {name: whole - used for name, (used, whole) in usage.items()})
+    return make_node(
+        addresses[0] if addresses else "", has, {name: whole - used for name, (used, whole) in usage.items()}
+    )
 
 
 # --- or as a client ---------------------------------------------------------------------------------------------------------
 
 
-def told_to_client(address: str) -> list[Node]:
+def query_as_client(address: str) -> list[NodeSpec]:
     """A client is told what is free on all nodes together only; a task that asks for nothing sees what is free on each."""
     import ray
     from ray._private.state import available_resources_per_node
     from ray.exceptions import RayError
 
-    joined(address)
+    connect_client(address)
     try:
         looks = ray.remote(num_cpus=0)(available_resources_per_node)
         free = ray.get(looks.remote(), timeout=TASK_S)
         alive = [n for n in ray.nodes() if n["Alive"]]
-        return [node(n["NodeManagerAddress"], n["Resources"], free.get(n["NodeID"], n["Resources"])) for n in alive]
+        return [
+            make_node(n["NodeManagerAddress"], n["Resources"], free.get(n["NodeID"], n["Resources"])) for n in alive
+        ]
     except RayError as error:
-        raise Unanswered(str(error)) from None
+        raise NoAnswerError(str(error)) from None
     finally:
         Thread(target=ray.shutdown).start()  # takes half a second, in which the plan can be made
 
 
-def joined(address: str) -> None:
+def connect_client(address: str) -> None:
     """Ray's server for clients has a process for each of them; now and then one dies as it starts, and the next does not."""
     import ray
 
@@ -199,9 +203,9 @@ def joined(address: str) -> None:
                 raise
 
 
-def node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> Node:
+def make_node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> NodeSpec:
     kinds = [name.removeprefix(KIND) for name in has if name.startswith(KIND)]
-    found = called(kinds[0]) if kinds else []
+    found = matching_gpus(kinds[0]) if kinds else []
     gpus = int(free.get("GPU", 0))
     if gpus and not found:
         raise ConfigError(
@@ -209,4 +213,4 @@ def node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> N
         )
     # Ray's figure for memory is not what the node has: a part of that, for bookkeeping.
     kind = kinds[0] if len(found) > 1 else ""
-    return Node(gpus, found[0] if found else None, free.get("CPU", 0.0), 0, address, kind, bool(has.get("CPU")))
+    return NodeSpec(gpus, found[0] if found else None, free.get("CPU", 0.0), 0, address, kind, bool(has.get("CPU")))

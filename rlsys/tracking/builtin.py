@@ -5,10 +5,10 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.config.options import names
-from rlsys.config.plugins import of_user_function
-from rlsys.config.schema import ConfigError, Tracking
-from rlsys.config.secrets import given
+from rlsys.config.options import keyword_options
+from rlsys.config.plugins import user_function_problems
+from rlsys.config.schema import ConfigError, TrackingConfig
+from rlsys.config.secrets import resolve_env
 from rlsys.tracking.mlflow import MLflow
 from rlsys.tracking.tensorboard import TensorBoard
 from rlsys.tracking.wandb import Wandb
@@ -17,22 +17,22 @@ TRACKERS: dict[str, Callable[..., Any]] = {"tensorboard": TensorBoard, "wandb": 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 
 
-def problems(tracking: Tracking) -> list[str]:
+def tracker_problems(tracking: TrackingConfig) -> list[str]:
     """Sentences about names and options, as far as they can be seen without running a user's file."""
     found = []
     for name, t in tracking.to.items():
         try:
-            given(t.options)
+            resolve_env(t.options)
         except ConfigError as error:
             found.append(f"tracking.to.{name}: {error}")
         if t.tracker in TRACKERS:
-            known = names(TRACKERS[t.tracker])
+            known = keyword_options(TRACKERS[t.tracker])
             for option in (o for o in t.options if o not in known):
                 near = difflib.get_close_matches(option, known, 1)
                 way_out = f" Did you mean `{near[0]}`?" if near else f" It has {', '.join(known)}."
                 found.append(f"tracking.to.{name} has no option `{option}`.{way_out}")
         elif ":" in t.tracker:
-            found += of_user_function("tracking.to", t.tracker)
+            found += user_function_problems("tracking.to", t.tracker)
         else:
             near = difflib.get_close_matches(t.tracker.lower(), TRACKERS, 1)
             found.append(
@@ -42,7 +42,7 @@ def problems(tracking: Tracking) -> list[str]:
     return found
 
 
-def missing(tracking: Tracking) -> list[str]:
+def missing_libraries(tracking: TrackingConfig) -> list[str]:
     """Sentences about libraries that are not installed here."""
     return [
         f"tracking.to: {t.tracker} is not installed. `pip install 'rlsys[trackers]'` or `pip install {PACKAGES[t.tracker]}` installs it; "

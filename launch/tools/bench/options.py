@@ -6,7 +6,15 @@ from typing import Any
 from launch import datasets
 from launch.tools import synthetic
 from rlsys.checks import check
-from rlsys.config.schema import Checkpoint, Config, ConfigError, Data, Eval, Function, Overlong
+from rlsys.config.schema import (
+    CheckpointConfig,
+    Config,
+    ConfigError,
+    DataConfig,
+    EvalConfig,
+    OverlongConfig,
+    RewardFunction,
+)
 from rlsys.runs.progress import Progress
 from rlsys.types import Prompt
 
@@ -14,7 +22,7 @@ PROMPT, COMPLETION = 256, 64  # tokens, where the model's window allows it
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BenchOptions:
     """`rlsys bench` as it was asked for."""
 
     steps: int
@@ -27,31 +35,33 @@ class Wanted:
     trace: str | None
 
 
-def benched(config: Config, wanted: Wanted, folder: str, window: int) -> tuple[Config, int, synthetic.Lengths]:
+def make_bench_config(
+    config: Config, wanted: BenchOptions, folder: str, window: int
+) -> tuple[Config, int, synthetic.CompletionLengths]:
     """The configuration that is run, tokens of a prompt, and lengths of completions."""
-    prompt, longest, mean = wanted_tokens(wanted, window)
+    prompt, longest, mean = choose_lengths(wanted, window)
     r = replace(config.reward, max_failure_share=1.0)
     if not wanted.rewards:
-        r = replace(r, functions={"coin": Function(function="launch.tools.synthetic:coin")})
+        r = replace(r, functions={"coin": RewardFunction(function="launch.tools.synthetic:coin")})
     ahead = config.pipeline.max_lag + 1  # the last steps of a run have nothing more to generate: they are not run
     changed = replace(
         config,
         run=replace(config.run, dir=folder),
         trainer=replace(config.trainer, steps=wanted.warmup + wanted.steps + ahead),
         rollout=replace(config.rollout, max_prompt_tokens=prompt, max_new_tokens=longest),
-        data=config.data if wanted.rewards else Data(),
+        data=config.data if wanted.rewards else DataConfig(),
         reward=r,
         critic=replace(config.critic, alone_steps=0),  # a step is one in which all learn
-        overlong=Overlong(),  # every completion is cut where it is told to be
-        eval=Eval(every=0),
-        checkpoint=Checkpoint(every=0),
+        overlong=OverlongConfig(),  # every completion is cut where it is told to be
+        eval=EvalConfig(every=0),
+        checkpoint=CheckpointConfig(every=0),
     )
     if problems := check(changed):
         raise ConfigError(problems)
-    return changed, prompt, synthetic.Lengths(mean, longest, config.run.seed)
+    return changed, prompt, synthetic.CompletionLengths(mean, longest, config.run.seed)
 
 
-def wanted_tokens(wanted: Wanted, window: int) -> tuple[int, int, float]:
+def choose_lengths(wanted: BenchOptions, window: int) -> tuple[int, int, float]:
     """Tokens of a prompt, of the longest completion, and of completions on average, within the model's window."""
     if wanted.ragged and wanted.completion_tokens:
         raise ConfigError("--ragged and --completion-tokens say the same thing; give one of them.")
@@ -67,11 +77,13 @@ def wanted_tokens(wanted: Wanted, window: int) -> tuple[int, int, float]:
     return prompt, longest, mean or longest
 
 
-def prompts(
-    config: Config, wanted: Wanted, length: int, symbols: int, cluster: Any, progress: Progress
+def make_prompts(
+    config: Config, wanted: BenchOptions, length: int, symbols: int, cluster: Any, progress: Progress
 ) -> list[Prompt]:
     """As many as all steps take; with --rewards, behind each is a row of the configuration's own data."""
-    found = synthetic.prompts(config.trainer.steps * config.trainer.prompts_per_step, length, symbols, config.run.seed)
+    found = synthetic.random_prompts(
+        config.trainer.steps * config.trainer.prompts_per_step, length, symbols, config.run.seed
+    )
     if not wanted.rewards:
         return found
     # Their own lengths do not matter: another prompt takes their place.
@@ -80,7 +92,7 @@ def prompts(
     return [replace(row, uid=made.uid, tokens=made.tokens) for row, made in zip(rows, found, strict=True)]
 
 
-def model_settings(config: Config) -> Any:
+def load_model_settings(config: Config) -> Any:
     from transformers import AutoConfig
 
     from launch.cluster import find_model

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlsys.config.schema import ConfigError
-from rlsys.data.origin import Origin, Place, locate
-from rlsys.data.readers import Bad, read
-from rlsys.models.shapes import Model
+from rlsys.data.origin import DataLocation, Origin, locate_data
+from rlsys.data.readers import BadRow, read_rows
+from rlsys.models.shapes import ModelShape
 from rlsys.rewards.functions import REWARDS
 
 BOXED = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -16,22 +16,22 @@ CHECK = "  # CHECK THIS: the field of a row"
 
 
 @dataclass(frozen=True)
-class Start:
+class DatasetPreset:
     """A data set, ready to be written down. `yaml` has the lines of sections that are about it."""
 
     goal: str
     yaml: dict[str, list[str]]
-    prompt: int  # tokens, at most
-    new: int
-    mean: float  # tokens of a completion
+    prompt_tokens: int  # tokens, at most
+    max_new_tokens: int
+    mean_tokens: float  # tokens of a completion
     steps: int
     held_out: bool = False
     notes: list[str] = field(default_factory=list)
 
 
-def known() -> dict[str, Start]:
+def known_presets() -> dict[str, DatasetPreset]:
     return {
-        "builtin:zigzag": Start(
+        "builtin:zigzag": DatasetPreset(
             "zigzag orders of six digits, the built-in task",
             {
                 "data": ["  train: builtin:zigzag"],
@@ -76,7 +76,7 @@ def _mathematics(
     subset: str = "",
     test: str = "",
     system: str = BOXED,
-) -> Start:
+) -> DatasetPreset:
     """Questions with one right answer, from the hub as they are there."""
     inside = [f"      path: {hub}"] + [f"      subset: {subset}"] * bool(subset)
     data = [f"  prompt_key: {question}", f"  answer_key: {answer}  # its last number or box is what counts"]
@@ -96,18 +96,27 @@ def _mathematics(
     }
     if test:
         yaml["eval"] = ["  datasets:", "    held_out:", *inside, f"      split: {test}"]
-    return Start(goal, yaml, prompt, new, mean, steps, held_out=bool(test))
+    return DatasetPreset(goal, yaml, prompt, new, mean, steps, held_out=bool(test))
 
 
-def start_of(data: str, reward: str, model: Model) -> Start:
+def find_preset(data: str, reward: str, model: ModelShape) -> DatasetPreset:
     """A set by its hub name, or a file or folder whose first row is looked at."""
-    found = next((s for name, s in known().items() if name.lower() == data.lower()), None)
+    found = next((s for name, s in known_presets().items() if name.lower() == data.lower()), None)
     if found is None:
         found = _other(data, reward or "math")
     elif reward:
         yaml = found.yaml | {"reward": ["  functions:", f"    {reward}: 1.0"]}
-        found = Start(found.goal, yaml, found.prompt, found.new, found.mean, found.steps, found.held_out, found.notes)
-    name = reward or ("" if data.lower() in (n.lower() for n in known()) else "math")
+        found = DatasetPreset(
+            found.goal,
+            yaml,
+            found.prompt_tokens,
+            found.max_new_tokens,
+            found.mean_tokens,
+            found.steps,
+            found.held_out,
+            found.notes,
+        )
+    name = reward or ("" if data.lower() in (n.lower() for n in known_presets()) else "math")
     if name and ":" not in name and name not in REWARDS:
         raise ConfigError(f"--reward {name}: known are {', '.join(REWARDS)}, and your own as file.py:function.")
     if (data == "builtin:zigzag") != (model.name == "builtin:tiny"):
@@ -115,9 +124,9 @@ def start_of(data: str, reward: str, model: Model) -> Start:
     return found
 
 
-def _other(data: str, reward: str) -> Start:
+def _other(data: str, reward: str) -> DatasetPreset:
     try:
-        place = locate(Origin(data))
+        place = locate_data(Origin(data))
     except ConfigError as error:
         raise ConfigError([f"--data: {problem}" for problem in error.problems]) from None
     fields = {} if place.kind == "hub" else _first_row(data, place)
@@ -138,14 +147,14 @@ def _other(data: str, reward: str) -> Start:
         ],
         "reward": ["  functions:", f"    {reward}: 1.0  # CHECK THIS: what is right; see rlsys/rewards/README.md"],
     }
-    return Start(data, yaml, 1024, 1024, 400.0, 200, notes=notes)
+    return DatasetPreset(data, yaml, 1024, 1024, 400.0, 200, notes=notes)
 
 
-def _first_row(data: str, place: Place) -> dict[str, Any]:
-    first = next(read(Origin(data), place), None)
+def _first_row(data: str, place: DataLocation) -> dict[str, Any]:
+    first = next(read_rows(Origin(data), place), None)
     if first is None:
         raise ConfigError(f"--data {data}: it has no rows.")
-    if isinstance(first, Bad):
+    if isinstance(first, BadRow):
         raise ConfigError(f"--data {first}")
     return first.fields
 

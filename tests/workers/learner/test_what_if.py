@@ -13,14 +13,14 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rlsys.config.schema import Config
-from rlsys.interfaces import STEP_0, ModelFacts, Variant
+from rlsys.interfaces import STEP_0, ModelFacts, WhatIf
 from rlsys.numerics.agreement import Agreement
 from rlsys.numerics.diagnosis import Diagnosis, diagnose
-from rlsys.packs.attention import NAME, packed_attention
+from rlsys.packs.attention import PACKED_ATTENTION, packed_attention
 from rlsys.packs.packing import pack, unpack
 from rlsys.types import Batch, Floats, Pack, Prompt, Sample
 from workers.learner.model import load_packed
-from workers.learner.variants import model_facts, rescored
+from workers.learner.what_if import read_model_facts, rescore
 
 Prompts = list[list[int]]
 
@@ -40,13 +40,13 @@ class Alone:
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return [[logprobs.numpy() for logprobs, _ in self.scored(packs[0])]]
 
-    def rescored(self, packs: list[list[Pack]], variant: Variant) -> list[list[Floats]]:
+    def rescore(self, packs: list[list[Pack]], variant: WhatIf) -> list[list[Floats]]:
         if variant.weights == STEP_0:
             variant = dataclasses.replace(variant, weights=self.model)
-        return [rescored(self.scored, self.packed.lm, packs[0], variant)]
+        return [rescore(self.scored, self.packed.lm, packs[0], variant)]
 
-    def facts(self, texts: list[str]) -> ModelFacts:
-        return model_facts(self.model, texts)
+    def model_facts(self, texts: list[str]) -> ModelFacts:
+        return read_model_facts(self.model, texts)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -127,10 +127,10 @@ def diagnosed(batch: Batch, tiny: Callable[..., Config], model: str) -> Callable
 
 def test_a_policy_that_agrees_is_fine(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     diagnosis = diagnosed(by_transformers(lm, batch))
-    assert diagnosis.found.fine
-    assert diagnosis.found.mean < 1e-6
-    assert diagnosis.best is None
-    assert not any("BOS" in said or "encoded again" in said for said in diagnosis.remarks)
+    assert diagnosis.agreement.within_limit
+    assert diagnosis.agreement.mean < 1e-6
+    assert diagnosis.explanation is None
+    assert not any("BOS" in said or "encoded again" in said for said in diagnosis.tokenizer_remarks)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_the_engine_does_to_logits_is_named(
     plain = by_transformers(lm, batch, warpers=warpers[:-1])
     diagnosis = diagnosed(np.where(there, logprobs, plain), override)
     assert str(diagnosis).startswith(said)
-    assert not diagnosis.found.fine
+    assert not diagnosis.agreement.within_limit
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_padding_is_named(
         logprobs = by_transformers(lm, batch, positions=positions)
     diagnosis = diagnosed(logprobs)
     assert str(diagnosis).startswith(said)
-    assert diagnosis.best is not None
-    assert diagnosis.best.mean < 1e-5
+    assert diagnosis.explanation is not None
+    assert diagnosis.explanation.mean < 1e-5
 
 
 def test_a_token_in_front_is_the_tokenizers(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
@@ -216,9 +216,9 @@ def broken_kernel() -> Iterator[None]:
     def wrong(*arguments: Any, scaling: float = 1.0, **keywords: Any) -> Any:
         return packed_attention(*arguments, scaling=scaling * 1.5, **keywords)
 
-    AttentionInterface.register(NAME, wrong)
+    AttentionInterface.register(PACKED_ATTENTION, wrong)
     yield
-    AttentionInterface.register(NAME, packed_attention)
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
 @pytest.mark.usefixtures("broken_kernel")
@@ -239,12 +239,12 @@ def test_compiled_layers_that_compute_otherwise_are_named(
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: right(module, backend=wrong, **how))
     diagnosis = diagnosed(by_transformers(lm, batch), "policy.compile=true")
     assert str(diagnosis).startswith("compiled layers: ")
-    assert diagnosis.best is not None
-    assert diagnosis.best.mean < 1e-5
+    assert diagnosis.explanation is not None
+    assert diagnosis.explanation.mean < 1e-5
 
 
 def test_what_nothing_explains_is_said_so(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     noise = np.random.default_rng(0).normal(0, 1, int(batch.lengths.sum())).astype(np.float32)
     diagnosis = diagnosed(by_transformers(lm, batch) + noise)
-    assert diagnosis.best is None
+    assert diagnosis.explanation is None
     assert str(diagnosis).startswith("nothing that is known explains it: the nearest is ")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlsys.interfaces import ModelFacts, Sampling, Variant
+from rlsys.interfaces import ModelFacts, Sampling, WhatIf
 from rlsys.packs.attention import Layout
 from rlsys.packs.logprobs import LogprobHead
 from rlsys.types import Floats, Pack
@@ -21,25 +21,23 @@ PLAIN = "rlsys_plain"
 Score = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.scored`
 
 
-def rescored(
-    score: Score, lm: Any, packs: list[Pack], variant: Variant, trust_remote_code: bool = False
-) -> list[Floats]:
+def rescore(score: Score, lm: Any, packs: list[Pack], what_if: WhatIf, trust_remote_code: bool = False) -> list[Floats]:
     """Log-probs [K, samplings] of each pack under a variant. `lm` is the model inside `score`."""
     with contextlib.ExitStack() as changes:
         changes.enter_context(torch.compiler.set_stance("force_eager"))  # compiled layers would not see what is changed
-        coarse = variant.dtype == "bfloat16"
-        changes.enter_context(truncated(lm.get_output_embeddings(), variant.samplings, coarse))
-        if variant.weights:
-            changes.enter_context(other_weights(lm, variant.weights, trust_remote_code))
+        coarse = what_if.dtype == "bfloat16"
+        changes.enter_context(truncated(lm.get_output_embeddings(), what_if.samplings, coarse))
+        if what_if.weights:
+            changes.enter_context(other_weights(lm, what_if.weights, trust_remote_code))
         if coarse:
             changes.enter_context(rounded(lm))
-        elif variant.dtype == "float32":
+        elif what_if.dtype == "float32":
             changes.enter_context(widened(lm))
-        if variant.attention:
+        if what_if.attention:
             changes.enter_context(plain(lm))
         found = []
         for pack in packs:
-            with moved(lm, pack, variant) if variant.positions else contextlib.nullcontext():
+            with moved(lm, pack, what_if) if what_if.positions else contextlib.nullcontext():
                 found += [logprobs.float().cpu().numpy() for logprobs, _ in score([pack])]
     return found
 
@@ -206,25 +204,25 @@ def plain(lm: Any) -> Iterator[None]:
         lm.config._attn_implementation = was
 
 
-def positions(pack: Pack, variant: Variant) -> Tensor:
+def positions(pack: Pack, variant: WhatIf) -> Tensor:
     """Position ids [T] as padding would have made them, of a pack in which every sequence is one piece."""
-    assert set(pack.after) == {-1}
+    assert set(pack.parent) == {-1}
     ids, start = [], 0
-    predict, sequences = pack.predict, pack.sequences
+    predict, sequences = pack.logit_positions, pack.sequences
     for sequence, length in enumerate(pack.lengths):
         own = torch.arange(length)
         predicting = predict[sequences == sequence]
         if len(predicting):
             prompt = int(predicting[0]) - start + 1
             moved_from = prompt if variant.positions == "right" else 0
-            own[moved_from:] += variant.longest - prompt
+            own[moved_from:] += variant.longest_prompt - prompt
         ids.append(own)
         start += length
     return torch.cat(ids)
 
 
 @contextlib.contextmanager
-def moved(lm: Any, pack: Pack, variant: Variant) -> Iterator[None]:
+def moved(lm: Any, pack: Pack, variant: WhatIf) -> Iterator[None]:
     """The decoder is given other positions."""
     ids = positions(pack, variant)[None]
 
@@ -241,7 +239,7 @@ def moved(lm: Any, pack: Pack, variant: Variant) -> Iterator[None]:
 # --- what the model's files say --------------------------------------------------------------------------------------------
 
 
-def model_facts(source: str, texts: list[str], trust_remote_code: bool = False) -> ModelFacts:
+def read_model_facts(source: str, texts: list[str], trust_remote_code: bool = False) -> ModelFacts:
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     settings = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     ends, generation = numbers(settings.eos_token_id), {}

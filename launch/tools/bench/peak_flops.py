@@ -5,10 +5,10 @@ import time
 
 from launch.bundles import critic_ranks, reference_gpus
 from rlsys.config.schema import Config
-from rlsys.estimates.devices import peak_of
+from rlsys.estimates.devices import peak_flops
 
 
-def peak_of_cpu(config: Config) -> float:
+def measure_cpu_peak(config: Config) -> float:
     """FLOP/s of a large matrix product, on as many threads as engines and ranks have together, at most the machine's cores.
 
     The workers are gone by now: it has the machine to itself, as far as the loop had it.
@@ -39,9 +39,9 @@ def gpu_name() -> str:
     return kinds[0] if len(kinds) == 1 else ""
 
 
-def peak_of_gpus(config: Config, name: str) -> float | None:
+def gpu_peak(config: Config, name: str) -> float | None:
     r, p = config.rollout, config.policy
-    one = peak_of(name, p.dtype)
+    one = peak_flops(name, p.dtype)
     found = float(r.engines * r.tensor_parallel)
     if config.cluster.placement == "separate":  # else the others share the engines' GPUs
         found += p.ranks + critic_ranks(config) + reference_gpus(config)

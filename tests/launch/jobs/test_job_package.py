@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.jobs import parcel
-from launch.jobs.parcel import pack
+from launch.jobs import job_package
+from launch.jobs.job_package import build_package
 from rlsys.config.schema import ConfigError
 
 DIRECTORY = "run.dir=/shared/runs/one"
@@ -32,7 +32,7 @@ def write(path: str, text: str = "") -> Path:
 
 def refused(*overrides: str, path: str = "one.yaml") -> str:
     with pytest.raises(ConfigError) as caught:
-        pack(path, overrides)
+        build_package(path, overrides)
     return str(caught.value)
 
 
@@ -45,7 +45,7 @@ def test_the_configuration_goes_with_its_bases_and_what_it_names(here: Path) -> 
         write(file)
     write("sums/train/a.jsonl", json.dumps({"prompt": "1+1="}))
     write("sums/.git/config")
-    found = pack("configs/one.yaml", (DIRECTORY, "data.train=sums"))
+    found = build_package("configs/one.yaml", (DIRECTORY, "data.train=sums"))
     assert list(found.files) == [
         "chat.jinja",
         "configs/base.yaml",
@@ -55,14 +55,14 @@ def test_the_configuration_goes_with_its_bases_and_what_it_names(here: Path) -> 
         "my/own.py",
         "sums/train/a.jsonl",
     ]
-    assert found.path == "configs/one.yaml"
-    assert found.elsewhere == []
+    assert found.config_path == "configs/one.yaml"
+    assert found.not_sent == []
 
 
 def test_files_lie_in_the_jobs_folder_as_they_lie_here(here: Path, tmp_path: Path) -> None:
     write("configs/one.yaml", "data: {train: data/a.jsonl}")
     write("data/a.jsonl", "what is in it")
-    pack(str(here / "configs" / "one.yaml"), (DIRECTORY,)).lay_out(tmp_path / "there")
+    build_package(str(here / "configs" / "one.yaml"), (DIRECTORY,)).copy_to(tmp_path / "there")
     there = sorted(str(p.relative_to(tmp_path / "there")) for p in (tmp_path / "there").rglob("*") if p.is_file())
     assert there == ["configs/one.yaml", "data/a.jsonl"]
     assert (tmp_path / "there" / "data" / "a.jsonl").read_text() == "what is in it"
@@ -79,14 +79,14 @@ def test_of_a_folder_runs_and_what_begins_with_a_dot_stays_here(here: Path) -> N
         "code/deep/b.py",
     ):
         write(file)
-    assert list(pack("one.yaml", (DIRECTORY,), ("code",)).files) == ["code/a.py", "code/deep/b.py", "one.yaml"]
+    assert list(build_package("one.yaml", (DIRECTORY,), ("code",)).files) == ["code/a.py", "code/deep/b.py", "one.yaml"]
 
 
 def test_what_has_an_absolute_path_is_looked_for_where_the_job_runs(here: Path) -> None:
     write("one.yaml", "model: {path: /shared/models/qwen}\nreward: {functions: {/shared/own.py:f: 1.0}}")
-    found = pack("one.yaml", (DIRECTORY, "data.train=/shared/train.jsonl", "data.template=~/chat.jinja"))
+    found = build_package("one.yaml", (DIRECTORY, "data.train=/shared/train.jsonl", "data.template=~/chat.jinja"))
     assert list(found.files) == ["one.yaml"]
-    assert [str(n) for n in found.elsewhere] == [
+    assert [str(n) for n in found.not_sent] == [
         "model.path /shared/models/qwen",
         "data.template ~/chat.jinja",
         "data.train /shared/train.jsonl",
@@ -97,32 +97,35 @@ def test_what_has_an_absolute_path_is_looked_for_where_the_job_runs(here: Path) 
 def test_a_tracker_of_ones_own_is_sent_or_looked_for_where_the_job_runs(here: Path) -> None:
     write("one.yaml")
     write("board.py", "def to_text(told): ...\n")
-    assert list(pack("one.yaml", (DIRECTORY, "tracking.to=board.py:to_text")).files) == ["board.py", "one.yaml"]
-    [there] = pack("one.yaml", (DIRECTORY, "tracking.to=/shared/board.py:to_text")).elsewhere
+    assert list(build_package("one.yaml", (DIRECTORY, "tracking.to=board.py:to_text")).files) == [
+        "board.py",
+        "one.yaml",
+    ]
+    [there] = build_package("one.yaml", (DIRECTORY, "tracking.to=/shared/board.py:to_text")).not_sent
     assert str(there) == "tracking.to /shared/board.py"
     assert "board.py has no function `to_txt`" in refused(DIRECTORY, "tracking.to=board.py:to_txt")
     with_key = "tracking.to={board.py:to_text: {key: '${oc.env:ONLY_THERE}'}}"
-    assert pack("one.yaml", (DIRECTORY, with_key)).environment == ["ONLY_THERE"]
+    assert build_package("one.yaml", (DIRECTORY, with_key)).variables == ["ONLY_THERE"]
 
 
 def test_the_directory_of_a_reward_model_is_sent(here: Path) -> None:
     write("one.yaml", "reward: {functions: {model: {path: judge}}}")
     write("judge/config.json")
-    assert list(pack("one.yaml", (DIRECTORY,)).files) == ["judge/config.json", "one.yaml"]
+    assert list(build_package("one.yaml", (DIRECTORY,)).files) == ["judge/config.json", "one.yaml"]
 
 
 def test_a_variable_that_only_the_cluster_has_is_named_and_not_asked_for(here: Path) -> None:
     write("one.yaml", "reward: {functions: {own.py:f: {api_key: '${oc.env:ONLY_THERE}'}}}")
     write("own.py", FUNCTION)
-    assert pack("one.yaml", (DIRECTORY,)).environment == ["ONLY_THERE"]
+    assert build_package("one.yaml", (DIRECTORY,)).variables == ["ONLY_THERE"]
     judge = "reward.functions={http: {url: 'http://judge/score', token_env: JUDGE_TOKEN}}"
-    assert pack("one.yaml", (DIRECTORY, judge)).environment == ["JUDGE_TOKEN"]
+    assert build_package("one.yaml", (DIRECTORY, judge)).variables == ["JUDGE_TOKEN"]
 
 
 def test_a_module_may_be_one_that_only_the_cluster_has(here: Path) -> None:
     write("one.yaml", "reward: {functions: {only_there.rewards:f: 1.0}}\nalgorithm: {advantage: 'only_there:g'}")
     write("own.py", FUNCTION)
-    assert list(pack("one.yaml", (DIRECTORY,)).files) == ["one.yaml"]
+    assert list(build_package("one.yaml", (DIRECTORY,)).files) == ["one.yaml"]
     assert "own.py has no function `g`. Functions there: f." in refused(DIRECTORY, "reward.functions=own.py:g")
 
 
@@ -152,7 +155,7 @@ def test_what_lies_outside_of_the_folder_is_refused(here: Path) -> None:
 
 
 def test_what_is_too_large_to_go_is_named_with_both_sizes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcel, "MOST", 1 << 20)
+    monkeypatch.setattr(job_package, "MAX_BYTES", 1 << 20)
     write("one.yaml", "data: {train: large.jsonl}")
     write("large.jsonl", "0" * (3 << 19))
     assert refused(DIRECTORY) == (

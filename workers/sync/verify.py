@@ -29,24 +29,24 @@ class Region:
     """Rows of one of the engine's parameters. k_proj [128, 896] in qkv_proj: Region("….qkv_proj.weight", 896, 128, [128, 896])."""
 
     parameter: str
-    first: int
+    first_row: int
     rows: int
-    whole: list[int]  # shape of the tensor that this is, or is a share of
-    at: tuple[int, int] = (0, 0)  # row and column of the whole where this device's share begins
-    counts: bool = True  # false: a copy of another device's share
+    shape: list[int]  # shape of the tensor that this is, or is a share of
+    origin: tuple[int, int] = (0, 0)  # row and column of the whole where this device's share begins
+    counted: bool = True  # false: a copy of another device's share
 
 
 @dataclass(frozen=True)
-class Answer:
+class DeviceFingerprints:
     """One device's. The last three are of what has no region: Answer({"model.norm.weight": 123}, {}, 0, 0)."""
 
-    prints: dict[str, int]  # of this device's shares; those of all devices add up
+    by_name: dict[str, int]  # of this device's shares; those of all devices add up
     arrived: dict[str, int]
     arrived_bits: int
     loaded_bits: int
 
 
-class Chart:
+class ParameterMap:
     def __init__(
         self, model: Any, manifest: Manifest, rank: int = 0, ranks: int = 1, by_place: bool = False, cut: int = 1
     ):
@@ -55,35 +55,35 @@ class Chart:
         self.model, self.rank, self.ranks, self.by_place, self.cut = model, rank, ranks, by_place, cut
         self.regions: dict[str, Region] = {}
         for name, _, shape in manifest:
-            if region := self.find(name, shape):
+            if region := self.find_region(name, shape):
                 self.regions[name] = region
-        self.nameless = self.uncovered()
-        hidden = [name for name, r in self.regions.items() if r.parameter in self.nameless]
-        self.lost = [name for name, _, _ in manifest if name not in self.regions]
-        if self.nameless and not self.lost:
+        self.unmapped_params = self.params_without_region()
+        hidden = [name for name, r in self.regions.items() if r.parameter in self.unmapped_params]
+        self.unmapped_tensors = [name for name, _, _ in manifest if name not in self.regions]
+        if self.unmapped_params and not self.unmapped_tensors:
             raise ValueError(
-                f"the engine computes with {listed(self.nameless)}, which no tensor of the policy fills; "
+                f"the engine computes with {list_names(self.unmapped_params)}, which no tensor of the policy fills; "
                 "its weights cannot be proved. Is it another model? sync.verify false goes on without a proof."
             )
-        self.lost += hidden
+        self.unmapped_tensors += hidden
         for name in hidden:
             del self.regions[name]
-        if self.lost and not self.nameless:
+        if self.unmapped_tensors and not self.unmapped_params:
             raise ValueError(
-                f"the engine has no place for {listed(self.lost)} of the policy; its weights cannot be proved. "
+                f"the engine has no place for {list_names(self.unmapped_tensors)} of the policy; its weights cannot be proved. "
                 "Is it another model? sync.verify false goes on without a proof."
             )
         self.arrived: dict[str, int] = {}
         self.arrived_bits: dict[str, int] = {}  # by name: several threads may be at it
-        if self.lost:
-            self.load_weights, model.load_weights = model.load_weights, self.watched
+        if self.unmapped_tensors:
+            self.load_weights, model.load_weights = model.load_weights, self.load_and_observe
 
     def parameters(self) -> dict[str, Any]:
         """Each once, also where two names share it, as a tied head's do."""
         found = {p.data_ptr(): (name, p) for name, p in reversed(list(self.model.named_parameters()))}
         return dict(reversed(found.values()))
 
-    def find(self, name: str, shape: list[int]) -> Region | None:
+    def find_region(self, name: str, shape: list[int]) -> Region | None:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         mapper = getattr(self.model, "hf_to_vllm_mapper", None)
         mapped = mapper.map_name(name) if mapper else name
@@ -94,17 +94,17 @@ class Chart:
             for i, part in enumerate(parts):
                 if len(parts) > 1 and f".{part}." in name:
                     target = mapped.replace(f".{part}.", f".{fused}.")
-                    return self.of_fused(target, i, shape) if target in parameters else None
-        return self.of_own(mapped, list(parameters[mapped].shape), shape) if mapped in parameters else None
+                    return self.fused_region(target, i, shape) if target in parameters else None
+        return self.plain_region(mapped, list(parameters[mapped].shape), shape) if mapped in parameters else None
 
-    def of_fused(self, parameter: str, part: int, shape: list[int]) -> Region | None:
+    def fused_region(self, parameter: str, part: int, shape: list[int]) -> Region | None:
         sizes = getattr(self.module(parameter), "output_partition_sizes", [])
         if part >= len(sizes) or shape[0] % sizes[part]:
             return None
         share, counts = self.share(shape[0] // sizes[part])
         return Region(parameter, sum(sizes[:part]), sizes[part], shape, (share * sizes[part], 0), counts)
 
-    def of_own(self, parameter: str, here: list[int], shape: list[int]) -> Region | None:
+    def plain_region(self, parameter: str, here: list[int], shape: list[int]) -> Region | None:
         vocabulary = getattr(self.module(parameter), "shard_indices", None)
         if vocabulary and here[1:] == shape[1:]:
             first, end = vocabulary.org_vocab_start_index, vocabulary.org_vocab_end_index
@@ -113,7 +113,7 @@ class Chart:
         if len(here) != len(shape) or len(split) > 1 or (split and (split[0] > 1 or shape[split[0]] % here[split[0]])):
             return None
         if not split:
-            return Region(parameter, 0, here[0], shape, counts=self.rank == 0)
+            return Region(parameter, 0, here[0], shape, counted=self.rank == 0)
         if split[0] == 0 and len(getattr(self.module(parameter), "output_partition_sizes", [])) > 1:
             return None  # one tensor of q, k and v: a device has its share of each, not rows that follow each other
         share, counts = self.share(shape[split[0]] // here[split[0]])
@@ -127,7 +127,7 @@ class Chart:
     def module(self, parameter: str) -> Any:
         return self.model.get_submodule(parameter.rpartition(".")[0])
 
-    def uncovered(self) -> list[str]:
+    def params_without_region(self) -> list[str]:
         """Parameters not all of which a region names. Padding after a vocabulary needs no name."""
         rows: dict[int, int] = {}
         everywhere = dict(self.model.named_parameters(remove_duplicate=False))
@@ -141,71 +141,72 @@ class Chart:
             and not (p.data_ptr() in rows and hasattr(self.module(name), "shard_indices"))
         ]
 
-    def watched(self, weights: Iterable[tuple[str, Any]]) -> Any:
+    def load_and_observe(self, weights: Iterable[tuple[str, Any]]) -> Any:
         """The model's `load_weights`, looking at what passes by that has no region."""
 
         def passing() -> Iterator[tuple[str, Any]]:
             for name, tensor in weights:
-                if name in self.lost:
+                if name in self.unmapped_tensors:
                     self.arrived[name] = self.print(tensor)
-                    self.arrived_bits[name] = fingerprint.of_bits([tensor])
+                    self.arrived_bits[name] = fingerprint.hash_unordered([tensor])
                 yield name, tensor
 
         return self.load_weights(passing())
 
     def print(self, tensor: Any) -> int:
-        return tensor_print(tensor, self.by_place, self.cut)
+        return tensor_fingerprint(tensor, self.by_place, self.cut)
 
-    def answer(self) -> Answer:
+    def fingerprints(self) -> DeviceFingerprints:
         """Of what the engine now computes with."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
 
         def here(region: Region) -> Any:
-            return parameters[region.parameter].detach().narrow(0, region.first, region.rows)
+            return parameters[region.parameter].detach().narrow(0, region.first_row, region.rows)
 
         def print(region: Region) -> int:
             if not self.by_place:
-                return fingerprint.of_bytes(here(region), self.cut)
-            return fingerprint.of_places(here(region), region.whole, region.at) if region.counts else 0
+                return fingerprint.hash_bytes(here(region), self.cut)
+            return fingerprint.hash_with_positions(here(region), region.shape, region.origin) if region.counted else 0
 
         prints = {name: print(region) for name, region in self.regions.items()}
         loaded = [
             p
             for name, p in self.parameters().items()
-            if name in self.nameless and (self.rank == 0 or hasattr(p, "output_dim") or hasattr(p, "input_dim"))
+            if name in self.unmapped_params and (self.rank == 0 or hasattr(p, "output_dim") or hasattr(p, "input_dim"))
         ]
         bits = sum(self.arrived_bits.values()) % fingerprint.MODULUS  # no more than a message may hold
-        answer = Answer(prints, self.arrived, bits, fingerprint.of_bits(loaded))
+        answer = DeviceFingerprints(prints, self.arrived, bits, fingerprint.hash_unordered(loaded))
         self.arrived, self.arrived_bits = {}, {}
         return answer
 
 
-def tensor_print(tensor: Any, by_place: bool, cut: int = 1) -> int:
+def tensor_fingerprint(tensor: Any, by_place: bool, cut: int = 1) -> int:
     """Of a whole tensor, as the policy sends it."""
-    return fingerprint.of_places(tensor, tensor.shape) if by_place else fingerprint.of_bytes(tensor, cut)
+    return fingerprint.hash_with_positions(tensor, tensor.shape) if by_place else fingerprint.hash_bytes(tensor, cut)
 
 
-def of_ranks(found: list[dict[str, list[int]]]) -> dict[str, str]:
+def combine_ranks(found: list[dict[str, list[int]]]) -> dict[str, str]:
     """The policy's fingerprint of each tensor, from what each rank says of the parts that it sent."""
     return {
-        name: shown(fingerprint.of_parts([n for of_rank in found for n in of_rank.get(name, [])])) for name in found[0]
+        name: to_hex(fingerprint.combine_hashes([n for of_rank in found for n in of_rank.get(name, [])]))
+        for name in found[0]
     }
 
 
-def shown(number: int) -> str:
+def to_hex(number: int) -> str:
     return f"{number % fingerprint.MODULUS:016x}"
 
 
-def together(answers: list[Answer]) -> dict[str, str]:
+def combine_devices(answers: list[DeviceFingerprints]) -> dict[str, str]:
     """What all devices of an engine say. A tensor without a region counts as there if the bits of all such are."""
     first = answers[0]
-    prints = {name: shown(sum(a.prints[name] for a in answers)) for name in first.prints}
+    prints = {name: to_hex(sum(a.by_name[name] for a in answers)) for name in first.by_name}
     if sum(a.loaded_bits for a in answers) % fingerprint.MODULUS == first.arrived_bits % fingerprint.MODULUS:
-        prints |= {name: shown(number) for name, number in first.arrived.items()}
+        prints |= {name: to_hex(number) for name, number in first.arrived.items()}
     return prints
 
 
-def differences(expected: dict[str, str], answered: dict[str, str]) -> str:
+def describe_differences(expected: dict[str, str], answered: dict[str, str]) -> str:
     """In words, which tensors an engine does not have as they were sent; '' if it has them all."""
     owner = {number: name for name, number in expected.items()}
     missing = [name for name in expected if name not in answered]
@@ -217,13 +218,13 @@ def differences(expected: dict[str, str], answered: dict[str, str]) -> str:
             wrong.append(f"{name} (it holds {other})" if other else name)
     said = []
     if wrong:
-        said.append(f"{len(wrong)} of {len(expected)} tensors differ: {listed(wrong)}")
+        said.append(f"{len(wrong)} of {len(expected)} tensors differ: {list_names(wrong)}")
     if missing:
-        said.append(f"{len(missing)} of {len(expected)} tensors are missing: {listed(missing)}")
+        said.append(f"{len(missing)} of {len(expected)} tensors are missing: {list_names(missing)}")
     if unknown:
-        said.append(f"{len(unknown)} were never sent: {listed(unknown)}")
+        said.append(f"{len(unknown)} were never sent: {list_names(unknown)}")
     return "; ".join(said)
 
 
-def listed(names: list[str], most: int = 4) -> str:
+def list_names(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Plan:
+class PythonTests:
     """Tests in the order in which they run.
 
     `Plan(pieces=[("x = f(1)", False), ("assert x == 2", True)], names={"x", "f"}, modules=set())`
@@ -17,23 +17,23 @@ class Plan:
     modules: set[str]  # of the standard library that occur, imported or not
 
     @property
-    def count(self) -> int:
+    def test_count(self) -> int:
         return sum(is_test for _, is_test in self.pieces)
 
 
-def plan(tests: str | list[str], entry_point: str) -> Plan:
+def split_tests(tests: str | list[str], entry_point: str) -> PythonTests:
     """One text is cut into its statements; in a list, each text is one test.
 
     Called besides are what nobody calls: `check`, with the entry point, functions `test…`, and the methods of a `TestCase`.
     """
-    bodies = [unguarded(parse(text).body) for text in ([tests] if isinstance(tests, str) else tests)]
+    bodies = [drop_main_guard(parse_tests(text).body) for text in ([tests] if isinstance(tests, str) else tests)]
     whole = [statement for body in bodies for statement in body]
-    for module in (m for s in whole for m in imported(s)):
+    for module in (m for s in whole for m in imported_modules(s)):
         if module not in sys.stdlib_module_names:
             raise ValueError(f"code: the row's tests import {module}, which the sandbox does not have.")
     cut = [[statement] for statement in whole] if isinstance(tests, str) else bodies
     pieces = [(ast.unparse(ast.Module(body, [])), any(map(is_test, body))) for body in cut]
-    called = {n.func.id for s in whole for n in calls(s) if isinstance(n.func, ast.Name)}
+    called = {n.func.id for s in whole for n in calls_made(s) if isinstance(n.func, ast.Name)}
     for statement in whole:
         if isinstance(statement, ast.FunctionDef) and statement.name not in called:
             if statement.name == "check" and entry_point:
@@ -43,7 +43,7 @@ def plan(tests: str | list[str], entry_point: str) -> Plan:
         elif isinstance(statement, ast.ClassDef) and any("TestCase" in ast.unparse(base) for base in statement.bases):
             methods = [m.name for m in statement.body if isinstance(m, ast.FunctionDef) and m.name.startswith("test")]
             pieces += [(f"run_case({statement.name}, {method!r})", True) for method in methods]
-    nodes = [n for statement in [*whole, *parse(entry_point).body] for n in ast.walk(statement)]
+    nodes = [n for statement in [*whole, *parse_tests(entry_point).body] for n in ast.walk(statement)]
     bases = {n.value.id for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
     names = {n.id for n in nodes if isinstance(n, ast.Name)}
     own = {
@@ -52,17 +52,17 @@ def plan(tests: str | list[str], entry_point: str) -> Plan:
         if isinstance(statement, ast.Import | ast.ImportFrom)
         for alias in statement.names
     }
-    return Plan(pieces, names - own, bases & sys.stdlib_module_names)
+    return PythonTests(pieces, names - own, bases & sys.stdlib_module_names)
 
 
-def parse(text: str) -> ast.Module:
+def parse_tests(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"code: the row's tests are no Python: {error}: {text[:200]!r}.") from error
 
 
-def unguarded(body: list[ast.stmt]) -> list[ast.stmt]:
+def drop_main_guard(body: list[ast.stmt]) -> list[ast.stmt]:
     """Without `if __name__ == "__main__":`, which would not hold, and without the call of unittest's own runner."""
     found = []
     for statement in body:
@@ -73,7 +73,7 @@ def unguarded(body: list[ast.stmt]) -> list[ast.stmt]:
     return found
 
 
-def imported(statement: ast.stmt) -> list[str]:
+def imported_modules(statement: ast.stmt) -> list[str]:
     """Top-level names of the modules that a statement imports."""
     if isinstance(statement, ast.Import):
         return [alias.name.partition(".")[0] for alias in statement.names]
@@ -82,7 +82,7 @@ def imported(statement: ast.stmt) -> list[str]:
     return []
 
 
-def calls(statement: ast.stmt) -> list[ast.Call]:
+def calls_made(statement: ast.stmt) -> list[ast.Call]:
     """The calls that a statement makes when it is run."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return []

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def side_by_side(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+def parallel_map(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     """What `work` makes of each item, in order. Each item has one core, whatever torch would take for it."""
     import torch
 

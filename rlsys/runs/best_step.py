@@ -8,16 +8,16 @@ from rlsys.types import Metrics
 
 
 @dataclass
-class Best:
+class BestStep:
     """`Best("eval/all/accuracy")`, or `Best("-kl")` where less is better, or `Best("")` where nobody asks."""
 
     figure: str
     step: int = -1
     value: float = -math.inf  # of what is to be large
 
-    def beaten(self, step: int, found: Metrics) -> bool:
+    def update(self, step: int, found: Metrics) -> bool:
         """Whether this step is better than all before it; it is the best then. Steps without the figure do not count."""
-        if (name := self.name(found)) is None:
+        if (name := self.find_metric(found)) is None:
             return False
         value = -found[name] if self.figure.startswith("-") else found[name]
         if not value > self.value:
@@ -25,7 +25,7 @@ class Best:
         self.step, self.value = step, value
         return True
 
-    def name(self, found: Metrics) -> str | None:
+    def find_metric(self, found: Metrics) -> str | None:
         """Of the figure in this step, if it has it. Where there is one source, eval/all/accuracy is its own."""
         name = self.figure.removeprefix("-")
         if name in found:
@@ -34,10 +34,10 @@ class Best:
         sources = [n for n in found if n.startswith("eval/") and n.partition("/")[2].partition("/")[2] == rest]
         return sources[0] if all_of_them and len(sources) == 1 else None
 
-    def unknown(self, found: Metrics) -> str:
+    def explain_missing(self, found: Metrics) -> str:
         """What is wrong where this step, an evaluated one, should have the figure and does not."""
         name = self.figure.removeprefix("-")
-        if not name.startswith("eval/") or self.name(found):
+        if not name.startswith("eval/") or self.find_metric(found):
             return ""
         there = sorted(n for n in found if n.startswith("eval/"))
         close = difflib.get_close_matches(name, there, 3, 0.0)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from workers.sync import fingerprint
-from workers.sync.proof import Chart, differences, shown, tensor_print, together
+from workers.sync.verify import ParameterMap, combine_devices, describe_differences, tensor_fingerprint, to_hex
 
 WIDTH, HEADS, SIZE, VOCABULARY, INNER = 8, 4, 2, 13, 12
 Weights = dict[str, torch.Tensor]
@@ -95,12 +95,12 @@ class Engine(nn.Module):
 
 
 def answered(weights: Weights, engines: list[Engine], by_place: bool = False) -> dict[str, str]:
-    charts = [Chart(e, manifest(weights), i, len(engines), by_place) for i, e in enumerate(engines)]
-    return together([c.answer() for c in charts])
+    charts = [ParameterMap(e, manifest(weights), i, len(engines), by_place) for i, e in enumerate(engines)]
+    return combine_devices([c.fingerprints() for c in charts])
 
 
 def expected(weights: Weights, by_place: bool = False) -> dict[str, str]:
-    return {name: shown(tensor_print(w, by_place)) for name, w in weights.items()}
+    return {name: to_hex(tensor_fingerprint(w, by_place)) for name, w in weights.items()}
 
 
 @pytest.mark.parametrize("by_place", [False, True])
@@ -115,7 +115,7 @@ def test_shares_of_several_devices_add_up_and_copies_count_once(ranks: int, kv_h
     engines = [Engine(weights, rank, ranks) for rank in range(ranks)]
     assert answered(weights, engines, by_place=True) == expected(weights, by_place=True)
     engines[-1].get_parameter("model.layers.0.mlp.down_proj.weight")[3, 0] += 1
-    said = differences(expected(weights, by_place=True), answered(weights, engines, by_place=True))
+    said = describe_differences(expected(weights, by_place=True), answered(weights, engines, by_place=True))
     assert said == f"1 of {len(weights)} tensors differ: model.layers.0.mlp.down_proj.weight"
 
 
@@ -124,7 +124,7 @@ def test_every_tensor_is_proved_by_its_own_bits() -> None:
     for name in weights:
         others = weights | {name: weights[name].clone()}
         others[name].view(torch.int32).view(-1)[-1] ^= 1
-        said = differences(expected(weights), answered(weights, [Engine(others)]))
+        said = describe_differences(expected(weights), answered(weights, [Engine(others)]))
         assert said == f"1 of {len(weights)} tensors differ: {name}"
 
 
@@ -132,26 +132,26 @@ def test_tensors_that_changed_places_are_seen_and_named() -> None:
     weights = policy()
     gate, up = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
     engine = Engine(weights | {gate: weights[up], up: weights[gate]})
-    said = differences(expected(weights), answered(weights, [engine]))
+    said = describe_differences(expected(weights), answered(weights, [engine]))
     assert said == f"2 of {len(weights)} tensors differ: {gate} (it holds {up}), {up} (it holds {gate})"
 
 
 def test_a_missing_and_an_unknown_tensor_are_named() -> None:
     prints = {"a": "1", "b": "2"}
-    assert differences(prints, prints) == ""
-    assert differences(prints, {"a": "1"}) == "1 of 2 tensors are missing: b"
-    assert differences({"a": "1"}, prints) == "1 were never sent: b"
+    assert describe_differences(prints, prints) == ""
+    assert describe_differences(prints, {"a": "1"}) == "1 of 2 tensors are missing: b"
+    assert describe_differences({"a": "1"}, prints) == "1 were never sent: b"
     many = {str(i): "0" for i in range(9)}
-    assert differences(many, {}) == "9 of 9 tensors are missing: 0, 1, 2, 3 and 5 more"
+    assert describe_differences(many, {}) == "9 of 9 tensors are missing: 0, 1, 2, 3 and 5 more"
 
 
 def test_a_policy_that_cannot_fill_the_engine_is_refused_at_once() -> None:
     weights = policy()
     fewer = {name: w for name, w in weights.items() if "k_proj" not in name and name != "model.norm.weight"}
     with pytest.raises(ValueError, match=r"computes with .*qkv_proj\.weight.*model\.norm\.weight, which no tensor"):
-        Chart(Engine(weights), manifest(fewer))
+        ParameterMap(Engine(weights), manifest(fewer))
     with pytest.raises(ValueError, match=r"no place for model\.extra\.weight"):
-        Chart(Engine(weights), manifest(weights | {"model.extra.weight": torch.ones(3)}))
+        ParameterMap(Engine(weights), manifest(weights | {"model.extra.weight": torch.ones(3)}))
 
 
 def test_what_is_stored_in_a_way_of_its_own_is_compared_as_a_whole() -> None:
@@ -164,15 +164,15 @@ def test_what_is_stored_in_a_way_of_its_own_is_compared_as_a_whole() -> None:
     del mlp.gate_up_proj
     mlp.register_parameter("experts", nn.Parameter(own, requires_grad=False))
 
-    chart = Chart(engine, manifest(weights))
-    assert chart.lost == [gate, up]
+    chart = ParameterMap(engine, manifest(weights))
+    assert chart.unmapped_tensors == [gate, up]
     engine.load_weights(weights.items())
-    assert together([chart.answer()]) == expected(weights)
+    assert combine_devices([chart.fingerprints()]) == expected(weights)
     engine.load_weights(weights.items())
     own[2, 0, 0] += 1
-    said = differences(expected(weights), together([chart.answer()]))
+    said = describe_differences(expected(weights), combine_devices([chart.fingerprints()]))
     assert said == f"2 of {len(weights)} tensors are missing: {gate}, {up}"
-    assert fingerprint.of_bits([own]) != 0
+    assert fingerprint.hash_unordered([own]) != 0
 
 
 def test_one_tensor_of_q_k_and_v_is_compared_as_a_whole_where_devices_have_shares_of_each() -> None:
@@ -193,15 +193,15 @@ def test_one_tensor_of_q_k_and_v_is_compared_as_a_whole_where_devices_have_share
     assert answered(weights, [engine(0, 1)]) == expected(weights)
     for ranks in (2, 3):
         devices = [engine(rank, ranks) for rank in range(ranks)]
-        charts = [Chart(e, manifest(weights), i, ranks, by_place=True) for i, e in enumerate(devices)]
+        charts = [ParameterMap(e, manifest(weights), i, ranks, by_place=True) for i, e in enumerate(devices)]
         for device in devices:
             device.load_weights(weights.items())
-        assert charts[0].lost == list(weights)
-        assert together([c.answer() for c in charts]) == expected(weights, by_place=True)
+        assert charts[0].unmapped_tensors == list(weights)
+        assert combine_devices([c.fingerprints() for c in charts]) == expected(weights, by_place=True)
         devices[1].attn.qkv_proj.weight.data[0, 0] += 1
         for device in devices:
             device.load_weights(weights.items())
-        assert together([c.answer() for c in charts]) == {}
+        assert combine_devices([c.fingerprints() for c in charts]) == {}
 
 
 def test_a_square_matrix_that_is_stored_the_other_way_round_is_compared_as_a_whole() -> None:
@@ -211,14 +211,14 @@ def test_a_square_matrix_that_is_stored_the_other_way_round_is_compared_as_a_who
     inner.c_proj, inner.norm = nn.Linear(WIDTH, WIDTH, bias=False), nn.LayerNorm(WIDTH, bias=False)
     inner.c_proj.weight.data, inner.norm.weight.data = (w.t().contiguous() for w in weights.values())
     inner._transpose_conv1d, model.transformer, model.load_weights = None, inner, list
-    chart = Chart(model, manifest(weights))
+    chart = ParameterMap(model, manifest(weights))
     model.load_weights(weights.items())
-    assert chart.lost == ["transformer.c_proj.weight"]
-    assert together([chart.answer()]) == expected(weights)
+    assert chart.unmapped_tensors == ["transformer.c_proj.weight"]
+    assert combine_devices([chart.fingerprints()]) == expected(weights)
 
 
 def test_an_answer_fits_into_the_messages_of_an_engines_processes() -> None:
     weights = policy()
-    chart = Chart(Engine(weights), manifest(weights))
+    chart = ParameterMap(Engine(weights), manifest(weights))
     chart.arrived_bits = {"gate": fingerprint.MODULUS - 1, "up": 3}
-    assert chart.answer().arrived_bits == 2
+    assert chart.fingerprints().arrived_bits == 2

@@ -13,43 +13,43 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.secrets import hidden
-from rlsys.runs.samples import NEEDED
+from rlsys.config.secrets import redact
+from rlsys.runs.samples import REQUIRED_COLUMNS
 
 Piece = dict[str, Any]
-Pieces = Callable[[list[int]], list[str]]  # what the tokens are in words
-BETWEEN = "\n\x00\n"  # texts, when all of a file are looked through for secrets at once; no pattern goes over it
-LARGEST_SHARE = 16  # of all that may be kept, that one file takes at most: 1 / 16
-UNREADABLE = (OSError, ValueError)  # what is raised of a damaged file: by pyarrow, or because a text in it is none
-NAMED = 5  # files that cannot be read, each in a sentence
+TokenTexts = Callable[[list[int]], list[str]]  # what the tokens are in words
+SEPARATOR = "\n\x00\n"  # texts, when all of a file are looked through for secrets at once; no pattern goes over it
+MAX_FILE_SHARE = 16  # of all that may be kept, that one file takes at most: 1 / 16
+READ_ERRORS = (OSError, ValueError)  # what is raised of a damaged file: by pyarrow, or because a text in it is none
+MAX_NAMED = 5  # files that cannot be read, each in a sentence
 
 
-def files(run: Path) -> list[Path]:
+def sample_files(run: Path) -> list[Path]:
     """Of training steps and evaluations, by step; an evaluation comes after its step."""
-    found = [f for kind in ("step", "eval") for f in (run / "samples").glob(f"{kind}-*.parquet") if step_of(f) >= 0]
-    return sorted(found, key=lambda f: (step_of(f), kind_of(f) == "eval"))
+    found = [f for kind in ("step", "eval") for f in (run / "samples").glob(f"{kind}-*.parquet") if file_step(f) >= 0]
+    return sorted(found, key=lambda f: (file_step(f), file_kind(f) == "eval"))
 
 
-def step_of(file: Path) -> int:
+def file_step(file: Path) -> int:
     digits = file.stem.partition("-")[2]
     return int(digits) if digits.isdigit() else -1
 
 
-def kind_of(file: Path) -> str:
+def file_kind(file: Path) -> str:
     return file.stem.partition("-")[0]
 
 
-def unread(why: dict[str, str]) -> list[str]:
+def describe_unreadable(why: dict[str, str]) -> list[str]:
     """{"step-000005": "Parquet file size is 0 bytes"} in sentences."""
     said = [
         f"samples/{name}.parquet cannot be read and is left out: {' '.join(reason.split())}"
         for name, reason in why.items()
     ]
-    more = len(said) - NAMED
-    return said[:NAMED] + ([f"{more:,} more of samples/ cannot be read and are left out."] if more > 0 else [])
+    more = len(said) - MAX_NAMED
+    return said[:MAX_NAMED] + ([f"{more:,} more of samples/ cannot be read and are left out."] if more > 0 else [])
 
 
-def numbers(file: Path) -> Piece:
+def sample_numbers(file: Path) -> Piece:
     """What samples are found by: their groups, rewards, advantages, lengths, and how they ended. Columns of one value are that value."""
     import pyarrow.compute
 
@@ -66,25 +66,25 @@ def numbers(file: Path) -> Piece:
         groups[-1][2] += 1
     return {
         "name": file.stem,
-        "kind": kind_of(file),
-        "step": step_of(file),
+        "kind": file_kind(file),
+        "step": file_step(file),
         "count": count,
         "groups": groups,
-        "reward": column(_short(table["reward"])),
-        "advantage": column(_short(table["advantage"])),
-        "length": column(lengths),
-        "finish": column(table["finish"].to_pylist()),
-        "failure": column(failure),
-        "version": column(table["version"].to_pylist()),
+        "reward": compact_column(_short(table["reward"])),
+        "advantage": compact_column(_short(table["advantage"])),
+        "length": compact_column(lengths),
+        "finish": compact_column(table["finish"].to_pylist()),
+        "failure": compact_column(failure),
+        "version": compact_column(table["version"].to_pylist()),
     }
 
 
-def column(values: list[Any]) -> Any:
+def compact_column(values: list[Any]) -> Any:
     """The values, or the one that all of them are."""
     return values[0] if values and all(v == values[0] for v in values) and not isinstance(values[0], list) else values
 
 
-def texts(file: Path, groups: int | None = None) -> Piece:
+def sample_texts(file: Path, groups: int | None = None) -> Piece:
     """Prompts by group, and of each sample what it says and what was said of it; of the first groups, or of all."""
     names = ("uid", "index", "prompt", "completion", "answer", "detail", "components")
     table = _read(file, list(names))
@@ -93,16 +93,16 @@ def texts(file: Path, groups: int | None = None) -> Piece:
     said = {n: table[n].to_pylist() if n in table.column_names else [None] * count for n in names}
     firsts = [i for i, uid in enumerate(said["uid"]) if i == 0 or uid != said["uid"][i - 1]]
     return {
-        "prompt": without_secrets([said["prompt"][i] for i in firsts]),
+        "prompt": hide_secrets([said["prompt"][i] for i in firsts]),
         "index": said["index"],
-        "text": without_secrets(said["completion"]),
-        "answer": column(without_secrets(said["answer"])),
-        "detail": column(without_secrets(said["detail"])),
-        "components": column([json.loads(c) if c and c != "{}" else None for c in said["components"]]),
+        "text": hide_secrets(said["completion"]),
+        "answer": compact_column(hide_secrets(said["answer"])),
+        "detail": compact_column(hide_secrets(said["detail"])),
+        "components": compact_column([json.loads(c) if c and c != "{}" else None for c in said["components"]]),
     }
 
 
-def tokens(file: Path, groups: int | None, pieces: Pieces | None) -> Piece:
+def sample_tokens(file: Path, groups: int | None, pieces: TokenTexts | None) -> Piece:
     """Of each sample its tokens, and a log-prob, a gap and an advantage for each of them, as far as they were saved."""
     import numpy as np
 
@@ -118,7 +118,7 @@ def tokens(file: Path, groups: int | None, pieces: Pieces | None) -> Piece:
     if rollout and old:
         with np.errstate(invalid="ignore"):  # inf - inf
             gaps = [None if o is None or r is None else o - r for o, r in zip(old, rollout, strict=True)]
-    words = without_secrets(list(pieces(known))) if pieces else None
+    words = hide_secrets(list(pieces(known))) if pieces else None
     where = {token: i for i, token in enumerate(known)}
     return {
         "known": known,
@@ -147,12 +147,12 @@ def _scalars(chunked: Any) -> Iterator[Any]:
         yield value if value.is_valid else None
 
 
-def without_secrets(said: list[Any]) -> list[Any]:
+def hide_secrets(said: list[Any]) -> list[Any]:
     """With *** for what looks like one."""
     texts = [t for t in said if t]
-    clean = iter(hidden(BETWEEN.join(texts)).split(BETWEEN))
-    if BETWEEN in "".join(texts):  # somebody has written it
-        clean = map(hidden, texts)
+    clean = iter(redact(SEPARATOR.join(texts)).split(SEPARATOR))
+    if SEPARATOR in "".join(texts):  # somebody has written it
+        clean = map(redact, texts)
     return [next(clean) if t else t for t in said]
 
 
@@ -161,7 +161,7 @@ def _read(file: Path, names: list[str]) -> Any:
 
     parquet = pyarrow.parquet.ParquetFile(file)
     there = parquet.schema_arrow.names
-    if missing := [n for n in NEEDED if n not in there]:
+    if missing := [n for n in REQUIRED_COLUMNS if n not in there]:
         raise ValueError(f"it has no column {', '.join(missing)}.")
     return parquet.read([n for n in names if n in there])
 
@@ -181,25 +181,25 @@ def _short(values: Any) -> list[float | None]:
     return [None if v is None else float(f"{v:.5g}") for v in values.to_pylist()]
 
 
-def packed(data: Any) -> bytes:
+def compress_piece(data: Any) -> bytes:
     """As the page takes it: gzip of JSON, where null stands for nan and infinities."""
     try:
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        return packed(finite(data))
+        return compress_piece(replace_non_finite(data))
     return gzip.compress(text.encode(errors="replace"), compresslevel=6, mtime=0)
 
 
-def finite(data: Any) -> Any:
+def replace_non_finite(data: Any) -> Any:
     if isinstance(data, dict):
-        return {k: finite(v) for k, v in data.items()}
+        return {k: replace_non_finite(v) for k, v in data.items()}
     if isinstance(data, list | tuple):
-        return [finite(v) for v in data]
+        return [replace_non_finite(v) for v in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredPieces:
     """Texts and tokens of one file, and of how many of its groups."""
 
     texts: bytes
@@ -211,25 +211,25 @@ class Kept:
         return len(self.texts) + len(self.tokens)
 
 
-def kept(
-    found: list[Path], most: int, pieces: Pieces | None, groups_in: Callable[[Path], int]
-) -> tuple[dict[str, Kept], dict[str, str]]:
+def choose_pieces(
+    found: list[Path], most: int, pieces: TokenTexts | None, groups_in: Callable[[Path], int]
+) -> tuple[dict[str, StoredPieces], dict[str, str]]:
     """Texts and tokens in at most so many bytes: of training and of evaluations the last file and the first, then the one in
     the middle of what is left, and so on. A file that would take more than a sixteenth of all has the first of its groups only.
     Damage may lie where only texts and tokens are: then also why a file cannot be read.
     """
-    chosen: dict[str, Kept] = {}
+    chosen: dict[str, StoredPieces] = {}
     why: dict[str, str] = {}
     left, of_group = most, 0.0  # bytes that there are still, and that a group took so far
-    kinds = [[f for f in found if kind_of(f) == kind] for kind in ("step", "eval")]
-    turns = zip_longest(*([own[i] for i in spread(len(own))] for own in kinds))
+    kinds = [[f for f in found if file_kind(f) == kind] for kind in ("step", "eval")]
+    turns = zip_longest(*([own[i] for i in spread_order(len(own))] for own in kinds))
     for file in (f for turn in turns for f in turn if f):
-        share, groups = min(left, most // LARGEST_SHARE), groups_in(file)
+        share, groups = min(left, most // MAX_FILE_SHARE), groups_in(file)
         if groups * of_group > share:
             groups = max(1, int(share / of_group))
         try:
             one = _pack_within(share, file, groups, pieces)
-        except UNREADABLE as error:
+        except READ_ERRORS as error:
             why[file.stem] = str(error)
             continue
         if one.size > left:
@@ -239,18 +239,20 @@ def kept(
     return chosen, why
 
 
-def _pack_within(share: int, file: Path, groups: int, pieces: Pieces | None) -> Kept:
+def _pack_within(share: int, file: Path, groups: int, pieces: TokenTexts | None) -> StoredPieces:
     one = _pack(file, groups, pieces)
     while one.size > share and one.groups > 1:
         one = _pack(file, max(1, min(one.groups - 1, int(0.95 * one.groups * share / one.size))), pieces)
     return one
 
 
-def _pack(file: Path, groups: int, pieces: Pieces | None) -> Kept:
-    return Kept(packed(texts(file, groups)), packed(tokens(file, groups, pieces)), groups)
+def _pack(file: Path, groups: int, pieces: TokenTexts | None) -> StoredPieces:
+    return StoredPieces(
+        compress_piece(sample_texts(file, groups)), compress_piece(sample_tokens(file, groups, pieces)), groups
+    )
 
 
-def spread(count: int) -> list[int]:
+def spread_order(count: int) -> list[int]:
     """0 … count - 1 so that any first few lie evenly apart, the last first.  5 -> 4, 0, 2, 1, 3"""
     order, gaps = [count - 1, 0][:count], [(0, count - 1)]
     while gaps:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launch.bundles import critic_ranks, others, reference_gpus
+from launch.bundles import count_other_gpus, critic_ranks, reference_gpus
 from launch.tools.plan.fit import TIGHT, Fit
 from rlsys.checks import check
-from rlsys.config.schema import Config, ConfigError, Data, Eval
-from rlsys.estimates.memory import MIB, cache_tokens
+from rlsys.config.schema import Config, ConfigError, DataConfig, EvalConfig
+from rlsys.estimates.memory import MIB, kv_cache_tokens
 
 DEPTH = 4  # changes together
 BEAM = 10  # of the variants that are still too large, those that go on
@@ -18,7 +18,7 @@ Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Remedy:
+class Suggestion:
     """`Remedy({"policy.zero_stage": 3}, fit, slower=1.04)`"""
 
     settings: Settings
@@ -34,22 +34,22 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def changed(config: Config, settings: Settings) -> Config:
+def with_settings(config: Config, settings: Settings) -> Config:
     for key, value in settings.items():
         section, option = key.split(".")
         config = replace(config, **{section: replace(getattr(config, section), **{option: value})})
     return config
 
 
-def remedies(found: Fit, try_it: Callable[[Config], Fit], count: int = 3) -> list[Remedy]:
+def suggest_changes(found: Fit, try_it: Callable[[Config], Fit], count: int = 3) -> list[Suggestion]:
     """The cheapest first. Where nothing does, those that come nearest."""
-    base = set(check(bare(found.config), found.model))
-    fitting: list[Remedy] = []
-    front = [Remedy({}, found, 1.0)]
-    nearest: list[Remedy] = []
+    base = set(check(without_data(found.config), found.model))
+    fitting: list[Suggestion] = []
+    front = [Suggestion({}, found, 1.0)]
+    nearest: list[Suggestion] = []
     seen: set[frozenset[tuple[str, Any]]] = set()
     for _ in range(DEPTH):
-        tried: list[Remedy] = []
+        tried: list[Suggestion] = []
         for before in front:
             for more in changes(before.fit):
                 settings = _new(found.config, before.settings | more)
@@ -62,9 +62,9 @@ def remedies(found: Fit, try_it: Callable[[Config], Fit], count: int = 3) -> lis
                         fitting.append(simplest(found, remedy, base, try_it))
                     else:
                         tried.append(remedy)
-        nearer = sorted((r for r in tried if r.fit.over < found.over), key=_far)[:BEAM]
+        nearer = sorted((r for r in tried if r.fit.bytes_over < found.bytes_over), key=_far)[:BEAM]
         placed = [
-            r for r in tried if found.placed.missing and not r.fit.placed.missing
+            r for r in tried if found.layout.missing and not r.fit.layout.missing
         ]  # with whatever is left to save
         nearest += nearer
         front = nearer + [r for r in sorted(placed, key=_far)[:BEAM] if r not in nearer]
@@ -74,15 +74,15 @@ def remedies(found: Fit, try_it: Callable[[Config], Fit], count: int = 3) -> lis
     return _several(fitting, count, _dear) or _several(nearest, count, _far)
 
 
-def _dear(remedy: Remedy) -> tuple[float, float]:
+def _dear(remedy: Suggestion) -> tuple[float, float]:
     return round(remedy.slower, 3), len(remedy.settings)
 
 
-def _far(remedy: Remedy) -> tuple[float, float]:
-    return remedy.fit.over, remedy.slower
+def _far(remedy: Suggestion) -> tuple[float, float]:
+    return remedy.fit.bytes_over, remedy.slower
 
 
-def simplest(found: Fit, remedy: Remedy, base: set[str], try_it: Callable[[Config], Fit]) -> Remedy:
+def simplest(found: Fit, remedy: Suggestion, base: set[str], try_it: Callable[[Config], Fit]) -> Suggestion:
     """Without what it does not need: one step may have undone what another was for."""
     for key in list(remedy.settings):
         fewer = {k: v for k, v in remedy.settings.items() if k != key}
@@ -91,20 +91,20 @@ def simplest(found: Fit, remedy: Remedy, base: set[str], try_it: Callable[[Confi
     return remedy
 
 
-def _needed(fitting: list[Remedy]) -> list[Remedy]:
+def _needed(fitting: list[Suggestion]) -> list[Suggestion]:
     """Without those to which another is preferred, which changes fewer of the same options and is no slower."""
     return [
         r for r in fitting if not any(o.settings.keys() < r.settings.keys() and _dear(o) < _dear(r) for o in fitting)
     ]
 
 
-def _several(some: list[Remedy], count: int, key: Callable[[Remedy], tuple[float, float]]) -> list[Remedy]:
+def _several(some: list[Suggestion], count: int, key: Callable[[Suggestion], tuple[float, float]]) -> list[Suggestion]:
     """The first of each that change the same options; where those are too few, others of them that take another time."""
     some = sorted(some, key=key)
-    first: dict[frozenset[str], Remedy] = {}
+    first: dict[frozenset[str], Suggestion] = {}
     for remedy in some:
         first.setdefault(frozenset(remedy.settings), remedy)
-    kept: dict[tuple[frozenset[str], float], Remedy] = {}
+    kept: dict[tuple[frozenset[str], float], Suggestion] = {}
     for remedy in [*first.values(), *some]:
         kept.setdefault((frozenset(remedy.settings), round(remedy.slower, 3)), remedy)
     return sorted(list(kept.values())[:count], key=key)
@@ -116,31 +116,31 @@ def _new(config: Config, settings: Settings) -> Settings:
     return {key: value for key, value in settings.items() if value != then[key]}
 
 
-def _tried(found: Fit, settings: Settings, base: set[str], try_it: Callable[[Config], Fit]) -> Remedy | None:
-    variant = changed(found.config, settings)
-    if set(check(bare(variant), found.model)) - base:
+def _tried(found: Fit, settings: Settings, base: set[str], try_it: Callable[[Config], Fit]) -> Suggestion | None:
+    variant = with_settings(found.config, settings)
+    if set(check(without_data(variant), found.model)) - base:
         return None
     try:
         now = try_it(variant)
     except ConfigError:
         return None
-    return Remedy(settings, now, now.times.step / found.times.step)
+    return Suggestion(settings, now, now.times.step / found.times.step)
 
 
-def bare(config: Config) -> Config:
+def without_data(config: Config) -> Config:
     """Without data, which need not be here yet."""
     own = {
         name: dataclasses.replace(source, path="builtin:zigzag", split="train", subset="")
         for name, source in config.data.train.items()
     }
-    return replace(config, data=Data(train=own), eval=Eval(every=config.eval.every))
+    return replace(config, data=DataConfig(train=own), eval=EvalConfig(every=config.eval.every))
 
 
 def changes(f: Fit) -> Iterator[Settings]:
     """One step on from where it is, in each direction that saves memory or GPUs."""
     c, gpus = f.config, sum(n.gpus for n in f.nodes)
     p, r = c.policy, c.rollout
-    longest = f.lengths.prompt + f.lengths.new
+    longest = f.lengths.prompt + f.lengths.completion
     if c.sync.transport == "shared_memory" and len(f.nodes) > 1:
         yield {"sync.transport": "auto"}
     if not p.gradient_checkpointing:
@@ -177,9 +177,9 @@ def changes(f: Fit) -> Iterator[Settings]:
 def _cache(f: Fit) -> int:
     """MiB of an engine's cache on CPU: the most that main memory has room for, and enough for one full sequence."""
     c, r = f.config, f.config.rollout
-    enough = math.ceil(r.kv_cache_mb * (f.lengths.prompt + f.lengths.new) / cache_tokens(c, f.model, 0.0))
+    enough = math.ceil(r.kv_cache_mb * (f.lengths.prompt + f.lengths.completion) / kv_cache_tokens(c, f.model, 0.0))
     most = r.kv_cache_mb
-    for node, need, names in zip(f.nodes, f.host, f.placed.dealt, strict=True):
+    for node, need, names in zip(f.nodes, f.host_bytes, f.layout.cpu_workers, strict=True):
         engines = sum(name.startswith("rollout") for name in names)
         if node.memory and engines:
             left = (1 - TIGHT) * node.memory - need
@@ -196,10 +196,10 @@ def _on_gpus(f: Fit, gpus: int) -> Iterator[Settings]:
     if reference_gpus(c):
         yield {"reference.gpus": 0.0}
     left = {
-        placement: gpus - others(changed(c, {"cluster.placement": placement}))
+        placement: gpus - count_other_gpus(with_settings(c, {"cluster.placement": placement}))
         for placement in ("separate", "colocated")
     }
-    widths = [wide for wide in (1, 2, 4, 8) if wide != r.tensor_parallel and f.model.splits(wide)]
+    widths = [wide for wide in (1, 2, 4, 8) if wide != r.tensor_parallel and f.model.can_split(wide)]
     if colocated:
         yield from _shared(c, left["colocated"], widths)
         engines = max(1, left["separate"] // 2 // r.tensor_parallel)

@@ -3,7 +3,7 @@
 from typing import Self
 
 
-class Scored(float):
+class AnswerScore(float):
     """A number like any other, with the answer that majority votes count. `Scored(1.0, "42")`"""
 
     answer: str

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 
-class Memory:
+class SentSteps:
     def __init__(self, run: Path):
         self.file, self.lock = run / "tracking.json", threading.Lock()
         try:
@@ -21,16 +21,16 @@ class Memory:
         except (OSError, json.JSONDecodeError):  # the first start, or power was lost while it was written
             name = re.sub(r"[^\w.-]", "-", run.name)[:60]
             there = {"id": f"{name}-{secrets.token_hex(4)}", "sent": {}}
-        self.id: str = there["id"]
-        self.all: dict[str, int] = there["sent"]
+        self.run_id: str = there["id"]
+        self.by_tracker: dict[str, int] = there["sent"]
 
-    def last(self, tracker: str) -> int | None:
+    def last_step(self, tracker: str) -> int | None:
         """The last step it has; none, if it has never begun this run."""
-        return self.all.get(tracker)
+        return self.by_tracker.get(tracker)
 
-    def sent(self, tracker: str, step: int) -> None:
+    def record(self, tracker: str, step: int) -> None:
         with self.lock:
-            self.all[tracker] = step
+            self.by_tracker[tracker] = step
             aside = self.file.with_name(f".{self.file.name}.tmp")
-            aside.write_text(json.dumps({"id": self.id, "sent": self.all}))
+            aside.write_text(json.dumps({"id": self.run_id, "sent": self.by_tracker}))
             os.replace(aside, self.file)
