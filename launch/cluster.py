@@ -20,11 +20,11 @@ from rlsys.config.schema import Config, ConfigError
 from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks import zigzag
-from workers.supervision.imports import uncollected, without_generation
-from workers.supervision.nursery import ENGINES, MODELS, executable
-from workers.supervision.places import forget, place_of, tidy
-from workers.supervision.process import port_is_taken
-from workers.supervision.waiting import Watch
+from workers.supervision.imports import pause_garbage_collection, skip_generation_import
+from workers.supervision.process_registry import clear_registry, read_process_info, remove_shared_memory
+from workers.supervision.watchdog import Watchdog
+from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
+from workers.supervision.worker_setup import port_is_taken
 
 if TYPE_CHECKING:
     from workers.learner.critic import CriticGroup
@@ -52,7 +52,7 @@ class RunningCluster:
     reference: "Reference | None"
     critic: "CriticGroup | None"
 
-    @uncollected()
+    @pause_garbage_collection()
     def wait_until_ready(self, longest_prompt: int) -> "RunningCluster":
         """Waits until every worker has its model, and connects policy and engines."""
         starts: list[Callable[[], None]] = [self.rewards.start]
@@ -74,9 +74,9 @@ class RunningCluster:
         assert self.policy is not None
         ranks = {"policy": self.config.policy.ranks, "critic": self.config.critic.ranks if self.critic else 0}
         names = [f"{role}-{i}" for role, number in ranks.items() for i in range(number)]
-        if blind := [name for name in names if place_of(name, self.policy.watch.logs) is None]:
+        if blind := [name for name in names if read_process_info(name, self.policy.watchdog.logs) is None]:
             raise ConfigError(
-                f"run.dir: {', '.join(blind)} cannot write to {self.policy.watch.logs.parent}: another node has no such "
+                f"run.dir: {', '.join(blind)} cannot write to {self.policy.watchdog.logs.parent}: another node has no such "
                 "directory, or has its own. Put run.dir on storage that all nodes see."
             )
 
@@ -93,7 +93,7 @@ def run_concurrently(starts: Sequence[Callable[[], None]]) -> None:
 
 @contextlib.contextmanager
 def running_cluster(
-    config: Config, watch: Watch, *, model: str = "", training: bool = True
+    config: Config, watch: Watchdog, *, model: str = "", training: bool = True
 ) -> Iterator[RunningCluster]:
     """Starts Ray and all workers; ends all of them on the way out, whatever the way out is."""
     remove_leftovers()  # they may hold a port
@@ -103,7 +103,7 @@ def running_cluster(
                 f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
             )
     watch.note("starting Ray")
-    forget(watch.logs)
+    clear_registry(watch.logs)
     with ray_session(config, watch.logs) as session:
         address = address_for_ray_cli(session.ray)
         watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
@@ -119,8 +119,8 @@ def running_cluster(
 class Actors:
     """Every actor of the run, by the name of its worker."""
 
-    def __init__(self, session: RaySession, config: Config, watch: Watch):
-        self.ray, self.nursery, self.config, self.logs = session.ray, session.nursery, config, watch.logs
+    def __init__(self, session: RaySession, config: Config, watchdog: Watchdog):
+        self.ray, self.forkserver_dir, self.config, self.logs = session.ray, session.nursery, config, watchdog.logs
         self.actors: list[Any] = []
         self.start_counts: Counter[str] = Counter()
 
@@ -136,7 +136,7 @@ class Actors:
 
         `born` is the kind of nursery that it comes from, where there is one.
         """
-        command = {"py_executable": executable(self.nursery, born)} if born and self.nursery else {}
+        command = {"py_executable": fork_command(self.forkserver_dir, born)} if born and self.forkserver_dir else {}
 
         def spawn(name: str) -> Any:
             self.start_counts[name] += 1
@@ -156,18 +156,18 @@ class Actors:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.kill(actor)
         with contextlib.suppress(self.ray.exceptions.RayError):
-            tidy(self.start_counts, self.logs)
+            remove_shared_memory(self.start_counts, self.logs)
 
 
-@uncollected()
+@pause_garbage_collection()
 def _start_workers(
-    ray: Any, config: Config, watch: Watch, actors: Actors, model: str, training: bool
+    ray: Any, config: Config, watch: Watchdog, actors: Actors, model: str, training: bool
 ) -> RunningCluster:
     """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
     from workers.learner.critic import CriticGroup, CriticRank
     from workers.learner.policy import PolicyGroup, PolicyRank
     from workers.learner.reference import Reference, ReferenceWorker
-    from workers.reward.pool import OPTIONS, RewardPool, RewardWorker, numbers
+    from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
     from workers.rollout.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
     from workers.rollout.rollout import RolloutGroup, RolloutWorker
 
@@ -193,7 +193,7 @@ def _start_workers(
     engine = actors.make_spawner(RolloutWorker, place, of_engine, born=ENGINES)
     rollout = RolloutGroup(config, engine, watch)
     rewards = RewardPool(
-        config, actors.make_spawner(RewardWorker, lambda name: OPTIONS | place(name), {}, numbers), watch
+        config, actors.make_spawner(RewardWorker, lambda name: RAY_OPTIONS | place(name), {}, worker_numbers), watch
     )
 
     nodes = [n for n in ray.nodes() if n["Alive"]]
@@ -233,7 +233,7 @@ def find_model(config: Config, note: Note) -> str:
 
 def load_tokenizer(path: str, config: Config) -> Any:
     remote = config.model.trust_remote_code
-    with contextlib.nullcontext() if remote else without_generation():
+    with contextlib.nullcontext() if remote else skip_generation_import():
         from transformers import AutoTokenizer
 
     try:

@@ -27,8 +27,8 @@ from rlsys.runs.errors import WorkerLost
 from rlsys.runs.stopping import StopSignal
 from workers.rollout.engines import CPU_ENVIRONMENT
 from workers.supervision import worker_command
-from workers.supervision.nursery import begin
-from workers.supervision.process import port_is_taken
+from workers.supervision.worker_forkserver import start_forkservers
+from workers.supervision.worker_setup import port_is_taken
 
 POLL_S = 1.0  # between two looks at Ray's own processes
 SYSTEM_TEMP_DIR = tempfile.gettempdir()  # where temporary files go that are of no Ray of ours
@@ -39,7 +39,7 @@ class RaySession:
     """A Ray that this process is connected to."""
 
     ray: Any  # the module
-    nursery: Path | None = None  # where workers can be forked, see workers/supervision/nursery.py
+    nursery: Path | None = None  # where workers can be forked, see workers/supervision/worker_forkserver.py
     processes: Mapping[str, Any] = field(default_factory=dict)  # its own, by name; of a Ray that was joined, none
 
     @contextlib.contextmanager
@@ -111,7 +111,9 @@ def ray_session(config: Config, logs: Path) -> Iterator[RaySession]:
     nurse, others = None, set(psutil.Process().children(recursive=True))
     try:
         if nursery:
-            nurse = begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")  # its imports go on while Ray comes up
+            nurse = start_forkservers(
+                nursery, CPU_ENVIRONMENT, logs / "nursery.log"
+            )  # its imports go on while Ray comes up
         with listen_on_loopback(), skip_unused_processes(), keep_signal_handlers(), treat_timeout_as_lost():
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, 2),

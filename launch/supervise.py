@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from workers.supervision.nursery import die_with
+from workers.supervision.worker_forkserver import exit_with_parent
 
 EXIT_LOST = 75  # exit code of a driver that has lost what it needs: sysexits.h calls it a temporary failure
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -74,7 +74,7 @@ def run_in_child(work: Callable[[], int]) -> ChildExit:
         code = 1
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, before_all)
-            die_with(parent)  # whoever kills it with a signal that it cannot pass on means the child too
+            exit_with_parent(parent)  # whoever kills it with a signal that it cannot pass on means the child too
             os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the parent alone, which passes it on once
             code = work()
             os.write(mouth, b".")

@@ -44,10 +44,10 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         done = there.step if there and not there.state["owed"] else 0
         if done >= last:
             from launch.local_ray import remove_leftovers
-            from workers.supervision.places import forget
+            from workers.supervision.process_registry import clear_registry
 
             remove_leftovers()  # where it was killed after its last step
-            forget(run.logs)
+            clear_registry(run.logs)
             print_line(
                 console,
                 f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew.",
@@ -84,12 +84,12 @@ def refuse_job_folder(place: Path) -> None:
 def _train(config: Config, run: RunDirectory, progress: Progress, stop: StopSignal) -> int:
     """The last step that is done and saved."""
     from launch.cluster import running_cluster
-    from workers.supervision.waiting import Watch
+    from workers.supervision.watchdog import Watchdog
 
     if unknown := missing_libraries(config.tracking):
         raise ConfigError(unknown)
     datasets.peek(config)
-    watch = Watch.of(config, run.logs, stop, progress.note, run.record_event)
+    watch = Watchdog.from_config(config, run.logs, stop, progress.note, run.record_event)
     try:
         tracking = Tracking(config, run.path, progress.note, run.record_event)
         with running_cluster(config, watch) as cluster, tracking:
@@ -132,8 +132,8 @@ def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster
     return functools.partial(
         RayMetrics,
         samples=t.prompts_per_step * t.samples_per_prompt,
-        engines=cluster.rollout.load,
-        verdicts=cluster.rewards.waiting,
+        engines=cluster.rollout.samples_by_engine,
+        verdicts=cluster.rewards.waiting_samples,
         restarts=sum(e["event"] == "restart" for e in events),
     )
 

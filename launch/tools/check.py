@@ -59,7 +59,7 @@ def check(config: Config, console: Console) -> int:
     datasets.peek(config)
     from launch.cluster import find_model, load_tokenizer, load_window
     from launch.local_ray import ray_session
-    from workers.supervision.waiting import Watch
+    from workers.supervision.watchdog import Watchdog
 
     began = time.monotonic()
     with (
@@ -74,7 +74,7 @@ def check(config: Config, console: Console) -> int:
         gpus = int(session.ray.cluster_resources().get("GPU", 0)) if config.cluster.device == "gpu" else None
         if gpus == 0:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
-        watch = Watch(Path(logs), note=progress.note)
+        watch = Watchdog(Path(logs), note=progress.note)
         with session.monitored(watch.stop):
             lines = list(compute_updates(trial, session, watch, model, rank_counts(config.policy.ranks, gpus)))
     return print_updates(trial, lines, time.monotonic() - began, console)
@@ -184,7 +184,7 @@ def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iter
     from launch.cluster import Actors
     from workers.learner.gradients import GradientRank
     from workers.learner.ranks import LearnerGroup
-    from workers.supervision.nursery import MODELS
+    from workers.supervision.worker_forkserver import MODELS
 
     config = replace(config, policy=replace(config.policy, ranks=count))
     cpu = config.cluster.device == "cpu"

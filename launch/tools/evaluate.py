@@ -48,14 +48,14 @@ def evaluate(wanted: EvalOptions, console: Console) -> None:
             require_writable(Path(file))
     datasets.peek(replace(config, data=replace(config.data, train={})))
     from launch.cluster import running_cluster
-    from workers.supervision.waiting import Watch
+    from workers.supervision.watchdog import Watchdog
 
     # With the figures on the standard output, nothing else is.
     chatter = plain_console(stderr=True) if wanted.json == "-" else console
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-eval-") as logs,
         Progress(chatter, 0) as progress,
-        running_cluster(config, Watch(Path(logs), note=progress.note), model=model, training=False) as cluster,
+        running_cluster(config, Watchdog(Path(logs), note=progress.note), model=model, training=False) as cluster,
     ):
         held_out = [
             datasets.load_held_out(config, name, cluster.tokenizer, cluster.window, progress.note)

@@ -142,13 +142,13 @@ def parse_steps(steps: str | None) -> tuple[float, float]:
 def start_judge(config: Config) -> Iterator[Callable[[list[SavedSample], Callable[[int], None]], list[Verdict]]]:
     """Reward processes; one verdict per sample, and a second function hears how many more are there."""
     from workers.reward.local import local_rewards
-    from workers.reward.supervisor import Item
+    from workers.reward.supervisor import RewardItem
 
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(local_rewards(service)) for service in reward_services(config)]
 
         def judge(saved: list[SavedSample], tell: Callable[[int], None]) -> list[Verdict]:
-            items = [Item("", reward_inputs(s.prompt, s.sample)) for s in saved]
+            items = [RewardItem("", reward_inputs(s.prompt, s.sample)) for s in saved]
             parts = [service.judge(items) for service in pools]
             told = 0
             while not all(part.done() for part in parts):

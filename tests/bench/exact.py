@@ -75,22 +75,22 @@ def engines(name: str, model: str) -> None:
     from rlsys.packs import exact
     from rlsys.types import Request
     from workers.cpu import exact_engine, norms
-    from workers.rollout.engines import InProcessEngine, arguments
+    from workers.rollout.engines import InProcessEngine, engine_arguments
 
     rows = exact.MIN_ROWS, exact.MAX_ROWS
     own = CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu
     longest = max(length for _, length, _ in LOADS[name])
     new = max(n for *_, n in LOADS[name])
     config = load_checked(CONFIG, [f"rollout.max_new_tokens={new}"])
-    engine = InProcessEngine(arguments(config, model, "rlsys_host_memory", longest))
+    engine = InProcessEngine(engine_arguments(config, model, "rlsys_host_memory", longest))
 
     def set_norms(*ways: str) -> None:
-        for operation in norms.PRIORITY["ir_op_priority"]:
+        for operation in norms.KERNEL_CONFIG["ir_op_priority"]:
             getattr(ir.ops, operation).set_default(list(ways))
 
     def plain() -> None:
-        asyncio.run(engine.forget_prefixes())
-        set_norms(norms.WAY, "native")
+        asyncio.run(engine.reset_prefix_cache())
+        set_norms(norms.PROVIDER, "native")
         exact.MIN_ROWS, exact.MAX_ROWS = 1, 10**9
         CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu = own
 
@@ -101,7 +101,7 @@ def engines(name: str, model: str) -> None:
     def exactly() -> None:
         default()
         set_norms("native")
-        exact_engine.install()
+        exact_engine.use_exact_attention()
 
     for prompts, length, tokens in LOADS[name]:
         requests = [

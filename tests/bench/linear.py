@@ -15,7 +15,7 @@ from models import CASES
 from torch import Tensor
 
 from rlsys.packs import exact
-from workers.cpu.linear import Linear, few_rows
+from workers.cpu.linear import LinearFunction, compiled_linear
 
 ROUNDS, SPAN_S = 5, 0.1
 ROWS = (1, 4, 8, 16, 24, 32, 64, 128, 256)
@@ -27,7 +27,7 @@ def matrices() -> list[Tensor]:
     return [torch.randn(shape) for _ in range(case.layers) for shape in (*shapes, (case.hidden, case.inner))]
 
 
-def rate(product: Linear, weights: list[Tensor], rows: int) -> float:
+def rate(product: LinearFunction, weights: list[Tensor], rows: int) -> float:
     """GFLOP/s of going through all matrices."""
     inputs = {width: torch.randn(rows, width) for width in {w.shape[1] for w in weights}}
     passes, began = 0, time.perf_counter()
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
     weights = matrices()
-    products = {"torch": F.linear, "filled up": exact.linear, "linear.cpp": few_rows()}
+    products = {"torch": F.linear, "filled up": exact.linear, "linear.cpp": compiled_linear()}
     print("GFLOP/s by rows".ljust(18) + "".join(f"{rows:>8}" for rows in ROWS))
     found = {
         (name, rows): [rate(product, weights, rows) for _ in range(ROUNDS)]

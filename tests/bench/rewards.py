@@ -10,8 +10,8 @@ import numpy as np
 from launch.local_ray import ray_session
 from rlsys.checks import load_checked
 from rlsys.types import Prompt, Sample
-from workers.reward.pool import OPTIONS, RewardPool, RewardWorker, numbers
-from workers.supervision.waiting import Watch
+from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
+from workers.supervision.watchdog import Watchdog
 
 SAMPLES, GROUP, ALONE = 20_000, 16, 200
 ROOT = Path(__file__).parents[2]
@@ -22,9 +22,9 @@ def main() -> None:
         (Path(folder) / "trivial.py").write_text("def trivial(completion):\n    return 1.0\n")
         config = load_checked(ROOT / "configs" / "tiny_cpu.yaml", [f"reward.functions={folder}/trivial.py:trivial"])
         with ray_session(config, Path(folder)) as session:
-            kind = session.ray.remote(RewardWorker).options(num_cpus=0, **OPTIONS)
-            watch = Watch(Path(folder))
-            pool = RewardPool(config, lambda name: kind.remote(config, *numbers(name), folder), watch)
+            kind = session.ray.remote(RewardWorker).options(num_cpus=0, **RAY_OPTIONS)
+            watch = Watchdog(Path(folder))
+            pool = RewardPool(config, lambda name: kind.remote(config, *worker_numbers(name), folder), watch)
             pool.start()
             measure(pool)
 

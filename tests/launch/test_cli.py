@@ -240,7 +240,7 @@ def test_a_run_that_was_killed_after_its_last_step_is_tidied_up_when_it_is_start
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     monkeypatch.setattr(train.Checkpoints, "load_newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
     monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "psm_x").touch()

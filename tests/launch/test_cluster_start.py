@@ -12,8 +12,8 @@ from launch.cluster import run_concurrently, running_cluster
 from rlsys.config.schema import Config, RunConfig
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.errors import WorkerLost
-from workers.supervision.places import Place
-from workers.supervision.waiting import Watch
+from workers.supervision.process_registry import ProcessInfo
+from workers.supervision.watchdog import Watchdog
 
 
 def test_all_are_started_at_the_same_time() -> None:
@@ -48,7 +48,7 @@ def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else
 
     monkeypatch.setattr("launch.cluster.ray_session", no_ray)
     monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
     config = dataclasses.replace(Config(), run=RunConfig(dir=str(tmp_path / "run")))
     (tmp_path / "psm_folder").mkdir()
     (tmp_path / "mine").touch()
@@ -57,12 +57,12 @@ def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else
         run = RunDirectory(config)
         left = tmp_path / f"psm_{name}"
         left.touch()
-        place = Place("node", 1, 0.5, [str(left), f"{tmp_path}/psm_gone", *foreign])
+        place = ProcessInfo("node", 1, 0.5, [str(left), f"{tmp_path}/psm_gone", *foreign])
         (run.logs / f"{name}.pid").write_text(json.dumps(dataclasses.asdict(place)))
         (run.logs / "rollout-2.pid").write_text("{")  # cut off
         run.close()
         again = RunDirectory(config)
-        with pytest.raises(WorkerLost), running_cluster(config, Watch(again.logs)):
+        with pytest.raises(WorkerLost), running_cluster(config, Watchdog(again.logs)):
             pass
         again.close()
         assert not left.exists()

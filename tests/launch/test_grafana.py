@@ -19,14 +19,14 @@ def exported() -> dict[str, set[str]]:
     labels = {
         name: {"run", *([ray_metrics.LABELS[name]] if name in ray_metrics.LABELS else [])} for name in everything()
     }
-    found = {f"ray_{name}": labels[name] for name in (*ray_metrics.GAUGES, *ray_metrics.MORE)}
+    found = {f"ray_{name}": labels[name] for name in (*ray_metrics.GAUGES, *ray_metrics.OTHER_GAUGES)}
     found |= {f"ray_{name}_total": labels[name] for name in ray_metrics.COUNTERS}
     found |= {f"ray_{ray_metrics.HISTOGRAM}_{part}": {"run"} for part in ("sum", "count")}
     return found | {f"ray_{ray_metrics.HISTOGRAM}_bucket": {"run", "le"}}
 
 
 def everything() -> list[str]:
-    return [*ray_metrics.GAUGES, *ray_metrics.MORE, *ray_metrics.COUNTERS, ray_metrics.HISTOGRAM]
+    return [*ray_metrics.GAUGES, *ray_metrics.OTHER_GAUGES, *ray_metrics.COUNTERS, ray_metrics.HISTOGRAM]
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title} {i}" for i, (title, _) in enumerate(QUERIES)])

@@ -15,8 +15,8 @@ from workers.learner.critic import CriticGroup
 from workers.learner.policy import PolicyGroup
 from workers.rollout.engines import CPU_ENVIRONMENT
 from workers.rollout.rollout import RolloutGroup, RolloutWorker
-from workers.supervision.nursery import ENGINES, MODELS, executable
-from workers.supervision.waiting import Watch
+from workers.supervision.watchdog import Watchdog
+from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -54,7 +54,7 @@ def born(session: Any) -> Callable[[dict[str, str] | None], dict[str, Any]]:
 
     def options(environment: dict[str, str] | None) -> dict[str, Any]:
         kind = ENGINES if environment == CPU_ENVIRONMENT else MODELS
-        command = executable(session.nursery, kind)
+        command = fork_command(session.nursery, kind)
         variables = environment or {"OMP_NUM_THREADS": "1"}
         return {"num_cpus": 0, "runtime_env": {"env_vars": variables, "py_executable": command}}
 
@@ -86,16 +86,16 @@ def shared(ray: Any, born: Callable[..., dict[str, Any]], logs: Path) -> Iterato
 class NoEngines:
     """The policy under test has nobody to send weights to."""
 
-    def __init__(self, watch: Watch):
-        self.watch = watch
+    def __init__(self, watchdog: Watchdog):
+        self.watchdog = watchdog
 
     def connect(self, invitation: Any) -> None:
         pass
 
-    def take(self, delivery: Any, sending: dict[str, Any]) -> dict[str, Any]:
-        return self.watch.gather(sending, "sending weights")
+    def load_weights(self, delivery: Any, sending: dict[str, Any]) -> dict[str, Any]:
+        return self.watchdog.gather(sending, "sending weights")
 
-    def in_place(self) -> Any:
+    def replacements_paused(self) -> Any:
         return nullcontext()
 
 
@@ -107,10 +107,10 @@ def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., 
         def rank(name: str) -> Any:
             return shared(f"{name} of {config.policy.ranks}", again.PolicyAgain, config, int(name.split("-")[1]))
 
-        group = PolicyGroup(config, rank, Watch(logs))
+        group = PolicyGroup(config, rank, Watchdog(logs))
         group.group.call_all("become", config)
         group.start(model, transport)
-        group.connect(engines or NoEngines(Watch(logs)))
+        group.connect(engines or NoEngines(Watchdog(logs)))
         return group
 
     return start
@@ -124,7 +124,7 @@ def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Conf
         def rank(name: str) -> Any:
             return shared(f"{name} of {config.critic.ranks}", again.CriticAgain, config, int(name.split("-")[1]))
 
-        group = CriticGroup(config, rank, Watch(logs))
+        group = CriticGroup(config, rank, Watchdog(logs))
         group.group.call_all("become", config)
         group.start(model)
         return group
@@ -146,7 +146,7 @@ def engines(
             return shared(f"{name} {key}", RolloutWorker, config, int(name.split("-")[1]), CPU_ENVIRONMENT)
 
         if key not in groups:
-            groups[key] = RolloutGroup(config, engine, Watch(logs))
+            groups[key] = RolloutGroup(config, engine, Watchdog(logs))
             groups[key].start(model, transport, 7)
         return groups[key]
 

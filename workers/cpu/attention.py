@@ -9,28 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SHORTEST, LONGEST = 128, 4096  # tokens that are tried; half a second for the longest
-SUFFIX = 40  # tokens behind a beginning that is there already
+MIN_TOKENS, MAX_TOKENS = 128, 4096  # tokens that are tried; half a second for the longest
+SUFFIX_TOKENS = 40  # tokens behind a beginning that is there already
 
 
-class Attention:
+class AttentionProbe:
     """One group of heads that share keys, of a model's attention, on random numbers."""
 
     def __init__(self, heads: int, size: int, dtype: torch.dtype, block: int):
         self.heads, self.size, self.dtype, self.block = heads, size, dtype, block
 
-    def differs(self, tokens: int) -> bool:
+    def depends_on_history(self, tokens: int) -> bool:
         """Whether a sequence of so many tokens has no result of its own."""
-        suffix = min(SUFFIX, tokens)
-        whole = self.attend([(tokens, tokens)])
-        behind = self.attend([(tokens, suffix)])
-        last = self.attend([(tokens, 1)])
-        among = self.attend([(tokens, tokens), (300, 300), (70, 1)])
-        last_among = self.attend([(tokens, 1), (50, 1), (900, 1)])
+        suffix = min(SUFFIX_TOKENS, tokens)
+        whole = self.run_attention([(tokens, tokens)])
+        behind = self.run_attention([(tokens, suffix)])
+        last = self.run_attention([(tokens, 1)])
+        among = self.run_attention([(tokens, tokens), (300, 300), (70, 1)])
+        last_among = self.run_attention([(tokens, 1), (50, 1), (900, 1)])
         pairs = [(whole[-suffix:], behind), (whole[-1:], last), (whole, among), (last, last_among)]
         return any(not torch.equal(a, b) for a, b in pairs)
 
-    def attend(self, sequences: list[tuple[int, int]]) -> Tensor:
+    def run_attention(self, sequences: list[tuple[int, int]]) -> Tensor:
         """Of sequences of so many tokens, of which the last so many are asked for, those of the first: [Q, H, D]."""
         from vllm import _custom_ops as ops
         from vllm import envs
@@ -84,16 +84,18 @@ class Attention:
         return out[: sequences[0][1]]
 
 
-def alike_up_to(model: Any, dtype: torch.dtype, block: int, longest: int) -> int:
+def deterministic_up_to(model: Any, dtype: torch.dtype, block: int, longest: int) -> int:
     """Tokens of the longest sequence that was tried, up to `longest`, before one that has no result of its own."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     found = [m.impl for m in model.modules() if isinstance(getattr(m, "impl", None), CPUAttentionBackendImpl)]
     kinds = {(impl.num_heads // impl.num_kv_heads, impl.head_size) for impl in found}
-    lengths = [n for n in (SHORTEST << i for i in range(6)) if n < min(longest, LONGEST)] + [min(longest, LONGEST)]
+    lengths = [n for n in (MIN_TOKENS << i for i in range(6)) if n < min(longest, MAX_TOKENS)] + [
+        min(longest, MAX_TOKENS)
+    ]
     alike = 0
     for tokens in lengths:
-        if any(Attention(heads, size, dtype, block).differs(tokens) for heads, size in kinds):
+        if any(AttentionProbe(heads, size, dtype, block).depends_on_history(tokens) for heads, size in kinds):
             return alike
         alike = tokens
     return longest

@@ -6,7 +6,7 @@ import shutil
 from rlsys.config.schema import ConfigError
 
 
-def allow(option: str, otherwise: str) -> None:
+def allow_compiling(option: str, otherwise: str) -> None:
     """From now on, in this process. A nursery has imported torch as most engines need it, for whom nothing is compiled."""
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor

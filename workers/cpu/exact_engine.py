@@ -13,23 +13,23 @@ from torch import Tensor
 from rlsys.packs import exact
 
 
-def install() -> None:
+def use_exact_attention() -> None:
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native
-    CPUAttentionBackendImpl.do_kv_cache_update = remember
-    CPUAttentionBackendImpl.forward = forward
+    CPUAttentionBackendImpl.do_kv_cache_update = write_kv_cache
+    CPUAttentionBackendImpl.forward = exact_forward
 
 
-def remember(self: Any, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv_cache(self: Any, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """[T, H, D] twice into a cache [blocks, H, block, 2 D]; `slot_mapping` [T] counts tokens of the cache."""
     slots = slot_mapping[: len(key)]
     block, place = slots // kv_cache.shape[2], slots % kv_cache.shape[2]
     kv_cache[block, :, place] = torch.cat([key[: len(slots)], value[: len(slots)]], dim=-1)
 
 
-def forward(
+def exact_forward(
     self: Any,
     layer: Any,
     query: Tensor,
@@ -44,7 +44,7 @@ def forward(
     """[T, H, D] queries of several requests end to end -> `output`, same shape."""
     if attn_metadata is None:  # warming up
         return output
-    for rows, blocks, seen in batches(attn_metadata, kv_cache.shape[2]):
+    for rows, blocks, seen in group_requests(attn_metadata, kv_cache.shape[2]):
         (n, length), size, of = rows.shape, self.head_size, self.num_kv_heads
         cached = kv_cache[blocks].transpose(1, 2).reshape(n * of, -1, 2 * size)  # [n H, L, 2 D]
         keys, values = cached.split(size, dim=-1)
@@ -55,7 +55,7 @@ def forward(
     return output
 
 
-def batches(metadata: Any, block: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def group_requests(metadata: Any, block: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Requests with equally many queries and blocks of keys: rows [n, Q] of the query, blocks [n, …], keys seen [n, Q]."""
     if not hasattr(metadata, "rlsys_batches"):  # the first layer does it for all
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()

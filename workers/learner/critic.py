@@ -12,15 +12,15 @@ from rlsys.types import Floats, Pack
 from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult, merge_results
 from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.ranks import LearnerGroup
-from workers.supervision.process import free_port, settle
-from workers.supervision.waiting import Watch
+from workers.supervision.watchdog import Watchdog
+from workers.supervision.worker_setup import free_port, setup_worker_process
 
 
 class CriticRank:
     """One rank. Every method is called on all ranks at the same time: each holds a collective."""
 
     def __init__(self, config: Config, rank: int, logs: str):
-        settle(f"critic-{rank}", logs)
+        setup_worker_process(f"critic-{rank}", logs)
         self.config, self.rank = config, rank
         from workers.learner.zero import import_deepspeed
 
@@ -99,9 +99,9 @@ class CriticRank:
 class CriticGroup:
     """All ranks as one, for the driver. Implements `rlsys.interfaces.Critic`."""
 
-    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
         self.ranks = config.critic.ranks
-        self.group = LearnerGroup("critic", self.ranks, config, spawn, watch)
+        self.group = LearnerGroup("critic", self.ranks, config, spawn, watchdog)
 
     def start(self, model: str) -> None:
         self.group.start(model)

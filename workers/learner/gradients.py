@@ -15,7 +15,7 @@ import ray
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Floats, Pack
 from workers.learner.zero import ZeroEngine, import_deepspeed, join_process_group
-from workers.supervision.process import free_port, settle
+from workers.supervision.worker_setup import free_port, setup_worker_process
 
 Gradient = dict[str, Floats]
 NOISE_FLOOR = 1e-3  # a parameter with less than this part of the whole gradient is compared with this part: it may be zero but for rounding
@@ -73,7 +73,7 @@ class GradientEngine(ZeroEngine):
         """Here, between the last backward pass and the step, the gradient is there."""
         norm = super().allow_or_skip_step(bad)
         self.found = dict(self.full_gradients())
-        self.adam.begin(good=False)
+        self.adam.allow_step(good=False)
         return norm
 
     def full_gradients(self) -> Iterator[tuple[str, Floats]]:
@@ -91,7 +91,7 @@ class GradientRank:
     """One rank. Every method is called on all ranks at the same time."""
 
     def __init__(self, config: Config, rank: int, logs: str):
-        settle(f"gradient-of-{config.policy.ranks}-{rank}", logs)
+        setup_worker_process(f"gradient-of-{config.policy.ranks}-{rank}", logs)
         self.config, self.rank = config, rank
         import_deepspeed(config, config.policy.ranks)
 

@@ -43,7 +43,7 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
 
 def compile_layers(lm: Any) -> None:
     """One by one, for any number of tokens: layers are alike, and what is compiled for one serves all."""
-    compiling.allow("policy.compile", "policy.compile false")
+    compiling.allow_compiling("policy.compile", "policy.compile false")
     layers = [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
     if not layers:
         raise ConfigError(

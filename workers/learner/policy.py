@@ -16,9 +16,9 @@ from rlsys.types import Floats, Pack
 from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult, merge_results
 from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.ranks import LearnerGroup
-from workers.rollout.rollout import Delivery, RolloutGroup
-from workers.supervision.process import free_port, settle
-from workers.supervision.waiting import Watch, rank
+from workers.rollout.rollout import RolloutGroup, WeightUpdate
+from workers.supervision.watchdog import Watchdog, failure_severity
+from workers.supervision.worker_setup import free_port, setup_worker_process
 from workers.sync import SENDERS, Message
 from workers.sync.host_memory import ManifestEntry, NamedTensors, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights, Shard
@@ -29,7 +29,7 @@ class PolicyRank:
     """One rank. Every method is called on all ranks at the same time: each holds a collective."""
 
     def __init__(self, config: Config, rank: int, logs: str):
-        settle(f"policy-{rank}", logs)
+        setup_worker_process(f"policy-{rank}", logs)
         self.config, self.rank = config, rank
         from workers.learner.zero import import_deepspeed
 
@@ -213,10 +213,10 @@ class PolicyRank:
 class PolicyGroup:
     """All ranks as one, for the driver. Implements `rlsys.interfaces.Policy`."""
 
-    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
-        self.config, self.watch = config, watch
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
+        self.config, self.watchdog = config, watchdog
         self.ranks = config.policy.ranks
-        self.group = LearnerGroup("policy", self.ranks, config, spawn, watch)
+        self.group = LearnerGroup("policy", self.ranks, config, spawn, watchdog)
 
     def start(self, model: str, transport: str) -> None:
         self.needs_concurrent_receive = SENDERS[transport].needs_concurrent_receive
@@ -228,10 +228,10 @@ class PolicyGroup:
         self.connection_info = self.group.call_all("invite")[0]
         limit = self.config.cluster.start_timeout_s
         if self.needs_concurrent_receive:
-            calls = self.group.start_calls("connect", self.connection_info) | self.engines.calls(
+            calls = self.group.start_calls("connect", self.connection_info) | self.engines.start_calls(
                 "connect", self.connection_info
             )
-            self.watch.gather(calls, "connecting policy and engines", limit)
+            self.watchdog.gather(calls, "connecting policy and engines", limit)
         else:
             self.group.call_all("connect", self.connection_info, timeout_s=limit)
             self.engines.connect(self.connection_info)
@@ -254,29 +254,33 @@ class PolicyGroup:
         """
         in_flight = self.config.pipeline.in_flight
         if not in_flight:  # no engine is at work, could be lost, and need the last weights again
-            self.engines.delivery = None  # an object store need not hold two versions
+            self.engines.weight_update = None  # an object store need not hold two versions
         try:
-            with self.engines.in_place():  # who is taking another's place has the last weights by then, or gets these
+            with (
+                self.engines.replacements_paused()
+            ):  # who is taking another's place has the last weights by then, or gets these
                 with self.group.lock:  # nothing comes between two parts
                     parts = [
                         list(self.group.start_calls("send", i).values()) for i in range(self.connection_info["parts"])
                     ]
                     prints = self.group.start_calls("prints")
-                delivery = Delivery(parts, version, {})
+                delivery = WeightUpdate(parts, version, {})
                 follow = self.needs_concurrent_receive or not in_flight
                 if follow:
-                    answers = self.engines.take(delivery, prints)
+                    answers = self.engines.load_weights(delivery, prints)
                 else:
-                    answers = self.watch.gather(prints, "sending weights")
-                self.engines.delivery = delivery = replace(delivery, prints=combine_ranks(list(answers.values())))
+                    answers = self.watchdog.gather(prints, "sending weights")
+                self.engines.weight_update = delivery = replace(
+                    delivery, fingerprints=combine_ranks(list(answers.values()))
+                )
             if not follow:
-                self.engines.take(delivery)
+                self.engines.load_weights(delivery)
         except WorkerFailed as error:
             # A rank that has died, and its memory with it, is the cause. Ranks that are whole may wait for one that failed, or for an engine.
-            died = self.watch.aftermath(self.group.start_calls("sent"), "sending weights")
-            raise max([*died, error], key=rank) from None
+            died = self.watchdog.collect_related_failures(self.group.start_calls("sent"), "sending weights")
+            raise max([*died, error], key=failure_severity) from None
         self.group.call_all("sent")
-        self.engines.prove()
+        self.engines.verify_weights()
 
     def save(self, folder: str) -> None:
         self.group.call_all("save", folder, doing="saving a checkpoint")

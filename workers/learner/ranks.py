@@ -6,7 +6,7 @@ from typing import Any
 
 from rlsys.config.schema import Config
 from rlsys.types import Pack
-from workers.supervision.waiting import Watch
+from workers.supervision.watchdog import Watchdog
 
 
 class LearnerGroup:
@@ -15,7 +15,7 @@ class LearnerGroup:
     They hold collectives and parts of one state: where one is lost, all are. That is for the whole run to mend.
     """
 
-    def __init__(self, role: str, count: int, config: Config, spawn: Callable[[str], Any], watch: Watch):
+    def __init__(self, role: str, count: int, config: Config, spawn: Callable[[str], Any], watch: Watchdog):
         self.role, self.config, self.watch = role, config, watch
         self.actors = [spawn(f"{role}-{i}") for i in range(count)]
         self.lock = threading.RLock()  # calls reach all ranks in one order, whichever threads make them

@@ -7,21 +7,21 @@ from rlsys.config.schema import Config
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
 from workers.learner.gpu_memory import frees_gpu_memory
-from workers.supervision.crew import Crew
-from workers.supervision.process import settle, threads_of
-from workers.supervision.waiting import Watch
+from workers.supervision.replaceable_workers import ReplaceableWorkers
+from workers.supervision.watchdog import Watchdog
+from workers.supervision.worker_setup import cpu_threads, setup_worker_process
 
 
 class ReferenceWorker:
     def __init__(self, config: Config, logs: str):
-        settle("reference", logs)
+        setup_worker_process("reference", logs)
         self.config = config
         import torch
         import transformers
 
         self.torch, self.transformers = torch, transformers
         self.device = "cuda" if config.cluster.device == "gpu" and config.reference.gpus else "cpu"
-        torch.set_num_threads(threads_of(config, sharing=1 + config.policy.ranks))
+        torch.set_num_threads(cpu_threads(config, sharing=1 + config.policy.ranks))
 
     @frees_gpu_memory
     def start(self, model: str) -> None:
@@ -41,12 +41,12 @@ class Reference:
 
     ranks = 1
 
-    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
-        self.config, self.workers = config, Crew(["reference"], spawn, watch)
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
+        self.config, self.workers = config, ReplaceableWorkers(["reference"], spawn, watchdog)
 
     def start(self, model: str) -> None:
         limit = self.config.cluster.start_timeout_s
-        self.workers.call("start", model, doing="starting the reference", limit_s=limit, keep=True)
+        self.workers.call("start", model, doing="starting the reference", limit_s=limit, replay=True)
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return list(self.workers.call("score", packs[0], doing="scoring by the reference").values())

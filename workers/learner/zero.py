@@ -13,8 +13,8 @@ from typing import Any
 
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Pack
-from workers.supervision.imports import without
-from workers.supervision.process import threads_of
+from workers.supervision.imports import hide_modules
+from workers.supervision.worker_setup import cpu_threads
 
 MUON_MODULE, MUON_CLASS = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWithAuxAdam"
 
@@ -75,7 +75,7 @@ class ZeroEngine:
         with ZeRO 1 to 3, and clears up. ZeRO 0 looks at no norm: there it is computed here, and returned."""
         self.deepspeed.comm.all_reduce(bad)
         norm = 0.0 if self.settings.zero_stage else self.gradient_norm()
-        self.adam.begin(good=not bad.item() and math.isfinite(norm))
+        self.adam.allow_step(good=not bad.item() and math.isfinite(norm))
         return norm
 
     def gradient_norm(self) -> float:
@@ -109,10 +109,10 @@ def import_deepspeed(config: Config, ranks: int) -> None:
     import torch
     import transformers  # noqa: F401
 
-    with without("mlflow"):  # it takes a second, and DeepSpeed only tunes itself with it
+    with hide_modules("mlflow"):  # it takes a second, and DeepSpeed only tunes itself with it
         import deepspeed
 
-    torch.set_num_threads(threads_of(config, ranks))
+    torch.set_num_threads(cpu_threads(config, ranks))
     # DeepSpeed asks whether an optimizer is its own Muon, and to import that takes torch's compiler along: half of what a rank has to do to come up.
     # None of ours is an instance of this one either.
     sys.modules.setdefault(MUON_MODULE, SimpleNamespace(**{MUON_CLASS: type(MUON_CLASS, (), {})}))  # type: ignore[arg-type]

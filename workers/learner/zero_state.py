@@ -38,7 +38,7 @@ class ZeroState:
             of_fp32 = self.optimizer is self.adam
             pairs = [(working, working)] if of_fp32 else zip(self.optimizer.fp16_groups, self.optimizer.fp32_groups)  # noqa: B905
             self.masters = {p: master for low, high in pairs for p, master in zip(low, high, strict=True)}
-        self.adam.prepare(self.flat_tensors())
+        self.adam.create_moments(self.flat_tensors())
 
     def flat_tensors(self) -> list[Any]:
         """The tensors Adam works on."""

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 from rlsys.rewards.settings import RewardSettings
-from workers.reward.dispatch import LISTS, Dispatcher, Submit, room
+from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, Submit, dispatch_limits
 from workers.reward.supervisor import RewardRunner
 
 
@@ -17,10 +17,10 @@ def local_rewards(settings: RewardSettings) -> Iterator[Dispatcher]:
         for runner in runners:
             stack.callback(runner.close)
         ready = [runner.ready.result() for runner in runners]  # raises what is wrong with a function
-        threads = stack.enter_context(ThreadPoolExecutor(len(runners) * LISTS))
+        threads = stack.enter_context(ThreadPoolExecutor(len(runners) * ASYNC_LISTS))
 
         def submit(runner: RewardRunner) -> Submit:
             return lambda items: threads.submit(runner.judge, items)
 
         submits = {f"reward-{i}": submit(runner) for i, runner in enumerate(runners)}
-        yield Dispatcher(submits, **room(settings, ready[0]))
+        yield Dispatcher(submits, **dispatch_limits(settings, ready[0]))

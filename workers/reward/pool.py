@@ -16,17 +16,17 @@ from rlsys.rewards.settings import RewardSettings, reward_services, worker_name
 from rlsys.runs.errors import WorkerLost
 from rlsys.runs.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
-from workers.reward.dispatch import LISTS, Dispatcher, Submit, Verdicts, room
-from workers.reward.supervisor import Answer, Item, RewardRunner
-from workers.supervision.places import end_processes
-from workers.supervision.process import settle
-from workers.supervision.waiting import TICK_S, Watch, explain
+from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, PendingVerdicts, Submit, dispatch_limits
+from workers.reward.supervisor import JudgeResult, RewardItem, RewardRunner
+from workers.supervision.process_registry import kill_processes
+from workers.supervision.watchdog import POLL_S, Watchdog, explain_failure
+from workers.supervision.worker_setup import setup_worker_process
 
 # Ray's: it starts a worker again that is lost, and gives it again what it was at.
-OPTIONS = {"max_concurrency": LISTS + 1, "max_restarts": -1, "max_task_retries": -1}
+RAY_OPTIONS = {"max_concurrency": ASYNC_LISTS + 1, "max_restarts": -1, "max_task_retries": -1}
 
 
-def numbers(name: str) -> tuple[int, int]:
+def worker_numbers(name: str) -> tuple[int, int]:
     """Service and index of the worker of that name."""
     *service, index = (int(part) for part in name.split("-")[1:])
     return (service or [0])[0], index
@@ -36,7 +36,7 @@ class RewardWorker:
     """The actor around a runner."""
 
     def __init__(self, config: Config, service: int, index: int, logs: str):
-        settle(worker_name(service, index), logs)
+        setup_worker_process(worker_name(service, index), logs)
         self.runner = RewardRunner(reward_services(config)[service])
 
     def ready(self) -> dict[str, Any]:
@@ -44,12 +44,12 @@ class RewardWorker:
         return self.runner.ready.result()
 
     @recorded(lambda _, items: {"items": len(items)})
-    def judge(self, items: list[Item]) -> list[Answer]:
+    def judge(self, items: list[RewardItem]) -> list[JudgeResult]:
         return self.runner.judge(items)
 
 
 @dataclass
-class Service:
+class RewardService:
     """Workers that run the same functions."""
 
     settings: RewardSettings
@@ -60,10 +60,10 @@ class Service:
 class RewardPool:
     """Deals samples to the workers. Implements `rlsys.interfaces.Rewards`."""
 
-    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
-        self.config, self.watch = config, watch
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
+        self.config, self.watchdog = config, watchdog
         self.services = [
-            Service(s, {name: spawn(name) for i in range(s.workers) for name in [worker_name(n, i)]})
+            RewardService(s, {name: spawn(name) for i in range(s.workers) for name in [worker_name(n, i)]})
             for n, s in enumerate(reward_services(config))
         ]
 
@@ -72,26 +72,26 @@ class RewardPool:
         calls = {
             name: a.ready.options(max_task_retries=0).remote() for s in self.services for name, a in s.actors.items()
         }
-        ready = self.watch.gather(calls, "starting the reward pool", limit)
+        ready = self.watchdog.gather(calls, "starting the reward pool", limit)
         for service in self.services:
             first = ready[next(iter(service.actors))]
             service.dispatcher = Dispatcher(
                 {name: self.submit(name, actor) for name, actor in service.actors.items()},
-                **room(service.settings, first),
+                **dispatch_limits(service.settings, first),
             )
         for said in dict.fromkeys(said for found in ready.values() for said in found["notes"]):
-            self.watch.note(said)
+            self.watchdog.note(said)
 
     def submit(self, name: str, actor: Any) -> Submit:
-        def call(items: list[Item]) -> Future[list[Answer]]:
-            answers: Future[list[Answer]] = Future()
+        def call(items: list[RewardItem]) -> Future[list[JudgeResult]]:
+            answers: Future[list[JudgeResult]] = Future()
 
-            def done(ref: "Future[list[Answer]]") -> None:
+            def done(ref: "Future[list[JudgeResult]]") -> None:
                 error = ref.exception()
                 if error is None:
                     answers.set_result(ref.result())
                 else:
-                    answers.set_exception(explain(error, name, "judging samples", self.watch.logs))  # type: ignore[arg-type]
+                    answers.set_exception(explain_failure(error, name, "judging samples", self.watchdog.logs))  # type: ignore[arg-type]
 
             actor.judge.remote(items).future().add_done_callback(done)
             return answers
@@ -99,34 +99,37 @@ class RewardPool:
         return call
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
-        items = [Item(prompts[s.uid].rewards, reward_inputs(prompts[s.uid], s)) for s in samples]
+        items = [RewardItem(prompts[s.uid].rewards, reward_inputs(prompts[s.uid], s)) for s in samples]
         parts = []
         for service in self.services:
             assert service.dispatcher is not None
-            which = [i for i, item in enumerate(items) if item.set in service.settings.functions]
+            which = [i for i, item in enumerate(items) if item.function_set in service.settings.functions]
             parts.append((which, service.dispatcher.judge([items[i] for i in which])))
-        return Sum([s.uid for s in samples], parts, self)
+        return CombinedVerdicts([s.uid for s in samples], parts, self)
 
-    def waiting(self) -> int:
+    def waiting_samples(self) -> int:
         """Samples that no reward process has taken yet. May be asked at any time, by any thread."""
         return sum(len(s.dispatcher.waiting) for s in self.services if s.dispatcher is not None)
 
-    def stalled(self, waited_s: float, uids: list[str]) -> None:
+    def replace_stalled_workers(self, waited_s: float, uids: list[str]) -> None:
         """Ends the workers that have samples and say nothing: Ray starts them again, with the same samples."""
         late = {
-            name: s.actors[name] for s in self.services if s.dispatcher is not None for name in s.dispatcher.at_work()
+            name: s.actors[name]
+            for s in self.services
+            if s.dispatcher is not None
+            for name in s.dispatcher.busy_workers()
         }
-        lost = self.watch.stalled(list(late), "judging samples", waited_s, uids)
+        lost = self.watchdog.report_stall(list(late), "judging samples", waited_s, uids)
         if not late or not isinstance(lost, WorkerLost):
             raise lost
-        self.watch.event("replaced", worker=", ".join(late), cause=str(lost))
-        end_processes(list(late), self.watch.logs)
+        self.watchdog.event("replaced", worker=", ".join(late), cause=str(lost))
+        kill_processes(list(late), self.watchdog.logs)
 
 
-class Sum(Future[list[Verdict]]):
+class CombinedVerdicts(Future[list[Verdict]]):
     """What several services say of the same samples, added up when the last one has said it."""
 
-    def __init__(self, uids: list[str], parts: Sequence[tuple[list[int], Verdicts]], pool: RewardPool):
+    def __init__(self, uids: list[str], parts: Sequence[tuple[list[int], PendingVerdicts]], pool: RewardPool):
         super().__init__()
         self.uids, self.parts, self.pool = uids, parts, pool
         self.open, self.lock = len(parts), threading.Lock()
@@ -152,16 +155,16 @@ class Sum(Future[list[Verdict]]):
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
         """Waits as long as verdicts come in: workers from which none does have stalled."""
-        patience, missing = self.pool.watch.patience(timeout or 0), self.missing()
+        patience, missing = self.pool.watchdog.start_timer(timeout or 0), self.missing()
         while True:
             try:
-                return super().result(TICK_S)
+                return super().result(POLL_S)
             except TimeoutError:
                 if self.done():  # it came just now
                     return super().result()
             if missing != self.missing():
                 missing = self.missing()
-                patience.heard()
-            elif waited := patience.over():
-                self.pool.stalled(waited, list(dict.fromkeys(self.uids)))
-                patience.heard(self.pool.config.cluster.start_timeout_s)
+                patience.reset()
+            elif waited := patience.expired():
+                self.pool.replace_stalled_workers(waited, list(dict.fromkeys(self.uids)))
+                patience.reset(self.pool.config.cluster.start_timeout_s)

@@ -38,7 +38,7 @@ GRACE_S = 1.0  # for async functions to stop by themselves, which takes no proce
 LEFT_BEHIND = 32  # threads that functions may leave running before the process is replaced
 
 
-class Server:
+class RewardServer:
     def __init__(self, connection: Connection, settings: RewardSettings):
         from rlsys.rewards import Judge
 
@@ -158,7 +158,7 @@ def main(fd: int, parent: int) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
-            server = Server(connection, settings)
+            server = RewardServer(connection, settings)
         except ConfigError as error:
             return connection.send_bytes(json.dumps({"problem": str(error)}).encode())
         except BaseException as error:  # a user's file may raise anything, SystemExit included

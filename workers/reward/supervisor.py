@@ -19,27 +19,27 @@ from typing import Any
 from rlsys.config.schema import ConfigError
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
-from workers.reward.child import Process
+from workers.reward.process_handle import ProcessHandle
 
-IDLE_S = 30.0  # a process that has samples and says nothing for so long is not well
-STARTS = 3  # times in a row that importing may fail, once it has worked, or end its process
+SILENCE_LIMIT_S = 30.0  # a process that has samples and says nothing for so long is not well
+MAX_FAILED_STARTS = 3  # times in a row that importing may fail, once it has worked, or end its process
 
 
 @dataclass
-class Item:
-    set: str  # whose reward functions
-    facts: dict[str, Any]
+class RewardItem:
+    function_set: str  # whose reward functions
+    inputs: dict[str, Any]
     alone: bool = False  # nothing else may run beside it: it may be the one that ends processes
 
 
-Answer = Verdict | Item  # an item comes back where another sample took the process down
+JudgeResult = Verdict | RewardItem  # an item comes back where another sample took the process down
 
 
 class RewardRunner:
     def __init__(self, settings: RewardSettings):
         self.settings = settings
-        self.waiting: deque[tuple[Item, Future[Answer]]] = deque()
-        self.sent: dict[int, tuple[Item, Future[Answer]]] = {}  # by number
+        self.waiting: deque[tuple[RewardItem, Future[JudgeResult]]] = deque()
+        self.sent: dict[int, tuple[RewardItem, Future[JudgeResult]]] = {}  # by number
         # Until when, and how many seconds that is, of the samples being judged, by where in the process.
         self.judging: dict[str, dict[int, tuple[float, float]]] = {"thread": {}, "loop": {}}
         self.number = 0
@@ -50,14 +50,14 @@ class RewardRunner:
         self.heard, self.alarm = socket.socketpair()
         self.alarm.setblocking(False)
         self.over = False
-        self.process: Process | None = None
-        self.spare: Process | None = None
+        self.process: ProcessHandle | None = None
+        self.spare: ProcessHandle | None = None
         self.keeper = threading.Thread(target=self.keep, daemon=True, name="reward-keeper")
         self.keeper.start()
 
-    def judge(self, items: list[Item]) -> list[Answer]:
+    def judge(self, items: list[RewardItem]) -> list[JudgeResult]:
         """One verdict per item; an item itself where it should be judged elsewhere, or again."""
-        futures: list[Future[Answer]] = [Future() for _ in items]
+        futures: list[Future[JudgeResult]] = [Future() for _ in items]
         self.waiting.extend(zip(items, futures, strict=True))
         self.wake()
         if self.over:
@@ -77,7 +77,7 @@ class RewardRunner:
 
     def keep(self) -> None:
         try:
-            self.process = Process(self.settings)
+            self.process = ProcessHandle(self.settings)
             while not self.closing and self.problem is None:
                 self.feed()
                 ready = self.wait()
@@ -85,7 +85,7 @@ class RewardRunner:
                     self.heard.recv(4096)
                 for process in self.processes():
                     if process.socket in ready:
-                        process.push()
+                        process.flush()
                         self.hear(process)
                 self.watch()
         except BaseException as error:  # never leave a caller waiting
@@ -95,13 +95,13 @@ class RewardRunner:
             self.over = True
             try:
                 for process in self.processes():
-                    process.end()
+                    process.kill()
             finally:
                 self.give_up(self.problem or ConfigError("the reward runner was closed"))
                 self.heard.close()
                 self.alarm.close()
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[ProcessHandle]:
         return [p for p in (self.process, self.spare) if p]
 
     def wait(self) -> list[Any]:
@@ -116,7 +116,7 @@ class RewardRunner:
 
     def feed(self) -> None:
         """Hands over what is waiting, if the process's main thread is free to take it."""
-        if not (self.waiting and self.process and self.process.facts and self.process.free):
+        if not (self.waiting and self.process and self.process.ready_info and self.process.idle):
             return
         if not self.number:
             self.stand_by()  # not before: when a run starts, others need the cores
@@ -127,42 +127,42 @@ class RewardRunner:
                 break
             self.waiting.popleft()
             try:
-                facts = pickle.dumps(item.facts)
+                facts = pickle.dumps(item.inputs)
             except Exception as error:  # a row may hold anything
                 sentence = f"the sample cannot be sent to a reward process: {type(error).__name__}: {error}"
                 future.set_result(Verdict(None, failure="exception", detail=sentence))
                 continue
             self.number += 1
             self.sent[self.number] = item, future
-            items.append((self.number, item.set, facts))
+            items.append((self.number, item.function_set, facts))
         if not items:
             return
-        self.process.free = False
+        self.process.idle = False
         self.heard_at = time.monotonic()
         self.process.send(items)
 
-    def hear(self, process: Process) -> None:
+    def hear(self, process: ProcessHandle) -> None:
         try:
-            for message in process.said():
+            for message in process.read_messages():
                 self.told(process, message)
                 if self.problem or process not in self.processes():
                     return
         except (OSError, ValueError, KeyError, TypeError):  # it has died, or user's code wrote to the socket
-            process.gone = True
-        if process.gone and process.facts is None:
+            process.closed = True
+        if process.closed and process.ready_info is None:
             self.failed(process, "importing ended the process")
-        elif process.gone and process is self.spare:
+        elif process.closed and process is self.spare:
             self.spare = None
-            process.end()
-        elif process.gone:
+            process.kill()
+        elif process.closed:
             self.replace("crash")
 
-    def told(self, process: Process, message: dict[str, Any]) -> None:
+    def told(self, process: ProcessHandle, message: dict[str, Any]) -> None:
         self.heard_at = time.monotonic()
         if "problem" in message:
             self.failed(process, message["problem"])
         elif "ready" in message:
-            process.facts, process.free = message, True
+            process.ready_info, process.idle = message, True
             if process is self.process and not self.ready.done():
                 self.ready.set_result(message)
             self.starts = 0
@@ -183,14 +183,14 @@ class RewardRunner:
                 )
             )
         elif "more" in message:
-            process.free = True
+            process.idle = True
         elif "bye" in message:
             print(f"reward process replaced: {message['bye']}", flush=True)
             self.replace("bye")
 
-    def failed(self, process: Process, sentence: str) -> None:
+    def failed(self, process: ProcessHandle, sentence: str) -> None:
         """Its functions could not be imported: tried again if they could be before, or if somebody may have killed it."""
-        how = process.end()
+        how = process.kill()
         ended = sentence == "importing ended the process"
         if ended:
             sentence = f"{self.names()}: importing ended the process ({how})."
@@ -200,10 +200,10 @@ class RewardRunner:
             self.spare = None
             return
         self.starts += 1
-        if not (ended or self.ready.done()) or self.starts >= STARTS:
+        if not (ended or self.ready.done()) or self.starts >= MAX_FAILED_STARTS:
             self.problem = ConfigError(sentence)
         else:
-            self.process = Process(self.settings)
+            self.process = ProcessHandle(self.settings)
 
     @property
     def deadlines(self) -> dict[int, tuple[float, float]]:
@@ -213,28 +213,28 @@ class RewardRunner:
         """Seconds until the next thing is due."""
         deadlines = self.deadlines
         due = [until for until, _ in deadlines.values()]
-        due += [p.began + self.settings.start_timeout_s for p in self.processes() if p.facts is None]
+        due += [p.started_at + self.settings.start_timeout_s for p in self.processes() if p.ready_info is None]
         if self.sent and not deadlines:
-            due.append(self.heard_at + IDLE_S)
-        return max(0.0, min(due) - time.monotonic()) if due else IDLE_S
+            due.append(self.heard_at + SILENCE_LIMIT_S)
+        return max(0.0, min(due) - time.monotonic()) if due else SILENCE_LIMIT_S
 
     def watch(self) -> None:
         """Ends what is past its deadline."""
         now = time.monotonic()
         for process in self.processes():
-            if process.facts is None and now > process.began + self.settings.start_timeout_s:
+            if process.ready_info is None and now > process.started_at + self.settings.start_timeout_s:
                 self.failed(process, f"{self.names()}: importing took more than {self.settings.start_timeout_s:g} s.")
         if any(until <= now for until, _ in self.deadlines.values()):
             self.replace("timeout")
-        elif self.sent and not self.deadlines and now > self.heard_at + IDLE_S:
-            self.judging["thread"] = dict.fromkeys(self.sent, (now, IDLE_S))
+        elif self.sent and not self.deadlines and now > self.heard_at + SILENCE_LIMIT_S:
+            self.judging["thread"] = dict.fromkeys(self.sent, (now, SILENCE_LIMIT_S))
             self.replace("crash")
 
     def replace(self, why: str) -> None:
         """Kills the process, says what became of its samples, and goes on with the spare one."""
         assert self.process is not None
         now = time.monotonic()
-        how = self.process.end()
+        how = self.process.kill()
         deadlines = self.deadlines if why != "bye" else {}
         guilty = [n for n, (until, _) in deadlines.items() if why == "crash" or until <= now]
         for number, (item, future) in self.sent.items():
@@ -251,8 +251,8 @@ class RewardRunner:
             else:
                 future.set_result(Verdict(None, failure="crash", detail=f"the reward process ended: {how}"))
         self.sent, self.judging = {}, {"thread": {}, "loop": {}}
-        self.process, self.spare = self.spare or Process(self.settings), None
-        if self.process.facts:
+        self.process, self.spare = self.spare or ProcessHandle(self.settings), None
+        if self.process.ready_info:
             self.stand_by()
 
     def together(self, number: int) -> bool:
@@ -261,7 +261,7 @@ class RewardRunner:
 
     def stand_by(self) -> None:
         if self.spare is None and self.settings.keep_spare:
-            self.spare = Process(self.settings)
+            self.spare = ProcessHandle(self.settings)
 
     def give_up(self, error: ConfigError) -> None:
         if not self.ready.done():

@@ -20,19 +20,19 @@ from rlsys.types import Request
 from workers.cpu import compiling
 
 T = TypeVar("T")
-LONGEST_S = 0.25  # that a finished sample waits for others to leave with: a list takes engine, driver and rewards some milliseconds
-KEPT_PREFIXES = "vLLM did not reset its prefix cache: requests are still running"
-DYING_S = 3.0  # what a process of an engine may take to die of another's death, which is told first
+MAX_BATCHING_DELAY_S = 0.25  # that a finished sample waits for others to leave with: a list takes engine, driver and rewards some milliseconds
+PREFIX_CACHE_NOT_RESET = "vLLM did not reset its prefix cache: requests are still running"
+CORE_DEATH_TIMEOUT_S = 3.0  # what a process of an engine may take to die of another's death, which is told first
 
 # An engine with all its processes is on one node: they talk to each other there and nowhere else.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-COMMON = LOOPBACK | {
+COMMON_ENVIRONMENT = LOOPBACK | {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # between the processes of an engine: an answer keeps its type
 }
 # Set before vLLM is imported, in the actor's runtime environment.
-CPU_ENVIRONMENT = COMMON | {
+CPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_USE_AOT_COMPILE": "0",  # on CPU vLLM cannot load what it saved so, and compiles anew; torch's own cache serves
@@ -40,7 +40,7 @@ CPU_ENVIRONMENT = COMMON | {
     "VLLM_CPU_ATTN_SPLIT_KV": "0",  # with several threads how a sequence is cut would depend on those beside it
     "OMP_NUM_THREADS": "1",
 }
-GPU_ENVIRONMENT = COMMON | {
+GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
 }
 
@@ -61,24 +61,24 @@ class Engine(Protocol):
         """In between, no token is sampled and the weights may change; then samples go on where they were."""
         ...
 
-    async def name_weights(self, version: int) -> None:
+    async def set_weight_version(self, version: int) -> None:
         """What vLLM says in `weight_versions` of the tokens to come."""
         ...
 
-    async def call(self, method: str, **arguments: Any) -> list[Any]:
+    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         """A method of vLLM's worker, on every worker of the engine."""
         ...
 
-    async def look(self, method: str) -> list[Any]:
+    async def inspect(self, method: str) -> list[Any]:
         """A method of vLLM's worker that changes nothing. Tokens may be sampled at the same time."""
         ...
 
-    async def forget_prefixes(self) -> None: ...
+    async def reset_prefix_cache(self) -> None: ...
     async def sleep(self) -> None: ...
     async def wake(self, part: str) -> None: ...
 
 
-def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> dict[str, Any]:
+def engine_arguments(config: Config, model: str, backend: str, longest_prompt: int) -> dict[str, Any]:
     """What vLLM's engine is built from."""
     r = config.rollout
     found: dict[str, Any] = {
@@ -112,11 +112,11 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
             "kv_cache_memory_bytes": r.kv_cache_mb << 20,
             "enable_chunked_prefill": False,
         }
-        from workers.cpu.norms import PRIORITY
+        from workers.cpu.norms import KERNEL_CONFIG
 
         # Compiled, norms become one with what is around them.
-        own_norms = r.enforce_eager and not r.exact and in_process(config)
-        return found | {"kernel_config": PRIORITY} if own_norms else found
+        own_norms = r.enforce_eager and not r.exact and runs_in_process(config)
+        return found | {"kernel_config": KERNEL_CONFIG} if own_norms else found
     found.pop("block_size")
     return found | {
         "gpu_memory_utilization": r.gpu_memory,
@@ -124,18 +124,18 @@ def arguments(config: Config, model: str, backend: str, longest_prompt: int) -> 
     }
 
 
-def in_process(config: Config) -> bool:
+def runs_in_process(config: Config) -> bool:
     """Whether the engine runs inside the actor."""
     return config.cluster.device == "cpu" and config.rollout.tensor_parallel == 1
 
 
-def sampling(request: Request, stop_ids: list[int]) -> Any:
+def sampling_params(request: Request, stop_ids: list[int]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
         temperature=request.temperature,
-        max_tokens=request.max_new_tokens - len(written(request)),
+        max_tokens=request.max_new_tokens - len(partial_tokens(request)),
         seed=request.seed,
         logprobs=0,  # the sampled token's
         detokenize=False,
@@ -145,28 +145,28 @@ def sampling(request: Request, stop_ids: list[int]) -> Any:
     )
 
 
-def prompt(request: Request, salt: str) -> Any:
+def token_prompt(request: Request, salt: str) -> Any:
     """What is there already is the prompt of what is to come."""
-    tokens = {"prompt_token_ids": [*request.tokens, *written(request)]}
+    tokens = {"prompt_token_ids": [*request.tokens, *partial_tokens(request)]}
     return tokens | ({"cache_salt": salt} if salt else {})
 
 
-def written(request: Request) -> list[int]:
+def partial_tokens(request: Request) -> list[int]:
     """The tokens of its completion that are there already."""
     return request.partial.tokens.tolist() if request.partial else []
 
 
-def name_of(request: Request) -> str:
+def request_id(request: Request) -> str:
     return f"{request.uid}/{request.index}"
 
 
-async def arrivals(finished: "asyncio.Queue[Any]", count: int) -> AsyncIterator[list[Any]]:
+async def collect_outputs(finished: "asyncio.Queue[Any]", count: int) -> AsyncIterator[list[Any]]:
     """So many outputs, in lists; an exception among them is raised. None waits longer than a quarter of the time this has taken."""
     began = time.monotonic()
     while count:
         outs = [await finished.get()]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(LONGEST_S, (time.monotonic() - began) / 4)):
+            async with asyncio.timeout(min(MAX_BATCHING_DELAY_S, (time.monotonic() - began) / 4)):
                 while len(outs) < count:
                     outs.append(await finished.get())
         for out in outs:
@@ -186,72 +186,72 @@ class InProcessEngine:
         if exact:
             from workers.cpu import exact_engine
 
-            exact_engine.install()
+            exact_engine.use_exact_attention()
         else:
             from workers.cpu import norms
 
-            norms.register()
+            norms.register_kernels()
         if not settings["enforce_eager"]:
-            compiling.allow("rollout.enforce_eager false", "rollout.enforce_eager true")
+            compiling.allow_compiling("rollout.enforce_eager false", "rollout.enforce_eager true")
         register_architecture(settings["model"], settings["trust_remote_code"])
         self.engine = LLMEngine.from_engine_args(EngineArgs(**settings), enable_multiprocessing=False)
-        self.callers: dict[str, asyncio.Queue[Any]] = {}  # by request, who waits for it
-        self.turn = asyncio.Lock()  # of who steps the engine, or changes its weights
-        self.stepping: asyncio.Task[None] | None = None
+        self.queue_by_request: dict[str, asyncio.Queue[Any]] = {}  # by request, who waits for it
+        self.lock = asyncio.Lock()  # of who steps the engine, or changes its weights
+        self.step_task: asyncio.Task[None] | None = None
 
     async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
         try:
             for r in requests:
-                self.engine.add_request(name_of(r), prompt(r, salt), sampling(r, stop_ids))
-                self.callers[name_of(r)] = finished
-            if not self.stepping or self.stepping.done():
-                self.stepping = asyncio.ensure_future(self.step())
-            async for outs in arrivals(finished, len(requests)):
+                self.engine.add_request(request_id(r), token_prompt(r, salt), sampling_params(r, stop_ids))
+                self.queue_by_request[request_id(r)] = finished
+            if not self.step_task or self.step_task.done():
+                self.step_task = asyncio.ensure_future(self.step_until_done())
+            async for outs in collect_outputs(finished, len(requests)):
                 yield outs
         finally:
-            self.engine.abort_request([n for r in requests if self.callers.pop(n := name_of(r), None)])
+            self.engine.abort_request([n for r in requests if self.queue_by_request.pop(n := request_id(r), None)])
 
-    async def step(self) -> None:
+    async def step_until_done(self) -> None:
         try:
             while self.engine.has_unfinished_requests():
-                async with self.turn:
+                async with self.lock:
                     outs = self.engine.step()
                 for out in outs:
                     if out.finished:
-                        self.callers.pop(out.request_id).put_nowait(out)
+                        self.queue_by_request.pop(out.request_id).put_nowait(out)
                 await asyncio.sleep(0)  # callers, and other calls to the actor, get their turn
         except Exception as error:
-            for finished in set(self.callers.values()):
+            for finished in set(self.queue_by_request.values()):
                 finished.put_nowait(error)
 
     async def stop_early(self) -> None:
         from vllm.v1.engine import FinishReason
 
         states = self.engine.output_processor
-        for name, finished in self.callers.items():
+        for name, finished in self.queue_by_request.items():
             [own] = states.external_req_ids[name]
             finished.put_nowait(states.request_states[own].make_request_output([], None, FinishReason.ABORT, None))
-        self.engine.abort_request(list(self.callers))
-        self.callers.clear()
+        self.engine.abort_request(list(self.queue_by_request))
+        self.queue_by_request.clear()
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        async with self.turn:
+        async with self.lock:
             yield
 
-    async def name_weights(self, version: int) -> None:
+    async def set_weight_version(self, version: int) -> None:
         self.engine.set_weight_version(str(version))
 
-    async def call(self, method: str, **arguments: Any) -> list[Any]:
+    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         return list(self.engine.collective_rpc(method, kwargs=arguments))
 
-    async def look(self, method: str) -> list[Any]:
+    async def inspect(self, method: str) -> list[Any]:
         return await asyncio.to_thread(lambda: list(self.engine.collective_rpc(method)))
 
-    async def forget_prefixes(self) -> None:
+    async def reset_prefix_cache(self) -> None:
         if not self.engine.reset_prefix_cache():
-            raise RuntimeError(KEPT_PREFIXES)
+            raise RuntimeError(PREFIX_CACHE_NOT_RESET)
 
     async def sleep(self) -> None:
         """A CPU engine has its memory to itself."""
@@ -268,16 +268,16 @@ class AsyncEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
-        self.running: set[str] = set()
-        self.asleep: set[str] = set()
+        self.running_ids: set[str] = set()
+        self.sleeping_parts: set[str] = set()
 
-    async def asked(self, answer: Awaitable[T]) -> T:
+    async def answer_or_exit(self, answer: Awaitable[T]) -> T:
         """The core's answer. A core that has died does not come back: then the actor ends, and another takes its place."""
         try:
             return await answer
         except Exception:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DYING_S):
+                async with asyncio.timeout(CORE_DEATH_TIMEOUT_S):
                     while not self.engine.errored:
                         await asyncio.sleep(0.1)
             if not self.engine.errored:
@@ -290,59 +290,61 @@ class AsyncEngine:
         finished: asyncio.Queue[Any] = asyncio.Queue()
 
         async def write(r: Request) -> None:
-            async for out in self.engine.generate(prompt(r, salt), sampling(r, stop_ids), request_id=name_of(r)):
+            async for out in self.engine.generate(
+                token_prompt(r, salt), sampling_params(r, stop_ids), request_id=request_id(r)
+            ):
                 if out.finished:
                     finished.put_nowait(out)
 
         async def one(r: Request) -> None:
             try:
-                await self.asked(write(r))
+                await self.answer_or_exit(write(r))
             except Exception as error:
                 finished.put_nowait(error)
             finally:
-                self.running.discard(name_of(r))
+                self.running_ids.discard(request_id(r))
 
-        self.running.update(map(name_of, requests))
+        self.running_ids.update(map(request_id, requests))
         tasks = [asyncio.ensure_future(one(r)) for r in requests]
         try:
-            async for outs in arrivals(finished, len(requests)):
+            async for outs in collect_outputs(finished, len(requests)):
                 yield outs
         finally:
             for task in tasks:
                 task.cancel()
 
     async def stop_early(self) -> None:
-        await self.asked(self.engine.abort(list(self.running)))
+        await self.answer_or_exit(self.engine.abort(list(self.running_ids)))
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        await self.asked(self.engine.pause_generation(mode="keep", clear_cache=False))
+        await self.answer_or_exit(self.engine.pause_generation(mode="keep", clear_cache=False))
         try:
             yield
         finally:
-            await self.asked(self.engine.resume_generation())
+            await self.answer_or_exit(self.engine.resume_generation())
 
-    async def name_weights(self, version: int) -> None:
-        await self.asked(self.engine.update_weight_version(str(version)))
+    async def set_weight_version(self, version: int) -> None:
+        await self.answer_or_exit(self.engine.update_weight_version(str(version)))
 
-    async def call(self, method: str, **arguments: Any) -> list[Any]:
-        return list(await self.asked(self.engine.collective_rpc(method, kwargs=arguments)))
+    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        return list(await self.answer_or_exit(self.engine.collective_rpc(method, kwargs=arguments)))
 
-    async def look(self, method: str) -> list[Any]:
-        return await self.call(method)
+    async def inspect(self, method: str) -> list[Any]:
+        return await self.call_workers(method)
 
-    async def forget_prefixes(self) -> None:
-        if not await self.asked(self.engine.reset_prefix_cache()):
-            raise RuntimeError(KEPT_PREFIXES)
+    async def reset_prefix_cache(self) -> None:
+        if not await self.answer_or_exit(self.engine.reset_prefix_cache()):
+            raise RuntimeError(PREFIX_CACHE_NOT_RESET)
 
     async def sleep(self) -> None:
-        await self.asked(self.engine.sleep(level=2))  # the weights come anew with the next sync
-        self.asleep = {"weights", "kv_cache"}
+        await self.answer_or_exit(self.engine.sleep(level=2))  # the weights come anew with the next sync
+        self.sleeping_parts = {"weights", "kv_cache"}
 
     async def wake(self, part: str) -> None:
-        if part in self.asleep:  # vLLM would end a pause of an engine that is awake
-            self.asleep.discard(part)
-            await self.asked(self.engine.wake_up(tags=[part]))
+        if part in self.sleeping_parts:  # vLLM would end a pause of an engine that is awake
+            self.sleeping_parts.discard(part)
+            await self.answer_or_exit(self.engine.wake_up(tags=[part]))
 
 
 def register_architecture(model: str, trust_remote_code: bool) -> None:

@@ -18,12 +18,12 @@ from rlsys.config.schema import Config
 from rlsys.runs.errors import WorkerFailed, WorkerLost, WrongWeights
 from rlsys.runs.timeline import recorded, request_facts
 from rlsys.types import Request, Sample, join_partial
-from workers.rollout.dispatch import Dispatch
-from workers.rollout.engines import AsyncEngine, Engine, InProcessEngine, arguments, in_process, name_of
-from workers.supervision import places
-from workers.supervision.crew import TRIES, Crew
-from workers.supervision.process import settle
-from workers.supervision.waiting import TICK_S, Patience, Watch, explain
+from workers.rollout.engines import AsyncEngine, Engine, InProcessEngine, engine_arguments, request_id, runs_in_process
+from workers.rollout.request_scheduler import Dispatch
+from workers.supervision import process_registry
+from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
+from workers.supervision.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
+from workers.supervision.worker_setup import setup_worker_process
 from workers.sync import RECEIVERS, SENDERS, Message
 from workers.sync.arrivals import PartRefs
 from workers.sync.verify import combine_devices, describe_differences, list_names
@@ -37,9 +37,9 @@ class RolloutWorker:
     """
 
     def __init__(self, config: Config, index: int, logs: str):
-        settle(f"rollout-{index}", logs)
+        setup_worker_process(f"rollout-{index}", logs)
         self.config, self.index, self.version, self.logs = config, index, 0, Path(logs)
-        self.turns = Turns()
+        self.turns = ReadWriteLock()
         self.weights = asyncio.Lock()  # of who changes them, or looks at them
         self.proved, self.wrong = asyncio.Event(), ""  # samples wait for it; and what was found
         self.proved.set()
@@ -61,25 +61,25 @@ class RolloutWorker:
         more = [ends] if isinstance(ends, int) else ends or []
         self.stop_ids = sorted({i for i in [self.tokenizer.eos_token_id, *more] if i is not None})
         self.receiver = RECEIVERS[transport]()
-        settings = arguments(self.config, model, self.receiver.backend, longest_prompt)
-        inside = in_process(self.config)
+        settings = engine_arguments(self.config, model, self.receiver.backend, longest_prompt)
+        inside = runs_in_process(self.config)
         self.engine: Engine = InProcessEngine(settings, self.config.rollout.exact) if inside else AsyncEngine(settings)
         if not inside:
-            places.tell(f"rollout-{self.index}", self.logs)
-        await self.engine.name_weights(self.version)
+            process_registry.register_process(f"rollout-{self.index}", self.logs)
+        await self.engine.set_weight_version(self.version)
         if self.config.cluster.device == "cpu":
             await self.tell_what_matters(settings["max_model_len"])
 
     async def tell_what_matters(self, longest: int) -> None:
         """On a CPU a sample that is drawn again, after an engine was lost, is to be the same bit for bit."""
         may_differ = "a sample that is drawn again, after an engine was lost, may differ from the first in the last bit of its log-probs."
-        if names := (await self.engine.call("rlsys_rows_matter"))[0]:
+        if names := (await self.engine.call_workers("rlsys_rows_matter"))[0]:
             print(
                 f"On this machine products with {list_names(names)} depend on what else is in the batch: {may_differ}"
             )
         if self.config.rollout.exact:
             return
-        alike = (await self.engine.call("rlsys_alike_up_to", longest=longest))[0]
+        alike = (await self.engine.call_workers("rlsys_alike_up_to", longest=longest))[0]
         if alike < longest:
             print(
                 f"On this machine attention over more than {alike} tokens depends on how many of them were there already: {may_differ} "
@@ -89,8 +89,8 @@ class RolloutWorker:
     @recorded(request_facts)
     async def generate(self, requests: list[Request]) -> AsyncIterator[list[Sample]]:
         """Samples as they finish: a stream of object references on the driver's side."""
-        by_id = {name_of(r): r for r in requests}
-        async with self.turns.together():
+        by_id = {request_id(r): r for r in requests}
+        async with self.turns.shared():
             # Samples that are asked for from now on make no use of prompts that older weights computed.
             salt = str(self.version) if self.config.pipeline.in_flight else ""
             async for outs in self.engine.generate(requests, self.stop_ids, salt):
@@ -118,12 +118,12 @@ class RolloutWorker:
         return replace(whole, text=self.tokenizer.decode(whole.tokens.tolist(), skip_special_tokens=True))
 
     async def connect(self, invitation: Message) -> None:
-        wide, inside = self.config.rollout.tensor_parallel, in_process(self.config)
+        wide, inside = self.config.rollout.tensor_parallel, runs_in_process(self.config)
         info = self.receiver.init_info(invitation, self.index, wide, inside)
-        await self.engine.call("init_weight_transfer_engine", init_info=info)
+        await self.engine.call_workers("init_weight_transfer_engine", init_info=info)
         if self.config.sync.verify:
             policy = {key: invitation[key] for key in ("manifest", "cut", "by_place")}
-            lost = (await self.engine.call("rlsys_chart", **policy))[0]
+            lost = (await self.engine.call_workers("rlsys_chart", **policy))[0]
             if lost:
                 print(
                     f"sync.verify: this architecture stores {list_names(lost)} in a way of its own. Of these all bits together are "
@@ -135,16 +135,16 @@ class RolloutWorker:
         """Replaces the weights, by what the ranks say of each part. If it fails, no sample leaves any more."""
         self.refuse_if_wrong()
         in_flight = self.config.pipeline.in_flight
-        async with self.engine.paused() if in_flight else self.turns.alone(), self.weights:
+        async with self.engine.paused() if in_flight else self.turns.exclusive(), self.weights:
             self.proved.clear()
             await self.engine.wake("weights")
-            await self.engine.call("start_weight_update")
+            await self.engine.call_workers("start_weight_update")
             async for update in self.receiver.update_infos(parts):
-                await self.engine.call("update_weights", update_info=update)
-            await self.engine.call("finish_weight_update")
+                await self.engine.call_workers("update_weights", update_info=update)
+            await self.engine.call_workers("finish_weight_update")
             if not in_flight:  # else the salt keeps prompts of different weights apart
-                await self.engine.forget_prefixes()
-            await self.engine.name_weights(version)
+                await self.engine.reset_prefix_cache()
+            await self.engine.set_weight_version(version)
             self.version = version
             if not self.config.sync.verify:
                 self.proved.set()
@@ -154,7 +154,7 @@ class RolloutWorker:
         """Compares what the engine computes with to the policy's fingerprints. Says what is wrong; then no sample leaves any more."""
         async with self.weights:
             try:
-                found = combine_devices(await self.engine.look("rlsys_prove"))
+                found = combine_devices(await self.engine.inspect("rlsys_prove"))
                 late = "" if self.version == version else f"it has version {self.version}"
                 self.wrong = late or describe_differences(expected, found)
             except Exception as error:
@@ -168,7 +168,7 @@ class RolloutWorker:
 
     @recorded()
     async def sleep(self) -> None:
-        async with self.turns.alone():
+        async with self.turns.exclusive():
             await self.engine.sleep()
 
     @recorded()
@@ -176,7 +176,7 @@ class RolloutWorker:
         await self.engine.wake("kv_cache")
 
 
-class Turns:
+class ReadWriteLock:
     """Those who generate do so together; who changes the engine does it alone."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Turns:
         self.generating, self.taken = 0, False
 
     @asynccontextmanager
-    async def together(self) -> AsyncIterator[None]:
+    async def shared(self) -> AsyncIterator[None]:
         async with self.changed:
             await self.changed.wait_for(lambda: not self.taken)
             self.generating += 1
@@ -196,7 +196,7 @@ class Turns:
                 self.changed.notify_all()
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         async with self.changed:
             await self.changed.wait_for(lambda: not self.taken and not self.generating)
             self.taken = True
@@ -209,13 +209,13 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class WeightUpdate:
     """Weights on their way: what the ranks say of each part, what the weights are called, and the policy's fingerprint of each
     tensor, when all is sent."""
 
     parts: list[PartRefs]
     version: int
-    prints: dict[str, str]
+    fingerprints: dict[str, str]
 
 
 class RolloutGroup:
@@ -225,158 +225,165 @@ class RolloutGroup:
     missing.
     """
 
-    def __init__(self, config: Config, spawn: Callable[[str], Any], watch: Watch):
-        self.config, self.watch = config, watch
-        self.crew = Crew(
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
+        self.config, self.watchdog = config, watchdog
+        self.workers = ReplaceableWorkers(
             [f"rollout-{i}" for i in range(config.rollout.engines)],
             spawn,
-            watch,
-            before=self.can_catch_up,
-            then=self.catch_up,
+            watchdog,
+            before_replace=self.require_replayable_weights,
+            after_replace=self.resend_weights,
         )
         self.sleeps = config.cluster.placement == "colocated"
         self.awake = True
-        self.delivery: Delivery | None = None
-        self.work: tuple[Dispatch, Streams] | None = None  # what is being generated, or was last
+        self.weight_update: WeightUpdate | None = None
+        self.work: tuple[Dispatch, EngineStreams] | None = None  # what is being generated, or was last
 
-    def load(self) -> dict[str, int]:
+    def samples_by_engine(self) -> dict[str, int]:
         """How many samples each engine is at; under "" those that wait for one. May be asked at any time, by any thread."""
-        waiting, missing = (self.work[0].left, self.work[1].missing.copy()) if self.work else (0, {})
-        return {"": waiting} | {name: len(missing.get(name, ())) for name in self.crew.actors.copy()}
+        waiting, missing = (self.work[0].waiting_count, self.work[1].missing.copy()) if self.work else (0, {})
+        return {"": waiting} | {name: len(missing.get(name, ())) for name in self.workers.actors.copy()}
 
-    def calls(self, method: str, *arguments: Any) -> dict[str, Any]:
+    def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """The same call on every engine, not waited for."""
-        return {name: getattr(actor, method).remote(*arguments) for name, actor in self.crew.actors.items()}
+        return {name: getattr(actor, method).remote(*arguments) for name, actor in self.workers.actors.items()}
 
     def start(self, model: str, transport: str, longest_prompt: int) -> None:
-        self.lasting = SENDERS[transport].replayable
+        self.replayable = SENDERS[transport].replayable
         arguments, limit = (model, transport, longest_prompt), self.config.cluster.start_timeout_s
-        self.crew.call("start", *arguments, doing="starting the engines", limit_s=limit, keep=True)
+        self.workers.call("start", *arguments, doing="starting the engines", limit_s=limit, replay=True)
 
     def connect(self, invitation: Message) -> None:
         limit = self.config.cluster.start_timeout_s
-        self.crew.call("connect", invitation, doing="connecting the engines", limit_s=limit, keep=True)
+        self.workers.call("connect", invitation, doing="connecting the engines", limit_s=limit, replay=True)
 
-    def take(self, delivery: Delivery, sending: dict[str, Any] | None = None) -> dict[str, Any]:
+    def load_weights(self, delivery: WeightUpdate, sending: dict[str, Any] | None = None) -> dict[str, Any]:
         """Has every engine take the weights. An engine that comes later takes them too. `sending` are the calls of who still
         sends them; returns their answers."""
-        self.delivery = delivery
-        tries = TRIES if self.lasting else 1  # who came in another's place could not be given them
-        found = self.crew.call(
-            "take", delivery.parts, delivery.version, doing="taking weights", beside=sending, tries=tries
+        self.weight_update = delivery
+        tries = MAX_ATTEMPTS if self.replayable else 1  # who came in another's place could not be given them
+        found = self.workers.call(
+            "take",
+            delivery.parts,
+            delivery.version,
+            doing="taking weights",
+            concurrent_calls=sending,
+            max_attempts=tries,
         )
         return {name: found[name] for name in sending or {}}
 
-    def prove(self) -> None:
+    def verify_weights(self) -> None:
         """Has every engine compare what it took with what the policy has. One that is wrong says so when it is asked for samples."""
-        if not (delivery := self.delivery) or not delivery.prints:
+        if not (delivery := self.weight_update) or not delivery.fingerprints:
             return
-        asked = delivery.version, delivery.prints
+        asked = delivery.version, delivery.fingerprints
         if self.config.cluster.device == "gpu":  # with memory that is taken while it generates
-            self.crew.call("prove", *asked, doing="proving weights")
+            self.workers.call("prove", *asked, doing="proving weights")
         else:
-            with self.in_place():  # an engine that is coming has no weights yet, and proves them by itself
-                self.calls("prove", *asked)
+            with self.replacements_paused():  # an engine that is coming has no weights yet, and proves them by itself
+                self.start_calls("prove", *asked)
 
-    def can_catch_up(self, lost: dict[str, WorkerLost]) -> None:
+    def require_replayable_weights(self, lost: dict[str, WorkerLost]) -> None:
         """Raises where other engines would start in vain."""
-        if self.delivery and not self.lasting:
+        if self.weight_update and not self.replayable:
             first, _, more = str(next(iter(lost.values()))).partition("\n")
             raise WorkerLost(f"{first}; another could not be given the present weights by this sync.transport\n{more}")
 
-    def catch_up(self, names: list[str]) -> None:
+    def resend_weights(self, names: list[str]) -> None:
         """Gives engines that have just come the weights that the others have."""
-        delivery = self.delivery
+        delivery = self.weight_update
         if delivery is None:
             return
         version = delivery.version
         try:
-            self.crew.call("take", delivery.parts, version, doing="taking weights again", only=names)
+            self.workers.call("take", delivery.parts, version, doing="taking weights again", only=names)
         except WorkerFailed as error:  # whose memory it is may be gone; the ranks may be busy, so they are not asked
             raise WorkerLost(
                 f"weights of version {version} cannot be given to {', '.join(names)} again: {error}"
             ) from error
-        if delivery.prints:
-            found = self.crew.call("prove", version, delivery.prints, doing="proving weights again", only=names)
+        if delivery.fingerprints:
+            found = self.workers.call(
+                "prove", version, delivery.fingerprints, doing="proving weights again", only=names
+            )
             for name, what in found.items():
                 if what:
                     raise WorkerLost(f"weights of version {version} kept for {name} are no longer whole: {what}")
 
     def wake(self) -> None:
         if self.sleeps and not self.awake:
-            self.crew.call("wake", doing="waking the engines")
+            self.workers.call("wake", doing="waking the engines")
         self.awake = True
 
     def sleep(self) -> None:
         if self.sleeps and self.awake:
-            self.crew.call("sleep", doing="putting the engines to sleep")
+            self.workers.call("sleep", doing="putting the engines to sleep")
             self.awake = False
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         """Engines are given requests as they have room for them; their streams are merged."""
-        work, streams = Dispatch(requests, self.config.rollout.max_sequences), Streams(self.watch)
+        work, streams = Dispatch(requests, self.config.rollout.max_sequences), EngineStreams(self.watchdog)
         self.work = work, streams
         in_vain: Counter[tuple[str, int]] = Counter()
-        self.enough = False
-        self.deal(work, streams)
+        self.stop_requested = False
+        self.assign_requests(work, streams)
         while streams.owing:
             name, samples = streams.next()
             if isinstance(samples, WrongWeights):
-                self.watch.event("weights did not arrive", worker=name, cause=str(samples))
+                self.watchdog.event("weights did not arrive", worker=name, cause=str(samples))
             if isinstance(samples, WorkerLost):
                 actor, owed = streams.lost(name)
                 in_vain.update(owed.keys())
-                if any(in_vain[key] == TRIES for key in owed):  # it may be what they are asked that ends them
+                if any(in_vain[key] == MAX_ATTEMPTS for key in owed):  # it may be what they are asked that ends them
                     raise samples
-                if not self.enough:
-                    work.put_back(list(owed.values()))
-                self.crew.replace({name: samples}, {name: actor})
+                if not self.stop_requested:
+                    work.requeue(list(owed.values()))
+                self.workers.replace({name: samples}, {name: actor})
                 streams.hear_all()
             elif isinstance(samples, Exception):
                 raise samples
             elif samples:
                 yield samples
-                if self.enough and not streams.ending:
+                if self.stop_requested and not streams.ending:
                     work.clear()
                     streams.stop_early()
-            self.deal(work, streams)
+            self.assign_requests(work, streams)
 
     def stop_early(self) -> None:
         """Said between two lists of samples of `generate`."""
-        self.enough = True
+        self.stop_requested = True
 
-    def in_place(self) -> AbstractContextManager[object]:
+    def replacements_paused(self) -> AbstractContextManager[object]:
         """While this holds no engine takes another's place; one that is about to is waited for."""
-        return self.crew.lock
+        return self.workers.lock
 
-    def deal(self, work: Dispatch, streams: "Streams") -> None:
+    def assign_requests(self, work: Dispatch, streams: "EngineStreams") -> None:
         """While ranks send, engines go on with what they have; the next samples ask again."""
-        if not work.left or not self.crew.lock.acquire(blocking=not streams.owing):
+        if not work.waiting_count or not self.workers.lock.acquire(blocking=not streams.owing):
             return
         try:
             holding = {
                 name: len(owed)
-                for name, actor in self.crew.actors.items()
+                for name, actor in self.workers.actors.items()
                 if not (owed := streams.missing.get(name, {})) or streams.actors[name] is actor
             }
-            for name, share in work.deal(holding).items():
-                streams.open(name, self.crew.actors[name], share)
+            for name, share in work.assign(holding).items():
+                streams.open(name, self.workers.actors[name], share)
         finally:
-            self.crew.lock.release()
+            self.workers.lock.release()
 
 
 Key = tuple[str, int]  # uid and index of a sample
 Arrival = tuple[str, Any, list[Key], list[Sample] | Exception | None]  # engine, its actor, what was asked, what it says
 
 
-class Streams:
+class EngineStreams:
     """The samples that engines still owe, as they come, and each of them once. An engine may be at several streams."""
 
-    def __init__(self, watch: Watch):
+    def __init__(self, watch: Watchdog):
         self.watch = watch
         self.actors: dict[str, Any] = {}  # by engine; what another one in its place says does not count
         self.missing: dict[str, dict[Key, Request]] = {}
-        self.patience: dict[str, Patience] = {}
+        self.patience: dict[str, StallTimer] = {}
         self.ending = False
         self.arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self.held: Arrival | None = None  # what came when another engine was late
@@ -387,7 +394,7 @@ class Streams:
 
     def open(self, name: str, actor: Any, requests: list[Request]) -> None:
         if not self.missing.get(name):
-            self.actors[name], self.missing[name], self.patience[name] = actor, {}, self.watch.patience()
+            self.actors[name], self.missing[name], self.patience[name] = actor, {}, self.watch.start_timer()
         asked = {(r.uid, r.index): r for r in requests}
         self.missing[name] |= asked
         stream = actor.generate.options(num_returns="streaming").remote(requests)
@@ -399,7 +406,7 @@ class Streams:
                 self.arrived.put((name, actor, asked, ray.get(ref)))
             self.arrived.put((name, actor, asked, None))
         except RayError as error:
-            self.arrived.put((name, actor, asked, explain(error, name, "generating", self.watch.logs)))
+            self.arrived.put((name, actor, asked, explain_failure(error, name, "generating", self.watch.logs)))
         except Exception as error:
             self.arrived.put((name, actor, asked, error))
 
@@ -407,7 +414,7 @@ class Streams:
         """Has engines send what they are at as it is."""
         self.ending = True
         for name in self.owing:
-            self.actors[name].cut.remote()
+            self.actors[name].stop_early.remote()
 
     def lost(self, name: str) -> tuple[Any, dict[Key, Request]]:
         """The engine is no more: which one it was, and what it still owed."""
@@ -417,14 +424,14 @@ class Streams:
         """New samples of an engine, or what became of it. Waits at most until one has stalled, whatever the others say."""
         while True:
             try:
-                came, self.held = self.held or self.arrived.get(timeout=TICK_S), None
+                came, self.held = self.held or self.arrived.get(timeout=POLL_S), None
             except queue.Empty:
                 came = None
                 if self.ending:  # it may have overtaken what was asked just before
                     self.stop_early()
             heard = came is not None and self.actors.get(came[0]) is came[1]
             if came and heard:
-                self.patience[came[0]].heard()
+                self.patience[came[0]].reset()
             if late := self.late():
                 self.held = came  # it is not lost
                 return late
@@ -435,15 +442,15 @@ class Streams:
     def late(self) -> tuple[str, Exception] | None:
         """An engine that owes samples and has said nothing for too long. Raises `Abandoned` if the run is to end."""
         for name in self.owing:
-            if waited := self.patience[name].over():
+            if waited := self.patience[name].expired():
                 uids = list(dict.fromkeys(uid for uid, _ in self.missing[name]))
-                return name, self.watch.stalled([name], "generating", waited, uids)
+                return name, self.watch.report_stall([name], "generating", waited, uids)
         return None
 
     def hear_all(self) -> None:
         """Nobody was listened to for a while."""
         for patience in self.patience.values():
-            patience.heard()
+            patience.reset()
 
     def took(self, name: str, asked: list[Key], samples: list[Sample] | None) -> list[Sample] | Exception:
         """Those of the samples that were missing; the end of a stream (None) with some of its own missing is a failure."""

@@ -49,10 +49,10 @@ class WorkerExtension:
 
     def rlsys_alike_up_to(self, longest: int) -> int:
         """Tokens of the longest sequence, up to `longest`, whose attention on this machine's CPU is the same however it was computed."""
-        from workers.cpu.attention import alike_up_to
+        from workers.cpu.attention import deterministic_up_to
 
         runner: Any = self.model_runner  # type: ignore[attr-defined]
-        return alike_up_to(runner.get_model(), runner.dtype, runner.cache_config.block_size, longest)
+        return deterministic_up_to(runner.get_model(), runner.dtype, runner.cache_config.block_size, longest)
 
     def rlsys_chart(self, manifest: Manifest, cut: int, by_place: bool) -> list[str]:
         """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 
 @contextlib.contextmanager
-def without(*modules: str) -> Iterator[None]:
+def hide_modules(*modules: str) -> Iterator[None]:
     """In between, these are not to be had, as if they were not installed; one that is imported already stays."""
     hidden = [name for name in modules if name not in sys.modules]
     sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]  # None: an import of it fails
@@ -20,7 +20,7 @@ def without(*modules: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_generation() -> Iterator[None]:
+def skip_generation_import() -> Iterator[None]:
     """In between, transformers' tokenizers do without its `generate`, which takes half of what they take to import, torch's compiler with it.
 
     They name its mixin, to give it to models of remote code that lack it; in a process that loads such a model let this be.
@@ -40,7 +40,7 @@ def without_generation() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """In between, nothing looks for garbage: imports make a million objects, and hardly any. Nor is what is there at the end ever looked at again."""
     enabled = gc.isenabled()
     gc.disable()

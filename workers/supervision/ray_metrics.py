@@ -52,7 +52,7 @@ LABELS = {
     "rlsys_phase_seconds": "phase",
     "rlsys_engine_samples": "engine",
 }
-MORE = {
+OTHER_GAUGES = {
     "rlsys_steps": "steps that the run is to have",
     "rlsys_samples_per_second": "completions with a reward over the time of a step",
     "rlsys_accuracy": "mean score on a set of eval.datasets",
@@ -64,14 +64,16 @@ MORE = {
     "rlsys_verdicts_waiting": "samples that wait for a reward process now",
 }
 HISTOGRAM = "rlsys_step_duration_seconds"
-BOUNDS = [0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000]
-Load = Callable[[], dict[str, int]]
+HISTOGRAM_BOUNDS = [0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000]
+SamplesByEngine = Callable[[], dict[str, int]]
 
 
 class RayMetrics(Tracker):
     overwrites = True  # a gauge has no past
 
-    def __init__(self, told: RunInfo, *, samples: int, engines: Load, verdicts: Callable[[], int], restarts: int):
+    def __init__(
+        self, told: RunInfo, *, samples: int, engines: SamplesByEngine, verdicts: Callable[[], int], restarts: int
+    ):
         """`samples` in a step; `engines()`: what each is at now, and "" what waits for one; `verdicts()`: what waits for one."""
         from ray.util import metrics
 
@@ -80,20 +82,20 @@ class RayMetrics(Tracker):
             keys = ("run", label) if label else ("run",)
             return kind(name, description=text, tag_keys=keys, **more).set_default_tags({"run": told.name})
 
-        gauges = {name: text for name, (_, text) in GAUGES.items()} | MORE
+        gauges = {name: text for name, (_, text) in GAUGES.items()} | OTHER_GAUGES
         self.gauges = {name: made(metrics.Gauge, name, text) for name, text in gauges.items()}
         self.counters = {name: made(metrics.Counter, name, text) for name, text in COUNTERS.items()}
-        self.durations = made(metrics.Histogram, HISTOGRAM, "time of a step", boundaries=BOUNDS)
+        self.durations = made(metrics.Histogram, HISTOGRAM, "time of a step", boundaries=HISTOGRAM_BOUNDS)
         self.values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self.in_a_step, self.engines, self.verdicts = samples, engines, verdicts
-        self.set("rlsys_steps", float(told.config["trainer.steps"]))
-        self.set("rlsys_restarts", float(restarts))
+        self.set_gauge("rlsys_steps", float(told.config["trainer.steps"]))
+        self.set_gauge("rlsys_restarts", float(restarts))
 
-    def set(self, name: str, value: float, **label: str) -> None:
+    def set_gauge(self, name: str, value: float, **label: str) -> None:
         self.values[name, tuple(label.items())] = value
         self.gauges[name].set(value, tags=label or None)
 
-    def count(self, name: str, value: float = 1.0, **label: str) -> None:
+    def increment(self, name: str, value: float = 1.0, **label: str) -> None:
         if value > 0:
             self.counters[name].inc(value, tags=label or None)
 
@@ -101,34 +103,34 @@ class RayMetrics(Tracker):
         figures = figures | {"step": float(step)}
         for name, (figure, _) in GAUGES.items():
             if figure in figures:
-                self.set(name, figures[figure])
+                self.set_gauge(name, figures[figure])
         for figure, value in figures.items():
             kind, _, rest = figure.partition("/")
             if kind == "eval" and figure.endswith("/accuracy"):
-                self.set("rlsys_accuracy", value, source=rest.removesuffix("/accuracy"))
+                self.set_gauge("rlsys_accuracy", value, source=rest.removesuffix("/accuracy"))
             elif kind == "failure":
-                self.count("rlsys_reward_failures", value, reason=rest)
+                self.increment("rlsys_reward_failures", value, reason=rest)
         for phase in PHASES:
             if f"time/{phase}" in figures:
-                self.set("rlsys_phase_seconds", figures[f"time/{phase}"], phase=phase)
+                self.set_gauge("rlsys_phase_seconds", figures[f"time/{phase}"], phase=phase)
         if seconds := figures.get("time/step"):
             judged = figures.get("reward/asked", self.in_a_step) - figures.get("reward/failed", 0.0)
-            self.set("rlsys_samples_per_second", judged / seconds)
-            self.count("rlsys_samples", judged)
-            self.count("rlsys_tokens", figures.get("tokens", 0.0))
+            self.set_gauge("rlsys_samples_per_second", judged / seconds)
+            self.increment("rlsys_samples", judged)
+            self.increment("rlsys_tokens", figures.get("tokens", 0.0))
             self.durations.observe(seconds)
 
     def event(self, event: dict[str, Any]) -> None:
         if name := EVENTS.get(event["event"]):
-            self.count(name)
+            self.increment(name)
 
     def look(self) -> None:
         """What engines are at. Everything else is said again: Ray forgets a gauge that it has not heard of for a while."""
         for (name, label), value in self.values.items():
             self.gauges[name].set(value, tags=dict(label) or None)
         at = self.engines()
-        self.set("rlsys_samples_waiting", float(at.pop("", 0)))
-        self.set("rlsys_verdicts_waiting", float(self.verdicts()))
-        self.set("rlsys_engines_idle", float(sum(not n for n in at.values())))
+        self.set_gauge("rlsys_samples_waiting", float(at.pop("", 0)))
+        self.set_gauge("rlsys_verdicts_waiting", float(self.verdicts()))
+        self.set_gauge("rlsys_engines_idle", float(sum(not n for n in at.values())))
         for engine, samples in at.items():
-            self.set("rlsys_engine_samples", float(samples), engine=engine)
+            self.set_gauge("rlsys_engine_samples", float(samples), engine=engine)

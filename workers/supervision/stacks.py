@@ -16,38 +16,38 @@ from pathlib import Path
 
 import psutil
 
-from workers.supervision.places import Place, on_their_hosts, place_of, process_at
+from workers.supervision.process_registry import ProcessInfo, find_process, read_process_info, run_on_nodes
 
-PATIENCE_S = 4.0  # with py-spy
+PY_SPY_TIMEOUT_S = 4.0  # with py-spy
 
 
-def offer(name: str, logs: Path) -> None:
+def enable_stack_dumps(name: str, logs: Path) -> None:
     """Called in a worker: SIGUSR1 writes its stacks from now on."""
     faulthandler.enable()
     with contextlib.suppress(OSError):  # on another host without the run directory
-        faulthandler.register(signal.SIGUSR1, file(name, logs).open("w"), all_threads=True)
+        faulthandler.register(signal.SIGUSR1, stacks_file(name, logs).open("w"), all_threads=True)
 
 
-def file(name: str, logs: Path) -> Path:
+def stacks_file(name: str, logs: Path) -> Path:
     return logs / f"{name}.stacks"
 
 
-def stacks(names: list[str], logs: Path) -> dict[str, str]:
+def collect_stacks(names: list[str], logs: Path) -> dict[str, str]:
     """The stacks of each worker, or why there are none. Takes seconds, whatever state the workers are in."""
-    places = {name: place for name in names if (place := place_of(name, logs))}
-    found = on_their_hosts(stacks_at, {name: (str(file(name, logs)),) for name in places}, places)
+    places = {name: place for name in names if (place := read_process_info(name, logs))}
+    found = run_on_nodes(process_stacks, {name: (str(stacks_file(name, logs)),) for name in places}, places)
     unknown = "it has not said where it is: it is still starting, or on a host without the run directory"
     return {name: found.get(name, "its node does not answer" if name in places else unknown) for name in names}
 
 
-def stacks_at(place: Place, written: str) -> str:
+def process_stacks(place: ProcessInfo, written: str) -> str:
     """Of a process of this host; `written` is where it writes them itself."""
-    process = process_at(place)
+    process = find_process(place)
     if process is None:
         return f"process {place.pid} is gone"
     state = process.status()
     head = f"process {place.pid}, {state}\n"
-    if found := by_py_spy(place.pid):
+    if found := run_py_spy(place.pid):
         return head + found
     if state == psutil.STATUS_STOPPED:
         return head + "a signal has stopped it, so it cannot say more"
@@ -62,7 +62,7 @@ def stacks_at(place: Place, written: str) -> str:
     return head + "no stacks: py-spy may not read it, and it has no file to write them to"
 
 
-def by_py_spy(pid: int) -> str:
+def run_py_spy(pid: int) -> str:
     """What py-spy says, or nothing where it is not there or not allowed."""
     program = shutil.which(
         "py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -71,13 +71,13 @@ def by_py_spy(pid: int) -> str:
         return ""
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        said = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return said.stdout if said.returncode == 0 else ""
 
 
-def brief(text: str) -> str:
+def innermost_calls(text: str) -> str:
     """The innermost calls of the main thread, for the screen."""
     first, *lines = text.splitlines() or [""]
     starts = [i for i, line in enumerate(lines) if line.lstrip().startswith(("Thread ", "Current thread "))]

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from workers.supervision.process import free_port
+from workers.supervision.worker_setup import free_port
 from workers.sync.arrivals import PartRefs
 from workers.sync.host_memory import ManifestEntry, Message
 from workers.sync.outgoing import OutgoingWeights

@@ -87,9 +87,11 @@ def run_loop(
     from launch.cluster import running_cluster
     from rlsys.runs.stopping import StopSignal
     from rlsys.trainer import Trainer
-    from workers.supervision.waiting import Watch
+    from workers.supervision.watchdog import Watchdog
 
-    with running_cluster(config, Watch.of(config, run.logs, StopSignal(), progress.note, run.record_event)) as cluster:
+    with running_cluster(
+        config, Watchdog.from_config(config, run.logs, StopSignal(), progress.note, run.record_event)
+    ) as cluster:
         run.warm_up_writer()
         symbols = min(len(cluster.tokenizer), int(settings.get_text_config().vocab_size))
         rows = make_prompts(config, wanted, prompt, symbols, cluster, progress)

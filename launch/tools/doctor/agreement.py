@@ -28,12 +28,12 @@ def check_agreement(config: Config, console: Console) -> int:
     )
     datasets.peek(config)
     from launch.cluster import running_cluster
-    from workers.supervision.waiting import Watch
+    from workers.supervision.watchdog import Watchdog
 
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-doctor-") as logs,
         Progress(console, 0) as progress,
-        running_cluster(config, Watch(Path(logs), note=progress.note)) as cluster,
+        running_cluster(config, Watchdog(Path(logs), note=progress.note)) as cluster,
     ):
         prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note).train
         cluster.wait_until_ready(prompts.longest_prompt)

@@ -18,7 +18,7 @@ from launch.local_ray import SYSTEM_TEMP_DIR, abandoned_folders, short_temp_dir
 from rlsys.config.cache import cache_dir, hub_cache
 from rlsys.config.schema import Config
 from rlsys.estimates.host import read_cgroup, usable_memory
-from workers.supervision.process import port_is_taken
+from workers.supervision.worker_setup import port_is_taken
 
 RAY_PORTS = {  # where `ray start --head` listens, by the option that says otherwise
     "--port": 6379,

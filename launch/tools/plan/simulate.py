@@ -29,7 +29,7 @@ from rlsys.sampling.collector import Collector
 from rlsys.sampling.oversampling import Oversampling
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
-from workers.rollout.dispatch import Dispatch
+from workers.rollout.request_scheduler import Dispatch
 
 STEPS = 8  # that are counted, where nothing says how many
 
@@ -128,7 +128,7 @@ class SimulatedEngines:
         def give(now: float, *names: str) -> None:
             """To those that have more room than before."""
             nonlocal left
-            for name, share in work.deal({n: engines[n].queued for n in names}).items() if left else ():
+            for name, share in work.assign({n: engines[n].queued for n in names}).items() if left else ():
                 left -= len(share)
                 engines[name].add(share, now)
                 plan(name)

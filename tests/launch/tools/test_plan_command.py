@@ -330,7 +330,7 @@ def test_no_time_is_estimated_where_there_is_no_gpu(monkeypatch):
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_where_no_cluster_answers_it_is_said_at_once(scheme):
     from rlsys.config.schema import ConfigError
-    from workers.supervision.process import free_port
+    from workers.supervision.worker_setup import free_port
 
     address = f"{scheme}127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError, match=f"--address: no Ray cluster answers at {address}"):

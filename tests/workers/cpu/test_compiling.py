@@ -20,7 +20,7 @@ def disabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_what_a_nursery_has_disabled_is_allowed_in_this_process_alone(disabled: None) -> None:
-    compiling.allow("policy.compile", "policy.compile false")
+    compiling.allow_compiling("policy.compile", "policy.compile false")
     assert not dynamo.disable
     assert "TORCH_COMPILE_DISABLE" not in os.environ
     assert inductor.compile_threads == 1
@@ -31,6 +31,6 @@ def test_without_a_compiler_it_says_what_to_do(disabled: None, monkeypatch: pyte
     with pytest.raises(
         ConfigError, match=r"policy.compile needs a C\+\+ compiler .* no-such-compiler is not found"
     ) as e:
-        compiling.allow("policy.compile", "policy.compile false")
+        compiling.allow_compiling("policy.compile", "policy.compile false")
     assert str(e.value).endswith("or use policy.compile false.")
     assert dynamo.disable

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from workers.cpu.attention import LONGEST, Attention, alike_up_to
+from workers.cpu.attention import MAX_TOKENS, AttentionProbe, deterministic_up_to
 from workers.rollout.engines import CPU_ENVIRONMENT
 
 SPLIT = "VLLM_CPU_ATTN_SPLIT_KV"
@@ -34,7 +34,7 @@ def test_short_sequences_have_a_result_of_their_own(threads: int, monkeypatch: p
     monkeypatch.setenv(SPLIT, CPU_ENVIRONMENT[SPLIT])
     for heads, size in ((1, 32), (7, 64), (1, 128)):
         for tokens in (1, 30, 64, 128):
-            assert not Attention(heads, size, torch.float32, 32).differs(tokens), (heads, size, tokens)
+            assert not AttentionProbe(heads, size, torch.float32, 32).depends_on_history(tokens), (heads, size, tokens)
 
 
 def test_it_is_seen_where_a_sequence_is_cut_by_what_is_beside_it(
@@ -43,9 +43,11 @@ def test_it_is_seen_where_a_sequence_is_cut_by_what_is_beside_it(
     """vLLM's own setting, with which an engine of two threads would cut sequences so."""
     monkeypatch.setenv(SPLIT, "1")
     if threads == 2:
-        assert Attention(2, 64, torch.float32, 32).differs(2048)
-        assert alike_up_to(model, torch.float32, 32, 2048) < 2048
+        assert AttentionProbe(2, 64, torch.float32, 32).depends_on_history(2048)
+        assert deterministic_up_to(model, torch.float32, 32, 2048) < 2048
     monkeypatch.setenv(SPLIT, CPU_ENVIRONMENT[SPLIT])
-    assert alike_up_to(model, torch.float32, 32, 200) == 200
-    longest = alike_up_to(model, torch.float32, 32, 10 * LONGEST)
-    assert longest == 10 * LONGEST or Attention(2, 64, torch.float32, 32).differs(min(2 * longest, LONGEST))
+    assert deterministic_up_to(model, torch.float32, 32, 200) == 200
+    longest = deterministic_up_to(model, torch.float32, 32, 10 * MAX_TOKENS)
+    assert longest == 10 * MAX_TOKENS or AttentionProbe(2, 64, torch.float32, 32).depends_on_history(
+        min(2 * longest, MAX_TOKENS)
+    )

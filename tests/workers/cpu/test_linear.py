@@ -25,7 +25,7 @@ def compiled() -> Iterator[None]:
 @pytest.mark.parametrize(("width", "columns"), [(16, 1), (64, 7), (256, 512), (896, 1151), (1536, 256)])
 def test_a_row_gets_the_same_alone_among_others_and_by_two_threads(width: int, columns: int) -> None:
     weight, bias, rows = random(columns, width), random(columns, seed=1), random(130, width, seed=2)
-    product = linear.few_rows()
+    product = linear.compiled_linear()
     whole = product(rows, weight, bias)
     expected = F.linear(rows.double(), weight.double(), bias.double())
     torch.testing.assert_close(whole.double(), expected, atol=1e-6 * width, rtol=1e-6)
@@ -47,7 +47,7 @@ def test_few_rows_are_not_multiplied_far_slower_than_by_torchs_library() -> None
     """On any machine: with more sums than its registers hold it took six times as long. Which of the two is faster depends on the
     machine (`tests/bench/linear.py`)."""
     weight, rows = random(2048, 256), random(16, 256, seed=1)
-    products = {"ours": linear.few_rows(), "torch": F.linear}
+    products = {"ours": linear.compiled_linear(), "torch": F.linear}
     least = dict.fromkeys(products, float("inf"))
     threads = torch.get_num_threads()
     try:
@@ -64,10 +64,10 @@ def test_few_rows_are_not_multiplied_far_slower_than_by_torchs_library() -> None
 
 @pytest.mark.usefixtures("compiled")
 def test_a_matrix_it_is_not_made_for_is_multiplied_as_elsewhere() -> None:
-    assert linear.linear_for(random(8, 32)) is linear.few_rows()
+    assert linear.linear_for(random(8, 32)) is linear.compiled_linear()
     for weight in (random(8, 24), random(8, 32).bfloat16(), random(32, 8).t()):
         product, rows = linear.linear_for(weight), random(5, weight.shape[1], seed=1).to(weight.dtype)
-        assert product is linear.filled_up()
+        assert product is linear.exact_linear_op()
         assert torch.equal(product(rows, weight, None), exact.linear(rows, weight))
 
 
@@ -83,6 +83,6 @@ def test_a_compiler_takes_it_for_any_number_of_rows(width: int) -> None:
 
 
 def test_engines_that_are_not_compiled_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "few_rows", lambda: pytest.fail("it was compiled"))
+    monkeypatch.setattr(linear, "compiled_linear", lambda: pytest.fail("it was compiled"))
     with dynamo.patch(disable=True):
         assert linear.linear_for(random(8, 32)) is exact.linear

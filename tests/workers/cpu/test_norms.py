@@ -12,15 +12,15 @@ NEAR = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 
 @pytest.fixture(scope="module")
 def operations() -> Any:
-    norms.register()
-    norms.register()  # of a second engine in the process
+    norms.register_kernels()
+    norms.register_kernels()  # of a second engine in the process
     from vllm import ir
 
     return ir.ops
 
 
 def need_rounding(dtype: torch.dtype) -> None:
-    if not norms.rounds(dtype):
+    if not norms.rounds_to_nearest(dtype):
         pytest.skip(f"this CPU has no {dtype} of its own, and vLLM's kernel cuts digits off")
 
 
@@ -52,10 +52,10 @@ def test_a_kernel_that_cuts_digits_off_is_found(operations: Any, dtype: Any, mon
     x, weight = inputs(dtype, 37, 64)
     exact = operations.rms_norm.impls["native"].impl_fn(x.double(), weight.double(), 1e-6)
     error = (norms.norm(x, weight, 1e-6).double().abs() - exact.abs()).mean()
-    assert norms.rounds(dtype) == bool(error > -torch.finfo(dtype).eps / 8)
-    monkeypatch.setattr(norms, "rounds", lambda dtype: False)
-    assert not norms.takes_norm(x, weight, 1e-6)
-    assert not norms.takes_add_and_norm(x, x, weight, 1e-6)
+    assert norms.rounds_to_nearest(dtype) == bool(error > -torch.finfo(dtype).eps / 8)
+    monkeypatch.setattr(norms, "rounds_to_nearest", lambda dtype: False)
+    assert not norms.supports_norm(x, weight, 1e-6)
+    assert not norms.supports_add_and_norm(x, x, weight, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", NEAR)
@@ -73,7 +73,7 @@ def test_a_sum_and_its_norm_are_vllms_own_to_rounding(operations: Any, dtype: An
 def test_an_engine_takes_them_wherever_they_are_made_for_it(operations: Any) -> None:
     x, weight = inputs(torch.float32, 4, 64)
     one, two = operations.rms_norm, operations.fused_add_rms_norm
-    priority = norms.PRIORITY["ir_op_priority"]
+    priority = norms.KERNEL_CONFIG["ir_op_priority"]
     with one.set_priority(priority["rms_norm"]), two.set_priority(priority["fused_add_rms_norm"]):
         ways = [
             one.dispatch(x, weight, 1e-6),
@@ -83,4 +83,4 @@ def test_an_engine_takes_them_wherever_they_are_made_for_it(operations: Any) -> 
             two.dispatch(x, x.clone(), weight, 1e-6),
             two.dispatch(x, x.t().contiguous().t(), weight, 1e-6),
         ]
-    assert [way.provider == norms.WAY for way in ways] == [True, False, False, False, True, False]
+    assert [way.provider == norms.PROVIDER for way in ways] == [True, False, False, False, True, False]

@@ -14,7 +14,7 @@ from rlsys.config.schema import Config
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Floats, Prompt
 from workers.learner.gradients import compare_gradients, with_zero_stage
-from workers.supervision.waiting import Watch
+from workers.supervision.watchdog import Watchdog
 
 
 def floats(*values: float) -> Floats:
@@ -74,7 +74,7 @@ def test_stages_ranks_and_budgets_give_one_gradient(
     trial: check.UpdateTrial, session: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "STAGES", (0, 1, 3))
-    lines = list(check.compute_updates(trial, session, Watch(tmp_path), model, [1, 2]))
+    lines = list(check.compute_updates(trial, session, Watchdog(tmp_path), model, [1, 2]))
     assert [(line.ranks, line.stage) for line in lines[::3]] == [(n, s) for n in (1, 2) for s in (0, 1, 3)]
     assert [line.tokens_per_pack for line in lines[:3]] == check.pack_budgets(trial.input_lengths, 4096)
     for line in lines:

@@ -13,9 +13,9 @@ import pytest
 
 from rlsys.config.schema import Config, ConfigError
 from rlsys.types import Prompt, Sample, Verdict
-from workers.reward.pool import OPTIONS, RewardPool, RewardWorker, numbers
-from workers.supervision.places import place_of
-from workers.supervision.waiting import Watch
+from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
+from workers.supervision.process_registry import read_process_info
+from workers.supervision.watchdog import Watchdog
 
 TRAPS = """
 import os, subprocess, sys, time
@@ -61,8 +61,10 @@ def pool(
         (tmp_path / "traps.py").write_text(source)
         functions = f"reward.functions={tmp_path}/traps.py:trap"
         config = tiny(functions, "reward.timeout_s=1.5", "reward.workers=1", *overrides)
-        watch = Watch(tmp_path, config.watchdog.stall_s, note=told.append)
-        pool = RewardPool(config, lambda name: spawn(RewardWorker, config, *numbers(name), ray_options=OPTIONS), watch)
+        watch = Watchdog(tmp_path, config.watchdog.stall_s, note=told.append)
+        pool = RewardPool(
+            config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watch
+        )
         pool.start()
         return pool
 
@@ -128,7 +130,7 @@ def test_a_worker_that_is_killed_or_stopped_is_replaced_and_every_sample_judged_
     prompt = Prompt("p", "s", "", [1], {"folder": str(tmp_path)})
     verdicts = started.judge(samples, {"p": prompt})
     time.sleep(1)
-    place = place_of("reward-0", tmp_path)
+    place = read_process_info("reward-0", tmp_path)
     assert place
     os.kill(place.pid, how)
     began = time.monotonic()
@@ -138,7 +140,7 @@ def test_a_worker_that_is_killed_or_stopped_is_replaced_and_every_sample_judged_
             "judging samples: nothing heard from reward-0 for 3 s, awaiting samples of 1" in text for text in told
         ), told
         assert time.monotonic() - began < 40
-    assert place_of("reward-0", tmp_path) != place, "another process took its place"
+    assert read_process_info("reward-0", tmp_path) != place, "another process took its place"
 
 
 @pytest.mark.parametrize(

@@ -3,37 +3,37 @@
 from concurrent.futures import Future
 
 from rlsys.types import Verdict
-from workers.reward.dispatch import TRIES, Dispatcher
-from workers.reward.supervisor import Answer, Item
+from workers.reward.dispatch import MAX_ATTEMPTS, Dispatcher
+from workers.reward.supervisor import JudgeResult, RewardItem
 
 
 class Worker:
     """Keeps what it is given until it is told to answer."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[list[Item], Future[list[Answer]]]] = []
+        self.given: list[tuple[list[RewardItem], Future[list[JudgeResult]]]] = []
 
-    def submit(self, items: list[Item]) -> "Future[list[Answer]]":
+    def submit(self, items: list[RewardItem]) -> "Future[list[JudgeResult]]":
         self.given.append((items, Future()))
         return self.given[-1][1]
 
-    def answer(self, *answers: Answer) -> None:
+    def answer(self, *answers: JudgeResult) -> None:
         items, future = self.given.pop(0)
-        future.set_result(list(answers) or [Verdict(i.facts["n"]) for i in items])
+        future.set_result(list(answers) or [Verdict(i.inputs["n"]) for i in items])
 
     @property
     def has(self) -> list[int]:
-        return [item.facts["n"] for items, _ in self.given for item in items]
+        return [item.inputs["n"] for items, _ in self.given for item in items]
 
 
-def items(*numbers: int) -> list[Item]:
-    return [Item("", {"n": n}) for n in numbers]
+def items(*numbers: int) -> list[RewardItem]:
+    return [RewardItem("", {"n": n}) for n in numbers]
 
 
 def slow(*workers: Worker, together: int = 1) -> Dispatcher:
     """A pool in which a verdict has been taking a second of late."""
     pool = Dispatcher({f"reward-{i}": w.submit for i, w in enumerate(workers)}, together=together)
-    pool.pace = 1.0
+    pool.seconds_per_verdict = 1.0
     return pool
 
 
@@ -58,7 +58,7 @@ def test_slow_samples_are_dealt_one_by_one_and_fast_ones_in_lists():
     pool = slow(worker)
     pool.judge(items(*range(40)))
     assert worker.has == [0]
-    pool.pace = 0.0005
+    pool.seconds_per_verdict = 0.0005
     worker.answer()
     assert len(worker.given[0][0]) > 10
 
@@ -66,7 +66,7 @@ def test_slow_samples_are_dealt_one_by_one_and_fast_ones_in_lists():
 def test_fast_samples_are_shared_by_all_workers():
     one, two = Worker(), Worker()
     pool = Dispatcher({"one": one.submit, "two": two.submit})
-    pool.pace = 0.0001
+    pool.seconds_per_verdict = 0.0001
     pool.judge(items(*range(10)))
     assert len(one.given[0][0]) == 5
     assert two.has
@@ -89,7 +89,7 @@ def test_a_sample_that_may_end_processes_is_judged_with_nothing_beside_it():
     pool = slow(worker, together=2)
     pool.judge(items(1, 2))
     pool.judge(items(3, 4))
-    suspect = Item("", {"n": 1}, alone=True)
+    suspect = RewardItem("", {"n": 1}, alone=True)
     worker.answer(suspect, Verdict(2.0))
     assert worker.has == [1]
     worker.answer()
@@ -99,7 +99,7 @@ def test_a_sample_that_may_end_processes_is_judged_with_nothing_beside_it():
 def test_a_sample_that_never_gets_its_turn_fails_in_the_end():
     worker = Worker()
     verdicts = slow(worker).judge(items(1))
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         worker.answer(worker.given[0][0][0])
     assert verdicts.result()[0].failure == "crash"
 

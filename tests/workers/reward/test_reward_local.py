@@ -14,7 +14,7 @@ from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
 from workers.reward import supervisor
 from workers.reward.local import local_rewards
-from workers.reward.supervisor import Answer, Item, RewardRunner
+from workers.reward.supervisor import JudgeResult, RewardItem, RewardRunner
 
 
 def settings(folder: Path, source: str, **given: Any) -> RewardSettings:
@@ -25,12 +25,12 @@ def settings(folder: Path, source: str, **given: Any) -> RewardSettings:
 
 def judge(folder: Path, source: str, rows: list[Any], **given: Any) -> list[Verdict]:
     with local_rewards(settings(folder, source, **given)) as rewards:
-        items = [Item("", row if isinstance(row, dict) else {"completion": row}) for row in rows]
+        items = [RewardItem("", row if isinstance(row, dict) else {"completion": row}) for row in rows]
         return rewards.judge(items).result(timeout=60)
 
 
-def said(answers: Sequence[Answer]) -> list[Any]:
-    return [a if isinstance(a, Item) else a.failure or a.score for a in answers]
+def said(answers: Sequence[JudgeResult]) -> list[Any]:
+    return [a if isinstance(a, RewardItem) else a.failure or a.score for a in answers]
 
 
 @pytest.fixture(autouse=True)
@@ -203,11 +203,11 @@ def own(completion):
 def test_a_long_list_of_slow_samples_is_no_sign_of_a_process_that_is_not_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "IDLE_S", 0.3)
+    monkeypatch.setattr(supervisor, "SILENCE_LIMIT_S", 0.3)
     source = "import time\ndef own(completion):\n    time.sleep(0.2)\n    return 1.0\n"
     runner = RewardRunner(settings(tmp_path, source))
     try:
         runner.ready.result(timeout=20)
-        assert said(runner.judge([Item("", {"completion": "ok"})] * 6)) == [1.0] * 6
+        assert said(runner.judge([RewardItem("", {"completion": "ok"})] * 6)) == [1.0] * 6
     finally:
         runner.close()

@@ -13,8 +13,8 @@ from rlsys.rewards.model import RewardModel
 from rlsys.rewards.settings import reward_services
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Prompt, Sample
-from workers.reward.pool import OPTIONS, RewardPool, RewardWorker, numbers
-from workers.supervision.waiting import Watch
+from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
+from workers.supervision.watchdog import Watchdog
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}>{% endif %}{% endfor %}"
 
@@ -81,8 +81,10 @@ def test_its_score_and_a_functions_are_added_up(
         (["exact"], 1, True),
         (["model"], 1, False),
     ]
-    watch = Watch(tmp_path)
-    pool = RewardPool(config, lambda name: spawn(RewardWorker, config, *numbers(name), ray_options=OPTIONS), watch)
+    watch = Watchdog(tmp_path)
+    pool = RewardPool(
+        config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watch
+    )
     pool.start()
     none = np.zeros(0)
     samples = [Sample("p", i, text, none, none, "stop", 0) for i, text in enumerate(["21", "12", "2"])]

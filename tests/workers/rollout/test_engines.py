@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlsys.config.schema import Config
-from workers.rollout.engines import CPU_ENVIRONMENT, arguments
+from workers.rollout.engines import CPU_ENVIRONMENT, engine_arguments
 
 TAKEN = """
 import json, sys
@@ -22,7 +22,7 @@ for settings in json.load(sys.stdin):
 
 
 def tokens(config: Config, longest_prompt: int) -> Any:
-    return arguments(config, "", "ipc", longest_prompt).get("max_num_batched_tokens")
+    return engine_arguments(config, "", "ipc", longest_prompt).get("max_num_batched_tokens")
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -43,7 +43,7 @@ def test_more_sequences_than_that_are_a_token_each_and_on_cpu_a_whole_one_too(ti
 
 
 def test_vllm_takes_more_sequences_than_it_computes_tokens_by_itself(tiny: Callable[..., Config], model: str) -> None:
-    settings = [arguments(tiny(f"rollout.max_sequences={n}"), model, "ipc", 54) for n in (2048, 2049, 5000)]
+    settings = [engine_arguments(tiny(f"rollout.max_sequences={n}"), model, "ipc", 54) for n in (2048, 2049, 5000)]
     done = subprocess.run(
         [sys.executable, "-c", TAKEN],
         input=json.dumps([{k: v for k, v in s.items() if k != "kernel_config"} for s in settings]),

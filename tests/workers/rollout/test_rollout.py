@@ -22,8 +22,8 @@ from rlsys.types import Batch, Columns, Prompt, Request, Sample
 from workers.learner.model import load_packed
 from workers.learner.policy import PolicyGroup
 from workers.rollout.engines import CPU_ENVIRONMENT
-from workers.rollout.rollout import Delivery, RolloutGroup, RolloutWorker
-from workers.supervision.waiting import Watch
+from workers.rollout.rollout import RolloutGroup, RolloutWorker, WeightUpdate
+from workers.supervision.watchdog import Watchdog
 from workers.sync.host_memory import BUCKET_BYTES, HostMemory, tensor_view
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.shared_memory import SharedMemorySender
@@ -87,8 +87,8 @@ def test_samples_their_logprobs_and_their_seeds(
     options: tuple[str, ...],
 ) -> None:
     group = engines(*options)
-    assert group.delivery is None, "they have the model's own weights"
-    counts = [actor.__ray_call__.remote(lambda _: torch.get_num_threads()) for actor in group.crew.actors.values()]
+    assert group.weight_update is None, "they have the model's own weights"
+    counts = [actor.__ray_call__.remote(lambda _: torch.get_num_threads()) for actor in group.workers.actors.values()]
     assert set(ray.get(counts)) == {group.config.rollout.threads}
     greedy = generated(group, requests(tokenizer))
     assert [s.text for s in greedy[:4]] == [greedy_by_transformers(model, tokenizer, p) for p in PROMPTS[:4]]
@@ -135,9 +135,9 @@ def test_samples_arrive_while_others_are_still_generated(engines: Callable[..., 
     for chunk in group.generate(wanted):
         arrivals.append((time.monotonic(), len(chunk)))
         owed -= len(chunk)
-        assert sum(group.load().values()) == owed, "at the engines, and waiting for one"
+        assert sum(group.samples_by_engine().values()) == owed, "at the engines, and waiting for one"
     assert owed == 0
-    assert group.load() == {"": 0, "rollout-0": 0, "rollout-1": 0}
+    assert group.samples_by_engine() == {"": 0, "rollout-0": 0, "rollout-1": 0}
     assert len(arrivals) >= 8
     assert arrivals[-1][0] > arrivals[0][0]
 
@@ -146,17 +146,17 @@ def test_samples_arrive_while_weights_are_sent(engines: Callable[..., RolloutGro
     group, sending, sent = engines(*PAIR), threading.Event(), threading.Event()
 
     def send() -> None:
-        with group.in_place():
+        with group.replacements_paused():
             sending.set()
             sent.wait(20)
 
     stream = group.generate(requests(tokenizer, n=8, temperature=1.0))
-    owed, waiting, thread = 96 - len(next(stream)), group.load()[""], threading.Thread(target=send)
+    owed, waiting, thread = 96 - len(next(stream)), group.samples_by_engine()[""], threading.Thread(target=send)
     thread.start()
     sending.wait()
     owed -= len(next(stream))
     assert thread.is_alive()
-    assert group.load()[""] == waiting > 0, "an engine could be another one by now"
+    assert group.samples_by_engine()[""] == waiting > 0, "an engine could be another one by now"
     sent.set()
     assert sum(map(len, stream)) == owed
 
@@ -203,7 +203,7 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
     policy.sync(1)
     if transport == "object_store":
         together = [
-            worker.__ray_call__.remote(lambda w: bool(w.receiver.memory)) for worker in group.crew.actors.values()
+            worker.__ray_call__.remote(lambda w: bool(w.receiver.memory)) for worker in group.workers.actors.values()
         ]
         assert set(ray.get(together)) == {stage == 3}, "what one rank sends is loaded from where Ray holds it"
     policy.group.call_all("in_buckets_of", BUCKET_BYTES)
@@ -311,9 +311,9 @@ class Sent:
         self.sender.connect(self.invitation)
         outgoing = outgoing_of(self.weights)
         self.sender.send(outgoing, 0)
-        self.delivery = Delivery([[]], 1, combine_ranks([outgoing.fingerprints]))
+        self.delivery = WeightUpdate([[]], 1, combine_ranks([outgoing.fingerprints]))
 
-        watch = Watch(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
+        watch = Watchdog(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
         self.group = RolloutGroup(
             config, lambda name: spawn(RolloutWorker, config, 0, environment=CPU_ENVIRONMENT), watch
         )
@@ -322,7 +322,7 @@ class Sent:
 
     @property
     def engine(self) -> Any:
-        return self.group.crew.actors["rollout-0"]
+        return self.group.workers.actors["rollout-0"]
 
     def take(self, flip_then: str = "") -> None:
         """A bit of the engine's own memory may flip before it proves what it took."""
@@ -331,14 +331,14 @@ class Sent:
             runner = worker.engine.engine.model_executor.driver_worker.worker.model_runner
             runner.get_model().get_parameter(flip_then).data.view(torch.int32)[0, 0] ^= 1
 
-        self.group.take(self.delivery)
+        self.group.load_weights(self.delivery)
         if flip_then:
             ray.get(self.engine.__ray_call__.remote(flip))
-        self.group.prove()
+        self.group.verify_weights()
 
 
 def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
-    def taken(version: int = 1, expected: dict[str, str] = sent.delivery.prints, **told: Any) -> str:
+    def taken(version: int = 1, expected: dict[str, str] = sent.delivery.fingerprints, **told: Any) -> str:
         invitation = sent.invitation | told
 
         def believing(worker: Any) -> None:

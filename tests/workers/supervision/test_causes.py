@@ -85,16 +85,16 @@ def test_each_cause_is_found_on_real_engines(
     def cut(worker: Any, top_p: float) -> None:
         from workers.rollout import engines
 
-        whole = engines.sampling
+        whole = engines.sampling_params
 
         def sampling(*arguments: Any) -> Any:
             found = whole(*arguments)
             found.top_p = top_p
             return found
 
-        engines.sampling = sampling
+        engines.sampling_params = sampling
 
-    [engine] = rollout.crew.actors.values()
+    [engine] = rollout.workers.actors.values()
     ray.get(engine.__ray_call__.remote(cut, 0.9))
     assert cause(measured()).startswith("top-p: the engine seems to sample with top_p 0.9, the trainer takes")
     ray.get(engine.__ray_call__.remote(cut, 1.0))

@@ -14,16 +14,16 @@ import pytest
 from rlsys.config.schema import ConfigError
 from rlsys.runs.errors import StepAbandoned, WorkerFailed, WorkerLost
 from rlsys.runs.stopping import StopSignal
-from workers.supervision.crew import Crew
-from workers.supervision.places import place_of
-from workers.supervision.process import settle
-from workers.supervision.stacks import brief, stacks
-from workers.supervision.waiting import Watch
+from workers.supervision.process_registry import read_process_info
+from workers.supervision.replaceable_workers import ReplaceableWorkers
+from workers.supervision.stacks import collect_stacks, innermost_calls
+from workers.supervision.watchdog import Watchdog
+from workers.supervision.worker_setup import setup_worker_process
 
 
 class Someone:
     def __init__(self, name: str, logs: str):
-        settle(name, logs)
+        setup_worker_process(name, logs)
         self.told: list[str] = []
         print(f"{name} says hello", flush=True)
 
@@ -72,7 +72,7 @@ class Unfinished(Someone):
         raise ValueError("no such weights")
 
 
-class Told(Watch):
+class Told(Watchdog):
     def __init__(self, logs: Path, **settings: Any):
         self.notes: list[str] = []
         self.events: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def test_a_worker_that_says_nothing_is_found_with_its_stack(
     watch = Told(tmp_path, stall_s=2)
     watch.gather({"a-0": a.answer.remote(1)}, "asking", limit_s=60)
     call = a.think_about_it.remote()
-    place = place_of("a-0", tmp_path)
+    place = read_process_info("a-0", tmp_path)
     assert place
     time.sleep(0.5)
     if stopped:
@@ -134,13 +134,13 @@ def test_without_py_spy_the_process_writes_its_stacks_itself(
     start: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = start("a-0")
-    Watch(tmp_path).gather({"a-0": a.answer.remote(1)}, "asking")
+    Watchdog(tmp_path).gather({"a-0": a.answer.remote(1)}, "asking")
     a.think_about_it.remote()
     time.sleep(0.5)
-    monkeypatch.setattr("workers.supervision.stacks.by_py_spy", lambda pid: "")
-    found = stacks(["a-0", "z-9"], tmp_path)
+    monkeypatch.setattr("workers.supervision.stacks.run_py_spy", lambda pid: "")
+    found = collect_stacks(["a-0", "z-9"], tmp_path)
     assert "think_about_it" in found["a-0"]
-    assert "think_about_it" in brief(found["a-0"])
+    assert "think_about_it" in innermost_calls(found["a-0"])
     assert "it has not said where it is" in found["z-9"]
 
 
@@ -168,9 +168,9 @@ def test_one_of_a_crew_that_dies_is_replaced_and_told_what_the_others_know(
 ) -> None:
     watch = Told(tmp_path, stall_s=60)
     arrived: list[list[str]] = []
-    crew = Crew(["a-0", "a-1"], start, watch, then=arrived.append)
-    crew.call("remember", "the model", doing="starting", keep=True)
-    first = place_of("a-1", tmp_path)
+    crew = ReplaceableWorkers(["a-0", "a-1"], start, watch, after_replace=arrived.append)
+    crew.call("remember", "the model", doing="starting", replay=True)
+    first = read_process_info("a-1", tmp_path)
     assert crew.call("answer", 7, doing="asking", only=["a-1"]) == {"a-1": 7}
     flag = str(tmp_path / "died")
     pids = crew.call("die_once", flag, doing="working")
@@ -189,7 +189,9 @@ def test_nobody_is_started_who_would_come_in_vain(start: Callable[[str], Any], t
 
     started: list[str] = []
     watch = Told(tmp_path, stall_s=60)
-    crew = Crew(["a-0", "a-1"], lambda name: started.append(name) or start(name), watch, before=vain)
+    crew = ReplaceableWorkers(
+        ["a-0", "a-1"], lambda name: started.append(name) or start(name), watch, before_replace=vain
+    )
     with pytest.raises(WorkerLost, match="in vain for a-1: working: a-1 died"):
         crew.call("die", doing="working", only=["a-1"])
     assert started == ["a-0", "a-1"]
@@ -198,19 +200,19 @@ def test_nobody_is_started_who_would_come_in_vain(start: Callable[[str], Any], t
 
 def test_of_those_a_crew_waits_for_only_its_own_are_replaced(start: Callable[[str], Any], tmp_path: Path) -> None:
     watch = Told(tmp_path, stall_s=60)
-    crew, other = Crew(["a-0"], start, watch), start("b-0")
+    crew, other = ReplaceableWorkers(["a-0"], start, watch), start("b-0")
     flag = str(tmp_path / "died")
-    found = crew.call("die_once", flag, doing="taking", beside={"b-0": other.answer.remote(8)})
+    found = crew.call("die_once", flag, doing="taking", concurrent_calls={"b-0": other.answer.remote(8)})
     assert found["b-0"] == 8
     assert [e["worker"] for e in watch.events] == ["a-0"]
     with pytest.raises(WorkerLost, match="taking: b-0 died"):
-        crew.call("think_about_it", doing="taking", beside={"b-0": other.die.remote()})
+        crew.call("think_about_it", doing="taking", concurrent_calls={"b-0": other.die.remote()})
     assert len(watch.events) == 1
 
 
 def test_a_crew_whose_new_workers_die_too_gives_up(start: Callable[[str], Any], tmp_path: Path) -> None:
     watch = Told(tmp_path, stall_s=60)
-    crew = Crew(["a-0"], start, watch)
+    crew = ReplaceableWorkers(["a-0"], start, watch)
     with pytest.raises(WorkerLost, match="working: a-0 died"):
         crew.call("die", doing="working")
     assert len(watch.events) == 2, "three tries"
@@ -220,12 +222,16 @@ def test_with_one_try_nobody_is_replaced_and_who_waits_for_the_lost_one_is_not_w
     start: Callable[[str], Any], tmp_path: Path
 ) -> None:
     watch = Told(tmp_path, stall_s=60)
-    crew, other = Crew(["a-0", "a-1"], start, watch), start("b-0")
+    crew, other = ReplaceableWorkers(["a-0", "a-1"], start, watch), start("b-0")
     crew.call("answer", 1, doing="starting")
     began = time.monotonic()
     with pytest.raises(WorkerLost, match=r"taking: a-\d died"):
         crew.call(
-            "die_once", str(tmp_path / "died"), doing="taking", beside={"b-0": other.think_about_it.remote()}, tries=1
+            "die_once",
+            str(tmp_path / "died"),
+            doing="taking",
+            concurrent_calls={"b-0": other.think_about_it.remote()},
+            max_attempts=1,
         )
     assert time.monotonic() - began < 20
     assert not watch.events
@@ -234,7 +240,7 @@ def test_with_one_try_nobody_is_replaced_and_who_waits_for_the_lost_one_is_not_w
 def test_nobody_is_replaced_when_the_run_is_over(ray: Any, start: Callable[[str], Any], tmp_path: Path) -> None:
     """Its workers are ended then, and a thread of the driver may still wait for one."""
     watch = Told(tmp_path, stall_s=60)
-    crew = Crew(["a-0"], start, watch)
+    crew = ReplaceableWorkers(["a-0"], start, watch)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(crew.call, "think_about_it", doing="scoring")
         time.sleep(1)
@@ -242,7 +248,7 @@ def test_nobody_is_replaced_when_the_run_is_over(ray: Any, start: Callable[[str]
         ray.kill(crew.actors["a-0"])
         with pytest.raises(StepAbandoned):
             waiting.result(timeout=10)
-    crew = Crew(["a-1"], start, watch)
+    crew = ReplaceableWorkers(["a-1"], start, watch)
     with pytest.raises(StepAbandoned):
         crew.replace({"a-1": WorkerLost("it died")}, dict(crew.actors))
     watch.stop.mark_lost("Ray's raylet has ended")

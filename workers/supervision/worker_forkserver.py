@@ -23,21 +23,21 @@ from typing import Any
 
 MODELS, ENGINES = KINDS = ("models", "engines")  # what a nursery is for, and the name of its socket
 OOM_SCORE = Path("/proc/self/oom_score_adj")
-PATIENCE_S = 10.0  # with somebody who has knocked and says nothing
+REQUEST_TIMEOUT_S = 10.0  # with somebody who has knocked and says nothing
 PR_SET_PDEATHSIG = 1
 
 
-def begin(folder: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+def start_forkservers(folder: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Starts the nurseries, with sockets in this folder. They have this environment until they are a worker."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "workers.supervision.nursery", "serve", str(folder), str(os.getpid())]
+    command = [sys.executable, "-m", "workers.supervision.worker_forkserver", "serve", str(folder), str(os.getpid())]
     with log.open("a") as out:
         return subprocess.Popen(
             command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
         )
 
 
-def executable(folder: Path, kind: str) -> str:
+def fork_command(folder: Path, kind: str) -> str:
     """The command that starts a worker of this kind, as a shell reads it."""
     import shlex
 
@@ -47,7 +47,7 @@ def executable(folder: Path, kind: str) -> str:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def ask(door: str, arguments: list[str]) -> int:
+def request_worker(door: str, arguments: list[str]) -> int:
     """Has the worker forked. Returns its exit code when it has ended."""
     words = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     words["oom_score"] = OOM_SCORE.read_text()  # Ray's choice of who goes first when memory is short
@@ -68,16 +68,16 @@ def serve(folder: Path, driver: int) -> None:
     """Imports, then forks whoever is asked for. Who asks before that waits."""
     import gc
 
-    from workers.supervision.imports import without  # not above: the command runs this file alone
+    from workers.supervision.imports import hide_modules  # not above: the command runs this file alone
 
     gc.disable()  # imports make a million objects and no garbage
-    die_with(driver)
+    exit_with_parent(driver)
     doors = {kind: socket.socket(socket.AF_UNIX) for kind in KINDS}
     for kind, door in doors.items():
         door.bind(str(folder / kind))
         door.listen(64)
     # Ray reads a worker's environment when it is imported; vLLM does without. MLflow starts a thread, which a fork would lose.
-    with without("ray", "mlflow"):
+    with hide_modules("ray", "mlflow"):
         import torch  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
@@ -87,7 +87,7 @@ def serve(folder: Path, driver: int) -> None:
 
             kind = MODELS
         else:
-            die_with(nursery)
+            exit_with_parent(nursery)
             import vllm.v1.worker.cpu_worker  # noqa: F401
             from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
@@ -95,14 +95,14 @@ def serve(folder: Path, driver: int) -> None:
     for other in set(KINDS) - {kind}:
         doors[other].close()
     gc.freeze()  # what is shared stays shared
-    Nursery(doors[kind]).run()
+    WorkerForkserver(doors[kind]).run()
 
 
-class Nursery:
+class WorkerForkserver:
     def __init__(self, door: socket.socket):
         self.door, self.pid = door, os.getpid()
         self.selector = selectors.DefaultSelector()
-        self.selector.register(door, selectors.EVENT_READ, self.admit)
+        self.selector.register(door, selectors.EVENT_READ, self.fork_worker)
 
     def run(self) -> None:
         while True:
@@ -112,35 +112,35 @@ class Nursery:
                 try:
                     key.data()
                 except (OSError, ValueError) as error:  # no more processes or files, or words that make no sense
-                    say(f"{type(error).__name__}: {error}")
+                    log_line(f"{type(error).__name__}: {error}")
 
-    def admit(self) -> None:
+    def fork_worker(self) -> None:
         """Somebody asks for a worker."""
         line, _ = self.door.accept()
         try:
-            words = hear(line)
+            words = read_request(line)
             pid = os.fork()
         except (OSError, ValueError):
             line.close()
             raise
         if not pid:
-            self.leave(line)
-            become(words, self.pid)
+            self.close_inherited(line)
+            run_as_worker(words, self.pid)
         end = os.pidfd_open(pid)
-        self.selector.register(line, selectors.EVENT_READ, lambda: self.cut(line, end))
-        self.selector.register(end, selectors.EVENT_READ, lambda: self.part(line, end, pid))
-        say(f"process {pid} is a worker now")
+        self.selector.register(line, selectors.EVENT_READ, lambda: self.kill_worker(line, end))
+        self.selector.register(end, selectors.EVENT_READ, lambda: self.report_exit(line, end, pid))
+        log_line(f"process {pid} is a worker now")
         line.send(b".")
 
-    def cut(self, line: socket.socket, end: int) -> None:
+    def kill_worker(self, line: socket.socket, end: int) -> None:
         """Who asked is gone: so is the worker."""
         self.selector.unregister(line)
         signal.pidfd_send_signal(end, signal.SIGKILL)
 
-    def part(self, line: socket.socket, end: int, pid: int) -> None:
+    def report_exit(self, line: socket.socket, end: int, pid: int) -> None:
         """A worker has ended."""
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        say(f"process {pid} has ended with {code}")
+        log_line(f"process {pid} has ended with {code}")
         self.selector.unregister(end)
         os.close(end)
         if line.fileno() in self.selector.get_map():
@@ -148,7 +148,7 @@ class Nursery:
         with line, contextlib.suppress(OSError):
             line.send(bytes([code if code >= 0 else 128 - code]))
 
-    def leave(self, line: socket.socket) -> None:
+    def close_inherited(self, line: socket.socket) -> None:
         """In a new worker: what is the nursery's only."""
         for key in list(self.selector.get_map().values()):
             os.close(key.fd)
@@ -156,21 +156,21 @@ class Nursery:
         line.close()
 
 
-def hear(line: socket.socket) -> dict[str, Any]:
+def read_request(line: socket.socket) -> dict[str, Any]:
     """What is asked for."""
-    line.settimeout(PATIENCE_S)
+    line.settimeout(REQUEST_TIMEOUT_S)
     with line.makefile("rb") as words:
         found: dict[str, Any] = json.loads(words.readline())
     line.settimeout(None)
     return found
 
 
-def say(what: str) -> None:
+def log_line(what: str) -> None:
     with contextlib.suppress(OSError):  # the disk may be full
         print(what, flush=True)
 
 
-def become(words: dict[str, Any], nursery: int) -> None:
+def run_as_worker(words: dict[str, Any], nursery: int) -> None:
     """Python from here on, as if it had been started with these arguments; what is imported stays so."""
     import gc
     import random
@@ -179,7 +179,7 @@ def become(words: dict[str, Any], nursery: int) -> None:
 
     code = 1
     try:
-        die_with(nursery)
+        exit_with_parent(nursery)
         os.setpgid(0, 0)  # Ray ends what a worker leaves behind by its group
         OOM_SCORE.write_text(words["oom_score"])
         os.environ.clear()
@@ -202,7 +202,7 @@ def become(words: dict[str, Any], nursery: int) -> None:
         os._exit(code)
 
 
-def die_with(process: int) -> None:
+def exit_with_parent(process: int) -> None:
     """If it ends, so does this one."""
     import ctypes
 
@@ -215,4 +215,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(Path(sys.argv[2]), int(sys.argv[3]))
     else:
-        sys.exit(ask(sys.argv[1], sys.argv[2:]))
+        sys.exit(request_worker(sys.argv[1], sys.argv[2:]))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from workers.rollout.engines import CPU_ENVIRONMENT
-from workers.supervision.nursery import ENGINES, MODELS, begin, executable
+from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command, start_forkservers
 
 SCRIPT = """
 import json, os, sys, time
@@ -37,7 +37,7 @@ Asked = Callable[..., tuple[subprocess.Popen[bytes], dict[str, Any]]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of nurseries that are up, or coming up."""
     folder = tmp_path_factory.mktemp("n")
-    nursery = begin(folder, CPU_ENVIRONMENT, folder / "log")
+    nursery = start_forkservers(folder, CPU_ENVIRONMENT, folder / "log")
     until(lambda: (folder / ENGINES).exists())
     yield folder
     nursery.kill()
@@ -52,7 +52,7 @@ def asked(folder: Path, tmp_path: Path) -> Iterator[Asked]:
     def ask(kind: str, seconds: float, folder: Path = folder) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
         script, said = tmp_path / "script.py", tmp_path / f"said-{len(commands)}"
         script.write_text(SCRIPT)
-        command = [*shlex.split(executable(folder, kind)), str(script), str(said), str(seconds)]
+        command = [*shlex.split(fork_command(folder, kind)), str(script), str(said), str(seconds)]
         commands.append(
             subprocess.Popen(
                 ["choom", "-n", "500", "--", *command],
@@ -145,7 +145,7 @@ def test_without_a_nursery_the_command_is_the_process(asked: Asked, tmp_path: Pa
 def test_processes_end_with_their_nursery_and_nurseries_with_the_driver(asked: Asked, tmp_path: Path) -> None:
     folder = tmp_path / "n"
     driver = subprocess.Popen(
-        [sys.executable, "-c", f"from workers.supervision.nursery import begin; from pathlib import Path; folder = Path({str(folder)!r}); begin(folder, {{}}, folder / 'log'); input()"],
+        [sys.executable, "-c", f"from workers.supervision.worker_forkserver import start_forkservers; from pathlib import Path; folder = Path({str(folder)!r}); start_forkservers(folder, {{}}, folder / 'log'); input()"],
         stdin=subprocess.PIPE,
     )  # fmt: skip
     until(lambda: len(psutil.Process(driver.pid).children(recursive=True)) == 2)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rlsys.config.schema import Config
 from rlsys.runs import timeline
-from workers.supervision import places, stacks
+from workers.supervision import process_registry, stacks
 
 
-def settle(name: str, logs: str) -> None:
+def setup_worker_process(name: str, logs: str) -> None:
     """Sends this process's output, libraries' chatter included, to its own file in the run directory."""
     try:
         file = os.open(Path(logs) / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -19,12 +19,12 @@ def settle(name: str, logs: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    places.tell(name, Path(logs))
-    stacks.offer(name, Path(logs))
+    process_registry.register_process(name, Path(logs))
+    stacks.enable_stack_dumps(name, Path(logs))
     timeline.open_timeline(name, Path(logs))
 
 
-def threads_of(config: Config, sharing: int) -> int:
+def cpu_threads(config: Config, sharing: int) -> int:
     """CPU threads of a rank or the reference. Beside GPUs cores have little else to do: there it has its part of them, which an
     optimizer in host memory needs, and a reference without a GPU."""
     if config.cluster.device == "cpu":

@@ -15,11 +15,11 @@ from typing import Any
 
 from rlsys.rewards.settings import RewardSettings
 
-END_S = 5.0  # for the kernel to end what is killed
-MARK = "RLSYS_REWARD_PROCESS"  # in the environment of a process and of all that it starts
+KILL_TIMEOUT_S = 5.0  # for the kernel to end what is killed
+ENV_MARK = "RLSYS_REWARD_PROCESS"  # in the environment of a process and of all that it starts
 
 
-class Process:
+class ProcessHandle:
     """A process and what is said to it and by it. `facts` are there when its functions are imported.
 
     Neither end waits for the other here: a process that hangs in the middle of a message must not hold up the keeper.
@@ -36,7 +36,7 @@ class Process:
                 start_new_session=True,  # so that what it starts can be killed with it
                 env=os.environ
                 | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"}
-                | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), MARK: self.mark},
+                | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), ENV_MARK: self.mark},
             )
         except BaseException:
             self.socket.close()
@@ -45,10 +45,10 @@ class Process:
             theirs.close()
         self.socket.setblocking(False)
         self.unsent, self.unread = bytearray(), bytearray()
-        self.gone = False  # it has closed its end
-        self.began = time.monotonic()
-        self.facts: dict[str, Any] | None = None  # what it said of itself when it was ready
-        self.free = False
+        self.closed = False  # it has closed its end
+        self.started_at = time.monotonic()
+        self.ready_info: dict[str, Any] | None = None  # what it said of itself when it was ready
+        self.idle = False
         self.send(settings)
 
     def send(self, message: Any) -> None:
@@ -56,9 +56,9 @@ class Process:
         # As a multiprocessing.Connection reads it.
         self.unsent += struct.pack("!i", len(data)) if len(data) < 1 << 31 else struct.pack("!iQ", -1, len(data))
         self.unsent += data
-        self.push()
+        self.flush()
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Sends as much as it takes now."""
         try:
             while self.unsent:
@@ -68,16 +68,16 @@ class Process:
         except OSError:  # it has died: reading will say so
             self.unsent.clear()
 
-    def said(self) -> list[dict[str, Any]]:
+    def read_messages(self) -> list[dict[str, Any]]:
         """The messages that have come whole."""
         try:
             while data := self.socket.recv(1 << 20):
                 self.unread += data
-            self.gone = True
+            self.closed = True
         except BlockingIOError:
             pass
         except OSError:
-            self.gone = True
+            self.closed = True
         messages = []
         while len(self.unread) >= 4:
             end = 4 + int.from_bytes(self.unread[:4], "big")
@@ -87,13 +87,13 @@ class Process:
             del self.unread[:end]
         return messages
 
-    def end(self) -> str:
+    def kill(self) -> str:
         """Kills it and all it started; returns how it ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         code = self.child.wait()
         self.socket.close()
-        mark, until = f"{MARK}={self.mark}".encode(), time.monotonic() + END_S
+        mark, until = f"{ENV_MARK}={self.mark}".encode(), time.monotonic() + KILL_TIMEOUT_S
         while sum(_killed(int(name), mark) for name in os.listdir("/proc") if name.isdigit()):
             if time.monotonic() > until:
                 break
