@@ -1,6 +1,7 @@
 """Imports go down only: launch → workers → rlsys. Between rooms they go one way, the core imports no tool, and rlsys knows no cluster."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ ROOMS = {
         *("train", "jobs", "report", "tools", "cli", "__main__"),
     ],
 }
+EVERYWHERE = {"types", "text", "seeds", "config"}  # the pages do not repeat them in every row
 # Tools look at runs, or reckon before them. Training works without any of them.
 TOOLS = (
     "rlsys.estimates",
@@ -95,6 +97,20 @@ def test_between_rooms_imports_go_one_way(package):
         if name.startswith(f"{package}.") and room(module(file)) and order[room(name)] > order[room(module(file))]
     ]
     assert not upward
+
+
+@pytest.mark.parametrize("package", ["rlsys", "workers"])
+def test_the_page_names_every_room_and_what_it_imports(package):
+    table = (
+        (ROOT / package / "README.md").read_text().partition("| room | contents | imports |\n")[2].partition("\n\n")[0]
+    )
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[1:]]
+    names = [re.findall(r"`(\w+)/?`", first) for first, *_ in rows]
+    assert [name for row in names for name in row] == ROOMS[package]
+    for row, (*_, drawn) in zip(names, rows, strict=True):
+        modules = {name for file in files(package) if room(module(file)) in row for name in imports(file)}
+        used = {room(name) for name in modules if name.startswith(f"{package}.")} - {*row, *EVERYWHERE}
+        assert set(re.findall(r"\w+", drawn)) == used, row
 
 
 def is_tool(name: str) -> bool:
