@@ -19,7 +19,7 @@ from workers.reward.supervisor import JudgeResult, RewardItem, RewardRunner
 
 def settings(folder: Path, source: str, **given: Any) -> RewardSettings:
     (folder / "own.py").write_text(source)
-    limits = {"timeout_s": 1.5, "memory_mb": 1024, "batch": 8, "concurrency": 16, "start_s": 20.0} | given
+    limits = {"timeout_s": 1.5, "memory_mb": 1024, "batch": 8, "concurrency": 16, "start_timeout_s": 20.0} | given
     return RewardSettings({"": {"own": RewardFunction(function=f"{folder}/own.py:own")}}, **limits)
 
 
@@ -196,7 +196,7 @@ def own(completion):
     return 1.0
 """
     busy = time.process_time()
-    assert said(judge(tmp_path, source, ["ok"] * 5, start_s=1.0)) == [1.0] * 5
+    assert said(judge(tmp_path, source, ["ok"] * 5, start_timeout_s=1.0)) == [1.0] * 5
     assert time.process_time() - busy < 0.5
 
 

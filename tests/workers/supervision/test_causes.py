@@ -76,7 +76,7 @@ def test_each_cause_is_found_on_real_engines(
     stale = measured()
     assert not stale.within_limit
     assert cause(stale).startswith("stale weights: the engine seems to have the weights of step 0 (gap ")
-    policy.rescored(packs, WhatIf((Sampling(1.0),), weights=STEP_0))
+    policy.rescore(packs, WhatIf((Sampling(1.0),), weights=STEP_0))
     assert np.array_equal(measured().policy, stale.policy), "and what was learned is there again, bit for bit"
     policy.sync(1)
     assert measured().within_limit
