@@ -63,7 +63,7 @@ class Typed:
 def typed(said: list[str]) -> list[tuple[str, ...]]:
     """None for what is only named; several for one|other."""
     name, *rest = said
-    if rest in (["--simulate"], ["--json"], ["stop"]) or (not rest and name != "doctor"):
+    if rest in (["--simulate"], ["--json"], ["--out"], ["stop"]) or (not rest and name != "doctor"):
         return []
     if rest and "|" in rest[0]:  # [ID] goes with all but the first
         one, *others = ([name, word, *rest[1:]] for word in rest[0].split("|"))
