@@ -1,7 +1,8 @@
 """The system calls that a program in the sandbox may make, as a filter that the kernel runs.
 
-What is not named here is refused, so a call that a later kernel adds is refused too. Refused are above all: other processes (`fork`,
-`execve`, signals, `ptrace`), the network (`socket`), mounts and namespaces, keys, shared memory that outlives its maker.
+A call that is not named here is refused, and so are calls that later kernels add. Refused are above all other processes
+(`fork`, `execve`, signals, `ptrace`), the network (`socket`), mounts and namespaces, keys, and shared memory that
+outlives its creator.
 """
 
 import errno
@@ -9,7 +10,7 @@ import platform
 import struct
 from collections.abc import Sequence
 
-OWN_PID = 0x7FFFFFFF  # stands in the filter for the process that will install it
+OWN_PID = 0x7FFFFFFF  # placeholder in the filter for the process that installs it
 
 # name, x86-64, arm64
 HARMLESS = """
@@ -37,17 +38,20 @@ CHANGING_FILES = """
     mkdir 83 -; mkdirat 258 34; unlink 87 -; unlinkat 263 35; rmdir 84 -; rename 82 -; renameat 264 38; renameat2 316 276;
     symlink 88 -; symlinkat 266 36; link 86 -; linkat 265 37
 """
-CHECKED = "clone 56 220; kill 62 129; tgkill 234 131; prlimit64 302 261; prctl 157 167; fcntl 72 25; ioctl 16 29; socketpair 53 199; sendto 44 206"
-# From here on a call has the same number on every machine, and is said not to exist: a C library then takes an older one, such as
-# `clone` for `clone3`, whose flags a filter cannot see.
+CHECKED = """
+    clone 56 220; kill 62 129; tgkill 234 131; prlimit64 302 261; prctl 157 167; fcntl 72 25; ioctl 16 29;
+    socketpair 53 199; sendto 44 206
+"""
+# From this number on, a call has the same number on every machine, and the filter reports it as missing. A C library
+# then falls back to an older call: `clone` instead of `clone3`, whose flags a filter cannot see.
 FIRST_COMMON = 424
 
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, the kernel's name for it
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in the tables, the kernel's name
 ALL = 0xFFFFFFFF
 WRITING = 0o3 | 0o100 | 0o1000 | 0o20000000  # access mode, O_CREAT, O_TRUNC, O_TMPFILE
 THREAD, NAMESPACES = 0x00010000, 0x7E020000  # flags of `clone`
 
-# Half a word of the arguments (2 × argument, + 1 for its high half), a mask, and what is left under it.
+# Which half of which argument (2 × argument, + 1 for the high half), a mask, and the value it must have under the mask.
 Condition = tuple[int, int, int]
 
 # A call is allowed if every condition of one of its lists holds.
@@ -57,13 +61,12 @@ CONDITIONS: dict[str, Sequence[Sequence[Condition]]] = {
     "tgkill": [[(0, ALL, OWN_PID)]],
     "prlimit64": [[(0, ALL, 0)], [(0, ALL, OWN_PID)]],
     "prctl": [[(0, ALL, 15)], [(0, ALL, 16)]],  # a thread's name
-    # No owner, who would get signals; no locks and no larger pipes, which take the kernel's memory.
+    # No owner, which would get signals; no locks and no larger pipes, which take the kernel's memory.
     "fcntl": [[(2, ALL, command)] for command in (0, 1, 2, 3, 4, 1030)],
-    "ioctl": [
-        [(2, ALL, request)] for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-    ],  # is it a terminal, flags
+    # Questions about a terminal, and flags.
+    "ioctl": [[(2, ALL, request)] for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)],
     "socketpair": [[(0, ALL, 1)]],  # AF_UNIX: an event loop wakes itself with one
-    "sendto": [[(8, ALL, 0), (9, ALL, 0)]],  # to nobody but the other end
+    "sendto": [[(8, ALL, 0), (9, ALL, 0)]],  # without an address: to the other end only
     "open": [[(2, WRITING, 0)]],
     "openat": [[(4, WRITING, 0)]],
 }
@@ -73,7 +76,7 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 
 def syscall_numbers(table: str) -> dict[str, int]:
-    """Calls by name on this machine."""
+    """Returns the numbers that the calls of a table have on this machine, by name."""
     column = MACHINES[platform.machine()][0]
     rows = [entry.split() for entry in table.split(";")]
     return {name: int(machines[column]) for name, *machines in rows if machines[column] != "-"}
@@ -84,16 +87,17 @@ def is_supported() -> bool:
 
 
 def build_filter(scratch: bool) -> bytes:
-    """The filter. Without a scratch folder no file may be changed, whatever its permissions are.
+    """Builds the filter. Without a scratch folder no file may be changed, whatever its permissions are.
 
-    `OWN_PID` in it is to be replaced.
+    The caller replaces `OWN_PID` in it.
     """
-    free = syscall_numbers(HARMLESS) | (syscall_numbers(OPENING) | syscall_numbers(CHANGING_FILES) if scratch else {})
-    checked = syscall_numbers(CHECKED) | ({} if scratch else syscall_numbers(OPENING))
+    opening = syscall_numbers(OPENING)
+    free = syscall_numbers(HARMLESS) | (opening | syscall_numbers(CHANGING_FILES) if scratch else {})
+    checked = syscall_numbers(CHECKED) | ({} if scratch else opening)
     code = [
         (LOAD, 0, 0, 4),
         (EQUAL, 1, 0, MACHINES[platform.machine()][1]),
-        (RETURN, 0, 0, KILL),  # a call of another machine's, such as a 32-bit one, has other numbers
+        (RETURN, 0, 0, KILL),  # calls of another architecture, such as 32-bit ones, have other numbers
         (LOAD, 0, 0, 0),
     ]
     for number in free.values():
@@ -103,7 +107,7 @@ def build_filter(scratch: bool) -> bytes:
         body.append((RETURN, 0, 0, REFUSE | errno.EPERM))
         code += [(EQUAL, 0, len(body), number), *body]
     code += [
-        (AT_LEAST, 0, 1, 0x40000000),  # the same calls once more under other numbers
+        (AT_LEAST, 0, 1, 0x40000000),  # the x32 calls: the same ones under other numbers
         (RETURN, 0, 0, REFUSE | errno.EPERM),
         (AT_LEAST, 0, 1, FIRST_COMMON),
         (RETURN, 0, 0, REFUSE | errno.ENOSYS),
@@ -113,9 +117,9 @@ def build_filter(scratch: bool) -> bytes:
 
 
 def allow_if(conditions: Sequence[Condition]) -> list[tuple[int, int, int, int]]:
-    """Allows the call if all hold, and goes on behind itself if one does not."""
+    """Returns code that allows the call if all conditions hold, and otherwise jumps to its own end."""
     code = []
     for i, (half, mask, value) in enumerate(conditions):
-        behind = 3 * (len(conditions) - 1 - i) + 1
-        code += [(LOAD, 0, 0, 16 + 4 * half), (AND, 0, 0, mask), (EQUAL, 0, behind, value)]
+        to_the_end = 3 * (len(conditions) - 1 - i) + 1
+        code += [(LOAD, 0, 0, 16 + 4 * half), (AND, 0, 0, mask), (EQUAL, 0, to_the_end, value)]
     return [*code, (RETURN, 0, 0, ALLOW)]

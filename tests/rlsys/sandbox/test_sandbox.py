@@ -1,4 +1,4 @@
-"""Programs that try to get out, at every level that this machine has."""
+"""The sandbox, against programs that try to get out, at every level that this machine offers."""
 
 import os
 import platform
@@ -14,8 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlsys.sandbox import runner, seccomp
-from rlsys.sandbox.runner import SAFE_LEVELS, IsolationLevel, SandboxError, run_program
+from rlsys.sandbox import interpreter, runner, seccomp
+from rlsys.sandbox.levels import SAFE_LEVELS, IsolationLevel
+from rlsys.sandbox.outcome import SandboxError
+from rlsys.sandbox.runner import run_program
 
 LEVELS = [
     pytest.param(level, marks=pytest.mark.skipif(bool(why := runner.why_unavailable(level)), reason=f"{level}: {why}"))
@@ -28,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def survivors(caller: int) -> list[str]:
-    """Processes that were started for `caller`: all inside a sandbox still have the command line of its guard."""
+    """The processes started for `caller`: inside a sandbox all have the command line of its guard."""
     marks = b"\0%s\0" % runner.START.encode(), b"\0%d\0" % caller
 
     def line(entry: Path) -> bytes:
@@ -57,7 +59,7 @@ def nothing_is_left(tmp_path_factory, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-# --- what an honest program gets ---------------------------------------------------------------------------------------------
+# --- what an honest program gets --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -127,7 +129,7 @@ def test_a_program_does_the_same_each_time(level):
         ("(" * 1000 + ")" * 1000, "exit", 1),
     ],
 )
-def test_how_a_program_ended_is_told(program, reason, exit_code):
+def test_the_result_says_how_a_program_ended(program, reason, exit_code):
     ran = run_program(program)
     assert (ran.ok, ran.reason, ran.exit_code) == (not reason, reason, exit_code)
 
@@ -142,7 +144,7 @@ def test_standard_input_may_be_long_and_need_not_be_read(size):
     assert run_program("print(1)", stdin="x" * size).ok
 
 
-def test_programs_run_at_the_same_time_do_not_meet():
+def test_programs_that_run_together_are_isolated_from_each_other():
     with ThreadPoolExecutor(4) as pool:
         ran = list(
             pool.map(lambda i: run_program("open('mine', 'x').write('1'); print(input())", stdin=str(i)), range(12))
@@ -150,11 +152,11 @@ def test_programs_run_at_the_same_time_do_not_meet():
     assert [r.stdout for r in ran] == [f"{i}\n" for i in range(12)]
 
 
-# --- limits ------------------------------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[2], LEVELS[-1]])
-def test_a_loop_without_end_runs_into_the_processor_time(level):
+def test_an_endless_loop_exceeds_the_cpu_time(level):
     ran = run_program("while True: pass", cpu_s=1, wall_s=10, level=level)
     assert (ran.ok, ran.reason) == (False, "timeout")
 
@@ -171,7 +173,7 @@ HANGS = {
 
 @pytest.mark.parametrize("hang", HANGS)
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]])
-def test_a_program_that_prints_what_is_expected_and_hangs_has_failed(level, hang):
+def test_a_program_that_prints_the_right_output_and_hangs_has_failed(level, hang):
     ran = run_program(f"import os, signal, time\nprint('expected', flush=True)\n{HANGS[hang]}", wall_s=0.3, level=level)
     assert (ran.ok, ran.reason, ran.stdout) == (False, "timeout", "expected\n")
     assert 0.2 < ran.seconds < 5
@@ -179,7 +181,7 @@ def test_a_program_that_prints_what_is_expected_and_hangs_has_failed(level, hang
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_output_without_end_is_cut_off(level, stream):
+def test_endless_output_is_cut_off(level, stream):
     ran = run_program(f"import sys\nwhile True: sys.{stream}.write('spam ' * 1000)", output_kb=64, level=level)
     assert (ran.ok, ran.reason) == (False, "output")
     assert len(getattr(ran, stream)) == 64 << 10
@@ -248,7 +250,7 @@ def test_a_fork_bomb_ends_with_the_program(level):
     assert not ran.ok
 
 
-# --- attempts ----------------------------------------------------------------------------------------------------------------
+# --- attempts ---------------------------------------------------------------------------------------------------------
 
 # Each must raise. {caller} is this process, {secret} a file of its user's.
 ATTEMPTS = {
@@ -356,7 +358,7 @@ def closed(number):
     except OSError:
         return True
 """
-# A mistake of these tests is no refusal.
+# An error in these tests does not count as a refusal.
 ATTEMPT = """
 try:
     {code}
@@ -371,7 +373,7 @@ else:
 
 @pytest.fixture(scope="module")
 def secret(tmp_path_factory):
-    """A file that all may read and write, so that nothing but the sandbox stands in the way."""
+    """A file that every user may read and write, so that only the sandbox protects it."""
     file = tmp_path_factory.mktemp("home") / "secret"
     file.write_text("the answer is 42")
     for folder in (file.parent, *file.parents[1:3]):
@@ -400,7 +402,7 @@ def test_no_attempt_to_get_out_succeeds(level, secret):
 
 @pytest.mark.parametrize("level", FILTERED)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code")
-def test_the_other_numbers_of_system_calls_are_closed_too(level):
+def test_system_calls_under_other_numbers_are_refused_too(level):
     program = """
 import ctypes, mmap
 page = mmap.mmap(-1, 4096, prot=7)
@@ -428,7 +430,7 @@ os._exit(1)
     assert run_program(forged).reason == "exit"
 
 
-# --- ends --------------------------------------------------------------------------------------------------------------------
+# --- ends -------------------------------------------------------------------------------------------------------------
 
 CALLER = """
 import sys; sys.path.insert(0, sys.argv[1])
@@ -454,7 +456,7 @@ def test_a_program_dies_with_its_killed_caller(level, after_s):
     assert not survivors(caller.pid)
 
 
-def test_with_limits_alone_processes_are_limited_and_do_not_outlive_the_program():
+def test_with_limits_alone_no_process_outlives_the_program():
     daemon = """
 import os, subprocess, time
 started = 0
@@ -477,12 +479,12 @@ print(started)
     assert not [p for p in psutil.process_iter(["cmdline"]) if "31.4159" in (p.info["cmdline"] or [])]
 
 
-# --- levels ------------------------------------------------------------------------------------------------------------------
+# --- levels -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_strongest_level_that_holds_is_taken_and_described(monkeypatch):
+def test_the_strongest_available_level_is_chosen_and_described(monkeypatch):
     monkeypatch.setattr(runner, "why_unavailable", lambda level: "" if level is IsolationLevel.LANDLOCK else "not here")
-    runner._strongest.cache_clear()
+    runner._strongest_level.cache_clear()
     try:
         assert runner.strongest_level() is IsolationLevel.LANDLOCK
         assert (
@@ -490,14 +492,14 @@ def test_the_strongest_level_that_holds_is_taken_and_described(monkeypatch):
             == "A program runs isolated by Landlock file rules, a filter of system calls, limits."
         )
     finally:
-        runner._strongest.cache_clear()
+        runner._strongest_level.cache_clear()
 
 
-def test_without_a_safe_level_nothing_runs_and_the_refusal_says_how_to_get_one(monkeypatch):
+def test_without_a_safe_level_nothing_runs_and_the_error_shows_a_way(monkeypatch):
     monkeypatch.setattr(
         runner, "why_unavailable", lambda level: "" if level not in SAFE_LEVELS else "unshare: Operation not permitted"
     )
-    runner._strongest.cache_clear()
+    runner._strongest_level.cache_clear()
     try:
         with pytest.raises(SandboxError, match="none is run") as error:
             run_program("print(1)")
@@ -507,11 +509,11 @@ def test_without_a_safe_level_nothing_runs_and_the_refusal_says_how_to_get_one(m
         assert "isolation: limits" in str(error.value)
         assert run_program("print(1)", level="limits").ok, "asked for by name"
     finally:
-        runner._strongest.cache_clear()
+        runner._strongest_level.cache_clear()
 
 
-def test_a_level_counts_as_missing_if_a_program_gets_out(monkeypatch):
-    monkeypatch.setattr(runner, "_filter", lambda scratch: b"")
+def test_a_level_is_unavailable_if_a_program_gets_out(monkeypatch):
+    monkeypatch.setattr(runner, "_build_filter", lambda scratch: b"")
     runner.why_unavailable.cache_clear()
     try:
         assert "it can start processes" in runner.why_unavailable(IsolationLevel.NAMESPACES)
@@ -519,9 +521,9 @@ def test_a_level_counts_as_missing_if_a_program_gets_out(monkeypatch):
         runner.why_unavailable.cache_clear()
 
 
-def test_a_sandbox_that_cannot_be_set_up_is_no_fault_of_the_program(monkeypatch):
+def test_a_broken_sandbox_is_not_the_programs_fault(monkeypatch):
     level = runner.strongest_level()
-    monkeypatch.setattr(runner, "readable_files", lambda: ["/no/such/folder"])
+    monkeypatch.setattr(interpreter, "readable_files", lambda: ["/no/such/folder"])
     with pytest.raises(SandboxError, match="/no/such/folder"):
         run_program("print(1)", level=level)
 
