@@ -1,14 +1,14 @@
-"""A score that tells which final answer it is of."""
+"""A score together with the final answer it belongs to."""
 
 from typing import Self
 
 
 class AnswerScore(float):
-    """A number like any other, with the answer that majority votes count. `Scored(1.0, "42")`"""
+    """A number that carries the answer which majority votes count. `AnswerScore(1.0, "42")`"""
 
     answer: str
 
     def __new__(cls, score: float, answer: str) -> Self:
-        made = super().__new__(cls, score)
-        made.answer = answer
-        return made
+        instance = super().__new__(cls, score)
+        instance.answer = answer
+        return instance

@@ -1,4 +1,4 @@
-"""What is wrong with reward functions, as far as it can be seen without running a user's file."""
+"""Finds problems with reward functions, as far as possible without running a user's file."""
 
 import difflib
 import inspect
@@ -15,39 +15,45 @@ from rlsys.rewards.functions import CHECKS, REWARDS
 
 
 def find_problems(key: str, functions: dict[str, RewardFunction]) -> list[str]:
-    """Sentences about the functions of one mapping; `key` is the option it stands in."""
-    found = []
+    """Returns a sentence per problem with the functions of one option, `key`, such as reward.functions."""
+    problems = []
     for name, f in functions.items():
-        try:
-            resolve_env(f.options)
-        except ConfigError as error:
-            found.append(f"{key}.{name}: {error}")
-            continue
-        if f.function in REWARDS:
-            found += option_problems(f"{key}.{name}", f, REWARDS[f.function])
-        elif ":" in f.function:
-            found += user_function_problems(key, f.function)
-        else:
-            near = difflib.get_close_matches(f.function.lower(), REWARDS, 1)
-            found.append(
-                f"{key} is `{f.function}`; known: {', '.join(REWARDS)}, or module:function."
-                + (f" Did you mean `{near[0]}`?" if near else "")
-            )
-        if f.deadline_s is not None and not 0 < f.deadline_s < math.inf:
-            found.append(f"{key}.{name}.deadline_s is {f.deadline_s}; it must be a number of seconds above 0, or null.")
-        if not math.isfinite(f.weight):
-            found.append(f"{key}: the weight of {name} is {f.weight}; it must be a finite number.")
+        problems += function_problems(key, name, f)
     for name, count in Counter(map(short_name, functions)).items():
         if count > 1:
-            found.append(
-                f"{key} has {count} functions called {name}, whose figures would be one. Give them different names, such as "
+            problems.append(
+                f"{key} has {count} functions called {name}, whose metrics would be one. Give them different names, "
+                "such as "
                 f"my_{name}: {{function: …}}."
             )
-    return found
+    return problems
+
+
+def function_problems(key: str, name: str, f: RewardFunction) -> list[str]:
+    try:
+        resolve_env(f.options)
+    except ConfigError as error:
+        return [f"{key}.{name}: {error}"]
+    problems = []
+    if f.function in REWARDS:
+        problems += option_problems(f"{key}.{name}", f, REWARDS[f.function])
+    elif ":" in f.function:
+        problems += user_function_problems(key, f.function)
+    else:
+        near = difflib.get_close_matches(f.function.lower(), REWARDS, 1)
+        problems.append(
+            f"{key} is `{f.function}`; known: {', '.join(REWARDS)}, or module:function."
+            + (f" Did you mean `{near[0]}`?" if near else "")
+        )
+    if f.deadline_s is not None and not 0 < f.deadline_s < math.inf:
+        problems.append(f"{key}.{name}.deadline_s is {f.deadline_s}; it must be a number of seconds above 0, or null.")
+    if not math.isfinite(f.weight):
+        problems.append(f"{key}: the weight of {name} is {f.weight}; it must be a finite number.")
+    return problems
 
 
 def option_problems(key: str, f: RewardFunction, function: Callable[..., Any]) -> list[str]:
-    """Options that the function does not have, and values it cannot use."""
+    """Returns a sentence for options that the function does not have, or values it cannot use."""
     known = keyword_options(function)
     if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
         known = [*known, *f.options]

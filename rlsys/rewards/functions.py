@@ -1,13 +1,12 @@
-"""The built-in rewards by name, and what there is to check in their options. The package says what a reward function is."""
+"""The built-in rewards by name, with the check of their options, their preparation, and their note at the start."""
 
 from collections.abc import Callable
 from typing import Any
 
 from rlsys.rewards import model, services, shape, structure, tags, text
 from rlsys.rewards.arithmetic import countdown
-from rlsys.rewards.code.program import check_code as check_code
-from rlsys.rewards.code.program import code
-from rlsys.rewards.math.math_reward import math
+from rlsys.rewards.code import program
+from rlsys.rewards.math import math_reward
 from rlsys.tasks.zigzag import is_zigzag
 
 
@@ -20,8 +19,8 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "exact": text.exact,
     "contains": text.contains,
     "regex": text.regex,
-    "math": math,
-    "code": code,
+    "math": math_reward.math,
+    "code": program.code,
     "countdown": countdown,
     "json_schema": structure.json_schema,
     "format": tags.format,
@@ -32,10 +31,10 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "model": model.model,
     "zigzag": zigzag,
 }
-
+# Raise `ConfigError` for options that cannot work.
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "regex": text.check_regex,
-    "code": check_code,
+    "code": program.check_code,
     "json_schema": structure.check_json_schema,
     "format": tags.check_format,
     "length": shape.check_length,
@@ -44,3 +43,13 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "judge": services.check_judge,
     "model": model.check_model,
 }
+# Load what a function needs, once before the first sample.
+PREPARE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "math": math_reward.prepare,
+    "code": program.prepare,
+    "http": services.prepare,
+    "judge": services.prepare,
+    "model": model.prepare,
+}
+# Say how a function will work in this process, after `PREPARE`.
+NOTES: dict[str, Callable[[], str]] = {"code": program.isolation_note}

@@ -1,4 +1,4 @@
-"""The reward `model`: a sequence-classification model scores prompt and completion. It runs as a worker of its own."""
+"""The reward `model`: a sequence-classification model scores prompt and completion. It runs in a worker of its own."""
 
 import functools
 from collections.abc import Sequence
@@ -19,17 +19,19 @@ def model(
     max_tokens: int = 0,
     label: int = 0,
 ) -> list[float]:
-    """The model's logit of `label` for the chat with the completion as its last message, or for prompt and completion as they are.
+    """The model's logit of `label` for the chat that ends in the completion, or for the plain prompt and completion.
 
-    `path` is a directory or hub name; `gpus` what its worker takes, 0: it runs on the CPU; texts longer than `max_tokens`
-    (0: what the model can see) lose their beginning.
+    `path` is a directory or hub name; `gpus` is what its worker takes (0: it runs on the CPU). Texts longer than
+    `max_tokens` (0: the model's context) lose their beginning.
     """
-    scorer = load_model(path, dtype, bool(gpus))
-    texts = [scorer.text(p, c, m) for p, c, m in zip(prompts, completions, messages, strict=True)]
-    return scorer.scores(texts, batch=batch, max_tokens=max_tokens, label=label)
+    reward_model = load_model(path, dtype, bool(gpus))
+    texts = [reward_model.chat_text(p, c, m) for p, c, m in zip(prompts, completions, messages, strict=True)]
+    return reward_model.score_texts(texts, batch=batch, max_tokens=max_tokens, label=label)
 
 
 class RewardModel:
+    """A loaded sequence-classification model with its tokenizer."""
+
     def __init__(self, path: str, dtype: str, on_gpu: bool):
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -41,46 +43,46 @@ class RewardModel:
             self.tokenizer = AutoTokenizer.from_pretrained(
                 path, padding_side="right", truncation_side="left", trust_remote_code=False
             )
-            found = AutoModelForSequenceClassification.from_pretrained(
+            model = AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=getattr(torch, dtype), trust_remote_code=False
             )
         except Exception as error:
-            said = " ".join(str(error).split())[:300]
-            raise ConfigError(f"reward model: {path} cannot be loaded: {type(error).__name__}: {said}") from error
-        self.model = found.to(self.device).eval().requires_grad_(False)
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"reward model: {path} cannot be loaded: {type(error).__name__}: {reason}") from error
+        self.model = model.to(self.device).eval().requires_grad_(False)
         settings = self.model.config.get_text_config()
-        settings.use_cache = False  # nothing is generated: keys and values of all layers would be kept for nobody
-        self.window = getattr(settings, "max_position_embeddings", 0) or 1 << 30  # not every architecture has one
+        settings.use_cache = False  # nothing is generated, so keys and values would only take memory
+        self.context = getattr(settings, "max_position_embeddings", 0) or 1 << 30  # not every architecture has one
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         if settings.pad_token_id is None:
             self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
-    def text(self, prompt: str, completion: str, messages: list[dict[str, Any]] | None) -> str:
+    def chat_text(self, prompt: str, completion: str, messages: list[dict[str, Any]] | None) -> str:
         if not self.tokenizer.chat_template or not messages:
             return prompt + completion
         chat = [*messages, {"role": "assistant", "content": completion}]
         return str(self.tokenizer.apply_chat_template(chat, tokenize=False))
 
-    def scores(self, texts: Sequence[str], *, batch: int, max_tokens: int, label: int) -> list[float]:
-        """[N] Texts of about one length go together, so that little is padded."""
-        longest = min(max_tokens or self.window, self.window)
+    def score_texts(self, texts: Sequence[str], *, batch: int, max_tokens: int, label: int) -> list[float]:
+        """Scores texts in batches of similar length, so that little is padded.  [N] -> [N]"""
+        longest = min(max_tokens or self.context, self.context)
         special = not self.tokenizer.chat_template
         tokens = [self.tokenizer(t, truncation=True, max_length=longest, add_special_tokens=special) for t in texts]
         order = sorted(range(len(texts)), key=lambda i: len(tokens[i]["input_ids"]))
-        found = [0.0] * len(texts)
+        scores = [0.0] * len(texts)
         for first in range(0, len(order), batch):
-            share = order[first : first + batch]
-            padded = self.tokenizer.pad([tokens[i] for i in share], return_tensors="pt").to(self.device)
+            indices = order[first : first + batch]
+            padded = self.tokenizer.pad([tokens[i] for i in indices], return_tensors="pt").to(self.device)
             with self.torch.no_grad():
                 logits = self.model(**padded).logits.float()  # [batch, labels]
             if label >= logits.shape[1]:
                 raise ConfigError(
                     f"reward model: label is {label}, but the model has {logits.shape[1]} labels, from 0 on."
                 )
-            for i, score in zip(share, logits[:, label].tolist(), strict=True):
-                found[i] = score
-        return found
+            for i, score in zip(indices, logits[:, label].tolist(), strict=True):
+                scores[i] = score
+        return scores
 
 
 @functools.lru_cache(maxsize=4)
@@ -101,5 +103,5 @@ def check_model(options: dict[str, Any]) -> None:
 
 
 def prepare(options: dict[str, Any]) -> None:
-    """Loads the model before the first sample comes."""
+    """Loads the model before the first sample."""
     load_model(options["path"], options.get("dtype", "float32"), bool(options.get("gpus", 0.0)))

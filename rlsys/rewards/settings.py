@@ -1,4 +1,4 @@
-"""What reward processes are told: which functions they run, and within what limits."""
+"""The settings of reward processes: which functions they run, and within which limits."""
 
 import json
 from collections.abc import Callable
@@ -7,34 +7,32 @@ from typing import Any
 
 from rlsys.config.schema import Config, RewardFunction
 
-FunctionSets = dict[str, dict[str, RewardFunction]]  # by data set; "" is reward.functions
-DEFAULT_TIMEOUT_S = {
-    "code": 6.0,
-    "http": 30.0,
-    "judge": 120.0,
-}  # seconds of a call, if their option `timeout_s` does not say
+FunctionSets = dict[str, dict[str, RewardFunction]]  # by data set; "" stands for reward.functions
+DEFAULT_TIMEOUT_S = {"code": 6.0, "http": 30.0, "judge": 120.0}  # of a call, without the option `timeout_s`
 
 
 @dataclass(frozen=True)
 class RewardSettings:
+    """The settings of one reward service: the pool of reward processes, or one reward model."""
+
     functions: FunctionSets
     timeout_s: float
     memory_mb: int
     batch: int
     concurrency: int
-    start_timeout_s: float = 300.0  # what importing the functions, or loading a model, may take
-    keep_spare: bool = True  # whether a second process stands by
+    start_timeout_s: float = 300.0  # for importing the functions, or loading a model
+    keep_spare: bool = True  # whether a second process is kept ready
     workers: int = 1
     gpus: float = 0.0  # of each worker
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The options of a reward model; of the pool, none."""
+        """The options of a reward model; empty for the pool."""
         return {} if self.keep_spare else next(f.options for fs in self.functions.values() for f in fs.values())
 
 
 def reward_services(config: Config) -> list[RewardSettings]:
-    """One for the pool of reward processes, if it has anything to do, and one for each reward model."""
+    """Returns one for the pool of reward processes, if it has functions to run, and one for each reward model."""
     r = config.reward
     sets = {"": r.functions} | {
         name: source.reward
@@ -43,12 +41,12 @@ def reward_services(config: Config) -> list[RewardSettings]:
     }
     common = RewardSettings(sets, r.timeout_s, r.memory_mb, r.batch, r.concurrency, config.cluster.start_timeout_s)
     pool = replace(common, functions=select_functions(sets, lambda f: f.function != "model"), workers=r.workers)
-    found = [pool] if pool.functions else []
     models = {
         json.dumps(f.options, sort_keys=True): f for fs in sets.values() for f in fs.values() if f.function == "model"
     }
+    settings = [pool] if pool.functions else []
     for f in models.values():
-        found.append(
+        settings.append(
             replace(
                 common,
                 functions=select_functions(sets, lambda g, f=f: g.function == "model" and g.options == f.options),  # type: ignore[misc]
@@ -58,28 +56,27 @@ def reward_services(config: Config) -> list[RewardSettings]:
                 gpus=f.options.get("gpus", 0.0),
             )
         )
-    return found
+    return settings
 
 
-def select_functions(sets: FunctionSets, which: Callable[[RewardFunction], bool]) -> FunctionSets:
-    """The functions that `which` is true of; sets without any are left out."""
-    found = {name: {n: f for n, f in functions.items() if which(f)} for name, functions in sets.items()}
-    return {name: functions for name, functions in found.items() if functions}
+def select_functions(sets: FunctionSets, predicate: Callable[[RewardFunction], bool]) -> FunctionSets:
+    """Keeps the functions for which `predicate` is true, and drops sets that become empty."""
+    kept = {name: {n: f for n, f in functions.items() if predicate(f)} for name, functions in sets.items()}
+    return {name: functions for name, functions in kept.items() if functions}
 
 
 def worker_name(service: int, index: int) -> str:
-    """reward-0, reward-1, …; reward models are services of their own, reward-1-0."""
+    """Returns reward-0, reward-1, … for the pool, and reward-1-0 for a reward model, which is a service of its own."""
     return f"reward-{service}-{index}" if service else f"reward-{index}"
 
 
 def function_deadline(f: RewardFunction, timeout_s: float) -> float:
-    """Seconds after which a function is stopped. One that has a time limit of its own gets to use it; 0: never."""
+    """Returns the seconds after which a function is stopped (0: never); longer than the function's own time limit."""
     if f.deadline_s is not None or not timeout_s:
         return f.deadline_s or timeout_s
     if f.function == "model":
         return max(timeout_s, 120.0)
     if f.function in DEFAULT_TIMEOUT_S:
-        return max(
-            timeout_s, 2 * f.options.get("timeout_s", DEFAULT_TIMEOUT_S[f.function]) + 5
-        )  # so that one more try has a chance
+        own_timeout_s = f.options.get("timeout_s", DEFAULT_TIMEOUT_S[f.function])
+        return max(timeout_s, 2 * own_timeout_s + 5)  # so that one repetition fits in
     return timeout_s

@@ -1,4 +1,4 @@
-"""Rewards for the shape of a text, whatever it says: `length`, `repetition`."""
+"""Rewards for the form of a text, whatever its content: `length`, `repetition`."""
 
 from typing import Any
 
@@ -6,22 +6,23 @@ from rlsys.config.schema import ConfigError
 
 
 def length(completion: str, tokens: int, *, at_most: int, zero_at: int = 0, by: str = "tokens") -> float:
-    """1 for a completion of up to `at_most` tokens, falling evenly to 0 at `zero_at` (0: twice `at_most`) and beyond.
+    """1 for a completion of up to `at_most` tokens, falling linearly to 0 at `zero_at` (0: twice `at_most`) and beyond.
 
     `by`: tokens | characters.
     """
-    said = tokens if by == "tokens" else len(completion)
+    size = tokens if by == "tokens" else len(completion)
     end = zero_at or 2 * at_most
-    return min(1.0, max(0.0, (end - said) / (end - at_most)))
+    return min(1.0, max(0.0, (end - size) / (end - at_most)))
 
 
 def repetition(completion: str, *, ngram: int = 3, max_penalty: float = -1.0, by: str = "words") -> float:
-    """`max_penalty` times the share of n-grams that have been there before: 0 where none repeats.
+    """`max_penalty` times the share of repeated n-grams; 0 if none repeats.
 
-    As in open-r1, after Yeo et al. 2025, arXiv 2502.03373, appendix C.2. `by`: words | characters, for languages without blanks.
+    As in open-r1, after Yeo et al. 2025, arXiv 2502.03373, appendix C.2. `by`: words | characters (for languages
+    without blanks).
     """
-    said = completion.lower().split() if by == "words" else list("".join(completion.split()))
-    grams = [tuple(said[i : i + ngram]) for i in range(len(said) - ngram + 1)]
+    units = completion.lower().split() if by == "words" else list("".join(completion.split()))
+    grams = [tuple(units[i : i + ngram]) for i in range(len(units) - ngram + 1)]
     return max_penalty * (1 - len(set(grams)) / len(grams)) + 0.0 if grams else 0.0
 
 
@@ -40,6 +41,6 @@ def check_repetition(options: dict[str, Any]) -> None:
     if not isinstance(ngram, int) or ngram < 1:
         raise ConfigError(f"`ngram` is {ngram!r}; it is a number of words, 1 or more.")
     if not isinstance(penalty, int | float) or penalty > 0:
-        raise ConfigError(f"`max_penalty` is {penalty!r}; it must be 0 or less, since a penalty is taken off.")
+        raise ConfigError(f"`max_penalty` is {penalty!r}; it must be 0 or less.")
     if by not in ("words", "characters"):
         raise ConfigError(f"`by` is {by!r}; it may be words or characters.")

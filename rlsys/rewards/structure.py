@@ -1,4 +1,4 @@
-"""The reward `json_schema`: whether a completion is JSON of the shape it was asked for."""
+"""The reward `json_schema`: whether a completion is JSON that a schema accepts."""
 
 import functools
 import json
@@ -12,31 +12,33 @@ BLOCK = re.compile(r"```json\s*\n?(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 def json_schema(completion: str, *, schema: dict[str, Any] | str) -> float:
-    """1 if the completion, or its last ```json block, is valid JSON by `schema`: the schema itself, or the path of its file.
+    """1 if the completion, or its last ```json block, is JSON that `schema` accepts.
 
-    Without such a block, what a model thought before </think> is left out. NaN and Infinity are no JSON.
+    `schema` is the schema itself, or the path of its file. Without such a block, the text up to </think> is ignored.
+    NaN and Infinity are not JSON.
     """
     blocks = BLOCK.findall(completion)
+    text = blocks[-1] if blocks else completion.rpartition("</think>")[2]
     try:
-        value = json.loads(blocks[-1] if blocks else completion.rpartition("</think>")[2], parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_reject_constant)
         return float(_validator(schema if isinstance(schema, str) else json.dumps(schema)).is_valid(value))
-    except (ValueError, RecursionError):  # no JSON, or deeper than anyone reads
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return 0.0
 
 
-def _refuse(constant: str) -> Any:
+def _reject_constant(constant: str) -> Any:
     raise ValueError(constant)
 
 
 @functools.lru_cache(maxsize=8)
 def _validator(schema: str) -> Any:
-    """Of a path, or of a schema as a text."""
+    """Makes the validator of a schema, given as its text or the path of its file."""
     import jsonschema.validators
 
-    found = json.loads(schema if schema.lstrip().startswith("{") else Path(schema).expanduser().read_text())
-    kind = jsonschema.validators.validator_for(found)
-    kind.check_schema(found)
-    return kind(found)
+    parsed = json.loads(schema if schema.lstrip().startswith("{") else Path(schema).expanduser().read_text())
+    validator_class = jsonschema.validators.validator_for(parsed)
+    validator_class.check_schema(parsed)
+    return validator_class(parsed)
 
 
 def check_json_schema(options: dict[str, Any]) -> None:
@@ -52,6 +54,6 @@ def check_json_schema(options: dict[str, Any]) -> None:
             f"`schema`: the file {schema} cannot be read (from {Path.cwd()}): {error.strerror}."
         ) from error
     except json.JSONDecodeError as error:
-        raise ConfigError(f"`schema`: {schema} is no JSON: {error}.") from error
+        raise ConfigError(f"`schema`: {schema} is not JSON: {error}.") from error
     except jsonschema.SchemaError as error:
-        raise ConfigError(f"`schema` is no JSON schema: {error.message} at {error.json_path}.") from error
+        raise ConfigError(f"`schema` is not a JSON schema: {error.message} at {error.json_path}.") from error

@@ -1,4 +1,4 @@
-"""The reward `format`: whether a completion is built of the tags it was asked for."""
+"""The reward `format`: whether a completion consists of the requested tags."""
 
 import re
 
@@ -6,10 +6,10 @@ from rlsys.config.schema import ConfigError
 
 
 def format(completion: str, *, think: str = "think", answer: str = "answer", opened: bool = False) -> float:
-    """1 if the completion is <think>…</think> and then <answer>…</answer>, each once, with nothing but blanks outside.
+    """1 if the completion is <think>…</think> and then <answer>…</answer>, each once, with only blanks outside.
 
-    `opened`: the prompt already ends in <think>, so the completion must not open it again. `answer: ""`: what follows
-    </think> needs no tags, but may not be blank.
+    `opened`: the prompt already ends in <think>, so the completion must not open it again. `answer: ""`: the text after
+    </think> needs no tags, but must not be blank.
     """
     text = f"<{think}>{completion}" if opened else completion
     tags = [f"<{think}>", f"</{think}>"] + ([f"<{answer}>", f"</{answer}>"] if answer else [])

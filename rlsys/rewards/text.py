@@ -6,24 +6,24 @@ from typing import Any
 from rlsys.config.schema import ConfigError
 from rlsys.rewards.answer_score import AnswerScore
 
-MAX_VOTE_CHARS = 1000  # characters of an answer that is voted for
+MAX_VOTE_CHARS = 1000  # of an answer that majority votes count
 
 
 def exact(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> AnswerScore:
-    """1 if the completion is the answer, or one of a list of answers; blanks at the ends aside.
+    """1 if the completion is the answer, or one of a list of answers; blanks at the ends are ignored.
 
-    `after`: only what follows the last such mark counts, as "####" or "</think>"; a completion without it has no answer.
+    `after`: only the text after the last such mark counts, such as "####" or "</think>"; a completion without the mark
+    has no answer.
     """
-    said = fold_case(text_after(completion, after), ignore_case)
-    return AnswerScore(
-        said in [fold_case(a, ignore_case) for a in accepted_answers("exact", answer)], said[:MAX_VOTE_CHARS]
-    )
+    text = fold_case(text_after(completion, after), ignore_case)
+    accepted = [fold_case(a, ignore_case) for a in accepted_answers("exact", answer)]
+    return AnswerScore(text in accepted, text[:MAX_VOTE_CHARS])
 
 
 def contains(completion: str, answer: Any, *, ignore_case: bool = False, after: str = "") -> float:
     """1 if the answer, or one of a list of answers, occurs in the completion. `after` as for `exact`."""
-    said = fold_case(text_after(completion, after), ignore_case)
-    return float(any(fold_case(a, ignore_case) in said for a in accepted_answers("contains", answer)))
+    text = fold_case(text_after(completion, after), ignore_case)
+    return float(any(fold_case(a, ignore_case) in text for a in accepted_answers("contains", answer)))
 
 
 def regex(
@@ -37,28 +37,28 @@ def regex(
     multiline: bool = False,
     dot_all: bool = False,
 ) -> float:
-    """1 if the pattern is found in the completion; with `group`, if what the group caught in the last match is the answer.
+    """1 if the completion matches the pattern; with `group`, if that group of the last match is the answer.
 
     `whole`: the pattern must match all of the completion. `multiline` and `dot_all` are Python's re.M and re.S.
     """
     flags = re.I * ignore_case | re.M * multiline | re.S * dot_all
-    found = re.fullmatch(pattern, completion, flags) if whole else last_match(re.finditer(pattern, completion, flags))
+    match = re.fullmatch(pattern, completion, flags) if whole else last_match(re.finditer(pattern, completion, flags))
     if group is None:
-        return float(found is not None)
-    right = [fold_case(a, ignore_case) for a in accepted_answers("regex", answer)]
-    said = fold_case((found[group] or "") if found else "", ignore_case)
-    return AnswerScore(found is not None and said in right, said)
+        return float(match is not None)
+    accepted = [fold_case(a, ignore_case) for a in accepted_answers("regex", answer)]
+    text = fold_case((match[group] or "") if match else "", ignore_case)
+    return AnswerScore(match is not None and text in accepted, text)
 
 
 def last_match(matches: Any) -> re.Match[str] | None:
-    found = None
-    for found in matches:  # noqa: B007
+    match = None
+    for match in matches:  # noqa: B007
         pass
-    return found
+    return match
 
 
 def text_after(text: str, mark: str) -> str:
-    """What follows the last mark; nothing if there is none."""
+    """Returns the text after the last mark; nothing if there is none."""
     if not mark:
         return text
     return text.rpartition(mark)[2] if mark in text else ""
@@ -69,14 +69,15 @@ def fold_case(text: str, ignore_case: bool) -> str:
 
 
 def accepted_answers(function: str, answer: Any) -> list[str]:
-    """The answers that count as right."""
-    found = [str(a).strip() for a in (answer if isinstance(answer, list | tuple) else [answer]) if a is not None]
-    if not found or not all(found):
+    """Returns the row's answers as texts. Raises if there is none, or a blank one."""
+    answers = [str(a).strip() for a in (answer if isinstance(answer, list | tuple) else [answer]) if a is not None]
+    if not answers or not all(answers):
         raise ValueError(
-            f"{function}: the row's answer is {answer!r}, nothing to compare with. Leave such rows out, or name the right field "
+            f"{function}: the row's answer is {answer!r}, nothing to compare with. Leave such rows out, or name the "
+            "right field "
             "with data.answer_key."
         )
-    return found
+    return answers
 
 
 def check_regex(options: dict[str, Any]) -> None:
@@ -86,7 +87,7 @@ def check_regex(options: dict[str, Any]) -> None:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"`pattern` {pattern!r} is no regular expression: {error}.") from error
+        raise ConfigError(f"`pattern` {pattern!r} is not a regular expression: {error}.") from error
     groups = [*range(compiled.groups + 1), *compiled.groupindex]
     if group is not None and group not in groups:
         raise ConfigError(

@@ -8,12 +8,12 @@
            ◀── {"more": true}                                  its main thread is free: the next list may come
            ◀── {"bye": reason}                                 it wants to be replaced; what it did not judge is for another
 
-Functions that are not async run one sample after the other in the main thread, so that a user's signals and event loops work;
-those that are run in one event loop beside it. Answers are JSON: nothing that user's code sends is unpickled.
+Functions that are not async run one sample after the other in the main thread, so that a user's signals and event loops
+work; those that are run in one event loop beside it. Answers are JSON: nothing that user's code sends is unpickled.
 
-Covered: it ends with its runner; it is killed past the deadline with everything it started; `reward.memory_mb` limits what it
-allocates. Not covered: files, network and environment are the user's. Do not run untrusted code in a reward function, but in
-the sandbox that the built-in `code` uses.
+Covered: it ends with its runner; it is killed past the deadline with everything it started; `reward.memory_mb` limits
+what it allocates. Not covered: files, network and environment are the user's. Do not run untrusted code in a reward
+function, but in the sandbox that the built-in `code` uses.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlsys.config.schema import ConfigError
+from rlsys.rewards.functions import NOTES
 from rlsys.rewards.settings import RewardSettings
-from rlsys.rewards.start import NOTES
 from rlsys.types import Verdict
 
 GRACE_S = 1.0  # for async functions to stop by themselves, which takes no process down

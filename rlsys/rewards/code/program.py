@@ -1,22 +1,22 @@
 """The reward `code`: runs the program in a completion against tests.
 
-The tests are the row's field `tests`, or else its answer: the field that `data.answer_key` names. What they may be:
+The tests are the row's field `tests`, or else its answer: the field that `data.answer_key` names. They may be:
 
-    {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                      what is given on standard input, and what is to be printed
-    {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}          arguments of a function, and what it is to return
+    {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                      standard input, and what the program must print
+    {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}          arguments of a function, and what it must return
     [{"input": "1 2\\n", "output": "3\\n"}]                          the first form, one by one
     ["assert add(1, 2) == 3"]                                       Python, each text a test
-    "def check(candidate):\\n    assert candidate(1, 2) == 3"        Python, with the row's `entry_point`; or with asserts, or unittest
+    "def check(candidate):\\n    assert candidate(1, 2) == 3"        Python, with the row's `entry_point`; asserts; unittest
 
-or one of the first four as JSON. Expected outputs and Python tests never enter the program's process: outputs are compared here, and
-Python tests run in a sandbox of their own and call the program's functions over a wire (`calls`, which says what that covers).
-`rlsys.sandbox.runner` says what the sandbox covers.
+or one of the first four as JSON. Expected outputs and Python tests never enter the program's process. Outputs are
+compared here; Python tests run in a sandbox of their own and call the program's functions over a socket (`wire` says
+what that covers). `rlsys.sandbox.runner` says what the sandbox covers.
 
-Programs and tests have the standard library and no packages. A program that is wrong, hangs, crashes, or tries to get out scores 0. What raises is not the program's doing: a row without usable tests,
-a host without a sandbox.
+Programs and tests have the standard library and no packages. A program that is wrong, hangs, crashes or tries to get
+out scores 0. What is not the program's fault raises: a row without usable tests, a host without a sandbox.
 """
 
-import contextlib
+import ast
 import json
 import os
 import re
@@ -30,13 +30,14 @@ from types import CodeType
 from typing import Any
 
 from rlsys.config.schema import ConfigError
-from rlsys.rewards.code.python_tests import PythonTests, split_tests
+from rlsys.rewards.code.row_tests import ProgramTests, read_tests
 from rlsys.sandbox import runner
-from rlsys.sandbox.runner import IsolationLevel, SandboxError
+from rlsys.sandbox.levels import IsolationLevel
+from rlsys.sandbox.outcome import ProgramResult, SandboxError
 
 PYTHON = ("python", "python3", "py")
 TESTS_MB = 512
-MAX_NUMBER_CHARS = 40  # characters of a number, when numbers are compared
+MAX_NUMBER_CHARS = 40  # of numbers that are compared with a tolerance
 
 
 def code(
@@ -52,36 +53,22 @@ def code(
     unfenced: bool = False,
     isolation: str = "strongest",
 ) -> float:
-    """1 if the program in the completion passes all tests; with `share`, how many of them it passes, from 0 to 1.
+    """1 if the program in the completion passes all tests; with `share`, the share of tests it passes, from 0 to 1.
 
-    The program is the last fenced block marked as Python, or else the last unmarked one; with `unfenced`, the whole completion if there is
-    no fence. `timeout_s` is what the program may take for all tests together, and should be below the function's deadline. `tolerance` is how far a number may be
-    off, relative to the expected one where that is above 1.
+    The program is the last fenced block marked as Python, or else the last unmarked one; with `unfenced`, the whole
+    completion if there is no fence. `timeout_s` is the program's time for all tests together, and should be below the
+    function's deadline. `tolerance` is the error allowed for a number, relative to the expected one where that is above
+    1.
     """
     level = choose_level(isolation)
-    wanted = read_tests(answer if tests is None else tests, entry_point or "")
+    program_tests = read_tests(answer if tests is None else tests, entry_point or "")
     program = extract_program(completion) if "```" in completion or not unfenced else completion
     if program is None:
         return 0.0
     trial = ProgramTrial(program, timeout_s, memory_mb, tolerance, level, stop_early=not share)
-    if wanted.io_pairs:
-        passed, count = trial.run_io_tests(wanted.io_pairs)
-    else:
-        passed, count = trial.run_call_tests(wanted)
+    run_tests = trial.run_io_tests if program_tests.io_pairs else trial.run_call_tests
+    passed, count = run_tests(program_tests)
     return passed / count if share else float(passed == count)
-
-
-@dataclass(frozen=True)
-class ProgramTests:
-    """What a row asks of a program: one of the three.
-
-    `Wanted(pairs=[("1 2", "3")])`, `Wanted(entry_point="add", calls=[([1, 2], [3])])`, or `Wanted(plan=…)` for Python
-    """
-
-    io_pairs: list[tuple[str, str]] = field(default_factory=list)
-    calls: list[tuple[list[Any], list[Any]]] = field(default_factory=list)  # arguments, and results that are right
-    python_tests: PythonTests = field(default_factory=lambda: PythonTests([], set(), set()))
-    entry_point: str = ""
 
 
 @dataclass
@@ -94,60 +81,59 @@ class ProgramTrial:
     tolerance: float
     level: IsolationLevel
     stop_early: bool  # at the first test that fails
+    seconds_left: float = field(init=False)  # of the program's own time: the start of a sandbox does not count
 
     def __post_init__(self) -> None:
-        self.seconds_left = (
-            self.timeout_s
-        )  # of the program's own seconds: those that a sandbox takes to start are not its doing
+        self.seconds_left = self.timeout_s
 
-    def run_io_tests(self, pairs: list[tuple[str, str]]) -> tuple[int, int]:
-        """How many of the pairs are right, and how many there are."""
+    def run_io_tests(self, tests: ProgramTests) -> tuple[int, int]:
+        """Runs the program once per input. Returns how many outputs are right, and how many there are."""
         passed = 0
-        for given, expected in pairs:
-            right = self.seconds_left > 0 and self.passes_io_test(given, expected)
+        for stdin, expected in tests.io_pairs:
+            right = self.seconds_left > 0 and self.passes_io_test(stdin, expected)
             passed += right
             if self.stop_early and not right:
                 break
-        return passed, len(pairs)
+        return passed, len(tests.io_pairs)
 
-    def passes_io_test(self, given: str, expected: str) -> bool:
-        ran = runner.run_program(
+    def passes_io_test(self, stdin: str, expected: str) -> bool:
+        result = runner.run_program(
             self.program,
-            stdin=given,
+            stdin=stdin,
             wall_s=self.seconds_left,
             cpu_s=self.seconds_left,
             memory_mb=self.memory_mb,
             output_kb=64 + 2 * len(expected.encode()) // 1024,
             level=self.level,
         )
-        self.seconds_left -= ran.seconds
-        return ran.ok and same_output(ran.stdout, expected, self.tolerance)
+        self.seconds_left -= result.seconds
+        return result.ok and same_output(result.stdout, expected, self.tolerance)
 
-    def run_call_tests(self, wanted: ProgramTests) -> tuple[int, int]:
-        """How many tests pass, and how many there are."""
+    def run_call_tests(self, tests: ProgramTests) -> tuple[int, int]:
+        """Runs tests that call the program's functions. Returns how many pass, and how many there are."""
         job = {
-            "pieces": wanted.python_tests.pieces,
-            "names": sorted(wanted.python_tests.names),
-            "modules": sorted(wanted.python_tests.modules),
-            "entry_point": wanted.entry_point,
-            "calls": wanted.calls,
+            "pieces": tests.python_tests.pieces,
+            "names": sorted(tests.python_tests.names),
+            "modules": sorted(tests.python_tests.modules),
+            "entry_point": tests.entry_point,
+            "calls": tests.calls,
             "tolerance": self.tolerance,
-            "stop": self.stop_early,
+            "stop_early": self.stop_early,
         }
-        ends = [end.detach() for end in socket.socketpair()]
+        channels = [end.detach() for end in socket.socketpair()]
         with ThreadPoolExecutor(1) as pool:
-            program = pool.submit(self.run_end, {"program": self.program}, ends[0], self.memory_mb)
-            tests = self.run_end(job, ends[1], TESTS_MB)
+            program = pool.submit(self.run_end, {"program": self.program}, channels[0], self.memory_mb)
+            result = self.run_end(job, channels[1], TESTS_MB)
             program.result()
-        lines = tests.stdout.splitlines()
+        lines = result.stdout.splitlines()
         if lines[:1] != ["ready"]:
-            raise SandboxError(f"code: the tests did not begin ({tests.reason}): {tests.stderr[-300:]}")
+            raise SandboxError(f"code: the tests did not begin ({result.reason}): {result.stderr[-300:]}")
         if lines[-1].startswith("unfit "):
             raise ValueError(f"code: {lines[-1].removeprefix('unfit ')}.")
-        return lines.count("pass"), wanted.python_tests.test_count + len(wanted.calls)
+        return lines.count("pass"), tests.python_tests.test_count + len(tests.calls)
 
-    def run_end(self, job: dict[str, Any], channel: int, memory_mb: int) -> runner.ProgramResult:
-        """One end of the wire."""
+    def run_end(self, job: dict[str, Any], channel: int, memory_mb: int) -> ProgramResult:
+        """Runs one end of the conversation between tests and program."""
         return runner.run_program(
             compile_calls(),
             stdin=json.dumps(job),
@@ -162,19 +148,22 @@ class ProgramTrial:
 
 @cache
 def compile_calls() -> CodeType:
-    """Both ends, compiled once."""
-    return compile(Path(__file__).with_name("calls.py").read_bytes(), "calls.py", "exec")
+    """Compiles `wire` and `calls` as one script, since a sandbox cannot import this package."""
+    wire, calls = (ast.parse(Path(__file__).with_name(name).read_text()) for name in ("wire.py", "calls.py"))
+    not_needed = ("__future__", "rlsys.rewards.code.wire")
+    wire.body += [s for s in calls.body if not (isinstance(s, ast.ImportFrom) and s.module in not_needed)]
+    return compile(wire, "calls.py", "exec")
 
 
-# --- what a completion holds, and what a row wants ---------------------------------------------------------------------------
+# --- completions and outputs ------------------------------------------------------------------------------------------
 
 
 def extract_program(completion: str) -> str | None:
-    """The last block of the completion that is marked as Python, or else the last one that is not marked at all.
+    """Returns the completion's last block that is marked as Python, or else the last one without a mark.
 
-    A block that is not closed is not there: it was cut off.
+    A block that is not closed does not count: it was cut off.
     """
-    found: dict[bool, str] = {}
+    blocks: dict[bool, str] = {}  # the last one, by whether it is marked as Python
     fence, mark, indent = "", "", 0
     lines: list[str] = []
     for line in completion.splitlines():
@@ -185,104 +174,40 @@ def extract_program(completion: str) -> str | None:
         elif fence and stripped.startswith(fence) and not stripped.strip("`"):
             language = re.split(r"[\s{]", mark)[0]
             if not language or language in PYTHON:
-                found[bool(language)] = "\n".join(lines) + "\n"
+                blocks[bool(language)] = "\n".join(lines) + "\n"
             fence = ""
         elif fence:
             lines.append(line[indent:] if not line[:indent].strip() else line)  # a block inside a list is indented
-    return found.get(True, found.get(False))
+    return blocks.get(True, blocks.get(False))
 
 
-def read_tests(tests: Any, entry_point: str) -> ProgramTests:
-    """What a row's tests ask for. Raises a sentence if that cannot be told."""
-    if isinstance(tests, str) and tests.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(ValueError):  # then it is Python
-            tests = json.loads(tests)
-    match tests:
-        case str() if tests.strip():
-            return read_python_tests(tests, entry_point)
-        case [str(), *_] if all(isinstance(t, str) for t in tests):
-            return read_python_tests(tests, entry_point)
-        case [Mapping(), *_]:
-            tests = {"inputs": [t.get("input") for t in tests], "outputs": [t.get("output") for t in tests]}
-    match tests:
-        case {"inputs": [_, *_] as inputs, "outputs": [_, *_] as outputs} if len(inputs) == len(outputs):
-            name = tests.get("fn_name") or entry_point
-            if name:
-                calls = [(parse_arguments(i), accepted_results(i, o)) for i, o in zip(inputs, outputs, strict=True)]
-                return ProgramTests(calls=calls, entry_point=name)
-            return ProgramTests(io_pairs=[(join_lines(i), join_lines(o)) for i, o in zip(inputs, outputs, strict=True)])
-    raise ValueError(
-        f"code: the row's tests are {str(tests)[:200]!r}; they must be Python, a list of asserts, or inputs and as many outputs."
-    )
+def same_output(output: str, expected: str, tolerance: float) -> bool:
+    """True if two outputs have the same words, whatever blanks lie between them."""
+    words, expected_words = output.split(), expected.split()
+    if words == expected_words or not tolerance or len(words) != len(expected_words):
+        return words == expected_words
+    return all(w == e or same_number(w, e, tolerance) for w, e in zip(words, expected_words, strict=True))
 
 
-def read_python_tests(tests: str | list[str], entry_point: str) -> ProgramTests:
-    made = split_tests(tests, entry_point)
-    if not made.test_count:
-        raise ValueError(
-            "code: the row's tests test nothing: no assert, no call, no test function, no `check` with an entry_point."
-        )
-    return ProgramTests(python_tests=made, entry_point=entry_point)
-
-
-def join_lines(value: Any) -> str:
-    """What is read or printed; some data sets have it line by line."""
-    if isinstance(value, list):
-        return "\n".join(map(str, value))
-    if value is None:
-        raise ValueError("code: a test has no input or no output.")
-    return str(value)
-
-
-def parse_arguments(value: Any) -> list[Any]:
-    """A function's arguments; some data sets have each on a line of its own, as JSON."""
-    if isinstance(value, str):
-        return [json.loads(line) for line in value.splitlines() if line.strip()]
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def accepted_results(given: Any, output: Any) -> list[Any]:
-    """What may be returned for what is given.  "[1]", "[3]" -> [3], 3;  ["1"], "3" -> "3", 3
-
-    Where arguments are JSON, so are results. Elsewhere a text may be JSON or what it says, since data sets have both.
-    """
-    found = [output]
-    if isinstance(output, str):
-        with contextlib.suppress(ValueError):
-            value = json.loads(output)
-            found = [value] if isinstance(given, str) else [output, value]
-    return found + [f[0] for f in found if isinstance(f, list) and len(f) == 1]  # some data sets wrap a result
-
-
-def same_output(got: str, expected: str, tolerance: float) -> bool:
-    """Whether two outputs are the same words, whatever lies between them."""
-    mine, theirs = got.split(), expected.split()
-    return mine == theirs or bool(
-        tolerance
-        and len(mine) == len(theirs)
-        and all(m == t or same_number(m, t, tolerance) for m, t in zip(mine, theirs, strict=True))
-    )
-
-
-def same_number(got: str, expected: str, tolerance: float) -> bool:
-    if max(len(got), len(expected)) > MAX_NUMBER_CHARS:
+def same_number(word: str, expected: str, tolerance: float) -> bool:
+    if max(len(word), len(expected)) > MAX_NUMBER_CHARS:
         return False
     try:
-        return abs(float(got) - float(expected)) <= tolerance * max(1.0, abs(float(expected)))
+        return abs(float(word) - float(expected)) <= tolerance * max(1.0, abs(float(expected)))
     except ValueError:
         return False
 
 
-# --- the start of a run ------------------------------------------------------------------------------------------------------
+# --- options and the start of a run -----------------------------------------------------------------------------------
 
 
 def choose_level(isolation: str) -> IsolationLevel:
-    """The level that the option `isolation` names. "strongest" refuses a host that has none which is safe."""
+    """Returns the level that the option `isolation` names. For "strongest", raises if this host has no safe level."""
     return runner.strongest_level() if isolation == "strongest" else IsolationLevel(isolation)
 
 
 def check_code(options: Mapping[str, Any]) -> None:
-    """What is wrong with the options, without trying anything."""
+    """Checks the options without trying a sandbox."""
     isolation = options.get("isolation", "strongest")
     if isolation not in ("strongest", *IsolationLevel):
         raise ConfigError(f"code: isolation is {isolation!r}; it is one of strongest, {', '.join(IsolationLevel)}.")
@@ -292,7 +217,7 @@ def check_code(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"code: {name} is {value!r}; it must be a number above 0.")
 
 
-USED_LEVELS: set[IsolationLevel] = set()
+USED_LEVELS: set[IsolationLevel] = set()  # in this process
 
 
 def prepare(options: Mapping[str, Any]) -> None:
@@ -307,5 +232,5 @@ def prepare(options: Mapping[str, Any]) -> None:
 
 
 def isolation_note() -> str:
-    """How programs run in this process, after `prepare`."""
+    """Says how programs run in this process, after `prepare`."""
     return " ".join(runner.describe_level(level) for level in IsolationLevel if level in USED_LEVELS)

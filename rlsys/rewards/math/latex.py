@@ -1,4 +1,4 @@
-"""One way of writing for what LaTeX and plain text write in many. Texts only: nothing is parsed or evaluated here."""
+"""Normalizes the many ways in which LaTeX and plain text write the same thing. Nothing is parsed or evaluated here."""
 
 import re
 from unicodedata import normalize
@@ -11,11 +11,11 @@ SCRIPTS = [
     )
 ]
 SIGNS = str.maketrans(
-    {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # the full-width letters and digits
+    {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width letters and digits
     | dict.fromkeys("\u2212\u2013\u2014\u2010\u2011", "-")
     | dict.fromkeys("\u00a0\u2009\u202f\u3000\t\n\r~", " ")
     | dict.fromkeys('“”„"', "")
-    | dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad", "")  # no one sees them
+    | dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad", "")  # invisible
     | {
         "’": "'",
         "′": "'",
@@ -49,9 +49,9 @@ STYLED = re.compile(
     re.DOTALL,
 )
 RULES = [
-    (re.compile(pattern), by)
-    for pattern, by in (
-        (r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),  # of the whole number; \sqrt16 is TeX, and of one digit
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),  # √16 is the root of 16; in TeX, \sqrt16 is the root of 1
         (r"√", r"\\sqrt"),
         (r"\\\\(?=\s*[a-zA-Z])(?![^&]*\\end)", r"\\"),  # \\frac, escaped once too often
         (r"\\\\\s*\[[^\]]*(?:pt|em|ex)\]", r"\\\\ "),  # space between the rows of a matrix
@@ -115,18 +115,18 @@ WRAPPERS = {"{": "}", "(": ")"}
 
 
 def normalize_latex(text: str) -> str:
-    """The text in one way of writing.  "$\\left(\\dfrac12,\\, 3\\right)$." -> "(\\frac{1}{2},3)" """
-    for run, by, letters in SCRIPTS:  # 10⁻³ has one exponent
-        text = run.sub(by, text).translate(letters)
+    """Returns the text in one way of writing.  "$\\left(\\dfrac12,\\, 3\\right)$." -> "(\\frac{1}{2},3)" """
+    for pattern, replacement, letters in SCRIPTS:  # 10⁻³ has one exponent
+        text = pattern.sub(replacement, text).translate(letters)
     text = re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(SIGNS))  # of any script
-    text = drop_style(trim(text))  # first, as ** within is a power
-    for pattern, by in RULES:
-        text = pattern.sub(by, text)
+    text = drop_style(trim(text))  # before the rules, for which ** is a power
+    for pattern, replacement in RULES:
+        text = pattern.sub(replacement, text)
     return unwrap(trim(text))
 
 
 def trim(text: str) -> str:
-    """Without blanks and the punctuation of the sentence around it."""
+    """Removes blanks and the punctuation of the sentence around the text."""
     before = None
     while before != text:
         before, text = text, text.strip().strip("`").rstrip("\\,;:").strip()
@@ -138,10 +138,10 @@ def trim(text: str) -> str:
 
 
 def drop_style(text: str) -> str:
-    """Without a command for the type of the whole, unless it holds words only.  "\\mathbf{x=5}" -> "x=5" """
-    while (found := STYLED.fullmatch(text)) and closing_index(found["inside"], 0) == len(found["inside"]) - 1:
-        inside = found["inside"][1:-1].strip()
-        words = re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", inside) if found["text"] else None
+    """Removes a font command around the whole text, unless the text is words.  "\\mathbf{x=5}" -> "x=5" """
+    while (match := STYLED.fullmatch(text)) and closing_index(match["inside"], 0) == len(match["inside"]) - 1:
+        inside = match["inside"][1:-1].strip()
+        words = re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", inside) if match["text"] else None
         if words or not re.search(r"[\d\\]", inside):
             break
         text = inside
@@ -149,7 +149,7 @@ def drop_style(text: str) -> str:
 
 
 def unwrap(text: str) -> str:
-    """Without braces or parentheses around the whole of it, unless they hold several things.  "(5)" -> "5" """
+    """Removes braces or parentheses around the whole text, unless they hold several parts.  "(5)" -> "5" """
     while len(text) > 1 and WRAPPERS.get(text[0]) == text[-1] and closing_index(text, 0) == len(text) - 1:
         inner = text[1:-1].strip()
         if not inner or (text[0] == "(" and len(split_top_level(inner, ",;")) > 1):
@@ -159,30 +159,33 @@ def unwrap(text: str) -> str:
 
 
 def closing_index(text: str, start: int) -> int:
-    """Where the bracket at `start` closes, or -1. `[0, 1)` is a pair: intervals are written so."""
+    """Returns where the bracket at `start` closes, or -1. `[0, 1)` closes: half-open intervals are written so."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += text[place] in "([{"
-        depth -= text[place] in ")]}"
+    for i in range(start, len(text)):
+        depth += text[i] in "([{"
+        depth -= text[i] in ")]}"
         if depth == 0:
-            return place
+            return i
     return -1
 
 
 def split_top_level(text: str, separators: str) -> list[str]:
-    """The text cut at separators outside of all brackets.  "1,(2,3)" -> "1", "(2,3)" """
-    found, depth, last = [], 0, 0
-    for place, char in enumerate(text):
+    """Splits the text at separators outside all brackets.  "1,(2,3)" -> "1", "(2,3)" """
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
         depth += char in "([{"
         depth -= char in ")]}"
         if depth == 0 and char in separators:
-            found.append(text[last:place].strip())
-            last = place + 1
-    return [*found, text[last:].strip()]
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
 
 
 def comparison_key(text: str) -> str:
-    """What two texts that say the same letter by letter have in common.  "\\text{No  solution}" -> "nosolution" """
+    """Returns a key that is equal for texts that differ only in blanks, articles or case.
+
+    "\\text{No  solution}" -> "nosolution"
+    """
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
     text = re.sub(r"^(?:an?|the)\s+(?=[A-Za-z]{3})", "", text.strip(), flags=re.IGNORECASE)

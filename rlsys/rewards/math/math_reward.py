@@ -1,7 +1,8 @@
-"""`math`: whether a completion's final answer is mathematically the right one.
+"""The reward `math`: compares a completion's final answer with the reference, mathematically.
 
-completion ─▶ final_answer ─▶ latex.plain ─▶ equality.same, which cuts into parts ─▶ each: quantity, or symbolic
-Any of them may say no. None evaluates what the completion says as code, and none raises for it.
+completion ─▶ final_answer ─▶ latex.normalize_latex ─▶ equality.same_answer ─▶ each part: quantity, or symbolic
+
+None of them runs a completion as code, and none raises because of what it says.
 """
 
 from decimal import Decimal
@@ -26,19 +27,20 @@ from rlsys.rewards.math.quantity import parse_number, split_unit
 def math(completion: str, answer: Any, *, boxed_only: bool = False) -> AnswerScore:
     """1 if the completion's final answer is mathematically equal to `answer`.
 
-    The last box that says anything is the answer; boxes joined by "and", "or" or a comma are one answer of several parts. Without
-    a box it is what follows `####` or "the answer is", or the last formula or number; with `boxed_only` it is nothing.
-    Unordered: `a, b`, `a or b`, `a ± b` and sets. Ordered: tuples, vectors, matrices. `x = 3` is 3; 28 % is 28 and 0.28; other
-    units count where both sides name one. A decimal is exact, or has six digits that are those of an exact number. What is neither
-    number nor expression is compared as a text. An expression that is not simplified is equal to the simplified one.
+    The last box that is not empty is the answer; boxes joined by "and", "or" or a comma are one answer of several
+    parts. Without a box it is what follows `####` or "the answer is", or the last formula or number; with `boxed_only`
+    it is nothing. Unordered: `a, b`, `a or b`, `a ± b` and sets. Ordered: tuples, vectors, matrices. `x = 3` is 3; 28 %
+    is 28 and 0.28; other units count if both sides name one. A decimal must be exact, or agree with an exact number in
+    six digits or more. What is neither number nor expression is compared as a text. An unsimplified expression equals
+    its simplified form.
     """
-    right = normalize_reference(answer)
-    said = normalize_latex(final_answer(completion, boxed_only))
-    return AnswerScore(bool(said) and same_answer(right, said), vote_key(said) if said else "")
+    reference = normalize_reference(answer)
+    final = normalize_latex(final_answer(completion, boxed_only))
+    return AnswerScore(bool(final) and same_answer(reference, final), vote_key(final) if final else "")
 
 
 def normalize_reference(answer: Any) -> str:
-    """The reference in one way of writing: a number, a text, a solution with a box or with `####`, or a list of answers."""
+    """Normalizes the reference: a number, a text, a solution with a box or with `####`, or a list of answers."""
     if isinstance(answer, float) and isfinite(answer):
         answer = f"{Decimal(repr(answer)):f}"
     text = ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
@@ -52,17 +54,20 @@ def normalize_reference(answer: Any) -> str:
 
 
 def vote_key(text: str) -> str:
-    """One text for equal answers, as far as that goes without comparing them.  "\\frac{2}{4}" -> "1/2";  "x = 3 or 1" -> "1, 3" """
+    """Returns a text that equal answers share, as far as possible without comparing them.
+
+    "\\frac{2}{4}" -> "1/2";  "x = 3 or 1" -> "1, 3"
+    """
     if letter := choice_letter(text):
         return letter
-    kind, listed = possible_readings(split_name(text)[1])[0]
-    votes = [_vote(split_name(part)[1]) for part in listed[:MAX_PARTS]]
+    kind, parts = possible_readings(split_name(text)[1])[0]
+    keys = [_part_key(split_name(part)[1]) for part in parts[:MAX_PARTS]]
     if kind in ("one", "list", "{}"):
-        return ", ".join(sorted(votes))
-    return f"{kind[0]}{', '.join(votes)}{kind[-1]}" if len(kind) == 2 else f"{kind} of {', '.join(votes)}"
+        return ", ".join(sorted(keys))
+    return f"{kind[0]}{', '.join(keys)}{kind[-1]}" if len(kind) == 2 else f"{kind} of {', '.join(keys)}"
 
 
-def _vote(text: str) -> str:
+def _part_key(text: str) -> str:
     from rlsys.rewards.math import symbolic
 
     core = drop_degrees(split_unit(text)[0]).rstrip("% ")
@@ -73,5 +78,5 @@ def _vote(text: str) -> str:
 
 
 def prepare(options: dict[str, Any]) -> None:
-    """Loads sympy and the parser before the first sample comes, which takes a second."""
+    """Loads sympy and the parser before the first sample, which takes a second."""
     same_answer("x + 1", "1 + x")

@@ -1,4 +1,4 @@
-"""Numbers as people write them, exactly, and the units behind them."""
+"""Parses numbers as people write them, exactly, and the units behind them."""
 
 import re
 from fractions import Fraction
@@ -20,7 +20,7 @@ FORMS = [
     )
 ]
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-MAX_DIGITS = 400  # digits; a longer one is a text
+MAX_DIGITS = 400  # a longer number is compared as a text
 UNITS = {
     name: unit
     for unit, names in {
@@ -62,25 +62,8 @@ UNITS = {
     }.items()
     for name in names.split()
 }
-FUNCTIONS = {
-    "sin",
-    "cos",
-    "tan",
-    "cot",
-    "sec",
-    "csc",
-    "log",
-    "exp",
-    "mod",
-    "max",
-    "min",
-    "gcd",
-    "lcm",
-    "det",
-    "for",
-    "all",
-    "any",
-}
+# Words that are not units.
+FUNCTIONS = set("sin cos tan cot sec csc log exp mod max min gcd lcm det for all any".split())  # noqa: SIM905
 LETTER = r"[^\W\d_]"  # of any script
 GLYPH = r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # of a script that puts no blank before a unit
 SCALED = re.compile("[十百千万萬億亿兆半割成百천만억반]|тыс|мил")  # 3万 is not 3
@@ -92,65 +75,69 @@ IN_LETTERS = re.compile(
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a number that stands alone.  "1{,}234.5", "-\\frac{2}{3}", "1 1/2", "0.\\overline{3}", "3 \\times 10^{-2}" """
+    """Returns the exact value of a number that stands alone.
+
+    "1{,}234.5", "-\\frac{2}{3}", "1 1/2", "0.\\overline{3}", "3 \\times 10^{-2}"
+    """
     if len(text) > MAX_DIGITS:
         return None
     for form in FORMS:
-        if (found := form.fullmatch(text)) and (value := _value(found.groupdict(""))) is not None:
+        if (match := form.fullmatch(text)) and (value := _value(match.groupdict(""))) is not None:
             return value
     return None
 
 
-def _value(said: dict[str, str]) -> Fraction | None:
-    sign = -1 if (said["sign"] == "-") != (said.get("neg") == "-") else 1
-    if under := said.get("under"):
-        if int(under) == 0 or (said["whole"] and (said.get("neg") or int(said["over"]) >= int(under))):
+def _value(groups: dict[str, str]) -> Fraction | None:
+    """Returns the value of a match of one of the `FORMS`, or None where it is none, such as 1/0 or 1 3/2."""
+    sign = -1 if (groups["sign"] == "-") != (groups.get("neg") == "-") else 1
+    if denominator := groups.get("under"):
+        whole, over, under = groups["whole"], int(groups["over"]), int(denominator)
+        if under == 0 or (whole and (groups.get("neg") or over >= under)):
             return None
-        return sign * (int(said["whole"] or 0) + Fraction(int(said["over"]), int(under)))
-    digits = said.get("number", "1").replace(",", "").replace(" ", "")
+        return sign * (int(whole or 0) + Fraction(over, under))
+    digits = groups.get("number", "1").replace(",", "").replace(" ", "")
     if not digits.strip("."):
         return None
     value = Fraction(digits.rstrip("."))
-    if repeat := said.get("repeat"):
+    if repeat := groups.get("repeat"):
         places = len(digits.partition(".")[2])
         value += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10**places)
-    power = int(said.get("power", "").replace(" ", "") or 0) + SCALES.get(said.get("scale", ""), 0)
+    power = int(groups.get("power", "").replace(" ", "") or 0) + SCALES.get(groups.get("scale", ""), 0)
     return sign * value * Fraction(10) ** power
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """What is measured, and the unit.  "5\\text{ cm}^2" -> "5", "cm^2";  "12 apples" -> "12", "apple";  "3x" -> "3x", "" """
-    if (found := IN_TEXT.fullmatch(text)) and re.search(r"[\d\\]|^[a-zA-Z]$", found["core"]):
-        name = found["unit"].strip()
+    """Splits a measured value from its unit.
+
+    "5\\text{ cm}^2" -> "5", "cm^2";  "12 apples" -> "12", "apple";  "3x" -> "3x", ""
+    """
+    if (match := IN_TEXT.fullmatch(text)) and re.search(r"[\d\\]|^[a-zA-Z]$", match["core"]):
+        name = match["unit"].strip()
         if name in SCALES or re.search(r"\d(?!$)|\b(?:or|and)\b", name):
             return text, ""
-        return found["core"], _unit(name, found["power"])
-    if found := IN_LETTERS.fullmatch(text):
-        name = found["unit"].strip(" .")
-        known = _unit(name, None) in UNITS.values() and (len(name) > 1 or bool(found["gap"]))
-        words = re.match(rf"{LETTER}{{3}}|{GLYPH}" if found["gap"] else GLYPH, name) and not FUNCTIONS & set(
-            name.split()
-        )
-        if (known or words) and not set(name.split()) & set(SCALES) and not SCALED.search(name):
-            return found["core"].strip(), _unit(name, found["power"])
+        return match["core"], _normalize_unit(name, match["power"])
+    if match := IN_LETTERS.fullmatch(text):
+        name = match["unit"].strip(" .")
+        words = set(name.split())
+        is_known = _normalize_unit(name, None) in UNITS.values() and (len(name) > 1 or bool(match["gap"]))
+        is_word = re.match(rf"{LETTER}{{3}}|{GLYPH}" if match["gap"] else GLYPH, name) and not FUNCTIONS & words
+        if (is_known or is_word) and not words & set(SCALES) and not SCALED.search(name):
+            return match["core"].strip(), _normalize_unit(name, match["power"])
     return text, ""
 
 
-def _unit(name: str, power: str | None) -> str:
-    found = re.fullmatch(r"(?:(sq|square|cubic|cu)\b\.?\s*)?(.*?)\.?", name)
-    assert found is not None, name
-    kind, name = found.groups()
+def _normalize_unit(name: str, power: str | None) -> str:
+    """Returns one name for a unit.  "square meters" -> "m^2";  "apples" -> "apple" """
+    match = re.fullmatch(r"(?:(sq|square|cubic|cu)\b\.?\s*)?(.*?)\.?", name)
+    assert match is not None, name
+    kind, name = match.groups()
     power = {"sq": "2", "square": "2", "cubic": "3", "cu": "3"}.get(kind or "", power or "")
-    base = (
-        UNITS.get(name)
-        or UNITS.get(name.removesuffix("s"))
-        or UNITS.get(name.lower().removesuffix("s"))
-        or name.removesuffix("s")
-    )
+    singular = name.removesuffix("s")
+    base = UNITS.get(name) or UNITS.get(singular) or UNITS.get(name.lower().removesuffix("s")) or singular
     return f"{base}^{power}" if power and power != "1" else base
 
 
 def units_differ(one: str, other: str) -> bool:
-    """Whether two units are known to differ. What is not known, such as apples, is taken for a word of the sentence."""
+    """True if two known units differ. An unknown one, such as apples, counts as a word of the sentence."""
     known = set(UNITS.values())
     return one != other and one.partition("^")[0] in known and other.partition("^")[0] in known

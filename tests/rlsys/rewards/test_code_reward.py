@@ -1,4 +1,4 @@
-"""The reward `code`: what it counts as right, and what programs try to be counted as right."""
+"""The reward `code`: what it accepts, and how programs try to be accepted without being right."""
 
 import asyncio
 import json
@@ -12,7 +12,8 @@ import pytest
 from rlsys.config.schema import ConfigError
 from rlsys.rewards.code.program import check_code, code, extract_program, isolation_note, prepare, same_output
 from rlsys.sandbox import runner
-from rlsys.sandbox.runner import IsolationLevel, SandboxError
+from rlsys.sandbox.levels import IsolationLevel
+from rlsys.sandbox.outcome import SandboxError
 
 ADD = "def add(a, b):\n    return a + b"
 SUM = "print(sum(map(int, input().split())))"
@@ -35,7 +36,7 @@ def nothing_is_left():
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-# --- the program in a completion ---------------------------------------------------------------------------------------------
+# --- the program in a completion --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,20 +63,20 @@ def test_the_program_is_the_last_block_of_python(completion, program):
     assert extract_program(completion) == program
 
 
-def test_a_long_completion_is_soon_searched():
+def test_a_long_completion_is_searched_quickly():
     begin = time.monotonic()
     for piece in ("```python\n", "```", "```\n", "` ` ``` \n", "```python\na\n```\n"):
         extract_program(piece * 100_000)
     assert time.monotonic() - begin < 5
 
 
-def test_without_a_fence_nothing_runs_unless_that_is_asked_for():
+def test_without_a_fence_nothing_runs_unless_unfenced_is_on():
     assert code(SUM, SUMS) == 0.0
     assert code(SUM, SUMS, unfenced=True) == 1.0
     assert code("I would say\n```cpp\n1\n```", SUMS, unfenced=True) == 0.0
 
 
-# --- forms of tests ----------------------------------------------------------------------------------------------------------
+# --- forms of tests ---------------------------------------------------------------------------------------------------
 
 FORMS = {
     "asserts": (ADD, ["assert add(1, 2) == 3", "assert add(0, 0) == 0"], ""),
@@ -143,26 +144,26 @@ def test_a_wrong_program_scores_0(form):
         ([{"input": "1\n2", "output": "yes"}], ["'yes'"], ["'no'", "True"]),
     ],
 )
-def test_a_text_that_is_to_be_returned_is_json_or_itself(test, right, wrong):
+def test_an_expected_text_is_json_or_plain_text(test, right, wrong):
     for value in right:
         assert score(f"def f(a, b): return {value}", test, "f") == 1.0
     for value in wrong:
         assert score(f"def f(a, b): return {value}", test, "f") == 0.0
 
 
-def test_a_row_without_an_entry_point_may_say_so_with_a_null():
+def test_the_entry_point_of_a_row_may_be_null():
     assert score(ADD, ["assert add(1, 2) == 3"], None) == 1.0
     assert score(SUM, SUMS, None) == 1.0
 
 
 @pytest.mark.parametrize("level", [level for level in IsolationLevel if not runner.why_unavailable(level)])
-def test_every_level_judges_alike(level):
+def test_all_levels_give_the_same_verdicts(level):
     for program, verdict in ((ADD, 1.0), (ADD.replace("+", "-"), 0.0)):
         assert score(program, ["assert add(1, 2) == 3"], isolation=level) == verdict
     assert score(SUM, SUMS, isolation=level) == 1.0
 
 
-def test_with_share_the_score_is_how_many_tests_pass():
+def test_with_share_the_score_is_the_share_of_passed_tests():
     tests = ["assert add(1, 2) == 3", "assert add(5, 0) == 5", "assert add(0, 0) == 0", "assert add(1, 1) == 2"]
     assert score("def add(a, b): return a - b", tests, share=True) == 0.5
     assert score("def add(a, b): return a - b", "\n".join(tests), share=True) == 0.5
@@ -200,7 +201,7 @@ def test_outputs_are_compared_word_by_word(got, expected, tolerance, verdict):
     assert same_output(got, expected, tolerance) is verdict
 
 
-def test_numbers_that_are_returned_may_be_off_by_the_tolerance():
+def test_returned_numbers_may_differ_by_the_tolerance():
     tests = {"inputs": [[1, 3]], "outputs": [[0.333333333333, 3]], "fn_name": "f"}
     assert score("def f(a, b): return (a / b, b)", tests) == 0.0
     assert score("def f(a, b): return (a / b, b)", tests, tolerance=1e-9) == 1.0
@@ -211,7 +212,7 @@ def test_a_long_expected_output_may_be_printed():
     assert score("print(*range(int(input())), sep='\\n')", tests) == 1.0
 
 
-# --- what the wire carries ---------------------------------------------------------------------------------------------------
+# --- what the wire carries --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,11 +252,11 @@ def test_a_long_expected_output_may_be_printed():
         ("def sum(a, b): return a * b", "def check(candidate):\n    assert candidate(2, 3) == 6"),
     ],
 )  # fmt: skip
-def test_tests_deal_with_a_program_as_if_it_were_there(program, tests):
+def test_tests_can_use_a_program_as_if_it_were_imported(program, tests):
     assert score(program, tests, "sum" if "def sum" in program else "") == 1.0
 
 
-# --- programs that want to be right without being right ------------------------------------------------------------------
+# --- programs that want to be right without being right ---------------------------------------------------------------
 
 EQUAL = """
 class Yes:
@@ -283,7 +284,7 @@ FORGERIES = {
     "writes verdicts everywhere": "import os\ndef f(x):\n    for i in range(100):\n        try: os.write(i, b'pass\\n')\n        except OSError: pass",
     "patches builtins": "import builtins\nbuiltins.AssertionError = type('No', (Exception,), {})\nbuiltins.abs = builtins.round = lambda *a: 42\nbuiltins.all = lambda a: True\ndef f(x): return 0",
     "patches asserts away": "import ast, dis, sys\nast.Assert = ast.Pass\nsys.flags\ndef f(x): return 0\ndef abs(x): return 0\ndef round(*x): return 42\ndef all(x): return True",
-    "patches the checker": "import sys\nm = sys.modules['__main__']\nm.Wire.send = lambda self, message: None\nm.encode = lambda v, keep: 42\nm.Tests = None\ndef f(x): return 0",
+    "patches the checker": "import sys\nm = sys.modules['__main__']\nm.Wire.send = lambda self, message: None\nm.encode = lambda v, keep: 42\nm.TestsEnd = None\ndef f(x): return 0",
     "patches JSON": "import json\njson.dumps = lambda *a, **k: '[\"value\", true, {}]'\ndef f(x): return 0",
     "patches math": "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 0",
     "is its own math": "class math:\n    isclose = lambda *a, **k: True\ndef f(x): return 0",
@@ -344,11 +345,11 @@ def test_a_forged_call_scores_0(forgery):
         "import os\nprint(os.listdir('/proc'), 3)",
     ],
 )
-def test_what_is_printed_counts_only_of_a_program_that_ends_well(program):
+def test_output_counts_only_if_the_program_ends_well(program):
     assert score(program, {"inputs": [""], "outputs": ["3"]}, timeout_s=1) == 0.0
 
 
-def test_the_tests_are_nowhere_in_the_programs_process():
+def test_the_programs_process_does_not_contain_the_tests():
     search = """
 import gc, os, sys
 def everything():
@@ -371,7 +372,7 @@ def f(x):
     assert score(search, tests, memory_mb=2048, timeout_s=20) == 1.0
 
 
-def test_a_program_that_hangs_costs_no_more_than_its_time():
+def test_a_program_that_hangs_takes_its_time_limit_only():
     begin = time.monotonic()
     tests = {"inputs": ["1"] * 50, "outputs": ["1"] * 50}
     assert score("while True: pass", tests, timeout_s=0.5, share=True) == 0.0
@@ -381,7 +382,7 @@ def test_a_program_that_hangs_costs_no_more_than_its_time():
     assert time.monotonic() - begin < 5
 
 
-# --- what is not the program's doing ---------------------------------------------------------------------------------------
+# --- what is not the program's doing ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -393,13 +394,13 @@ def test_a_program_that_hangs_costs_no_more_than_its_time():
         ({}, "must be Python"),
         ({"inputs": ["1"], "outputs": []}, "as many outputs"),
         ([{"input": "1"}], "no output"),
-        ("assert f(1) ==", "no Python: invalid syntax"),
+        ("assert f(1) ==", "not Python: invalid syntax"),
         (["import no_such_module\nassert f(1)"], "no_such_module, which the sandbox does not have"),
         ("x = 3", "test nothing"),
         ("def check(candidate):\n    assert candidate(1)", "entry_point"),
     ],
 )
-def test_a_row_without_usable_tests_is_a_failure_and_not_a_score(tests, problem):
+def test_a_row_without_usable_tests_fails_instead_of_scoring(tests, problem):
     with pytest.raises(ValueError, match=problem):
         score("def f(x): return x", tests)
 
@@ -418,7 +419,7 @@ def test_a_row_without_usable_tests_is_a_failure_and_not_a_score(tests, problem)
         ("from operator import add\nassert f(add)", "a builtin_function_or_method of the tests"),
     ],
 )
-def test_tests_that_give_the_program_what_cannot_cross_are_a_failure_and_not_a_score(tests, problem):
+def test_tests_that_send_an_object_of_their_own_are_a_failure(tests, problem):
     with pytest.raises(ValueError, match=f"{problem} cannot be given to the program"):
         score("from operator import add\ndef f(x): return x", tests)
     assert score("def f(x): return x", ["assert f(0)", tests]) == 0.0, "it is wrong before they do"
@@ -430,19 +431,20 @@ def test_tests_that_give_the_program_what_cannot_cross_are_a_failure_and_not_a_s
         "from queue import Queue\ndef f(x): return x",
         "class Queue:\n    __new__ = lambda c: range(10**9)\ndef f(x): return x",
         "class Queue(Exception): pass\ndef f(x): return x",
-        "import os, json\ndef f(x): return x\nm = json.dumps({'Queue': ['from', 'queue'], 'f': ['value', ['remote', 1]]}).encode()\nos.write(3, len(m).to_bytes(4, 'big') + m)",
+        "import os, json\ndef f(x): return x\nm = json.dumps({'Queue': ['stdlib', 'queue'], 'f': ['value', ['remote', "
+        "1]]}).encode()\nos.write(3, len(m).to_bytes(4, 'big') + m)",
     ],
 )  # fmt: skip
-def test_a_program_cannot_make_a_failure_of_its_score(program):
+def test_a_program_cannot_turn_its_score_into_a_failure(program):
     assert score(program, "assert f(map(str, Queue())) == 1") == 0.0
     assert score(program, "assert f(Queue()) == 1") == 0.0
 
 
-def test_without_a_sandbox_nothing_is_judged_unless_less_is_accepted_by_name(monkeypatch):
+def test_without_a_sandbox_nothing_runs_unless_a_level_is_named(monkeypatch):
     monkeypatch.setattr(
         runner, "why_unavailable", lambda level: "" if level is IsolationLevel.LIMITS else "not on this host"
     )
-    runner._strongest.cache_clear()
+    runner._strongest_level.cache_clear()
     try:
         with pytest.raises(SandboxError, match="isolation: limits"):
             score(SUM, SUMS)
@@ -454,7 +456,7 @@ def test_without_a_sandbox_nothing_is_judged_unless_less_is_accepted_by_name(mon
         assert "limits alone" in isolation_note()
         assert score(SUM, SUMS, isolation="limits") == 1.0
     finally:
-        runner._strongest.cache_clear()
+        runner._strongest_level.cache_clear()
 
 
 def test_options_are_checked_before_anything_is_tried():
@@ -473,7 +475,7 @@ def test_many_programs_are_judged_at_the_same_time():
     assert asyncio.run(all_of_them()) == [0.0, 1.0, 0.0, 1.0]
 
 
-def test_the_secret_of_a_home_folder_scores_nothing(tmp_path):
+def test_a_program_cannot_read_the_answer_from_a_file(tmp_path):
     file = Path(tmp_path / "answer")
     file.write_text("3")
     assert score(f"print(open({str(file)!r}).read())", {"inputs": [""], "outputs": ["3"]}) == 0.0

@@ -16,12 +16,12 @@ FACTS = {"prompt": "2+2=", "completion": "4", "finish": "stop", "source": "sums"
 
 
 def Judge(given, **limits):
-    """Of functions in the form that people write them in."""
+    """Makes a judge of functions as a configuration file has them."""
     return rewards.Judge(parse_functions("reward.functions", given), **limits)
 
 
 def judge(tmp_path, source: str, weight: float = 1.0, facts: dict | None = None) -> Verdict:
-    """The verdict of a user's function `f`."""
+    """Returns the verdict of a user's function `f`."""
     file = tmp_path / "mine.py"
     file.write_text(source)
     return Judge({f"{file}:f": weight})(facts or FACTS)
@@ -36,7 +36,7 @@ def test_a_function_gets_what_it_asks_for(tmp_path):
     assert judge(tmp_path, "def f(prompt, completion, level): return len(prompt) + int(completion) + level").score == 11
 
 
-def test_a_function_may_take_everything(tmp_path):
+def test_a_function_may_take_all_fields(tmp_path):
     assert judge(tmp_path, "def f(**facts): return len(facts)").score == len(FACTS)
     assert judge(tmp_path, "def f(level, **rest): return level * ('level' not in rest)").score == 3
 
@@ -45,7 +45,7 @@ def test_a_field_with_a_default_may_be_missing(tmp_path):
     assert judge(tmp_path, "def f(completion, bonus=0.25): return bonus").score == 0.25
 
 
-def test_a_missing_field_is_named_with_the_ones_there(tmp_path):
+def test_a_missing_field_is_named_with_the_available_ones(tmp_path):
     verdict = judge(tmp_path, "def f(completion, solution): return 1")
     assert verdict.score is None
     assert verdict.failure == "exception"
@@ -73,14 +73,14 @@ def test_an_async_function_is_awaited(tmp_path):
     assert judge(tmp_path, source).score == 4
 
 
-def test_truth_values_are_numbers(tmp_path):
+def test_booleans_are_rewards(tmp_path):
     assert judge(tmp_path, "def f(): return True").score == 1.0
 
 
 @pytest.mark.parametrize(
     "error", ["ValueError('no')", "KeyError('no')", "SystemExit(3)", "KeyboardInterrupt('no')", "RecursionError('no')"]
 )
-def test_whatever_a_function_raises_is_a_failed_verdict(tmp_path, error):
+def test_anything_a_function_raises_is_a_failed_verdict(tmp_path, error):
     verdict = judge(tmp_path, f"def f(): raise {error}")
     assert verdict.score is None
     assert verdict.failure == "exception"
@@ -107,14 +107,14 @@ def test_an_error_after_the_first_await_is_a_failed_verdict(tmp_path):
         "object()",
     ],
 )
-def test_what_is_not_a_finite_number_is_a_failed_verdict(tmp_path, value):
+def test_a_value_that_is_not_a_finite_number_is_a_failed_verdict(tmp_path, value):
     verdict = judge(tmp_path, f"def f(): return {value}")
     assert verdict.score is None
     assert verdict.failure == "invalid"
     assert verdict.detail.startswith("f")
 
 
-def test_a_value_that_raises_when_asked_for_its_number_is_a_failed_verdict(tmp_path):
+def test_a_value_that_raises_in_float_is_a_failed_verdict(tmp_path):
     source = "class Odd:\n    def __float__(self): raise RuntimeError('no')\ndef f(): return Odd()"
     assert judge(tmp_path, source).failure == "invalid"
 
@@ -163,7 +163,7 @@ def test_an_option_that_the_function_does_not_take_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_a_row_sets_no_option_of_a_built_in(monkeypatch, name):
+def test_a_row_cannot_set_an_option_of_a_built_in_reward(monkeypatch, name):
     heard = {}
 
     @functools.wraps(REWARDS[name])
@@ -181,13 +181,13 @@ def test_a_row_sets_no_option_of_a_built_in(monkeypatch, name):
     assert set(facts) <= set(heard), "what is no option is still a fact of the row"
 
 
-def test_a_row_with_an_answer_does_not_rename_the_tags_of_format():
+def test_a_row_cannot_rename_the_tags_of_format():
     facts = FACTS | {"completion": "<think>2+2</think><answer>4</answer>", "think": "of it"}
     assert Judge({"format": 1.0})(facts).score == 1
     assert Judge({"format": {"think": "reason"}})(facts).score == 0
 
 
-def test_a_row_does_not_let_its_program_out_of_the_sandbox(tmp_path):
+def test_a_row_cannot_choose_the_isolation_of_its_program(tmp_path):
     (tmp_path / "secret").write_text("3")
     program = f"```python\nprint(open({str(tmp_path / 'secret')!r}).read())\n```"
     row = {"tests": {"inputs": [""], "outputs": ["3"]}, "isolation": "limits", "timeout_s": "2 s", "memory_mb": None}
@@ -196,20 +196,20 @@ def test_a_row_does_not_let_its_program_out_of_the_sandbox(tmp_path):
     assert Judge({"code": {"isolation": "limits"}})(FACTS | row | {"completion": program}).score == 1
 
 
-def test_a_users_function_hears_the_row_by_any_argument(tmp_path):
+def test_a_users_function_gets_row_fields_by_any_argument(tmp_path):
     assert judge(tmp_path, "def f(completion, *, level): return level").score == 3
     (tmp_path / "mine.py").write_text("def f(completion, *, level): return level")
     assert Judge({f"{tmp_path}/mine.py:f": {"level": 5}})(FACTS).score == 5
 
 
-def test_the_answer_that_a_function_saw_is_no_component(tmp_path):
+def test_the_answer_of_a_function_is_not_a_component(tmp_path):
     found = judge(tmp_path, "def f(): return {'score': 0.5, 'answer': 42}", weight=2.0)
     assert found == Verdict(1.0, {"f": 0.5}, answer="42")
     found = judge(tmp_path, "def f(): return {'form': 0.5, 'score': 0.25, 'answer': None}")
     assert found == Verdict(0.75, {"f/form": 0.5, "f/score": 0.25})
 
 
-def test_a_text_is_no_number_even_if_it_reads_like_one(tmp_path):
+def test_a_numeric_text_is_not_a_reward(tmp_path):
     assert judge(tmp_path, "def f(): return '1'").failure == "invalid"
     assert judge(tmp_path, "def f(): return {}").failure == "invalid"
 
@@ -227,7 +227,7 @@ def f(prompts, completions, answers, level):
 """
 
 
-def several(tmp_path, source: str, *completions: str) -> list[Verdict]:
+def judge_all(tmp_path, source: str, *completions: str) -> list[Verdict]:
     (tmp_path / "mine.py").write_text(source)
     judge = Judge({f"{tmp_path}/mine.py:f": 1.0}, timeout_s=0.5)
     facts = [FACTS | {"completion": c} for c in completions]
@@ -236,20 +236,20 @@ def several(tmp_path, source: str, *completions: str) -> list[Verdict]:
 
 
 def test_a_batched_function_judges_lists(tmp_path):
-    assert [v.score for v in several(tmp_path, BATCHED, "4", "5", "4")] == [3.5, 3.0, 3.5]
+    assert [v.score for v in judge_all(tmp_path, BATCHED, "4", "5", "4")] == [3.5, 3.0, 3.5]
     assert judge(tmp_path, BATCHED).score == 1.5
 
 
-def test_a_sample_that_fails_does_not_take_its_batch_along(tmp_path):
-    found = several(tmp_path, BATCHED, "4", "bad", "5")
+def test_a_failing_sample_does_not_fail_its_batch(tmp_path):
+    found = judge_all(tmp_path, BATCHED, "4", "bad", "5")
     assert [(v.score, v.failure) for v in found] == [(1.5, ""), (None, "exception"), (1.0, "")]
-    found = several(tmp_path, "async " + BATCHED.lstrip(), "4", "bad", "5")
+    found = judge_all(tmp_path, "async " + BATCHED.lstrip(), "4", "bad", "5")
     assert [(v.score, v.failure) for v in found] == [(1.5, ""), (None, "exception"), (1.0, "")]
 
 
 @pytest.mark.parametrize("returned", ["1.0", "[1.0] * (len(completions) + 1)", "None", "[]"])
 def test_a_batched_function_returns_a_reward_for_each_sample(tmp_path, returned):
-    found = several(tmp_path, f"def f(completions): return {returned}", "4", "5")
+    found = judge_all(tmp_path, f"def f(completions): return {returned}", "4", "5")
     assert [v.failure for v in found] == ["invalid", "invalid"]
 
 
@@ -260,16 +260,16 @@ async def f(completion):
     await asyncio.sleep(float(completion))
     return 1.0
 """
-    found = several(tmp_path, source, "0", "10", "0.1")
+    found = judge_all(tmp_path, source, "0", "10", "0.1")
     assert [v.failure for v in found] == ["", "timeout", ""]
     assert "0.5 s" in found[1].detail
 
 
 def test_a_functions_own_timeout_error_is_an_exception(tmp_path):
-    assert several(tmp_path, "async def f(completion): raise TimeoutError('theirs')", "4")[0].failure == "exception"
+    assert judge_all(tmp_path, "async def f(completion): raise TimeoutError('theirs')", "4")[0].failure == "exception"
 
 
-def test_a_sample_that_one_function_fails_on_is_not_shown_to_the_next(tmp_path):
+def test_a_failed_sample_is_not_judged_by_the_next_function(tmp_path):
     (tmp_path / "mine.py").write_text(
         "seen = []\ndef f(completion):\n    if completion == 'bad': raise ValueError\n    return 0\n"
         "def g(completion):\n    seen.append(completion)\n    return len(seen)\n"
@@ -286,7 +286,7 @@ def test_verdicts_of_several_services_are_added_up():
     assert combine_verdicts([Verdict(1e308, {"a": 1e308})] * 2).failure == "invalid"
 
 
-def test_arguments_may_have_to_come_without_their_names(tmp_path):
+def test_positional_only_arguments_are_passed_by_position(tmp_path):
     assert judge(tmp_path, "def f(prompt, completion, /, level, **rest): return int(completion) + level").score == 7
     assert judge(tmp_path, "def f(completion, bonus=2, /): return bonus").score == 2
     (tmp_path / "listed.py").write_text("def f(completions, /): return [int(c) for c in completions]")
@@ -294,12 +294,12 @@ def test_arguments_may_have_to_come_without_their_names(tmp_path):
     assert [parts["f"].score for parts in listed] == [4, 4]
 
 
-def test_an_exception_that_cannot_be_shown_is_one_all_the_same(tmp_path):
+def test_an_exception_whose_text_raises_is_still_a_failure(tmp_path):
     source = "class Bad(Exception):\n    def __str__(self): raise SystemExit\ndef f(): raise Bad"
     assert judge(tmp_path, source).failure == "exception"
 
 
-def test_what_is_told_can_be_written_to_a_file(tmp_path):
+def test_the_detail_of_a_failure_can_be_written_to_a_file(tmp_path):
     odd = "'" + chr(92) + "ud800'"
     assert judge(tmp_path, f"def f(): raise ValueError({odd})").detail.encode()
     assert judge(tmp_path, f"def f(): return {{'score': 1, 'answer': {odd}}}").answer == "?"
@@ -313,5 +313,5 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end(tmp_path):
     assert detail.strip().endswith("end")
 
 
-def test_bytes_are_no_number(tmp_path):
+def test_bytes_are_not_a_reward(tmp_path):
     assert judge(tmp_path, "def f(): return bytearray(b'1')").failure == "invalid"

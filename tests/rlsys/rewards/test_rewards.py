@@ -11,17 +11,17 @@ from rlsys.rewards.functions import CHECKS
 from rlsys.rewards.settings import function_deadline
 
 
-def test_every_reward_says_in_its_first_line_what_it_gives():
+def test_every_reward_has_a_first_line():
     for name, function in REWARDS.items():
         assert function.__name__ == name
         assert inspect.getdoc(function).splitlines()[0].endswith((".", ":"))
 
 
-def test_what_is_checked_is_built_in():
+def test_every_check_belongs_to_a_built_in_reward():
     assert set(CHECKS) <= set(REWARDS)
 
 
-def test_the_table_of_rewards_loads_none_of_the_libraries_they_use():
+def test_importing_the_rewards_loads_none_of_their_libraries():
     heavy = "{'sympy', 'math_verify', 'httpx', 'jsonschema', 'jinja2', 'torch', 'transformers'}"
     code = f"import sys, rlsys.rewards; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -38,7 +38,7 @@ def test_the_table_of_rewards_loads_none_of_the_libraries_they_use():
         ("", "stop", 0),
     ],
 )
-def test_zigzag_wants_the_same_digits_rising_and_falling_by_turns(completion, finish, score):
+def test_zigzag_requires_the_same_digits_rising_and_falling_in_turn(completion, finish, score):
     assert REWARDS["zigzag"]("864152>", completion, finish) == score
 
 
@@ -46,12 +46,12 @@ def test_zigzag_wants_the_same_digits_rising_and_falling_by_turns(completion, fi
     ("name", "options", "sentence"),
     [
         ("regex", {}, "`pattern` is None"),
-        ("regex", {"pattern": "(a"}, "no regular expression: missing \\)"),
+        ("regex", {"pattern": "(a"}, "not a regular expression: missing \\)"),
         ("regex", {"pattern": "(a)", "group": 2}, "has the groups 0, 1"),
         ("regex", {"pattern": "(?P<n>a)", "group": "m"}, "has the groups 0, 1, n"),
         ("json_schema", {}, "`schema` is None"),
         ("json_schema", {"schema": "no_such_file.json"}, "cannot be read .*No such file"),
-        ("json_schema", {"schema": {"type": "text"}}, "no JSON schema: 'text' is not valid .* at \\$.type"),
+        ("json_schema", {"schema": {"type": "text"}}, "not a JSON schema: 'text' is not valid .* at \\$.type"),
         ("format", {"think": "<think>"}, "without its brackets"),
         ("format", {"think": ""}, "without its brackets"),
         ("length", {}, "`at_most` is None"),
@@ -69,11 +69,11 @@ def test_zigzag_wants_the_same_digits_rising_and_falling_by_turns(completion, fi
         ("judge", {"url": "http://x/v1"}, "`model` is missing"),
         ("judge", {"url": "http://x", "model": "m"}, "must end in /v1"),
         ("judge", {"url": "http://x/v1", "model": "m", "pattern": "Score"}, "must have one group"),
-        ("judge", {"url": "http://x/v1", "model": "m", "pattern": "(a"}, "no regular expression"),
+        ("judge", {"url": "http://x/v1", "model": "m", "pattern": "(a"}, "not a regular expression"),
         ("judge", {"url": "http://x/v1", "model": "m", "template": "no_such.jinja"}, "cannot be read"),
     ],
 )
-def test_options_that_cannot_work_are_refused_in_a_sentence(name, options, sentence):
+def test_invalid_options_are_refused_in_a_sentence(name, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         CHECKS[name](options)
 
@@ -92,12 +92,12 @@ def test_options_that_cannot_work_are_refused_in_a_sentence(name, options, sente
         ("judge", {"url": "https://host/v1/", "model": "m", "scale": 5}),
     ],
 )
-def test_options_that_can_work_pass(name, options):
+def test_valid_options_are_accepted(name, options):
     CHECKS[name](options)
 
 
 @pytest.mark.parametrize(("name", "more"), [("http", {}), ("judge", {"model": "m"})])
-def test_a_token_in_place_of_its_variable_is_refused_and_not_repeated(name, more):
+def test_a_token_in_place_of_its_variable_is_refused_and_not_shown(name, more):
     with pytest.raises(ConfigError, match="not the token itself") as refused:
         CHECKS[name]({"url": "http://x/v1", "token_env": "hf_abc123"} | more)
     assert "abc123" not in str(refused.value)
@@ -114,6 +114,6 @@ def test_a_token_in_place_of_its_variable_is_refused_and_not_repeated(name, more
         ({"model": {"path": "m"}}, 120),
     ],
 )
-def test_a_function_with_a_time_limit_of_its_own_gets_to_use_it(given, seconds):
+def test_a_deadline_leaves_room_for_a_functions_own_time_limit(given, seconds):
     [function] = parse_functions("reward.functions", given).values()
     assert function_deadline(function, 10.0) == seconds

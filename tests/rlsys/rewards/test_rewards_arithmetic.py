@@ -19,7 +19,7 @@ def score(completion: str, numbers: list, target) -> float:
         ("<answer>24 = (1+2)*8</answer>", 0),
         ("<answer>=(1+2)*8</answer>", 0),
         ("<answer>24</answer>", 0),  # uses none of the numbers
-        ("<answer></answer>\n(1+2)*8", 0),  # an answer that says nothing is the answer
+        ("<answer></answer>\n(1+2)*8", 0),  # an empty answer is the answer
         ("(1+2)*8</answer>", 0),
         ("<answer>(1+2)*8", 0),
         ("I try 1*2*8 first.\n(1+2)*8\n\nThat is it.", 1),
@@ -30,7 +30,7 @@ def score(completion: str, numbers: list, target) -> float:
         ("\n", 0),
     ],
 )
-def test_countdown_reads_the_last_answer_or_the_last_line_that_is_an_expression(completion, right):
+def test_countdown_reads_the_last_answer_tag_or_expression_line(completion, right):
     assert score(completion, [1, 2, 8], 24) == right
 
 
@@ -54,7 +54,7 @@ def test_countdown_reads_the_last_answer_or_the_last_line_that_is_an_expression(
         ("0*8", [0, 8], 0, 1),
     ],
 )
-def test_countdown_wants_each_number_once_and_the_exact_value(expression, numbers, target, right):
+def test_countdown_requires_each_number_once_and_the_exact_value(expression, numbers, target, right):
     assert score(f"<answer>{expression}</answer>", numbers, target) == right
     assert score(expression, numbers, target) == right
 
@@ -96,7 +96,7 @@ def test_countdown_wants_each_number_once_and_the_exact_value(expression, number
         "-" * 100,
     ],
 )
-def test_countdown_takes_nothing_for_an_expression_that_is_not_plain_arithmetic(text):
+def test_countdown_accepts_plain_arithmetic_only(text):
     with pytest.raises(SyntaxError):
         evaluate_arithmetic(text)
     assert score(f"<answer>{text}</answer>", [2, 3], 5) == 0
@@ -118,7 +118,7 @@ def test_countdown_takes_nothing_for_an_expression_that_is_not_plain_arithmetic(
         "(" * 90 + "9" + ")" * 90 + "-" * 10 + "9",
     ],
 )
-def test_countdown_is_soon_done_with_whatever_it_gets(completion):
+def test_countdown_is_quick_for_any_text(completion):
     assert score(completion, [9], 24) == 0
 
 

@@ -1,4 +1,4 @@
-"""The pairs are in `math_pairs`; here is where the answer stands in a completion, and what a completion may not achieve."""
+"""Where a completion's answer is found, and what a completion cannot do. Pairs of equal answers are in `math_pairs`."""
 
 import math as numbers
 from pathlib import Path
@@ -11,7 +11,7 @@ from rlsys.rewards.math.latex import normalize_latex
 from rlsys.rewards.math.math_reward import math, vote_key
 
 
-def told(found):
+def score_and_answer(found):
     """Score and answer."""
     return float(found), found.answer
 
@@ -30,23 +30,23 @@ def test_different_answers_are_different(said, answer):
     assert score(f"So the answer is $\\boxed{{{said}}}$.", answer) == 0
 
 
-# --- where the answer stands -----------------------------------------------------------------------------------------------
+# --- where the answer stands ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("completion", "answer"),
     [
         ("\\boxed{1}\n\nno wait\n\n\\boxed{4}", "4"),  # the last box counts
-        ("\\boxed{4} because 2 + 2 = 4, as in step 7.", "4"),  # and what comes after it does not
+        ("\\boxed{4} because 2 + 2 = 4, as in step 7.", "4"),  # and text after it does not
         ("\\boxed{\\boxed{4}}", "4"),
-        ("\\boxed{4} I hope \\boxed{} is filled.", "4"),  # an empty box says nothing
+        ("\\boxed{4} I hope \\boxed{} is filled.", "4"),  # an empty box does not count
         ("\\boxed 4", "4"),
         ("$\\boxed4$", "4"),
         ("\\boxed 2.5.", "2.5"),
         ("\\boxed 4\\text{ cm}", "4"),
         ("\\boxed{4}, as \\fbox{5} is a frame", "4"),
         ("\\fbox{4}", "4"),
-        ("$\\boxed{-2}$ and $\\boxed{1}$", "1, -2"),  # boxes joined are one answer
+        ("$\\boxed{-2}$ and $\\boxed{1}$", "1, -2"),  # joined boxes are one answer
         ("$\\boxed{1}$, $\\boxed{2}$, or $\\boxed{3}$", "1, 2, 3"),
         ("$\\boxed{4}$, that is $\\boxed{4}$", "4"),
         ("\\boxed{\\frac{\\sqrt{3}}{2}}", "\\frac{\\sqrt{3}}{2}"),
@@ -174,20 +174,20 @@ def test_the_final_answer_is_found_where_people_write_it(completion, answer):
         ("Put it in \\boxed{...}", "4"),
     ],
 )
-def test_what_is_not_the_final_answer_does_not_count(completion, answer):
+def test_text_outside_the_final_answer_does_not_count(completion, answer):
     assert score(completion, answer) == 0
 
 
-def test_only_a_box_counts_where_that_is_asked_for():
+def test_with_boxed_only_nothing_but_a_box_counts():
     assert score("\\boxed{4}", "4", boxed_only=True) == 1
-    assert told(math("The answer is 4.", "4", boxed_only=True)) == (0.0, "")
+    assert score_and_answer(math("The answer is 4.", "4", boxed_only=True)) == (0.0, "")
 
 
 def test_a_long_text_is_searched_at_its_end_for_an_answer_without_a_box():
     assert score("The answer is 5. " + "Hmm. " * 5000 + "The answer is 4.", "4") == 1
 
 
-# --- the reference ---------------------------------------------------------------------------------------------------------
+# --- the reference ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,18 +212,18 @@ def test_a_reference_may_be_written_in_many_ways(answer):
     assert score("\\boxed{5}", answer) == 0
 
 
-def test_a_list_of_references_is_wanted_whole():
+def test_all_references_of_a_list_are_required():
     assert score("\\boxed{3, 2}", ["2", "3"]) == 1
     assert score("\\boxed{2}", ["2", "3"]) == 0
 
 
 @pytest.mark.parametrize("answer", [None, "", "  ", "$$", "\u200b", "\\boxed{}", "#### ", []])
-def test_a_row_without_a_reference_is_a_failure_and_not_a_zero(answer):
+def test_a_row_without_a_reference_fails_instead_of_scoring_0(answer):
     with pytest.raises(ValueError, match="nothing to compare with"):
         math("\\boxed{4}", answer)
 
 
-def test_a_reference_that_is_no_mathematics_is_compared_as_a_text():
+def test_a_reference_without_mathematics_is_compared_as_text():
     assert score("\\boxed{\\text{The  Moon}}", "the moon") == 1
     assert score("\\boxed{\\text{The sun}}", "the moon") == 0
     assert score("\\boxed{\\foo{1}{x}}", "\\foo{1}{ x}") == 1
@@ -231,7 +231,7 @@ def test_a_reference_that_is_no_mathematics_is_compared_as_a_text():
     assert score("\\boxed{x -}", "x +") == 0
 
 
-# --- votes -----------------------------------------------------------------------------------------------------------------
+# --- votes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,10 +259,10 @@ def test_equal_answers_give_one_vote(texts, voted):
 
 
 def test_a_wrong_answer_votes_too():
-    assert told(math("\\boxed{\\frac{2}{6}}", "4")) == (0.0, "1/3")
+    assert score_and_answer(math("\\boxed{\\frac{2}{6}}", "4")) == (0.0, "1/3")
 
 
-# --- what may not be achieved ----------------------------------------------------------------------------------------------
+# --- what may not be achieved -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(20)
@@ -323,14 +323,14 @@ def test_a_wrong_answer_votes_too():
         "1.2" * 300 + "...",
     ],
 )
-def test_whatever_a_completion_says_is_soon_judged_and_never_raises(text):
+def test_any_completion_is_judged_quickly_and_never_raises(text):
     for completion in (text, f"\\boxed{{{text}}}"):
         for answer in ("17", "x^2+1", "y", "f(x)", "(1,2)", "x > 5", "\\text{Evelyn}"):
             assert score(completion, answer) == 0
 
 
 @pytest.mark.parametrize("quote", ["", "\\text"])
-def test_nothing_in_a_completion_is_run(tmp_path: Path, quote):
+def test_nothing_in_a_completion_is_run_as_code(tmp_path: Path, quote):
     file = tmp_path / "made"
     for code in (f"__import__('os').system('touch {file}')", f"open('{file}', 'w')", f"exec(\"open('{file}', 'w')\")"):
         for answer in ("12345678987654321", "none"):  # no number of the path
@@ -346,7 +346,7 @@ def test_infinity_is_equal_to_itself_only():
     assert score("\\boxed{\\infty}", 10**30) == 0
 
 
-def test_a_float_from_json_is_the_number_it_shows():
+def test_a_float_reference_is_the_number_it_prints():
     assert score("\\boxed{0.3}", 0.1 + 0.2) == 1
     assert score("\\boxed{100000000000000000000}", 1e20) == 1
     with pytest.raises(ValueError, match="nothing to compare with"):

@@ -1,4 +1,4 @@
-"""Against a real server, which answers as each test says."""
+"""Rewards that ask a service, against a real HTTP server that answers as each test plans."""
 
 import asyncio
 import json
@@ -12,13 +12,14 @@ import pytest
 
 from rlsys.config.schema import ConfigError, RewardFunction
 from rlsys.rewards import Judge
-from rlsys.rewards.services import ServiceError, http, judge
+from rlsys.rewards.endpoint import ServiceError
+from rlsys.rewards.services import http, judge
 
 QUICK = {"backoff_s": 0.01, "timeout_s": 5.0}
 
 
 class Server(ThreadingHTTPServer):
-    """Answers request n with what `plan(n, body)` gives: status, JSON (or text), headers. Remembers what it was asked."""
+    """Answers request n with `plan(n, body)`: status, JSON or text, headers. Records the requests."""
 
     daemon_threads = True
 
@@ -55,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):  # it was not waited for
+        except (BrokenPipeError, ConnectionResetError):  # the client has closed the connection
             pass
 
     def log_message(self, *_: object) -> None:
@@ -78,7 +79,7 @@ def serve(monkeypatch) -> Iterator[Callable[..., Server]]:
         server.server_close()
 
 
-def right(body: dict) -> dict:
+def exact_scores(body: dict) -> dict:
     return {"scores": [float(s["completion"] == s["answer"]) for s in body["samples"]]}
 
 
@@ -87,19 +88,19 @@ def ask(server: Server, completions: list[str], **more: object) -> list:
     return asyncio.run(http(completions=completions, url=server.url, **given))
 
 
-# --- http ------------------------------------------------------------------------------------------------------------------
+# --- http -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_service_is_sent_whole_rows_and_its_scores_come_back_in_order(serve):
-    server = serve(lambda n, body: (200, right(body)))
+    server = serve(lambda n, body: (200, exact_scores(body)))
     assert ask(server, ["4", "5", "4"], level=[1, 2, 3], finish=["stop"] * 3) == [1.0, 0.0, 1.0]
     [(path, body)] = server.seen
     assert path == "/v1"
     assert body["samples"][1] == {"prompt": "2+2=", "completion": "5", "answer": "4", "level": 2, "finish": "stop"}
 
 
-def test_a_row_does_not_choose_where_it_is_sent(serve):
-    server = serve(lambda n, body: (200, right(body)))
+def test_a_row_cannot_choose_the_address_of_the_service(serve):
+    server = serve(lambda n, body: (200, exact_scores(body)))
     row = {"prompt": "2+2=", "completion": "4", "answer": "4", "level": 2, "url": "http://127.0.0.1:1", "batch": 7}
     verdict = Judge({"http": RewardFunction(function="http", options={"url": server.url} | QUICK)})(
         row | {"retries": 0}
@@ -109,10 +110,10 @@ def test_a_row_does_not_choose_where_it_is_sent(serve):
     assert body["samples"] == [{"prompt": "2+2=", "completion": "4", "answer": "4", "level": 2}]
 
 
-def test_many_samples_go_in_shares_and_not_too_many_at_a_time(serve):
+def test_many_samples_are_sent_in_limited_parallel_requests(serve):
     def plan(n, body):
         time.sleep(0.05)
-        return 200, right(body)
+        return 200, exact_scores(body)
 
     server = serve(plan)
     assert ask(server, ["4", "5"] * 5, batch=3, concurrency=2) == [1.0, 0.0] * 5
@@ -124,15 +125,15 @@ def test_no_samples_need_no_service(serve):
     assert asyncio.run(http([], [], url="http://127.0.0.1:1", **QUICK)) == []
 
 
-def test_components_are_handed_on(serve):
+def test_named_scores_of_a_service_are_returned(serve):
     server = serve(lambda n, body: (200, {"scores": [{"form": 0.5, "content": 1.0}]}))
     assert ask(server, ["4"]) == [{"form": 0.5, "content": 1.0}]
 
 
-def test_what_stands_in_a_row_and_is_no_json_is_sent_all_the_same(serve):
+def test_row_values_without_a_json_type_are_sent_as_lists_or_text(serve):
     import numpy as np
 
-    server = serve(lambda n, body: (200, right(body)))
+    server = serve(lambda n, body: (200, exact_scores(body)))
     ask(server, ["4"], numbers=[np.array([1, 2])], when=[complex(1, 2)])
     assert server.seen[0][1]["samples"][0]["numbers"] == [1, 2]
 
@@ -140,7 +141,7 @@ def test_what_stands_in_a_row_and_is_no_json_is_sent_all_the_same(serve):
 def test_numbers_that_json_does_not_have_are_sent_as_null(serve):
     import numpy as np
 
-    server = serve(lambda n, body: (200, right(body)))
+    server = serve(lambda n, body: (200, exact_scores(body)))
     nan = float("nan")
     ask(
         server,
@@ -155,14 +156,14 @@ def test_numbers_that_json_does_not_have_are_sent_as_null(serve):
     assert (sample["numbers"], sample["n"]) == ([None, 1.0], None)
 
 
-def test_a_service_that_fails_twice_is_asked_three_times(serve):
-    server = serve(lambda n, body: (500, "busy") if n < 2 else (200, right(body)))
+def test_a_request_that_fails_twice_is_sent_three_times(serve):
+    server = serve(lambda n, body: (500, "busy") if n < 2 else (200, exact_scores(body)))
     assert ask(server, ["4"]) == [1.0]
     assert len(server.seen) == 3
 
 
-def test_the_waits_between_tries_grow(serve):
-    server = serve(lambda n, body: (503, "") if n < 3 else (200, right(body)))
+def test_the_waits_between_attempts_grow(serve):
+    server = serve(lambda n, body: (503, "") if n < 3 else (200, exact_scores(body)))
     ask(server, ["4"], backoff_s=0.1)
     first, second, third = (b - a for a, b in zip(server.times, server.times[1:], strict=False))
     assert 0.05 <= first < 0.25
@@ -170,20 +171,20 @@ def test_the_waits_between_tries_grow(serve):
     assert 0.2 <= third < 0.7
 
 
-def test_a_service_is_left_alone_for_as_long_as_it_asks(serve):
-    server = serve(lambda n, body: (429, "slow down", {"Retry-After": "1"}) if n == 0 else (200, right(body)))
+def test_retry_after_delays_the_next_attempt(serve):
+    server = serve(lambda n, body: (429, "slow down", {"Retry-After": "1"}) if n == 0 else (200, exact_scores(body)))
     assert ask(server, ["4"]) == [1.0]
     assert server.times[1] - server.times[0] >= 1
 
 
-def test_a_service_that_keeps_failing_is_given_up_with_its_last_words(serve):
+def test_a_service_that_keeps_failing_is_given_up_with_its_last_error(serve):
     server = serve(lambda n, body: (500, "out of memory"))
     with pytest.raises(ServiceError, match="failed 3 times, the last time: HTTP 500: out of memory"):
         ask(server, ["4"], retries=2)
     assert len(server.seen) == 3
 
 
-def test_what_is_wrong_with_the_request_is_not_tried_again(serve):
+def test_a_refused_request_is_not_repeated(serve):
     server = serve(lambda n, body: (422, "field `prompt` is missing" + "." * 1000))
     with pytest.raises(ServiceError, match="refused: HTTP 422: field `prompt` is missing") as error:
         ask(server, ["4"])
@@ -191,17 +192,17 @@ def test_what_is_wrong_with_the_request_is_not_tried_again(serve):
     assert len(str(error.value)) < 500
 
 
-def test_a_service_that_hangs_is_asked_again(serve):
+def test_a_request_that_times_out_is_repeated(serve):
     def plan(n, body):
         time.sleep(1.0 if n == 0 else 0)
-        return 200, right(body)
+        return 200, exact_scores(body)
 
     server = serve(plan)
     assert ask(server, ["4"], timeout_s=0.2) == [1.0]
     assert len(server.seen) == 2
 
 
-def test_a_service_that_is_not_there_is_given_up(monkeypatch):
+def test_an_unreachable_service_is_given_up(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(ServiceError, match="failed 2 times, the last time: ConnectError"):
         asyncio.run(http(["p"], ["c"], url="http://127.0.0.1:1/score", retries=1, **QUICK))
@@ -214,15 +215,15 @@ def test_the_wrong_number_of_scores_raises(serve, scores):
         ask(server, ["4", "5"])
 
 
-def test_a_reply_that_is_no_json_raises(serve):
+def test_a_reply_without_json_raises(serve):
     server = serve(lambda n, body: (200, "<html>"))
-    with pytest.raises(ServiceError, match="said no JSON: <html>"):
+    with pytest.raises(ServiceError, match="did not reply with JSON: <html>"):
         ask(server, ["4"])
 
 
-def test_the_token_is_sent_and_told_to_nobody(serve, monkeypatch):
+def test_the_token_is_sent_and_never_shown(serve, monkeypatch):
     monkeypatch.setenv("SCORE_TOKEN", "s3cret")
-    server = serve(lambda n, body: (200, right(body)) if n == 0 else (401, "no such token: s3cret"))
+    server = serve(lambda n, body: (200, exact_scores(body)) if n == 0 else (401, "no such token: s3cret"))
     assert ask(server, ["4"], token_env="SCORE_TOKEN") == [1.0]
     assert server.headers[0]["Authorization"] == "Bearer s3cret"
     with pytest.raises(ServiceError, match="HTTP 401") as error:
@@ -231,7 +232,7 @@ def test_the_token_is_sent_and_told_to_nobody(serve, monkeypatch):
 
 
 def test_without_a_token_none_is_sent(serve):
-    server = serve(lambda n, body: (200, right(body)))
+    server = serve(lambda n, body: (200, exact_scores(body)))
     ask(server, ["4"])
     assert "Authorization" not in server.headers[0]
 
@@ -239,7 +240,7 @@ def test_without_a_token_none_is_sent(serve):
 def test_a_variable_without_a_token_is_named(serve, monkeypatch):
     monkeypatch.delenv("SCORE_TOKEN", raising=False)
     with pytest.raises(ConfigError, match=r"SCORE_TOKEN .* is empty"):
-        ask(serve(lambda n, body: (200, right(body))), ["4"], token_env="SCORE_TOKEN")
+        ask(serve(lambda n, body: (200, exact_scores(body))), ["4"], token_env="SCORE_TOKEN")
 
 
 def test_a_secret_in_an_address_is_not_shown(monkeypatch):
@@ -250,15 +251,15 @@ def test_a_secret_in_an_address_is_not_shown(monkeypatch):
 
 
 @pytest.mark.filterwarnings("error")
-def test_nothing_stays_open_behind_a_call(serve):
-    server = serve(lambda n, body: (200, right(body)) if n else (404, ""))
+def test_no_connection_stays_open_after_a_call(serve):
+    server = serve(lambda n, body: (200, exact_scores(body)) if n else (404, ""))
     with pytest.raises(ServiceError):
         ask(server, ["4", "5"], batch=1, concurrency=1)
     for _ in range(3):
         ask(server, ["4"])
 
 
-# --- judge -----------------------------------------------------------------------------------------------------------------
+# --- judge ------------------------------------------------------------------------------------------------------------
 
 
 def reply(text: str | None) -> dict:
@@ -278,7 +279,7 @@ def grade(server: Server, completion: str = "It is 4.", **more: object) -> float
         ("It says `Score: 10`, but it is wrong.\nScore: 2", 0.2),  # the last one counts
     ],
 )
-def test_a_judge_is_read_by_its_last_score(serve, said, score):
+def test_the_last_score_of_a_judge_counts(serve, said, score):
     assert grade(serve(lambda n, body: (200, reply(said)))) == score
 
 
@@ -293,7 +294,7 @@ def test_a_reply_without_a_message_raises(serve):
         grade(serve(lambda n, body: (200, {"choices": []})))
 
 
-def test_a_judge_is_asked_in_the_form_of_chat_completions(serve, monkeypatch):
+def test_a_judge_gets_a_chat_completions_request(serve, monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", "s3cret")
     server = serve(lambda n, body: (200, reply("Score: 5")))
     grade(server, answer="4", token_env="JUDGE_TOKEN", max_tokens=7, level=3)
@@ -320,7 +321,7 @@ def test_a_completion_cannot_know_the_mark_that_ends_it(serve):
     assert "<reference>" not in content  # the row has no answer
 
 
-def test_a_template_of_ones_own_sees_the_row(serve, tmp_path):
+def test_a_user_template_sees_the_row(serve, tmp_path):
     file = tmp_path / "judge.jinja"
     file.write_text("{{ prompt }} {{ completion }} {{ answer }} {{ level }} of {{ scale }} {{ fence | length }}")
     server = serve(lambda n, body: (200, reply("grade=3")))
@@ -328,13 +329,13 @@ def test_a_template_of_ones_own_sees_the_row(serve, tmp_path):
     assert server.seen[0][1]["messages"][0]["content"] == "2+2= It is 4. 4 2 of 4 16"
 
 
-def test_a_completion_is_no_template(serve):
+def test_a_completion_is_not_read_as_a_template(serve):
     server = serve(lambda n, body: (200, reply("Score: 0")))
     grade(server, "{{ 7 * 7 }} {% for x in y %}")
     assert "{{ 7 * 7 }} {% for x in y %}" in server.seen[0][1]["messages"][0]["content"]
 
 
-def test_a_template_may_not_reach_out(serve, tmp_path):
+def test_a_template_cannot_reach_python(serve, tmp_path):
     import jinja2
 
     file = tmp_path / "judge.jinja"
@@ -343,7 +344,7 @@ def test_a_template_may_not_reach_out(serve, tmp_path):
         grade(serve(lambda n, body: (200, reply("Score: 0"))), template=str(file))
 
 
-def test_a_field_that_the_row_has_not_is_named(serve, tmp_path):
+def test_a_field_missing_in_the_row_is_named(serve, tmp_path):
     import jinja2
 
     file = tmp_path / "judge.jinja"
@@ -352,7 +353,7 @@ def test_a_field_that_the_row_has_not_is_named(serve, tmp_path):
         grade(serve(lambda n, body: (200, reply("Score: 0"))), template=str(file))
 
 
-def test_a_judge_is_asked_again_as_any_service(serve):
+def test_a_judge_request_is_repeated_too(serve):
     server = serve(lambda n, body: (500, "") if n < 2 else (200, reply("Score: 10")))
     assert grade(server) == 1.0
     assert len(server.seen) == 3

@@ -26,7 +26,7 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum":
         ("", 0),
     ],
 )
-def test_json_schema_wants_json_of_the_right_shape(completion, score):
+def test_json_schema_requires_json_of_the_right_shape(completion, score):
     assert json_schema(completion, schema=SCHEMA) == score
 
 

@@ -24,7 +24,7 @@ from rlsys.rewards.tags import format
         ("", 0),
     ],
 )
-def test_format_wants_each_tag_once_in_order_and_nothing_outside(completion, score):
+def test_format_requires_each_tag_once_in_order_and_nothing_outside(completion, score):
     assert format(completion) == score
 
 
@@ -37,7 +37,7 @@ def test_format_wants_each_tag_once_in_order_and_nothing_outside(completion, sco
         ("a<answer>b</answer>", 0),
     ],
 )
-def test_format_knows_a_prompt_that_has_opened_the_first_tag(completion, score):
+def test_format_accepts_a_prompt_that_opens_the_first_tag(completion, score):
     assert format(completion, opened=True) == score
 
 
@@ -49,7 +49,7 @@ def test_tags_may_have_other_names():
 @pytest.mark.parametrize(
     ("completion", "score"), [("<think>a</think>b", 1), ("<think>a</think>\n ", 0), ("b", 0), ("x<think>a</think>b", 0)]
 )
-def test_without_a_tag_for_the_answer_something_must_follow_the_thought(completion, score):
+def test_without_an_answer_tag_some_text_must_follow_the_thought(completion, score):
     assert format(completion, answer="") == score
 
 
@@ -57,6 +57,6 @@ def test_without_a_tag_for_the_answer_something_must_follow_the_thought(completi
 @pytest.mark.parametrize(
     "text", ["<think>" * 50_000, " " * 200_000, "<think>" + "</think " * 50_000, "<think></think>" + " " * 100_000]
 )
-def test_format_is_soon_done_with_whatever_it_gets(text):
+def test_format_is_quick_for_any_text(text):
     assert format(text) == 0
     assert format(text, answer="") == 0

@@ -3,7 +3,7 @@ import pytest
 from rlsys.rewards.text import contains, exact, regex
 
 
-def told(found):
+def score_and_answer(found):
     """Score and answer."""
     return float(found), found.answer
 
@@ -15,11 +15,11 @@ def test_exact_compares_texts_but_for_blanks_at_the_ends(completion, score):
 
 
 def test_exact_votes_for_what_it_compares():
-    assert told(exact(" Paris\n", "paris", ignore_case=True)) == (1.0, "paris")
-    assert told(exact(" Paris\n", "paris")) == (0.0, "Paris")
+    assert score_and_answer(exact(" Paris\n", "paris", ignore_case=True)) == (1.0, "paris")
+    assert score_and_answer(exact(" Paris\n", "paris")) == (0.0, "Paris")
 
 
-def test_exact_takes_any_of_several_answers():
+def test_exact_accepts_any_of_several_answers():
     assert exact("NYC", ["New York", "NYC"]) == 1
     assert exact("LA", ["New York", "NYC"]) == 0
 
@@ -28,7 +28,7 @@ def test_exact_takes_any_of_several_answers():
     ("completion", "score"),
     [("<think>5?</think>4", 1), ("<think>4</think>5", 0), ("4", 0), ("5</think>6</think> 4", 1), ("4</think>", 0)],
 )
-def test_exact_after_a_mark_reads_what_follows_the_last_one(completion, score):
+def test_exact_after_a_mark_compares_the_text_after_the_last_one(completion, score):
     assert exact(completion, "4", after="</think>") == score
 
 
@@ -37,7 +37,7 @@ def test_contains_looks_for_the_answer(completion, score):
     assert contains(completion, " 4 ") == score
 
 
-def test_contains_may_overlook_case_and_what_comes_before_a_mark():
+def test_contains_may_ignore_case_and_text_before_a_mark():
     assert contains("It is PARIS.", "Paris", ignore_case=True) == 1
     assert contains("It is PARIS.", "Paris") == 0
     assert contains("Paris?</think>Rome.", "Paris", after="</think>") == 0
@@ -45,7 +45,7 @@ def test_contains_may_overlook_case_and_what_comes_before_a_mark():
 
 
 @pytest.mark.parametrize("answer", [None, "", "  ", [], ["4", ""]])
-def test_a_row_without_an_answer_is_a_failure_and_not_a_zero(answer):
+def test_a_row_without_an_answer_fails_instead_of_scoring_0(answer):
     for reward in (exact, contains):
         with pytest.raises(ValueError, match="nothing to compare with"):
             reward("4", answer)
@@ -69,7 +69,7 @@ def test_a_row_without_an_answer_is_a_failure_and_not_a_zero(answer):
         ("", {"pattern": "^$"}, 1),
     ],
 )
-def test_regex_without_a_group_asks_only_for_a_match(completion, options, score):
+def test_regex_without_a_group_requires_a_match_only(completion, options, score):
     assert regex(completion, **options) == score
 
 
@@ -84,10 +84,10 @@ def test_regex_without_a_group_asks_only_for_a_match(completion, options, score)
         ("Answer: ", 0, ""),
     ],
 )
-def test_regex_with_a_group_compares_what_it_caught_last(completion, score, said):
-    assert told(regex(completion, 4, pattern=r"Answer: ?(?P<n>\d*)", group="n")) == (score, said)
-    assert told(regex(completion, "4", pattern=r"Answer: ?(\d*)", group=1)) == (score, said)
+def test_regex_with_a_group_compares_the_last_match(completion, score, said):
+    assert score_and_answer(regex(completion, 4, pattern=r"Answer: ?(?P<n>\d*)", group="n")) == (score, said)
+    assert score_and_answer(regex(completion, "4", pattern=r"Answer: ?(\d*)", group=1)) == (score, said)
 
 
 def test_a_group_that_took_no_part_caught_nothing():
-    assert told(regex("b", "a", pattern="(a)|b", group=1)) == (0.0, "")
+    assert score_and_answer(regex("b", "a", pattern="(a)|b", group=1)) == (0.0, "")
