@@ -1,9 +1,9 @@
-"""What befell a run: its events in words, each at the step during which it came."""
+"""The events of a run in words, each with the step during which it came."""
 
 from dataclasses import dataclass
 from typing import Any
 
-TONES = ("problem", "warning", "note", "quiet")  # quiet: what happens in every run
+TONES = ("problem", "warning", "note", "quiet")  # quiet: comes in every run
 KINDS = {
     "start": ("quiet", "started"),
     "begin": ("quiet", "began to train"),
@@ -11,21 +11,21 @@ KINDS = {
     "sync": ("quiet", "engines took new weights"),
     "checkpoint": ("quiet", "checkpoint"),
     "done": ("quiet", "done"),
-    "resume": ("note", "went on from a checkpoint"),
+    "resume": ("note", "resumed from a checkpoint"),
     "stop": ("warning", "stopped"),
-    "restart": ("warning", "the run started itself again"),
+    "restart": ("warning", "the run restarted itself"),
     "replaced": ("warning", "a worker was replaced"),
     "reward failure": ("warning", "a reward verdict failed"),
     "weights did not arrive": ("warning", "an engine had other weights than the policy"),
     "skipped update": ("problem", "an update was skipped"),
     "stall": ("problem", "a worker stalled"),
 }
-REQUESTED_STOP = "asked to stop"  # the cause of a stop that is nobody's fault
+REQUESTED_STOP = "asked to stop"  # the cause of a stop that somebody requested
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Happening(step=17, time=1732222222.1, kind="replaced", tone="warning", title="a worker was replaced", facts={"worker": …})"""
+    """RunEvent(17, 1732222222.1, "replaced", "warning", "a worker was replaced", facts={"worker": "rollout-0"})"""
 
     step: int  # during which it came; 0: before the first
     time: float  # seconds since 1970
@@ -35,29 +35,29 @@ class RunEvent:
     facts: dict[str, Any]
 
 
-def parse_events(events: list[dict[str, Any]]) -> list[RunEvent]:
-    """Events of `events.jsonl`, in their order. One without a step of its own came during the step after the newest weights."""
-    found, done = [], -1
-    for event in events:
-        facts = {k: v for k, v in event.items() if k not in ("event", "time", "step")}
-        kind, at = str(event.get("event", "")), float(event.get("time", 0.0))
-        tone, title = KINDS.get(kind, ("note", kind or "something without a name"))
+def parse_events(lines: list[dict[str, Any]]) -> list[RunEvent]:
+    """Parses lines of `events.jsonl`. An event without a step came during the step after the newest weights."""
+    events, newest_version = [], -1
+    for line in lines:
+        facts = {k: v for k, v in line.items() if k not in ("event", "time", "step")}
+        kind, time = str(line.get("event", "")), float(line.get("time", 0.0))
+        tone, title = KINDS.get(kind, ("note", kind or "an event without a name"))
         if kind in ("begin", "resume"):
-            done = int(event.get("step", 0))
+            newest_version = int(line.get("step", 0))
         elif kind == "sync":
-            done = int(event.get("version", done))
+            newest_version = int(line.get("version", newest_version))
         if kind == "stop" and facts.get("cause") != REQUESTED_STOP:
             tone, title = "problem", "ended with an error"
-        own = event.get("step", done if kind == "sync" else done + 1)
-        found.append(RunEvent(int(own), at, kind, tone, title, facts))
-    return found
+        step = line.get("step", newest_version if kind == "sync" else newest_version + 1)
+        events.append(RunEvent(int(step), time, kind, tone, title, facts))
+    return events
 
 
-def last_ending(found: list[RunEvent]) -> RunEvent | None:
-    """What ended the run, if its last start has ended."""
-    for h in reversed(found):
-        if h.kind in ("done", "stop"):
-            return h
-        if h.kind in ("start", "begin", "resume", "restart"):
+def last_ending(events: list[RunEvent]) -> RunEvent | None:
+    """Returns the event that ended the run, or None if its last start has not ended."""
+    for event in reversed(events):
+        if event.kind in ("done", "stop"):
+            return event
+        if event.kind in ("start", "begin", "resume", "restart"):
             return None
     return None

@@ -1,7 +1,7 @@
-"""What the figures and events of a run give cause to look at, in words. Each check is a function of what was `Seen`.
+"""What in a run's metrics and events needs a look, in words. Each check is a function of `RunData`.
 
-A check says nothing of a run that is shorter than `FEWEST` steps, where it compares the start with the end: the first quarter of
-the steps with the last one. Thresholds are the constants beside the checks; `CHECKS` says what each check looks for.
+Checks that compare the first quarter of the steps with the last one report nothing for a run shorter than `MIN_STEPS`.
+Thresholds are the constants beside the checks. The docstring of a check says what it looks for; the report shows it.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from rlsys.analysis.findings.faults import (
     failed_rewards,
     idle_engine,
     lost_workers,
+    lower_throughput,
     skipped_updates,
-    slower,
     stalled_workers,
     wrong_weights,
 )
 from rlsys.analysis.findings.learning import (
-    clip_holds_much,
+    accuracy_drop,
     dead_component,
     entropy_collapse,
     explosion,
+    heavy_clipping,
     mismatch_grows,
     no_spread,
     nothing_learned,
     only_training_improves,
-    past_its_best,
     truncation,
 )
 from rlsys.analysis.findings.run_data import Finding, Findings, RunData
@@ -41,7 +41,7 @@ CHECKS: tuple[Callable[[RunData], Findings], ...] = (
     wrong_weights,
     failed_rewards,
     only_training_improves,
-    past_its_best,
+    accuracy_drop,
     nothing_learned,
     entropy_collapse,
     explosion,
@@ -49,18 +49,18 @@ CHECKS: tuple[Callable[[RunData], Findings], ...] = (
     dead_component,
     truncation,
     mismatch_grows,
-    clip_holds_much,
+    heavy_clipping,
     idle_engine,
-    slower,
+    lower_throughput,
 )
 
 
-def run_checks(seen: RunData) -> list[Finding]:
-    """Of all checks; problems first."""
-    found = [replace(f, check=check.__name__) for check in CHECKS for f in check(seen)]
-    return sorted(found, key=lambda f: ("problem", "warning", "note").index(f.tone))
+def run_checks(run: RunData) -> list[Finding]:
+    """Returns the findings of all checks; problems first."""
+    reported = [replace(finding, check=check.__name__) for check in CHECKS for finding in check(run)]
+    return sorted(reported, key=lambda f: ("problem", "warning", "note").index(f.tone))
 
 
 def check_descriptions() -> list[str]:
-    """What each check looks for, in one sentence."""
-    return [(check.__doc__ or "").strip() for check in CHECKS]
+    """Returns what each check looks for, a sentence each."""
+    return [" ".join((check.__doc__ or "").split()) for check in CHECKS]

@@ -1,164 +1,186 @@
-"""What went wrong with the machines: errors, faults, failures, and time that was lost."""
+"""Checks for trouble with the machines: errors, faults, failures, and lost time."""
+
+from collections.abc import Iterable
 
 from rlsys.analysis.findings.run_data import Finding, Findings, RunData, as_percent, describe_steps
 from rlsys.analysis.run_events import RunEvent, last_ending
 
-FAILED = 0.01  # share of verdicts that fail
-SLACK = 1 / 3  # an engine's time at work, over that of the busiest one
-SLOWER = 0.7  # tokens per second at the end, over those at the start
+MAX_FAILED = 0.01  # share of verdicts that fail
+IDLE = 1 / 3  # an engine's busy time, relative to the busiest one
+LOWER = 0.7  # tokens per second at the end, relative to the start
 
 
-def ended_badly(seen: RunData) -> Findings:
+def ended_badly(run: RunData) -> Findings:
     """The run ended with an error."""
-    last = last_ending(seen.events)
-    if last and last.kind == "stop" and last.tone == "problem":
+    ending = last_ending(run.events)
+    if ending and ending.kind == "stop" and ending.tone == "problem":
         yield Finding(
             "problem",
             "The run ended with an error",
-            f"{last.facts.get('cause', 'It does not say which.')}",
-            steps=(last.step, last.step),
+            f"{ending.facts.get('cause', 'Its cause is not recorded.')}",
+            steps=(ending.step, ending.step),
         )
 
 
-def skipped_updates(seen: RunData) -> Findings:
-    """An update was left out because a loss or gradient was not finite."""
-    bad = [(step, count) for step, count in seen.series("update/skipped") if count]
-    if not bad:
+def skipped_updates(run: RunData) -> Findings:
+    """An update was skipped because a loss or gradient was not finite."""
+    skipped = [(step, count) for step, count in run.series("update/skipped") if count]
+    if not skipped:
         return
-    total = sum(count for _, count in bad)
-    samples = [h.facts["sample"] for h in seen.events if h.kind == "skipped update" and h.facts.get("sample")]
-    whose = f" The first came from sample {samples[0]}." if samples else ""
+    total = sum(count for _, count in skipped)
+    samples = [e.facts["sample"] for e in run.events if e.kind == "skipped update" and e.facts.get("sample")]
+    origin = f" The first came from sample {samples[0]}." if samples else ""
     yield Finding(
         "problem",
         f"{total:.0f} update{'s were' if total > 1 else ' was'} skipped",
-        f"In {describe_steps(s for s, _ in bad)} a loss or gradient was not finite; the weights stayed as they were.{whose} "
-        "A smaller policy.lr, or policy.clip_grad, may help; so does a look at rewards that are very large.",
+        f"In {describe_steps(s for s, _ in skipped)} a loss or gradient was not finite; the weights stayed as they "
+        f"were.{origin} "
+        "A smaller policy.lr, or policy.clip_grad, may help. Also look for very large rewards.",
         figures=("update/skipped", "grad_norm"),
-        steps=(bad[0][0], bad[-1][0]),
-        samples={"step": bad[0][0], "set": "step"},
+        steps=(skipped[0][0], skipped[-1][0]),
+        samples={"step": skipped[0][0], "set": "step"},
     )
 
 
-def stalled_workers(seen: RunData) -> Findings:
-    """A worker was waited for, and nothing was heard of it for watchdog.stall_s."""
-    for h in (h for h in seen.events if h.kind == "stall"):
-        names = h.facts.get("waiting_for") or []
-        who = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
+def stalled_workers(run: RunData) -> Findings:
+    """A worker gave no answer for watchdog.stall_s."""
+    for event in (e for e in run.events if e.kind == "stall"):
+        names = event.facts.get("waiting_for") or []
+        workers = ", ".join(map(str, names)) if isinstance(names, list) else str(names)
         yield Finding(
             "problem",
-            f"{who or 'A worker'} stalled",
-            f"While {h.facts.get('doing', 'something')} was going on in step {h.step}, nothing was heard of it for "
-            f"{h.facts.get('seconds', '?')} s. Its stacks at that time are in the event, and in logs/.",
+            f"{workers or 'A worker'} stalled",
+            f"During {event.facts.get('doing', 'an unknown phase')} in step {event.step}, it gave no answer for "
+            f"{event.facts.get('seconds', '?')} s. Its stacks at that time are in the event, and in logs/.",
             figures=("time/step",),
-            steps=(h.step, h.step),
+            steps=(event.step, event.step),
         )
 
 
-def lost_workers(seen: RunData) -> Findings:
-    """Workers were replaced, or the run started itself again."""
-    lost = [h for h in seen.events if h.kind == "replaced"]
-    again = [h for h in seen.events if h.kind == "restart"]
-    for events, title, what in (
-        (again, "The run started itself again", "from its last checkpoint; steps since then were done a second time"),
-        (lost, "Workers were replaced", "while the run went on; what they were at was given to others"),
+def lost_workers(run: RunData) -> Findings:
+    """Workers were replaced, or the run restarted itself."""
+    replaced = [e for e in run.events if e.kind == "replaced"]
+    restarts = [e for e in run.events if e.kind == "restart"]
+    for events, title, consequence in (
+        (restarts, "The run restarted itself", "from its last checkpoint; steps since then were repeated"),
+        (replaced, "Workers were replaced", "while the run continued; their work was given to others"),
     ):
         if events:
-            causes = dict.fromkeys(_first_line(h) for h in events)
+            causes = dict.fromkeys(_first_line(event) for event in events)
             yield Finding(
                 "warning",
                 f"{title} {len(events)} time{'s' * (len(events) > 1)}",
-                f"In {describe_steps(h.step for h in events)}, {what}. " + " · ".join(list(causes)[:3]),
+                f"In {describe_steps(e.step for e in events)}, {consequence}. " + " · ".join(list(causes)[:3]),
                 figures=("time/step",),
                 steps=(events[0].step, events[-1].step),
             )
 
 
-def wrong_weights(seen: RunData) -> Findings:
-    """Engines could not prove the weights they were sent, and were replaced."""
-    wrong = [h for h in seen.events if h.kind == "weights did not arrive"]
-    if wrong:
+def wrong_weights(run: RunData) -> Findings:
+    """Engines had other weights than those they were sent, and were replaced."""
+    events = [e for e in run.events if e.kind == "weights did not arrive"]
+    if events:
         yield Finding(
             "warning",
-            f"Weights did not arrive whole {len(wrong)} time{'s' * (len(wrong) > 1)}",
-            f"In {describe_steps(h.step for h in wrong)} an engine's proof differed from the policy's. What it had sampled was dropped, and "
-            "another one took its place. Once is a curiosity; repeated, look at memory and network of that host.",
-            steps=(wrong[0].step, wrong[-1].step),
+            f"Weights did not arrive intact {len(events)} time{'s' * (len(events) > 1)}",
+            f"In {describe_steps(e.step for e in events)} an engine's fingerprint differed from the policy's. Its "
+            "samples were discarded, and "
+            "another engine took its place. If this happens again, check memory and network of that host.",
+            steps=(events[0].step, events[-1].step),
         )
 
 
-def failed_rewards(seen: RunData) -> Findings:
-    """Reward verdicts failed, of training samples or of held-out ones: any are told, 1 % or more are a warning."""
-    asked = sum(n for _, n in seen.series("reward/asked"))  # which runs of earlier versions do not say
-    asked = asked or (_samples_per_step(seen) or 0) * len(seen.series("reward/failed"))
-    scored = seen.config is not None and seen.config.reward.failure_score is not None
-    leaves = "" if scored else "A failed sample leaves its group. "
-    teaches = "A reward that fails on some kinds of completions teaches nothing about them."
-    yield from _failed(seen, "reward", ["reward/failed"], "failure/", asked, f"{leaves}{teaches}")
-    held_out = seen.held_out_names("failed")
-    asked = sum(n for name in held_out for _, n in seen.series(f"{name.removesuffix('failed')}samples"))
-    left = "A failed sample leaves every figure: accuracies are of the others alone."
-    yield from _failed(seen, "held-out", held_out, "eval/failure/", asked, left)
+def failed_rewards(run: RunData) -> Findings:
+    """Reward verdicts failed, on training or held-out samples: a note for any, a warning from 1 % on."""
+    requested = sum(n for _, n in run.series("reward/asked"))
+    scored = run.config is not None and run.config.reward.failure_score is not None
+    exclusion = "" if scored else "A failed sample is excluded from its group. "
+    yield from _failed_verdicts(
+        run,
+        "reward",
+        ["reward/failed"],
+        "failure/",
+        requested,
+        f"{exclusion}A reward that fails on some kinds of completions teaches nothing about them.",
+    )
+    held_out = run.held_out_names("failed")
+    requested = sum(n for name in held_out for _, n in run.series(f"{name.removesuffix('failed')}samples"))
+    yield from _failed_verdicts(
+        run,
+        "held-out",
+        held_out,
+        "eval/failure/",
+        requested,
+        "Failed samples are excluded from every held-out metric.",
+    )
 
 
-def _failed(seen: RunData, which: str, names: list[str], by_reason: str, asked: float, why: str) -> Findings:
-    """The sum of the figures `names`, of so many that were `asked`; those that begin with `by_reason` are its parts."""
-    counts = [(step, n) for name in names for step, n in seen.series(name) if n]
+def _failed_verdicts(
+    run: RunData, which: str, names: list[str], reason_prefix: str, requested: float, advice: str
+) -> Findings:
+    """Reports the sum of the metrics `names`, out of `requested` verdicts, by the reasons that other metrics count."""
+    counts = [(step, n) for name in names for step, n in run.series(name) if n]
     failed = sum(n for _, n in counts)
     if not failed:
         return
-    bad = sorted({step for step, _ in counts})
-    reasons = {n.removeprefix(by_reason) for line in seen.metrics for n in line if n.startswith(by_reason)}
-    parts = {reason: sum(n for _, n in seen.series(f"{by_reason}{reason}")) for reason in sorted(reasons)}
-    said = ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(parts.items(), key=lambda x: -x[1]))
-    part = failed / asked if asked else None
+    steps = sorted({step for step, _ in counts})
+    reasons = {n.removeprefix(reason_prefix) for line in run.metrics for n in line if n.startswith(reason_prefix)}
+    by_reason = {reason: sum(n for _, n in run.series(f"{reason_prefix}{reason}")) for reason in sorted(reasons)}
+    share = failed / requested if requested else None
+    share_text = f"{as_percent(share)} of all, " if share is not None else ""
     yield Finding(
-        "warning" if part is None or part >= FAILED else "note",
+        "warning" if share is None or share >= MAX_FAILED else "note",
         f"{failed:,.0f} {which} verdict{'s' * (failed > 1)} failed",
-        f"That is {f'{as_percent(part)} of all, ' if part is not None else ''}in {describe_steps(bad)}{f' ({said})' if said else ''}. {why}",
-        figures=(*names, *(f"{by_reason}{reason}" for reason in parts)),
-        steps=(bad[0], bad[-1]),
+        f"That is {share_text}in {describe_steps(steps)}{_in_brackets(by_reason.items())}. {advice}",
+        figures=(*names, *(f"{reason_prefix}{reason}" for reason in by_reason)),
+        steps=(steps[0], steps[-1]),
         samples={
-            "failure": max(parts, key=lambda r: parts[r], default="any"),
+            "failure": max(by_reason, key=lambda r: by_reason[r], default="any"),
             "set": "eval" if which == "held-out" else "step",
         },
     )
 
 
-def idle_engine(seen: RunData) -> Findings:
-    """An engine was at work for less than a third of the time that the busiest one was, in the last six steps."""
-    engines = {name: share for name, share in seen.busy_share.items() if name.startswith("rollout-")}
+def _in_brackets(counts: Iterable[tuple[str, float]]) -> str:
+    """[("timeout", 3), ("crash", 5)] -> " (crash 5, timeout 3)" """
+    text = ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(counts, key=lambda item: -item[1]))
+    return f" ({text})" if text else ""
+
+
+def idle_engine(run: RunData) -> Findings:
+    """An engine was busy for less than a third of the time of the busiest one, in the last six steps."""
+    engines = {name: share for name, share in run.busy_share.items() if name.startswith("rollout-")}
     if len(engines) < 2:
         return
-    best = max(engines, key=lambda name: engines[name])
-    for name, part in engines.items():
-        if engines[best] >= 0.1 and part < SLACK * engines[best]:
+    busiest = max(engines, key=lambda name: engines[name])
+    for name, share in engines.items():
+        if engines[busiest] >= 0.1 and share < IDLE * engines[busiest]:
             yield Finding(
                 "warning",
-                f"{name} has little to do",
-                f"It was at work for {as_percent(part)} of the last steps, {best} for {as_percent(engines[best])}. It may have been replaced, be on a "
-                "slower machine, or there may be too few prompts per step to go round; the lanes below show which.",
+                f"{name} is mostly idle",
+                f"It was busy for {as_percent(share)} of the last steps, {busiest} for {as_percent(engines[busiest])}. "
+                "It may have been "
+                "replaced, run on a slower machine, or there may be too few prompts per step for all engines. The "
+                "lanes below show which.",
                 figures=("time/rollout",),
             )
 
 
-def slower(seen: RunData) -> Findings:
+def lower_throughput(run: RunData) -> Findings:
     """Tokens per second at the end are 70 % of those at the start, or less."""
-    speed = seen.trend("tokens_per_second")
-    if speed and speed.after <= SLOWER * speed.before:
+    speed = run.trend("tokens_per_second")
+    if speed and speed.after <= LOWER * speed.before:
         yield Finding(
             "note",
-            "Steps make fewer tokens per second",
-            f"{speed.before:,.0f} at the start, {speed.after:,.0f} at the end. Shorter completions alone have this effect; so have a slower machine beside, or "
-            "one long completion that all wait for. The phases below show which part grew.",
+            "Throughput has dropped",
+            f"Tokens per second went from {speed.before:,.0f} to {speed.after:,.0f}. Shorter completions alone have "
+            "this effect. So has a slower "
+            "machine, or one long completion that all others wait for. The phases below show which part grew.",
             figures=("tokens_per_second", "length/mean", "length/max", "time/step"),
             steps=speed.steps,
         )
 
 
-def _samples_per_step(seen: RunData) -> int:
-    return seen.config.trainer.prompts_per_step * seen.config.trainer.samples_per_prompt if seen.config else 0
-
-
-def _first_line(h: RunEvent) -> str:
-    worker = f"{h.facts['worker']}: " if h.facts.get("worker") else ""
-    return (worker + str(h.facts.get("cause", ""))).strip().partition("\n")[0][:200]
+def _first_line(event: RunEvent) -> str:
+    worker = f"{event.facts['worker']}: " if event.facts.get("worker") else ""
+    return (worker + str(event.facts.get("cause", ""))).strip().partition("\n")[0][:200]

@@ -1,4 +1,4 @@
-"""Each check on a series where it speaks, and on one where it has nothing to say."""
+"""Each check on metrics where it must report a finding, and on metrics where it must not."""
 
 import dataclasses
 
@@ -16,20 +16,20 @@ def ramp(first: float, last: float, steps: int = STEPS) -> list[float]:
     return [first + (last - first) * i / (steps - 1) for i in range(steps)]
 
 
-def seen(events=(), config=CONFIG, busy=None, **figures) -> RunData:
-    """`seen(**{"reward/mean": [0, 1]})`: by name, a value for each step from 1 on; None where a line does not have it."""
+def make_run(events=(), config=CONFIG, busy=None, **figures) -> RunData:
+    """`make_run(**{"reward/mean": [0, 1]})`: by name, a value per step from 1 on; None if a line lacks it."""
     count = max((len(values) for values in figures.values()), default=0)
     lines = [{"step": i + 1} | {n: v[i] for n, v in figures.items() if v[i] is not None} for i in range(count)]
-    told = [{"time": 1.0, "event": kind, **facts} for kind, facts in events]
-    return dataclasses.replace(RunData.from_events(lines, told, config), busy_share=busy or {})
+    event_lines = [{"time": 1.0, "event": kind, **facts} for kind, facts in events]
+    return dataclasses.replace(RunData.from_events(lines, event_lines, config), busy_share=busy or {})
 
 
-def of(check: str, *arguments, **figures) -> list[findings.Finding]:
-    return [f for f in findings.run_checks(seen(*arguments, **figures)) if f.check == check]
+def run_check(check: str, *arguments, **figures) -> list[findings.Finding]:
+    return [f for f in findings.run_checks(make_run(*arguments, **figures)) if f.check == check]
 
 
 def held_out(first: float, last: float, half: float = 0.02) -> dict[str, list[float | None]]:
-    """An accuracy at the first and at the last step, with its interval."""
+    """An accuracy at the first and the last step, with its interval."""
     nothing = [None] * (STEPS - 2)
     name = "eval/easy/accuracy"
     return {
@@ -40,7 +40,7 @@ def held_out(first: float, last: float, half: float = 0.02) -> dict[str, list[fl
 
 
 RISING = {"reward/mean": ramp(0.1, 0.9)}
-# What each check is shown: figures and events where it speaks, and where it does not.
+# For each check: metrics and events with its problem, and without.
 CASES = {
     "ended_badly": (
         {"events": [("stop", {"cause": "OSError: no space left", "step": 3})]},
@@ -70,7 +70,7 @@ CASES = {
         RISING | held_out(0.40, 0.41),
         RISING | held_out(0.40, 0.80),
     ),
-    "past_its_best": (
+    "accuracy_drop": (
         {"eval/easy/accuracy": [0.2, 0.7, 0.5], "eval/easy/accuracy/high": [0.25, 0.75, 0.55]},
         {"eval/easy/accuracy": [0.2, 0.7, 0.66], "eval/easy/accuracy/high": [0.25, 0.75, 0.71]},
     ),
@@ -100,9 +100,9 @@ CASES = {
     ),
     "mismatch_grows": (
         {"mismatch/mean_abs": ramp(1e-5, 8e-4)},
-        {"mismatch/mean_abs": ramp(1e-6, 2e-5)},  # it has grown, and is still rounding
+        {"mismatch/mean_abs": ramp(1e-6, 2e-5)},  # grown, but still rounding
     ),
-    "clip_holds_much": (
+    "heavy_clipping": (
         {"clip_fraction": [0.02] * 10 + [0.35] * 10},
         {"clip_fraction": [0.35] * 10 + [0.02] * 10},
     ),
@@ -110,60 +110,66 @@ CASES = {
         {"busy": {"rollout-0": 0.6, "rollout-1": 0.1, "policy-0": 0.0}},
         {"busy": {"rollout-0": 0.6, "rollout-1": 0.5, "policy-0": 0.0}},
     ),
-    "slower": (
+    "lower_throughput": (
         {"tokens_per_second": ramp(1000, 300)},
         {"tokens_per_second": ramp(1000, 900)},
     ),
 }  # fmt: skip
 
 
-def test_every_check_is_tried_here_and_says_what_it_looks_for():
+def test_every_check_is_tested_and_has_a_description():
     assert [check.__name__ for check in CHECKS] == list(CASES)
     assert all(text.endswith(".") for text in check_descriptions())
 
 
 @pytest.mark.parametrize("check", CASES)
-def test_it_speaks_where_there_is_cause(check):
-    found = of(check, **CASES[check][0])
-    assert found, "it has found nothing"
+def test_a_check_reports_its_problem(check):
+    found = run_check(check, **CASES[check][0])
+    assert found, "no finding"
     assert all(f.title and f.text for f in found)
 
 
 @pytest.mark.parametrize("check", CASES)
-def test_it_is_silent_where_there_is_none(check):
-    assert of(check, **CASES[check][1]) == []
+def test_a_check_is_silent_without_its_problem(check):
+    assert run_check(check, **CASES[check][1]) == []
 
 
 @pytest.mark.parametrize("check", CASES)
-def test_it_is_silent_of_a_run_that_has_only_begun(check):
-    assert of(check) == []
-    assert of(check, **{"reward/mean": [0.5], "entropy": [0.0], "length/truncated": [1.0], "groups/equal": [1.0]}) == []
+def test_a_check_is_silent_about_a_run_that_has_just_started(check):
+    assert run_check(check) == []
+    assert (
+        run_check(check, **{"reward/mean": [0.5], "entropy": [0.0], "length/truncated": [1.0], "groups/equal": [1.0]})
+        == []
+    )
 
 
 def test_evidence_names_figures_steps_and_samples():
-    [found] = of("failed_rewards", **{"reward/failed": [0.0, 2.0, 0.0, 1.0], "failure/timeout": [None, 2.0, None, 1.0]})
+    failed = {"reward/failed": [0.0, 2.0, 0.0, 1.0], "failure/timeout": [None, 2.0, None, 1.0]}
+    [found] = run_check("failed_rewards", **failed, **{"reward/asked": [8.0] * 4})
     assert found.figures == ("reward/failed", "failure/timeout")
     assert found.steps == (2, 4)
     assert found.samples == {"failure": "timeout", "set": "step"}
     assert "3 reward verdicts failed" in found.title
-    assert "9.38 % of all, in steps 2 and 4 (timeout 3)" in found.text  # 3 of 4 x 4 x 2
+    assert "9.38 % of all, in steps 2 and 4 (timeout 3)" in found.text  # 3 of 4 x 8
 
 
 def test_few_failures_are_a_note_and_many_a_warning():
-    few = {"reward/failed": [0.0] * 19 + [1.0]}  # of 160
-    assert [f.tone for f in of("failed_rewards", **few)] == ["note"]
-    assert [f.tone for f in of("failed_rewards", **{"reward/failed": [1.0, 0.0]})] == ["warning"]
-    many = {"reward/failed": [4.0, 4.0], "reward/asked": [1000.0, 600.0]}  # with what dynamic sampling dropped
-    [found] = of("failed_rewards", **many)
+    few = {"reward/failed": [0.0] * 19 + [1.0], "reward/asked": [8.0] * 20}
+    assert [f.tone for f in run_check("failed_rewards", **few)] == ["note"]
+    assert [
+        f.tone for f in run_check("failed_rewards", **{"reward/failed": [1.0, 0.0], "reward/asked": [8.0] * 2})
+    ] == ["warning"]
+    many = {"reward/failed": [4.0, 4.0], "reward/asked": [1000.0, 600.0]}  # with dropped groups of dynamic sampling
+    [found] = run_check("failed_rewards", **many)
     assert found.tone == "note"
     assert "0.5 % of all" in found.text
 
 
-def test_failed_verdicts_of_an_evaluation_are_told():
+def test_failed_verdicts_of_an_evaluation_are_reported():
     evaluated = {"eval/easy/failed": [100.0, 0.0], "eval/hard/failed": [10.0, 0.0], "eval/all/failed": [110.0, 0.0]}
     asked = {"eval/easy/samples": [128.0] * 2, "eval/hard/samples": [128.0] * 2, "eval/all/samples": [256.0] * 2}
     reasons = {"eval/failure/timeout": [110.0, None]}
-    [found] = of("failed_rewards", **{"reward/failed": [0.0, 0.0]}, **evaluated, **asked, **reasons)
+    [found] = run_check("failed_rewards", **{"reward/failed": [0.0, 0.0]}, **evaluated, **asked, **reasons)
     assert (found.tone, found.title) == ("warning", "110 held-out verdicts failed")
     assert "21.5 % of all, in step 1 (timeout 110)" in found.text
     assert found.figures == ("eval/easy/failed", "eval/hard/failed", "eval/failure/timeout")
@@ -171,16 +177,16 @@ def test_failed_verdicts_of_an_evaluation_are_told():
 
 
 @pytest.mark.parametrize("check", CASES)
-def test_what_a_step_shows_is_shown_by_training_samples(check):
-    for found in of(check, **CASES[check][0]):
+def test_samples_of_a_step_are_training_samples(check):
+    for found in run_check(check, **CASES[check][0]):
         assert not found.samples or "step" not in found.samples or found.samples["set"] == "step"
 
 
-def test_equal_rewards_are_no_reason_to_look_where_a_method_does_not_compare_within_a_group():
+def test_equal_rewards_matter_only_to_group_relative_methods():
     equal = {"groups/equal": [4.0] * STEPS}
-    assert of("no_spread", **equal)
+    assert run_check("no_spread", **equal)
     gae = dataclasses.replace(CONFIG, algorithm=dataclasses.replace(CONFIG.algorithm, advantage="gae"))
-    assert not [f for f in findings.run_checks(seen(config=gae, **equal)) if f.check == "no_spread"]
+    assert not [f for f in findings.run_checks(make_run(config=gae, **equal)) if f.check == "no_spread"]
 
 
 def test_problems_come_before_warnings():
@@ -188,69 +194,69 @@ def test_problems_come_before_warnings():
         ("replaced", {"worker": "reward-0", "cause": "x"}),
         ("stop", {"cause": "NothingToLearn: all groups are equal"}),
     ]
-    assert [f.tone for f in findings.run_checks(seen(events))] == ["problem", "warning"]
+    assert [f.tone for f in findings.run_checks(make_run(events))] == ["problem", "warning"]
 
 
-def test_a_held_out_set_that_follows_the_reward_is_not_suspected_for_another_that_does_not():
+def test_only_the_held_out_set_that_does_not_improve_is_reported():
     flat = {name.replace("easy", "hard"): values for name, values in held_out(0.3, 0.3).items()}
-    [found] = of("only_training_improves", **RISING, **held_out(0.4, 0.9), **flat)
+    [found] = run_check("only_training_improves", **RISING, **held_out(0.4, 0.9), **flat)
     assert "accuracy on hard does not" in found.title
     assert found.figures == ("reward/mean", "eval/hard/accuracy")
 
 
-def test_a_shuffled_reward_is_given_as_the_reason():
+def test_a_shuffled_reward_is_named_as_the_reason():
     shuffled = dataclasses.replace(CONFIG, reward=dataclasses.replace(CONFIG.reward, shuffle=True))
-    [found] = of("nothing_learned", [], shuffled, **{"reward/mean": [0.5] * 20})
+    [found] = run_check("nothing_learned", [], shuffled, **{"reward/mean": [0.5] * 20})
     assert "reward.shuffle is on" in found.text
 
 
-def test_a_falling_reward_is_called_so():
-    [found] = of("nothing_learned", **{"reward/mean": ramp(0.9, 0.1)})
+def test_a_falling_reward_has_a_title_of_its_own():
+    [found] = run_check("nothing_learned", **{"reward/mean": ramp(0.9, 0.1)})
     assert found.title == "The reward falls"
 
 
-def test_a_reward_that_cannot_rise_is_no_sign_that_nothing_is_learned():
+def test_a_reward_that_cannot_rise_is_not_reported():
     level = {"reward/mean": [0.4, 0.5] * 10}
     dynamic = dataclasses.replace(CONFIG, dynamic_sampling=dataclasses.replace(CONFIG.dynamic_sampling, enabled=True))
-    assert of("nothing_learned", [], dynamic, **level) == []
-    assert of("nothing_learned", **{"reward/mean": [0.985, 0.995] * 10}) == []
-    assert of("nothing_learned", **{"reward/mean": [3.2, 3.1] * 10}), "of a score that goes beyond 1"
-    assert of("nothing_learned", **level, **held_out(0.4, 0.6)) == []
-    assert of("nothing_learned", **level, **held_out(0.4, 0.41)), "within its interval"
+    assert run_check("nothing_learned", [], dynamic, **level) == []
+    assert run_check("nothing_learned", **{"reward/mean": [0.985, 0.995] * 10}) == []
+    assert run_check("nothing_learned", **{"reward/mean": [3.2, 3.1] * 10}), "of a score that goes beyond 1"
+    assert run_check("nothing_learned", **level, **held_out(0.4, 0.6)) == []
+    assert run_check("nothing_learned", **level, **held_out(0.4, 0.41)), "within its interval"
 
 
-def test_figures_explode_only_where_the_reward_does_not_rise():
+def test_an_explosion_is_reported_only_if_the_reward_does_not_rise():
     kl = {"kl": [0.0] * 5 + [0.8] * 15}
-    assert [f.title for f in of("explosion", **kl)] == ["kl explodes"]
-    assert of("explosion", **kl, **RISING) == of("explosion", **kl, **held_out(0.4, 0.6)) == []
-    [found] = of("explosion", **CASES["explosion"][0])
+    assert [f.title for f in run_check("explosion", **kl)] == ["kl explodes"]
+    assert run_check("explosion", **kl, **RISING) == run_check("explosion", **kl, **held_out(0.4, 0.6)) == []
+    [found] = run_check("explosion", **CASES["explosion"][0])
     assert found.title == "kl and grad_norm explode"
     assert found.figures == ("kl", "grad_norm", "entropy", "reward/mean")
 
 
-def test_completions_that_are_nearly_all_cut_from_the_start_are_told():
-    [found] = of("truncation", **{"length/truncated": [1.0] * 20})
+def test_completions_cut_from_the_start_are_reported():
+    [found] = run_check("truncation", **{"length/truncated": [1.0] * 20})
     assert found.title == "Nearly all completions are cut"
     assert "100 % of the completions reach" in found.text
 
 
-def test_without_a_configuration_the_other_checks_still_speak():
-    found = findings.run_checks(seen([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20}))
+def test_without_a_configuration_the_other_checks_still_report():
+    found = findings.run_checks(make_run([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20}))
     assert {f.check for f in found} == {"entropy_collapse", "failed_rewards"}
 
 
-def test_figures_that_are_not_numbers_are_left_out():
+def test_metrics_that_are_not_finite_are_ignored():
     values = [2.0] * 10 + [0.1] * 10
     values[3] = float("nan")
-    assert of("entropy_collapse", entropy=values)
+    assert run_check("entropy_collapse", entropy=values)
 
 
 @pytest.mark.parametrize("broken", [None, "much", True])
-def test_what_is_no_number_is_left_out_of_every_check(broken):
+def test_metrics_that_are_not_numbers_are_ignored_by_every_check(broken):
     figures = {name: values for told, _ in CASES.values() for name, values in told.items() if "/" in name}
     lines = [{"step": i + 1} | dict.fromkeys(figures, broken) for i in range(STEPS)]
     assert findings.run_checks(RunData(lines, config=CONFIG)) == []
     good = [line | {"eval/easy/accuracy": 0.2 + 0.1 * (i == 0)} for i, line in enumerate(lines)]
-    assert [f.check for f in findings.run_checks(RunData(good, config=CONFIG))] == ["past_its_best"], (
+    assert [f.check for f in findings.run_checks(RunData(good, config=CONFIG))] == ["accuracy_drop"], (
         "without an interval"
     )

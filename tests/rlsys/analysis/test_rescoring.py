@@ -20,8 +20,8 @@ def saved(uid: str, score: float | None, text: str = "", advantage: float | None
     return SavedSample(prompt, sample, Verdict(score, {}, "timeout" if score is None else ""), advantage)
 
 
-def tallied(*groups: list[tuple[float | None, float | None]]) -> RewardComparison:
-    """Each group is its samples' old and new rewards."""
+def compare(*groups: list[tuple[float | None, float | None]]) -> RewardComparison:
+    """Compares groups, each given as old and new rewards of its samples."""
     pairs = [
         (saved(f"p{g}", old), Verdict(new, {}, "crash" if new is None else ""))
         for g, own in enumerate(groups)
@@ -31,7 +31,7 @@ def tallied(*groups: list[tuple[float | None, float | None]]) -> RewardCompariso
 
 
 def test_equal_rewards_change_nothing():
-    found = tallied([(1, 1), (0, 0)], [(1, 1), (1, 1)])
+    found = compare([(1, 1), (0, 0)], [(1, 1), (1, 1)])
     assert (found.samples, found.judged, found.changed, found.flipped, found.start_teaching, found.stop_teaching) == (
         4,
         4,
@@ -44,16 +44,16 @@ def test_equal_rewards_change_nothing():
     assert found.correlation == pytest.approx(1)
 
 
-def test_means_and_changes_are_of_samples_that_both_judged():
-    found = tallied([(1, 0.5), (0, 0.5), (None, 1), (0.25, None)])
+def test_sums_and_changes_count_samples_that_both_judged():
+    found = compare([(1, 0.5), (0, 0.5), (None, 1), (0.25, None)])
     assert (found.samples, found.judged, found.changed) == (4, 2, 2)
     assert (found.old_sum / found.judged, found.new_sum / found.judged) == (0.5, 0.5)
     assert found.failures == {"crash": 1}
     assert found.recovered == 1
 
 
-def test_groups_begin_and_cease_to_teach():
-    found = tallied([(1, 1), (1, 0)], [(1, 1), (0, 1)], [(0, 0), (0, 0)], [(1, 0), (0, 1)])
+def test_groups_start_and_stop_teaching():
+    found = compare([(1, 1), (1, 0)], [(1, 1), (0, 1)], [(0, 0), (0, 0)], [(1, 0), (0, 1)])
     assert (found.groups, found.taught_before, found.teach_now, found.start_teaching, found.stop_teaching) == (
         4,
         2,
@@ -64,10 +64,10 @@ def test_groups_begin_and_cease_to_teach():
 
 
 def test_an_advantage_flips_when_the_reward_crosses_its_groups_mean():
-    assert tallied([(1, 0), (0, 1)]).flipped == 2
-    assert tallied([(1, 5), (0, 3)]).flipped == 0, "another scale is the same order"
-    assert tallied([(1, 1), (0, 1)]).flipped == 0, "on the mean is on no side"
-    assert tallied([(1, 0)], [(0, 1)]).flipped == 0, "a sample alone has no advantage"
+    assert compare([(1, 0), (0, 1)]).flipped == 2
+    assert compare([(1, 5), (0, 3)]).flipped == 0, "another scale is the same order"
+    assert compare([(1, 1), (0, 1)]).flipped == 0, "on the mean is on no side"
+    assert compare([(1, 0)], [(0, 1)]).flipped == 0, "a sample alone has no advantage"
 
 
 def test_samples_of_an_evaluation_have_no_advantages_to_flip():
@@ -78,7 +78,7 @@ def test_samples_of_an_evaluation_have_no_advantages_to_flip():
 @given(REWARDS)
 def test_the_correlation_is_numpys(pairs):
     old, new = np.array(pairs).T
-    found = tallied(pairs).correlation
+    found = compare(pairs).correlation
     if np.ptp(old) and np.ptp(new):
         assert found == pytest.approx(np.corrcoef(old, new)[0, 1])
     else:
@@ -86,9 +86,9 @@ def test_the_correlation_is_numpys(pairs):
 
 
 @given(REWARDS, REWARDS)
-def test_tallies_add_up(one, two):
-    together = vars(tallied(one, two))
-    for name, value in vars(tallied(one) + tallied(two)).items():
+def test_comparisons_add_up(one, two):
+    together = vars(compare(one, two))
+    for name, value in vars(compare(one) + compare(two)).items():
         assert value == pytest.approx(together[name]), name
 
 

@@ -43,7 +43,7 @@ def named(drawn, kind):
     return {(e["pid"], e["tid"]): e["args"]["name"] for e in drawn if e["ph"] == "M" and e["name"] == kind}
 
 
-def test_the_trace_is_json_with_a_process_for_each_worker_and_one_for_syncs(tmp_path):
+def test_the_trace_has_a_process_per_worker_and_one_for_syncs(tmp_path):
     count = write_trace(make_run(tmp_path, **RUN), tmp_path / "out" / "trace.json")
     drawn = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
     assert list(named(drawn, "process_name").values()) == ["driver", "reward-0", "rollout-0", "syncs"]
@@ -65,7 +65,7 @@ def test_each_sample_has_a_lane_below_its_engine(tmp_path):
     assert next(e for e in drawn if e["name"] == "generate")["args"] == {"asked": 2, "samples": 2}
 
 
-def test_what_overlaps_is_in_lanes_of_its_own_and_what_is_part_of_another_is_not(tmp_path):
+def test_overlapping_spans_have_lanes_and_nested_spans_share_one(tmp_path):
     drawn = trace_events(read_spans(make_run(tmp_path, **RUN)))
     lanes = named(drawn, "thread_name")
     judged = [lanes[e["pid"], e["tid"]] for e in drawn if e["name"] == "judge"]
