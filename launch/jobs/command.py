@@ -1,4 +1,4 @@
-"""`rlsys submit` and `rlsys job`, as a command line."""
+"""The command line of `rlsys submit` and `rlsys job`."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ ADDRESS = click.option(
     required=True,
     envvar="RAY_API_SERVER_ADDRESS",
     metavar="URL",
-    help="Of the cluster's dashboard, such as http://HEAD:8265. By default RAY_API_SERVER_ADDRESS.",
+    help="Address of the cluster's dashboard, such as http://HEAD:8265. By default RAY_API_SERVER_ADDRESS.",
 )
 JOB = click.argument("job", metavar="ID")
 
@@ -22,10 +22,12 @@ JOB = click.argument("job", metavar="ID")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @ADDRESS
 @click.option(
-    "--with", "more", multiple=True, metavar="PATH", help="Send this file or folder too. May be given several times."
+    "--with", "extra_paths", multiple=True, metavar="PATH", help="Send this file or folder too. May be repeated."
 )
-@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="For all of the job; never a secret.")
-@click.option("--id", "name", default="", help="What the job is called; by default after CONFIG, with the time.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Environment variable of the job; never a secret."
+)
+@click.option("--id", "name", default="", help="Name of the job; by default CONFIG with the time.")
 @click.option("--wait/--no-wait", default=True, help="Follow the job to its end (default), or return at once.")
 def submit(config: str, overrides: tuple[str, ...], **options: Any) -> int:
     """Runs CONFIG as a job of a Ray cluster: checks it here, sends it with the files it names, and follows it."""
@@ -41,8 +43,8 @@ def job() -> None:
 
 @job.command("list")
 @ADDRESS
-def show_all(address: str) -> int:
-    """All jobs that the cluster knows, the newest first."""
+def list_jobs(address: str) -> int:
+    """Lists all jobs of the cluster, the newest first."""
     from launch.jobs import submit as jobs
     from launch.jobs.server import JobServer
 
@@ -53,7 +55,7 @@ def show_all(address: str) -> int:
 @JOB
 @ADDRESS
 def status(job: str, address: str) -> int:
-    """What has become of job ID."""
+    """Shows the state of job ID."""
     from launch.jobs import submit as jobs
     from launch.jobs.server import JobServer
 
@@ -63,9 +65,9 @@ def status(job: str, address: str) -> int:
 @job.command()
 @JOB
 @ADDRESS
-@click.option("--follow", "-f", "following", is_flag=True, help="Go on until the job is over; exit with its code.")
+@click.option("--follow", "-f", "following", is_flag=True, help="Continue until the job ends; exit with its code.")
 def logs(job: str, address: str, following: bool) -> int:
-    """What job ID has written."""
+    """Shows the output of job ID."""
     from launch.jobs import submit as jobs
     from launch.jobs.server import JobServer
 
@@ -76,7 +78,7 @@ def logs(job: str, address: str, following: bool) -> int:
 @JOB
 @ADDRESS
 def stop(job: str, address: str) -> int:
-    """Ends job ID: what is done is saved, and the same command goes on from there."""
+    """Stops job ID: its work is saved, and the same command resumes it."""
     from launch.jobs import submit as jobs
     from launch.jobs.server import JobServer
 

@@ -1,4 +1,4 @@
-"""What goes with a job, what stays, and what is refused before anything is sent."""
+"""Which files are sent with a job, which are not, and what is refused before anything is sent."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def refused(*overrides: str, path: str = "one.yaml") -> str:
     return str(caught.value)
 
 
-def test_the_configuration_goes_with_its_bases_and_what_it_names(here: Path) -> None:
+def test_the_configuration_is_sent_with_its_bases_and_files(here: Path) -> None:
     write("configs/base.yaml", "data: {template: chat.jinja}")
     write("configs/one.yaml", "base: base.yaml\nreward: {functions: {my/own.py:f: 1.0, mine.rewards:g: 1.0}}")
     write("chat.jinja", "{{ messages[0].content }}")
@@ -59,7 +59,7 @@ def test_the_configuration_goes_with_its_bases_and_what_it_names(here: Path) -> 
     assert found.not_sent == []
 
 
-def test_files_lie_in_the_jobs_folder_as_they_lie_here(here: Path, tmp_path: Path) -> None:
+def test_files_keep_their_relative_paths_in_the_job(here: Path, tmp_path: Path) -> None:
     write("configs/one.yaml", "data: {train: data/a.jsonl}")
     write("data/a.jsonl", "what is in it")
     build_package(str(here / "configs" / "one.yaml"), (DIRECTORY,)).copy_to(tmp_path / "there")
@@ -68,7 +68,7 @@ def test_files_lie_in_the_jobs_folder_as_they_lie_here(here: Path, tmp_path: Pat
     assert (tmp_path / "there" / "data" / "a.jsonl").read_text() == "what is in it"
 
 
-def test_of_a_folder_runs_and_what_begins_with_a_dot_stays_here(here: Path) -> None:
+def test_runs_and_hidden_files_of_a_folder_are_not_sent(here: Path) -> None:
     write("one.yaml")
     for file in (
         "code/a.py",
@@ -82,7 +82,7 @@ def test_of_a_folder_runs_and_what_begins_with_a_dot_stays_here(here: Path) -> N
     assert list(build_package("one.yaml", (DIRECTORY,), ("code",)).files) == ["code/a.py", "code/deep/b.py", "one.yaml"]
 
 
-def test_what_has_an_absolute_path_is_looked_for_where_the_job_runs(here: Path) -> None:
+def test_absolute_paths_are_expected_on_the_cluster(here: Path) -> None:
     write("one.yaml", "model: {path: /shared/models/qwen}\nreward: {functions: {/shared/own.py:f: 1.0}}")
     found = build_package("one.yaml", (DIRECTORY, "data.train=/shared/train.jsonl", "data.template=~/chat.jinja"))
     assert list(found.files) == ["one.yaml"]
@@ -94,7 +94,7 @@ def test_what_has_an_absolute_path_is_looked_for_where_the_job_runs(here: Path) 
     ]
 
 
-def test_a_tracker_of_ones_own_is_sent_or_looked_for_where_the_job_runs(here: Path) -> None:
+def test_a_user_tracker_is_sent_or_expected_on_the_cluster(here: Path) -> None:
     write("one.yaml")
     write("board.py", "def to_text(told): ...\n")
     assert list(build_package("one.yaml", (DIRECTORY, "tracking.to=board.py:to_text")).files) == [
@@ -114,7 +114,7 @@ def test_the_directory_of_a_reward_model_is_sent(here: Path) -> None:
     assert list(build_package("one.yaml", (DIRECTORY,)).files) == ["judge/config.json", "one.yaml"]
 
 
-def test_a_variable_that_only_the_cluster_has_is_named_and_not_asked_for(here: Path) -> None:
+def test_a_variable_that_only_the_cluster_has_is_named(here: Path) -> None:
     write("one.yaml", "reward: {functions: {own.py:f: {api_key: '${oc.env:ONLY_THERE}'}}}")
     write("own.py", FUNCTION)
     assert build_package("one.yaml", (DIRECTORY,)).variables == ["ONLY_THERE"]
@@ -129,7 +129,7 @@ def test_a_module_may_be_one_that_only_the_cluster_has(here: Path) -> None:
     assert "own.py has no function `g`. Functions there: f." in refused(DIRECTORY, "reward.functions=own.py:g")
 
 
-def test_a_run_directory_that_would_go_with_the_job_is_refused(here: Path) -> None:
+def test_a_run_directory_inside_the_job_is_refused(here: Path) -> None:
     write("one.yaml")
     assert refused().startswith("run.dir is runs/one, which on a cluster lies in the job's working directory")
     assert refused().endswith("run.dir=/shared/runs/one")
@@ -143,22 +143,23 @@ def test_what_validate_refuses_is_refused(here: Path) -> None:
     )
 
 
-def test_what_lies_outside_of_the_folder_is_refused(here: Path) -> None:
+def test_files_outside_the_folder_are_refused(here: Path) -> None:
     write("../elsewhere.py", FUNCTION)
     write("one.yaml", "reward: {functions: {../elsewhere.py:f: 1.0}}")
     assert refused(DIRECTORY).startswith(
-        f"reward.functions ../elsewhere.py is outside of {here}, and what goes with a job"
+        f"reward.functions ../elsewhere.py is outside of {here}, and files keep their place"
     )
     assert refused(DIRECTORY, path="../none.yaml") == "../none.yaml: no such file."
     write("../other.yaml")
     assert "the configuration ../other.yaml is outside of" in refused(DIRECTORY, path="../other.yaml")
 
 
-def test_what_is_too_large_to_go_is_named_with_both_sizes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_too_large_are_named_with_both_sizes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_package, "MAX_BYTES", 1 << 20)
     write("one.yaml", "data: {train: large.jsonl}")
     write("large.jsonl", "0" * (3 << 19))
     assert refused(DIRECTORY) == (
-        "1.5 MiB would go with the job, most of it data.train large.jsonl (1.5 MiB); at most 1.0 MiB may. Put it on storage "
+        "1.5 MiB would be sent with the job, most of it data.train large.jsonl (1.5 MiB); at most 1.0 MiB may. Put it "
+        "on storage "
         "that all nodes see, and give its absolute path."
     )

@@ -1,4 +1,4 @@
-"""What is said where a job server is not there, is another one, or is no job server; the server is a plain HTTP server."""
+"""Errors of a job server that is missing, of another version, or something else. The server is a plain HTTP server."""
 
 import asyncio
 import json
@@ -20,10 +20,10 @@ from workers.supervision.worker_setup import free_port
 
 
 class Answers(BaseHTTPRequestHandler):
-    """The same to everyone."""
+    """Gives every request the same answer."""
 
     status, body = 200, b""
-    asked_with: str | None = None  # whose token
+    asked_with: str | None = None  # the token of the last request
 
     def do_GET(self) -> None:
         Answers.asked_with = self.headers["Authorization"]
@@ -58,36 +58,36 @@ def refused(address: str) -> str:
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray remembers a token that it has read, and from then on shows one. Tests that come later have another one, or none."""
+    """Sets a token, and afterwards makes Ray forget it: later tests have another one, or none."""
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # of another cluster: --address is what counts
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # of another cluster: only --address counts
     AuthenticationTokenLoader.instance().reset_cache()
     yield
-    os.environ.pop("RAY_AUTH_MODE", None)  # which Ray has set
+    os.environ.pop("RAY_AUTH_MODE", None)  # Ray has set it
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def test_a_server_of_the_same_ray_is_taken(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_with_the_same_ray_is_accepted(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, 200, json.dumps({"version": "4", "ray_version": ray.__version__}))
     assert JobServer(server).shown == f"http://{server}"
     assert Answers.asked_with == f"Bearer {'0' * 64}", "though nobody has said RAY_AUTH_MODE=token"
 
 
-def test_another_ray_is_refused_with_both_versions(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_ray_is_refused(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, 200, json.dumps({"version": "4", "ray_version": "2.10.0"}))
     assert refused(server).startswith(f"http://{server} has Ray 2.10.0, this machine Ray {ray.__version__}. Install")
 
 
-def test_nobody_there_is_said_with_ways_to_get_there() -> None:
+def test_an_unreachable_server_is_reported_with_a_way_out() -> None:
     said = refused(f"http://127.0.0.1:{free_port()}")
     assert said.startswith("no Ray job server answers at http://127.0.0.1:")
     assert "ssh -L 8265:localhost:8265 HEAD" in said
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, "not here"), (200, "<html>a page</html>")])
-def test_something_else_at_that_address_is_no_job_server(
+def test_another_server_at_the_address_is_refused(
     server: str, monkeypatch: pytest.MonkeyPatch, status: int, body: str
 ) -> None:
     answer(monkeypatch, status, body)
@@ -96,7 +96,7 @@ def test_something_else_at_that_address_is_no_job_server(
     )
 
 
-def test_a_token_that_is_refused_is_said_with_where_it_came_from(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token_is_reported_with_its_source(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, 403, "Forbidden: Invalid authentication token")
     said = refused(server)
     assert said.startswith(f"http://{server} refuses this token. It is taken from RAY_AUTH_TOKEN, the file")
@@ -107,7 +107,7 @@ def test_a_password_in_the_address_is_not_shown() -> None:
     assert "pass-word" not in refused(f"http://me:pass-word@127.0.0.1:{free_port()}")
 
 
-def test_an_address_of_ray_itself_is_refused() -> None:
+def test_a_ray_client_address_is_refused() -> None:
     assert refused("ray://head:10001") == (
         "--address is ray://head:10001; jobs go to the address of Ray's dashboard, such as http://HEAD:8265."
     )
@@ -121,7 +121,7 @@ def test_a_variable_that_looks_like_a_secret_is_not_sent() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_environment(("WANDB_API_KEY=0123456789abcdef0123456789abcdef", "HF_HOME", "RAY_JOB_STOP_WAIT_TIME_S=1"))
     first, second, third = caught.value.problems
-    assert first.startswith("--env WANDB_API_KEY: everyone who may ask the job server sees what is given here.")
+    assert first.startswith("--env WANDB_API_KEY: everyone with access to the job server sees what is given here.")
     assert second == "--env HF_HOME is not NAME=VALUE, such as HF_HOME=/shared/huggingface."
     assert third == "--env RAY_JOB_STOP_WAIT_TIME_S follows from run.grace_s; change that."
     assert "0123456789abcdef" not in str(caught.value)
@@ -148,17 +148,17 @@ def test_a_file_that_holds_a_secret_may_be_named():
     assert parse_environment(("JUDGE_TOKEN_FILE=/run/judge",)) == {"JUDGE_TOKEN_FILE": "/run/judge"}
 
 
-# --- following --------------------------------------------------------------------------------------------------------------
+# --- following --------------------------------------------------------------------------------------------------------
 
 
 class Client:
-    """Ray's, of a job that runs until the last of these connections has been had; after each of them the server fails so many times."""
+    """Ray's client for a job that runs until the last of these connections. After each, the server fails some times."""
 
     def __init__(self, *connections: list[str | float], failures: int = 0):
         self.connections, self.failures, self.failed = list(connections), failures, 0
 
     async def tail_job_logs(self, name: str) -> AsyncIterator[str]:
-        """Texts, and seconds of silence."""
+        """Yields the texts of a connection, and waits for its numbers of seconds."""
         if not self.connections:
             return
         self.failed = 0
@@ -179,7 +179,7 @@ class Client:
 
 
 def followed(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is said of its job."""
+    """Follows its job, and returns what was written."""
     found = object.__new__(JobServer)
     found.client, found.shown, found.connected = client, "http://head:8265", True
     monkeypatch.setattr(found, "wait_for_end", lambda name, _: found.job(name))
@@ -189,19 +189,19 @@ def followed(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def test_a_job_that_was_silent_for_long_is_followed_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_job_is_followed_after_a_failed_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.jobs.server.LOST_S", 0.2)
     client = Client(["one ", 0.3], ["one ", "two ", 0.3], ["one two three"], failures=1)
     assert followed(client, monkeypatch) == ["one ", "two ", "three", ""]
 
 
-def test_a_server_that_has_not_answered_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.jobs.server.LOST_S", 0.05)
     with pytest.raises(JobServerLost, match=r"http://head:8265 has stopped answering \(ConnectionError\)"):
         followed(Client(["one "], failures=10**9), monkeypatch)
 
 
-def test_a_connection_without_a_word_for_long_is_made_anew_and_nothing_said_twice(
+def test_a_silent_connection_is_renewed_and_no_output_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("launch.jobs.server.ANSWER_TIMEOUT_S", 0.1)

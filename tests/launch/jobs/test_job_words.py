@@ -1,4 +1,4 @@
-"""What is said of jobs, and the exit codes, for every end that a job can come to."""
+"""What the commands print about jobs, and their exit codes, for every way in which a job can end."""
 
 import io
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from launch.jobs import submit
 
 
 class Server:
-    """Knows some jobs."""
+    """A job server with some jobs."""
 
     shown = "http://head:8265"
 
@@ -26,7 +26,7 @@ class Server:
 
 
 def job(name: str, status: str, code: int | None = None, message: str = "", **about: str) -> Any:
-    """Of three hours, four minutes and five seconds."""
+    """A job that ran for three hours, four minutes and five seconds."""
     found = SimpleNamespace(value=status, is_terminal=lambda: status in ("SUCCEEDED", "STOPPED", "FAILED"))
     times = {"start_time": 1_000_000_000_000, "end_time": 1_000_011_045_000}
     entrypoint = "rlsys train CONFIG run.dir=/shared/run"
@@ -41,20 +41,20 @@ def job(name: str, status: str, code: int | None = None, message: str = "", **ab
     )
 
 
-def said(call: Any, *words: Any) -> tuple[int, str]:
+def run_command(call: Any, *words: Any) -> tuple[int, str]:
     out = io.StringIO()
     code = call(*words, Console(file=out, width=40))
     return code, out.getvalue()
 
 
-def test_the_list_has_a_line_for_each_job_however_narrow_the_terminal() -> None:
-    code, text = said(submit.print_jobs, Server(job("second", "RUNNING"), job("first-of-all", "SUCCEEDED", 0)))
+def test_the_list_has_a_line_per_job_in_a_narrow_terminal() -> None:
+    code, text = run_command(submit.print_jobs, Server(job("second", "RUNNING"), job("first-of-all", "SUCCEEDED", 0)))
     assert code == 0
     first, second = text.splitlines()
     assert first.startswith("second        RUNNING    since 2001-09-0")
     assert second.startswith("first-of-all  SUCCEEDED  since 2001-09-0")
     assert second.endswith(", 3h04m05s  rlsys train CONFIG run.dir=/shared/run")
-    assert said(submit.print_jobs, Server()) == (0, "http://head:8265 has no jobs yet\n")
+    assert run_command(submit.print_jobs, Server()) == (0, "http://head:8265 has no jobs yet\n")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_list_has_a_line_for_each_job_however_narrow_the_terminal() -> None:
     [
         (job("one", "SUCCEEDED", 0), 0, "job one is done\n"),
         (
-            job("one", "STOPPED", again="rlsys submit CONFIG run.dir=/shared/run"),
+            job("one", "STOPPED", resume="rlsys submit CONFIG run.dir=/shared/run"),
             0,
             "job one was stopped. Resume with: rlsys submit CONFIG run.dir=/shared/run --address http://head:8265\n",
         ),
@@ -72,7 +72,8 @@ def test_the_list_has_a_line_for_each_job_however_narrow_the_terminal() -> None:
         (
             job("one", "FAILED", 127),
             127,
-            "✗ job one: `rlsys` is not found on the cluster. Install it on every node, in the environment that `ray start` is "
+            "✗ job one: `rlsys` is not found on the cluster. Install it on every node, in the environment that `ray "
+            "start` is "
             "called from, and have its bin folder on the PATH there.\n",
         ),
         (
@@ -83,12 +84,12 @@ def test_the_list_has_a_line_for_each_job_however_narrow_the_terminal() -> None:
     ],
 )
 def test_every_end_has_a_sentence_and_an_exit_code(found: Any, code: int, words: str) -> None:
-    assert said(submit.print_ending, Server(found), "one", found) == (code, words)
+    assert run_command(submit.print_ending, Server(found), "one", found) == (code, words)
 
 
 def test_the_status_of_a_job_says_what_it_runs_and_how_it_ended() -> None:
     server = Server(job("one", "FAILED", 2, run_dir="/shared/run"))
-    code, text = said(submit.status, server, "one")
+    code, text = run_command(submit.status, server, "one")
     assert code == 0
     assert text.splitlines()[1:] == [
         "runs: rlsys train CONFIG run.dir=/shared/run",
