@@ -1,18 +1,18 @@
-// The axis of steps that all curves share: what part of it is shown, and the step that is looked at.
+// The axis of steps that all curves share: the range that is shown, and the step that is selected.
 
 export const [LEFT, RIGHT, TOP] = [46, 8, 8]; // around every plot
 
 const listeners = [];
 
-/** `range` is [first, last] of what is shown, null for all; `at` is the step under the pointer; `pinned` the one that was clicked. */
+/** `range` is [first, last] of the shown steps, null for all; `at` is the step under the pointer; `pinned` the one that was clicked. */
 export const axis = { all: [0, 1], range: null, at: null, pinned: null };
 
 export function shownRange() {
   return axis.range ?? axis.all;
 }
 
-/** The step whose values are told: under the pointer, else the pinned one. */
-export function toldStep() {
+/** The step whose values are shown: the one under the pointer, else the pinned one. */
+export function shownStep() {
   return axis.at ?? axis.pinned;
 }
 
@@ -20,8 +20,8 @@ export function onAxis(listener) {
   listeners.push(listener);
 }
 
-/** moved({at: 7}) moves the cross-hair of all; moved({range: [10, 20]}) zooms all. */
-export function moved(change) {
+/** updateAxis({at: 7}) moves the cross-hair of all curves; updateAxis({range: [10, 20]}) zooms all. */
+export function updateAxis(change) {
   const zoomed = "range" in change;
   Object.assign(axis, change);
   for (const listener of listeners) listener(zoomed);
@@ -45,16 +45,16 @@ export function powers(low, high) {
   return found.filter((_, i) => i % every === 0);
 }
 
-/** What the pointer does on a plot: moves the cross-hair, drags to zoom, clicks to pin, double-clicks for all; arrows do the first. */
-export function steer(element, stepAt, drawDrag) {
+/** Handles the pointer on a plot: moving shows the cross-hair, dragging zooms, a click pins, a double-click shows all; arrow keys move the pin. */
+export function handlePointer(element, stepAt, drawDrag) {
   let from = null;
   const step = (event) => Math.round(stepAt(event.clientX - element.getBoundingClientRect().left));
   const within = (n) => Math.min(shownRange()[1], Math.max(shownRange()[0], n));
   element.addEventListener("pointermove", (event) => {
-    moved({ at: within(step(event)) });
+    updateAxis({ at: within(step(event)) });
     if (from !== null) drawDrag(from, within(step(event)));
   });
-  element.addEventListener("pointerleave", () => moved({ at: null }));
+  element.addEventListener("pointerleave", () => updateAxis({ at: null }));
   element.addEventListener("pointerdown", (event) => {
     from = within(step(event));
     if (event.pointerType === "mouse") element.setPointerCapture(event.pointerId);
@@ -68,14 +68,14 @@ export function steer(element, stepAt, drawDrag) {
     const [low, high] = [from, within(step(event))].sort((a, b) => a - b);
     from = null;
     drawDrag(0, 0);
-    if (high > low) moved({ range: [low, high] });
-    else moved({ pinned: axis.pinned === low ? null : low });
+    if (high > low) updateAxis({ range: [low, high] });
+    else updateAxis({ pinned: axis.pinned === low ? null : low });
   });
-  element.addEventListener("dblclick", () => moved({ range: null, pinned: null }));
+  element.addEventListener("dblclick", () => updateAxis({ range: null, pinned: null }));
   element.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (by) moved({ pinned: within((toldStep() ?? shownRange()[1]) + by * (event.shiftKey ? 10 : 1)), at: null });
-    else if (event.key === "Escape") moved({ pinned: null, at: null, range: null });
+    if (by) updateAxis({ pinned: within((shownStep() ?? shownRange()[1]) + by * (event.shiftKey ? 10 : 1)), at: null });
+    else if (event.key === "Escape") updateAxis({ pinned: null, at: null, range: null });
     else return;
     event.preventDefault();
   });

@@ -1,16 +1,16 @@
-// Curves: one card for each chart, all on one axis of steps.
+// Curves: a card per chart, all on one axis of steps.
 
 import { $, h, interval, number, plural, s, unitOf, withUnit } from "./dom.js";
-import { LEFT, RIGHT, TOP, axis, moved, onAxis, powers, shownRange, steer, ticks, toldStep } from "./axis.js";
+import { LEFT, RIGHT, TOP, axis, updateAxis, onAxis, powers, shownRange, handlePointer, ticks, shownStep } from "./axis.js";
 
 const HEIGHT = 148;
 const FLOOR = HEIGHT - 18; // where the axis of steps is
 const DASHES = ["", "5 3", "1.5 2.5", "8 3 2 3"];
 export const smoothing = { weight: 0 };
 let cards = [];
-let marks = []; // events that are shown on every curve
+let marks = []; // events shown on every curve
 
-/** Fills the section; called again when a live run has gone on. */
+/** Fills the section; called again when a live run has new data. */
 export function drawCurves(data) {
   const runs = data.runs;
   marks = runs.length === 1 ? runs[0].events.filter((e) => e.tone !== "quiet") : [];
@@ -31,7 +31,7 @@ function build(data, key) {
   section.dataset.key = key;
   section.replaceChildren(
     h("h2", { id: "curves-title" }, "Curves"),
-    data.runs.length > 1 ? h("p", { class: "legend" }, data.runs.map((run, i) => h("span", {}, swatch(colour(i)), run.name))) : "",
+    data.runs.length > 1 ? h("p", { class: "legend" }, data.runs.map((run, i) => h("span", {}, swatch(color(i)), run.name))) : "",
     tools(),
   );
   cards = [];
@@ -50,40 +50,40 @@ function build(data, key) {
 }
 
 function tools() {
-  const told = h("span", { id: "told-step", role: "status" });
+  const stepText = h("span", { id: "told-step", role: "status" });
   const choose = h(
     "select",
     { "aria-label": "smoothing", onchange: (event) => ((smoothing.weight = Number(event.target.value)), redraw()) },
-    [["0", "none"], ["0.6", "some"], ["0.9", "much"]].map(([value, text]) => h("option", { value, selected: Number(value) === smoothing.weight }, text)),
+    [["0", "none"], ["0.6", "light"], ["0.9", "strong"]].map(([value, text]) => h("option", { value, selected: Number(value) === smoothing.weight }, text)),
   );
   return h(
     "div",
     { class: "tools", id: "curve-tools" },
     h("label", { class: "group" }, "smoothing", choose),
-    h("button", { id: "whole", onclick: () => moved({ range: null }) }, "all steps"),
-    told,
+    h("button", { id: "whole", onclick: () => updateAxis({ range: null }) }, "all steps"),
+    stepText,
     h("span", { class: "faint" }, "drag to zoom, click to pin a step"),
   );
 }
 
 export function redraw() {
   for (const card of cards) card.draw();
-  tell();
+  showStep();
 }
 
 onAxis((zoomed) => {
   if (zoomed) redraw();
   else {
     for (const card of cards) card.point();
-    tell();
+    showStep();
   }
 });
 
-function tell() {
+function showStep() {
   const whole = $("whole");
   if (!whole) return;
   whole.disabled = !axis.range;
-  const step = toldStep();
+  const step = shownStep();
   const pinned = axis.pinned !== null;
   $("told-step").replaceChildren(
     step === null ? "last values" : `values of step ${step}`,
@@ -92,10 +92,10 @@ function tell() {
   );
 }
 
-export const colour = (i) => `var(--c${(i % 8) + 1})`;
+export const color = (i) => `var(--c${(i % 8) + 1})`;
 export const swatch = (fill, box = false) => h("i", { style: `background:${fill}`, class: box ? "box" : "" });
 
-/** What tells the names of a chart apart: eval/easy/accuracy, eval/hard/accuracy -> easy, hard. */
+/** The parts in which the names of a chart differ: eval/easy/accuracy, eval/hard/accuracy -> easy, hard. */
 export function shortNames(names) {
   if (names.length < 2) return [""];
   const parts = names.map((name) => name.split("/"));
@@ -113,8 +113,8 @@ export function eventMarks(x, floor) {
     .filter((e) => e.step >= first && e.step <= last)
     .map((e) => {
       const at = x(e.step);
-      const said = s("title", {}, `step ${e.step}: ${e.title}`);
-      return s("g", { class: e.tone }, said, s("line", { class: "event", x1: at, x2: at, y1: TOP, y2: floor }), s("path", { class: "sign", d: `M${at - 4} 1h8l-4 6z` }));
+      const title = s("title", {}, `step ${e.step}: ${e.title}`);
+      return s("g", { class: e.tone }, title, s("line", { class: "event", x1: at, x2: at, y1: TOP, y2: floor }), s("path", { class: "sign", d: `M${at - 4} 1h8l-4 6z` }));
     });
 }
 
@@ -122,21 +122,21 @@ class Curve {
   constructor(chart, runs) {
     Object.assign(this, { chart, runs });
     const id = `curve-${chart.names.join(" ") || chart.title}`;
-    this.svg = s("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": `${chart.title}. ${chart.sentence}` });
+    this.svg = s("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": `${chart.title}. ${chart.caption}` });
     this.legend = h("div", { class: "legend" });
     this.measure = h("small");
     this.element = h(
       "div",
       { class: "card", id, "data-names": chart.names.join(" ") },
       h("h4", {}, chart.title, this.measure),
-      h("p", {}, chart.sentence),
+      h("p", {}, chart.caption),
       this.legend,
       this.svg,
     );
-    steer(this.svg, (x) => this.step(x), (from, to) => this.drag(from, to));
+    handlePointer(this.svg, (x) => this.step(x), (from, to) => this.drag(from, to));
   }
 
-  /** [{label, colour, dash, points: [[step, value]], low, high}] of what is shown. */
+  /** The lines to draw: [{label, color, dash, points: [[step, value]], low, high}] */
   lines() {
     const short = shortNames(this.chart.names);
     const several = this.runs.length > 1;
@@ -148,7 +148,7 @@ class Curve {
         const band = this.chart.bands[name]?.map((edge) => run.figures[edge]);
         const [low, high] = band ? band.map((edge) => points.map(([step]) => edge?.[run.figures.step.indexOf(step)] ?? null)) : [null, null];
         const label = [several ? run.name : "", short[n]].filter(Boolean).join(" ");
-        return { label, colour: colour(several ? r : n), dash: several ? DASHES[n % 4] : "", points, low, high };
+        return { label, color: color(several ? r : n), dash: several ? DASHES[n % 4] : "", points, low, high };
       }),
     );
   }
@@ -191,7 +191,7 @@ class Curve {
   }
 
   bounds(values) {
-    let low = values.reduce((a, b) => Math.min(a, b)); // they may be too many for arguments
+    let low = values.reduce((a, b) => Math.min(a, b)); // there may be too many for arguments of Math.min
     let high = values.reduce((a, b) => Math.max(a, b));
     if (this.chart.scale === "log") return [low, high > low ? high : low * 10];
     if (this.chart.scale === "zero") low = Math.min(0, low);
@@ -215,7 +215,7 @@ class Curve {
     return parts;
   }
 
-  line({ points, low, high, colour: stroke, dash }, inside) {
+  line({ points, low, high, color: stroke, dash }, inside) {
     const at = (i, value) => `${this.x(points[i][0]).toFixed(1)} ${this.y(value).toFixed(1)}`;
     const parts = [];
     const bounded = inside.filter((i) => low && low[i] !== null && high[i] !== null);
@@ -236,10 +236,10 @@ class Curve {
     return parts;
   }
 
-  /** Moves the cross-hair, and tells the values there. */
+  /** Moves the cross-hair, and shows the values there. */
   point() {
     if (!this.cross) return;
-    const step = toldStep();
+    const step = shownStep();
     const [first, last] = shownRange();
     const here = step !== null && step >= first && step <= last;
     this.cross.setAttribute("visibility", here ? "visible" : "hidden");
@@ -251,7 +251,7 @@ class Curve {
         const [low, high] = [line.low?.[i] ?? null, line.high?.[i] ?? null];
         const band = low === null || high === null ? "" : ` (${interval(low, high, this.unit)})`;
         const where = step !== null && at !== step ? ` at ${at}` : "";
-        return h("span", {}, swatch(line.colour), line.label ? `${line.label} ` : "", h("b", {}, withUnit(value, this.unit)), band, where);
+        return h("span", {}, swatch(line.color), line.label ? `${line.label} ` : "", h("b", {}, withUnit(value, this.unit)), band, where);
       }),
     );
   }
@@ -276,13 +276,13 @@ function nearest(points, step) {
   return low;
 }
 
-/** Scrolls to the curve of a figure and lights it for a moment. */
+/** Scrolls to the curve of a metric and highlights it for a moment. */
 export function showCurve(name, steps) {
   const card = cards.find((c) => c.chart.names.includes(name));
   if (!card) return $("time").scrollIntoView(); // its seconds are drawn there
   card.element.closest("details")?.setAttribute("open", "");
   card.draw();
-  if (steps) moved({ pinned: steps[1] });
+  if (steps) updateAxis({ pinned: steps[1] });
   card.element.scrollIntoView({ block: "center" });
   card.svg.focus({ preventScroll: true });
   card.element.classList.add("lit");

@@ -1,4 +1,4 @@
-// Elements, numbers and hostile text. Texts of samples go into the page as text only, never as markup.
+// Elements, numbers and hostile text. Texts of samples enter the page as text only, never as markup.
 
 /** h("p", {class: "soft"}, "text", other) */
 export function h(tag, attributes = {}, ...children) {
@@ -22,7 +22,7 @@ function fill(element, attributes, children) {
 
 export const $ = (id) => document.getElementById(id);
 
-/** 0.01234, 1,234 or 1.2e-7, four digits */
+/** 0.0123, 1,234 or 1.2e-7 */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
@@ -31,7 +31,7 @@ export function number(value) {
   return String(Number(value.toPrecision(size >= 100 ? 4 : 3)));
 }
 
-/** The unit that all of the values can be told in: a mean score that lies below 0 or above 1 is no share of anything. */
+/** The unit that fits all values: a mean score below 0 or above 1 is not a share. */
 export function unitOf(values, unit) {
   return unit === "share" && values.some((v) => v !== null && v !== undefined && (v < 0 || v > 1)) ? "" : unit;
 }
@@ -42,7 +42,7 @@ export function withUnit(value, unit) {
   return unit && unit !== "share" ? `${number(value)} ${unit}` : number(value);
 }
 
-/** 12.5–17.0 %, 1.02–1.08, -0.2 to 0: where a number is negative, a dash would be read as its sign. */
+/** 12.5–17.0 %, 1.02–1.08, -0.2 to 0: with a negative number, a dash would look like its sign. */
 export function interval(low, high, unit) {
   if (unitOf([low, high], unit) === "share") return `${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)} %`;
   return `${number(low)}${low < 0 || high < 0 ? " to " : "–"}${withUnit(high, unit === "share" ? "" : unit)}`;
@@ -63,11 +63,11 @@ export function plural(count, word) {
   return `${count.toLocaleString("en-US")} ${word}${count === 1 ? "" : "s"}`;
 }
 
-// Control characters, and those that turn the direction of what follows or are not seen at all.
+// Control characters, invisible ones, and those that change the direction of the text.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
 
-/** A text as nodes: what cannot be seen is shown by its number, what was searched for is marked. */
-export function seen(text, wanted = "") {
+/** A text as nodes: invisible characters are shown by their numbers, matches of the search are marked. */
+export function visibleText(text, wanted = "") {
   const nodes = [];
   let from = 0;
   const plain = (part) => nodes.push(...marked(part, wanted));
@@ -92,7 +92,7 @@ function marked(text, wanted) {
   return [...nodes, text.slice(from)].filter((node) => node !== "");
 }
 
-/** A sentence of ours as nodes: what stands between backticks is code. */
+/** A sentence as nodes: the parts between backticks are code. */
 export function sentence(text) {
   return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 }

@@ -1,15 +1,15 @@
-// The run in a few figures, and what gives cause to look.
+// The run in a few figures, and what needs a look.
 
 import { $, duration, h, interval, moment, number, plural, sentence, unitOf, withUnit } from "./dom.js";
-import { colour, showCurve, swatch } from "./curves.js";
-import { moved } from "./axis.js";
+import { color, showCurve, swatch } from "./curves.js";
+import { updateAxis } from "./axis.js";
 
 const SIGNS = { problem: "✕", warning: "!", note: "i" };
 
 const finite = (run, name) => (run.figures[name] ?? []).map((v, i) => [run.figures.step[i], v]).filter(([, v]) => v !== null);
 const sum = (pairs) => pairs.reduce((total, [, v]) => total + v, 0);
 
-/** [[label, value, remark]] of a run, the remark as text or nodes: what a person asks first. */
+/** The first things a reader asks: [[label, value, remark]] of a run, the remark as text or nodes. */
 export function headline(run) {
   const found = [["steps", `${run.done.toLocaleString("en-US")}`, `of ${run.steps.toLocaleString("en-US")}`]];
   const reward = finite(run, "reward/mean");
@@ -65,7 +65,7 @@ export function drawSummary(data) {
       h(
         "table",
         { id: "side-by-side" },
-        h("tr", {}, h("th"), runs.map((run, i) => h("th", {}, swatch(colour(i)), " ", run.name))),
+        h("tr", {}, h("th"), runs.map((run, i) => h("th", {}, swatch(color(i)), " ", run.name))),
         h("tr", {}, h("td", {}, "state"), runs.map((run) => h("td", {}, STATES[run.state.kind]))),
         labels.map((label) =>
           h("tr", {}, h("td", {}, label), lines.map((line) => {
@@ -75,8 +75,8 @@ export function drawSummary(data) {
         ),
       ),
     ),
-    h("h2", { id: "differences" }, "What differs in their settings"),
-    data.differences.length ? differences(data) : h("p", { class: "soft" }, "Nothing but the directory."),
+    h("h2", { id: "differences" }, "Options that differ"),
+    data.differences.length ? differences(data) : h("p", { class: "soft" }, "Only the directory."),
     ...runs.map((run) => missing(run.missing.map((text) => `${run.name}: ${text}`))),
   );
 }
@@ -93,7 +93,7 @@ export function drawFindings(data) {
   const parts = data.runs.flatMap((run) => [
     several ? h("h3", {}, run.name) : "",
     h("div", { class: "found" }, run.findings.map((found) => finding(found, several))),
-    run.findings.length ? "" : h("p", { class: "soft" }, `None of the ${data.checks.length} checks has found anything.`),
+    run.findings.length ? "" : h("p", { class: "soft" }, `None of the ${data.checks.length} checks found anything.`),
     events(run),
   ]);
   const folded = h("details", {}, h("summary", {}, `What the ${data.checks.length} checks look for`), h("ul", { class: "checks" }, data.checks.map((text) => h("li", {}, text))));
@@ -106,7 +106,7 @@ function finding(found, several) {
   const curve = (name) => h("a", { href: "#curves", onclick: (event) => (event.preventDefault(), showCurve(name, found.steps)) }, `curve ${name}`);
   const links = found.figures.map(curve);
   if (found.steps && found.steps[0] !== found.steps[1])
-    links.push(h("a", { href: "#curves", onclick: () => moved({ range: [Math.max(0, found.steps[0]), found.steps[1]] }) }, `steps ${found.steps[0]}–${found.steps[1]}`));
+    links.push(h("a", { href: "#curves", onclick: () => updateAxis({ range: [Math.max(0, found.steps[0]), found.steps[1]] }) }, `steps ${found.steps[0]}–${found.steps[1]}`));
   if (found.samples && !several) links.push(h("a", { href: `#samples?${new URLSearchParams(found.samples)}` }, "samples"));
   return h(
     "article",
@@ -116,17 +116,17 @@ function finding(found, several) {
   );
 }
 
-/** What befell the run, as a table; what happens in every run is folded away with it where nothing else did. */
+/** The events of the run as a table. */
 function events(run) {
   if (!run.events.length) return "";
-  const loud = run.events.filter((e) => e.tone !== "quiet").length;
+  const notable = run.events.filter((e) => e.tone !== "quiet").length;
   const facts = (e) => Object.entries(e.facts).map(([k, v]) => `${k}: ${typeof v === "object" ? JSON.stringify(v) : v}`).join(" · ");
   const row = (e) =>
     h("tr", { class: e.tone }, h("td", { class: "number" }, e.step > 0 ? e.step : "start"), h("td", {}, moment(e.time)), h("td", { style: "color:var(--tone)" }, e.title), h("td", { class: "soft", style: "overflow-wrap:anywhere" }, facts(e).slice(0, 600)));
   return h(
     "details",
     {},
-    h("summary", {}, loud ? `Events: ${loud} to know of` : "Events: no faults and no restarts"),
-    h("div", { class: "wide" }, h("table", { class: "events" }, h("tr", {}, ["step", "time", "what", "facts"].map((t) => h("th", {}, t))), run.events.slice(-300).map(row))),
+    h("summary", {}, notable ? `Events: ${notable} worth a look` : "Events: no faults and no restarts"),
+    h("div", { class: "wide" }, h("table", { class: "events" }, h("tr", {}, ["step", "time", "event", "facts"].map((t) => h("th", {}, t))), run.events.slice(-300).map(row))),
   );
 }

@@ -1,70 +1,69 @@
-// A group: its prompt, its completions side by side, their tokens coloured, and the same prompt at other steps.
+// A group: its prompt, its completions side by side, their tokens colored, and the same prompt at other steps.
 
-import { h, number, plural, seen } from "./dom.js";
+import { h, number, plural, visibleText } from "./dom.js";
 import { piece } from "./store.js";
-import { passing, sampleOf } from "./search.js";
+import { sampleFilter, sampleOf } from "./search.js";
 
-const MOST_TOKENS = 3000; // of a completion, before one asks for all
-export const COLOURS = { plain: "plain text", logprob: "log-prob", advantage: "advantage", gap: "policy − rollout" };
+const MAX_TOKENS = 3000; // of a completion that are colored
+export const COLORS = { plain: "plain text", logprob: "log-prob", advantage: "advantage", gap: "policy − rollout" };
 const EXPLAINED = {
-  logprob: "the engine's log-prob of each token: the stronger the colour, the less it was expected",
-  advantage: "what each token earned: blue is pushed up, orange down",
-  gap: "policy's log-prob before the step, minus the engine's: they should differ by rounding",
+  logprob: "the engine's log-prob of each token: the stronger the color, the less likely the token",
+  advantage: "the advantage of each token: blue is pushed up, orange down",
+  gap: "the policy's log-prob before the step minus the engine's: the difference should be rounding only",
 };
 
-/** The colour of a reward between the least and the most that any sample has. */
+/** The color of a reward between the lowest and the highest of all samples. */
 export function tint(reward, least, most) {
   if (reward === null) return "transparent";
   const share = most > least ? (reward - least) / (most - least) : 1;
   return share >= 0.5 ? `rgba(var(--high), ${0.15 + 0.85 * (2 * share - 1)})` : `rgba(var(--low), ${0.15 + 0.85 * (1 - 2 * share)})`;
 }
 
-/** `view` has the filter, what was found by words, the colour mode, and what to call for another group or mode. */
+/** `view` has the filter, the matches of its words, the color mode, and functions that open another group or mode. */
 export async function groupView(group, sampled, view) {
   const { file } = group;
   const texts = group.there ? await piece(`texts-${file.name}`) : null;
-  const tokens = texts && view.colour !== "plain" ? await piece(`tokens-${file.name}`) : null;
-  const why = tokens ? cannot(tokens, view.colour) : "";
-  const passes = passing(view.filter, view.spoken);
+  const tokens = texts && view.color !== "plain" ? await piece(`tokens-${file.name}`) : null;
+  const why = tokens ? whyNotColored(tokens, view.color) : "";
+  const passes = sampleFilter(view.filter, view.textMatches);
   const members = Array.from({ length: group.size }, (_, i) => sampleOf(group, i));
-  const scale = tokens && !why ? scaleOf(tokens, members, view.colour) : 0;
+  const scale = tokens && !why ? scaleOf(tokens, members, view.color) : 0;
   const words = view.filter.words.trim().toLowerCase();
   return [
     h(
       "div",
       { class: "tools" },
-      h("b", { class: "mono", style: "overflow-wrap:anywhere" }, seen(group.uid)),
+      h("b", { class: "mono", style: "overflow-wrap:anywhere" }, visibleText(group.uid)),
       h("span", {}, `${file.kind === "eval" ? "evaluation at" : "training,"} step ${file.step}`),
-      group.source ? h("span", {}, seen(group.source)) : "",
+      group.source ? h("span", {}, visibleText(group.source)) : "",
       h("span", {}, group.mean === null ? "no verdict" : `mean reward ${number(group.mean)}`),
       group.high === group.low && group.judged > 1 ? h("span", {}, members.every((one) => one.reward === null || one.advantage === 0) ? "equal rewards: it teaches nothing" : "equal rewards") : "",
     ),
-    alike(group, sampled, view),
-    texts ? h("div", { class: "prompt mono", dir: "auto" }, seen(texts.prompt[group.number], words)) : "",
-    texts ? colours(view, why, scale) : h("p", { class: "missing" }, "The texts of this group are not in this file; its numbers are."),
+    samePrompt(group, sampled, view),
+    texts ? h("div", { class: "prompt mono", dir: "auto" }, visibleText(texts.prompt[group.number], words)) : "",
+    texts ? colors(view, why, scale) : h("p", { class: "missing" }, "The texts of this group are not in this file; its numbers are."),
     h("div", { class: "completions" }, members.map((one, i) => completion(one, i, { group, texts, tokens: why ? null : tokens, scale, words, view, out: !passes(group, i), sampled }))),
   ];
 }
 
-function cannot(tokens, mode) {
-  if (!tokens.ids) return "The tokens of this run were not saved.";
-  if (!tokens.words) return "The run's tokenizer is not on the machine where this page was made, so its tokens cannot be told apart in the text.";
+function whyNotColored(tokens, mode) {
+  if (!tokens.words) return "The run's tokenizer is not on the machine where this page was made, so the text cannot be split into tokens.";
   if (mode === "logprob" && !tokens.logprob) return "No log-probs were saved.";
   if (mode === "gap" && !tokens.gap)
-    return "The policy's own log-probs were not computed separately here: evaluations do not need them, nor does a single update per step. mismatch/mean_abs among the curves has their mean gap.";
+    return "The policy's own log-probs were not computed separately: neither evaluations nor a single update per step need them. The curve of mismatch/mean_abs shows their mean gap.";
   return "";
 }
 
-function colours(view, why, scale) {
-  const button = (mode, text) => h("button", { "aria-pressed": String(view.colour === mode), onclick: () => view.recolour(mode) }, text);
+function colors(view, why, scale) {
+  const button = (mode, text) => h("button", { "aria-pressed": String(view.color === mode), onclick: () => view.recolor(mode) }, text);
   return h(
     "div",
-    { class: "tools", id: "colours" },
-    h("span", {}, "colour by"),
-    Object.entries(COLOURS).map(([mode, text]) => button(mode, text)),
+    { class: "tools", id: "colors" },
+    h("span", {}, "color by"),
+    Object.entries(COLORS).map(([mode, text]) => button(mode, text)),
     why ? h("span", {}, why) : "",
-    !why && view.colour !== "plain" ? legend(view.colour, scale) : "",
-    !why && EXPLAINED[view.colour] ? h("span", { class: "faint" }, EXPLAINED[view.colour]) : "",
+    !why && view.color !== "plain" ? legend(view.color, scale) : "",
+    !why && EXPLAINED[view.color] ? h("span", { class: "faint" }, EXPLAINED[view.color]) : "",
   );
 }
 
@@ -74,10 +73,10 @@ function legend(mode, scale) {
   return h("span", { class: "scale" }, number(from), h("i", { style: `background:linear-gradient(90deg, ${ends})` }), number(to));
 }
 
-/** The other times that this prompt was asked, each with its mean reward. */
-function alike(group, sampled, view) {
+/** All groups of the same prompt, each with its mean reward. */
+function samePrompt(group, sampled, view) {
   const all = sampled.byRow.get(group.row) ?? [];
-  if (all.length < 2) return h("p", { class: "faint" }, "This prompt was asked once.");
+  if (all.length < 2) return h("p", { class: "faint" }, "This prompt was sampled once.");
   const shown = all.length > 40 ? all.filter((g, i) => g === group || i % Math.ceil(all.length / 40) === 0 || i === all.length - 1) : all;
   return h(
     "div",
@@ -108,8 +107,8 @@ function completion(one, i, { group, texts, tokens, scale, words, view, out, sam
   const more = [];
   if (texts) {
     const of = (column) => (Array.isArray(column) ? column[one.n] : column);
-    if (of(texts.answer)) more.push(h("div", {}, "answer ", h("span", { class: "mono" }, seen(of(texts.answer)))));
-    if (of(texts.detail)) more.push(h("div", {}, seen(of(texts.detail))));
+    if (of(texts.answer)) more.push(h("div", {}, "answer ", h("span", { class: "mono" }, visibleText(of(texts.answer)))));
+    if (of(texts.detail)) more.push(h("div", {}, visibleText(of(texts.detail))));
     const parts = of(texts.components);
     if (parts && Object.keys(parts).length > 1) more.push(h("div", {}, Object.entries(parts).map(([k, v]) => `${k} ${number(v)}`).join(" · ")));
   }
@@ -117,12 +116,12 @@ function completion(one, i, { group, texts, tokens, scale, words, view, out, sam
     "article",
     { class: `completion${out ? " out" : ""}`, style: `--tint:${tint(one.reward, sampled.least, sampled.most)}` },
     h("header", {}, facts),
-    texts ? h("div", { class: "said", dir: "auto", tabindex: 0 }, tokens ? coloured(one, tokens, view.colour, scale) : seen(texts.text[one.n], words)) : "",
+    texts ? h("div", { class: "said", dir: "auto", tabindex: 0 }, tokens ? colored(one, tokens, view.color, scale) : visibleText(texts.text[one.n], words)) : "",
     more.length ? h("div", { class: "more" }, more) : "",
   );
 }
 
-/** In a training step every reward has an advantage: one that is not there is not finite. */
+/** In a training step every reward has an advantage: a missing one is not finite. */
 function advantageOf(one, group) {
   if (one.advantage !== null) return h("span", {}, `advantage ${one.advantage > 0 ? "+" : ""}${number(one.advantage)}`);
   return one.reward !== null && group.file.kind === "step" ? h("b", { style: "color:var(--problem)" }, "advantage not finite") : "";
@@ -135,24 +134,24 @@ function valuesOf(one, tokens, mode) {
   return tokens.advantage?.[one.n] ?? (one.advantage === null ? null : tokens.ids[one.n].map(() => one.advantage));
 }
 
-/** What the strongest colour stands for: the largest number in the group; for log-probs no less than 2. */
+/** The number of the strongest color: the largest in the group; for log-probs from 2 to 5. */
 function scaleOf(tokens, members, mode) {
   let most = mode === "logprob" ? 2 : 0;
   for (const one of members) for (const v of valuesOf(one, tokens, mode) ?? []) most = Math.max(most, Math.abs(v));
   return mode === "logprob" ? Math.min(most, 5) : most;
 }
 
-function coloured(one, tokens, mode, scale) {
+function colored(one, tokens, mode, scale) {
   const ids = tokens.ids[one.n];
   const values = valuesOf(one, tokens, mode);
   const all = { logprob: valuesOf(one, tokens, "logprob"), gap: tokens.gap?.[one.n], advantage: valuesOf(one, tokens, "advantage") };
-  const part = ids.slice(0, MOST_TOKENS).map((id, t) => {
-    const told = Object.entries(all).map(([name, own]) => (own ? `${COLOURS[name]} ${own[t] === null ? "not finite" : number(own[t])}` : "")).filter(Boolean);
+  const part = ids.slice(0, MAX_TOKENS).map((id, t) => {
+    const numbers = Object.entries(all).map(([name, own]) => (own ? `${COLORS[name]} ${own[t] === null ? "not finite" : number(own[t])}` : "")).filter(Boolean);
     const v = values ? values[t] : 0;
     const strength = scale ? Math.min(1, Math.abs(v) / scale) : 0;
     const base = mode === "logprob" ? "--prob" : v > 0 ? "--high" : "--low";
-    const title = `${JSON.stringify(tokens.words[id])} · token ${tokens.known[id]} · ${told.join(" · ")}`;
-    return h("span", { class: v === null ? "t broken" : "t", title, style: `background:rgba(var(${base}), calc(var(--strength) * ${strength.toFixed(3)}))` }, seen(tokens.words[id]));
+    const title = `${JSON.stringify(tokens.words[id])} · token ${tokens.known[id]} · ${numbers.join(" · ")}`;
+    return h("span", { class: v === null ? "t broken" : "t", title, style: `background:rgba(var(${base}), calc(var(--strength) * ${strength.toFixed(3)}))` }, visibleText(tokens.words[id]));
   });
-  return ids.length > MOST_TOKENS ? [...part, h("span", { class: "ctrl" }, ` … ${plural(ids.length - MOST_TOKENS, "more token")}; plain text has all`)] : part;
+  return ids.length > MAX_TOKENS ? [...part, h("span", { class: "ctrl" }, ` … ${plural(ids.length - MAX_TOKENS, "more token")}; plain text shows all`)] : part;
 }

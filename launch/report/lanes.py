@@ -1,4 +1,4 @@
-"""What each worker did in the last steps, as lanes: one row of boxes, or several where it did things at the same time."""
+"""What each worker did in the last steps: a row of boxes, or several for things that go on at the same time."""
 
 from pathlib import Path
 from typing import Any
@@ -6,29 +6,33 @@ from typing import Any
 from rlsys.analysis.trace import Span, assign_lanes, busy_seconds, fits_inside, read_spans
 from rlsys.runs.directory import read_lines
 
-SHOWN_STEPS = 6  # the last ones
-MAX_BOXES = 6000  # boxes; more are too many to look at
-TAIL_BYTES = 1 << 20  # bytes of the driver's file in which they are looked for
+SHOWN_STEPS = 6
+MAX_BOXES = 6000  # with more, fewer steps are shown
+TAIL_BYTES = 1 << 20  # of the driver's file, in which the last steps are searched
 
 
 def worker_lanes(run: Path) -> dict[str, Any] | None:
-    """Boxes are [name, begin and length in ms, depth, facts]; steps [number, begin and length in ms, begin since 1970]: one that
-    was done again after a restart may be there twice. `busy` is the share of the steps' own time. None where nothing is recorded.
+    """Returns the lanes of the last steps, or None if no timeline is recorded.
+
+    A box is [name, start and length in ms, depth, facts]. A step is [number, start and length in ms, start since 1970];
+    one that was repeated after a restart may appear twice. `busy` is the share of the steps' time in which a worker was
+    busy.
     """
     steps = last_steps(run)
     if not steps:
         return None
     begin, end = steps[0].start, steps[-1].end
-    inside = [s for s in read_spans(run, since=begin) if s.end > begin and s.start < end]
-    while len(inside) > MAX_BOXES and len(steps) > 1:
+    spans = [s for s in read_spans(run, since=begin) if s.end > begin and s.start < end]
+    while len(spans) > MAX_BOXES and len(steps) > 1:
         steps = steps[1:]
         begin = steps[0].start
-        inside = [s for s in inside if s.end > begin]
+        spans = [s for s in spans if s.end > begin]
     workers: dict[str, list[Span]] = {}
-    for s in inside:
+    for s in spans:
         workers.setdefault(s.worker, []).append(s)
-    names = sorted({s.name for s in inside})
+    names = sorted({s.name for s in spans})
     number = {name: i for i, name in enumerate(names)}
+    step_seconds = sum(s.seconds for s in steps)
     return {
         "at": begin,
         "steps": [[s.facts["step"], *_times(s, begin), s.start] for s in steps],
@@ -36,23 +40,23 @@ def worker_lanes(run: Path) -> dict[str, Any] | None:
         "workers": [
             {
                 "name": worker,
-                "busy": round(sum(busy_seconds(own, s.start, s.end) for s in steps) / sum(s.seconds for s in steps), 4),
-                "rows": [_boxes(row, begin, number) for row in assign_lanes(own, fits_inside)],
+                "busy": round(sum(busy_seconds(of_worker, s.start, s.end) for s in steps) / step_seconds, 4),
+                "rows": [_boxes(row, begin, number) for row in assign_lanes(of_worker, fits_inside)],
             }
-            for worker, own in sorted(workers.items(), key=lambda w: (w[0] != "driver", w[0]))
+            for worker, of_worker in sorted(workers.items(), key=lambda w: (w[0] != "driver", w[0]))
         ],
     }
 
 
 def last_steps(run: Path) -> list[Span]:
-    """Those before a pause are not among them: a pause is longer than any step after it, as between a stop and the next start."""
+    """Returns the last steps since a pause, which is a gap longer than any step after it, as after a stop."""
     driver = [Span.from_line("driver", line) for line in read_lines(run / "logs" / "driver.spans", TAIL_BYTES)]
-    found: list[Span] = []
+    steps: list[Span] = []
     for s in reversed([s for s in driver if s.name == "step" and "step" in s.facts][-SHOWN_STEPS:]):
-        if found and found[0].start - s.end > max(after.seconds for after in found):
+        if steps and steps[0].start - s.end > max(later.seconds for later in steps):
             break
-        found.insert(0, s)
-    return found
+        steps.insert(0, s)
+    return steps
 
 
 def _boxes(row: list[Span], zero: float, number: dict[str, int]) -> list[list[Any]]:
@@ -60,7 +64,7 @@ def _boxes(row: list[Span], zero: float, number: dict[str, int]) -> list[list[An
     for s in row:
         while open_ends and open_ends[-1] <= s.start:
             open_ends.pop()
-        boxes.append([number[s.name], *_times(s, zero), len(open_ends), _facts(s)])
+        boxes.append([number[s.name], *_times(s, zero), len(open_ends), _facts_text(s)])
         open_ends.append(s.end)
     return boxes
 
@@ -69,7 +73,7 @@ def _times(s: Span, zero: float) -> tuple[float, float]:
     return round((s.start - zero) * 1e3, 2), round(s.seconds * 1e3, 2)
 
 
-def _facts(s: Span) -> str:
+def _facts_text(s: Span) -> str:
     """ "packs 3, tokens 4096" """
-    told = {k: f"{len(v)}" if isinstance(v, list) else f"{v}" for k, v in s.facts.items()}
-    return ", ".join(f"{k} {v}" for k, v in told.items())[:120]
+    facts = {k: f"{len(v)}" if isinstance(v, list) else f"{v}" for k, v in s.facts.items()}
+    return ", ".join(f"{k} {v}" for k, v in facts.items())[:120]

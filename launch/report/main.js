@@ -1,7 +1,7 @@
-// Opens the page, follows links and keys, and, where the run is watched, asks for what is new.
+// Opens the page, handles links and keys, and fetches new data while a run is watched.
 
 import { $, h } from "./dom.js";
-import { asked, forget, live, piece } from "./store.js";
+import { fetchData, forget, live, piece } from "./store.js";
 import { drawCurves, redraw } from "./curves.js";
 import { Phases } from "./phases.js";
 import { Lanes } from "./lanes.js";
@@ -20,10 +20,10 @@ function draw(data) {
   drawFindings(data);
   drawCurves(data);
   if (data.runs.length === 1) drawTime(data);
-  else $("time").replaceChildren(h("h2", { id: "time-title" }, "Time"), h("p", { class: "soft" }, "The page of one run shows its phases and lanes; here seconds and tokens per second are among the curves."));
+  else $("time").replaceChildren(h("h2", { id: "time-title" }, "Time"), h("p", { class: "soft" }, "The page of a single run shows phases and lanes. Here, seconds and tokens per second are among the curves."));
   drawSettings(data);
-  $("foot").textContent = `rlsys ${data.version}. Everything on this page is inside this file; it asks nobody for anything.`;
-  if (live) $("foot").textContent = `rlsys ${data.version}. Served from the machine that reads the run; nothing comes from elsewhere.`;
+  $("foot").textContent = `rlsys ${data.version}. This file holds everything on the page; it loads nothing from elsewhere.`;
+  if (live) $("foot").textContent = `rlsys ${data.version}. Served by rlsys watch; nothing is loaded from elsewhere.`;
 }
 
 function drawTime(data) {
@@ -46,7 +46,7 @@ function follow() {
   }
 }
 
-/** A link that is where the page already is changes no place, and is followed all the same. */
+/** Follows a link to the current place again, which changes no hash. */
 function again(event) {
   const link = event.target.closest('a[href^="#samples?"]');
   if (link?.getAttribute("href") === location.hash) follow();
@@ -55,7 +55,7 @@ function again(event) {
 // --- light and dark, keys ---------------------------------------------------------------------------------------------
 
 const wish = matchMedia("(prefers-color-scheme: dark)");
-let theme = null; // what the person chose
+let theme = null; // the reader's choice
 try {
   theme = localStorage.getItem("rlsys theme");
 } catch {} // a file may have no storage
@@ -80,16 +80,16 @@ const KEYS = [
   ["j  k", "next, previous group"],
   ["]  [", "next, previous step of the samples"],
   ["↑  ↓", "in the list: previous, next group"],
-  ["←  →", "on a curve: the step before, after; with Shift by ten"],
+  ["←  →", "on a curve: previous, next step; with Shift ten steps"],
   ["Esc", "on a curve: all steps, no step pinned"],
   ["t", "light or dark"],
-  ["?", "this"],
+  ["?", "this help"],
 ];
 
 function help() {
   $("help").replaceChildren(
     h("h2", { id: "help-title", style: "margin-top:0" }, "Keys"),
-    h("dl", { class: "keys" }, KEYS.map(([keys, said]) => [h("dt", {}, keys.split("  ").map((k) => [h("kbd", {}, k), " "])), h("dd", {}, said)])),
+    h("dl", { class: "keys" }, KEYS.map(([keys, meaning]) => [h("dt", {}, keys.split("  ").map((k) => [h("kbd", {}, k), " "])), h("dd", {}, meaning)])),
     h("p", { style: "margin-bottom:0" }, h("button", { onclick: () => $("help").close() }, "close")),
   );
   $("help").showModal();
@@ -120,7 +120,7 @@ function pressed(event) {
 let tag = "";
 let serial = 0;
 
-/** Draws what is new. Where the run has not begun, it only returns a sentence that says so. */
+/** Fetches and draws new data. Returns a sentence if the run has not started, else nothing. */
 async function more() {
   const answer = await fetch("main", { headers: tag ? { "If-None-Match": tag } : {} });
   if (answer.status === 202) return answer.text();
@@ -129,14 +129,14 @@ async function more() {
     draw(await answer.json());
     tag = answer.headers.get("ETag") ?? "";
   }
-  const files = await asked(`numbers?after=${serial}`);
-  serial = files.serial;
-  $("unread").replaceChildren(missing(files.unread));
-  for (const file of files.found) {
+  const newSamples = await fetchData(`numbers?after=${serial}`);
+  serial = newSamples.serial;
+  $("unread").replaceChildren(missing(newSamples.unread));
+  for (const file of newSamples.files) {
     forget(`texts-${file.name}`);
     forget(`tokens-${file.name}`);
   }
-  if (files.found.length || !$("samples").childElementCount) await drawSamples(files.found.length ? files.found : null, "No samples have been written yet.");
+  if (newSamples.files.length || !$("samples").childElementCount) await drawSamples(newSamples.files.length ? newSamples.files : null, "No samples have been written yet.");
   return "";
 }
 
@@ -146,7 +146,7 @@ async function watch() {
     waits = await more();
     $("live").textContent = `${waits ? "waiting" : "watching"} · ${new Date().toLocaleTimeString()}`;
   } catch (error) {
-    $("live").textContent = `Nothing new can be had: ${error.message || error}. The page stays as it is, and asks again.`;
+    $("live").textContent = `No new data: ${error.message || error}. The page stays as it is and tries again.`;
   }
   if ($("live").hidden) {
     $("live").hidden = false;
@@ -176,7 +176,7 @@ async function begin() {
     lanes?.draw();
   });
   if (!("DecompressionStream" in window)) {
-    $("wait").textContent = "This browser is too old to open the page: it has no DecompressionStream. Any browser of 2023 or later has.";
+    $("wait").textContent = "This browser is too old for this page: it has no DecompressionStream. Use a browser from 2023 or later.";
     return;
   }
   if (live) {

@@ -1,4 +1,4 @@
-"""The page as one text: its own styles and scripts inside, data in pieces, and a rule that nothing else may run or be loaded."""
+"""The page as one text: styles, scripts and data, and a policy by which nothing else may run or be loaded."""
 
 import base64
 import hashlib
@@ -26,7 +26,7 @@ IMPORT = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
 
 
 def build_page(title: str, pieces: Mapping[str, bytes], live: bool = False) -> str:
-    """`pieces` by name, compressed. A live page has none: it asks the server that it came from for them."""
+    """Builds the page with compressed `pieces` by name. A live page has none: it asks its server for them."""
     script = "\n".join(inline_script((HERE / name).read_text()) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     data = "\n".join(
@@ -54,5 +54,5 @@ def build_page(title: str, pieces: Mapping[str, bytes], live: bool = False) -> s
 
 
 def inline_script(script: str) -> str:
-    """A script as part of the one that the page has: its names are everybody's."""
+    """Turns a module into a part of the page's single script, in which all top-level names are shared."""
     return re.sub(r"^export ", "", IMPORT.sub("", script), flags=re.MULTILINE)

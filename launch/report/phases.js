@@ -1,22 +1,22 @@
-// Where the time went: the phases of each step, one on the other.
+// Where the time went: the phases of each step, stacked.
 
 import { h, number, s } from "./dom.js";
-import { LEFT, RIGHT, TOP, onAxis, shownRange, steer, ticks, toldStep } from "./axis.js";
+import { LEFT, RIGHT, TOP, onAxis, shownRange, handlePointer, ticks, shownStep } from "./axis.js";
 import { eventMarks, swatch } from "./curves.js";
 
 const TALL = 190;
 const GROUND = TALL - 20;
-export const PHASE_COLOURS = { rollout: "var(--c1)", reward: "var(--c3)", score: "var(--c4)", update: "var(--c2)", sync: "var(--c6)", other: "var(--c8)" };
+export const PHASE_COLORS = { rollout: "var(--c1)", reward: "var(--c3)", score: "var(--c4)", update: "var(--c2)", sync: "var(--c6)", other: "var(--c8)" };
 const SAID = {
   rollout: "engines sample",
   reward: "waiting for the last verdicts",
   score: "old and reference log-probs",
   update: "forward, backward, optimizer",
-  sync: "weights to the engines, with their proof",
+  sync: "weights to the engines, and their verification",
   other: "the driver's own work between them",
 };
 
-/** A card that draws itself anew when the axis moves. */
+/** A card that is redrawn when the axis moves. */
 export class Phases {
   constructor(names) {
     this.names = [...names, "other"];
@@ -26,11 +26,11 @@ export class Phases {
       "div",
       { class: "card" },
       h("h4", {}, "Seconds per step, by phase", h("small", {}, "s")),
-      h("p", {}, "Each step from its begin to its end: rollout to sync, and what the driver does between them. Evaluations and checkpoints are not in it."),
+      h("p", {}, "Each step from start to end: rollout to sync, and the driver's work between them. Evaluations and checkpoints are not included."),
       this.legend,
       this.svg,
     );
-    steer(this.svg, (x) => this.step(x), (from, to) => this.drag(from, to));
+    handlePointer(this.svg, (x) => this.step(x), (from, to) => this.drag(from, to));
     onAxis((zoomed) => (zoomed ? this.draw() : this.point()));
   }
 
@@ -53,7 +53,7 @@ export class Phases {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${TALL}`);
     this.svg.setAttribute("height", TALL);
     this.cross = null;
-    const [low, high] = [first - 0.5, last + 0.5]; // a step is a column around its number
+    const [low, high] = [first - 0.5, last + 0.5]; // the column of a step is centered on its number
     this.x = (step) => LEFT + ((width - LEFT - RIGHT) * (step - low)) / (high - low);
     this.step = (x) => low + ((x - LEFT) / (width - LEFT - RIGHT)) * (high - low);
     if (!rows.length) {
@@ -72,7 +72,7 @@ export class Phases {
         const [left, right] = [this.x(row.step - 0.5) + gap, this.x(row.step + 0.5) - gap];
         return `M${left.toFixed(1)} ${from.toFixed(1)}H${right.toFixed(1)}V${to.toFixed(1)}H${left.toFixed(1)}Z`;
       });
-      return s("path", { d: d.join(""), style: `fill:${PHASE_COLOURS[name] ?? "var(--c5)"}`, "data-phase": name });
+      return s("path", { d: d.join(""), style: `fill:${PHASE_COLORS[name] ?? "var(--c5)"}`, "data-phase": name });
     });
     this.cross = s("line", { class: "cross", y1: TOP, y2: GROUND, visibility: "hidden" });
     this.dragged = s("rect", { class: "drag", y: TOP, height: GROUND - TOP, width: 0 });
@@ -83,7 +83,7 @@ export class Phases {
 
   point() {
     if (!this.cross) return;
-    const step = toldStep();
+    const step = shownStep();
     const row = step === null ? null : this.rows.find((r) => r.step === step);
     this.cross.setAttribute("visibility", row ? "visible" : "hidden");
     if (row) for (const end of ["x1", "x2"]) this.cross.setAttribute(end, this.x(step));
@@ -91,7 +91,7 @@ export class Phases {
     const total = parts.reduce((a, b) => a + b, 0) || 1;
     this.legend.replaceChildren(
       h("span", {}, row ? `step ${step}: ` : "mean: ", h("b", {}, `${number(total)} s`)),
-      ...this.names.map((name, n) => h("span", { title: SAID[name] ?? "" }, swatch(PHASE_COLOURS[name] ?? "var(--c5)", true), `${name} `, h("b", {}, `${number(parts[n])} s`), ` ${Math.round((100 * parts[n]) / total)} %`)),
+      ...this.names.map((name, n) => h("span", { title: SAID[name] ?? "" }, swatch(PHASE_COLORS[name] ?? "var(--c5)", true), `${name} `, h("b", {}, `${number(parts[n])} s`), ` ${Math.round((100 * parts[n]) / total)} %`)),
     );
   }
 

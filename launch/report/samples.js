@@ -1,15 +1,15 @@
 // The sample browser: filters, the list of groups, and the one that is open.
 
-import { $, h, number, plural, seen, sentence } from "./dom.js";
-import { NOTHING, Sampled, listen, passing, sampleOf, search } from "./search.js";
+import { $, h, number, plural, visibleText, sentence } from "./dom.js";
+import { NOTHING, Sampled, searchTexts, sampleFilter, sampleOf, search } from "./search.js";
 import { groupView, tint } from "./group.js";
 
-const SHOWN = 150; // groups in the list, before one asks for more
-const CELLS = 64; // samples drawn of a group in the list
+const SHOWN = 150; // groups in the list at first
+const CELLS = 64; // samples of a group that the list draws
 const sampled = new Sampled();
-const view = { filter: { ...NOTHING }, colour: "logprob", spoken: null, found: [], group: null, shown: SHOWN, turn: 0, versions: false };
+const view = { filter: { ...NOTHING }, color: "logprob", textMatches: null, found: [], group: null, shown: SHOWN, turn: 0, versions: false };
 
-/** Shows what there is; called again with more when a live run has gone on. */
+/** Shows the samples; called again with more when a live run has new ones. */
 export async function drawSamples(files, leftOut) {
   const section = $("samples");
   if (!files?.length) {
@@ -41,7 +41,7 @@ const lastStep = () => sampled.files.at(-1).step;
 
 function fields() {
   const text = (name, label, attributes = {}) => h("label", { class: name === "words" ? "words" : "" }, label, h("input", { name, ...attributes }));
-  const choice = (name, label, options) => h("label", {}, label, h("select", { name }, options.map(([value, said]) => h("option", { value }, said))));
+  const choice = (name, label, options) => h("label", {}, label, h("select", { name }, options.map(([value, label]) => h("option", { value }, label))));
   document.querySelector(".filters").replaceChildren(
     text("words", "text, or uid  ( / )", { type: "search", id: "words", placeholder: "in prompts and completions" }),
     text("step", "step, or steps", { inputmode: "numeric", placeholder: "all, 7, or 3-9" }),
@@ -50,7 +50,7 @@ function fields() {
     text("most", "reward to", { inputmode: "decimal" }),
     text("shortest", "tokens from", { inputmode: "numeric" }),
     text("longest", "tokens to", { inputmode: "numeric" }),
-    choice("finish", "end", [["", "any"], ["stop", "by itself"], ["length", "cut"]]),
+    choice("finish", "finish", [["", "any"], ["stop", "stopped by itself"], ["length", "cut"]]),
     h("label", {}, "failure", h("select", { name: "failure", id: "failures" })),
     choice("spread", "rewards in the group", [["", "any"], ["some", "differ"], ["none", "all equal"]]),
     choice("sort", "order", [["", "by step"], ["newest", "newest first"], ["reward", "best first"], ["worst", "worst first"], ["spread", "most spread"]]),
@@ -59,11 +59,11 @@ function fields() {
   refill();
 }
 
-/** Reasons of failures may come while the run goes on. */
+/** Updates the reasons of failures, which may grow while the run goes on. */
 function refill() {
   const chosen = $("failures").value;
   const options = [["", "any or none"], ["none", "judged"], ["any", "failed"], ...sampled.failures.map((reason) => [reason, reason])];
-  $("failures").replaceChildren(...options.map(([value, said]) => h("option", { value }, said)));
+  $("failures").replaceChildren(...options.map(([value, label]) => h("option", { value }, label)));
   $("failures").value = chosen;
 }
 
@@ -74,11 +74,11 @@ function changed(event) {
   waiting = setTimeout(() => find(true), event.target.name === "words" ? 250 : 60);
 }
 
-/** Sets the whole filter, as links do: {failure: "timeout"}. Colour and order may be among it. */
+/** Sets the whole filter, as links do: {failure: "timeout"}. It may include color and order. */
 export async function apply(wanted) {
   if (!sampled.files.length) return;
-  const { colour, ...rest } = wanted;
-  if (colour) view.colour = colour;
+  const { color, ...rest } = wanted;
+  if (color) view.color = color;
   view.filter = { ...NOTHING, ...rest };
   for (const [name, value] of Object.entries(view.filter)) {
     const input = document.querySelector(`.filters [name="${name}"]`);
@@ -90,21 +90,21 @@ export async function apply(wanted) {
 
 async function find(fresh) {
   const turn = ++view.turn;
-  view.spoken = null;
-  let deaf = "";
+  view.textMatches = null;
+  let unreadNote = "";
   if (fresh) view.shown = SHOWN;
   if (view.filter.words.trim()) {
-    const told = (n, all) => turn === view.turn && n % 8 === 0 && say(`reading texts: ${n} of ${all} files …`);
-    const heard = await listen(sampled, view.filter, told, () => turn !== view.turn);
-    if (!heard) return;
-    view.spoken = heard.spoken;
-    deaf = heard.unread.length ? ` The texts of ${heard.unread.join(", ")} cannot be read.` : "";
+    const progress = (n, all) => turn === view.turn && n % 8 === 0 && say(`reading texts: ${n} of ${all} files …`);
+    const result = await searchTexts(sampled, view.filter, progress, () => turn !== view.turn);
+    if (!result) return;
+    view.textMatches = result.textMatches;
+    unreadNote = result.unread.length ? ` The texts of ${result.unread.join(", ")} cannot be read.` : "";
   }
-  view.found = search(sampled, view.filter, view.spoken);
-  const passes = passing(view.filter, view.spoken);
+  view.found = search(sampled, view.filter, view.textMatches);
+  const passes = sampleFilter(view.filter, view.textMatches);
   const count = view.found.reduce((sum, g) => sum + Array.from({ length: g.size }, (_, i) => passes(g, i)).filter(Boolean).length, 0);
-  say((view.found.length ? `${plural(count, "sample")} in ${plural(view.found.length, "group")}${deaf && "."}` : "No sample is like that.") + deaf);
-  $("found").dataset.filter = JSON.stringify(view.filter); // which it answers
+  say((view.found.length ? `${plural(count, "sample")} in ${plural(view.found.length, "group")}${unreadNote && "."}` : "No sample matches.") + unreadNote);
+  $("found").dataset.filter = JSON.stringify(view.filter); // for tests: the filter of this result
   list();
   if (fresh && (!view.group || !view.found.includes(view.group))) await open(view.found[0] ?? null, false);
 }
@@ -112,12 +112,12 @@ async function find(fresh) {
 const say = (text) => $("found").replaceChildren(text);
 
 function list() {
-  const passes = passing(view.filter, view.spoken);
+  const passes = sampleFilter(view.filter, view.textMatches);
   const row = (group) =>
     h(
       "button",
       { class: "row", "aria-current": String(group === view.group), onclick: () => open(group, false), "data-uid": group.uid, "data-file": group.file.name },
-      h("span", { class: `uid mono${group.there ? "" : " faint"}`, title: group.there ? null : "its texts are not in this file" }, seen(group.uid)),
+      h("span", { class: `uid mono${group.there ? "" : " faint"}`, title: group.there ? null : "its texts are not in this file" }, visibleText(group.uid)),
       h("span", { class: "soft" }, `${group.file.kind === "eval" ? "eval " : ""}${group.file.step} · `, h("b", {}, number(group.mean))),
       h("span", { class: "cells" }, Array.from({ length: Math.min(group.size, CELLS) }, (_, i) => cell(group, i, passes)), group.size > CELLS ? h("span", { class: "faint" }, `+${group.size - CELLS}`) : ""),
     );
@@ -135,7 +135,7 @@ function cell(group, i, passes) {
   return h("i", { class: kind, style: `background:${tint(one.reward, sampled.least, sampled.most)}`, title: one.failure || `reward ${number(one.reward)}` });
 }
 
-/** Opens a group; with `focus` its row in the list is focused too. */
+/** Opens a group; `focus` moves the focus to its row in the list. */
 export async function open(group, focus) {
   view.group = group;
   for (const row of document.querySelectorAll(".list .row")) row.setAttribute("aria-current", String(group && row.dataset.uid === group.uid && row.dataset.file === group.file.name));
@@ -146,22 +146,22 @@ export async function open(group, focus) {
   const shown = await groupView(group, sampled, {
     ...view,
     open: (other) => open(other, false),
-    recolour: (mode) => {
-      view.colour = mode;
-      open(view.group, false).then(() => document.querySelector('#colours [aria-pressed="true"]')?.focus());
+    recolor: (mode) => {
+      view.color = mode;
+      open(view.group, false).then(() => document.querySelector('#colors [aria-pressed="true"]')?.focus());
     },
   }).catch((error) => [h("p", { class: "missing" }, `This group cannot be shown now: ${error.message}`)]);
   if (view.group === group) $("opened").replaceChildren(...shown.filter(Boolean));
 }
 
-/** Scrolls the list, and never the page. */
+/** Scrolls the list, but not the page. */
 function intoView(frame, row) {
   const top = row.offsetTop - frame.offsetTop;
   if (top < frame.scrollTop) frame.scrollTop = top;
   if (top + row.offsetHeight > frame.scrollTop + frame.clientHeight) frame.scrollTop = top + row.offsetHeight - frame.clientHeight;
 }
 
-/** The next or previous group of the list. */
+/** Opens the next or previous group of the list. */
 export function nextGroup(by) {
   const now = view.found.indexOf(view.group);
   const next = view.found[Math.min(view.found.length - 1, Math.max(0, now + by))];
@@ -173,7 +173,7 @@ export function nextGroup(by) {
   open(next, true);
 }
 
-/** The next or previous step that has samples. */
+/** Shows the next or previous step that has samples. */
 export function nextStep(by) {
   const steps = [...new Set(sampled.files.filter((f) => !view.filter.set || f.kind === view.filter.set).map((f) => f.step))];
   const now = view.group ? view.group.file.step : lastStep();

@@ -1,8 +1,8 @@
-// Finding samples: every sample's numbers are at hand, its text where the file has it.
+// Searches samples: by their numbers, which are always here, and by texts, where the file has them.
 
 import { piece } from "./store.js";
 
-/** A column of a file, which may be one value for all. */
+/** A value of a column, which may be one value for all samples. */
 const at = (column, i) => (Array.isArray(column) ? column[i] : column);
 
 export class Sampled {
@@ -12,7 +12,7 @@ export class Sampled {
     this.byRow = new Map();
   }
 
-  /** Takes what files there are; those of the same name are replaced. */
+  /** Adds files; one of the same name replaces the old one. */
   take(files) {
     const known = new Map(this.files.map((file) => [file.name, file]));
     for (const file of files) known.set(file.name, file);
@@ -67,8 +67,8 @@ function stepsOf(text) {
 
 const bound = (text, otherwise) => (String(text).trim() === "" || Number.isNaN(Number(text)) ? otherwise : Number(text));
 
-/** Which samples of a group the filter lets through; `spoken` are those whose text has the words, if that was asked. */
-export function passing(filter, spoken) {
+/** A function that says which samples of a group pass the filter; `textMatches` marks those whose text has the words. */
+export function sampleFilter(filter, textMatches) {
   const [least, most] = [bound(filter.least, -Infinity), bound(filter.most, Infinity)];
   const [shortest, longest] = [bound(filter.shortest, -Infinity), bound(filter.longest, Infinity)];
   const anyReward = least === -Infinity && most === Infinity;
@@ -79,7 +79,7 @@ export function passing(filter, spoken) {
     if (filter.finish && one.finish !== filter.finish) return false;
     if (!anyReward && (one.reward === null || one.reward < least || one.reward > most)) return false;
     if (one.length < shortest || one.length > longest) return false;
-    return !words || group.uid.toLowerCase().includes(words) || (spoken?.get(group.file.name)?.[one.n] ?? 0) > 0;
+    return !words || group.uid.toLowerCase().includes(words) || (textMatches?.get(group.file.name)?.[one.n] ?? 0) > 0;
   };
 }
 
@@ -91,10 +91,10 @@ const ORDERS = {
   spread: (a, b) => b.high - b.low - (a.high - a.low),
 };
 
-/** The groups with at least one sample that passes, in the order that is asked for. */
-export function search(sampled, filter, spoken) {
+/** The groups with at least one sample that passes, in the chosen order. */
+export function search(sampled, filter, textMatches) {
   const [first, last] = stepsOf(filter.step);
-  const passes = passing(filter, spoken);
+  const passes = sampleFilter(filter, textMatches);
   const found = sampled.groups.filter((group) => {
     if (filter.set && group.file.kind !== filter.set) return false;
     if (group.file.step < first || group.file.step > last) return false;
@@ -105,27 +105,27 @@ export function search(sampled, filter, spoken) {
   return ORDERS[filter.sort] ? found.sort(ORDERS[filter.sort]) : found;
 }
 
-/** Reads the texts of the steps that the filter asks for: by file, 1 for each sample whose prompt or completion has the words; and what cannot be read. */
-export async function listen(sampled, filter, told, cancelled) {
+/** Reads the texts of the filter's steps. Returns, by file, 1 for each sample whose prompt or completion has the words, and the unreadable files. */
+export async function searchTexts(sampled, filter, progress, cancelled) {
   const words = filter.words.trim().toLowerCase();
   const [first, last] = stepsOf(filter.step);
   const files = sampled.files.filter((f) => f.kept && f.step >= first && f.step <= last && (!filter.set || f.kind === filter.set));
-  const spoken = new Map();
+  const textMatches = new Map();
   const unread = [];
   for (const [n, file] of files.entries()) {
     const texts = await piece(`texts-${file.name}`).catch(() => null);
     if (cancelled()) return null;
-    told(n + 1, files.length);
+    progress(n + 1, files.length);
     if (!texts) {
       unread.push(file.name);
       continue;
     }
     const hits = new Uint8Array(file.count);
     for (const group of file.found.slice(0, file.kept)) {
-      const asked = texts.prompt[group.number].toLowerCase().includes(words);
-      for (let i = group.from; i < group.from + group.size; i++) hits[i] = asked || texts.text[i].toLowerCase().includes(words) ? 1 : 0;
+      const inPrompt = texts.prompt[group.number].toLowerCase().includes(words);
+      for (let i = group.from; i < group.from + group.size; i++) hits[i] = inPrompt || texts.text[i].toLowerCase().includes(words) ? 1 : 0;
     }
-    spoken.set(file.name, hits);
+    textMatches.set(file.name, hits);
   }
-  return { spoken, unread };
+  return { textMatches, unread };
 }

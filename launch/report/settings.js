@@ -2,11 +2,11 @@
 
 import { $, h } from "./dom.js";
 
-const HEADS = { "Batch arithmetic": ["what", "number", "from"], Method: ["part", "what"], Data: ["for", "set", "how", "reward"], Processes: ["role", "number", "what"] };
+const HEADS = { "Batch arithmetic": ["quantity", "number", "from"], Method: ["part", "choice"], Data: ["for", "data set", "how", "reward"], Processes: ["role", "number", "description"] };
 
 export function drawSettings(data) {
   const section = $("settings");
-  if (section.dataset.drawn) return; // they do not change while a run goes on
+  if (section.dataset.drawn) return; // settings do not change during a run
   section.dataset.drawn = "yes";
   section.append(h("h2", { id: "settings-title" }, "Settings"));
   for (const run of data.runs) {
@@ -32,9 +32,9 @@ function options(run, folded) {
   const head = h("tr", {}, ["option", "value", "default", "meaning"].map((t) => h("th", {}, t)));
   const box = h("input", { type: "checkbox", onchange: (event) => show(event.target.checked) });
   const inner = [h("label", { class: "tools" }, box, `show all ${run.options.length} options, not only those that differ from their defaults`), h("div", { class: "wide" }, h("table", { class: "options" }, h("thead", {}, head), body))];
-  return folded ? h("details", {}, h("summary", {}, "options"), inner) : h("div", {}, h("h3", {}, "What differs from the defaults"), inner);
+  return folded ? h("details", {}, h("summary", {}, "options"), inner) : h("div", {}, h("h3", {}, "Options that differ from the defaults"), inner);
 }
 
 function option({ name, value, default: before, differs, meaning }) {
-  return h("tr", { class: differs ? "differs" : "" }, h("td", { class: "mono" }, name), h("td", { class: "mono" }, value), h("td", { class: "mono was" }, differs ? before ?? "not known here" : ""), h("td", { class: "soft" }, meaning));
+  return h("tr", { class: differs ? "differs" : "" }, h("td", { class: "mono" }, name), h("td", { class: "mono" }, value), h("td", { class: "mono was" }, differs ? before ?? "unknown here" : ""), h("td", { class: "soft" }, meaning));
 }

@@ -1,4 +1,4 @@
-"""What the tokens of a run are in words: its tokenizer, from its newest checkpoint or from the model it began with."""
+"""The texts of a run's tokens: from its tokenizer, in the newest checkpoint or in the model it started from."""
 
 import re
 from collections.abc import Callable
@@ -7,18 +7,14 @@ from typing import Any
 
 from rlsys.tasks.zigzag import SYMBOLS
 
-ANCHOR = "a"  # a token that is decoded before each other one: at the begin of a text some lose their blank
-PRINTABLE_BYTES = [
-    *range(33, 127),
-    *range(161, 173),
-    *range(174, 256),
-]  # bytes that a byte-level vocabulary writes as they are
+ANCHOR = "a"  # decoded before each token: at the start of a text some tokens lose their blank
+PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as they are in a byte-level vocabulary
 OTHER_BYTES = [b for b in range(256) if b not in PRINTABLE_BYTES]
 BYTE_BY_CHAR = {chr(b): b for b in PRINTABLE_BYTES} | {chr(256 + i): b for i, b in enumerate(OTHER_BYTES)}
 
 
 def load_token_texts(run: Path, model: str) -> Callable[[list[int]], list[str]] | None:
-    """A function from token ids to their texts, or None where the run's tokenizer is not on this machine."""
+    """Returns a function from token ids to their texts, or None if the run's tokenizer is not on this machine."""
     if model == "builtin:tiny":
         return lambda ids: [SYMBOLS[i] if i < len(SYMBOLS) else f"‹{i}›" for i in ids]
     file = find_tokenizer(run, model)
@@ -31,32 +27,32 @@ def load_token_texts(run: Path, model: str) -> Callable[[list[int]], list[str]] 
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """The text of one token where others stand before it; a part of a character is its bytes, as in ‹e2 82›."""
-    before = tokenizer.encode(ANCHOR, add_special_tokens=False).ids[-1:]
-    start = tokenizer.decode(before, skip_special_tokens=False)
-    whole = tokenizer.decode([*before, token], skip_special_tokens=False)
-    text = whole[len(start) :] if whole.startswith(start) else tokenizer.decode([token], skip_special_tokens=False)
+    """Returns the text of a token in the middle of a text; bytes such as ‹e2 82› for a part of a character."""
+    anchor = tokenizer.encode(ANCHOR, add_special_tokens=False).ids[-1:]
+    prefix = tokenizer.decode(anchor, skip_special_tokens=False)
+    both = tokenizer.decode([*anchor, token], skip_special_tokens=False)
+    text = both[len(prefix) :] if both.startswith(prefix) else tokenizer.decode([token], skip_special_tokens=False)
     raw = tokenizer.id_to_token(token) or f"‹{token}›"
     return show_bytes(raw) if "\ufffd" in text else str(text or raw)
 
 
 def show_bytes(raw: str) -> str:
-    """ "<0xE2>" -> "‹e2›", and "âĤ" -> "‹e2 82›" """
+    """Writes a token of the vocabulary as bytes.  "<0xE2>" -> "‹e2›";  "âĤ" -> "‹e2 82›" """
     if single := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", raw):
         return f"‹{single[1].lower()}›"
     return f"‹{bytes(BYTE_BY_CHAR[c] for c in raw).hex(' ')}›" if all(c in BYTE_BY_CHAR for c in raw) else raw
 
 
 def find_tokenizer(run: Path, model: str) -> Path | None:
-    places = [p / "model" for p in sorted((run / "checkpoints").glob("step-*"), reverse=True)]
-    places += [Path(model).expanduser()] if model else []
-    found = next((p / "tokenizer.json" for p in places if (p / "tokenizer.json").is_file()), None)
-    if found or not model:
-        return found
+    folders = [p / "model" for p in sorted((run / "checkpoints").glob("step-*"), reverse=True)]
+    folders += [Path(model).expanduser()] if model else []
+    file = next((p / "tokenizer.json" for p in folders if (p / "tokenizer.json").is_file()), None)
+    if file or not model:
+        return file
     from huggingface_hub import try_to_load_from_cache
 
     try:
         cached = try_to_load_from_cache(model, "tokenizer.json")
-    except ValueError:  # no name that a hub would know
+    except ValueError:  # not a valid name on the hub
         return None
     return Path(cached) if isinstance(cached, str) else None

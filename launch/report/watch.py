@@ -1,13 +1,13 @@
-"""`rlsys watch`: the page of a run that goes on, served to this machine alone.
+"""`rlsys watch`: the page of a running run, served to this machine alone.
 
-    browser ── GET /KEY/ ──────────────▶ page.html, its styles and scripts
-            ── GET /KEY/main ──────────▶ all but the samples; 304 where nothing is new, and 202 with a sentence where the run has
-                                         not begun (every two seconds)
-            ── GET /KEY/numbers?after=N ▶ the numbers of samples that were written since the answer N, and which cannot be read
-                                         (with each `main`, new or not: samples are written behind the line of their step)
+    browser ── GET /KEY/ ──────────────▶ page.html with its styles and scripts
+            ── GET /KEY/main ──────────▶ everything but the samples, every two seconds;
+                                         304: nothing is new; 202 with a sentence: the run has not started
+            ── GET /KEY/numbers?after=N ▶ the numbers of samples written since answer N, and unreadable files;
+                                         after each `main`, since samples are written later than metrics
             ── GET /KEY/texts-FILE, tokens-FILE ▶ when somebody looks at them
 
-KEY is a secret that only the printed address has: on a shared machine 127.0.0.1 is everybody's.
+KEY is a secret that only the printed address contains: on a shared machine every user can reach 127.0.0.1.
 """
 
 import os
@@ -47,32 +47,31 @@ HttpAnswer = tuple[int, str, bytes, str]  # status, type, body, tag
 
 
 def watch(run: str, console: Console, *, port: int, open: bool) -> None:
-    """Serves until Ctrl-C."""
+    """Serves the page until Ctrl-C."""
     server = create_server(Path(run), port)
-    address = server.address
-    print_line(console, f"{server.watched.path.name}: {address}")
-    print_line(
-        console, f"From another machine: ssh -N -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}", "dim"
-    )
-    if waits := server.watched.waiting_message:
-        print_line(console, waits, "yellow")
+    address, name = server.address, server.watched.path.name
+    print_line(console, f"{name}: {address}")
+    tunnel = f"ssh -N -L {server.port}:127.0.0.1:{server.port} {socket.gethostname()}"
+    print_line(console, f"From another machine: {tunnel}", "dim")
+    if message := server.watched.waiting_message:
+        print_line(console, message, "yellow")
     print_line(console, "The page follows the run by itself. Ctrl-C ends this; the run goes on.", "dim")
     if open:
         webbrowser.open(address)
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
-        print_line(console, "Ended. The run is as it was.")
+        print_line(console, "Ended. The run is not affected.")
     finally:
         server.server_close()
 
 
 def create_server(run: Path, port: int) -> "WatchServer":
-    """A server that is bound and not yet serving. The run may not have begun; what is there and is no run is refused."""
+    """Binds a server that does not serve yet. The run may not have started; a path to something else is refused."""
     path = run.expanduser().resolve()
-    above = next(p for p in path.parents if p.exists())
-    if not above.is_dir():
-        raise ConfigError(f"{above} is a file: no run can be in it. Give the directory of a run, such as runs/demo.")
+    parent = next(p for p in path.parents if p.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"{parent} is a file: no run can be in it. Give the directory of a run, such as runs/demo.")
     if path.exists() and not (path.is_dir() and all(p.name in FILES_BEFORE_CONFIG for p in path.iterdir())):
         ReportedRun.read(path)
     try:
@@ -85,63 +84,66 @@ def create_server(run: Path, port: int) -> "WatchServer":
 
 @dataclass(frozen=True)
 class CachedNumbers:
-    """A file of samples as it was read."""
+    """The numbers of one file of samples, as last read."""
 
-    stamp: tuple[int, int]
-    serial: int  # of the answer that was the first to have it
-    numbers: dict[str, Any] | None  # None: it cannot be read
-    why: str = ""
+    stamp: tuple[int, int]  # of the file: time and size
+    serial: int  # number of the answer that first had it
+    numbers: dict[str, Any] | None  # None: the file cannot be read
+    error: str = ""
 
 
 class WatchedRun:
-    """What there is of a run now. What was read is kept as long as its file is the same."""
+    """A run that may still be going on. Everything read is kept until its file changes."""
 
     def __init__(self, path: Path):
         self.path = path
         self.started = (path / "config.yaml").is_file()
         self.lock = threading.Lock()
         self.tag, self.main = "", b""
-        self.cache: dict[str, CachedNumbers] = {}  # by the file's name
+        self.cache: dict[str, CachedNumbers] = {}  # by the name of the file
         self.serial = 0
-        self.words: Callable[[list[int]], list[str]] | None = None
+        self.token_texts: Callable[[list[int]], list[str]] | None = None
 
     def page(self) -> bytes:
         return build_page(self.path.name, {}, live=True).encode()
 
     @property
     def waiting_message(self) -> str:
-        """A sentence, until the run has begun. One that has, and was removed, is not waited for."""
+        """A sentence until the run has started, then nothing, even if the run is removed later."""
         self.started = self.started or (self.path / "config.yaml").is_file()
         return "" if self.started else f"There is no run in {self.path} yet; the page waits for it to begin."
 
-    def main_data(self, have: str) -> tuple[str, bytes]:
-        """All but the samples, and its tag; nothing where `have` is that tag."""
+    def main_data(self, known_tag: str) -> tuple[str, bytes]:
+        """Returns the current tag and everything but the samples; no data if `known_tag` is current."""
         with self.lock:
-            tag = f'"{hash(tuple(_stamp(self.path / name) for name in ("metrics.jsonl", "events.jsonl", "config.yaml"))):x}"'
-            if tag == have:
+            stamps = tuple(_stamp(self.path / name) for name in ("metrics.jsonl", "events.jsonl", "config.yaml"))
+            tag = f'"{hash(stamps):x}"'
+            if tag == known_tag:
                 return tag, b""
             if tag != self.tag:
-                self.main, self.tag = compress_piece(page_data([ReportedRun.read(self.path)]) | {"left_out": ""}), tag
+                data = page_data([ReportedRun.read(self.path)]) | {"left_out": ""}
+                self.main, self.tag = compress_piece(data), tag
             return tag, self.main
 
     def numbers(self, after: int) -> bytes:
+        """Returns the numbers of the files that were read after answer `after`."""
         with self.lock:
-            self.cache = {file.stem: self._read(file) for file in sample_files(self.path)}
-            new = [known.numbers for known in self.cache.values() if known.serial > after and known.numbers]
-            why = {name: known.why for name, known in self.cache.items() if known.why}
-            return compress_piece({"serial": self.serial, "found": new, "unread": describe_unreadable(why)})
+            self.cache = {file.stem: self._read_numbers(file) for file in sample_files(self.path)}
+            new = [cached.numbers for cached in self.cache.values() if cached.serial > after and cached.numbers]
+            errors = {name: cached.error for name, cached in self.cache.items() if cached.error}
+            return compress_piece({"serial": self.serial, "files": new, "unread": describe_unreadable(errors)})
 
-    def _read(self, file: Path) -> CachedNumbers:
-        """As it is known, unless it has changed: one that is damaged, or half copied, may be whole the next time."""
-        stamp, known = _stamp(file), self.cache.get(file.stem)
-        if known and known.stamp == stamp:
-            return known
+    def _read_numbers(self, file: Path) -> CachedNumbers:
+        """Returns the cached numbers unless the file has changed: a half-copied one may be complete later."""
+        stamp, cached = _stamp(file), self.cache.get(file.stem)
+        if cached and cached.stamp == stamp:
+            return cached
         self.serial += 1
         try:
-            found = sample_numbers(file)
+            numbers = sample_numbers(file)
         except READ_ERRORS as error:
             return CachedNumbers(stamp, self.serial, None, str(error))
-        return CachedNumbers(stamp, self.serial, found | {"kept": len(found["groups"])})
+        return CachedNumbers(stamp, self.serial, numbers | {"kept": len(numbers["groups"])})
 
     def read_piece(self, kind: str, name: str) -> bytes | None:
         file = self.path / "samples" / f"{name}.parquet"
@@ -149,32 +151,32 @@ class WatchedRun:
             return None
         if kind == "texts":
             return compress_piece(sample_texts(file))
-        self.words = self.words or load_token_texts(
-            self.path, str(ReportedRun.read(self.path).options.get("model.path", ""))
-        )
-        return compress_piece(sample_tokens(file, None, self.words))
+        if self.token_texts is None:
+            model = str(ReportedRun.read(self.path).options.get("model.path", ""))
+            self.token_texts = load_token_texts(self.path, model)
+        return compress_piece(sample_tokens(file, None, self.token_texts))
 
-    def respond(self, path: str, query: dict[str, list[str]], have: str) -> HttpAnswer:
+    def respond(self, path: str, query: dict[str, list[str]], known_tag: str) -> HttpAnswer:
         if path == "":
             return 200, "text/html; charset=utf-8", self.page(), ""
-        if path == "main" and (waits := self.waiting_message):
-            return 202, "text/plain; charset=utf-8", waits.encode(), ""
+        if path == "main" and (message := self.waiting_message):
+            return 202, "text/plain; charset=utf-8", message.encode(), ""
         if path == "main":
-            tag, body = self.main_data(have)
+            tag, body = self.main_data(known_tag)
             return (200 if body else 304), "application/json", body, tag
         if path == "numbers":
             return 200, "application/json", self.numbers(int(query.get("after", ["0"])[0])), ""
-        if (wanted := PIECE.fullmatch(path)) and (piece := self.read_piece(*wanted.groups())):
+        if (match := PIECE.fullmatch(path)) and (piece := self.read_piece(*match.groups())):
             return 200, "application/json", piece, ""
-        return 404, "text/plain; charset=utf-8", b"There is no such thing here.", ""
+        return 404, "text/plain; charset=utf-8", b"There is no such page.", ""
 
 
 def _stamp(file: Path) -> tuple[int, int]:
     try:
-        found = file.stat()
+        stat = file.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -185,7 +187,7 @@ class WatchServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), WatchRequestHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone before it had its answer is no error of ours."""
+        """Ignores a browser that closed its connection before the answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -216,14 +218,14 @@ class WatchRequestHandler(BaseHTTPRequestHandler):
         except (ConfigError, ValueError, OSError) as error:  # for instance the run was removed
             self.send(503, "text/plain; charset=utf-8", str(error).encode(), "")
 
-    def send(self, status: int, kind: str, body: bytes, tag: str) -> None:
+    def send(self, status: int, content_type: str, body: bytes, tag: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
-        if kind == "application/json" and body:
+        if content_type == "application/json" and body:
             self.send_header("Content-Encoding", "gzip")
         if tag:
             self.send_header("ETag", tag)
@@ -231,6 +233,6 @@ class WatchRequestHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: the terminal has the address, and keeps it in sight."""
+        """Logs nothing by default, so that the address stays visible in the terminal."""
         if os.environ.get("RLSYS_TRACEBACK"):
             super().log_message(format, *arguments)

@@ -1,4 +1,4 @@
-"""What the page is given: from a run directory to plain data, and into one file. The page itself is in test_report_page."""
+"""The data of the page, from a run directory to one file. The page itself is tested in test_report_page."""
 
 import base64
 import gzip
@@ -46,38 +46,38 @@ from rlsys.runs.directory import read_lines
 from rlsys.runs.samples import write_samples
 
 
-def unpacked(piece: bytes):
+def decompress(piece: bytes):
     return json.loads(gzip.decompress(piece))
 
 
-def written(target) -> dict:
-    """The pieces inside a page."""
+def read_pieces(target) -> dict:
+    """Returns the pieces inside a page."""
     found = re.findall(r'<script type="text/plain" id="piece-([^"]+)">([^<]*)</script>', target.read_text())
-    return {name: unpacked(base64.b64decode(text)) for name, text in found}
+    return {name: decompress(base64.b64decode(text)) for name, text in found}
 
 
-def told(*runs, **wanted) -> str:
+def run_report(*runs, **wanted) -> str:
     out = io.StringIO()
     write_report(ReportOptions(tuple(map(str, runs)), **wanted), Console(file=out, width=300))
     return out.getvalue()
 
 
-def of(run) -> dict:
+def report_data(run) -> dict:
     [found] = page_data([ReportedRun.read(run)])["runs"]
     return found
 
 
-# --- one file ---------------------------------------------------------------------------------------------------------------
+# --- one file ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_is_written_into_the_run_and_refers_to_nothing_outside(tmp_path):
+def test_a_report_is_written_into_the_run_and_is_self_contained(tmp_path):
     run = make_run(tmp_path / "demo")
-    assert "demo/report.html" in told(run)
+    assert "demo/report.html" in run_report(run)
     text = (run / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!#)', text), "nothing is loaded from elsewhere"
     assert "connect-src 'none'" in text
     assert "<title>demo</title>" in text
-    pieces = written(run / "report.html")
+    pieces = read_pieces(run / "report.html")
     assert set(pieces) >= {"main", "numbers", "texts-step-000001", "tokens-eval-000000"}
     assert pieces["main"]["runs"][0]["figures"]["step"] == list(range(13))
 
@@ -86,7 +86,7 @@ def test_the_script_of_the_page_is_the_only_one_that_may_run(tmp_path):
     import hashlib
 
     run = make_run(tmp_path / "demo", 1)
-    told(run)
+    run_report(run)
     text = (run / "report.html").read_text()
     [allowed] = re.findall(r"script-src 'sha256-([^']+)'", text)
     [script] = re.findall(r'<script type="module">(.*?)</script>', text, re.DOTALL)
@@ -104,7 +104,7 @@ def test_no_two_scripts_have_a_name_of_their_own_in_common():
     assert len(names) == len(set(names))
 
 
-def test_every_package_and_the_page_s_styles_and_scripts_are_part_of_what_is_installed():
+def test_the_installation_includes_every_package_and_the_page():
     project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = project["package-data"]["launch.report"]
     root = HERE.parents[1]
@@ -119,19 +119,19 @@ def test_every_package_and_the_page_s_styles_and_scripts_are_part_of_what_is_ins
     assert {f.name for f in HERE.glob("*.js")} == set(SCRIPTS)
 
 
-def test_hostile_texts_end_no_element(tmp_path):
+def test_hostile_texts_cannot_close_an_element(tmp_path):
     hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\x00\x1b[31m\u202e😀"
     run = make_run(tmp_path / "<b>&'\"", 2, texts={1: hostile})
-    told(run)
+    run_report(run)
     text = (run / "report.html").read_text()
     assert "alert(" not in text
     assert "<title>&lt;b&gt;&amp;" in text
-    assert written(run / "report.html")["texts-step-000001"]["text"][0] == hostile
+    assert read_pieces(run / "report.html")["texts-step-000001"]["text"][0] == hostile
 
 
 def test_another_file_can_be_named_and_its_folder_is_made(tmp_path):
     run = make_run(tmp_path / "demo", 1)
-    told(run, out=str(tmp_path / "of" / "today" / "x.html"))
+    run_report(run, out=str(tmp_path / "of" / "today" / "x.html"))
     assert (tmp_path / "of" / "today" / "x.html").is_file()
     assert not (run / "report.html").exists()
 
@@ -149,29 +149,29 @@ def test_another_file_can_be_named_and_its_folder_is_made(tmp_path):
         ("x" * 300, r"cannot be written: File name too long"),
     ],
 )
-def test_where_no_page_can_be_written_is_said_with_a_way_out(tmp_path, monkeypatch, out, said):
+def test_an_unwritable_target_is_refused_with_a_way_out(tmp_path, monkeypatch, out, said):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with pytest.raises(ConfigError, match=said):
-        told(make_run(tmp_path / "demo", 1), out=out)
+        run_report(make_run(tmp_path / "demo", 1), out=out)
 
 
-def test_what_is_no_run_is_refused_with_a_way_out(tmp_path):
+def test_a_path_without_a_run_is_refused_with_a_way_out(tmp_path):
     with pytest.raises(ConfigError, match=r"is no run: it has no config.yaml.*Give the directory of a run"):
-        told(tmp_path)
+        run_report(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
-        told(tmp_path / "nowhere")
+        run_report(tmp_path / "nowhere")
 
 
-# --- runs that are not whole --------------------------------------------------------------------------------------------------
+# --- runs that are not whole ------------------------------------------------------------------------------------------
 
 
 def test_a_run_without_any_step_is_shown_and_says_so(tmp_path):
     run = make_run(tmp_path / "demo", 1, saved=False, timeline=False)
     (run / "metrics.jsonl").write_text("")
     (run / "events.jsonl").write_text("")
-    told(run)
-    found = written(run / "report.html")["main"]["runs"][0]
+    run_report(run)
+    found = read_pieces(run / "report.html")["main"]["runs"][0]
     assert found["state"]["kind"] == "open"
     assert "No step has been finished yet: there are no curves." in found["missing"]
     assert "No samples are saved in samples/." in found["missing"]
@@ -182,58 +182,35 @@ def test_a_run_without_evaluations_says_so(tmp_path):
     run = make_run(tmp_path / "demo", 3)
     lines = [{k: v for k, v in line.items() if not k.startswith("eval/")} for line in read_lines(run / "metrics.jsonl")]
     write_lines(run / "metrics.jsonl", lines)
-    assert any("Nothing held out was evaluated" in text for text in of(run)["missing"])
+    assert any("Nothing held out was evaluated" in text for text in report_data(run)["missing"])
 
 
-def test_a_broken_last_line_and_numbers_that_are_none_are_left_out(tmp_path):
+def test_a_broken_last_line_and_invalid_numbers_are_ignored(tmp_path):
     run = make_run(tmp_path / "demo", 2)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward/mean": NaN, "kl": Infinity, "entropy": null}\n{"step": 4, "rew')
-    found = of(run)
+    found = report_data(run)
     assert found["figures"]["step"] == [0, 1, 2, 3]
     assert found["figures"]["reward/mean"][-1] is None
     assert found["figures"]["kl"][-1] is None
     assert found["figures"]["entropy"][-1] is None
-    compress_piece(found)  # which takes no nan
+    compress_piece(found)  # which allows no nan
 
 
-def test_a_configuration_of_another_version_is_shown_as_it_is(tmp_path):
+def test_the_options_of_another_version_are_shown_as_they_are(tmp_path):
     run = make_run(tmp_path / "demo", 2)
     with (run / "config.yaml").open("a") as file:
         file.write("holodeck:\n  decks: 3\n")
-    found = of(run)
+    found = report_data(run)
     assert any("another version of rlsys" in text and "holodeck" in text for text in found["missing"])
     [unknown] = [o for o in found["options"] if o["name"] == "holodeck.decks"]
     assert (unknown["value"], unknown["default"], unknown["differs"]) == ("3", None, True)
     assert found["tables"] == {}
 
 
-def test_samples_of_an_older_version_are_shown_without_what_they_lack(tmp_path):
-    import pyarrow.parquet
-
-    run = make_run(tmp_path / "demo", 1)
-    file = run / "samples" / "step-000001.parquet"
-    table = pyarrow.parquet.read_table(file)
-    lacks = [
-        "tokens",
-        "rollout_logprobs",
-        "old_logprobs",
-        "token_advantages",
-        "failure",
-        "detail",
-        "answer",
-        "components",
-    ]
-    pyarrow.parquet.write_table(table.drop_columns(lacks), file)
-    found = sample_numbers(file)
-    assert (found["length"], found["failure"], found["count"]) == (0, None, 16)
-    assert sample_texts(file)["components"] is None
-    assert sample_tokens(file, None, None) == {"ids": None}
-
-
-def test_how_a_run_stands_is_said_by_its_last_event(tmp_path):
+def test_the_state_of_a_run_follows_from_its_last_event(tmp_path):
     def kind(name, *events) -> str:
-        return of(make_run(tmp_path / name, 2, events=events, saved=False))["state"]["kind"]
+        return report_data(make_run(tmp_path / name, 2, events=events, saved=False))["state"]["kind"]
 
     assert kind("a") == "done"
     assert kind("b", ("stop", {"cause": "asked to stop", "step": 2})) == "stopped"
@@ -241,7 +218,7 @@ def test_how_a_run_stands_is_said_by_its_last_event(tmp_path):
     assert kind("d", ("restart", {"cause": "Ray was lost"})) == "open"
 
 
-# --- figures, lanes, settings -------------------------------------------------------------------------------------------------
+# --- figures, lanes, settings -----------------------------------------------------------------------------------------
 
 
 def test_every_figure_of_a_run_is_drawn_somewhere(tmp_path):
@@ -261,7 +238,7 @@ def test_every_figure_of_a_run_is_drawn_somewhere(tmp_path):
     assert [c["names"] for c in drawn if c["section"] == "Everything else"] == [["my/figure"]]
 
 
-def test_groups_are_said_to_teach_nothing_only_where_the_method_compares_within_them(tmp_path):
+def test_the_chart_of_equal_groups_is_for_group_relative_methods(tmp_path):
     def title(advantage: str) -> str:
         config = Config(algorithm=replace(Config().algorithm, advantage=advantage))
         drawn = page_data([ReportedRun.read(make_run(tmp_path / advantage, 2, config=config, saved=False))])["charts"]
@@ -291,13 +268,13 @@ def test_lanes_are_those_of_the_last_steps(tmp_path):
 
 
 def test_a_run_without_a_timeline_has_no_lanes_and_says_why(tmp_path):
-    found = of(make_run(tmp_path / "demo", 2, timeline=False))
+    found = report_data(make_run(tmp_path / "demo", 2, timeline=False))
     assert found["lanes"] is None
     assert any("logs/*.spans" in text for text in found["missing"])
 
 
-def test_settings_say_what_differs_from_the_defaults_and_what_it_means(tmp_path):
-    options = {o["name"]: o for o in of(make_run(tmp_path / "demo", 7))["options"]}
+def test_settings_show_differences_from_the_defaults_with_meanings(tmp_path):
+    options = {o["name"]: o for o in report_data(make_run(tmp_path / "demo", 7))["options"]}
     assert [name for name, o in options.items() if o["differs"]] == [
         "trainer.steps", "trainer.prompts_per_step", "trainer.samples_per_prompt",
     ]  # fmt: skip
@@ -309,14 +286,14 @@ def test_secrets_are_hidden_wherever_they_come_from(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "very-secret-4711")
     said = "the key is very-secret-4711, or sk-abcdefghijklmnopqrstuv"
     run = make_run(tmp_path / "demo", 2, texts={1: said}, events=(("stop", {"cause": f"Error: {said}"}),))
-    told(run)
-    everything = json.dumps(written(run / "report.html"))
+    run_report(run)
+    everything = json.dumps(read_pieces(run / "report.html"))
     assert "4711" not in everything
     assert "sk-abc" not in everything
     assert "the key is ***, or ***" in everything
 
 
-def test_one_secret_after_the_other_does_not_join_texts(tmp_path):
+def test_adjacent_secrets_do_not_join_texts(tmp_path):
     file = tmp_path / "step-000001.parquet"
     batch = make_batch(1, 1, 4, None)
     said = ["see http://me:pass", "@here", "Bearer", "abcdefghijklmnopqrst\n\x00\n"]
@@ -324,10 +301,10 @@ def test_one_secret_after_the_other_does_not_join_texts(tmp_path):
     assert sample_texts(file)["text"] == said
 
 
-# --- samples ------------------------------------------------------------------------------------------------------------------
+# --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_of_samples_stand_in_columns_and_a_column_of_one_value_is_that_value(tmp_path):
+def test_numbers_of_samples_are_columns_or_single_values(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=2, samples=3)
     [first, step] = [sample_numbers(f) for f in sample_files(run)]
     assert (first["name"], first["kind"], first["step"], first["advantage"]) == ("eval-000000", "eval", 0, None)
@@ -336,7 +313,7 @@ def test_numbers_of_samples_stand_in_columns_and_a_column_of_one_value_is_that_v
     assert len(step["length"]) == len(step["reward"]) == 6
 
 
-def test_tokens_come_with_their_words_and_three_numbers_each(tmp_path):
+def test_tokens_have_their_text_and_three_numbers(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=1, samples=2)
     file = run / "samples" / "step-000001.parquet"
     found = sample_tokens(file, None, load_token_texts(run, "builtin:tiny"))
@@ -348,7 +325,7 @@ def test_tokens_come_with_their_words_and_three_numbers_each(tmp_path):
     assert sample_tokens(file, None, None)["words"] is None
 
 
-def test_tokens_of_one_group_are_taken_where_there_is_no_room_for_more(tmp_path):
+def test_pieces_can_be_limited_to_the_first_groups(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=3, samples=2)
     file = run / "samples" / "step-000001.parquet"
     assert len(sample_texts(file, 1)["prompt"]) == 1
@@ -356,7 +333,7 @@ def test_tokens_of_one_group_are_taken_where_there_is_no_room_for_more(tmp_path)
     assert len(sample_texts(file)["text"]) == len(sample_texts(file, 3)["text"]) == 6
 
 
-def test_any_first_few_files_lie_evenly_apart():
+def test_the_first_files_are_evenly_spread():
     assert spread_order(0) == []
     assert spread_order(1) == [0]
     assert spread_order(5) == [4, 0, 2, 1, 3]
@@ -366,7 +343,7 @@ def test_any_first_few_files_lie_evenly_apart():
     assert max(gaps) <= 2 * min(gaps)
 
 
-def test_what_has_no_room_is_left_out_and_the_report_says_so(tmp_path):
+def test_samples_without_room_are_left_out_and_the_report_says_so(tmp_path):
     run = make_run(tmp_path / "demo", 40)
     found = sample_files(run)
     whole, _ = choose_pieces(found, 1 << 20, None, lambda f: 4)
@@ -375,32 +352,32 @@ def test_what_has_no_room_is_left_out_and_the_report_says_so(tmp_path):
     some, _ = choose_pieces(found, size // 3, None, lambda f: 4)
     assert 0 < sum(one.size for one in some.values()) <= size // 3
     assert {"step-000040", "step-000001", "eval-000040", "eval-000000"} <= set(some), "the first and the last"
-    said = told(run, megabytes=size / 3 / (1 << 20))
+    said = run_report(run, megabytes=size / 3 / (1 << 20))
     assert re.search(r"Texts and tokens of \d+ of 182 groups are in this file", said)
-    pieces = written(run / "report.html")
+    pieces = read_pieces(run / "report.html")
     assert len(pieces["numbers"]) == 51, "the numbers of all samples are there"
     assert "--megabytes" in pieces["main"]["left_out"]
-    assert "Texts and tokens" not in told(run)
+    assert "Texts and tokens" not in run_report(run)
 
 
-def test_a_step_that_is_large_gives_its_first_groups(tmp_path):
+def test_a_large_step_keeps_its_first_groups(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=64, samples=8)
     found = sample_files(run)[-1:]
     whole = choose_pieces(found, 1 << 20, None, lambda f: 64)[0]["step-000001"]
     part = choose_pieces(found, whole.size * 4, None, lambda f: 64)[0]["step-000001"]
     assert 1 <= part.groups < 64
     assert part.size <= whole.size / 2
-    assert len(unpacked(part.texts)["prompt"]) == part.groups
+    assert len(decompress(part.texts)["prompt"]) == part.groups
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "hollow"])
-def test_a_damaged_file_of_samples_is_left_out_and_named_and_all_else_is_shown(tmp_path, how):
+def test_a_damaged_file_of_samples_is_reported_and_the_rest_is_shown(tmp_path, how):
     run = make_run(tmp_path / "demo", 3)
     damage(run / "samples" / "step-000002.parquet", how)
-    said = told(run)
+    said = run_report(run)
     assert "demo/report.html" in said
     assert "samples/step-000002.parquet cannot be read and is left out: " in said
-    pieces = written(run / "report.html")
+    pieces = read_pieces(run / "report.html")
     assert [one["name"] for one in pieces["numbers"]] == ["eval-000000", "step-000001", "step-000003"]
     assert "texts-step-000003" in pieces
     assert "texts-step-000002" not in pieces
@@ -408,12 +385,12 @@ def test_a_damaged_file_of_samples_is_left_out_and_named_and_all_else_is_shown(t
     assert missing in said
 
 
-def test_of_many_damaged_files_some_are_named_and_the_others_counted(tmp_path):
+def test_of_many_damaged_files_five_are_named_and_the_others_counted(tmp_path):
     run = make_run(tmp_path / "demo", 12)
     for file in sample_files(run):
         damage(file, "empty")
-    told(run)
-    pieces = written(run / "report.html")
+    run_report(run)
+    pieces = read_pieces(run / "report.html")
     assert pieces["numbers"] == []
     missing = pieces["main"]["runs"][0]["missing"]
     assert [text.partition(" ")[0] for text in missing] == [
@@ -425,13 +402,13 @@ def test_of_many_damaged_files_some_are_named_and_the_others_counted(tmp_path):
 
 def test_without_samples_the_page_says_so(tmp_path):
     run = make_run(tmp_path / "demo", 2, saved=False)
-    told(run)
-    pieces = written(run / "report.html")
+    run_report(run)
+    pieces = read_pieces(run / "report.html")
     assert pieces["numbers"] == []
     assert "No samples are saved in samples/." in pieces["main"]["runs"][0]["missing"]
 
 
-def test_the_text_of_a_token_keeps_its_blank_and_half_a_character_is_its_bytes(tmp_path):
+def test_token_texts_keep_blanks_and_show_partial_characters_as_bytes(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {"a": 0, "Ġthe": 1, "âĤ": 2, "¬": 3, "<end>": 4, "Ċ": 5}
@@ -444,21 +421,21 @@ def test_the_text_of_a_token_keeps_its_blank_and_half_a_character_is_its_bytes(t
     assert load_token_texts(tmp_path, "nobody/nothing")([1, 99]) == [" the", "‹99›"]
 
 
-def test_without_a_tokenizer_there_are_no_words(tmp_path):
+def test_without_a_tokenizer_there_are_no_token_texts(tmp_path):
     assert load_token_texts(tmp_path, "nobody/nothing-of-this-name") is None
     assert load_token_texts(tmp_path, "") is None
 
 
-# --- several runs -------------------------------------------------------------------------------------------------------------
+# --- several runs -----------------------------------------------------------------------------------------------------
 
 
-def test_two_runs_stand_side_by_side_with_what_differs_in_their_settings(tmp_path, monkeypatch):
+def test_two_runs_are_shown_side_by_side_with_differing_options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a = make_run(tmp_path / "a", 4)
     changed = Config(policy=replace(Config().policy, lr=1e-4), trainer=replace(Config().trainer, steps=4))
     b = make_run(tmp_path / "b", 4, config=changed)
-    assert "report-a-b.html" in told(a, b)
-    data = written(tmp_path / "report-a-b.html")["main"]
+    assert "report-a-b.html" in run_report(a, b)
+    data = read_pieces(tmp_path / "report-a-b.html")["main"]
     assert [run["name"] for run in data["runs"]] == ["a", "b"]
     assert {row["name"]: row["values"] for row in data["differences"]} == {
         "trainer.prompts_per_step": ["4", "32"],
@@ -468,19 +445,19 @@ def test_two_runs_stand_side_by_side_with_what_differs_in_their_settings(tmp_pat
     assert "A comparison has no samples" in data["left_out"]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+def test_runs_with_the_same_name_are_shown_with_their_folders(tmp_path):
     runs = [ReportedRun.read(make_run(tmp_path / seed / "demo", 1)) for seed in ("x", "y")]
     assert [run["name"] for run in page_data(runs)["runs"]] == ["x/demo", "y/demo"]
     with pytest.raises(ConfigError, match="given twice"):
         page_data([runs[0], runs[0]])
 
 
-# --- watch --------------------------------------------------------------------------------------------------------------------
+# --- watch ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def watched(tmp_path):
-    """A run of four steps, and `get(path, tag)` of the server that watches it: status, body, tag."""
+    """A run of four steps, `get(path, tag)` for status, body and tag, and the server that watches it."""
     run = make_run(tmp_path / "demo", 4)
     server = create_server(run, 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -505,7 +482,7 @@ def watched(tmp_path):
     server.server_close()
 
 
-def test_the_served_page_has_no_data_and_may_ask_its_own_server_only(watched):
+def test_the_served_page_has_no_data_and_may_only_ask_its_server(watched):
     _, get, server = watched
     status, body, _ = get("")
     text = body.decode()
@@ -515,7 +492,7 @@ def test_the_served_page_has_no_data_and_may_ask_its_own_server_only(watched):
     assert server.server_address[0] == "127.0.0.1"
 
 
-def test_nothing_is_told_without_the_key(watched):
+def test_nothing_is_served_without_the_key(watched):
     _, get, server = watched
     root = f"http://127.0.0.1:{server.port}/"
     for path in ("", "main", "wrong/main", f"{server.key}x/main"):
@@ -525,7 +502,7 @@ def test_nothing_is_told_without_the_key(watched):
         assert get(path)[0] in (404, 400)
 
 
-def test_what_has_not_changed_is_not_sent_again(watched):
+def test_unchanged_data_is_not_sent_again(watched):
     run, get, _ = watched
     status, body, tag = get("main")
     assert (status, json.loads(body)["runs"][0]["done"]) == (200, 4)
@@ -536,38 +513,38 @@ def test_what_has_not_changed_is_not_sent_again(watched):
     assert (status, json.loads(body)["runs"][0]["done"]) == (200, 5)
 
 
-def test_samples_that_were_written_since_are_sent_and_those_that_were_written_anew(watched):
+def test_new_and_rewritten_samples_are_sent(watched):
     run, get, _ = watched
     first = json.loads(get("numbers?after=0")[1])
-    assert {f["name"] for f in first["found"]} == {
+    assert {f["name"] for f in first["files"]} == {
         "eval-000000",
         "eval-000004",
         *(f"step-00000{n}" for n in range(1, 5)),
     }
-    assert json.loads(get(f"numbers?after={first['serial']}")[1])["found"] == []
+    assert json.loads(get(f"numbers?after={first['serial']}")[1])["files"] == []
     write_samples(run / "samples" / "step-000005.parquet", make_batch(5, 1, 2, None))
     write_samples(run / "samples" / "step-000004.parquet", make_batch(4, 1, 3, None))
-    again = json.loads(get(f"numbers?after={first['serial']}")[1])["found"]
+    again = json.loads(get(f"numbers?after={first['serial']}")[1])["files"]
     assert sorted((f["name"], f["count"]) for f in again) == [("step-000004", 3), ("step-000005", 2)]
 
 
-def test_a_damaged_file_is_left_out_and_named_until_it_is_whole(watched):
+def test_a_damaged_file_is_reported_until_it_is_complete(watched):
     run, get, _ = watched
     file = run / "samples" / "step-000002.parquet"
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
     status, body, _ = get("numbers?after=0")
     first = json.loads(body)
-    assert (status, len(first["found"])) == (200, 5)
+    assert (status, len(first["files"])) == (200, 5)
     [named] = first["unread"]
     assert named.startswith("samples/step-000002.parquet cannot be read")
     file.write_bytes(whole)
     again = json.loads(get(f"numbers?after={first['serial']}")[1])
-    assert [one["name"] for one in again["found"]] == ["step-000002"]
+    assert [one["name"] for one in again["files"]] == ["step-000002"]
     assert again["unread"] == []
 
 
-def test_files_of_samples_are_read_once_and_again_only_when_they_have_changed(watched, monkeypatch):
+def test_files_of_samples_are_read_again_only_after_a_change(watched, monkeypatch):
     run, get, _ = watched
     read = []
     monkeypatch.setattr(
@@ -579,20 +556,20 @@ def test_files_of_samples_are_read_once_and_again_only_when_they_have_changed(wa
     assert sorted(read) == sorted(file.stem for file in sample_files(run))
 
 
-def test_texts_and_tokens_are_sent_when_they_are_asked_for(watched):
+def test_texts_and_tokens_are_sent_on_request(watched):
     _, get, _ = watched
     assert len(json.loads(get("texts-step-000001")[1])["text"]) == 16
     assert EOS in json.loads(get("tokens-eval-000004")[1])["known"]
 
 
-def test_a_run_that_is_removed_is_said_to_be_so(watched):
+def test_a_removed_run_is_reported(watched):
     run, get, _ = watched
     run.rename(run.with_name("elsewhere"))
     status, body, _ = get("main", "old")
     assert (status, b"does not exist" in body) == (503, True)
 
 
-def test_what_is_there_and_is_no_run_is_not_watched(tmp_path):
+def test_watch_refuses_a_path_to_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("about something else")
     for no_run in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ConfigError, match=r"is no run: it has no config.yaml"):
@@ -608,7 +585,7 @@ def test_a_port_that_is_taken_is_refused_with_a_way_out(watched):
 
 
 @pytest.mark.parametrize("left", [None, (), (".lock", ".config.yaml.tmp")])
-def test_watch_may_be_started_before_the_run_and_names_the_path_it_waits_for(tmp_path, left):
+def test_watch_may_be_started_before_the_run(tmp_path, left):
     if left is not None:
         (tmp_path / "demo").mkdir()
         for name in left:
@@ -628,7 +605,7 @@ def test_watch_may_be_started_before_the_run_and_names_the_path_it_waits_for(tmp
         assert process.wait(20) == 0
 
 
-def test_watch_prints_its_address_and_the_way_from_elsewhere_and_ends_with_ctrl_c(tmp_path):
+def test_watch_prints_its_address_and_a_tunnel_and_ends_with_ctrl_c(tmp_path):
     run = make_run(tmp_path / "demo", 1)
     command = [sys.executable, "-m", "launch", "watch", str(run), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -639,10 +616,10 @@ def test_watch_prints_its_address_and_the_way_from_elsewhere_and_ends_with_ctrl_
             assert b"<title>demo</title>" in answer.read()
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-        assert "The run is as it was." in process.stdout.read()
+        assert "The run is not affected." in process.stdout.read()
 
 
-def test_the_lanes_of_many_workers_are_not_read_whole(tmp_path, monkeypatch):
+def test_recent_spans_are_read_from_the_end_of_the_files(tmp_path, monkeypatch):
     run = make_run(tmp_path / "demo", 400, saved=False)
     monkeypatch.setattr("rlsys.analysis.trace.BLOCK", 2000)
     newest = recorded(run, since=BEGAN + 395)
@@ -651,7 +628,7 @@ def test_the_lanes_of_many_workers_are_not_read_whole(tmp_path, monkeypatch):
     assert len(assign_lanes([s for s in newest if s.worker == "driver"], fits_inside)) == 1
 
 
-def test_an_engine_of_many_samples_is_at_work_as_long_as_one_of_few(tmp_path):
+def test_busy_time_does_not_depend_on_the_number_of_samples(tmp_path):
     run = make_run(tmp_path / "demo", 12, saved=False)
     few = worker_lanes(run)["workers"]
     large = [["zigzag:1#0", i, 0.3, 7] for i in range(60_000)]  # more than a MiB
@@ -665,7 +642,7 @@ def test_an_engine_of_many_samples_is_at_work_as_long_as_one_of_few(tmp_path):
     assert [w["busy"] for w in worker_lanes(run)["workers"]] == [w["busy"] for w in few], "its file was begun anew"
 
 
-def test_the_steps_before_a_pause_are_not_among_the_last_ones(tmp_path):
+def test_steps_before_a_pause_are_not_shown(tmp_path):
     run = make_run(tmp_path / "demo", 8, saved=False)
     for file in (run / "logs").glob("*.spans"):
         later = [line | {"at": line["at"] + 12 * 3600 * (line["at"] >= BEGAN + 6)} for line in read_lines(file)]
@@ -675,11 +652,11 @@ def test_the_steps_before_a_pause_are_not_among_the_last_ones(tmp_path):
     assert {w["name"]: w["busy"] for w in found["workers"]}["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
 
 
-def test_what_is_not_finite_is_null_in_the_page(tmp_path):
+def test_non_finite_numbers_are_null_in_the_page(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=1, samples=2, events=[("agreement", {"mean": math.nan})])
     ruin(run / "samples" / "step-000001.parquet")
-    told(run)
-    pieces = written(run / "report.html")
+    run_report(run)
+    pieces = read_pieces(run / "report.html")
     assert pieces["numbers"][1]["advantage"] == [None, None]
     found = pieces["tokens-step-000001"]
     assert found["logprob"][0][:2] == found["gap"][0][:2] == [None, None]

@@ -1,4 +1,4 @@
-"""The page itself, in a real Chromium: what is seen, clicked and typed."""
+"""The page itself in a real Chromium: what a reader sees, clicks and types."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def browser():
 
 @pytest.fixture
 def shown(browser):
-    """`shown(file)` opens it as a person would; what the page complains of fails the test."""
+    """`shown(file)` opens a page; any error of the page fails the test."""
     complaints: list[str] = []
     contexts = []
 
@@ -73,8 +73,8 @@ def shown(browser):
     assert complaints == []
 
 
-def made(run, **wanted):
-    """Of a run, or of several, the file that shows it."""
+def make_report(run, **wanted):
+    """Writes the report of one run or several, and returns its file."""
     runs = run if isinstance(run, list) else [run]
     target = runs[0].parent / f"{runs[0].name}.html"
     write_report(ReportOptions(tuple(map(str, runs)), out=str(target), **wanted), Console(quiet=True))
@@ -83,7 +83,7 @@ def made(run, **wanted):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Twelve steps: an engine was replaced in step 3, two verdicts failed in step 5, the text of a sample of step 7 is hostile."""
+    """Twelve steps: an engine was replaced in step 3, two verdicts failed in step 5, a text of step 7 is hostile."""
     run = make_run(tmp_path_factory.mktemp("page") / "demo", 12, events=EVENTS, texts={7: HOSTILE})
     lines = read_lines(run / "metrics.jsonl")
     lines[5] |= {"reward/failed": 2.0, "failure/timeout": 2.0}
@@ -105,15 +105,15 @@ def demo(tmp_path_factory):
         ),
         batch.rewards[keep],
     )
-    return made(run)
+    return make_report(run)
 
 
-def seen(page, where: str, text: str) -> None:
-    """Waits until it is there."""
+def wait_for_text(page, where: str, text: str) -> None:
+    """Waits until an element has the text."""
     sync_api.expect(page.locator(where)).to_contain_text(text, timeout=10_000)
 
 
-def found(page) -> str:
+def result_text(page) -> str:
     return page.locator("#found").inner_text()
 
 
@@ -122,7 +122,7 @@ def rows(page) -> list[str]:
 
 
 def search(page, **values) -> str:
-    """Fills in the filters, and returns what was found with them."""
+    """Fills in the filters, and returns the text of the result."""
     for name, value in values.items():
         field = page.locator(f'.filters [name="{name}"]')
         if field.evaluate("e => e.tagName") == "SELECT":
@@ -133,12 +133,12 @@ def search(page, **values) -> str:
     while time.monotonic() < until:
         answered = json.loads(page.locator("#found").get_attribute("data-filter"))
         if all(answered[name] == value for name, value in values.items()):
-            return found(page)
+            return result_text(page)
         page.wait_for_timeout(20)
     raise AssertionError(f"no answer to {values}")
 
 
-# --- the run in figures -------------------------------------------------------------------------------------------------------
+# --- the run in figures -----------------------------------------------------------------------------------------------
 
 
 def test_the_page_opens_with_the_run_in_a_few_figures(shown, demo):
@@ -157,7 +157,7 @@ def test_failed_verdicts_of_evaluations_are_counted_with_those_of_training(shown
     lines[1] |= {"reward/failed": 1.0}
     lines[4] |= {"eval/zigzag/failed": 2.0, "eval/blocks/failed": 3.0, "eval/all/failed": 5.0}
     write_lines(run / "metrics.jsonl", lines)
-    page = shown(made(run))
+    page = shown(make_report(run))
     [tile] = [t.inner_text() for t in page.locator(".tile").all() if "failed verdicts" in t.inner_text()]
     assert tile.split("\n")[1] == "6"
     assert "5 held-out verdicts failed" in page.locator("#findings").inner_text()
@@ -173,7 +173,7 @@ def test_every_curve_has_a_line_and_a_sentence(shown, demo):
     assert page.locator("#curves").inner_text().count("nothing in these steps") == 0
 
 
-def test_pointing_at_one_curve_moves_the_cross_hair_of_all_and_tells_the_values_there(shown, demo):
+def test_pointing_at_one_curve_shows_the_values_of_all_at_that_step(shown, demo):
     page = shown(demo)
     plot = page.locator('.card[data-names="reward/mean"] svg')
     plot.scroll_into_view_if_needed()
@@ -188,7 +188,7 @@ def test_pointing_at_one_curve_moves_the_cross_hair_of_all_and_tells_the_values_
     assert page.locator("#told-step").inner_text() == "last values"
 
 
-def test_dragging_zooms_all_curves_and_a_button_brings_all_steps_back(shown, demo):
+def test_dragging_zooms_all_curves_and_a_button_resets_them(shown, demo):
     page = shown(demo)
     plot = page.locator('.card[data-names="entropy"] svg')
     plot.scroll_into_view_if_needed()
@@ -224,7 +224,7 @@ def test_curves_are_read_with_the_keyboard(shown, demo):
 def test_a_curve_may_have_any_number_of_points(shown, tmp_path):
     run = make_run(tmp_path / "long", 1)
     write_lines(run / "metrics.jsonl", [{"step": i, "reward/mean": i % 7, "time/step": 1.0} for i in range(150_000)])
-    page = shown(made(run))
+    page = shown(make_report(run))
     assert page.locator('[id="curve-reward/mean"] path').count() == 1
     assert "nothing in these steps" not in page.locator("#time").inner_text()
 
@@ -238,15 +238,13 @@ def test_a_curve_may_have_any_number_of_points(shown, tmp_path):
         (-0.15, -0.1, -0.2, 0.0, "", "-0.1", "-0.2 to 0"),
     ],
 )
-def test_a_mean_score_is_drawn_whole_and_is_no_share_where_it_leaves_0_to_1(
-    shown, tmp_path, first, last, low, high, unit, value, between
-):
+def test_a_mean_score_outside_0_to_1_is_not_a_share(shown, tmp_path, first, last, low, high, unit, value, between):
     run = make_run(tmp_path / "scored", 1, saved=False)
     name = "eval/zigzag/accuracy"
     of_step = ((0, first, first, first), (1, last, low, high))
     lines = [{"step": i, name: v, f"{name}/low": a, f"{name}/high": b, "time/step": 1.0} for i, v, a, b in of_step]
     write_lines(run / "metrics.jsonl", lines)
-    page = shown(made(run))
+    page = shown(make_report(run))
     [tile] = [t.inner_text() for t in page.locator(".tile").all() if "accuracy" in t.inner_text()]
     assert value in tile.split("\n")
     assert tile.endswith(f" at first · {between}")
@@ -270,16 +268,16 @@ def test_smoothing_draws_a_second_line_over_the_pale_one(shown, demo):
     assert paths.first.get_attribute("opacity") == "0.25"
 
 
-def test_faults_stand_on_the_axis_of_all_curves_and_in_a_table(shown, demo):
+def test_faults_are_marked_on_all_curves_and_listed_in_a_table(shown, demo):
     page = shown(demo)
     marks = page.locator('.card[data-names="reward/mean"] svg g.warning')
     assert marks.count() == 1
     assert marks.locator("title").text_content() == "step 3: a worker was replaced"
-    page.get_by_text("Events: 1 to know of").click()
+    page.get_by_text("Events: 1 worth a look").click()
     assert "rollout-1" in page.locator("table.events tr.warning").inner_text()
 
 
-# --- findings -----------------------------------------------------------------------------------------------------------------
+# --- findings ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_finding_leads_to_its_curve_and_to_its_samples(shown, demo):
@@ -291,9 +289,9 @@ def test_a_finding_leads_to_its_curve_and_to_its_samples(shown, demo):
     assert "lit" in card.get_attribute("class")
     assert card.evaluate("e => { const b = e.getBoundingClientRect(); return b.top >= 0 && b.bottom <= innerHeight }")
     finding.get_by_role("link", name="samples").click()
-    seen(page, "#found", "2 samples in 1 group")
-    assert found(page) == "2 samples in 1 group"
-    seen(page, "#opened", "no verdict after 10 s")
+    wait_for_text(page, "#found", "2 samples in 1 group")
+    assert result_text(page) == "2 samples in 1 group"
+    wait_for_text(page, "#opened", "no verdict after 10 s")
     assert page.locator("#failures").input_value() == "timeout"
 
 
@@ -302,20 +300,20 @@ def test_a_link_to_samples_can_be_followed_twice(shown, demo):
     link = page.locator('[data-check="failed_rewards"]').get_by_role("link", name="samples")
     for _ in range(2):
         link.click()
-        seen(page, "#found", "2 samples in 1 group")
+        wait_for_text(page, "#found", "2 samples in 1 group")
         sync_api.expect(page.locator("#samples")).to_be_in_viewport()
         page.get_by_role("button", name="clear all").click()
-        seen(page, "#found", "200 samples in 56 groups")
+        wait_for_text(page, "#found", "200 samples in 56 groups")
         page.evaluate("scrollTo(0, 0)")
 
 
 def test_a_link_to_samples_can_be_sent_to_somebody(shown, demo):
     page = shown(f"{demo.as_uri()}#samples?step=5&failure=any")
-    seen(page, "#found", "2 samples in 1 group")
-    assert found(page) == "2 samples in 1 group"
+    wait_for_text(page, "#found", "2 samples in 1 group")
+    assert result_text(page) == "2 samples in 1 group"
 
 
-# --- time ---------------------------------------------------------------------------------------------------------------------
+# --- time -------------------------------------------------------------------------------------------------------------
 
 
 def test_phases_and_lanes_tell_where_the_time_went(shown, demo):
@@ -336,12 +334,12 @@ def test_phases_and_lanes_tell_where_the_time_went(shown, demo):
     assert lanes.get_by_role("button", name="step 11").get_attribute("aria-pressed") == "true"
 
 
-# --- samples ------------------------------------------------------------------------------------------------------------------
+# --- samples ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_step_is_open_at_first(shown, demo):
     page = shown(demo)
-    assert found(page) == "18 samples in 6 groups"  # 4 groups of 4, and two held-out prompts
+    assert result_text(page) == "18 samples in 6 groups"  # 4 groups of 4, and two held-out prompts
     assert rows(page)[0].startswith("zigzag:1#")
     assert page.locator(".completion").count() == 4
 
@@ -356,34 +354,34 @@ def test_filters_narrow_what_is_listed(shown, demo):
     assert search(page, step="3-4", set="step") == "32 samples in 8 groups"
     assert search(page, finish="length").endswith("groups")
     assert page.locator(".completion:not(.out)").get_by_text("cut").count() >= 1
-    assert search(page, shortest="99") == "No sample is like that."
+    assert search(page, shortest="99") == "No sample matches."
 
 
-def test_a_group_has_equal_rewards_only_where_it_has_two_of_them(shown, demo):
+def test_equal_rewards_take_at_least_two_samples(shown, demo):
     page = shown(demo)
     equal = search(page, step="4", spread="none", set="eval")
-    assert equal == "No sample is like that.", "one sample each"
+    assert equal == "No sample matches.", "one sample each"
     assert search(page, spread="some") == equal
     search(page, step="", set="step", spread="none")
     counts = [int(re.search(r"in (\d+) groups?", search(page, spread=which))[1]) for which in ("none", "some", "")]
     assert counts[0] + counts[1] == counts[2] == 48
 
 
-def test_a_group_is_said_to_teach_nothing_where_its_advantages_are_0(shown, tmp_path):
+def test_a_group_with_zero_advantages_teaches_nothing(shown, tmp_path):
     run = make_run(tmp_path / "equal", 2, prompts=1, samples=2)
     for step, advantage in ((1, 0.0), (2, 0.5)):
         batch = replace(make_batch(step, 1, 2, None), rewards=np.ones(2, np.float32))
         write_samples(run / "samples" / f"step-{step:06d}.parquet", batch, np.full(2, advantage, np.float32))
-    page = shown(made(run))
+    page = shown(make_report(run))
     search(page, step="1", set="step")
-    seen(page, "#opened", "equal rewards: it teaches nothing")
+    wait_for_text(page, "#opened", "equal rewards: it teaches nothing")
     search(page, step="2")
-    seen(page, "#opened", "training, step 2")
+    wait_for_text(page, "#opened", "training, step 2")
     assert "equal rewards" in page.locator("#opened").inner_text()
     assert "teaches nothing" not in page.locator("#opened").inner_text()
 
 
-def test_words_are_looked_for_in_all_texts(shown, demo):
+def test_the_search_covers_all_texts(shown, demo):
     page = shown(demo)
     search(page, step="")
     assert search(page, words="right to left") == "1 sample in 1 group"
@@ -397,7 +395,7 @@ def test_hostile_text_is_shown_and_does_nothing(shown, demo):
     search(page, step="7")
     page.get_by_role("button", name="plain text").click()
     said = page.locator(".completion .said").first
-    seen(page, ".said >> nth=0", "onerror")
+    wait_for_text(page, ".said >> nth=0", "onerror")
     text = said.inner_text()
     assert text.startswith("</script><img src=x onerror=")
     assert "‹U+0000›‹U+001B›[31m‹U+202E›right to left‹U+202C› 😀 &lt;b&gt; مرحبا" in text
@@ -406,7 +404,7 @@ def test_hostile_text_is_shown_and_does_nothing(shown, demo):
     assert said.evaluate("e => getComputedStyle(e).unicodeBidi") == "isolate"
 
 
-def test_tokens_are_coloured_by_log_prob_advantage_and_gap(shown, demo):
+def test_tokens_are_colored_by_log_prob_advantage_and_gap(shown, demo):
     page = shown(demo)
     tokens = page.locator(".completion").first.locator(".t")
     assert tokens.last.inner_text() == "<eos>"
@@ -418,31 +416,31 @@ def test_tokens_are_coloured_by_log_prob_advantage_and_gap(shown, demo):
     assert len(strengths) > 1
     assert all("--prob" in s for s in strengths)
     page.get_by_role("button", name="advantage", exact=True).click()
-    seen(page, "#colours", "what each token earned")
+    wait_for_text(page, "#colors", "the advantage of each token")
     assert len({t.get_attribute("style") for t in tokens.all()}) == 1, "each token has its sample's advantage"
     page.get_by_role("button", name="policy − rollout").click()
-    assert "they should differ by rounding" in page.locator("#colours").inner_text()
+    assert "the difference should be rounding only" in page.locator("#colors").inner_text()
 
 
-def test_what_is_not_finite_stands_out(shown, tmp_path):
+def test_non_finite_numbers_stand_out(shown, tmp_path):
     run = make_run(tmp_path / "diverged", 1, prompts=1, samples=2)
     ruin(run / "samples" / "step-000001.parquet")
-    page = shown(made(run))
+    page = shown(make_report(run))
     search(page, set="step")
     first = page.locator(".completion").first
     assert "advantage not finite" in first.inner_text()
     assert first.locator(".t.broken").count() == 2
     assert "log-prob not finite" in first.locator(".t").first.get_attribute("title")
     page.get_by_role("button", name="policy − rollout").click()
-    seen(page, "#colours", "they should differ by rounding")
+    wait_for_text(page, "#colors", "the difference should be rounding only")
     assert first.locator(".t.broken").count() == 2
 
 
-def test_what_is_not_there_to_be_coloured_is_said(shown, demo):
+def test_the_page_says_why_tokens_cannot_be_colored(shown, demo):
     page = shown(demo)
     search(page, set="eval", step="12")
     page.get_by_role("button", name="policy − rollout").click()
-    assert "evaluations do not need them" in page.locator("#colours").inner_text()
+    assert "neither evaluations nor a single update" in page.locator("#colors").inner_text()
 
 
 def test_groups_and_steps_are_walked_with_the_keyboard(shown, demo):
@@ -460,16 +458,16 @@ def test_groups_and_steps_are_walked_with_the_keyboard(shown, demo):
     page.keyboard.press("ArrowUp")
     assert current() == first
     page.keyboard.press("[")
-    seen(page, "#opened", "step 11")
-    assert found(page) == "16 samples in 4 groups"
+    wait_for_text(page, "#opened", "step 11")
+    assert result_text(page) == "16 samples in 4 groups"
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("#help").is_visible()
 
 
-def test_a_walk_down_the_list_goes_on_behind_what_is_shown_at_first(shown, tmp_path):
-    page = shown(made(make_run(tmp_path / "many", 1, prompts=160, samples=1)))
+def test_the_keyboard_reaches_groups_beyond_the_first_page(shown, tmp_path):
+    page = shown(make_report(make_run(tmp_path / "many", 1, prompts=160, samples=1)))
     search(page, set="step")
     page.locator(".list .row").nth(149).click()
     page.keyboard.press("j")
@@ -486,28 +484,28 @@ def test_the_same_prompt_is_found_at_other_steps(shown, demo):
     steps = page.locator("#alike button")
     assert [b.inner_text().split()[0] for b in steps.all()] == [str(n) for n in range(1, 13)]
     steps.first.click()
-    seen(page, "#opened", "training, step 1zigzag")
+    wait_for_text(page, "#opened", "training, step 1zigzag")
     assert page.locator("#alike button").first.get_attribute("aria-pressed") == "true"
 
 
-def test_what_was_left_out_is_said_where_it_is_missed(shown, tmp_path):
+def test_the_page_says_which_texts_are_left_out(shown, tmp_path):
     run = make_run(tmp_path / "cut", 12)
     cut = next(
         one
         for one in collect_samples(ReportedRun.read(run), 3_000).numbers
         if one["kind"] == "step" and not one["kept"]
     )
-    page = shown(f"{made(run, megabytes=3_000 / (1 << 20)).as_uri()}#samples?step={cut['step']}&set=step")
+    page = shown(f"{make_report(run, megabytes=3_000 / (1 << 20)).as_uri()}#samples?step={cut['step']}&set=step")
     assert re.search(r"Texts and tokens of \d+ of \d+ groups are in this file", page.locator("#left-out").inner_text())
-    seen(page, "#opened", "The texts of this group are not in this file; its numbers are.")
+    wait_for_text(page, "#opened", "The texts of this group are not in this file; its numbers are.")
     assert page.locator(".completion").count() == 4
     assert "reward" in page.locator(".completion").first.inner_text()
 
 
-# --- settings -----------------------------------------------------------------------------------------------------------------
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_settings_show_what_differs_and_all_of_them_when_asked(shown, demo):
+def test_settings_show_differences_or_all_options(shown, demo):
     page = shown(demo)
     table = page.locator("table.options tbody")
     assert next(r.locator("td").first.inner_text() for r in table.locator("tr").all()) == "trainer.steps"
@@ -517,7 +515,7 @@ def test_settings_show_what_differs_and_all_of_them_when_asked(shown, demo):
     assert "samples per step" in page.locator("#settings").inner_text()
 
 
-# --- looks --------------------------------------------------------------------------------------------------------------------
+# --- looks ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -539,11 +537,11 @@ def test_nothing_is_wider_than_the_window_and_text_has_contrast(shown, demo, wid
 
 def test_long_names_of_runs_fit_on_a_phone(shown, tmp_path):
     names = [f"qwen3-4b-gsm8k-grpo-lr-1e-6-kl-0.001-seed-{seed}-on-{'x' * 30}" for seed in (1, 2)]
-    page = shown(made([make_run(tmp_path / name, 2) for name in names]), width=375)
+    page = shown(make_report([make_run(tmp_path / name, 2) for name in names]), width=375)
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 
-def test_a_tap_on_a_box_of_the_lanes_tells_of_it(shown, demo):
+def test_a_tap_on_a_box_of_the_lanes_describes_it(shown, demo):
     page = shown(demo, width=375, has_touch=True)
     card = page.locator("#time .card").nth(1)
     card.get_by_role("button", name="step 12").tap()
@@ -551,7 +549,7 @@ def test_a_tap_on_a_box_of_the_lanes_tells_of_it(shown, demo):
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     page.touchscreen.tap(box["x"] + 96 + 20, box["y"] + 2 * 20 + 10)
-    seen(page, ".lane-told", "rollout-0 · generate 500 ms")
+    wait_for_text(page, ".lane-told", "rollout-0 · generate 500 ms")
 
 
 def test_the_theme_is_switched_by_a_button_and_a_key(shown, demo):
@@ -562,7 +560,7 @@ def test_the_theme_is_switched_by_a_button_and_a_key(shown, demo):
     assert "dark" not in page.get_attribute("html", "class")
 
 
-def test_what_has_the_focus_is_seen(shown, demo):
+def test_the_focused_element_is_visible(shown, demo):
     page = shown(demo)
     for _ in range(12):
         page.keyboard.press("Tab")
@@ -570,16 +568,16 @@ def test_what_has_the_focus_is_seen(shown, demo):
         assert style == ["solid", "2px"]
 
 
-# --- runs that are not whole ----------------------------------------------------------------------------------------------------
+# --- runs that are not whole ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_run_that_has_hardly_begun_is_shown(shown, tmp_path, steps):
+def test_a_run_of_no_or_one_step_is_shown(shown, tmp_path, steps):
     run = make_run(tmp_path / "young", 3, saved=False, timeline=False, events=(("sync", {"version": steps}),))
     write_lines(
         run / "metrics.jsonl", [line for line in read_lines(run / "metrics.jsonl") if 0 < line["step"] <= steps]
     )
-    page = shown(made(run))
+    page = shown(make_report(run))
     assert page.locator("#state").inner_text() == "not finished"
     said = page.locator(".missing").inner_text()
     assert ("No step has been finished yet" in said) == (steps == 0)
@@ -591,7 +589,7 @@ def test_a_run_that_has_hardly_begun_is_shown(shown, tmp_path, steps):
 
 def test_two_runs_are_drawn_on_top_of_each_other(shown, tmp_path):
     a, b = make_run(tmp_path / "a", 6), make_run(tmp_path / "b", 9)
-    page = shown(made([a, b]))
+    page = shown(make_report([a, b]))
     legend = page.locator('.card[data-names="entropy"] .legend').inner_text()
     assert re.search(r"a 0.5 nats.*b 0.5 nats", legend, re.DOTALL)
     assert page.locator('.card[data-names="entropy"] svg path[fill="none"]').count() == 2
@@ -600,20 +598,20 @@ def test_two_runs_are_drawn_on_top_of_each_other(shown, tmp_path):
     assert page.locator("#differing tr").nth(1).locator("td").all_inner_texts() == ["trainer.steps", "6", "9"]
 
 
-# --- a large run, and one that goes on --------------------------------------------------------------------------------------------
+# --- a large run, and one that goes on --------------------------------------------------------------------------------
 
 
 def test_500_steps_of_512_samples_open_within_two_seconds(shown, tmp_path):
-    target = made(make_run(tmp_path / "large", 500, prompts=32, samples=16))
+    target = make_report(make_run(tmp_path / "large", 500, prompts=32, samples=16))
     taken = [math.inf]
-    while min(taken) >= 2 and len(taken) < 6:  # the machine may be at something else
+    while min(taken) >= 2 and len(taken) < 6:  # the machine may be busy with something else
         began = time.monotonic()
         page = shown(target)
         taken.append(time.monotonic() - began)
     assert min(taken) < 2, taken
-    assert found(page) == "514 samples in 34 groups"
+    assert result_text(page) == "514 samples in 34 groups"
     search(page, step="")
-    assert found(page) == "256,252 samples in 16,252 groups"
+    assert result_text(page) == "256,252 samples in 16,252 groups"
 
 
 @contextlib.contextmanager
@@ -629,7 +627,7 @@ def watched(run):
         server.server_close()
 
 
-def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tmp_path):
+def test_a_watched_run_grows_without_closing_the_open_group(shown, tmp_path):
     run = make_run(tmp_path / "going", 4, events=(("sync", {"version": 4}),))
     with watched(run) as server:
         page = shown(server.address)
@@ -638,7 +636,7 @@ def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tm
         page.keyboard.press("Escape")
         row = page.locator(".list .row").nth(2)
         row.click()
-        seen(page, "#opened", row.get_attribute("data-uid"))
+        wait_for_text(page, "#opened", row.get_attribute("data-uid"))
         opened = page.locator(".prompt").inner_text()
         page.locator('.card[data-names="entropy"] svg').focus()
         page.keyboard.press("ArrowLeft")
@@ -647,18 +645,18 @@ def test_a_watched_run_goes_on_in_the_page_without_losing_what_is_open(shown, tm
             file.write('{"step": 5, "reward/mean": 0.99, "entropy": 0.1, "time/step": 0.6}\n')
         with (run / "events.jsonl").open("a") as file:
             file.write(f'{{"time": {BEGAN + 60}, "event": "done", "step": 5}}\n')
-        seen(page, "#state", "done")
+        wait_for_text(page, "#state", "done")
         assert page.locator(".tile b").first.inner_text() == "5"
         assert page.locator(".prompt").inner_text() == opened
         assert page.locator('.filters [name="step"]').input_value() == "2"
         assert "values of step 3" in page.locator("#told-step").inner_text()
         assert search(page, step="5") == "16 samples in 4 groups"
-        seen(page, "#opened", "training, step 5")
+        wait_for_text(page, "#opened", "training, step 5")
         server.watched.path = tmp_path / "nowhere"
-        seen(page, "#live", "asks again")
+        wait_for_text(page, "#live", "asks again")
 
 
-def test_a_new_figure_changes_neither_the_smoothing_nor_what_is_unfolded(shown, tmp_path):
+def test_a_new_metric_keeps_smoothing_and_open_sections(shown, tmp_path):
     run = make_run(tmp_path / "figures", 12)
     lines = read_lines(run / "metrics.jsonl")
     write_lines(run / "metrics.jsonl", [line | {"my/first": 1.0} for line in lines])
@@ -667,21 +665,19 @@ def test_a_new_figure_changes_neither_the_smoothing_nor_what_is_unfolded(shown, 
         page.get_by_label("smoothing").select_option("0.9")
         page.get_by_text("Everything else: 1 figure").click()
         write_lines(run / "metrics.jsonl", [line | {"my/first": 1.0, "my/second": 2.0} for line in lines])
-        seen(page, "#curves", "Everything else: 2 figures")
+        wait_for_text(page, "#curves", "Everything else: 2 figures")
         assert page.get_by_label("smoothing").input_value() == "0.9"
         assert page.locator('.card[data-names="reward/mean"] svg path[fill="none"]').count() == 2
         assert page.locator('.card[data-names="my/second"] svg path').count() >= 1
 
 
-def test_a_step_that_was_chosen_among_the_lanes_stays_chosen_while_it_is_there_and_the_newest_is_followed(
-    shown, tmp_path
-):
+def test_the_chosen_step_of_the_lanes_is_kept_or_the_newest_followed(shown, tmp_path):
     run = make_run(tmp_path / "lanes", 8, saved=False)
 
     def goes_on(step):
         write_timeline(run / "logs", step)
         write_lines(run / "metrics.jsonl", [figures(s, step, evaluated=False) for s in range(1, step + 1)])
-        seen(page, "#time .tools", f"step {step}")
+        wait_for_text(page, "#time .tools", f"step {step}")
 
     with watched(run) as server:
         page = shown(server.address)
@@ -698,7 +694,7 @@ def test_a_step_that_was_chosen_among_the_lanes_stays_chosen_while_it_is_there_a
         assert chosen.inner_text() == "all"
 
 
-def test_a_run_that_has_not_begun_is_waited_for_and_shown_when_it_has(shown, tmp_path):
+def test_the_page_waits_for_a_run_that_has_not_started(shown, tmp_path):
     with watched(tmp_path / "later") as server:
         page = shown(server.address)
         waits = page.locator("#wait")
@@ -706,22 +702,22 @@ def test_a_run_that_has_not_begun_is_waited_for_and_shown_when_it_has(shown, tmp
         assert page.locator("#title").inner_text() == "later"
         assert "waiting" in page.locator("#live").inner_text()
         make_run(tmp_path / "later", 4)
-        seen(page, "#state", "done")
-        seen(page, "#found", "18 samples in 6 groups")
-        seen(page, "#live", "watching")
+        wait_for_text(page, "#state", "done")
+        wait_for_text(page, "#found", "18 samples in 6 groups")
+        wait_for_text(page, "#live", "watching")
         assert not waits.is_visible()
 
 
-def test_samples_that_come_behind_the_line_of_their_step_are_shown(shown, tmp_path):
+def test_samples_written_after_the_metrics_of_their_step_are_shown(shown, tmp_path):
     run = make_run(tmp_path / "behind", 4)
     with watched(run) as server:
         page = shown(server.address)
         assert search(page, step="4", set="eval") == "2 samples in 2 groups"
         write_samples(run / "samples" / "eval-000004.parquet", make_batch(4, 3, 1, None))
-        seen(page, "#found", "3 samples in 3 groups")
+        wait_for_text(page, "#found", "3 samples in 3 groups")
 
 
-def test_what_could_not_be_had_once_is_asked_for_again(shown, tmp_path):
+def test_a_failed_piece_is_fetched_again(shown, tmp_path):
     run = make_run(tmp_path / "hiccup", 4)
     with watched(run) as server:
         numbers, asked = server.watched.numbers, []
@@ -735,28 +731,28 @@ def test_what_could_not_be_had_once_is_asked_for_again(shown, tmp_path):
         server.watched.numbers = first_fails
         page = shown(server.address)
         assert "the disk is away" in page.locator("#live").inner_text()
-        seen(page, "#found", "18 samples in 6 groups")
-        seen(page, "#live", "watching")
+        wait_for_text(page, "#found", "18 samples in 6 groups")
+        wait_for_text(page, "#live", "watching")
 
 
-def test_damaged_samples_are_named_in_the_page_until_they_are_whole(shown, tmp_path):
+def test_the_page_reports_damaged_samples_until_they_are_complete(shown, tmp_path):
     run = make_run(tmp_path / "damaged", 4)
     file = run / "samples" / "step-000004.parquet"
     whole = file.read_bytes()
     damage(file, "cut")
-    page = shown(made(run))
+    page = shown(make_report(run))
     assert "samples/step-000004.parquet cannot be read" in page.locator("#summary .missing").inner_text()
-    assert found(page) == "2 samples in 2 groups", "the evaluation of that step"
+    assert result_text(page) == "2 samples in 2 groups", "the evaluation of that step"
     with watched(run) as server:
         page = shown(server.address)
         assert "samples/step-000004.parquet cannot be read" in page.locator("#unread").inner_text()
-        assert found(page) == "2 samples in 2 groups"
+        assert result_text(page) == "2 samples in 2 groups"
         file.write_bytes(whole)
-        seen(page, "#found", "18 samples in 6 groups")
+        wait_for_text(page, "#found", "18 samples in 6 groups")
         assert page.locator("#unread").inner_text() == ""
 
 
-def test_words_are_looked_for_where_texts_can_be_read(shown, tmp_path):
+def test_the_search_skips_unreadable_texts(shown, tmp_path):
     run = make_run(tmp_path / "hollow", 4, texts={2: "a word", 3: "a word"})
     damage(run / "samples" / "step-000002.parquet", "hollow")
     with watched(run) as server:
@@ -764,4 +760,4 @@ def test_words_are_looked_for_where_texts_can_be_read(shown, tmp_path):
         search(page, step="")
         assert search(page, words="a word") == "1 sample in 1 group. The texts of step-000002 cannot be read."
         search(page, words="", step="2")
-        seen(page, "#opened", "This group cannot be shown now")
+        wait_for_text(page, "#opened", "This group cannot be shown now")
