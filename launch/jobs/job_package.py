@@ -78,8 +78,8 @@ def build_package(path: str, overrides: tuple[str, ...], extra_paths: tuple[str,
     if not config.run.dir.startswith(("/", "~")):
         problems.append(
             f"run.dir is {config.run.dir}, which on a cluster lies in the job's working directory and is deleted with "
-            "it. Give an "
-            f"absolute path, on storage that all nodes see: run.dir=/shared/{config.run.dir.removeprefix('./')}"
+            "it. Give an absolute path, on storage that all nodes see: "
+            f"run.dir=/shared/{config.run.dir.removeprefix('./')}"
         )
     files, file_problems = collect_files([n for n in named if not n.is_absolute])
     if problems or file_problems:
@@ -98,8 +98,7 @@ def collect_files(named: list[NamedPath]) -> tuple[dict[str, Path], list[str]]:
         if path.is_absolute() or ".." in path.parts:
             problems.append(
                 f"{n} is outside of {Path.cwd()}, and files keep their place relative to this folder. Submit from a "
-                "folder above it, or "
-                "give an absolute path that the cluster sees."
+                "folder above it, or give an absolute path that the cluster sees."
             )
         elif not path.exists():
             problems.append(f"{n} does not exist (from {Path.cwd()}).")
@@ -112,8 +111,7 @@ def collect_files(named: list[NamedPath]) -> tuple[dict[str, Path], list[str]]:
         largest = max(sizes, key=lambda name: sizes[name])
         problems.append(
             f"{format_size(total)} would be sent with the job, most of it {largest} ({format_size(sizes[largest])}); "
-            "at most "
-            f"{format_size(MAX_BYTES)} may. Put it on storage that all nodes see, and give its absolute path."
+            f"at most {format_size(MAX_BYTES)} may. Put it on storage that all nodes see, and give its absolute path."
         )
     return files, problems
 

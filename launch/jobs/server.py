@@ -51,8 +51,7 @@ class JobServer:
         if server_version != ray.__version__:
             raise ConfigError(
                 f"{self.shown} has Ray {server_version}, this machine Ray {ray.__version__}. Install the rlsys of the "
-                "cluster here too, "
-                "or run `ray job submit -- rlsys train …` with its own Ray."
+                "cluster here too, or run `ray job submit -- rlsys train …` with its own Ray."
             )
 
     @contextlib.contextmanager
@@ -72,8 +71,7 @@ class JobServer:
             if not self.connected:
                 raise ConfigError(
                     f"no Ray job server answers at {self.shown}. It is the dashboard of `ray start --head`, port 8265 "
-                    "by "
-                    "default; from elsewhere it takes --dashboard-host=0.0.0.0 there, or a tunnel: ssh -L "
+                    "by default; from elsewhere it takes --dashboard-host=0.0.0.0 there, or a tunnel: ssh -L "
                     "8265:localhost:8265 HEAD"
                 ) from None
             raise JobServerLost(f"{self.shown} has stopped answering ({type(error).__name__})") from None

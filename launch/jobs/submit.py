@@ -66,8 +66,7 @@ def print_package(package: JobPackage, console: Console) -> None:
         print_line(
             console,
             "read on the cluster, in the environment that `ray start` had on each node: "
-            f"{', '.join(package.variables)}. "
-            "Values are not sent.",
+            f"{', '.join(package.variables)}. Values are not sent.",
         )
 
 
@@ -83,8 +82,7 @@ def parse_environment(environment: tuple[str, ...]) -> dict[str, str]:
         elif is_secret_variable(name, value):
             problems.append(
                 f"--env {name}: everyone with access to the job server sees what is given here. Set {name} in the "
-                "environment of "
-                "`ray start` on each node instead."
+                "environment of `ray start` on each node instead."
             )
         variables[name] = value
     if problems:
@@ -126,8 +124,7 @@ def print_ending(server: JobServer, name: str, job: Any, console: Console) -> in
         print_line(
             console,
             f"✗ job {name}: `rlsys` is not found on the cluster. Install it on every node, in the environment that "
-            "`ray start` "
-            "is called from, and have its bin folder on the PATH there.",
+            "`ray start` is called from, and have its bin folder on the PATH there.",
             "red",
         )
     else:

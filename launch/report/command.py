@@ -101,9 +101,8 @@ def describe_left_out(numbers: list[dict[str, Any]]) -> str:
     files = sum(bool(piece["kept"]) for piece in numbers)
     return (
         f"Texts and tokens of {kept:,} of {groups:,} groups are in this file, from {files:,} of {len(numbers):,} steps "
-        "and evaluations, "
-        "evenly spread; rewards, lengths and failures are those of all samples. `rlsys report --megabytes` takes more, "
-        "`rlsys watch` all."
+        "and evaluations, evenly spread; rewards, lengths and failures are those of all samples. `rlsys report "
+        "--megabytes` takes more, `rlsys watch` all."
     )
 
 

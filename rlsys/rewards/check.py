@@ -23,8 +23,7 @@ def find_problems(key: str, functions: dict[str, RewardFunction]) -> list[str]:
         if count > 1:
             problems.append(
                 f"{key} has {count} functions called {name}, whose metrics would be one. Give them different names, "
-                "such as "
-                f"my_{name}: {{function: …}}."
+                f"such as my_{name}: {{function: …}}."
             )
     return problems
 

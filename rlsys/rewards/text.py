@@ -74,8 +74,7 @@ def accepted_answers(function: str, answer: Any) -> list[str]:
     if not answers or not all(answers):
         raise ValueError(
             f"{function}: the row's answer is {answer!r}, nothing to compare with. Leave such rows out, or name the "
-            "right field "
-            "with data.answer_key."
+            "right field with data.answer_key."
         )
     return answers
 

@@ -58,8 +58,8 @@ from rlsys.sandbox.outcome import ProgramResult, SandboxError, interpret, last_l
 
 CHILD = Path(__file__).with_name("child.py")
 START = (
-    "import marshal, sys; fd, *rest = map(int, sys.argv[1:]); "
-    "code, request = marshal.load(open(fd, 'rb')); exec(code); main(request, *rest)"
+    "import marshal, sys; fd, *rest = map(int, sys.argv[1:]); code, request = marshal.load(open(fd, 'rb')); "
+    "exec(code); main(request, *rest)"
 )
 INODES = 1000
 THREADS = 64

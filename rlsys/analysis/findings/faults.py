@@ -34,8 +34,7 @@ def skipped_updates(run: RunData) -> Findings:
         "problem",
         f"{total:.0f} update{'s were' if total > 1 else ' was'} skipped",
         f"In {describe_steps(s for s, _ in skipped)} a loss or gradient was not finite; the weights stayed as they "
-        f"were.{origin} "
-        "A smaller policy.lr, or policy.clip_grad, may help. Also look for very large rewards.",
+        f"were.{origin} A smaller policy.lr, or policy.clip_grad, may help. Also look for very large rewards.",
         figures=("update/skipped", "grad_norm"),
         steps=(skipped[0][0], skipped[-1][0]),
         samples={"step": skipped[0][0], "set": "step"},
@@ -84,8 +83,8 @@ def wrong_weights(run: RunData) -> Findings:
             "warning",
             f"Weights did not arrive intact {len(events)} time{'s' * (len(events) > 1)}",
             f"In {describe_steps(e.step for e in events)} an engine's fingerprint differed from the policy's. Its "
-            "samples were discarded, and "
-            "another engine took its place. If this happens again, check memory and network of that host.",
+            "samples were discarded, and another engine took its place. If this happens again, check memory and "
+            "network of that host.",
             steps=(events[0].step, events[-1].step),
         )
 
@@ -159,9 +158,8 @@ def idle_engine(run: RunData) -> Findings:
                 "warning",
                 f"{name} is mostly idle",
                 f"It was busy for {as_percent(share)} of the last steps, {busiest} for {as_percent(engines[busiest])}. "
-                "It may have been "
-                "replaced, run on a slower machine, or there may be too few prompts per step for all engines. The "
-                "lanes below show which.",
+                "It may have been replaced, run on a slower machine, or there may be too few prompts per step for all "
+                "engines. The lanes below show which.",
                 figures=("time/rollout",),
             )
 
@@ -174,8 +172,8 @@ def lower_throughput(run: RunData) -> Findings:
             "note",
             "Throughput has dropped",
             f"Tokens per second went from {speed.before:,.0f} to {speed.after:,.0f}. Shorter completions alone have "
-            "this effect. So has a slower "
-            "machine, or one long completion that all others wait for. The phases below show which part grew.",
+            "this effect. So has a slower machine, or one long completion that all others wait for. The phases below "
+            "show which part grew.",
             figures=("tokens_per_second", "length/mean", "length/max", "time/step"),
             steps=speed.steps,
         )

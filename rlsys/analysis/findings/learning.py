@@ -42,10 +42,9 @@ def only_training_improves(run: RunData) -> Findings:
                 "warning",
                 f"The reward rises, accuracy on {dataset} does not",
                 f"The mean reward went from {reward.before:.3g} to {reward.after:.3g}, the held-out accuracy from "
-                f"{first[name]:.3g} to {last[name]:.3g}"
-                f"{_interval_text(last, name)}. What is learned does not generalize. The reward may be satisfied "
-                "without solving the task "
-                "(read the completions with the highest rewards), or there are too few training prompts.",
+                f"{first[name]:.3g} to {last[name]:.3g}{_interval_text(last, name)}. What is learned does not "
+                "generalize. The reward may be satisfied without solving the task (read the completions with the "
+                "highest rewards), or there are too few training prompts.",
                 figures=("reward/mean", name),
                 steps=(int(first["step"]), int(last["step"])),
                 samples={"step": reward.steps[1], "sort": "reward", "set": "step"},
@@ -65,8 +64,7 @@ def accuracy_drop(run: RunData) -> Findings:
                 "warning",
                 f"Accuracy on {dataset} was better at step {best['step']:.0f}",
                 f"Held-out accuracy was {best[name]:.3g} then, and is {last[name]:.3g}{_interval_text(last, name)} at "
-                f"step {last['step']:.0f}. "
-                f"checkpoint.keep_best: {name} keeps the best one.",
+                f"step {last['step']:.0f}. checkpoint.keep_best: {name} keeps the best one.",
                 figures=(name,),
                 steps=(int(best["step"]), int(last["step"])),
             )
@@ -113,9 +111,8 @@ def entropy_collapse(run: RunData) -> Findings:
         "warning",
         "Entropy has collapsed",
         f"It fell from {entropy.before:.3g} to {entropy.after:.3g} per token. The policy hardly explores any more. "
-        "That is "
-        "harmless at the end of a solved task. Otherwise try a higher algorithm.clip_high, entropy.control, a KL term, "
-        "or a smaller policy.lr.",
+        "That is harmless at the end of a solved task. Otherwise try a higher algorithm.clip_high, entropy.control, a "
+        "KL term, or a smaller policy.lr.",
         figures=("entropy", "reward/mean"),
         steps=entropy.steps,
         samples={"step": entropy.steps[1], "set": "step"},
@@ -141,9 +138,8 @@ def explosion(run: RunData) -> Findings:
             f"{name} was {t.before:.3g} at the start and is {t.after:.3g} at the end" for name, t in grown.items()
         )
         + ". The policy moves far from its start, and the reward does not rise with it. Updates may be too large, or "
-        "tiny reward differences are scaled up to full advantages. "
-        "A smaller policy.lr, policy.warmup_updates, or algorithm.std=none may help. Earlier checkpoints are still "
-        "good.",
+        "tiny reward differences are scaled up to full advantages. A smaller policy.lr, policy.warmup_updates, or "
+        "algorithm.std=none may help. Earlier checkpoints are still good.",
         figures=(*grown, "entropy", "reward/mean"),
         steps=steps,
         samples={"step": steps[1], "set": "step"},
@@ -163,10 +159,8 @@ def no_spread(run: RunData) -> Findings:
         "warning",
         f"{as_percent(equal / groups)} of the groups teach nothing",
         f"In the last {len(steps)} steps all samples of these groups had the same reward; the mean reward was "
-        f"{reward:.3g}. They "
-        "cost time and give no gradient. If most are solved, use harder prompts; if none is, easier ones or partial "
-        "credit. "
-        "dynamic_sampling.enabled replaces such groups.",
+        f"{reward:.3g}. They cost time and give no gradient. If most are solved, use harder prompts; if none is, "
+        "easier ones or partial credit. dynamic_sampling.enabled replaces such groups.",
         figures=("groups/equal", "reward/mean"),
         steps=(steps[0], steps[-1]),
         samples={"step": steps[-1], "spread": "none", "set": "step"},
@@ -207,9 +201,8 @@ def truncation(run: RunData) -> Findings:
         "warning",
         "Completions are cut more often" if rises else "Nearly all completions are cut",
         f"{as_percent(truncated.after)} of the completions reach rollout.max_new_tokens{limit} at the end, "
-        f"{as_percent(truncated.before)} did at the start. "
-        "A cut completion is judged without its answer, so length is punished by chance. Allow more tokens, or use "
-        "overlong.buffer.",
+        f"{as_percent(truncated.before)} did at the start. A cut completion is judged without its answer, so length is "
+        "punished by chance. Allow more tokens, or use overlong.buffer.",
         figures=("length/truncated", "length/mean"),
         steps=truncated.steps,
         samples={"step": truncated.steps[1], "finish": "length", "set": "step"},
@@ -228,12 +221,11 @@ def mismatch_grows(run: RunData) -> Findings:
         "warning",
         "Engines and policy drift apart",
         f"The mean gap of their log-probs was {gap.before:.2g} and is {gap.after:.2g} per token; at {limit:.2g} the "
-        "run stops. Samples come more and more from "
-        "another policy than the one that learns. `rlsys doctor CONFIG` finds the cause; correction.method reweights "
-        "samples.",
+        "run stops. Samples come more and more from another policy than the one that learns. `rlsys doctor CONFIG` "
+        "finds the cause; correction.method reweights samples.",
         figures=("mismatch/mean_abs", "mismatch/max_abs"),
         steps=gap.steps,
-        samples={"step": gap.steps[1], "colour": "gap", "set": "step"},
+        samples={"step": gap.steps[1], "color": "gap", "set": "step"},
     )
 
 
@@ -246,8 +238,8 @@ def heavy_clipping(run: RunData) -> Findings:
             "warning",
             f"{as_percent(clipped)} of the tokens are clipped",
             f"In the last {len(steps)} steps the ratio of these tokens left the clip range within their step, so they "
-            "had no gradient any more. "
-            "Use a smaller policy.lr, fewer updates_per_step or epochs_per_step, or a wider clip.",
+            "had no gradient any more. Use a smaller policy.lr, fewer updates_per_step or epochs_per_step, or a wider "
+            "clip.",
             figures=("clip_fraction", "clip_fraction/low", "clip_fraction/high"),
             steps=(steps[0], steps[-1]),
         )
