@@ -200,7 +200,7 @@ def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iter
     watch.note(f"starting {count} {'rank' if count == 1 else 'ranks'}")
     try:
         ranks = LearnerGroup(f"gradient-of-{count}", count, config, spawn, watch)
-        ranks.start()
+        ranks.start_ranks()
         yield ranks
     finally:
         actors.kill_all()

@@ -26,7 +26,7 @@ class SkippedUpdates:
             if not update["skipped"]:
                 self.in_a_row, self.first = 0, ""
                 continue
-            sample = describe_sample(batch, update["culprit"])
+            sample = describe_sample(batch, update["first_bad_sample"])
             where = f"step {step}, update {number}: {sample}"
             facts = {
                 "step": step,
@@ -45,9 +45,9 @@ class SkippedUpdates:
         return [update for update in updates if not update["skipped"]]
 
 
-def describe_sample(batch: Batch, culprit: float) -> str:
+def describe_sample(batch: Batch, index: float) -> str:
     """The first sample whose loss is not finite, as samples/ calls it."""
-    if culprit >= len(batch.samples):
+    if index >= len(batch.samples):
         return "no single sample (each loss is finite, their gradient is not)"
-    sample = batch.samples[int(culprit)]
+    sample = batch.samples[int(index)]
     return f"sample {sample.index} of prompt {sample.uid}"

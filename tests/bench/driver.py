@@ -130,7 +130,7 @@ class Ranks:
         names = ("loss", "grad_norm", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "skipped")
         return dict.fromkeys(names, 0.0) | {
             "tokens": float(sum(len(p.targets) for own in packs for p in own)),
-            "culprit": math.inf,
+            "first_bad_sample": math.inf,
         }
 
     def sync(self, version: int) -> None:

@@ -92,11 +92,11 @@ def main() -> None:
 
         ranks = [spawn(PolicyRank, i, {"OMP_NUM_THREADS": "1"}) for i in range(asked.ranks)]
         engine = spawn(RolloutWorker, 0, CPU_ENVIRONMENT)
-        address, port = ray.get(ranks[0].where.remote())
+        address, port = ray.get(ranks[0].rendezvous_address.remote())
         starts = [rank.start.remote(address, port, str(model), asked.transport) for rank in ranks]
         ray.get([*starts, engine.start.remote(str(model), asked.transport, 7)])
-        invitation = ray.get([rank.invite.remote() for rank in ranks])[0]
-        ray.get([worker.connect.remote(invitation) for worker in [*ranks, engine]])
+        connection_info = ray.get([rank.connection_info.remote() for rank in ranks])[0]
+        ray.get([worker.connect.remote(connection_info) for worker in [*ranks, engine]])
         workers = [*ranks, engine]
 
         def verifying(worker: Any, sync: Any) -> None:
@@ -112,8 +112,8 @@ def main() -> None:
                 sync = dataclasses.replace(config.sync, verify=verify)
                 ray.get([worker.__ray_call__.remote(verifying, sync) for worker in workers])
                 before, began = cpu(), time.perf_counter()
-                parts = [[rank.send.remote(part) for rank in ranks] for part in range(invitation["parts"])]
-                printing, taking = [rank.prints.remote() for rank in ranks], engine.take.remote(parts, i)
+                parts = [[rank.send.remote(part) for rank in ranks] for part in range(connection_info["parts"])]
+                printing, taking = [rank.fingerprints.remote() for rank in ranks], engine.take.remote(parts, i)
                 prints = combine_ranks(ray.get(printing))
                 sent = time.perf_counter()
                 ray.get(taking)

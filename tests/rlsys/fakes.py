@@ -227,14 +227,14 @@ class FakePolicy:
             for p in mine
         ]
         tokens = sum(len(p.targets) for p in mine)
-        culprit = self.bad.get(len(self.updates), math.inf)
-        if culprit < math.inf:
+        bad_sample = self.bad.get(len(self.updates), math.inf)
+        if bad_sample < math.inf:
             gradient = math.nan
         else:
             self.weight += lr * gradient
         return {
-            "skipped": float(culprit < math.inf),
-            "culprit": culprit,
+            "skipped": float(bad_sample < math.inf),
+            "first_bad_sample": bad_sample,
             "loss": -gradient,
             "grad_norm": abs(gradient),
             "kl": sum(float(r.sum()) for r in refs),
@@ -281,7 +281,7 @@ class FakeCritic:
         self.updates.append((packs, lr))
         gap = sum(float((p.weights * (p.columns.returns - self.value)).sum()) for own in packs for p in own)
         self.value += lr * gap
-        return {"loss": gap * gap / 2, "grad_norm": abs(gap), "skipped": 0.0, "culprit": math.inf}
+        return {"loss": gap * gap / 2, "grad_norm": abs(gap), "skipped": 0.0, "first_bad_sample": math.inf}
 
     def save(self, folder: str) -> None:
         self.file = Path(folder) / "value.json"

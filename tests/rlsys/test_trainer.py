@@ -238,7 +238,7 @@ def test_a_critic_that_is_not_finite_stops_the_run_before_a_checkpoint_has_it(tm
     machines = Machines(tmp_path, "algorithm.advantage=gae", "checkpoint.every=1", "trainer.max_skipped=0")
     update = machines.critic.update
     machines.critic.update = lambda packs, lr: (
-        update(packs, lr) | {"skipped": float(len(machines.critic.updates) == 4), "culprit": 3.0}
+        update(packs, lr) | {"skipped": float(len(machines.critic.updates) == 4), "first_bad_sample": 3.0}
     )
     with pytest.raises(FloatingPointError, match=r"step 2, update 2: sample 3 of prompt zigzag:.* critic\.lr"):
         machines.run()

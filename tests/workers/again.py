@@ -1,4 +1,4 @@
-"""Ranks that take a new configuration in the same process, because a process takes ten seconds to come up."""
+"""Ranks that can be started again in the same process with another configuration: a new process takes ten seconds."""
 
 import hashlib
 from typing import Any
@@ -6,60 +6,56 @@ from typing import Any
 from rlsys.config.schema import Config
 from workers.learner.critic import CriticRank
 from workers.learner.policy import PolicyRank
-from workers.sync import host_memory
+from workers.sync import layout
 
 
 class Again:
-    """`become(config)`, then the rank's own `start`, as often as one likes; the ranks meet once."""
+    """A rank that can be started again: `become(config)`, then `start`. The ranks join each other only once."""
 
     config: Config
-    met = False
+    joined = False
 
     def become(self, config: Config) -> None:
         self.config = config
 
-    def start(self, *arguments: Any) -> None:
-        if self.met:
-            from workers.learner import zero
-
-            zero.join_process_group = lambda *_: None
-        self.met = True
-        super().start(*arguments)  # type: ignore[misc]
+    def join(self, address: str, port: int) -> None:
+        if not self.joined:
+            super().join(address, port)  # type: ignore[misc]
+        self.joined = True
 
 
 class PolicyAgain(Again, PolicyRank):
-    def in_buckets_of(self, size: int) -> None:
-        """From the next invitation on."""
-        host_memory.split_into_buckets.__defaults__ = (size,)
+    def set_bucket_bytes(self, size: int) -> None:
+        """Applies from the next connection on."""
+        layout.split_into_buckets.__defaults__ = (size,)
 
     def steepen(self, factor: float) -> None:
-        """From now on the gradient below the last layer is multiplied by this."""
+        """Multiplies the gradient below the last layer by this, from now on."""
 
-        def steeper(module: Any, given: Any, answer: Any) -> None:
-            if answer.requires_grad:
-                answer.register_hook(lambda gradient: gradient * factor)
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda gradient: gradient * factor)
 
-        self.steep = self.lm.get_decoder().norm.register_forward_hook(steeper)
+        self.steepening = self.lm.get_decoder().norm.register_forward_hook(hook)
 
-    def flatten(self) -> None:
-        """No more."""
-        self.steep.remove()
+    def stop_steepening(self) -> None:
+        self.steepening.remove()
 
     def digest(self) -> str:
-        """Of everything: the weights the model works with, the fp32 ones, Adam's moments and step."""
+        """Hashes the whole state: the weights that the model computes with, the fp32 weights, Adam's moments and step."""
         import torch
 
         from workers.learner.zero_state import MOMENTS, WEIGHT
 
-        named = dict(self.lm.named_parameters())
-        found = [*self.zero.state.owned_tensors(named, (WEIGHT, *MOMENTS)).values()]
-        for parameter in named.values():
+        parameters = dict(self.lm.named_parameters())
+        tensors = [*self.zero.state.owned_tensors(parameters, (WEIGHT, *MOMENTS)).values()]
+        for parameter in parameters.values():
             with self.zero.gathered(parameter):
-                found.append(parameter.detach().clone())
-        bits = hashlib.sha256()
-        for whole in found:
-            bits.update(whole.contiguous().view(-1).view(torch.uint8).numpy())
-        return bits.hexdigest()
+                tensors.append(parameter.detach().clone())
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
 
 
 class CriticAgain(Again, CriticRank):

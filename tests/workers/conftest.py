@@ -89,10 +89,10 @@ class NoEngines:
     def __init__(self, watchdog: Watchdog):
         self.watchdog = watchdog
 
-    def connect(self, invitation: Any) -> None:
+    def connect(self, info: Any) -> None:
         pass
 
-    def load_weights(self, delivery: Any, sending: dict[str, Any]) -> dict[str, Any]:
+    def load_weights(self, update: Any, sending: dict[str, Any]) -> dict[str, Any]:
         return self.watchdog.gather(sending, "sending weights")
 
     def replacements_paused(self) -> Any:
@@ -108,7 +108,7 @@ def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., 
             return shared(f"{name} of {config.policy.ranks}", again.PolicyAgain, config, int(name.split("-")[1]))
 
         group = PolicyGroup(config, rank, Watchdog(logs))
-        group.group.call_all("become", config)
+        group.call_all("become", config)
         group.start(model, transport)
         group.connect(engines or NoEngines(Watchdog(logs)))
         return group
@@ -125,7 +125,7 @@ def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Conf
             return shared(f"{name} of {config.critic.ranks}", again.CriticAgain, config, int(name.split("-")[1]))
 
         group = CriticGroup(config, rank, Watchdog(logs))
-        group.group.call_all("become", config)
+        group.call_all("become", config)
         group.start(model)
         return group
 

@@ -1,4 +1,4 @@
-"""Which sample made an update useless."""
+"""Finds the sample that made an update useless."""
 
 import math
 from typing import Any
@@ -15,20 +15,20 @@ class FirstBadSample:
     def __init__(self, device: Any):
         self.first = torch.full((), math.inf, device=device)
 
-    def observe(self, pack: Pack, answers: Any, losses: Any) -> None:
-        """`losses` [K], weights included, come from `answers` [K], whose gradient is looked at when it is there."""
+    def observe(self, pack: Pack, outputs: Any, losses: Any) -> None:
+        """Checks `losses` [K], weights included, and during the backward pass the gradient of the `outputs` [K] they come from."""
         if not pack.samples:
             return
-        samples = torch.tensor(np.repeat(pack.samples, pack.target_counts), device=answers.device)
+        samples = torch.tensor(np.repeat(pack.samples, pack.target_counts), device=outputs.device)
 
-        def look(numbers: torch.Tensor) -> None:
-            # No branch: nothing waits for the device.
+        def check(numbers: torch.Tensor) -> None:
+            # No branch, so that nothing waits for the device.
             self.first = torch.where(numbers.isfinite(), math.inf, samples).min().minimum(self.first)
 
-        look(losses.detach())
-        if answers.requires_grad:
-            answers.register_hook(look)
+        check(losses.detach())
+        if outputs.requires_grad:
+            outputs.register_hook(check)
 
     def index(self) -> float:
-        """Infinity: none."""
+        """Returns the sample's index in the batch, or infinity if there is none."""
         return self.first.item()

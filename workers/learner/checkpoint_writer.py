@@ -1,10 +1,10 @@
-"""Writes a trainer's state while it trains on.
+"""Writes a rank's share of a checkpoint while training goes on.
 
 driver                     each rank                              its thread
-save(folder) ────────────▶ copies its share, begins ────────────▶ writes, fsyncs, reads back, hashes
+save(folder) ────────────▶ copies its share, starts ────────────▶ writes, fsyncs, reads back, hashes
              ◀─ at once ─
 saved(wait=False) ───────▶ None: still being written
-saved(wait=True) ────────▶ waits ◀─────────────────────────────── {file: SHA-256}, or what went wrong
+saved(wait=True) ────────▶ waits ◀─────────────────────────────── {file: SHA-256}, or the error
 """
 
 import os
@@ -16,17 +16,20 @@ from typing import Any
 
 from workers.learner.tensor_files import sync_and_hash, write_tensors
 
+Tensors = dict[str, dict[str, Any]]  # by file, then by name
+FillDirectory = Callable[[Path], None]
+
 
 @dataclass(frozen=True)
 class WriteError:
-    """An `OSError` as an answer: raised in a worker, it would reach the driver as words."""
+    """An `OSError` as a value. If a worker raised it, Ray would turn it into text on the way to the driver."""
 
     code: int | None
     message: str
     file: str
 
 
-SaveResult = dict[str, str] | WriteError | None  # None: still being written
+SaveResult = dict[str, str] | WriteError | None  # SHA-256 by file; None: still being written
 
 
 class CheckpointWriter:
@@ -36,22 +39,20 @@ class CheckpointWriter:
         self.error: WriteError | Exception | None = None
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Waits until nothing is being written."""
         if self.thread:
             self.thread.join()
 
-    def start(
-        self,
-        folder: Path,
-        tensors: dict[str, dict[str, Any]],
-        others: Mapping[str, Callable[[Path], None]] | None = None,
-    ) -> None:
-        """`tensors` by file; `others` fill a directory below `folder` with small files. Nobody may change the tensors any more."""
+    def start(self, folder: Path, tensors: Tensors, directories: Mapping[str, FillDirectory] | None = None) -> None:
+        """Starts to write. `directories`: functions that fill a directory below `folder` with small files, by its name.
+
+        From now on nobody may change the tensors.
+        """
         self.wait()
         self.hashes, self.error = {}, None
-        # A daemon: a process that ends does not wait for what nobody will ask for.
+        # A daemon thread: a process that ends does not wait for a checkpoint that nobody will ask for.
         self.thread = threading.Thread(
-            target=self._run, args=(folder, tensors, others or {}), name="state writer", daemon=True
+            target=self._run, args=(folder, tensors, directories or {}), name="checkpoint writer", daemon=True
         )
         self.thread.start()
 
@@ -64,36 +65,40 @@ class CheckpointWriter:
             raise self.error
         return self.error or self.hashes
 
-    def _run(self, folder: Path, tensors: dict[str, Any], others: Mapping[str, Callable[[Path], None]]) -> None:
-        file = folder
+    def _run(self, folder: Path, tensors: Tensors, directories: Mapping[str, FillDirectory]) -> None:
+        self.file = folder
         try:
-            for name in {*others, *(str(Path(name).parent) for name in tensors)}:
-                (folder / name).mkdir(parents=True, exist_ok=True)
-            for name in list(tensors):
-                file = folder / name
-                self.hashes[name] = write_tensors(file, tensors.pop(name))
-            for name, fill in others.items():
-                file = folder / name
-                fill(file)
-                for file in sorted(p for p in (folder / name).rglob("*") if p.is_file()):
-                    if (path := str(file.relative_to(folder))) not in self.hashes:
-                        self.hashes[path] = sync_and_hash(file)
-            for place in {folder, *((folder / name).parent for name in self.hashes)}:
-                descriptor = os.open(place, os.O_RDONLY)
-                os.fsync(descriptor)
-                os.close(descriptor)
+            self._write(folder, tensors, directories)
         except OSError as error:
-            # A full disk does not say which file it had no room for.
-            self.error = WriteError(error.errno, error.strerror or str(error), str(error.filename or file))
+            # The error of a full disk does not name the file that did not fit.
+            self.error = WriteError(error.errno, error.strerror or str(error), str(error.filename or self.file))
         except Exception as error:
             self.error = error
 
+    def _write(self, folder: Path, tensors: Tensors, directories: Mapping[str, FillDirectory]) -> None:
+        for name in {*directories, *(str(Path(name).parent) for name in tensors)}:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        for name in list(tensors):
+            self.file = folder / name
+            self.hashes[name] = write_tensors(self.file, tensors.pop(name))
+        for name, fill in directories.items():
+            self.file = folder / name
+            fill(self.file)
+            for file in sorted(p for p in (folder / name).rglob("*") if p.is_file()):
+                self.file = file
+                if (path := str(file.relative_to(folder))) not in self.hashes:
+                    self.hashes[path] = sync_and_hash(file)
+        for directory in {folder, *((folder / name).parent for name in self.hashes)}:
+            descriptor = os.open(directory, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
 
-def merge_results(answers: list[SaveResult]) -> dict[str, str] | None:
-    """The ranks' answers as one. None: some rank is still writing."""
-    for answer in answers:
-        if isinstance(answer, WriteError):
-            raise OSError(answer.code, answer.message, answer.file)
-    if any(answer is None for answer in answers):
+
+def merge_results(results: list[SaveResult]) -> dict[str, str] | None:
+    """Returns the hashes of all ranks' files. None: a rank is still writing. Raises the first rank's `OSError`."""
+    for result in results:
+        if isinstance(result, WriteError):
+            raise OSError(result.code, result.message, result.file)
+    if any(result is None for result in results):
         return None
-    return {name: digest for answer in answers if isinstance(answer, dict) for name, digest in answer.items()}
+    return {name: digest for result in results if isinstance(result, dict) for name, digest in result.items()}

@@ -1,4 +1,4 @@
-"""What a process has freed of a GPU that it shares, given back to the device: PyTorch keeps it, where an engine cannot have it."""
+"""Returns freed GPU memory to the device. PyTorch would keep it for its process, and an engine on the same GPU could not use it."""
 
 import functools
 import gc
@@ -9,7 +9,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def frees_gpu_memory(method: F) -> F:
-    """After each call of a worker's method, if engines share its GPU: they take all that they were promised when they wake."""
+    """Decorates a worker's method: after each call, if engines share its GPU, freed memory goes back to the device.
+
+    Engines take their full share of the memory when they wake.
+    """
 
     @functools.wraps(method)
     def call(worker: Any, *arguments: Any, **options: Any) -> Any:

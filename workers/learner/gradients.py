@@ -1,7 +1,7 @@
-"""One mini-batch's gradient under any number of ranks, ZeRO stage and pack budget, and how far it is from another's.
+"""One mini-batch's gradient under any number of ranks, ZeRO stage and pack budget, and how far it is from another gradient.
 
-The driver starts ranks once for each number of them; they build their model anew for each stage, and go through the budgets.
-What is measured is the run's own update, up to its optimizer step, which is left out.
+The driver starts the ranks once for each number of them. They build their model anew for each stage, and go through the budgets.
+The gradient is that of the run's own update. Only the optimizer step is left out.
 """
 
 import gc
@@ -10,42 +10,45 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import ray
 
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Floats, Pack
-from workers.learner.zero import ZeroEngine, import_deepspeed, join_process_group
-from workers.supervision.worker_setup import free_port, setup_worker_process
+from workers.learner.ranks import LearnerRank
+from workers.learner.zero import ZeroEngine
 
-Gradient = dict[str, Floats]
-NOISE_FLOOR = 1e-3  # a parameter with less than this part of the whole gradient is compared with this part: it may be zero but for rounding
+Gradient = dict[str, Floats]  # by parameter
+
+# A parameter whose gradient is smaller than this share of the whole gradient is compared with this share: it may be zero but for
+# rounding.
+NOISE_FLOOR = 1e-3
 
 
 @dataclass(frozen=True)
 class GradientDifference:
-    """`Difference(whole=3e-7, worst=2e-6, name="model.layers.0.mlp.up_proj.weight")`"""
+    """`GradientDifference(total=3e-7, largest=2e-6, parameter="model.layers.0.mlp.up_proj.weight")`"""
 
     total: float  # |gradient - reference| / |reference|, all parameters as one vector
-    largest: float  # the same of the parameter where it is largest
+    largest: float  # the same for the parameter where it is largest
     parameter: str
 
 
 def compare_gradients(gradient: Iterable[tuple[str, Floats]], reference: Gradient) -> GradientDifference:
-    """One tensor after the other. Not a number anywhere is infinitely far away."""
-    whole = float(np.sqrt(sum(sum_of_squares(r) for r in reference.values())))
+    """Compares one tensor after the other. A gradient that is not a number anywhere is infinitely far away."""
+    norm = float(np.sqrt(sum(sum_of_squares(tensor) for tensor in reference.values())))
     missing = set(reference)
     gaps: dict[str, float] = {}
-    for name, own in gradient:
+    for name, tensor in gradient:
         missing.discard(name)
-        gap = float(np.sqrt(sum_of_squares(own - reference[name])))
+        gap = float(np.sqrt(sum_of_squares(tensor - reference[name])))
         gaps[name] = gap if np.isfinite(gap) else np.inf
     if missing:
         raise ValueError(f"{len(missing)} parameters have no gradient: {', '.join(sorted(missing)[:3])}")
-    each = {
-        name: gap / max(np.sqrt(sum_of_squares(reference[name])), NOISE_FLOOR * whole) for name, gap in gaps.items()
+    relative = {
+        name: gap / max(np.sqrt(sum_of_squares(reference[name])), NOISE_FLOOR * norm) for name, gap in gaps.items()
     }
-    name = max(each, key=lambda n: each[n])
-    return GradientDifference(float(np.sqrt(sum(g * g for g in gaps.values()))) / whole, float(each[name]), name)
+    largest = max(relative, key=lambda name: relative[name])
+    total = float(np.sqrt(sum(gap * gap for gap in gaps.values()))) / norm
+    return GradientDifference(total, float(relative[largest]), largest)
 
 
 def sum_of_squares(x: Floats) -> float:
@@ -53,7 +56,7 @@ def sum_of_squares(x: Floats) -> float:
 
 
 def with_zero_stage(settings: PolicyConfig, stage: int) -> PolicyConfig:
-    """The policy's settings with another ZeRO stage, and what of offloading that stage has."""
+    """Returns the policy's settings with another ZeRO stage, and with as much offloading as that stage supports."""
     return replace(
         settings,
         zero_stage=stage,
@@ -65,46 +68,40 @@ def with_zero_stage(settings: PolicyConfig, stage: int) -> PolicyConfig:
 class GradientEngine(ZeroEngine):
     """Computes an update's gradient and leaves the weights alone."""
 
-    def gradient(self, packs: list[Pack], loss_of: Any, lr: float) -> Gradient:
-        self.minimize(packs, loss_of, lr)
-        return self.found
+    def gradient(self, packs: list[Pack], pack_loss: Any, lr: float) -> Gradient:
+        self.minimize(packs, pack_loss, lr)
+        return self.full_gradient
 
-    def guard(self, bad: Any) -> float:
-        """Here, between the last backward pass and the step, the gradient is there."""
+    def allow_or_skip_step(self, bad: Any) -> float:
+        """Copies the gradient, which exists only between the last backward pass and the step. Skips the step."""
         norm = super().allow_or_skip_step(bad)
-        self.found = dict(self.full_gradients())
-        self.adam.allow_step(good=False)
+        self.full_gradient = dict(self.full_gradients())
+        self.adam.allow_step(False)
         return norm
 
     def full_gradients(self) -> Iterator[tuple[str, Floats]]:
-        """The gradient of each parameter, on rank 0; all ranks take part."""
+        """Yields the gradient of each parameter on rank 0. All ranks take part."""
         from deepspeed.utils import safe_get_full_grad
 
-        first = self.deepspeed.comm.get_rank() == 0
         for name, parameter in self.engine.module.named_parameters():
-            found = safe_get_full_grad(parameter)
-            if first:
-                yield name, found.float().cpu().numpy().copy()
+            gradient = safe_get_full_grad(parameter)
+            if self.rank == 0:
+                yield name, gradient.float().cpu().numpy().copy()
 
 
-class GradientRank:
-    """One rank. Every method is called on all ranks at the same time."""
+class GradientRank(LearnerRank):
+    """One rank. Each method is called on all ranks at the same time, because it holds a collective."""
 
     def __init__(self, config: Config, rank: int, logs: str):
-        setup_worker_process(f"gradient-of-{config.policy.ranks}-{rank}", logs)
-        self.config, self.rank = config, rank
-        import_deepspeed(config, config.policy.ranks)
-
-    def where(self) -> tuple[str, int]:
-        return ray.util.get_node_ip_address(), free_port()
+        ranks = config.policy.ranks
+        super().__init__(config, rank, logs, role=f"gradient-of-{ranks}", ranks=ranks)
 
     def start(self, address: str, port: int) -> None:
-        c = self.config
-        join_process_group(c.cluster.device, self.rank, c.policy.ranks, address, port, c.run.seed)
+        self.join(address, port)
         self.zero: GradientEngine | None = None
 
     def build(self, model: str, stage: int) -> None:
-        """The model as this ZeRO stage has it. The one before is gone."""
+        """Builds the model for this ZeRO stage, in place of the one before."""
         from workers.learner.model import load_packed
         from workers.learner.objective import Objective
 
@@ -122,13 +119,13 @@ class GradientRank:
         return [logprobs.cpu().numpy() for logprobs, _ in self.zero.forward_all(packs)]
 
     def gradient(self, packs: list[Pack]) -> tuple[float, Gradient]:
-        """This rank's share of the mini-batch's loss; and of rank 0, the whole gradient."""
+        """Returns this rank's share of the mini-batch's loss, and on rank 0 the whole gradient."""
         assert self.zero
         self.objective.start_minibatch(self.config.reference.kl_coef)
-        found = self.zero.gradient(packs, self.objective, self.config.policy.lr)
-        return self.objective.sums_over_tokens()["loss"], found
+        gradient = self.zero.gradient(packs, self.objective, self.config.policy.lr)
+        return self.objective.sums_over_tokens()["loss"], gradient
 
     def compare(self, packs: list[Pack], reference: Gradient) -> tuple[float, GradientDifference | None]:
-        """This rank's share of the loss; and of rank 0, how far its gradient is from another."""
-        loss, found = self.gradient(packs)
-        return loss, compare_gradients(found.items(), reference) if self.rank == 0 else None
+        """Returns this rank's share of the loss, and on rank 0 how far its gradient is from the reference."""
+        loss, gradient = self.gradient(packs)
+        return loss, compare_gradients(gradient.items(), reference) if self.rank == 0 else None

@@ -1,4 +1,4 @@
-"""AdamW that steps only when it was told that the update is good."""
+"""AdamW that can leave out a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,17 @@ import torch
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """DeepSpeed calls `step` itself, once per flat tensor, after it has clipped the gradients; `begin` is said once before.
+    """AdamW under DeepSpeed, which calls `step` itself, once per flat tensor, after it has clipped the gradients.
 
-    A step that is left out leaves weights, moments and step count as they were, and DeepSpeed copies the same weights anew.
+    `allow_step` decides beforehand. A step that is left out changes neither weights nor moments nor step count, and DeepSpeed
+    copies the same weights again.
     """
 
     allowed, stepped = True, False
 
-    def allow_step(self, good: bool) -> None:
-        self.allowed, self.stepped = good, False
+    def allow_step(self, allowed: bool) -> None:
+        """Decides about the steps of the next update."""
+        self.allowed, self.stepped = allowed, False
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
         if self.allowed:
@@ -24,10 +26,10 @@ class GuardedAdamW(torch.optim.AdamW):
         return None
 
     def create_moments(self, tensors: list[torch.Tensor]) -> None:
-        """Makes the moments of these tensors now, as the first step would: there may be a checkpoint before it, or never a step."""
+        """Creates the moments now, as the first step would: a checkpoint may come before it, and every step may be left out."""
         for tensor in tensors:
             self.state[tensor] = {
-                "step": torch.tensor(0.0),  # in host memory, as torch has it
+                "step": torch.tensor(0.0),  # in host memory, as torch keeps it
                 "exp_avg": torch.zeros_like(tensor),
                 "exp_avg_sq": torch.zeros_like(tensor),
             }

@@ -5,29 +5,21 @@ from typing import Any
 from rlsys.config.schema import Config, ConfigError, PolicyConfig
 from workers.cpu import compiling
 
-# Logits that are transformed after lm_head are not what `LogprobHead` computes.
-LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # `LogprobHead` does not compute them
+DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: bool = False) -> Any:
-    """The model at `path` with packed attention, dropout off. `exact`: in the engine's arithmetic."""
+    """Loads the model at `path` with packed attention and without dropout. `exact`: with the engine's arithmetic."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from rlsys.packs import attention
     from rlsys.packs.exact import use_exact_linear
 
-    found = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    if transforms := [name for name in LOGIT_TRANSFORMS if getattr(found, name, None) not in (None, 1, 1.0)]:
-        raise ConfigError(
-            f"model.path: {path} scales or caps its logits ({', '.join(transforms)}), which is not supported."
-        )
-    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        if hasattr(found, name):
-            setattr(found, name, 0.0)
     lm = AutoModelForCausalLM.from_pretrained(
         path,
-        config=found,
+        config=load_model_config(path, config.model.trust_remote_code),
         dtype=getattr(torch, settings.dtype),
         attn_implementation=attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION,
         trust_remote_code=config.model.trust_remote_code,
@@ -41,8 +33,23 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     return lm
 
 
+def load_model_config(path: str, trust_remote_code: bool) -> Any:
+    """Reads the model's configuration, with dropout off. Raises if the model transforms its logits."""
+    from transformers import AutoConfig
+
+    model_config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if transforms := [name for name in LOGIT_TRANSFORMS if getattr(model_config, name, None) not in (None, 1, 1.0)]:
+        raise ConfigError(
+            f"model.path: {path} scales or caps its logits ({', '.join(transforms)}), which is not supported."
+        )
+    for name in DROPOUTS:
+        if hasattr(model_config, name):
+            setattr(model_config, name, 0.0)
+    return model_config
+
+
 def compile_layers(lm: Any) -> None:
-    """One by one, for any number of tokens: layers are alike, and what is compiled for one serves all."""
+    """Compiles the layers one by one, for any number of tokens. Layers are alike, so code compiled for one serves all."""
     compiling.allow_compiling("policy.compile", "policy.compile false")
     layers = [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
     if not layers:
@@ -55,7 +62,7 @@ def compile_layers(lm: Any) -> None:
 
 
 def load_packed(config: Config, path: str) -> Any:
-    """A `PackedLogprobs` around it."""
+    """Loads the model at `path` as `PackedLogprobs`."""
     from rlsys.packs.logprobs import PackedLogprobs
 
     lm = load_causal_lm(config, path, config.policy, config.rollout.exact)

@@ -1,4 +1,4 @@
-"""What the policy minimises, term by term, and what it tells of each pack."""
+"""What the policy minimizes, term by term, and the sums that it reports of each mini-batch."""
 
 from typing import Any
 
@@ -13,7 +13,10 @@ from workers.learner.bad_sample import FirstBadSample
 
 
 class Objective:
-    """`Objective(config, device)(pack, (logprobs, entropy))` is a pack's share of the loss, a scalar."""
+    """`Objective(config, device)(pack, (logprobs, entropy))` is a pack's share of the loss, a scalar.
+
+    loss = Σ weight · (policy loss · correction + kl_coef · KL − entropy_coef · entropy + anchor · ½ (log ratio)²)
+    """
 
     def __init__(self, config: Config, device: Any):
         a = config.algorithm
@@ -26,7 +29,7 @@ class Objective:
         self.kl = kl.ESTIMATORS[a.kl]
 
     def start_minibatch(self, kl_coef: float) -> None:
-        """Starts a mini-batch."""
+        """Resets the sums."""
         names = ["loss", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "tokens"]
         if self.correction:
             names += ["correction", "correction_squared", "masked"]
@@ -34,17 +37,17 @@ class Objective:
         self.bad_sample = FirstBadSample(self.device)
 
     def sums_over_tokens(self) -> dict[str, float]:
-        """The sums over the mini-batch's tokens, and the largest mismatch. Until here nothing waits for the device."""
+        """Returns the sums over the mini-batch's tokens, and the largest mismatch. Waits for the device, for the first time."""
         return {name: total.item() for name, total in self.sums.items()}
 
-    def __call__(self, pack: Pack, answer: tuple[Any, Any]) -> Any:
-        logprobs, entropy = answer  # [K]
+    def __call__(self, pack: Pack, outputs: tuple[Any, Any]) -> Any:
+        logprobs, entropy = outputs  # [K]
         columns = pack.columns
         old = logprobs.detach() if columns.old is None else self.to_tensor(columns.old)
         rollout, sequences = self.to_tensor(pack.rollout), self.to_tensor(pack.sequences).long()
 
-        told = self.loss(logprobs, old, self.to_tensor(columns.advantages), sequences, **self.loss_options)
-        loss = told.loss
+        policy = self.loss(logprobs, old, self.to_tensor(columns.advantages), sequences, **self.loss_options)
+        loss = policy.loss
         weight = self.correction(old, rollout, sequences, **self.correction_options) if self.correction else None
         if weight is not None:
             loss = loss * weight
@@ -58,24 +61,26 @@ class Objective:
             loss = loss + self.to_tensor(columns.anchor) * kl.k2(logprobs, old)
         loss = loss * self.to_tensor(pack.weights)
         total = loss.sum()
-        self.bad_sample.observe(pack, logprobs, loss)
 
+        self.bad_sample.observe(pack, logprobs, loss)
         if pack.samples:
-            gap = (old - rollout).abs()
-            self.add_sums(
-                loss=total, entropy=entropy, clip_low=told.clipped_low, clip_high=told.clipped_high, mismatch=gap
-            )
-            self.add_sums(tokens=torch.ones_like(gap))
-            self.sums["mismatch_max"] = torch.maximum(self.sums["mismatch_max"], gap.max())
+            self.add(loss=total, entropy=entropy, clip_low=policy.clipped_low, clip_high=policy.clipped_high)
+            self.add_mismatch((old - rollout).abs())
             if divergence is not None:
-                self.add_sums(kl=divergence)
+                self.add(kl=divergence)
             if weight is not None:
-                self.add_sums(correction=weight, correction_squared=weight.square(), masked=weight == 0)
+                self.add(correction=weight, correction_squared=weight.square(), masked=weight == 0)
         return total
 
-    def add_sums(self, **columns: torch.Tensor) -> None:
+    def add(self, **columns: torch.Tensor) -> None:
+        """Adds each column's sum to the sum of the same name."""
         for name, column in columns.items():
             self.sums[name] = self.sums[name] + column.detach().sum()
+
+    def add_mismatch(self, gap: torch.Tensor) -> None:
+        """`gap` [K]: |old − rollout|."""
+        self.add(mismatch=gap, tokens=torch.ones_like(gap))
+        self.sums["mismatch_max"] = torch.maximum(self.sums["mismatch_max"], gap.max())
 
     def to_tensor(self, values: Any) -> Any:
         return torch.tensor(values, device=self.device)

@@ -1,49 +1,79 @@
-"""Several actors that act as one: the same call on all of them at the same time."""
+"""The ranks of one model under DeepSpeed: the actor that each rank is, and the driver's handle to all of them.
+
+Ranks hold collectives and shards of one state. So every call goes to all of them at the same time, and if one is lost, all
+are: the run goes back to its last checkpoint.
+"""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import ray
+
 from rlsys.config.schema import Config
 from rlsys.types import Pack
+from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult
+from workers.learner.zero import import_deepspeed
 from workers.supervision.watchdog import Watchdog
+from workers.supervision.worker_setup import free_port, setup_worker_process
+
+
+class LearnerRank:
+    """What every rank has, of the policy, of the critic, and of the check of gradients."""
+
+    def __init__(self, config: Config, rank: int, logs: str, *, role: str, ranks: int, port: int = 0):
+        """`port`: where the ranks meet; 0 is any free port."""
+        setup_worker_process(f"{role}-{rank}", logs)
+        self.config, self.rank, self.ranks, self.port = config, rank, ranks, port
+        self.writer = CheckpointWriter()
+        import_deepspeed(config, ranks)
+
+    def rendezvous_address(self) -> tuple[str, int]:
+        """Returns host and port where the ranks can meet. The driver asks rank 0."""
+        return ray.util.get_node_ip_address(), self.port or free_port()
+
+    def join(self, address: str, port: int) -> None:
+        """Joins the other ranks."""
+        from workers.learner.rendezvous import join_process_group
+
+        join_process_group(self.config.cluster.device, self.rank, self.ranks, address, port, self.config.run.seed)
+
+    def saved(self, wait: bool) -> SaveResult:
+        return self.writer.result(wait)
 
 
 class LearnerGroup:
-    """The ranks of the policy, or of the critic. `Ranks("policy", ...).all("save", folder)`
+    """All ranks of one model, for the driver. `LearnerGroup("policy", 2, …).call_all("save", folder)`"""
 
-    They hold collectives and parts of one state: where one is lost, all are. That is for the whole run to mend.
-    """
+    def __init__(self, role: str, ranks: int, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
+        self.role, self.ranks, self.config, self.watchdog = role, ranks, config, watchdog
+        self.actors = [spawn(f"{role}-{i}") for i in range(ranks)]
+        self.lock = threading.RLock()  # calls reach all ranks in the same order, whichever threads make them
 
-    def __init__(self, role: str, count: int, config: Config, spawn: Callable[[str], Any], watch: Watchdog):
-        self.role, self.config, self.watch = role, config, watch
-        self.actors = [spawn(f"{role}-{i}") for i in range(count)]
-        self.lock = threading.RLock()  # calls reach all ranks in one order, whichever threads make them
+    def start_ranks(self, *arguments: Any) -> None:
+        """Asks rank 0 for an address, then starts all ranks, which meet there."""
+        limit, doing = self.config.cluster.start_timeout_s, f"starting the {self.role}"
+        first = {f"{self.role}-0": self.actors[0].rendezvous_address.remote()}
+        [address] = self.watchdog.gather(first, doing, limit).values()
+        self.call_all("start", *address, *arguments, doing=doing, timeout_s=limit)
 
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """The same call, with the same arguments, not waited for."""
+        """Makes the same call on every rank. Returns references to the answers by name, without waiting."""
         with self.lock:
             return {f"{self.role}-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
 
     def call_all(self, method: str, *arguments: Any, doing: str = "", timeout_s: float = 0) -> list[Any]:
-        """The same, and the answers by rank."""
-        return self._answers(self.start_calls(method, *arguments), doing or f"{self.role} {method}", timeout_s)
+        """Makes the same call on every rank. Returns the answers by rank."""
+        return self._wait(self.start_calls(method, *arguments), doing or f"{self.role} {method}", timeout_s)
 
     def scatter(self, method: str, packs: list[list[Pack]], *arguments: Any) -> list[Any]:
-        """The same call, each rank with its own packs."""
+        """Makes the same call on every rank, each with its own packs. Returns the answers by rank."""
         with self.lock:
             calls = {
-                f"{self.role}-{i}": getattr(a, method).remote(own, *arguments)
-                for i, (a, own) in enumerate(zip(self.actors, packs, strict=True))
+                f"{self.role}-{i}": getattr(actor, method).remote(packs_of_rank, *arguments)
+                for i, (actor, packs_of_rank) in enumerate(zip(self.actors, packs, strict=True))
             }
-        return self._answers(calls, f"{self.role} {method}", 0)
+        return self._wait(calls, f"{self.role} {method}", 0)
 
-    def start(self, *arguments: Any) -> None:
-        """Rank 0 names a meeting point, then all meet there."""
-        limit, doing = self.config.cluster.start_timeout_s, f"starting the {self.role}"
-        first = {f"{self.role}-0": self.actors[0].where.remote()}
-        [where] = self.watch.gather(first, doing, limit).values()
-        self.call_all("start", *where, *arguments, doing=doing, timeout_s=limit)
-
-    def _answers(self, calls: dict[str, Any], doing: str, timeout_s: float) -> list[Any]:
-        return list(self.watch.gather(calls, doing, timeout_s).values())
+    def _wait(self, calls: dict[str, Any], doing: str, timeout_s: float) -> list[Any]:
+        return list(self.watchdog.gather(calls, doing, timeout_s).values())

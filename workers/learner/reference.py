@@ -1,4 +1,4 @@
-"""The reference: the policy of step 0, frozen, scoring what the policy learns from."""
+"""The reference: the policy of step 0, frozen. It scores the samples that the policy learns from."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +17,9 @@ class ReferenceWorker:
         setup_worker_process("reference", logs)
         self.config = config
         import torch
-        import transformers
+        import transformers  # noqa: F401  slow imports, while the driver does other things
 
-        self.torch, self.transformers = torch, transformers
+        self.torch = torch
         self.device = "cuda" if config.cluster.device == "gpu" and config.reference.gpus else "cpu"
         torch.set_num_threads(cpu_threads(config, sharing=1 + config.policy.ranks))
 
@@ -32,12 +32,13 @@ class ReferenceWorker:
     @recorded(pack_facts)
     @frees_gpu_memory
     def score(self, packs: list[Pack]) -> list[Floats]:
+        """Returns the log-probs [K] of each pack."""
         with self.torch.no_grad():
             return [self.packed(pack)[0].cpu().numpy() for pack in packs]
 
 
 class Reference:
-    """Implements `rlsys.interfaces.Scorer`."""
+    """The driver's handle to the reference. Implements `rlsys.interfaces.Scorer`."""
 
     ranks = 1
 

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files, written so that what is said to be there is there, and read tensor by tensor."""
+"""Tensors on disk, in safetensors files: written so that they are known to be on the disk, and read tensor by tensor."""
 
 import errno
 import hashlib
@@ -7,42 +7,44 @@ import os
 from pathlib import Path
 from typing import Any
 
-_CODES = {"float32": "F32", "bfloat16": "BF16"}
-_CHUNK = 1 << 24
+_DTYPE_CODES = {"float32": "F32", "bfloat16": "BF16"}
+_CHUNK = 1 << 24  # bytes
 
 
 def write_tensors(file: Path, tensors: dict[str, Any]) -> str:
-    """Writes a safetensors file, proves it, and returns its SHA-256.
+    """Writes a safetensors file, reads it back, and returns its SHA-256.
 
-    The hash is of what is in memory, before it has been anywhere else: what the library's own writer wrote can only be hashed
-    as it came back.
+    The hash is of the bytes in memory, before they go anywhere. With the library's own writer, only the bytes that came back
+    could be hashed.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        code = _CODES[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % 8)
     digest = hashlib.sha256()
     with file.open("wb") as out:
-        parts: list[bytes | memoryview] = [
-            len(words).to_bytes(8, "little") + words,
-            *map(tensor_bytes, tensors.values()),
-        ]
-        for data in parts:
-            for i in range(0, len(data), _CHUNK):
-                out.write(data[i : i + _CHUNK])
-                digest.update(data[i : i + _CHUNK])
+        blocks: list[bytes | memoryview] = [file_header(tensors), *map(tensor_bytes, tensors.values())]
+        for block in blocks:
+            for i in range(0, len(block), _CHUNK):
+                out.write(block[i : i + _CHUNK])
+                digest.update(block[i : i + _CHUNK])
         out.flush()
         sync_to_disk(out.fileno())
     verify_hash(file, digest.hexdigest())
     return digest.hexdigest()
 
 
+def file_header(tensors: dict[str, Any]) -> bytes:
+    """Returns the header of a safetensors file: its length in 8 bytes, then JSON, padded to a multiple of 8 bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        code = _DTYPE_CODES[str(tensor.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 def tensor_bytes(tensor: Any) -> memoryview:
-    """A tensor's bytes, not copied."""
+    """Returns a tensor's bytes without a copy."""
     import torch
 
     return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
@@ -54,7 +56,7 @@ def sha256(file: Path) -> str:
 
 
 def sync_and_hash(file: Path) -> str:
-    """Does the same with a small file that somebody else wrote."""
+    """Brings a small file that was already written to the disk, reads it back, and returns its SHA-256."""
     digest = sha256(file)
     with file.open("rb") as written:
         sync_to_disk(written.fileno())
@@ -64,7 +66,9 @@ def sync_and_hash(file: Path) -> str:
 
 def sync_to_disk(descriptor: int) -> None:
     os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # what is read back comes from the disk too
+    os.posix_fadvise(
+        descriptor, 0, 0, os.POSIX_FADV_DONTNEED
+    )  # so that reading back reads the disk, not the page cache
 
 
 def verify_hash(file: Path, expected: str) -> None:
@@ -73,7 +77,7 @@ def verify_hash(file: Path, expected: str) -> None:
 
 
 class TensorFiles:
-    """Several safetensors files as one. A tensor is read when it is asked for."""
+    """Several safetensors files as one. Each tensor is read from disk when it is needed."""
 
     def __init__(self, files: list[Path]):
         from safetensors import SafetensorError, safe_open
@@ -92,23 +96,21 @@ class TensorFiles:
                 self.file_by_tensor[name] = opened
 
     def require(self, shapes: dict[str, list[int]]) -> None:
-        """Refuses files that do not hold just these tensors, in single precision."""
-        where = ", ".join(map(str, self.files)) or "an empty list of files"
-        missing, surplus = (
-            sorted(shapes.keys() - self.file_by_tensor.keys()),
-            sorted(self.file_by_tensor.keys() - shapes.keys()),
-        )
-        for what, names in (("does not hold", missing), ("holds, and the model does not have,", surplus)):
+        """Raises unless the files hold exactly these tensors, in single precision."""
+        paths = ", ".join(map(str, self.files)) or "an empty list of files"
+        missing = sorted(shapes.keys() - self.file_by_tensor.keys())
+        surplus = sorted(self.file_by_tensor.keys() - shapes.keys())
+        for problem, names in (("does not hold", missing), ("holds, and the model does not have,", surplus)):
             if names:
                 raise ValueError(
-                    f"{where} {what} {len(names)} of {len(shapes)} tensors, such as {names[0]}. It is another model's "
+                    f"{paths} {problem} {len(names)} of {len(shapes)} tensors, such as {names[0]}. It is another model's "
                     "checkpoint, or not whole. Use another."
                 )
         for name, shape in shapes.items():
-            found = self.file_by_tensor[name].get_slice(name)
-            if found.get_shape() != shape or found.get_dtype() != "F32":
+            stored = self.file_by_tensor[name].get_slice(name)
+            if stored.get_shape() != shape or stored.get_dtype() != "F32":
                 raise ValueError(
-                    f"{where}: {name} is {found.get_dtype()} {found.get_shape()}; the model needs F32 {shape}. "
+                    f"{paths}: {name} is {stored.get_dtype()} {stored.get_shape()}; the model needs F32 {shape}. "
                     "It is another model's checkpoint. Use another."
                 )
 

@@ -1,7 +1,7 @@
-"""The policy's forward pass as it might have been. What is changed for it is put back, bit for bit.
+"""Rescores packs with a changed forward pass: other weights, dtype, attention, positions or sampling.
 
-All ranks compute the same variant at the same time. Of a ZeRO 3 model nothing is gathered that its forward pass does not gather,
-except, one tensor after the other, where other weights are put in.
+Every change is a context manager that restores the model at the end, bit for bit. All ranks make the same change at the same
+time. With ZeRO 3, nothing is gathered beyond what the forward pass gathers, except one tensor at a time to load other weights.
 """
 
 import contextlib
@@ -10,144 +10,143 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AttentionInterface, AutoModelForCausalLM
 
-from rlsys.interfaces import ModelFacts, Sampling, WhatIf
+from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.packs.attention import Layout
 from rlsys.packs.logprobs import LogprobHead
 from rlsys.types import Floats, Pack
 
-PLAIN = "rlsys_plain"
-Score = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.scored`
+PLAIN_ATTENTION = "rlsys_plain"
+Forward = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.forward_all`
 
 
-def rescore(score: Score, lm: Any, packs: list[Pack], what_if: WhatIf, trust_remote_code: bool = False) -> list[Floats]:
-    """Log-probs [K, samplings] of each pack under a variant. `lm` is the model inside `score`."""
+def rescore(
+    forward: Forward, lm: Any, packs: list[Pack], what_if: WhatIf, source: str, trust_remote_code: bool = False
+) -> list[Floats]:
+    """Returns the log-probs [K, samplings] of each pack. `lm`: the model inside `forward`. `source`: where it was loaded from."""
+    bfloat16 = what_if.dtype == "bfloat16"
     with contextlib.ExitStack() as changes:
-        changes.enter_context(torch.compiler.set_stance("force_eager"))  # compiled layers would not see what is changed
-        coarse = what_if.dtype == "bfloat16"
-        changes.enter_context(truncated(lm.get_output_embeddings(), what_if.samplings, coarse))
+        changes.enter_context(torch.compiler.set_stance("force_eager"))  # compiled layers would not see the changes
+        changes.enter_context(use_sampling_head(lm.get_output_embeddings(), what_if.samplings, bfloat16))
         if what_if.weights:
-            changes.enter_context(other_weights(lm, what_if.weights, trust_remote_code))
-        if coarse:
-            changes.enter_context(rounded(lm))
+            directory = source if what_if.weights == STEP_0 else what_if.weights
+            changes.enter_context(use_weights_of(directory, lm, trust_remote_code))
+        if bfloat16:
+            changes.enter_context(round_to_bfloat16(lm))
         elif what_if.dtype == "float32":
-            changes.enter_context(widened(lm))
+            changes.enter_context(compute_in_float32(lm))
         if what_if.attention:
-            changes.enter_context(plain(lm))
-        found = []
+            changes.enter_context(use_plain_attention(lm))
+        scores = []
         for pack in packs:
-            with moved(lm, pack, what_if) if what_if.positions else contextlib.nullcontext():
-                found += [logprobs.float().cpu().numpy() for logprobs, _ in score([pack])]
-    return found
+            with use_padded_positions(lm, pack, what_if) if what_if.positions else contextlib.nullcontext():
+                scores += [logprobs.float().cpu().numpy() for logprobs, _ in forward([pack])]
+    return scores
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------------
 
 
-class TruncatedHead(LogprobHead):
-    """Answers with a column for each sampling: [K, D], [K] -> [K, samplings], and entropies nobody asks for."""
+class SamplingHead(LogprobHead):
+    """Returns log-probs with a column for each sampling: [K, D], [K] -> [K, samplings]; and the targets in place of entropies."""
 
     samplings: tuple[Sampling, ...]
-    coarse: bool  # whether logits are rounded to bfloat16
+    round_logits: bool  # to bfloat16
 
     def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         columns = []
         for h, t in zip(hidden.split(self.chunk), targets.split(self.chunk), strict=True):
             logits = nn.functional.linear(h, self.weight)
-            logits = logits.to(torch.bfloat16) if self.coarse else logits
-            columns.append(truncated_logprobs(logits.float(), t, self.samplings))
+            logits = logits.to(torch.bfloat16) if self.round_logits else logits
+            columns.append(sampling_logprobs(logits.float(), t, self.samplings))
         return torch.cat(columns), targets
 
 
-def truncated_logprobs(logits: Tensor, targets: Tensor, samplings: tuple[Sampling, ...]) -> Tensor:
+def sampling_logprobs(logits: Tensor, targets: Tensor, samplings: tuple[Sampling, ...]) -> Tensor:
     """Log-probs of targets after temperature, top-k and top-p, in this order.  [K, V], [K] -> [K, samplings]
 
-    The target always stays in: the engine has sampled it, so that it was left out by rounding at most.
+    The target is never cut off: the engine has sampled it, so it was cut off by rounding at most.
     """
-    return torch.stack([one_sampling(logits / s.temperature, targets, s) for s in samplings], dim=1)
+    return torch.stack([truncated_logprobs(logits / s.temperature, targets, s) for s in samplings], dim=1)
 
 
-def one_sampling(logits: Tensor, targets: Tensor, s: Sampling) -> Tensor:
-    own = logits.gather(-1, targets[:, None])
-    if s.top_k:
-        least = logits.topk(min(s.top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < torch.minimum(least, own), -torch.inf)
-    if s.top_p < 1:
-        ordered, places = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, places, before >= s.top_p)
-        logits = logits.masked_fill(out & (logits != own), -torch.inf)
-    return (own - logits.logsumexp(-1, keepdim=True))[:, 0]
+def truncated_logprobs(logits: Tensor, targets: Tensor, sampling: Sampling) -> Tensor:
+    """Log-probs of targets after top-k and top-p.  [K, V], [K] -> [K]"""
+    target_logits = logits.gather(-1, targets[:, None])
+    if sampling.top_k:
+        smallest = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < torch.minimum(smallest, target_logits), -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = logits.sort(descending=True)
+        mass_before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, mass_before >= sampling.top_p)
+        logits = logits.masked_fill(outside & (logits != target_logits), -torch.inf)
+    return (target_logits - logits.logsumexp(-1, keepdim=True))[:, 0]
 
 
 @contextlib.contextmanager
-def truncated(head: Any, samplings: tuple[Sampling, ...], coarse: bool) -> Iterator[None]:
-    was = head.__class__
-    head.__class__, head.samplings, head.coarse = TruncatedHead, samplings, coarse
+def use_sampling_head(head: Any, samplings: tuple[Sampling, ...], round_logits: bool) -> Iterator[None]:
+    """Gives the output layer another class, as `PackedLogprobs` does; its weights stay where they are, also with ZeRO 3."""
+    original = head.__class__
+    head.__class__, head.samplings, head.round_logits = SamplingHead, samplings, round_logits
     try:
         yield
     finally:
-        head.__class__ = was
+        head.__class__ = original
 
 
-# --- weights ---------------------------------------------------------------------------------------------------------------
+# --- weights and dtype -----------------------------------------------------------------------------------------------------
 
 
-def own_part(parameter: Any) -> Tensor:
-    """What this rank keeps of a parameter."""
-    part: Tensor = getattr(parameter, "ds_tensor", parameter).data
-    return part
+def local_data(parameter: Any) -> Tensor:
+    """Returns what this rank keeps of a parameter."""
+    data: Tensor = getattr(parameter, "ds_tensor", parameter).data
+    return data
 
 
 @contextlib.contextmanager
-def kept(lm: Any) -> Iterator[None]:
-    """Puts the weights back at the end. The copy is in main memory."""
-    before = [own_part(p).to("cpu", copy=True) for p in lm.parameters()]
+def preserve_weights(lm: Any) -> Iterator[None]:
+    """Restores the weights at the end, from a copy in main memory."""
+    copies = [local_data(p).to("cpu", copy=True) for p in lm.parameters()]
     try:
         yield
     finally:
-        for parameter, was in zip(lm.parameters(), before, strict=True):
-            own_part(parameter).copy_(was)
+        for parameter, copy in zip(lm.parameters(), copies, strict=True):
+            local_data(parameter).copy_(copy)
 
 
 @contextlib.contextmanager
-def other_weights(lm: Any, source: str, trust_remote_code: bool) -> Iterator[None]:
-    """Those of a model directory, instead of the present ones."""
-    # Rank 0's are taken where ZeRO 3 spreads them; elsewhere every rank fills its own.
-    there = AutoModelForCausalLM.from_pretrained(source, dtype=lm.dtype, trust_remote_code=trust_remote_code)
-    new = dict(there.named_parameters())
-    with kept(lm):
+def use_weights_of(source: str, lm: Any, trust_remote_code: bool) -> Iterator[None]:
+    """Uses the weights of a model directory."""
+    other = AutoModelForCausalLM.from_pretrained(source, dtype=lm.dtype, trust_remote_code=trust_remote_code)
+    weights = dict(other.named_parameters())
+    with preserve_weights(lm):
         for name, parameter in lm.named_parameters():
             if hasattr(parameter, "ds_id"):
                 import deepspeed
 
+                # ZeRO 3 takes the weights from rank 0. Otherwise every rank fills its own copy.
                 with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                    parameter.data.copy_(new[name].data)
+                    parameter.data.copy_(weights[name].data)
             else:
-                parameter.data.copy_(new[name].data)
+                parameter.data.copy_(weights[name].data)
         yield
 
 
 @contextlib.contextmanager
-def rounded(lm: Any) -> Iterator[None]:
-    """Weights, and what every module gives, are rounded to bfloat16: what a bfloat16 kernel that adds up in float32 would do."""
+def round_to_bfloat16(lm: Any) -> Iterator[None]:
+    """Rounds the weights and the output of every module to bfloat16, as bfloat16 kernels with float32 sums would."""
 
-    def nearest(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(nearest(v) for v in value)
-        floating = isinstance(value, Tensor) and value.dtype == torch.float32
-        return value.to(torch.bfloat16).float() if floating else value
-
-    def hook(module: nn.Module, arguments: Any, answer: Any) -> Any:
-        return nearest(answer)
+    def hook(module: nn.Module, arguments: Any, output: Any) -> Any:
+        return rounded(output)
 
     head = lm.get_output_embeddings()
-    with kept(lm):
+    with preserve_weights(lm):
         for parameter in lm.parameters():
-            own_part(parameter).copy_(own_part(parameter).to(torch.bfloat16))
-        inner = [m for m in lm.get_decoder().modules() if m is not head and not isinstance(m, nn.ModuleList)]
-        hooks = [module.register_forward_hook(hook) for module in inner]
+            local_data(parameter).copy_(local_data(parameter).to(torch.bfloat16))
+        modules = [m for m in lm.get_decoder().modules() if m is not head and not isinstance(m, nn.ModuleList)]
+        hooks = [module.register_forward_hook(hook) for module in modules]
         try:
             yield
         finally:
@@ -155,17 +154,25 @@ def rounded(lm: Any) -> Iterator[None]:
                 h.remove()
 
 
+def rounded(value: Any) -> Any:
+    """Rounds float32 tensors, also inside tuples, to bfloat16. Returns anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(rounded(v) for v in value)
+    is_float32 = isinstance(value, Tensor) and value.dtype == torch.float32
+    return value.to(torch.bfloat16).float() if is_float32 else value
+
+
 @contextlib.contextmanager
-def widened(lm: Any) -> Iterator[None]:
-    """A bfloat16 model computes in float32. Not for ZeRO 3, whose shards have the dtype they have."""
-    before = [p.data for p in lm.parameters()]
+def compute_in_float32(lm: Any) -> Iterator[None]:
+    """Has a bfloat16 model compute in float32. Not for ZeRO 3, whose shards keep their dtype."""
+    originals = [p.data for p in lm.parameters()]
     for parameter in lm.parameters():
         parameter.data = parameter.data.float()
     try:
         yield
     finally:
-        for parameter, was in zip(lm.parameters(), before, strict=True):
-            parameter.data = was
+        for parameter, original in zip(lm.parameters(), originals, strict=True):
+            parameter.data = original
 
 
 # --- attention and positions -----------------------------------------------------------------------------------------------
@@ -182,8 +189,8 @@ def plain_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """One sequence, no kernel: softmax(q kᵀ · scale) v.  [1, H, T, D] each -> [1, T, H, D]"""
-    share = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(share, dim=1), value.repeat_interleave(share, dim=1)
+    heads_per_key = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(heads_per_key, dim=1), value.repeat_interleave(heads_per_key, dim=1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (query @ key.transpose(2, 3)).float() * scale
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -191,40 +198,42 @@ def plain_attention(
     return (weights @ value).transpose(1, 2), None
 
 
-AttentionInterface.register(PLAIN, plain_attention)
+AttentionInterface.register(PLAIN_ATTENTION, plain_attention)
 
 
 @contextlib.contextmanager
-def plain(lm: Any) -> Iterator[None]:
-    was = lm.config._attn_implementation
-    lm.config._attn_implementation = PLAIN
+def use_plain_attention(lm: Any) -> Iterator[None]:
+    original = lm.config._attn_implementation
+    lm.config._attn_implementation = PLAIN_ATTENTION
     try:
         yield
     finally:
-        lm.config._attn_implementation = was
+        lm.config._attn_implementation = original
 
 
-def positions(pack: Pack, variant: WhatIf) -> Tensor:
-    """Position ids [T] as padding would have made them, of a pack in which every sequence is one piece."""
+def padded_positions(pack: Pack, what_if: WhatIf) -> Tensor:
+    """Position ids [T] as in a padded batch, for a pack in which every sequence is one piece.
+
+    Prompt of 2 tokens, completion of 3 whose last is no input, longest prompt 5.   left: 3 4 5 6   right: 0 1 5 6
+    """
     assert set(pack.parent) == {-1}
-    ids, start = [], 0
-    predict, sequences = pack.logit_positions, pack.sequences
+    positions, start = [], 0
+    logit_positions, sequences = pack.logit_positions, pack.sequences
     for sequence, length in enumerate(pack.lengths):
-        own = torch.arange(length)
-        predicting = predict[sequences == sequence]
-        if len(predicting):
-            prompt = int(predicting[0]) - start + 1
-            moved_from = prompt if variant.positions == "right" else 0
-            own[moved_from:] += variant.longest_prompt - prompt
-        ids.append(own)
+        ids = torch.arange(length)
+        of_sequence = logit_positions[sequences == sequence]
+        if len(of_sequence):
+            prompt = int(of_sequence[0]) - start + 1
+            moved_from = prompt if what_if.positions == "right" else 0
+            ids[moved_from:] += what_if.longest_prompt - prompt
+        positions.append(ids)
         start += length
-    return torch.cat(ids)
+    return torch.cat(positions)
 
 
 @contextlib.contextmanager
-def moved(lm: Any, pack: Pack, variant: WhatIf) -> Iterator[None]:
-    """The decoder is given other positions."""
-    ids = positions(pack, variant)[None]
+def use_padded_positions(lm: Any, pack: Pack, what_if: WhatIf) -> Iterator[None]:
+    ids = padded_positions(pack, what_if)[None]
 
     def hook(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return arguments, keywords | {"position_ids": ids.to(keywords["position_ids"].device)}
@@ -234,32 +243,3 @@ def moved(lm: Any, pack: Pack, variant: WhatIf) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-# --- what the model's files say --------------------------------------------------------------------------------------------
-
-
-def read_model_facts(source: str, texts: list[str], trust_remote_code: bool = False) -> ModelFacts:
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    settings = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    ends, generation = numbers(settings.eos_token_id), {}
-    with contextlib.suppress(OSError):  # the model has no generation_config.json
-        own = GenerationConfig.from_pretrained(source)
-        ends += numbers(own.eos_token_id)
-        names = ("temperature", "top_p", "top_k")
-        generation = {n: float(v) for n in names if (v := getattr(own, n, None)) is not None}
-    return ModelFacts(
-        bos=tokenizer.bos_token_id,
-        eos=tokenizer.eos_token_id,
-        pad=tokenizer.pad_token_id,
-        ends=sorted(set(ends)),
-        symbols=max(tokenizer.get_vocab().values()) + 1,
-        embeddings=settings.get_text_config().vocab_size,
-        generation=generation,
-        encoded=[list(tokenizer(t, add_special_tokens=True)["input_ids"]) for t in texts],
-        bare=[list(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts],
-    )
-
-
-def numbers(ids: int | list[int] | None) -> list[int]:
-    return [ids] if isinstance(ids, int) else list(ids or [])

@@ -25,7 +25,7 @@ from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWor
 from workers.supervision.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
 from workers.supervision.worker_setup import setup_worker_process
 from workers.sync import RECEIVERS, SENDERS, Message
-from workers.sync.arrivals import PartRefs
+from workers.sync.transport import PartRefs
 from workers.sync.verify import combine_devices, describe_differences, list_names
 
 
@@ -122,7 +122,7 @@ class RolloutWorker:
         info = self.receiver.init_info(invitation, self.index, wide, inside)
         await self.engine.call_workers("init_weight_transfer_engine", init_info=info)
         if self.config.sync.verify:
-            policy = {key: invitation[key] for key in ("manifest", "cut", "by_place")}
+            policy = {key: invitation[key] for key in ("manifest", "shards", "by_position")}
             lost = (await self.engine.call_workers("rlsys_chart", **policy))[0]
             if lost:
                 print(

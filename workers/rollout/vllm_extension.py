@@ -6,8 +6,10 @@ from typing import Any
 import torch._dynamo.config as dynamo
 
 from workers.cpu.linear import linear_for
-from workers.sync import host_memory
-from workers.sync.verify import DeviceFingerprints, Manifest, ParameterMap
+from workers.sync.layout import ManifestEntry
+from workers.sync.parameter_map import ParameterMap
+from workers.sync.verify import DeviceFingerprints
+from workers.sync.vllm_backend import register_backend
 
 
 def keep_weights_plain() -> None:
@@ -54,7 +56,7 @@ class WorkerExtension:
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         return deterministic_up_to(runner.get_model(), runner.dtype, runner.cache_config.block_size, longest)
 
-    def rlsys_chart(self, manifest: Manifest, cut: int, by_place: bool) -> list[str]:
+    def rlsys_chart(self, manifest: list[ManifestEntry], shards: int, by_position: bool) -> list[str]:
         """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""
         from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
@@ -63,8 +65,8 @@ class WorkerExtension:
             manifest,
             get_tensor_model_parallel_rank(),
             get_tensor_model_parallel_world_size(),
-            by_place=by_place,
-            cut=cut,
+            by_position=by_position,
+            shards=shards,
         )
         return self.rlsys_found.unmapped_tensors
 
@@ -79,7 +81,7 @@ def _prepare() -> None:
     if current_platform.is_cpu():
         keep_weights_plain()
         call_attention_directly()
-    host_memory.register_backend()
+    register_backend()
     keep_nothing_for_progress_bars()
 
 

@@ -1,58 +1,38 @@
-"""How weights reach the engines: one file per transport, sender and receiver together.
+"""How weights reach the engines. One file per transport holds both ends, sender and receiver.
 
-    policy rank(s)              driver                      every engine
-    invite()          ──▶  invitation            ──▶  Receiver.init_info → vLLM init_weight_transfer_engine
-    connect(invitation)      (at the same time)
-    send(…, part 0)   ──▶  references            ──▶  start_weight_update, Receiver.updates → update_weights each,
-    send(…, part 1)          (at the same time)        finish_weight_update, reset_prefix_cache
-    sent()            ◀──  all have it
-                           fingerprints          ──▶  compares its own parameters, and lets samples out
+Once, when policy and engines have started:
 
-The driver asks for all parts at once, and gives the engines references to the answers: these wait for a part until every rank
-has answered, and what the answers hold goes from rank to engine.
+    1  every rank     Sender.connection_info(manifest)   what the engines must know: tensors, and where weights will be found
+    2  driver         hands rank 0's answer to all ranks and all engines
+    3  every rank     Sender.connect(info)
+       every engine   Receiver.init_info(info) → vLLM's init_weight_transfer_engine
+                      ParameterMap(model, manifest): where each tensor of the policy lies in the engine
 
-The engine's side is vLLM's own weight-transfer interface for every transport: `nccl` and `ipc` are vLLM's backends, and
-`workers/sync/host_memory.py` registers ours, which reads a mapped file of memory.
+Then for each version of the weights:
+
+    4  driver         asks all ranks for all parts at once: Sender.send(outgoing, part 0), part 1, …
+       every rank     casts, checks and fingerprints its tensors (`outgoing.py`) and hands them to the transport
+    5  driver         gives every engine the references to the answers, without waiting for them
+    6  every engine   start_weight_update
+                      for each part: waits until every rank has answered (`wait_for_part`),
+                      Receiver.update_infos → update_weights
+                      finish_weight_update, reset_prefix_cache; from now on it may sample, but holds its samples back
+    7  driver         when all engines have loaded: Sender.finish_send, and the memory may be reused
+    8  driver         combines the ranks' fingerprints and sends them to every engine
+    9  every engine   compares them with those of its own parameters (`verify.py`) and releases its samples,
+                      or reports which tensors differ, and is replaced
+
+What an answer of step 4 holds, such as a bucket in Ray's object store, goes from rank to engine without the driver. With
+`pipeline.in_flight`, engines generate during step 4 and load afterwards, unless the transport needs both at the same time.
+
+The engine's side of every transport is vLLM's weight-transfer interface. `nccl` and `ipc` are vLLM's own backends;
+`vllm_backend.py` registers ours, which reads a mapped block of memory.
 """
 
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
-
 from workers.sync import cuda_ipc, nccl, object_store, shared_memory
-from workers.sync.arrivals import PartRefs
-from workers.sync.host_memory import ManifestEntry, Message
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.transport import Message, Receiver, Sender
 
 __all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
-
-
-class Sender(Protocol):
-    """A policy rank's half. Rank 0's invitation says in how many `parts` weights are sent. `concurrent`: a rank cannot send unless
-    engines take at the same time. `lasting`: what it sent can be taken until it sends again, by an engine that was not there
-    then. `by_shares`: each rank can send what it has of a tensor, and need not have it whole."""
-
-    needs_concurrent_receive: bool
-    replayable: bool
-    sends_shards: bool
-
-    def __init__(self, rank: int, ranks: int, receivers: int): ...
-    def connection_info(self, manifest: list[ManifestEntry]) -> Message: ...
-    def connect(self, invitation: Message) -> None: ...
-    def send(self, outgoing: OutgoingWeights, part: int) -> Any: ...
-    def finish_send(self) -> None: ...
-
-
-class Receiver(Protocol):
-    """An engine actor's half: translates what the ranks say into what vLLM's `backend` wants.
-
-    `inside`: vLLM's worker is in this process, and takes any object of Python's.
-    """
-
-    backend: str
-
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]: ...
-    def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]: ...
-
 
 SENDERS: dict[str, type[Sender]] = {
     "shared_memory": shared_memory.SharedMemorySender,

@@ -1,20 +1,21 @@
-"""Weights within a GPU that a policy rank and an engine share: the engine opens the policy's memory and copies from it.
+"""Weights within a GPU that a policy rank and an engine share: the engine opens the rank's memory and copies from it.
 
-    every rank:  {"gpu": uuid, "names", "dtypes", "shapes", "handles": [CUDA IPC handle per tensor]}
-    engine:      picks the handle of its own GPU for each tensor, through vLLM's `ipc` backend
-    every rank:  lets go of the memory once all engines have answered
+connection info:  {"parts": 1}
+every rank:       answers {"gpu": uuid, "names", "dtypes", "shapes", "handles": [CUDA IPC handle per tensor]}
+every engine:     picks the handles of its own GPU, through vLLM's `ipc` backend
+every rank:       releases the memory once all engines have loaded
 
-One part holds all. Nothing is packed: weights that lie on the GPU whole, in the engines' dtype, are read where they are.
+Nothing is packed: weights that lie on the GPU whole and in the engines' dtype are read where they are.
 
-Written from vLLM's sources; see tests/gpu for what has been run.
+Written from vLLM's sources. tests/gpu says what has been run.
 """
 
 from collections.abc import AsyncIterator
 from typing import Any
 
-from workers.sync.arrivals import PartRefs, wait_for_part
-from workers.sync.host_memory import ManifestEntry, Message
+from workers.sync.layout import ManifestEntry
 from workers.sync.outgoing import OutgoingWeights
+from workers.sync.transport import Message, PartRefs, wait_for_part
 
 
 class CudaIpcSender:
@@ -23,12 +24,12 @@ class CudaIpcSender:
     sends_shards = False
 
     def __init__(self, rank: int, ranks: int, receivers: int):
-        self.held: list[Any] = []
+        self.shared: list[Any] = []  # keeps the tensors alive while engines copy from them
 
     def connection_info(self, manifest: list[ManifestEntry]) -> Message:
         return {"parts": 1}
 
-    def connect(self, invitation: Message) -> None:
+    def connect(self, info: Message) -> None:
         pass
 
     def send(self, outgoing: OutgoingWeights, part: int) -> Message:
@@ -38,7 +39,7 @@ class CudaIpcSender:
         names, dtypes, shapes, handles = [], [], [], []
         for name, tensor in outgoing.cast_tensors():
             whole = tensor.cuda().contiguous()
-            self.held.append(whole)
+            self.shared.append(whole)
             names.append(name)
             dtypes.append(str(whole.dtype).removeprefix("torch."))
             shapes.append(list(whole.shape))
@@ -50,23 +51,22 @@ class CudaIpcSender:
     def finish_send(self) -> None:
         import torch
 
-        self.held.clear()
+        self.shared.clear()
         torch.cuda.ipc_collect()
 
 
 class CudaIpcReceiver:
     backend = "ipc"
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
+    def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
         return {}
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
         messages = await wait_for_part(parts[0])
         first = messages[0]
-        handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))]
         yield {
             "names": first["names"],
             "dtype_names": first["dtypes"],
             "shapes": first["shapes"],
-            "ipc_handles": handles,
+            "ipc_handles": [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))],
         }

@@ -1,9 +1,10 @@
-"""Weights between GPUs by NCCL broadcast: policy rank 0 is rank 0 of a group that holds every engine worker.
+"""Weights between GPUs by NCCL broadcast. Policy rank 0 is rank 0 of a group that holds every engine worker.
 
-    rank 0:  {"address", "port", "world", "names", "dtypes", "shapes"}  ──▶ engines join the group (rank 1 + worker)
-    rank 0:  one broadcast per buffer of packed tensors            ──▶ vLLM's `nccl` backend unpacks and loads
+connection info:  {"parts": 1, "address", "port", "world", "names", "dtypes", "shapes"}; the engines join as rank 1 + worker
+rank 0:           broadcasts buffers of packed tensors
+every engine:     vLLM's `nccl` backend unpacks and loads them
 
-Written from vLLM's sources; see tests/gpu for what has been run.
+Written from vLLM's sources. tests/gpu says what has been run.
 """
 
 from collections.abc import AsyncIterator
@@ -12,9 +13,9 @@ from typing import Any
 import ray
 
 from workers.supervision.worker_setup import free_port
-from workers.sync.arrivals import PartRefs
-from workers.sync.host_memory import ManifestEntry, Message
+from workers.sync.layout import ManifestEntry
 from workers.sync.outgoing import OutgoingWeights
+from workers.sync.transport import Message, PartRefs
 
 
 class NcclSender:
@@ -40,15 +41,15 @@ class NcclSender:
             "shapes": list(shapes),
         }
 
-    def connect(self, invitation: Message) -> None:
+    def connect(self, info: Message) -> None:
         if self.rank:
             return
         import torch
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
 
-        meeting = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
-        self.group = PyNcclCommunicator(meeting, device=torch.cuda.current_device())
+        group = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
+        self.communicator = PyNcclCommunicator(group, device=torch.cuda.current_device())
 
     def send(self, outgoing: OutgoingWeights, part: int) -> None:
         if self.rank:
@@ -59,7 +60,7 @@ class NcclSender:
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
         packed_nccl_broadcast_producer(
-            iterator=outgoing.cast_tensors(), group=self.group, src=0, post_iter_func=lambda item: item[1]
+            iterator=outgoing.cast_tensors(), group=self.communicator, src=0, post_iter_func=lambda item: item[1]
         )
         torch.cuda.synchronize()
 
@@ -70,27 +71,15 @@ class NcclSender:
 class NcclReceiver:
     backend = "nccl"
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
-        self.invitation = invitation
-        info = {
-            "master_address": invitation["address"],
-            "master_port": invitation["port"],
-            "world_size": invitation["world"],
+    def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
+        self.tensors = {"names": info["names"], "dtype_names": info["dtypes"], "shapes": info["shapes"]}
+        return {
+            "master_address": info["address"],
+            "master_port": info["port"],
+            "world_size": info["world"],
+            "rank_offset": 1 + engine * tensor_parallel,
+            "packed": True,
         }
-        return info | {"rank_offset": 1 + engine * tensor_parallel} | self._packed("init")
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
-        yield {
-            "names": self.invitation["names"],
-            "dtype_names": self.invitation["dtypes"],
-            "shapes": self.invitation["shapes"],
-        } | self._packed("update")
-
-    def _packed(self, call: str) -> dict[str, bool]:
-        """Whether `packed` goes with this call: vLLM 0.28 moved it from the update to the handshake."""
-        import dataclasses
-
-        from vllm.distributed.weight_transfer import nccl_engine
-
-        kind = nccl_engine.NCCLWeightTransferInitInfo if call == "init" else nccl_engine.NCCLWeightTransferUpdateInfo
-        return {"packed": True} if "packed" in {f.name for f in dataclasses.fields(kind)} else {}
+        yield self.tensors

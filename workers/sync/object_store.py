@@ -1,12 +1,12 @@
 """Weights between hosts through Ray's object store, which moves them once per host.
 
-rank 0:        invites to {"layouts": [[(name, dtype, shape, offset), …], …], "size": bytes of the largest bucket}
-every rank:    answers, for each bucket, with what it sends of it: (bytes, [(to, from, count), …]); where rank 0 sends all, others nothing
-engine actor:  each bucket: fetch what ranks have of it, and hand vLLM's worker the bytes where they lie, if one rank had all of them
-               and the worker is this process; else put them together in memory of this host, and hand it the path
+connection info:  {"parts", "layouts": [[(name, dtype, shape, offset), …], …], "size": bytes of the largest bucket}
+every rank:       answers each bucket with its shards: (bytes, [(to, from, count), …]); or rank 0 with all, others with nothing
+every engine:     fetches each bucket. If one rank had all of it and vLLM's worker is in this process, the worker gets the bytes
+                  where they lie. Otherwise they are joined in memory of this host, and the worker gets the path
 
-The object store of each host holds the model once, in the engines' dtype; every rank holds what it sends of a bucket more, and every
-engine that puts them together a bucket.
+Memory: the object store of each host holds the model once, in the engines' dtype. Besides, every rank holds what it sends of a
+bucket, and every engine that joins pieces a bucket.
 """
 
 from collections.abc import AsyncIterator
@@ -14,19 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from workers.sync.arrivals import PartRefs, wait_for_part
-from workers.sync.host_memory import (
-    BACKEND,
-    DTYPE_BYTES,
-    HostMemory,
-    ManifestEntry,
-    Message,
-    plan_layout,
-    split_into_buckets,
-)
+from workers.sync.host_memory import HostMemory
+from workers.sync.layout import DTYPE_BYTES, ManifestEntry, plan_layout, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
+from workers.sync.transport import Message, PartRefs, wait_for_part
+from workers.sync.vllm_backend import BACKEND
 
-Piece = tuple[np.ndarray[Any, Any], list[tuple[int, int, int]]]  # bytes, and which of them go where
+Move = tuple[int, int, int]  # to, from, count: offsets in the bucket and in the bytes of the rank, in bytes
+Pieces = tuple[np.ndarray[Any, Any], list[Move]]  # what one rank sends of a bucket
 
 
 class ObjectStoreSender:
@@ -43,19 +38,20 @@ class ObjectStoreSender:
         self.layouts, sizes = zip(*(plan_layout(bucket) for bucket in split_into_buckets(manifest)), strict=True)
         return {"parts": len(sizes), "layouts": self.layouts, "size": max(sizes)}
 
-    def connect(self, invitation: Message) -> None:
+    def connect(self, info: Message) -> None:
         pass
 
-    def send(self, outgoing: OutgoingWeights, part: int) -> Piece:
-        shares = next(outgoing.shard_buckets)
-        of = {name: (dtype, offset) for name, dtype, _, offset in self.layouts[part]}
-        own, size = plan_layout([(name, of[name][0], [elements.numel()]) for name, _, elements in shares])
-        if size > len(self.memory):  # kept: the first look at each page is dear
+    def send(self, outgoing: OutgoingWeights, part: int) -> Pieces:
+        shards = next(outgoing.shard_buckets)
+        slots = {name: (dtype, offset) for name, dtype, _, offset in self.layouts[part]}
+        local, size = plan_layout([(name, slots[name][0], [elements.numel()]) for name, _, elements in shards])
+        if size > len(self.memory):  # it is kept, because the first access to each page is slow
             self.memory = self.memory.new_empty(size)
-        outgoing.copy_bucket([(name, 0, elements) for name, _, elements in shares], own, self.memory)
+        outgoing.copy_bucket([(name, 0, elements) for name, _, elements in shards], local, self.memory)
         moves = []
-        for (name, first, elements), (_, dtype, _, at) in zip(shares, own, strict=True):
-            moves.append((of[name][1] + first * DTYPE_BYTES[dtype], at, elements.numel() * DTYPE_BYTES[dtype]))
+        for (name, first, elements), (_, dtype, _, offset) in zip(shards, local, strict=True):
+            to = slots[name][1] + first * DTYPE_BYTES[dtype]
+            moves.append((to, offset, elements.numel() * DTYPE_BYTES[dtype]))
         return self.memory[:size].numpy(), moves
 
     def finish_send(self) -> None:
@@ -65,24 +61,25 @@ class ObjectStoreSender:
 class ObjectStoreReceiver:
     backend = BACKEND
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
-        self.layouts, self.size = invitation["layouts"], invitation["size"]
-        self.inside = inside
+    def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
+        self.layouts, self.size = info["layouts"], info["size"]
+        self.in_process = in_process
         self.memory: HostMemory | None = None
         return {}
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
         for refs, layout in zip(parts, self.layouts, strict=True):
-            pieces: list[Piece] = [piece for piece in await wait_for_part(refs) if piece[1]]
-            if self.inside and len(pieces) == 1 and all(to == at for to, at, _ in pieces[0][1]):
-                yield {"held": pieces[0][0], "layout": layout}
+            pieces: list[Pieces] = [piece for piece in await wait_for_part(refs) if piece[1]]
+            if self.in_process and len(pieces) == 1 and all(to == offset for to, offset, _ in pieces[0][1]):
+                yield {"array": pieces[0][0], "layout": layout}
             else:
                 yield {"path": self.join_pieces(pieces), "layout": layout}
 
-    def join_pieces(self, pieces: list[Piece]) -> str:
+    def join_pieces(self, pieces: list[Pieces]) -> str:
+        """Puts a bucket together in memory of this host. Returns the path of that memory."""
         self.memory = self.memory or HostMemory(self.size)
         memory = self.memory.bytes.numpy()
         for flat, moves in pieces:
-            for to, at, count in moves:
-                memory[to : to + count] = flat[at : at + count]
+            for to, offset, count in moves:
+                memory[to : to + count] = flat[offset : offset + count]
         return self.memory.path

@@ -1,7 +1,7 @@
-"""Weights on their way out of the policy: cast, looked at, fingerprinted and copied in one go.
+"""Weights on their way out of the policy: cast, checked, fingerprinted and copied in a single pass.
 
-Memory is what a sync waits for. So each tensor is read once, in blocks that stay in the cache of a core for all that is done
-with them, and parts of tensors are copied side by side.
+A sync is bound by memory. So each tensor is read once, in blocks that stay in a core's cache while everything is done with
+them, and parts of tensors are copied in parallel.
 """
 
 import math
@@ -9,90 +9,43 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from workers.sync import fingerprint
-from workers.sync.host_memory import NamedTensors, Slot, tensor_views
+from workers.sync.layout import NamedTensors, Shard, Slot, tensor_views
 from workers.sync.parallel import parallel_map
 from workers.sync.verify import tensor_fingerprint
 
 BLOCK = 1 << 17  # elements: half a megabyte in float32
 
 
-Shard = tuple[str, int, Any]  # name, number of its first element in the whole tensor, elements
-
-
 class OutgoingWeights:
-    """What the policy has, bucket by bucket; a transport goes through it once, on every rank, in one of two ways:
+    """The weights of one sync, bucket by bucket. A transport goes through them once, on every rank, in one of two ways:
 
-    iter(outgoing)      whole tensors, the same on all ranks: with ZeRO 3 they are gathered from all, bucket by bucket
-    outgoing.shares     an iterator over what this rank is to send of each bucket: what it has, and then nobody waits for anybody; or
-                        on rank 0 whole tensors, and on the others nothing
+    iter(outgoing)          whole tensors, the same on all ranks; with ZeRO 3 they are gathered bucket by bucket
+    outgoing.shard_buckets  what this rank sends of each bucket: its own shards, without waiting for other ranks;
+                            or on rank 0 whole tensors, and nothing on the others
 
-    `Outgoing([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)`
-    `prints` will hold, in `dtype`, the fingerprint of each part of what was copied or cast, by tensor, unless `verify` is off.
+    `OutgoingWeights([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)`
+    `fingerprints` collects, by tensor, the fingerprint of each part that was copied or cast, unless `verify` is off.
     """
 
     def __init__(
         self,
-        wholes: Iterable[NamedTensors],
-        shares: Iterable[list[Shard]],
+        full_buckets: Iterable[NamedTensors],
+        shard_buckets: Iterable[list[Shard]],
         dtype: Any,
         verify: bool = True,
-        by_place: bool = False,
+        by_position: bool = False,
     ):
-        self.full_buckets, self.shard_buckets = wholes, iter(shares)
-        self.dtype, self.verify, self.by_place = dtype, verify, by_place
+        self.full_buckets, self.shard_buckets = full_buckets, iter(shard_buckets)
+        self.dtype, self.verify, self.by_position = dtype, verify, by_position
         self.fingerprints: dict[str, list[int]] = {}
 
     def __iter__(self) -> Iterator[NamedTensors]:
         return iter(self.full_buckets)
 
-    def copy_bucket(self, bucket: list[Shard], layout: list[Slot], memory: Any) -> None:
-        """Into memory of this host, whose layout may be of more tensors than these."""
-        places = dict(tensor_views(memory, layout))
-        if self.by_place or any(tensor.device.type != "cpu" for *_, tensor in bucket):  # see `Chart.answer`
-            for name, first, tensor in bucket:
-                place = places[name].view(-1)[first : first + tensor.numel()]
-                place.copy_(self.cast_and_check(name, tensor).reshape(-1))
-            return
-        parts = [
-            (name, part, place)
-            for name, first, tensor in bucket
-            for part, place in zip(
-                fingerprint.split_for_hashing(tensor),
-                fingerprint.split_for_hashing(places[name].view(-1)[first : first + tensor.numel()]),
-                strict=True,
-            )
-        ]
-        for name, number in parallel_map(lambda part: (part[0], self.copy_part(*part)), parts):
-            self.record(name, number)
-
-    def record(self, name: str, number: int) -> None:
-        if self.verify:
-            self.fingerprints.setdefault(name, []).append(number)
-
-    def copy_part(self, name: str, part: Any, place: Any) -> int:
-        running, sums = fingerprint.RunningHash(), []
-        for (block, memory), target in zip(self.blocks(part), place.split(BLOCK), strict=True):
-            # First: it reads and writes memory at the same time, and the rest finds the block in the cache.
-            target.copy_(block)
-            sums.append(block.sum())
-            if self.verify:
-                running.add(memory)
-        if not all_finite(sums):  # the cheapest look; a sum of finite numbers may be infinite too
-            require_finite(name, part.to(self.dtype))
-        return running.value()
-
-    def blocks(self, part: Any) -> Iterator[tuple[Any, memoryview]]:
-        """As they leave. Threads that call torch wait for each other, so it is asked once for what need not be cast."""
-        blocks = part.split(BLOCK)
-        if part.dtype != self.dtype:
-            cast = (block.to(self.dtype) for block in blocks)
-            yield from ((block, fingerprint.byte_view(block)) for block in cast)
-        else:
-            memory = fingerprint.byte_view(part)
-            yield from ((block, memory[i * BLOCK : (i + 1) * BLOCK]) for i, block in enumerate(blocks))
+    # --- tensor by tensor -------------------------------------------------------------------------------------------------
 
     def cast_tensors(self) -> Iterator[tuple[str, Any]]:
-        """Tensor by tensor, for transports that take them from the GPU."""
+        """Yields whole tensors in the engines' dtype, for transports that take them from the GPU."""
         for bucket in self:
             for name, tensor in bucket:
                 yield name, self.cast_and_check(name, tensor)
@@ -101,8 +54,58 @@ class OutgoingWeights:
         whole = tensor.detach().to(self.dtype)
         require_finite(name, whole)
         if self.verify:
-            self.record(name, tensor_fingerprint(whole, self.by_place))
+            self.record(name, tensor_fingerprint(whole, self.by_position))
         return whole
+
+    # --- block by block, into host memory ---------------------------------------------------------------------------------
+
+    def copy_bucket(self, bucket: list[Shard], layout: list[Slot], memory: Any) -> None:
+        """Copies shards into host memory. The layout may have more tensors than these."""
+        targets = dict(tensor_views(memory, layout))
+        # Fingerprints with positions are of whole tensors, and blocks on a GPU have no cache to stay in.
+        if self.by_position or any(tensor.device.type != "cpu" for *_, tensor in bucket):
+            for name, first, tensor in bucket:
+                target = targets[name].view(-1)[first : first + tensor.numel()]
+                target.copy_(self.cast_and_check(name, tensor).reshape(-1))
+            return
+        parts = [
+            (name, part, target)
+            for name, first, tensor in bucket
+            for part, target in zip(
+                fingerprint.split_for_hashing(tensor),
+                fingerprint.split_for_hashing(targets[name].view(-1)[first : first + tensor.numel()]),
+                strict=True,
+            )
+        ]
+        for name, number in parallel_map(lambda part: (part[0], self.copy_part(*part)), parts):
+            if self.verify:
+                self.record(name, number)
+
+    def copy_part(self, name: str, part: Any, target: Any) -> int:
+        """Copies a part block by block. Returns its fingerprint."""
+        running, sums = fingerprint.RunningHash(), []
+        for (block, memory), target_block in zip(self.cast_blocks(part), target.split(BLOCK), strict=True):
+            # The copy comes first: it reads and writes memory at the same time, and leaves the block in the cache.
+            target_block.copy_(block)
+            sums.append(block.sum())
+            if self.verify:
+                running.add(memory)
+        if not all_finite(sums):  # the cheapest check; but a sum of finite numbers may be infinite too
+            require_finite(name, part.to(self.dtype))
+        return running.value()
+
+    def cast_blocks(self, part: Any) -> Iterator[tuple[Any, memoryview]]:
+        """Yields blocks in the engines' dtype. Threads in torch wait for each other, so uncast blocks share one call."""
+        blocks = part.split(BLOCK)
+        if part.dtype != self.dtype:
+            cast = (block.to(self.dtype) for block in blocks)
+            yield from ((block, fingerprint.byte_view(block)) for block in cast)
+        else:
+            memory = fingerprint.byte_view(part)
+            yield from ((block, memory[i * BLOCK : (i + 1) * BLOCK]) for i, block in enumerate(blocks))
+
+    def record(self, name: str, number: int) -> None:
+        self.fingerprints.setdefault(name, []).append(number)
 
 
 def all_finite(numbers: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Work that only moves memory, on all cores: while weights travel, the others wait for them."""
+"""Spreads work that only moves memory over all cores: the other processes wait while weights travel."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parallel_map(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """What `work` makes of each item, in order. Each item has one core, whatever torch would take for it."""
+    """Returns what `work` returns for each item, in order. Each item uses one core, whatever torch is set to."""
     import torch
 
     threads = torch.get_num_threads()
@@ -15,4 +15,4 @@ def parallel_map(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         try:
             return list(pool.map(work, items))
         finally:
-            torch.set_num_threads(threads)  # a part of that number is the whole process's
+            torch.set_num_threads(threads)  # torch keeps part of this number for the whole process, not per thread

@@ -1,8 +1,8 @@
-"""Weights between processes of one host: written by the policy's ranks, and mapped by every engine.
+"""Weights between processes of one host: the ranks write them to one block of memory, and every engine maps it.
 
-rank 0:  invites to {"path": "/proc/123/fd/9", "buckets": [[(name, dtype, shape, offset), …], …]}
-ranks:   map the path, copy bucket by bucket what each has; rank 0 all of it, where it has it or it was gathered
-engine:  maps the path, loads each bucket as soon as all ranks have written it
+connection info:  {"parts", "path": "/proc/123/fd/9", "buckets": [[(name, dtype, shape, offset), …], …]}, from rank 0
+every rank:       maps the path and copies its shards, bucket by bucket; or rank 0 copies all tensors, gathered if need be
+every engine:     maps the path and loads each bucket as soon as all ranks have written it
 
 The memory is as large as the model in the engines' dtype.
 """
@@ -10,17 +10,11 @@ The memory is as large as the model in the engines' dtype.
 from collections.abc import AsyncIterator
 from typing import Any
 
-from workers.sync.arrivals import PartRefs, wait_for_part
-from workers.sync.host_memory import (
-    BACKEND,
-    CachedMapping,
-    HostMemory,
-    ManifestEntry,
-    Message,
-    plan_layout,
-    split_into_buckets,
-)
+from workers.sync.host_memory import CachedMapping, HostMemory
+from workers.sync.layout import ManifestEntry, plan_layout, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
+from workers.sync.transport import Message, PartRefs, wait_for_part
+from workers.sync.vllm_backend import BACKEND
 
 
 class SharedMemorySender:
@@ -35,13 +29,15 @@ class SharedMemorySender:
         self.layout, size = plan_layout(manifest)
         if self.rank:
             return {}
-        self.own = HostMemory(size)
-        where = {place[0]: place for place in self.layout}
-        parts = [[where[name] for name, *_ in bucket] for bucket in split_into_buckets(manifest)]
-        return {"parts": len(parts), "path": self.own.path, "buckets": parts}
+        self.owned = HostMemory(size)
+        slots = {slot[0]: slot for slot in self.layout}
+        buckets = [[slots[name] for name, *_ in bucket] for bucket in split_into_buckets(manifest)]
+        return {"parts": len(buckets), "path": self.owned.path, "buckets": buckets}
 
-    def connect(self, invitation: Message) -> None:
-        self.memory = CachedMapping().open(invitation["path"]) if self.rank else self.own.bytes  # mapped there already
+    def connect(self, info: Message) -> None:
+        self.memory = (
+            CachedMapping().open(info["path"]) if self.rank else self.owned.bytes
+        )  # rank 0 has mapped it already
 
     def send(self, outgoing: OutgoingWeights, part: int) -> None:
         outgoing.copy_bucket(next(outgoing.shard_buckets), self.layout, self.memory)
@@ -53,8 +49,8 @@ class SharedMemorySender:
 class SharedMemoryReceiver:
     backend = BACKEND
 
-    def init_info(self, invitation: Message, engine: int, tensor_parallel: int, inside: bool) -> dict[str, Any]:
-        self.path, self.buckets = invitation["path"], invitation["buckets"]
+    def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
+        self.path, self.buckets = info["path"], info["buckets"]
         return {}
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:

@@ -112,7 +112,7 @@ def run_loop(
         with contextlib.suppress(BenchDone):
             trainer.run()
         progress.note("stopping")
-        weights = weight_bytes(config, cluster.policy.connection_info["manifest"])
+        weights = weight_bytes(config, cluster.policy.weight_sync.info["manifest"])
         gpu = gpu_name() if config.cluster.device == "gpu" else ""
     peak = gpu_peak(config, gpu) if config.cluster.device == "gpu" else measure_cpu_peak(config)
     return BenchMachine(flops.flop_counter(settings), weights, peak)

@@ -81,7 +81,7 @@ def test_a_loaded_critic_continues_as_if_never_stopped(
     assert torch.from_numpy(values(other)).any()
     before = values(other)
     spoiled = learn(other, 1, spoiled=5)[0]
-    assert (spoiled["skipped"], spoiled["culprit"]) == (1.0, 5)
+    assert (spoiled["skipped"], spoiled["first_bad_sample"]) == (1.0, 5)
     assert np.array_equal(values(other), before)
     found = learn(other, 2)
     assert (found, values(other).tolist()) == expected

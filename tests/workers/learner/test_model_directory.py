@@ -5,14 +5,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from launch.cluster import load_tokenizer, load_window
 from rlsys.config.schema import Config, ConfigError
 from workers.learner.model import load_packed
-from workers.learner.policy import PolicyRank
+from workers.learner.policy_checkpoint import write_model_files
 
 CODE = """
 open({mark!r}, "w")
@@ -102,9 +101,9 @@ def test_a_checkpoint_says_how_to_sample_as_the_models_authors_do(
     """transformers reads the first two, and refuses to write them."""
     (directory / "generation_config.json").write_text(json.dumps(authors))
     config = tiny(f"model.path={directory}")
-    rank = SimpleNamespace(lm=load_packed(config, str(directory)).lm, source=str(directory), config=config)
+    lm = load_packed(config, str(directory)).lm
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        PolicyRank.write_model_files(rank, tmp_path / name)
+        write_model_files(lm, str(directory), False, tmp_path / name)
         assert authors.items() <= json.loads((tmp_path / name / "generation_config.json").read_text()).items()
         assert (tmp_path / name / "config.json").is_file()

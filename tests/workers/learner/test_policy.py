@@ -15,7 +15,8 @@ from rlsys.packs.packing import pack, token_weights, unpack
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 from workers.learner.policy import PolicyGroup
-from workers.sync.host_memory import map_file, tensor_view
+from workers.sync.host_memory import map_file
+from workers.sync.layout import tensor_view
 
 STEPS = 5
 LR = 2e-4
@@ -67,15 +68,15 @@ def train(
 
 
 def weights(group: PolicyGroup) -> torch.Tensor:
-    """All parameters as the engines would get them."""
-    invitation = group.group.call_all("invite")[0]
-    group.group.call_all("connect", invitation)
-    for part in range(invitation["parts"]):
-        group.group.call_all("send", part)
-    group.group.call_all("prints")
-    memory = map_file(invitation["path"])
+    """Returns all parameters as the engines would get them, end to end."""
+    info = group.call_all("connection_info")[0]
+    group.call_all("connect", info)
+    for part in range(info["parts"]):
+        group.call_all("send", part)
+    group.call_all("fingerprints")
+    memory = map_file(info["path"])
     return torch.cat(
-        [tensor_view(memory, d, s, o).flatten().clone() for bucket in invitation["buckets"] for _, d, s, o in bucket]
+        [tensor_view(memory, d, s, o).flatten().clone() for bucket in info["buckets"] for _, d, s, o in bucket]
     )
 
 

@@ -13,14 +13,15 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rlsys.config.schema import Config
-from rlsys.interfaces import STEP_0, ModelFacts, WhatIf
+from rlsys.interfaces import ModelFacts, WhatIf
 from rlsys.numerics.agreement import Agreement
 from rlsys.numerics.diagnosis import Diagnosis, diagnose
 from rlsys.packs.attention import PACKED_ATTENTION, packed_attention
 from rlsys.packs.packing import pack, unpack
 from rlsys.types import Batch, Floats, Pack, Prompt, Sample
 from workers.learner.model import load_packed
-from workers.learner.what_if import read_model_facts, rescore
+from workers.learner.model_facts import read_model_facts
+from workers.learner.what_if import rescore
 
 Prompts = list[list[int]]
 
@@ -33,17 +34,15 @@ class Alone:
     def __init__(self, config: Config, model: str):
         self.packed, self.model = load_packed(config, model).eval(), model
 
-    def scored(self, packs: list[Pack]) -> list[Any]:
+    def forward_all(self, packs: list[Pack]) -> list[Any]:
         with torch.no_grad():
             return [self.packed(p) for p in packs]
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        return [[logprobs.numpy() for logprobs, _ in self.scored(packs[0])]]
+        return [[logprobs.numpy() for logprobs, _ in self.forward_all(packs[0])]]
 
-    def rescore(self, packs: list[list[Pack]], variant: WhatIf) -> list[list[Floats]]:
-        if variant.weights == STEP_0:
-            variant = dataclasses.replace(variant, weights=self.model)
-        return [rescore(self.scored, self.packed.lm, packs[0], variant)]
+    def rescore(self, packs: list[list[Pack]], what_if: WhatIf) -> list[list[Floats]]:
+        return [rescore(self.forward_all, self.packed.lm, packs[0], what_if, self.model)]
 
     def model_facts(self, texts: list[str]) -> ModelFacts:
         return read_model_facts(self.model, texts)

@@ -45,7 +45,7 @@ def ranks(policy: Callable[..., PolicyGroup], tiny: Callable[..., Config], chang
 
 
 def digests(group: PolicyGroup) -> list[str]:
-    return group.group.call_all("digest")
+    return group.call_all("digest")
 
 
 def update(group: PolicyGroup, spoil: Callable[[Columns, "np.ndarray[Any, Any]"], None] = lambda *_: None) -> Any:
@@ -100,7 +100,7 @@ def test_an_update_that_is_not_finite_never_was(ranks: Ranks, case: str) -> None
     group = ranks(case)
     train(group, 64, steps=1)
     first = update(group)
-    assert (first["skipped"], first["culprit"]) == (0.0, math.inf)
+    assert (first["skipped"], first["first_bad_sample"]) == (0.0, math.inf)
     expected = train(group, 64, steps=1, first=1), digests(group)
 
     group = ranks(case)
@@ -112,16 +112,16 @@ def test_an_update_that_is_not_finite_never_was(ranks: Ranks, case: str) -> None
     before = digests(group)
     for spoil in (not_a_number, infinite_with_a_finite_gradient):
         found = update(group, spoil)
-        assert (found["skipped"], found["culprit"]) == (1.0, 11), spoil.__name__
+        assert (found["skipped"], found["first_bad_sample"]) == (1.0, 11), spoil.__name__
         assert digests(group) == before, spoil.__name__
-    group.group.call_all("steepen", math.inf)
+    group.call_all("steepen", math.inf)
     found = update(group)
-    assert (found["skipped"], found["culprit"]) == (1.0, math.inf), (
+    assert (found["skipped"], found["first_bad_sample"]) == (1.0, math.inf), (
         "loss and its gradient are finite, the weights' is not"
     )
     assert math.isfinite(found["loss"])
     assert digests(group) == before
-    group.group.call_all("flatten")
+    group.call_all("stop_steepening")
     assert (train(group, 64, steps=1, first=1), digests(group)) == expected
 
 

@@ -24,7 +24,8 @@ from workers.learner.policy import PolicyGroup
 from workers.rollout.engines import CPU_ENVIRONMENT
 from workers.rollout.rollout import RolloutGroup, RolloutWorker, WeightUpdate
 from workers.supervision.watchdog import Watchdog
-from workers.sync.host_memory import BUCKET_BYTES, HostMemory, tensor_view
+from workers.sync.host_memory import HostMemory
+from workers.sync.layout import BUCKET_BYTES, tensor_view
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.shared_memory import SharedMemorySender
 from workers.sync.verify import combine_ranks
@@ -185,9 +186,9 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
 ) -> None:
     group = engines(*which, transport=transport)
     policy = policy(changed(group.config, "policy", zero_stage=stage), group, transport)
-    policy.group.call_all("in_buckets_of", 1 << 17)
+    policy.call_all("set_bucket_bytes", 1 << 17)
     policy.connect(group)
-    assert policy.invitation["parts"] > 3
+    assert policy.weight_sync.info["parts"] > 3
     before = generated(group, requests(tokenizer))
 
     batch = batch_of(tokenizer, before)
@@ -206,7 +207,7 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
             worker.__ray_call__.remote(lambda w: bool(w.receiver.memory)) for worker in group.workers.actors.values()
         ]
         assert set(ray.get(together)) == {stage == 3}, "what one rank sends is loaded from where Ray holds it"
-    policy.group.call_all("in_buckets_of", BUCKET_BYTES)
+    policy.call_all("set_bucket_bytes", BUCKET_BYTES)
     after = generated(group, requests(tokenizer))
     assert [s.text for s in after] != [s.text for s in before]
     assert {s.version for s in after} == {1}
@@ -307,7 +308,11 @@ class Sent:
         self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
         self.sender, self.events = SharedMemorySender(0, 1, 1), list[dict[str, Any]]()
         manifest = [(n, "float32", list(w.shape)) for n, w in self.weights.items()]
-        self.invitation = self.sender.connection_info(manifest) | {"manifest": manifest, "cut": 1, "by_place": False}
+        self.invitation = self.sender.connection_info(manifest) | {
+            "manifest": manifest,
+            "shards": 1,
+            "by_position": False,
+        }
         self.sender.connect(self.invitation)
         outgoing = outgoing_of(self.weights)
         self.sender.send(outgoing, 0)

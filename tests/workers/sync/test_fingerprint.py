@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.sync.fingerprint import (
@@ -41,6 +41,7 @@ def test_equal_weights_have_equal_fingerprints(fingerprint, dtype):
 
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(deadline=None)
 @given(st.integers(0, 15), st.integers(0, 5), st.integers(0, 3))
 def test_a_flipped_bit_changes_the_fingerprint(fingerprint, dtype, bit, column, row):
     a, _ = weights(dtype)

@@ -1,0 +1,67 @@
+"""The driver's part of a sync: ranks send, engines load and verify. workers/sync/__init__.py tells the whole exchange."""
+
+from dataclasses import replace
+from typing import Any
+
+from rlsys.runs.errors import WorkerFailed
+from workers.learner.ranks import LearnerGroup
+from workers.rollout.rollout import RolloutGroup, WeightUpdate
+from workers.supervision.watchdog import failure_severity
+from workers.sync import SENDERS
+from workers.sync.verify import combine_ranks
+
+
+class WeightSync:
+    """Brings the policy's weights to all engines. `WeightSync(policy, engines, "shared_memory").run(version=3)`"""
+
+    def __init__(self, ranks: LearnerGroup, engines: RolloutGroup, transport: str):
+        """Connects ranks and engines."""
+        self.ranks, self.engines, self.watchdog = ranks, engines, ranks.watchdog
+        self.in_flight = ranks.config.pipeline.in_flight
+        self.concurrent = SENDERS[transport].needs_concurrent_receive
+        self.info = ranks.call_all("connection_info")[0]
+        limit = ranks.config.cluster.start_timeout_s
+        if self.concurrent:
+            calls = ranks.start_calls("connect", self.info) | engines.start_calls("connect", self.info)
+            self.watchdog.gather(calls, "connecting policy and engines", limit)
+        else:
+            ranks.call_all("connect", self.info, timeout_s=limit)
+            engines.connect(self.info)
+
+    def run(self, version: int) -> None:
+        """Has every engine load the weights, and verify them before a sample leaves it."""
+        if not self.in_flight:
+            # No engine is running that could be lost and need the last weights again: an object store need not hold two versions.
+            self.engines.weight_update = None
+        try:
+            self._send_and_load(version)
+        except WorkerFailed as error:
+            raise self._root_cause(error) from None
+        self.ranks.call_all("finish_send")
+        self.engines.verify_weights()
+
+    def _send_and_load(self, version: int) -> None:
+        """Engines load part by part while the ranks send. In flight they generate meanwhile and load afterwards, if the
+        transport allows it."""
+        load_while_sending = self.concurrent or not self.in_flight
+        # An engine that replaces a lost one has the last weights before this begins, or gets these.
+        with self.engines.replacements_paused():
+            with self.ranks.lock:  # no other call comes between two parts
+                parts = [list(self.ranks.start_calls("send", i).values()) for i in range(self.info["parts"])]
+                sending = self.ranks.start_calls("fingerprints")
+            update = WeightUpdate(parts, version, {})
+            if load_while_sending:
+                answers = self.engines.load_weights(update, sending)
+            else:
+                answers = self.watchdog.gather(sending, "sending weights")
+            update = replace(update, fingerprints=combine_ranks(list(answers.values())))
+            self.engines.weight_update = update
+        if not load_while_sending:
+            self.engines.load_weights(update)
+
+    def _root_cause(self, error: WorkerFailed) -> Exception:
+        """A rank that died, and its memory with it, explains the failures of the others: they wait for it, or for an engine."""
+        failures: list[Any] = self.watchdog.collect_related_failures(
+            self.ranks.start_calls("finish_send"), "sending weights"
+        )
+        return max([*failures, error], key=failure_severity)

@@ -1,0 +1,85 @@
+"""A policy rank's half of a sync: its weights, whole or as the shards that it holds, and how it sends them."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from workers.sync.layout import ManifestEntry, NamedTensors, Shard, split_into_buckets
+from workers.sync.outgoing import OutgoingWeights
+from workers.sync.transport import Message, Sender
+
+
+class Partitioned(Protocol):
+    """What is needed of a `ZeroEngine`."""
+
+    def gathered(self, *parameters: Any) -> AbstractContextManager[Any]: ...
+    def local_shard(self, parameter: Any) -> tuple[int, Any]: ...
+
+
+class PolicyWeights:
+    """`shards`: the number of ranks that each send their own shard of every tensor. 1: rank 0 sends all of them."""
+
+    def __init__(self, model: Any, engine: Partitioned, dtype: Any, rank: int, shards: int):
+        self.model, self.engine, self.dtype, self.rank, self.shards = model, engine, dtype, rank, shards
+
+    def manifest(self) -> list[ManifestEntry]:
+        """Returns name, dtype and shape of every tensor that the engines get, in order."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return [(name, dtype, list(getattr(p, "ds_shape", p.shape))) for name, p in self.model.named_parameters()]
+
+    def full_buckets(self) -> Iterator[NamedTensors]:
+        """Yields whole tensors, bucket by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head appears once."""
+        parameters = dict(self.model.named_parameters())
+        for bucket in split_into_buckets(self.manifest()):
+            named = [(name, parameters[name]) for name, _, _ in bucket]
+            with self.engine.gathered(*(parameter for _, parameter in named)):
+                yield named
+
+    def shard_buckets(self) -> Iterator[list[Shard]]:
+        """Yields what this rank sends of each bucket: its own shards, or on rank 0 whole tensors and on others nothing."""
+        if self.shards == 1:
+            for bucket in self.full_buckets():
+                yield [(name, 0, tensor) for name, tensor in bucket if self.rank == 0]
+            return
+        parameters = dict(self.model.named_parameters())
+        for entries in split_into_buckets(self.manifest()):
+            local = [(name, *self.engine.local_shard(parameters[name])) for name, _, _ in entries]
+            yield [(name, first, elements) for name, first, elements in local if len(elements)]
+
+
+class WeightSender:
+    """One policy rank's half of every sync: it hands the weights to the transport, part by part."""
+
+    def __init__(self, weights: PolicyWeights, transport: Sender, by_position: bool):
+        self.weights, self.transport, self.by_position = weights, transport, by_position
+        self.failure: Exception | None = None
+
+    def connection_info(self) -> Message:
+        """Returns what the engines need to know once, when they connect."""
+        manifest = self.weights.manifest()
+        shared = {"manifest": manifest, "shards": self.weights.shards, "by_position": self.by_position}
+        return self.transport.connection_info(manifest) | shared
+
+    def send(self, part: int, verify: bool) -> Any:
+        """Sends one part; parts come in order. Returns what the engines need to know of it. Once one fails, all that follow do."""
+        if part == 0:
+            weights = self.weights
+            buckets = weights.full_buckets(), weights.shard_buckets()
+            self.outgoing = OutgoingWeights(*buckets, weights.dtype, verify, self.by_position)
+            self.failure = None
+        if self.failure:
+            raise self.failure
+        try:
+            return self.transport.send(self.outgoing, part)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def fingerprints(self) -> dict[str, list[int]]:
+        """Returns the fingerprints of all that this rank has sent since part 0."""
+        if self.failure:
+            raise self.failure
+        sends = self.weights.rank == 0 or self.weights.shards > 1
+        fingerprints = self.outgoing.fingerprints if sends else {}
+        del self.outgoing  # releases the bucket that ZeRO 3 has gathered
+        return fingerprints

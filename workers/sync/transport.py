@@ -1,0 +1,55 @@
+"""What all transports have in common: the two halves, and how an engine waits for what the ranks send, part by part."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from ray.exceptions import RayError
+
+from workers.sync.layout import ManifestEntry
+from workers.sync.outgoing import OutgoingWeights
+
+GRACE_S = 10.0  # after a rank has failed, the driver has this long to see it and to end this engine with the run
+PartRefs = list[Any]  # one part: a reference to each rank's reply, by rank
+Message = dict[str, Any]  # plain values only; each transport's docstring lists them
+
+
+class Sender(Protocol):
+    """A policy rank's half. The connection info of rank 0 says in how many `parts` weights are sent.
+
+    `needs_concurrent_receive`: a rank can only send while the engines receive.
+    `replayable`: what was sent can be loaded until the next sync, also by an engine that was started later.
+    `sends_shards`: each rank can send its own shard of a tensor, which need not be gathered.
+    """
+
+    needs_concurrent_receive: bool
+    replayable: bool
+    sends_shards: bool
+
+    def __init__(self, rank: int, ranks: int, receivers: int): ...
+    def connection_info(self, manifest: list[ManifestEntry]) -> Message: ...
+    def connect(self, info: Message) -> None: ...
+    def send(self, outgoing: OutgoingWeights, part: int) -> Any: ...
+    def finish_send(self) -> None: ...
+
+
+class Receiver(Protocol):
+    """An engine actor's half: it translates the ranks' answers into what vLLM's `backend` expects.
+
+    `in_process`: vLLM's worker runs in this process, so it can take any Python object.
+    """
+
+    backend: str
+
+    def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]: ...
+    def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]: ...
+
+
+async def wait_for_part(refs: PartRefs) -> list[Any]:
+    """Returns the ranks' replies once all of them have sent the part."""
+    try:
+        return list(await asyncio.gather(*refs))
+    except RayError:
+        # The driver should name the rank as the root cause, not the engines that waited for it.
+        await asyncio.sleep(GRACE_S)
+        raise

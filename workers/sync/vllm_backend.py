@@ -1,0 +1,84 @@
+"""The backend by which vLLM loads weights from a mapped block of host memory.
+
+It is registered with vLLM's weight-transfer interface. The transports `shared_memory` and `object_store` use it; `nccl` and
+`cuda_ipc` use vLLM's own backends.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.sync.host_memory import CachedMapping, readonly_tensor
+from workers.sync.layout import Slot, tensor_views
+from workers.sync.parallel import parallel_map
+
+BACKEND = "rlsys_host_memory"
+LOAD_PIECES = 16  # lists of tensors that an engine loads in parallel
+
+
+def register_backend() -> None:
+    """Teaches vLLM to load from host memory. Called in the process of vLLM's worker, before the engine is built."""
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclass
+    class InitInfo(WeightTransferInitInfo):
+        pass
+
+    @dataclass
+    class UpdateInfo(WeightTransferUpdateInfo):
+        path: str = ""
+        array: Any = None  # read-only bytes in this process, instead of a path
+        layout: list[Slot] = field(default_factory=list)
+
+    class HostMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+        init_info_cls, update_info_cls = InitInfo, UpdateInfo
+
+        def init_transfer_engine(self, init_info: InitInfo) -> None:
+            self.mapping, self.in_place = CachedMapping(), can_load_in_place(self.model)
+
+        def start_weight_update(self) -> None:
+            if not self.in_place:
+                initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: UpdateInfo) -> None:
+            array = update_info.array
+            memory = self.mapping.open(update_info.path) if array is None else readonly_tensor(array)
+            tensors = tensor_views(memory, update_info.layout)
+            if self.in_place:
+                parallel_map(self.model.load_weights, [tensors[i::LOAD_PIECES] for i in range(LOAD_PIECES)])
+            else:
+                # vLLM keeps tensors until a layer is complete. By then this memory may hold the next bucket, so they are copied.
+                self.model.load_weights((name, tensor.clone()) for name, tensor in tensors)
+
+        def finish_weight_update(self) -> None:
+            if not self.in_place:
+                finalize_layerwise_reload(self.model, self.model_config)
+
+        def shutdown(self) -> None:
+            pass
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, HostMemoryEngine)
+
+
+def can_load_in_place(model: Any) -> bool:
+    """True if weights may be written straight into the engine's parameters, because no layer computes with a converted copy.
+
+    On CPU this holds (`vllm_extension.keep_weights_plain`), except for quantized weights, experts and latent attention.
+    """
+    from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+    from vllm.platforms import current_platform
+
+    plain = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod, type(None))
+    return current_platform.is_cpu() and all(
+        isinstance(getattr(layer, "quant_method", None), plain)
+        and (type(layer) is Attention or not is_deferred_attention_layer(layer))
+        for layer in model.modules()
+    )
