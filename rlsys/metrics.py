@@ -1,4 +1,4 @@
-"""The figures of a step, each from its definition. Names are `metrics.jsonl`'s."""
+"""The metrics of a step, each computed from its definition. Names are those in `metrics.jsonl`."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,44 +13,43 @@ from rlsys.types import Batch, Metrics
 
 
 class PhaseTimer:
-    """Seconds per phase, which are spans of the driver's timeline too. `with clock("update"): ...` then `clock.metrics()["time/update"]`."""
+    """Measures seconds per phase, and records each phase as a span of the driver's timeline.
+
+    timer = PhaseTimer(); with timer("update"): ...; timer.metrics()["time/update"]
+    """
 
     def __init__(self, on_phase: Callable[[str], None] = lambda phase: None) -> None:
-        """`told` hears of each phase as it begins."""
+        """`on_phase` is called with the name of each phase when it begins."""
         self.on_phase = on_phase
-        self.start, self.phases = (
-            time.perf_counter(),
-            dict.fromkeys(("rollout", "reward", "score", "update", "sync"), 0.0),
-        )
+        self.start = time.perf_counter()
+        self.phases = dict.fromkeys(("rollout", "reward", "score", "update", "sync"), 0.0)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         self.on_phase(phase)
         try:
             with span(phase):
                 yield
         finally:
-            self.phases[phase] += time.perf_counter() - began
+            self.phases[phase] += time.perf_counter() - start
 
     def move_seconds(self, phase: str, other: str, seconds: float) -> None:
-        """Books up to `seconds` of a phase under another name."""
+        """Moves up to `seconds` from one phase to another."""
         moved = min(seconds, self.phases[phase])
         self.phases[phase] -= moved
         self.phases[other] += moved
 
     def metrics(self) -> Metrics:
-        return {"time/step": time.perf_counter() - self.start} | {
-            f"time/{name}": seconds for name, seconds in self.phases.items()
-        }
+        phases = {f"time/{name}": seconds for name, seconds in self.phases.items()}
+        return {"time/step": time.perf_counter() - self.start} | phases
 
 
 def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
-    """Rewards, lengths and what the groups can teach; with `parts` by parts of their rewards too."""
+    """Rewards, lengths, and how many groups are informative; `by_component` as in `informative_groups`."""
     rewards, lengths = batch.rewards, batch.lengths
     sizes = np.bincount(batch.groups, minlength=len(batch.prompts))
-    names = sorted({name for c in batch.components for name in c})
-    found: Metrics = {
+    metrics: Metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
         "reward/asked": float(batch.requested),
@@ -64,16 +63,22 @@ def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
         "length/truncated": float(np.mean([s.finish == "length" for s in batch.samples])),
         "tokens": float(lengths.sum()),
     }
-    found |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
+    metrics |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
     if batch.deferred:
-        found["groups/left"] = float(len(batch.deferred))
-    if len(names) > 1:
-        found |= {f"reward/component/{n}": float(np.mean([c[n] for c in batch.components if n in c])) for n in names}
-    return found
+        metrics["groups/left"] = float(len(batch.deferred))
+    return metrics | component_metrics(batch)
+
+
+def component_metrics(batch: Batch) -> Metrics:
+    """The mean of each reward component, if there are several."""
+    names = sorted({name for components in batch.components for name in components})
+    if len(names) < 2:
+        return {}
+    return {f"reward/component/{n}": float(np.mean([c[n] for c in batch.components if n in c])) for n in names}
 
 
 def lag_metrics(step: int, batch: Batch) -> Metrics:
-    """How many updates lie between the weights a token was sampled from and those that it trains."""
+    """How many updates lie between the weights that sampled a token and the weights that it trains."""
     tokens = int(batch.lengths.sum())
     versions = sum(int(s.versions.sum()) if s.changes else s.version * len(s.tokens) for s in batch.samples)
     oldest = min((s.version for s in batch.samples if len(s.tokens)), default=step - 1)
@@ -81,56 +86,61 @@ def lag_metrics(step: int, batch: Batch) -> Metrics:
 
 
 def credit_metrics(credit: Credit) -> Metrics:
-    """What became of the rewards: the largest advantage, the length penalty, KL in the reward, the critic's grasp."""
+    """The largest advantage, the length penalty, KL in the reward, and how well the critic predicts returns."""
     columns = credit.columns
     assert columns.advantages is not None
-    found = {"advantage/max_abs": float(np.abs(columns.advantages).max(initial=0.0))}
+    metrics = {"advantage/max_abs": float(np.abs(columns.advantages).max(initial=0.0))}
     if credit.length_penalty:
-        found["reward/overlong"] = credit.length_penalty
+        metrics["reward/overlong"] = credit.length_penalty
     if credit.kl is not None:
-        found["kl"] = credit.kl
+        metrics["kl"] = credit.kl
     if columns.returns is not None and columns.values is not None:
-        spread = float(columns.returns.var())
-        found["critic/value_mean"] = float(columns.values.mean())
-        found["critic/explained_variance"] = (
-            1 - float((columns.returns - columns.values).var()) / spread if spread else 0.0
-        )
-    return found
+        variance = float(columns.returns.var())
+        residual = float((columns.returns - columns.values).var())
+        metrics["critic/value_mean"] = float(columns.values.mean())
+        metrics["critic/explained_variance"] = 1 - residual / variance if variance else 0.0
+    return metrics
 
 
 def update_metrics(updates: list[Metrics]) -> Metrics:
-    """From the policy's per-update sums to means: per update for loss and gradient, per token for the rest.
+    """Turns the policy's sums per update into means: per update for loss and gradient, per token for the rest.
 
-    An update has `loss`, `grad_norm`, `lr` and the sums over its `tokens` of `kl`, `entropy`, `clip_low`, `clip_high` (tokens held
-    by the clip) and `mismatch`, which is |old - rollout|, and its largest, `mismatch_max`; where samples are corrected, also of
-    the `correction` weights, their squares, and of the tokens that weigh nothing.
+    An update has `loss`, `grad_norm`, `lr`, the number of its `tokens`, and sums over them: of `kl`, `entropy`,
+    `clip_low` and `clip_high` (tokens that the clip holds), and `mismatch`, which is |old - rollout|. `mismatch_max` is
+    its largest. Corrected samples add sums of `correction` weights, their squares, and `masked` tokens of weight 0.
     """
     if not updates:
         return {}
-    total = {name: sum(u[name] for u in updates) for name in updates[0]}
-    tokens = total["tokens"]
-    found = {
-        "loss": total["loss"] / len(updates),
-        "grad_norm": total["grad_norm"] / len(updates),
+    sums = {name: sum(u[name] for u in updates) for name in updates[0]}
+    tokens = sums["tokens"]
+    metrics = {
+        "loss": sums["loss"] / len(updates),
+        "grad_norm": sums["grad_norm"] / len(updates),
         "lr": updates[-1]["lr"],
     }
-    if not tokens:  # nothing was computed, and of nothing there are no means
-        return found
-    found |= {
-        "kl": total["kl"] / tokens,
-        "entropy": total["entropy"] / tokens,
-        "clip_fraction": (total["clip_low"] + total["clip_high"]) / tokens,
-        "clip_fraction/low": total["clip_low"] / tokens,
-        "clip_fraction/high": total["clip_high"] / tokens,
-        "mismatch/mean_abs": total["mismatch"] / tokens,
+    if not tokens:  # nothing was computed, so there are no means
+        return metrics
+    metrics |= {
+        "kl": sums["kl"] / tokens,
+        "entropy": sums["entropy"] / tokens,
+        "clip_fraction": (sums["clip_low"] + sums["clip_high"]) / tokens,
+        "clip_fraction/low": sums["clip_low"] / tokens,
+        "clip_fraction/high": sums["clip_high"] / tokens,
+        "mismatch/mean_abs": sums["mismatch"] / tokens,
         "mismatch/max_abs": max(u["mismatch_max"] for u in updates),
     }
-    if "correction" in total:
-        squares = total["correction_squared"] * tokens
-        found["correction/mean"] = total["correction"] / tokens
-        found["correction/masked"] = total["masked"] / tokens
-        found["correction/effective_share"] = total["correction"] ** 2 / squares if squares else 0.0
-    return found
+    return metrics | (correction_metrics(sums) if "correction" in sums else {})
+
+
+def correction_metrics(sums: Metrics) -> Metrics:
+    """The mean correction weight, the share of masked tokens, and the effective sample size per token."""
+    tokens = sums["tokens"]
+    squares = sums["correction_squared"] * tokens
+    return {
+        "correction/mean": sums["correction"] / tokens,
+        "correction/masked": sums["masked"] / tokens,
+        "correction/effective_share": sums["correction"] ** 2 / squares if squares else 0.0,
+    }
 
 
 def critic_metrics(updates: list[Metrics]) -> Metrics:

@@ -1,1 +1,1 @@
-"""Advantages, losses, corrections, KL: pure functions, tensors in, tensors out."""
+"""Advantages, losses, corrections and KL: pure functions from tensors to tensors."""

@@ -1,8 +1,10 @@
-"""Corrections for samples drawn from another policy than the one trained: the engine computes a little differently, or is behind.
+"""Corrections for samples from another policy than the one trained: an engine that rounds differently or lags behind.
 
-`CORRECTIONS[name](old [T], rollout [T], sequences [T], **options) -> [T]`: a weight for each token's loss, without gradient, from
-the ratio old / rollout of the two log-probs of what was sampled. Truncated weights are biased and never lose a token; masked
-ones leave out what has gone too far. `none` is not in the table: there is then no weight.
+    CORRECTIONS[name](old [T], rollout [T], sequences [T], **options) -> [T]
+
+A correction is a weight for each token's loss, without gradient, computed from the ratio old / rollout of the sampled
+token's probabilities. Truncated ratios are biased but keep every token. Masked ratios drop tokens whose ratio is too
+large. The method `none` is not in the table: it applies no weight.
 """
 
 import functools
@@ -18,7 +20,7 @@ from rlsys.config.options import keyword_options, validate_options
 
 
 def correction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What all share: inputs checked, single precision inside, no gradient."""
+    """Wraps a correction: validates its inputs and computes in single precision, without gradient."""
     name, known = function.__name__, keyword_options(function)
 
     @functools.wraps(function)
@@ -65,17 +67,18 @@ def icepop(log_ratio: Tensor, sequences: Tensor, *, low: float = 0.5, high: floa
     return zero_outside(clamp_log_ratio(log_ratio).exp(), low, high)
 
 
-# --- parts ---------------------------------------------------------------------------------------------------------------
+# --- building blocks --------------------------------------------------------------------------------------------------
 
 
-def sum_over_sequence(log_ratio: Tensor, sequences: Tensor) -> Tensor:
-    """The sum over each sequence, at each of its tokens.  [T], [T] -> [T]"""
+def sum_over_sequence(values: Tensor, sequences: Tensor) -> Tensor:
+    """Gives each token the sum over its sequence.  [T], [T] -> [T]"""
     segments = Segments(sequences)
-    return segments.broadcast(segments.sum(log_ratio))
+    return segments.broadcast(segments.sum(values))
 
 
-def zero_outside(weight: Tensor, low: float, high: float) -> Tensor:
-    return torch.where((weight >= low) & (weight <= high), weight, 0.0)
+def zero_outside(weights: Tensor, low: float, high: float) -> Tensor:
+    """Sets weights outside of [low, high] to 0.  [T] -> [T]"""
+    return torch.where((weights >= low) & (weights <= high), weights, 0.0)
 
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {

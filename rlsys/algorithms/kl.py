@@ -1,8 +1,8 @@
-"""Estimates of KL(policy ‖ reference) from sampled tokens: [T], [T] -> [T]; and its coefficient over time.
+"""Estimates of KL(policy ‖ reference) from sampled tokens, [T], [T] -> [T]; and an adaptive coefficient.
 
-Schulman 2020, "Approximating KL divergence". All have the same expectation at a fixed policy, except k2, whose bias is small
-where the two are close. As a term of the loss the gradient counts: k2's is that of the true KL, k1's is 0 on average, k3's is
-biased; `k3_unbiased` has the value of k3 and the gradient of k2 (arXiv 2510.01555).
+Schulman 2020, "Approximating KL divergence". At a fixed policy all have the same expectation, except k2, whose bias is
+small while the two policies are close. In a loss, the gradient matters: that of k2 is the gradient of the true KL, that
+of k1 is 0 on average, that of k3 is biased. `k3_unbiased` has the value of k3 and the gradient of k2: 2510.01555.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ def k3(logprobs: Tensor, ref: Tensor) -> Tensor:
 def k3_unbiased(logprobs: Tensor, ref: Tensor) -> Tensor:
     """k3 forward, k2 backward"""
     log_ratio = _log_ratio(logprobs, ref, "k3_unbiased")
-    slope = log_ratio.square() / 2
-    return slope + (clamp_log_ratio(-log_ratio).expm1() + log_ratio - slope).detach()
+    k2_value = log_ratio.square() / 2
+    return k2_value + (clamp_log_ratio(-log_ratio).expm1() + log_ratio - k2_value).detach()
 
 
 def adapt_coef(coef: float, measured: float, target: float, *, horizon: int) -> float:
-    """The next coefficient, up where KL is above its target and down where below, by at most 20 % in `horizon` steps.
+    """The next coefficient: raised while KL is above its target, lowered while below; at most 20 % in `horizon` steps.
 
     Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
     """

@@ -1,10 +1,10 @@
-"""What a completion loses for coming near the length where it would be cut."""
+"""The reward that a completion loses for coming near the maximum length."""
 
 from torch import Tensor
 
 
 def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float = 1.0) -> Tensor:
-    """0 up to `longest - buffer` tokens, from there falling evenly to -factor at `longest`.  [N] -> [N]
+    """0 up to `longest - buffer` tokens, then falling linearly to -factor at `longest`.  [N] -> [N]
 
     Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13.
     """

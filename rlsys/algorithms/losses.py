@@ -1,7 +1,9 @@
-"""Policy losses: per token, to minimise. Weighting and summing is not their business: see `packing.token_weights`.
+"""Policy losses: one value per token, to be minimized. `packing.token_weights` weights them; a rank sums the products.
 
-`LOSSES[name](logprobs [T], old [T], advantages [T], sequences [T], **options) -> [T]`. Tokens of a sequence stand together.
-`LOSSES[name].told(...)` is the same with the tokens the clip took hold of, for the metrics.
+    LOSSES[name](logprobs [T], old [T], advantages [T], sequences [T], **options) -> [T]
+
+`old` are the log-probs before the step, `sequences` the id of each token's sequence, whose tokens stand together.
+`LOSSES[name].with_clip(...)` also returns which tokens the clip holds, for the metrics.
 """
 
 import functools
@@ -17,13 +19,15 @@ from rlsys.config.options import keyword_options, validate_options
 
 
 class LossAndClip(NamedTuple):
+    """A loss per token, and the tokens that the clip holds: those have no gradient (with cispo, a smaller one)."""
+
     loss: Tensor  # [T]
-    clipped_low: Tensor  # [T] bool: held at the lower side of the clip
-    clipped_high: Tensor  # [T] bool: at the upper side
+    clipped_low: Tensor  # [T] bool, at the lower side of the clip
+    clipped_high: Tensor  # [T] bool, at the upper side
 
 
 class PolicyLoss:
-    """A loss with what all share: inputs checked, single precision inside."""
+    """Wraps a loss: validates its inputs and computes in single precision."""
 
     def __init__(self, function: Callable[..., LossAndClip]):
         functools.update_wrapper(self, function)
@@ -39,7 +43,8 @@ class PolicyLoss:
         shapes = [list(t.shape) for t in (logprobs, old, advantages, sequences)]
         if any(s != shapes[0] for s in shapes) or logprobs.dim() != 1:
             raise ValueError(
-                f"{self.name}: logprobs, old, advantages and sequences are {', '.join(map(str, shapes))}; each must be [T]."
+                f"{self.name}: logprobs, old, advantages and sequences are {', '.join(map(str, shapes))}; "
+                "each must be [T]."
             )
         options = validate_options(self.name, options, self.options, numbers=self.options)
         return self.function(logprobs.float(), old.detach().float(), advantages.detach().float(), sequences, **options)
@@ -58,8 +63,8 @@ def ppo_clip(
 ) -> LossAndClip:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old).
 
-    Schulman et al. 2017, arXiv 1707.06347, eq. 7; two sides of the clip as in Yu et al. 2025 (DAPO), arXiv 2503.14476.
-    `dual_clip` c > 1 bounds the loss of bad tokens by -c A: Ye et al. 2020, arXiv 1912.09729.
+    Schulman et al. 2017, arXiv 1707.06347, eq. 7; separate bounds as in Yu et al. 2025 (DAPO), arXiv 2503.14476.
+    `dual_clip` c > 1 bounds the loss of tokens with A < 0 by -c A: Ye et al. 2020, arXiv 1912.09729.
     """
     r = probability_ratio(logprobs, old)
     loss = -torch.minimum(r * advantages, r.clamp(1 - clip_low, 1 + clip_high) * advantages)
@@ -82,9 +87,9 @@ def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> LossAndClip:
-    """The clip of the sequence's ratio, s = exp(mean over its tokens of logprobs - old), the same for all its tokens.
+    """The clipped loss of the sequence's ratio s = exp(mean over its tokens of logprobs - old), for all its tokens.
 
-    Zheng et al. 2025, arXiv 2507.18071, eq. 5 and 7. The paper sums with `sequence_mean`.
+    Zheng et al. 2025, arXiv 2507.18071, eq. 5 and 7. The paper normalizes with `sequence_mean`.
     """
     segments = Segments(sequences)
     s = clamp_log_ratio(segments.broadcast(segments.mean(logprobs - old))).exp()
@@ -102,9 +107,9 @@ def cispo(
     clip_low: float = 1.0,
     clip_high: float = 4.0,
 ) -> LossAndClip:
-    """-clip(r, 1 - clip_low, 1 + clip_high) A logprobs, the clipped ratio without gradient: no token is left out.
+    """-clip(r, 1 - clip_low, 1 + clip_high) A logprobs, without gradient through r: every token keeps a gradient.
 
-    MiniMax 2025, arXiv 2506.13585, eq. 4 and 5. A clip_low of 1 is no lower side, as in the paper.
+    MiniMax 2025, arXiv 2506.13585, eq. 4 and 5. A `clip_low` of 1 means no lower bound, as in the paper.
     """
     r = probability_ratio(logprobs, old).detach()
     weight = r.clamp(1 - clip_low, 1 + clip_high)
@@ -121,9 +126,9 @@ def gmpo(
     clip_low: float = 0.4,
     clip_high: float = 0.4,
 ) -> LossAndClip:
-    """-A times the geometric mean over the sequence of r, each clipped on the side its advantage pushes to.
+    """-A times the geometric mean of r over the sequence; each r is clipped on the side that A pushes it to.
 
-    Zhao et al. 2025, arXiv 2507.20673. The clip is of log r: r stays in (e^-clip_low, e^clip_high).
+    Zhao et al. 2025, arXiv 2507.20673. The bounds apply to log r: r stays in (e^-clip_low, e^clip_high).
     """
     segments = Segments(sequences)
     log_r = clamp_log_ratio(logprobs - old)
@@ -142,16 +147,15 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> LossAndClip:
-    """-(4/τ) σ(τ (r - 1)) A: a soft gate in place of the clip, τ by the sign of A.
+    """-(4/τ) σ(τ (r - 1)) A: a soft gate instead of a clip; τ depends on the sign of A.
 
-    Gao et al. 2025, arXiv 2511.20347. On policy the gradient is the policy gradient's; away from it, it fades on both sides.
+    Gao et al. 2025, arXiv 2511.20347. On policy the gradient is the policy gradient; it fades as r moves away from 1.
     """
     if not (tau_pos and tau_neg):
         raise ValueError(f"sapo: tau_pos is {tau_pos}, tau_neg {tau_neg}; both must be above 0.")
     tau = torch.where(advantages > 0, tau_pos, tau_neg)
     gate = torch.sigmoid(tau * (probability_ratio(logprobs, old) - 1)) * 4 / tau
-    never = torch.zeros_like(advantages, dtype=torch.bool)
-    return LossAndClip(-gate * advantages, never, never)
+    return unclipped(-gate * advantages)
 
 
 @PolicyLoss
@@ -164,10 +168,10 @@ def dppo_tv(
     clip_low: float = 0.15,
     clip_high: float = 0.15,
 ) -> LossAndClip:
-    """-r A, left out once the token's probability itself, not its ratio, has moved too far to the side A pushes to.
+    """-r A, and 0 once the token's probability (not its ratio) has moved too far to the side that A pushes it to.
 
-    Qi et al. 2026, arXiv 2602.04879, with binary total variation |π - old|: rare tokens are freer than with a clipped ratio.
-    The paper measures from the policy that sampled; so does this where `old` is that policy.
+    Qi et al. 2026, arXiv 2602.04879, with binary total variation |π - old|: rare tokens may change more than with a
+    clipped ratio. The paper measures from the policy that sampled, which this does if `old` is that policy.
     """
     moved = logprobs.detach().exp() - old.exp()
     low, high = clip_masks(moved, advantages, -clip_low, clip_high)
@@ -176,30 +180,36 @@ def dppo_tv(
 
 @PolicyLoss
 def reinforce(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor) -> LossAndClip:
-    """-A logprobs: the plain policy gradient (Williams 1992). Nothing holds it when the batch is not its own."""
-    never = torch.zeros_like(advantages, dtype=torch.bool)
-    return LossAndClip(-advantages * logprobs, never, never)
+    """-A logprobs: the plain policy gradient (Williams 1992). Nothing bounds it for off-policy batches."""
+    return unclipped(-advantages * logprobs)
 
 
 def report_clip(function: Callable[..., Any]) -> Callable[..., LossAndClip]:
-    """Any loss as one that tells; a user's own tells of no clip."""
+    """Makes any loss return a `LossAndClip`. A user's own loss reports no clipped tokens."""
     if isinstance(function, PolicyLoss):
         return function.with_clip
 
-    def told(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor, **options: Any) -> LossAndClip:
-        loss = function(logprobs, old, advantages, sequences, **options)
-        never = torch.zeros_like(advantages, dtype=torch.bool)
-        return LossAndClip(loss, never, never)
+    def with_clip(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor, **options: Any) -> LossAndClip:
+        return unclipped(function(logprobs, old, advantages, sequences, **options))
 
-    return told
+    return with_clip
 
 
-# --- parts ---------------------------------------------------------------------------------------------------------------
+# --- building blocks --------------------------------------------------------------------------------------------------
 
 
 def clip_masks(value: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Tokens already beyond the side their advantage pushes to: bad ones below `low`, good ones above `high`."""
+    """Marks the tokens that are past the bound their advantage pushes them to.  [T], [T] -> [T], [T] bool
+
+    Tokens with A < 0 are marked below `low`, tokens with A > 0 above `high`.
+    """
     return (value < low) & (advantages < 0), (value > high) & (advantages > 0)
+
+
+def unclipped(loss: Tensor) -> LossAndClip:
+    """A loss whose clip holds no token."""
+    nowhere = torch.zeros_like(loss, dtype=torch.bool)
+    return LossAndClip(loss, nowhere, nowhere)
 
 
 LOSSES: dict[str, PolicyLoss] = {

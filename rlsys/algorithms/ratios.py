@@ -1,14 +1,17 @@
-"""Ratios of probabilities from log-probs, held where single precision can follow."""
+"""Ratios of probabilities, from log-probs, in a range where single precision is accurate."""
 
 from torch import Tensor
 
 MAX_LOG_RATIO = (
-    20.0  # a log-ratio beyond this counts as this: e^20 is hardly a ratio any more, and an infinite one no number
+    20.0  # larger ones count as this; e^20 is far beyond any useful ratio, and an infinite one breaks the loss
 )
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """The log-ratio between -FARTHEST and FARTHEST. The gradient is as if it were not held: what is far off can still come back."""
+    """Clamps a log-ratio to ±MAX_LOG_RATIO.  [T] -> [T]
+
+    The gradient is that of the unclamped value, so that training can still pull a distant token back.
+    """
     finite = log_ratio.clamp(-1e4, 1e4)
     return finite.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).detach() + (finite - finite.detach())
 

@@ -1,10 +1,13 @@
-"""The learning rate, a pure function of the number of updates done."""
+"""The learning rate as a function of the number of updates."""
 
 import math
 
 
 def learning_rate(update: int, *, peak: float, schedule: str, warmup: int, total: int) -> float:
-    """`update` counts from 0. After `warmup` updates of linear rise: constant, or down to 0 at `total` (linear, cosine)."""
+    """The learning rate of update `update`, counted from 0.
+
+    Rises linearly over `warmup` updates, then stays constant, or falls to 0 at `total` (linear, cosine).
+    """
     if update < warmup:
         return peak * (update + 1) / warmup
     done = min((update - warmup) / max(total - warmup, 1), 1.0)

@@ -1,13 +1,13 @@
-"""Statistics over groups or sequences of a flat tensor, found by id, in any order and of any size. No Python loops."""
+"""Statistics over groups or sequences of a flat tensor, identified by labels in any order, without Python loops."""
 
 import torch
 from torch import Tensor
 
 
 class Segments:
-    """`Segments(labels)` for integer labels [N]; M of them are distinct.
+    """Members [N] of M segments: all members with the same integer label form one segment.
 
-    labels 7 3 7    ids 1 0 1    count 1 2    sum([10, 20, 30]) = 20 40    mean(...) = 20 20    spread([1, 2]) = 2 1 2
+    labels 7 3 7    ids 1 0 1    sizes 1 2    sum([10, 20, 30]) = 20 40    mean(…) = 20 20    broadcast([1, 2]) = 2 1 2
     """
 
     def __init__(self, labels: Tensor):
@@ -17,11 +17,11 @@ class Segments:
 
     @classmethod
     def single(cls, size: int, device: torch.device | str = "cpu") -> "Segments":
-        """All members in one segment."""
-        whole = cls.__new__(cls)
-        whole.ids, whole.segment_count = torch.zeros(size, dtype=torch.long, device=device), 1
-        whole.sizes = torch.tensor([size], device=device)
-        return whole
+        """One segment with all members."""
+        segments = cls.__new__(cls)
+        segments.ids, segments.segment_count = torch.zeros(size, dtype=torch.long, device=device), 1
+        segments.sizes = torch.tensor([size], device=device)
+        return segments
 
     def sum(self, values: Tensor) -> Tensor:
         """[N] -> [M]"""
@@ -32,7 +32,7 @@ class Segments:
         return self.sum(values) / self.sizes
 
     def any_member(self, values: Tensor) -> Tensor:
-        """The value of one member, whichever.  [N] -> [M]"""
+        """The value of one member of each segment; which one is not specified.  [N] -> [M]"""
         return values.new_zeros(self.segment_count).scatter(0, self.ids, values)
 
     def max(self, values: Tensor) -> Tensor:
@@ -40,5 +40,5 @@ class Segments:
         return values.new_full((self.segment_count,), -torch.inf).scatter_reduce(0, self.ids, values, "amax")
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """What each segment has, to each of its members.  [M] -> [N]"""
+        """Gives each member the value of its segment.  [M] -> [N]"""
         return values[self.ids]

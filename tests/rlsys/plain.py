@@ -1,11 +1,11 @@
-"""The papers' formulas as loops over samples and tokens, in double precision and without torch: what the tensors are held against.
+"""The papers' formulas as plain loops in double precision, without torch. Tests compare the tensor code with them.
 
 ADVANTAGES[name](rewards, groups, **options) -> one advantage per sample
-LOSSES[name](logprobs, old, advantages, sequences, weights, **options) -> losses, and the gradient of Σ weight · loss by log-prob
+LOSSES[name](logprobs, old, advantages, sequences, weights, **options) -> losses, and d Σ weight · loss / d log-prob
 KL[name](logprobs, ref) -> values, and their derivatives by log-prob
 CORRECTIONS[name](old, rollout, sequences, **options) -> one weight per token
 
-Derivatives are worked out by hand; `differences` checks them against the values.
+Derivatives are derived by hand; `differences` checks them numerically.
 """
 
 import math
@@ -15,15 +15,15 @@ from statistics import fmean
 Numbers = list[float]
 Pair = tuple[Numbers, Numbers]
 
-# --- advantages ----------------------------------------------------------------------------------------------------------
+# --- advantages -------------------------------------------------------------------------------------------------------
 
 
 def members(ids: Sequence[int]) -> list[list[int]]:
     """The positions of each id.  [7, 3, 7] -> [[0, 2], [1]]"""
-    found: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     for i, label in enumerate(ids):
-        found.setdefault(label, []).append(i)
-    return list(found.values())
+        positions.setdefault(label, []).append(i)
+    return list(positions.values())
 
 
 def deviation(values: Numbers, std: str) -> float:
@@ -34,63 +34,63 @@ def deviation(values: Numbers, std: str) -> float:
     return math.sqrt(squares / (len(values) - 1 if std == "sample" else len(values)))
 
 
-def standardised(values: Numbers, std: str, eps: float) -> Numbers:
-    """(x - mean) / (deviation + eps); without the division for `none`; 0 for equal values."""
+def standardize(values: Numbers, std: str, eps: float) -> Numbers:
+    """(x - mean) / (deviation + eps); without division for `none`; 0 for equal values."""
     if min(values) == max(values):
         return [0.0] * len(values)
-    below = 1.0 if std == "none" else deviation(values, std) + eps
-    return [(x - fmean(values)) / below for x in values]
+    divisor = 1.0 if std == "none" else deviation(values, std) + eps
+    return [(x - fmean(values)) / divisor for x in values]
 
 
 def grouped(function: Callable[[Numbers], Numbers], rewards: Numbers, groups: Sequence[int]) -> Numbers:
-    """A function of one group's rewards, applied to every group."""
+    """Applies a function of one group's rewards to every group."""
     out = [0.0] * len(rewards)
-    for own in members(groups):
-        for i, advantage in zip(own, function([rewards[i] for i in own]), strict=True):
+    for group in members(groups):
+        for i, advantage in zip(group, function([rewards[i] for i in group]), strict=True):
             out[i] = advantage
     return out
 
 
 def grpo(rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6) -> Numbers:
     """A_i = (r_i - mean(r)) / (std(r) + eps).  arXiv 2402.03300, section 4.1.2"""
-    return grouped(lambda own: standardised(own, std, eps), rewards, groups)
+    return grouped(lambda group: standardize(group, std, eps), rewards, groups)
 
 
 def dr_grpo(rewards: Numbers, groups: Sequence[int]) -> Numbers:
     """A_i = r_i - mean(r).  arXiv 2503.20783"""
-    return grouped(lambda own: [r - fmean(own) for r in own], rewards, groups)
+    return grouped(lambda group: [r - fmean(group) for r in group], rewards, groups)
 
 
 def rloo(rewards: Numbers, groups: Sequence[int]) -> Numbers:
     """A_i = r_i - 1/(G-1) Σ_{j≠i} r_j.  arXiv 2402.14740"""
 
-    def one(own: Numbers) -> Numbers:
-        others = [own[:i] + own[i + 1 :] for i in range(len(own))]
-        return [r - fmean(rest) if rest else 0.0 for r, rest in zip(own, others, strict=True)]
+    def of_group(group: Numbers) -> Numbers:
+        others = [group[:i] + group[i + 1 :] for i in range(len(group))]
+        return [r - fmean(rest) if rest else 0.0 for r, rest in zip(group, others, strict=True)]
 
-    return grouped(one, rewards, groups)
+    return grouped(of_group, rewards, groups)
 
 
 def reinforce_pp(rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6) -> Numbers:
     """A_i = (r_i - mean(batch)) / (std(batch) + eps).  arXiv 2501.03262"""
-    return standardised(rewards, std, eps)
+    return standardize(rewards, std, eps)
 
 
 def reinforce_pp_baseline(
     rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6
 ) -> Numbers:
     """A'_i = r_i - mean(group);  A_i = (A'_i - mean(batch of A')) / (std(batch of A') + eps).  arXiv 2501.03262"""
-    return standardised(dr_grpo(rewards, groups), std, eps)
+    return standardize(dr_grpo(rewards, groups), std, eps)
 
 
 def opo(rewards: Numbers, groups: Sequence[int], *, lengths: Sequence[int]) -> Numbers:
     """A_i = r_i - Σ_j l_j r_j / Σ_j l_j.  arXiv 2505.23585"""
     out = [0.0] * len(rewards)
-    for own in members(groups):
-        total = sum(lengths[i] for i in own)
-        weights = [lengths[i] / total if total else 1 / len(own) for i in own]
-        baseline = math.fsum(w * rewards[i] for w, i in zip(weights, own, strict=True))
-        for i in own:
+    for group in members(groups):
+        total = sum(lengths[i] for i in group)
+        weights = [lengths[i] / total if total else 1 / len(group) for i in group]
+        baseline = math.fsum(w * rewards[i] for w, i in zip(weights, group, strict=True))
+        for i in group:
             out[i] = rewards[i] - baseline
     return out
 
@@ -98,12 +98,12 @@ def opo(rewards: Numbers, groups: Sequence[int], *, lengths: Sequence[int]) -> N
 def grpo_passk(rewards: Numbers, groups: Sequence[int], *, std: str = "none", eps: float = 1e-6) -> Numbers:
     """A_i = max_j r_j - max_{j≠i} r_j.  arXiv 2503.19595"""
 
-    def one(own: Numbers) -> Numbers:
-        others = [own[:i] + own[i + 1 :] for i in range(len(own))]
-        below = 1.0 if std == "none" else deviation(own, std) + eps
-        return [(max(own) - max(rest)) / below if rest else 0.0 for rest in others]
+    def of_group(group: Numbers) -> Numbers:
+        others = [group[:i] + group[i + 1 :] for i in range(len(group))]
+        divisor = 1.0 if std == "none" else deviation(group, std) + eps
+        return [(max(group) - max(rest)) / divisor if rest else 0.0 for rest in others]
 
-    return grouped(one, rewards, groups)
+    return grouped(of_group, rewards, groups)
 
 
 def gdpo(
@@ -115,22 +115,22 @@ def gdpo(
     eps: float = 1e-6,
     whiten: bool = False,
 ) -> Numbers:
-    """A_i = Σ_k w_k (r_ik - mean_k) / (std_k + eps), at the end over the batch's deviation.  arXiv 2601.05242"""
+    """A_i = Σ_k w_k (r_ik - mean_k) / (std_k + eps), finally divided by the batch deviation.  arXiv 2601.05242"""
     columns = [list(column) for column in zip(*rewards, strict=True)]
     total = [0.0] * len(groups)
     for column, weight in zip(columns, weights or [1.0] * len(columns), strict=True):
         for i, advantage in enumerate(grpo(column, groups, std=std, eps=eps)):
             total[i] += weight * advantage
-    return standardised(total, "sample", eps) if whiten else total
+    return standardize(total, "sample", eps) if whiten else total
 
 
 def max_rl(rewards: Numbers, groups: Sequence[int], *, eps: float = 1e-6) -> Numbers:
     """A_i = (r_i - mean(r)) / (mean(r) + eps).  arXiv 2602.02710"""
-    return grouped(lambda own: [(r - fmean(own)) / (fmean(own) + eps) for r in own], rewards, groups)
+    return grouped(lambda group: [(r - fmean(group)) / (fmean(group) + eps) for r in group], rewards, groups)
 
 
 def remax(rewards: Numbers, groups: Sequence[int], *, greedy: Numbers) -> Numbers:
-    """A_i = r_i - r(greedy completion of the same prompt); 0 where that has no reward.  arXiv 2310.10505"""
+    """A_i = r_i - r(greedy completion of the same prompt); 0 if that has no reward.  arXiv 2310.10505"""
     return [0.0 if math.isnan(g) else r - g for r, g in zip(rewards, greedy, strict=True)]
 
 
@@ -153,10 +153,10 @@ ADVANTAGES: dict[str, Callable[..., Numbers]] = {
     "raw": raw,
 }
 
-# --- losses --------------------------------------------------------------------------------------------------------------
+# --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def bounded(value: float, advantage: float, low: float, high: float) -> float:
+def clipped(value: float, advantage: float, low: float, high: float) -> float:
     """min(x A, clip(x, low, high) A) / A: the advantage decides which of the two bounds counts."""
     if advantage == 0:
         return value
@@ -178,7 +178,7 @@ def ppo_clip(
     losses, gradient = [], []
     for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
         r = math.exp(logprob - before)
-        kept = bounded(r, advantage, 1 - clip_low, 1 + clip_high)
+        kept = clipped(r, advantage, 1 - clip_low, 1 + clip_high)
         if dual_clip is not None and advantage < 0:
             kept = min(kept, dual_clip)
         losses.append(-kept * advantage)
@@ -198,14 +198,14 @@ def gspo(
 ) -> Pair:
     """s = (π(y) / old(y))^(1/|y|);  -min(s A, clip(s, 1 - ε_low, 1 + ε_high) A).  arXiv 2507.18071, eq. 5 and 7"""
     losses, gradient = [0.0] * len(logprobs), [0.0] * len(logprobs)
-    for own in members(sequences):
-        s = math.exp(sum(logprobs[t] - old[t] for t in own)) ** (1 / len(own))
-        for t in own:
-            kept = bounded(s, advantages[t], 1 - clip_low, 1 + clip_high)
+    for sequence in members(sequences):
+        s = math.exp(sum(logprobs[t] - old[t] for t in sequence)) ** (1 / len(sequence))
+        for t in sequence:
+            kept = clipped(s, advantages[t], 1 - clip_low, 1 + clip_high)
             losses[t] = -kept * advantages[t]
             if kept == s:
-                for u in own:  # ds / d log π_u = s / |y|
-                    gradient[u] -= weights[t] * advantages[t] * s / len(own)
+                for u in sequence:  # ds / d log π_u = s / |y|
+                    gradient[u] -= weights[t] * advantages[t] * s / len(sequence)
     return losses, gradient
 
 
@@ -240,14 +240,14 @@ def gmpo(
 ) -> Pair:
     """-A (Π_t min over the clip (e^-ε_low, e^ε_high) of r_t)^(1/|y|).  arXiv 2507.20673"""
     losses, gradient = [0.0] * len(logprobs), [0.0] * len(logprobs)
-    for own in members(sequences):
-        ratios = {t: math.exp(logprobs[t] - old[t]) for t in own}
-        kept = {t: bounded(ratios[t], advantages[t], math.exp(-clip_low), math.exp(clip_high)) for t in own}
-        mean = math.prod(kept.values()) ** (1 / len(own))
-        for t in own:
+    for sequence in members(sequences):
+        ratios = {t: math.exp(logprobs[t] - old[t]) for t in sequence}
+        kept = {t: clipped(ratios[t], advantages[t], math.exp(-clip_low), math.exp(clip_high)) for t in sequence}
+        mean = math.prod(kept.values()) ** (1 / len(sequence))
+        for t in sequence:
             losses[t] = -advantages[t] * mean
-            for u in own:  # d mean / d log π_u = mean / |y|, where u is not held
-                gradient[u] -= weights[t] * advantages[t] * mean / len(own) * (kept[u] == ratios[u])
+            for u in sequence:  # d mean / d log π_u = mean / |y|, if u is not clipped
+                gradient[u] -= weights[t] * advantages[t] * mean / len(sequence) * (kept[u] == ratios[u])
     return losses, gradient
 
 
@@ -310,27 +310,27 @@ LOSSES: dict[str, Callable[..., Pair]] = {
 
 
 def value_loss(values: Numbers, old: Numbers, returns: Numbers, *, clip: float = 0.2) -> Pair:
-    """½ max((V - R)², (clip(V, V_old ± ε) - R)²), and its derivative by V.  PPO as of arXiv 2005.12729"""
+    """½ max((V - R)², (clip(V, V_old ± ε) - R)²), and its derivative by V.  PPO as in arXiv 2005.12729"""
     losses, slopes = [], []
     for value, before, target in zip(values, old, returns, strict=True):
         near = min(max(value, before - clip), before + clip)
-        free, held = (value - target) ** 2 / 2, (near - target) ** 2 / 2
-        losses.append(max(free, held))
-        slopes.append(value - target if near == value or free > held else 0.0)
+        free, bounded = (value - target) ** 2 / 2, (near - target) ** 2 / 2
+        losses.append(max(free, bounded))
+        slopes.append(value - target if near == value or free > bounded else 0.0)
     return losses, slopes
 
 
 def differences(total: Callable[[Numbers], float], at: Numbers, step: float = 1e-6) -> Numbers:
     """The gradient of a function by central differences."""
-    found = []
+    slopes = []
     for i in range(len(at)):
         up, down = [*at], [*at]
         up[i], down[i] = at[i] + step, at[i] - step
-        found.append((total(up) - total(down)) / (2 * step))
-    return found
+        slopes.append((total(up) - total(down)) / (2 * step))
+    return slopes
 
 
-# --- KL ------------------------------------------------------------------------------------------------------------------
+# --- KL ---------------------------------------------------------------------------------------------------------------
 
 
 def k1(logprobs: Numbers, ref: Numbers) -> Pair:
@@ -357,7 +357,7 @@ def k3_unbiased(logprobs: Numbers, ref: Numbers) -> Pair:
 
 KL: dict[str, Callable[[Numbers, Numbers], Pair]] = {"k1": k1, "k2": k2, "k3": k3, "k3_unbiased": k3_unbiased}
 
-# --- corrections ---------------------------------------------------------------------------------------------------------
+# --- corrections ------------------------------------------------------------------------------------------------------
 
 
 def token_ratios(old: Numbers, rollout: Numbers, sequences: Sequence[int]) -> Numbers:
@@ -368,9 +368,9 @@ def token_ratios(old: Numbers, rollout: Numbers, sequences: Sequence[int]) -> Nu
 def sequence_ratios(old: Numbers, rollout: Numbers, sequences: Sequence[int]) -> Numbers:
     """Π_t old(y_t) / rollout(y_t), for each token of the sequence"""
     single, out = token_ratios(old, rollout, sequences), [0.0] * len(old)
-    for own in members(sequences):
-        for t in own:
-            out[t] = math.prod(single[u] for u in own)
+    for sequence in members(sequences):
+        for t in sequence:
+            out[t] = math.prod(single[u] for u in sequence)
     return out
 
 
@@ -407,13 +407,13 @@ CORRECTIONS: dict[str, Callable[..., Numbers]] = {
     "icepop": icepop,
 }
 
-# --- sums and time -------------------------------------------------------------------------------------------------------
+# --- sums and time ----------------------------------------------------------------------------------------------------
 
 
 def token_weights(
     lengths: Sequence[int], normalize: str, *, constant: int = 0, control_weight: float = 1e-3
 ) -> Numbers:
-    """The factor of every token in: 1/Σl ΣΣ, 1/N Σ 1/l Σ, 1/N ΣΣ, 1/(N L) ΣΣ, 1/N Σ (α first + 1/(l-1) Σ rest)."""
+    """The weight of every token in: 1/Σl ΣΣ, 1/N Σ 1/l Σ, 1/N ΣΣ, 1/(N L) ΣΣ, 1/N Σ (α first + 1/(l-1) Σ rest)."""
     out, count = [], len(lengths)
     for length in lengths:
         for position in range(length):
@@ -431,11 +431,11 @@ def token_weights(
 
 
 def gae(rewards: Numbers, values: Numbers, sequences: Sequence[int], *, gamma: float = 1.0, lam: float = 1.0) -> Pair:
-    """A_t = δ_t + γ λ A_{t+1},  δ_t = r_t + γ V_{t+1} - V_t,  backwards from each end.  arXiv 1506.02438"""
+    """A_t = δ_t + γ λ A_{t+1},  δ_t = r_t + γ V_{t+1} - V_t,  backward from each end.  arXiv 1506.02438"""
     advantages = [0.0] * len(rewards)
-    for own in members(sequences):
+    for sequence in members(sequences):
         following, to_come = 0.0, 0.0
-        for t in reversed(own):
+        for t in reversed(sequence):
             to_come = rewards[t] + gamma * following - values[t] + gamma * lam * to_come
             advantages[t], following = to_come, values[t]
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]

@@ -10,12 +10,12 @@ from rlsys.metrics import PhaseTimer, batch_metrics, credit_metrics, critic_metr
 from rlsys.types import Columns
 
 
-def test_the_figures_of_a_batch_by_hand():
+def test_the_metrics_of_a_batch_by_hand():
     batch = make_batch([1, 0, 1, 1, 0], [0, 0, 1, 1, 3], lengths=[2, 4, 1, 3, 5], prompt_lengths=[4, 4, 4, 4])
     batch = replace(batch, failures={"timeout": 2, "invalid": 1}, requested=8)
     batch.samples[1] = replace(batch.samples[1], finish="length")
-    found = batch_metrics(batch)
-    assert found == pytest.approx(
+    metrics = batch_metrics(batch)
+    assert metrics == pytest.approx(
         {
             "reward/mean": 0.6,
             "reward/std": 0.3**0.5,  # squares 2 x 0.36 + 3 x 0.16 = 1.2, over 4
@@ -33,19 +33,19 @@ def test_the_figures_of_a_batch_by_hand():
             "failure/invalid": 1,
         }
     )
-    assert all(type(value) is float for value in found.values()), "they are written as JSON"
+    assert all(type(value) is float for value in metrics.values()), "they are written as JSON"
 
 
 def test_components_are_shown_where_there_are_several():
     batch = make_batch([1.5, 0.5], [0, 0])
     several = replace(batch, components=[{"exact": 1.0, "form": 0.5}, {"exact": 0.0, "form": 0.5}])
-    found = batch_metrics(several)
-    assert (found["reward/component/exact"], found["reward/component/form"]) == (0.5, 0.5)
+    metrics = batch_metrics(several)
+    assert (metrics["reward/component/exact"], metrics["reward/component/form"]) == (0.5, 0.5)
     one = replace(batch, components=[{"exact": 1.5}, {"exact": 0.5}])
     assert "reward/component/exact" not in batch_metrics(one)
 
 
-def test_a_batch_of_one_sample_has_no_spread():
+def test_a_batch_of_one_sample_has_a_deviation_of_0():
     assert batch_metrics(make_batch([1], [0]))["reward/std"] == 0
 
 
@@ -72,74 +72,74 @@ def test_update_sums_become_means_per_update_and_per_token():
     )
 
 
-def test_corrections_tell_how_many_samples_are_left():
-    """Weights 1, 1, 1, 1, 0, 0 and 2, 0: they do the work of 6² / 8 = 4.5 of the 8 tokens."""
+def test_corrections_report_the_effective_share_of_tokens():
+    """Weights 1, 1, 1, 1, 0, 0 and 2, 0 are worth 6² / 8 = 4.5 of the 8 tokens."""
     first = FIRST | {"correction": 4.0, "correction_squared": 4.0, "masked": 2.0}
     second = SECOND | {"correction": 2.0, "correction_squared": 4.0, "masked": 1.0}
-    found = update_metrics([first, second])
-    assert found["correction/mean"] == 6 / 8
-    assert found["correction/masked"] == 3 / 8
-    assert found["correction/effective_share"] == pytest.approx(4.5 / 8)
+    metrics = update_metrics([first, second])
+    assert metrics["correction/mean"] == 6 / 8
+    assert metrics["correction/masked"] == 3 / 8
+    assert metrics["correction/effective_share"] == pytest.approx(4.5 / 8)
     nothing = FIRST | {"correction": 0.0, "correction_squared": 0.0, "masked": 6.0}
     assert update_metrics([nothing])["correction/effective_share"] == 0
 
 
-def test_an_update_without_tokens_divides_by_nothing():
+def test_an_update_without_tokens_does_not_divide_by_0():
     assert set(update_metrics([dict.fromkeys(FIRST, 0.0)]).values()) == {0.0}
 
 
-def test_a_step_without_updates_has_no_figures_of_them():
+def test_a_step_without_updates_has_no_update_metrics():
     assert update_metrics([]) == critic_metrics([]) == {}
 
 
-def test_the_critic_s_figures_are_means_over_its_updates_and_its_last_learning_rate():
+def test_critic_metrics_are_means_over_updates_and_the_last_learning_rate():
     updates = [{"loss": 1.0, "grad_norm": 0.5, "lr": 0.1}, {"loss": 2.0, "grad_norm": 1.5, "lr": 0.3}]
     assert critic_metrics(updates) == pytest.approx({"critic/loss": 1.5, "critic/grad_norm": 1.0, "critic/lr": 0.3})
 
 
-def test_what_became_of_the_rewards_by_hand():
+def test_credit_metrics_by_hand():
     columns = Columns(
         advantages=np.array([0.5, -0.75], dtype=np.float32),
         values=np.array([1, 2], dtype=np.float32),
         returns=np.array([1, 4], dtype=np.float32),
     )
-    found = credit_metrics(Credit(columns, columns.advantages, kl=0.25, length_penalty=-0.125))
+    metrics = credit_metrics(Credit(columns, columns.advantages, kl=0.25, length_penalty=-0.125))
     expected = {"advantage/max_abs": 0.75, "kl": 0.25, "reward/overlong": -0.125, "critic/value_mean": 1.5}
-    assert found == pytest.approx(expected | {"critic/explained_variance": 1 - 1 / 2.25})
+    assert metrics == pytest.approx(expected | {"critic/explained_variance": 1 - 1 / 2.25})
     plain = credit_metrics(
         Credit(Columns(advantages=columns.advantages), columns.advantages, kl=None, length_penalty=0.0)
     )
     assert plain == pytest.approx({"advantage/max_abs": 0.75})
 
 
-def test_the_clock_measures_phases_and_the_whole():
-    clock = PhaseTimer()
+def test_the_timer_measures_phases_and_the_whole_step():
+    timer = PhaseTimer()
     for _ in range(2):
-        with clock("update"):
+        with timer("update"):
             time.sleep(0.01)
-    found = clock.metrics()
-    assert set(found) == {f"time/{name}" for name in ("step", "rollout", "reward", "score", "update", "sync")}
-    assert found["time/step"] >= found["time/update"] >= 0.02
-    assert found["time/score"] == 0
+    metrics = timer.metrics()
+    assert set(metrics) == {f"time/{name}" for name in ("step", "rollout", "reward", "score", "update", "sync")}
+    assert metrics["time/step"] >= metrics["time/update"] >= 0.02
+    assert metrics["time/score"] == 0
 
 
 def test_a_phase_that_fails_is_measured_too():
-    clock = PhaseTimer()
+    timer = PhaseTimer()
 
     def fail() -> None:
-        with clock("score"):
+        with timer("score"):
             time.sleep(0.01)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert clock.metrics()["time/score"] >= 0.01
+    assert timer.metrics()["time/score"] >= 0.01
 
 
-def test_seconds_can_be_booked_elsewhere_but_not_more_than_there_are():
-    clock = PhaseTimer()
-    clock.phases["rollout"] = 3.0
-    clock.move_seconds("rollout", "reward", 1.0)
-    assert (clock.phases["rollout"], clock.phases["reward"]) == (2.0, 1.0)
-    clock.move_seconds("rollout", "reward", 9.0)
-    assert (clock.phases["rollout"], clock.phases["reward"]) == (0.0, 3.0)
+def test_seconds_can_be_moved_but_not_more_than_there_are():
+    timer = PhaseTimer()
+    timer.phases["rollout"] = 3.0
+    timer.move_seconds("rollout", "reward", 1.0)
+    assert (timer.phases["rollout"], timer.phases["reward"]) == (2.0, 1.0)
+    timer.move_seconds("rollout", "reward", 9.0)
+    assert (timer.phases["rollout"], timer.phases["reward"]) == (0.0, 3.0)

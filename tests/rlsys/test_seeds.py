@@ -14,11 +14,11 @@ def test_a_seed_is_the_same_in_another_process():
 
 
 @given(st.lists(st.one_of(st.integers(), st.text()), max_size=4))
-def test_a_seed_fits_into_63_bits(what):
-    assert 0 <= derive_seed(*what) < 2**63
+def test_a_seed_fits_into_63_bits(parts):
+    assert 0 <= derive_seed(*parts) < 2**63
 
 
-def test_every_part_counts_and_so_does_where_one_ends():
+def test_every_part_of_a_seed_counts_and_so_do_their_boundaries():
     parts = [
         (0, 1, "u", 2),
         (1, 1, "u", 2),

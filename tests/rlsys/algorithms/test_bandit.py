@@ -1,9 +1,9 @@
-"""What each estimator does to the gradient, where the true one is known.
+"""The expected gradient of each estimator, compared with the true gradient.
 
-A prompt is a choice between a right answer (reward 1) and a wrong one (0), by one logit θ: right with probability p = σ(θ).
-d log π / dθ is 1 - p for the right answer and -p for the wrong one, and the gradient of the mean success p is p (1 - p).
-An estimator's gradient is the mean over a group of G of advantage · d log π / dθ. Its expectation is worked out twice: by
-summing over the number of right answers in a group, which is binomial, and by drawing groups.
+A prompt is a choice between a right answer (reward 1) and a wrong one (0), with one logit θ: right with probability
+p = σ(θ). d log π / dθ is 1 - p for the right answer and -p for the wrong one; the gradient of the mean success p is
+p (1 - p). An estimator's gradient is the mean over a group of G of advantage · d log π / dθ. Its expectation is
+computed twice: by summing over the number of right answers in a group, which is binomial, and by drawing groups.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def named(name: str, **options: object) -> Estimate:
 
 
 def expected(estimate: Estimate, p: float, size: int) -> float:
-    """The estimator's mean gradient: over 0, 1, … G right answers of G, each as often as it happens."""
+    """The estimator's mean gradient over 0, 1, … G right answers of G, each weighted by its probability."""
     right = torch.arange(size + 1)
     rewards = (torch.arange(size) < right[:, None]).float()  # [G+1, G]
     advantages = estimate(rewards.flatten(), right.repeat_interleave(size)).view_as(rewards).double()
@@ -47,7 +47,7 @@ def expected(estimate: Estimate, p: float, size: int) -> float:
 
 
 def sampled(estimate: Estimate, p: float, size: int, draws: int = 20_000) -> tuple[float, float]:
-    """The same from drawn groups: the mean gradient and its standard error."""
+    """The mean gradient of drawn groups, and its standard error."""
     generator = torch.Generator().manual_seed(0)
     rewards = (torch.rand(draws, size, generator=generator) < p).float()
     advantages = estimate(rewards.flatten(), torch.arange(draws).repeat_interleave(size)).view_as(rewards).double()
@@ -56,23 +56,23 @@ def sampled(estimate: Estimate, p: float, size: int, draws: int = 20_000) -> tup
 
 
 def agree(estimate: Estimate, p: float, size: int, right: float) -> None:
-    """By summation closely, by draws within four standard errors."""
+    """The sum is close to the right value, and the draws are within four standard errors of it."""
     assert expected(estimate, p, size) == pytest.approx(right, rel=1e-4, abs=1e-8)
     mean, error = sampled(estimate, p, size)
-    assert abs(mean - right) < 4 * error + 1e-6  # which no draw may have met
+    assert abs(mean - right) < 4 * error + 1e-6  # rare outcomes may not have been drawn
 
 
-# --- unbiased ------------------------------------------------------------------------------------------------------------
+# --- unbiased ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", CHANCES)
 @pytest.mark.parametrize("name", ["raw", "rloo", "remax"])
-def test_a_baseline_that_does_not_look_at_the_sample_leaves_the_gradient_unbiased(name, p):
+def test_a_baseline_independent_of_the_sample_leaves_the_gradient_unbiased(name, p):
     for size in (2, 8):
         agree(named(name), p, size, truth(p))
 
 
-def test_rewards_far_from_zero_leave_raw_unbiased_and_noisy_where_a_baseline_takes_them_out():
+def test_a_baseline_removes_the_noise_of_rewards_far_from_zero():
     def far(name: str) -> Estimate:
         return lambda rewards, groups: ESTIMATORS[name](rewards + 10, groups)
 
@@ -81,20 +81,23 @@ def test_rewards_far_from_zero_leave_raw_unbiased_and_noisy_where_a_baseline_tak
     assert sampled(far("raw"), 0.3, 8)[1] > 20 * sampled(far("rloo"), 0.3, 8)[1]
 
 
-# --- the same for every prompt -------------------------------------------------------------------------------------------
+# --- a constant factor for every prompt -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", CHANCES)
 @pytest.mark.parametrize("name", ["dr_grpo", "opo"])
-def test_a_mean_that_includes_the_sample_itself_shrinks_every_gradient_to_g_minus_1_over_g(name, p):
-    """Here completions are of equal length, where opo's baseline is the plain mean."""
+def test_a_mean_with_the_sample_itself_shrinks_every_gradient(name, p):
+    """With completions of equal length, the baseline of opo is the plain mean."""
     for size in (2, 8):
         agree(named(name), p, size, (size - 1) / size * truth(p))
 
 
 @pytest.mark.parametrize("wrong_length", [1, 9])
 def test_opo_is_biased_where_the_length_tells_right_from_wrong(wrong_length):
-    """Right answers have 3 tokens. b = 3 K / (3 K + l (G - K)) for K right ones; E[gradient] = truth - E[b Σ score / G]."""
+    """Right answers have 3 tokens. With K right ones, b = 3 K / (3 K + l (G - K)).
+
+    E[gradient] = truth - E[b Σ score / G].
+    """
     p, size = 0.3, 4
 
     def estimate(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -109,14 +112,17 @@ def test_opo_is_biased_where_the_length_tells_right_from_wrong(wrong_length):
     shrunk = (size - 1) / size * truth(p)
     assert (truth(p) - lost > shrunk) == (
         wrong_length > 3
-    )  # a baseline that long wrong answers hold down takes less away
+    )  # long wrong answers lower the baseline, which then removes less
 
 
-# --- GRPO weighs by difficulty -------------------------------------------------------------------------------------------
+# --- GRPO weighs by difficulty ----------------------------------------------------------------------------------------
 
 
 def grpo_gradient(p: float, size: int, std: str) -> float:
-    """Σ_K binomial(K) · k (1 - k) / deviation(K) with k = K/G, where the deviation is sqrt(k (1 - k)), or that · sqrt(G/(G-1))."""
+    """Σ_K binomial(K) · k (1 - k) / deviation(K) with k = K/G.
+
+    The population deviation is sqrt(k (1 - k)); the sample deviation is that · sqrt(G/(G-1)).
+    """
     total = 0.0
     for right in range(1, size):
         k = right / size
@@ -127,12 +133,12 @@ def grpo_gradient(p: float, size: int, std: str) -> float:
 
 @pytest.mark.parametrize("std", ["sample", "population"])
 @pytest.mark.parametrize("p", CHANCES)
-def test_dividing_by_the_deviation_gives_the_gradient_that_the_binomial_says(p, std):
+def test_dividing_by_the_deviation_gives_the_binomial_gradient(p, std):
     for size in (2, 8):
         agree(named("grpo", std=std), p, size, grpo_gradient(p, size, std))
 
 
-def test_dividing_by_the_deviation_favours_prompts_that_nearly_always_or_nearly_never_succeed():
+def test_dividing_by_the_deviation_favors_very_easy_and_very_hard_prompts():
     """The ratio to the true gradient grows towards both ends, equally."""
     estimate = named("grpo")
     ratios = {p: expected(estimate, p, 8) / truth(p) for p in (0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99)}
@@ -145,22 +151,22 @@ def test_dividing_by_the_deviation_favours_prompts_that_nearly_always_or_nearly_
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-def test_in_large_groups_grpo_weighs_a_prompt_by_one_over_its_deviation(p):
+def test_in_large_groups_grpo_weights_a_prompt_by_one_over_its_deviation(p):
     assert expected(named("grpo"), p, 512) == pytest.approx(truth(p) / truth(p) ** 0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_the_weight_of_the_hardest_prompts_is_bounded_by_the_size_of_the_group(size):
-    """With one right answer in G the deviation is at its smallest: as p goes to 0, the ratio goes to sqrt(G - 1)."""
+def test_the_weight_of_the_hardest_prompts_is_bounded_by_the_group_size(size):
+    """One right answer in G has the smallest deviation: as p goes to 0, the ratio goes to sqrt(G - 1)."""
     p = 1e-6
     assert expected(named("grpo", std="population"), p, size) / truth(p) == pytest.approx((size - 1) ** 0.5, rel=1e-3)
 
 
-# --- deviations of the whole batch ---------------------------------------------------------------------------------------
+# --- deviations of the whole batch ------------------------------------------------------------------------------------
 
 
 def one_sample_each(estimate: Estimate, chances: list[float]) -> list[float]:
-    """A batch with one sample of each prompt: the expected gradient by each prompt's own logit, over all outcomes."""
+    """The expected gradient of each prompt's logit, over all outcomes of a batch with one sample per prompt."""
     totals = torch.zeros(len(chances), dtype=torch.float64)
     p = torch.tensor(chances, dtype=torch.float64)
     for outcome in itertools.product([0.0, 1.0], repeat=len(chances)):
@@ -170,15 +176,15 @@ def one_sample_each(estimate: Estimate, chances: list[float]) -> list[float]:
     return totals.tolist()
 
 
-def test_one_sample_per_prompt_against_the_mean_of_the_batch_shrinks_by_n_minus_1_over_n():
+def test_one_sample_per_prompt_shrinks_every_gradient():
     chances = [0.05, 0.3, 0.5, 0.5, 0.8, 0.95]
-    found = one_sample_each(named("reinforce_pp", std="none"), chances)
-    assert found == pytest.approx([5 / 6 * truth(p) for p in chances], rel=1e-4)
+    result = one_sample_each(named("reinforce_pp", std="none"), chances)
+    assert result == pytest.approx([5 / 6 * truth(p) for p in chances], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
 def test_the_deviation_of_a_large_batch_scales_easy_and_hard_prompts_alike(name):
-    """Prompts of 2 %, 30 % and 90 %, 5,000 groups of 8 of each: the truth over one deviation, where grpo has one for each."""
+    """Prompts of 2 %, 30 % and 90 %, 5,000 groups of 8 each: one deviation for all, where grpo has one per group."""
     chances, size, count = torch.tensor([0.02, 0.3, 0.9]), 8, 5_000
     p = chances.repeat_interleave(size * count)
     rewards = (torch.rand(len(p), generator=torch.Generator().manual_seed(0)) < p).float()
@@ -188,7 +194,7 @@ def test_the_deviation_of_a_large_batch_scales_easy_and_hard_prompts_alike(name)
         shrunk, deviation = 1.0, (mean * (1 - mean)) ** 0.5  # of rewards
     else:
         shrunk = (size - 1) / size
-        deviation = (shrunk * inner) ** 0.5  # of distances to a group's mean
+        deviation = (shrunk * inner) ** 0.5  # of differences from the group mean
     for estimate, right in (
         (named(name), [shrunk * truth(p) / deviation for p in chances.tolist()]),
         (named("grpo"), [grpo_gradient(p, size, "sample") for p in chances.tolist()]),
@@ -196,26 +202,26 @@ def test_the_deviation_of_a_large_batch_scales_easy_and_hard_prompts_alike(name)
         gradients = (estimate(rewards, groups) * (rewards - p)).view(3, count, size).mean(2).double()
         error = gradients.std(1) / count**0.5
         right = torch.tensor(right)
-        # the batch's own deviation is a little off, by as much for all
+        # the deviation of the batch is slightly off, equally for all prompts
         assert ((gradients.mean(1) - right).abs() < 4 * error + 5e-3 * right).all()
 
 
-# --- other objectives than the mean success ------------------------------------------------------------------------------
+# --- other objectives than the mean success ---------------------------------------------------------------------------
 
 
 def likelihood_gradient(p: float, order: int) -> float:
-    """Of -Σ_{k=1..T} (1 - p)^k / k, which is log p cut off at order T: p (1 - p) Σ_{k=1..T} (1 - p)^(k-1)."""
+    """The gradient of -Σ_{k=1..T} (1 - p)^k / k, log p up to order T: p (1 - p) Σ_{k=1..T} (1 - p)^(k-1)."""
     return truth(p) * sum((1 - p) ** (k - 1) for k in range(1, order + 1))
 
 
 @pytest.mark.parametrize("p", CHANCES)
 @pytest.mark.parametrize("size", [2, 4, 16])
-def test_max_rl_climbs_the_likelihood_of_success_cut_off_one_order_below_the_size_of_the_group(p, size):
-    """Its baseline is subtracted only where something succeeded, which costs one order."""
+def test_max_rl_ascends_the_likelihood_of_success_up_to_order_g_minus_1(p, size):
+    """Its baseline is subtracted only in groups with a success, which costs one order."""
     agree(named("max_rl"), p, size, likelihood_gradient(p, size - 1))
 
 
-def test_max_rl_comes_to_the_gradient_of_log_p_as_groups_grow():
+def test_max_rl_approaches_the_gradient_of_log_p_as_groups_grow():
     for p in CHANCES:
         limit = 1 - p  # d log p / dθ
         gaps = [abs(expected(named("max_rl"), p, size) / limit - 1) for size in (2, 8, 32, 512)]
@@ -224,15 +230,15 @@ def test_max_rl_comes_to_the_gradient_of_log_p_as_groups_grow():
 
 
 @pytest.mark.parametrize("p", CHANCES)
-def test_grpo_passk_climbs_the_chance_that_any_of_the_group_succeeds(p):
+def test_grpo_passk_ascends_the_probability_that_any_sample_succeeds(p):
     """d/dθ of 1 - (1 - p)^G is G (1 - p)^(G-1) p (1 - p); the mean over the group is a G-th of it."""
     for size in (2, 8):
         agree(named("grpo_passk"), p, size, (1 - p) ** (size - 1) * truth(p))
 
 
-# --- several answers -----------------------------------------------------------------------------------------------------
+# --- several answers --------------------------------------------------------------------------------------------------
 
-# Answers with a logit each: their rewards, and their lengths in tokens. The first token decides, the rest follows.
+# Answers with one logit each, their rewards and their lengths in tokens. The first token determines the rest.
 LOGITS = torch.tensor([0.2, -0.3, -0.3], dtype=torch.float64)
 REWARDS = torch.tensor([1.0, 0.0, 0.0])
 LENGTHS = torch.tensor([2, 2, 8])
@@ -254,12 +260,12 @@ def test_grpo_passk_is_the_gradient_of_the_expected_maximum_for_any_rewards():
     logprobs = logits.log_softmax(0)
     surrogate = (chances[:, None] * advantages * logprobs[answers]).sum()  # the sum over the group, not its mean
     objective = (logprobs.exp()[answers].prod(1) * rewards[answers].max(1).values).sum()
-    found, right = (torch.autograd.grad(f, logits, retain_graph=True)[0] for f in (surrogate, objective))
-    torch.testing.assert_close(found, right, atol=1e-6, rtol=1e-5)
+    result, right = (torch.autograd.grad(f, logits, retain_graph=True)[0] for f in (surrogate, objective))
+    torch.testing.assert_close(result, right, atol=1e-6, rtol=1e-5)
 
 
 def gradient_of_update(answers: Tensor, share: Tensor, normalize: str) -> Tensor:
-    """The gradient by the logits of the loss a mini-batch of groups [M, G] has, every group with its share [M].  [3]"""
+    """The gradient of the loss of a mini-batch of groups [M, G] by the logits; `share` [M] weights the groups.  [3]"""
     count, size = answers.shape
     flat, constant = answers.flatten(), 8
     advantages = ESTIMATORS["rloo"](REWARDS[flat], torch.arange(count).repeat_interleave(size))
@@ -270,12 +276,12 @@ def gradient_of_update(answers: Tensor, share: Tensor, normalize: str) -> Tensor
     logprobs = torch.zeros(len(sequences), dtype=torch.float64).index_add(0, starts, logits.log_softmax(0)[flat])
     loss = LOSSES["reinforce"](logprobs, logprobs.detach(), advantages[sequences], sequences)
     weights = token_weights(lengths, normalize, constant=constant) * (constant if normalize == "constant" else 1)
-    shares = (share * count).repeat_interleave(size)[sequences]  # as often as the group happens, of M that count alike
+    shares = (share * count).repeat_interleave(size)[sequences]  # the probability of the group, relative to 1 / M
     return torch.autograd.grad((loss * weights * shares).sum(), logits)[0]
 
 
 def true_gradient(divide_by: Tensor) -> Tensor:
-    """-Σ π(a) (r_a - J) ∇ log π(a) / divisor_a: for a divisor of 1 that of -J, the mean reward, itself.  [3]"""
+    """-Σ π(a) (r_a - J) ∇ log π(a) / divisor_a; with a divisor of 1, the gradient of -J, the mean reward.  [3]"""
     logits = LOGITS.clone().requires_grad_()
     chances = logits.softmax(0).detach()
     above = REWARDS - (chances * REWARDS).sum()
@@ -289,14 +295,14 @@ def test_the_true_gradient_is_that_of_the_mean_reward():
 
 
 @pytest.mark.parametrize("normalize", ["sequence_sum", "constant"])
-def test_summing_over_each_sequence_has_the_true_gradient_whatever_the_lengths(normalize):
-    found = gradient_of_update(*outcomes(3), normalize)
-    torch.testing.assert_close(found, true_gradient(torch.ones(3)), atol=1e-6, rtol=1e-5)
+def test_summing_over_each_sequence_gives_the_true_gradient_for_any_lengths(normalize):
+    result = gradient_of_update(*outcomes(3), normalize)
+    torch.testing.assert_close(result, true_gradient(torch.ones(3)), atol=1e-6, rtol=1e-5)
 
 
-def test_averaging_over_each_sequence_divides_what_an_answer_teaches_by_its_length():
-    found = gradient_of_update(*outcomes(3), "sequence_mean")
-    torch.testing.assert_close(found, true_gradient(LENGTHS.double()), atol=1e-6, rtol=1e-5)
+def test_averaging_over_each_sequence_divides_its_gradient_by_its_length():
+    result = gradient_of_update(*outcomes(3), "sequence_mean")
+    torch.testing.assert_close(result, true_gradient(LENGTHS.double()), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("normalize", ["sequence_sum", "constant", "sequence_mean"])
@@ -307,13 +313,13 @@ def test_drawn_groups_have_the_same_gradient_as_all_groups(normalize):
         draws, size
     )
     share = torch.full((draws // parts,), parts / draws, dtype=torch.float64)
-    found = torch.stack([gradient_of_update(part, share, normalize) for part in answers.chunk(parts)])
+    result = torch.stack([gradient_of_update(part, share, normalize) for part in answers.chunk(parts)])
     right = true_gradient(LENGTHS.double() if normalize == "sequence_mean" else torch.ones(3))
-    assert ((found.mean(0) - right).abs() < 4 * found.std(0) / parts**0.5).all()
+    assert ((result.mean(0) - right).abs() < 4 * result.std(0) / parts**0.5).all()
 
 
-def test_averaging_over_each_sequence_makes_long_wrong_answers_likelier_than_short_ones():
-    """Both are wrong and equally likely; the long one is pushed down less, so the two drift apart."""
+def test_averaging_over_each_sequence_prefers_long_wrong_answers_to_short():
+    """Both are wrong and equally likely. The long one is pushed down less, so their probabilities diverge."""
     for normalize, apart in (("sequence_sum", False), ("constant", False), ("sequence_mean", True)):
         _, short, long = (-gradient_of_update(*outcomes(3), normalize)).tolist()
         assert short < 0
@@ -323,8 +329,8 @@ def test_averaging_over_each_sequence_makes_long_wrong_answers_likelier_than_sho
             assert long == pytest.approx(short, rel=1e-5)
 
 
-def test_averaging_over_each_sequence_pushes_a_token_of_a_long_wrong_answer_less():
-    """One right answer, a short and a long wrong one, every token weighed: 1/2 against 1/8."""
+def test_averaging_over_each_sequence_pushes_long_wrong_answers_less():
+    """A right answer, and a short and a long wrong one: each token of the wrong ones weighs 1/2 and 1/8."""
     lengths, advantages = LENGTHS, torch.tensor([1.0, -0.5, -0.5])
     for normalize, ratio in (("sequence_mean", 4.0), ("sequence_sum", 1.0), ("constant", 1.0), ("token_mean", 1.0)):
         logprobs = torch.full((12,), -0.5, requires_grad=True)

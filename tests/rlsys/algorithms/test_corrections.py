@@ -34,25 +34,25 @@ def ours(case: str, columns: list[list[float]]) -> torch.Tensor:
 @given(tokens())
 def test_weights_equal_a_plain_loop_over_ragged_sequences(columns):
     for case, (name, options) in CASES.items():
-        found = ours(case, columns)
-        assert found.dtype == torch.float32
+        result = ours(case, columns)
+        assert result.dtype == torch.float32
         expected = plain.CORRECTIONS[name](columns[0], columns[1], columns[4], **options)
         farthest = [min(max(w, math.exp(-20)), math.exp(20)) if w else 0.0 for w in expected]
-        assert found.tolist() == pytest.approx(farthest, rel=1e-5), case
+        assert result.tolist() == pytest.approx(farthest, rel=1e-5), case
 
 
 @given(tokens(), st.randoms(use_true_random=False))
 def test_the_order_of_sequences_does_not_matter(columns, rng):
     blocks = plain.members(columns[4])
     rng.shuffle(blocks)
-    order = [t for own in blocks for t in own]
+    order = [t for block in blocks for t in block]
     for case in CASES:
         moved = ours(case, [[c[t] for t in order] for c in columns])
         torch.testing.assert_close(moved, ours(case, columns)[order])
 
 
 def test_two_sequences_by_hand():
-    """Ratios 3 and 1/2, together 3/2; and 3 and 1, together 3."""
+    """Token ratios 3 and 1/2, product 3/2; and 3 and 1, product 3."""
     old, sequences = torch.tensor([3.0, 0.5, 3.0, 1.0]).log(), torch.tensor([8, 8, 2, 2])
     rollout = torch.zeros(4)
     for function, expected in (
@@ -71,7 +71,7 @@ def test_the_same_policy_needs_no_correction(name):
     assert CORRECTIONS[name](logprobs, logprobs, torch.tensor([4, 4, 1])).tolist() == [1, 1, 1]
 
 
-def test_a_bound_belongs_to_what_is_kept():
+def test_a_ratio_at_the_bound_is_kept():
     same = torch.zeros(1), torch.zeros(1), torch.tensor([0])
     for function in (mis, sequence_mis, tis, sequence_tis):
         assert function(*same, high=1.0).item() == 1
@@ -79,7 +79,7 @@ def test_a_bound_belongs_to_what_is_kept():
 
 
 @pytest.mark.parametrize("estimate", [tis, sequence_tis])
-def test_with_a_bound_out_of_reach_the_weighted_mean_is_that_of_the_other_policy(estimate):
+def test_without_an_effective_bound_the_weighted_mean_is_that_of_the_policy(estimate):
     """Σ rollout · weight · x = Σ old · x over three tokens."""
     old, rollout, x = (torch.tensor(v) for v in ([0.7, 0.2, 0.1], [0.3, 0.3, 0.4], [1.0, -2.0, 5.0]))
     weight = estimate(old.log(), rollout.log(), torch.arange(3), high=100.0)
@@ -112,9 +112,9 @@ def test_half_precision_is_computed_in_full_precision(case):
     name, options = CASES[case]
     old, rollout = torch.linspace(-3, -0.1, 7).bfloat16(), torch.linspace(-2.7, -0.4, 7).bfloat16()
     sequences = torch.tensor([5, 5, 1, -2, -2, -2, 9])
-    found = CORRECTIONS[name](old, rollout, sequences, **options)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, CORRECTIONS[name](old.float(), rollout.float(), sequences, **options))
+    result = CORRECTIONS[name](old, rollout, sequences, **options)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, CORRECTIONS[name](old.float(), rollout.float(), sequences, **options))
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
@@ -127,12 +127,12 @@ def test_the_table_holds_what_it_names():
     assert set(CORRECTIONS) == set(plain.CORRECTIONS) == {name for name, _ in CASES.values()}
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------------
+# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 @pytest.mark.parametrize(
-    ("old", "options", "told"),
+    ("old", "options", "message"),
     [
         (torch.zeros(3), {}, r"are \[3\], \[2\], \[2\]; each must be \[T\]"),
         (torch.zeros(2), {"tau": 3}, "unknown option tau=3; known: .*high"),
@@ -140,8 +140,8 @@ def test_the_table_holds_what_it_names():
         (torch.zeros(2), {"high": math.nan}, "high is nan"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_value(name, old, options, told):
-    with pytest.raises(ValueError, match=f"^{name}: .*{told}"):
+def test_wrong_inputs_are_refused_with_their_value(name, old, options, message):
+    with pytest.raises(ValueError, match=f"^{name}: .*{message}"):
         CORRECTIONS[name](old, torch.zeros(2), torch.zeros(2, dtype=torch.long), **options)
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rlsys.algorithms.entropy_control import clip_cov, kl_cov, token_covariance
 
-# Sixteenths of both: [T], [T]
+# Log-probs in sixteenths and advantages in eighths.
 PAIRS = st.lists(
     st.tuples(st.integers(-80, 0).map(lambda n: n / 16), st.integers(-24, 24).map(lambda n: n / 8)),
     min_size=1,
@@ -18,39 +18,39 @@ def columns(pairs: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_four_tokens_by_hand():
-    """Means -2 and 0: likely tokens that were good, and unlikely ones that were bad, have positive shares."""
+    """Means are -2 and 0. Likely good tokens and unlikely bad ones have positive terms."""
     logprobs, advantages = np.array([-1.0, -1.0, -3.0, -3.0]), np.array([2.0, -1.0, -2.0, 1.0])
     assert token_covariance(logprobs, advantages).tolist() == [2, -1, 2, -1]
 
 
 @given(PAIRS)
-def test_the_mean_share_is_the_covariance(pairs):
+def test_the_mean_of_the_terms_is_the_covariance(pairs):
     logprobs, advantages = columns(pairs)
     expected = np.cov(logprobs.astype(float), advantages.astype(float), bias=True)[0, 1]
     assert token_covariance(logprobs, advantages).mean() == pytest.approx(expected, abs=1e-4)
 
 
 @given(PAIRS, st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-def test_kl_cov_holds_the_tokens_of_largest_covariance(pairs, share):
+def test_kl_cov_anchors_the_tokens_of_largest_covariance(pairs, share):
     logprobs, advantages = columns(pairs)
-    chosen, shares = kl_cov(logprobs, advantages, share=share), token_covariance(logprobs, advantages)
+    chosen, terms = kl_cov(logprobs, advantages, share=share), token_covariance(logprobs, advantages)
     assert chosen.dtype == bool
     assert chosen.sum() == round(share * len(pairs))
-    assert min(shares[chosen], default=np.inf) >= max(shares[~chosen], default=-np.inf)
+    assert min(terms[chosen], default=np.inf) >= max(terms[~chosen], default=-np.inf)
 
 
 @given(PAIRS, st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 5))
-def test_clip_cov_leaves_out_no_more_than_its_share_and_only_tokens_within_its_bounds(pairs, share, seed):
+def test_clip_cov_selects_at_most_its_share_and_only_within_its_bounds(pairs, share, seed):
     logprobs, advantages = columns(pairs)
-    shares = token_covariance(logprobs, advantages)
+    terms = token_covariance(logprobs, advantages)
     chosen = clip_cov(logprobs, advantages, share=share, low=0.1, high=2.0, rng=np.random.default_rng(seed))
-    within = (shares >= 0.1) & (shares <= 2.0)
+    within = (terms >= 0.1) & (terms <= 2.0)
     assert not (chosen & ~within).any()
     assert chosen.sum() == min(round(share * len(pairs)), within.sum())
 
 
-def test_clip_cov_draws_among_its_candidates_evenly():
-    """Six of ten tokens have a covariance within the bounds; two are drawn, each a third of the time."""
+def test_clip_cov_draws_uniformly_from_its_candidates():
+    """Six of ten tokens are within the bounds; two are drawn, so each of the six a third of the time."""
     logprobs = np.array([-1.0] * 3 + [-3.0] * 3 + [-2.0] * 4, dtype=np.float32)
     advantages = np.array([1.0] * 3 + [-1.0] * 3 + [0.0] * 4, dtype=np.float32)
     rng = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def test_the_same_seed_chooses_the_same_tokens():
 
 
 @given(PAIRS, st.randoms(use_true_random=False))
-def test_the_covariance_knows_nothing_of_the_order(pairs, rng):
+def test_the_covariance_does_not_depend_on_the_order(pairs, rng):
     order = list(range(len(pairs)))
     rng.shuffle(order)
     logprobs, advantages = columns(pairs)
@@ -77,7 +77,7 @@ def test_the_covariance_knows_nothing_of_the_order(pairs, rng):
     )
 
 
-def test_equal_advantages_give_no_token_a_share():
+def test_equal_advantages_have_no_covariance():
     assert token_covariance(np.array([-1.0, -9.0, -2.0]), np.array([0.5, 0.5, 0.5])).tolist() == [0, 0, 0]
 
 
@@ -92,6 +92,6 @@ TEN = np.arange(10, dtype=np.float32)
 
 
 @pytest.mark.parametrize(("advantages", "share"), [(TEN, -0.1), (TEN, 1.5), (TEN, np.nan), (TEN[:1], 0.1)])
-def test_a_share_that_is_none_and_columns_that_do_not_fit_are_refused(advantages, share):
-    with pytest.raises(ValueError, match=r"^(kl_cov|covariance): "):
+def test_a_wrong_share_and_columns_of_different_length_are_refused(advantages, share):
+    with pytest.raises(ValueError, match=r"^(kl_cov|token_covariance): "):
         kl_cov(TEN, advantages, share=share)

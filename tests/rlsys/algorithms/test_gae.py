@@ -20,47 +20,47 @@ def tensors(columns: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor, tor
 @settings(max_examples=60)
 @given(tokens(), SHARES, SHARES)
 def test_advantages_and_returns_equal_the_recursion_from_each_end(columns, gamma, lam):
-    found = gae(*tensors(columns), gamma=gamma, lam=lam)
+    result = gae(*tensors(columns), gamma=gamma, lam=lam)
     expected = plain.gae(columns[0], columns[1], columns[4], gamma=gamma, lam=lam)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours.dtype == torch.float32
         assert ours.tolist() == pytest.approx(theirs, rel=1e-5, abs=1e-4)
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.999, 0.97)])
 def test_long_sequences_beside_short_ones_equal_the_recursion(gamma, lam):
-    """3000 tokens, not a power of two, between sequences of one."""
+    """3000 tokens, which is not a power of two, between sequences of one token."""
     generator = torch.Generator().manual_seed(0)
     sequences = torch.tensor([3] + [-1] * 3000 + [7] + [2] * 513)
     rewards, values = (torch.randn(len(sequences), generator=generator) for _ in range(2))
-    found = gae(rewards, values, sequences, gamma=gamma, lam=lam)
+    result = gae(rewards, values, sequences, gamma=gamma, lam=lam)
     expected = plain.gae(rewards.tolist(), values.tolist(), sequences.tolist(), gamma=gamma, lam=lam)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         assert ours.tolist() == pytest.approx(theirs, rel=1e-4, abs=1e-3)
 
 
 def test_three_tokens_by_hand():
-    """A reward of 1 at the end; δ = 0.75 - 0.5, 0.25 - 0.75, 1 - 0.25 with γ = 1; then halves of what follows."""
+    """A reward of 1 at the end. With γ = 1, δ = 0.75 - 0.5, 0.25 - 0.75, 1 - 0.25; later δ count by halves."""
     rewards, values, sequences = torch.tensor([0.0, 0, 1]), torch.tensor([0.5, 0.75, 0.25]), torch.zeros(3).long()
     advantages, returns = gae(rewards, values, sequences, lam=0.5)
     assert advantages.tolist() == [0.25 - 0.125 / 2, -0.5 + 0.75 / 2, 0.75]
     assert returns.tolist() == (advantages + values).tolist()
 
 
-def test_without_discount_it_is_the_reward_still_to_come_less_the_estimate():
+def test_without_discount_it_is_the_sum_of_later_rewards_minus_the_value():
     rewards, values = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0.5, 0.5, 0.5, 0.5])
     advantages, returns = gae(rewards, values, torch.tensor([0, 0, 0, 1]))
     assert returns.tolist() == [7, 6, 4, 8]
     assert advantages.tolist() == [6.5, 5.5, 3.5, 7.5]
 
 
-def test_with_lambda_zero_only_the_next_estimate_is_asked():
+def test_with_lambda_0_only_the_next_value_counts():
     rewards, values = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.5, 0.25, 0.125])
     assert gae(rewards, values, torch.tensor([0, 0, 0]), lam=0.0)[0].tolist() == [0.75, 1.875, 3.875]
     assert gae(rewards, values, torch.tensor([0, 0, 0]), gamma=0.0)[0].tolist() == [0.5, 1.75, 3.875]
 
 
-def test_a_critic_that_knows_what_comes_leaves_no_advantage():
+def test_a_perfect_critic_leaves_no_advantage():
     rewards, values = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0]), torch.tensor([1.0, 1.0, 1.0, 3.0, 3.0])
     assert gae(rewards, values, torch.tensor([4, 4, 4, 2, 2]), lam=0.7)[0].tolist() == [0] * 5
 
@@ -69,7 +69,7 @@ def test_a_critic_that_knows_what_comes_leaves_no_advantage():
 def test_the_order_of_sequences_does_not_matter(columns, rng):
     blocks = plain.members(columns[4])
     rng.shuffle(blocks)
-    order = [t for own in blocks for t in own]
+    order = [t for block in blocks for t in block]
     moved = gae(*tensors([[c[t] for t in order] for c in columns]), gamma=0.9, lam=0.9)
     for ours, other in zip(gae(*tensors(columns), gamma=0.9, lam=0.9), moved, strict=True):
         torch.testing.assert_close(other, ours[order])
@@ -98,7 +98,7 @@ PAIR = torch.zeros(2).long()
 
 
 @pytest.mark.parametrize(
-    ("rewards", "values", "options", "told"),
+    ("rewards", "values", "options", "message"),
     [
         (torch.zeros(3), torch.zeros(2), {}, r"are \[3\], \[2\], \[2\]; each must be \[T\]"),
         (torch.tensor([0.0, math.nan]), torch.zeros(2), {}, r"rewards\[1\] is nan"),
@@ -108,35 +108,35 @@ PAIR = torch.zeros(2).long()
         (torch.zeros(2), torch.zeros(2), {"lam": -0.1}, "lam is -0.1"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_value(rewards, values, options, told):
-    with pytest.raises(ValueError, match=f"^gae: .*{told}"):
+def test_wrong_inputs_are_refused_with_their_value(rewards, values, options, message):
+    with pytest.raises(ValueError, match=f"^gae: .*{message}"):
         gae(rewards, values, PAIR, **options)
 
 
-# --- whiten --------------------------------------------------------------------------------------------------------------
+# --- whiten -----------------------------------------------------------------------------------------------------------
 
 
 def test_whitened_values_have_mean_0_and_deviation_1():
-    found = whiten(torch.tensor([1.0, 2.0, 3.0, 10.0]))
-    assert found.mean().item() == pytest.approx(0, abs=1e-6)
-    assert found.std().item() == pytest.approx(1, rel=1e-5)
+    result = whiten(torch.tensor([1.0, 2.0, 3.0, 10.0]))
+    assert result.mean().item() == pytest.approx(0, abs=1e-6)
+    assert result.std().item() == pytest.approx(1, rel=1e-5)
     assert whiten(torch.tensor([0.0, 1.0])).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5])
 
 
 @given(st.lists(st.integers(-40, 40), min_size=2, max_size=12), st.integers(-9, 9), st.sampled_from([0.5, 3.0]))
-def test_whitening_forgets_shift_and_scale(values, shift, scale):
+def test_whitening_removes_shift_and_scale(values, shift, scale):
     values = torch.tensor(values, dtype=torch.float32)
     torch.testing.assert_close(whiten(values * scale + shift), whiten(values), atol=1e-4, rtol=1e-4)
 
 
-def test_a_single_value_or_none_is_whitened_to_nothing():
+def test_a_single_value_is_whitened_to_0():
     assert whiten(torch.tensor([3.0])).tolist() == [0]
     assert whiten(torch.zeros(0)).tolist() == []
 
 
-def test_equal_values_are_whitened_to_nothing_where_their_mean_is_exact():
+def test_equal_values_are_whitened_to_0_where_their_mean_is_exact():
     assert whiten(torch.full((8,), 0.25)).tolist() == [0] * 8
 
 
-def test_equal_values_are_whitened_to_nothing_where_their_mean_is_not_exact():
+def test_equal_values_are_whitened_to_0_where_their_mean_is_not_exact():
     assert whiten(torch.full((7,), 0.1)).abs().max() < 1e-3

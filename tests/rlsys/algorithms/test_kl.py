@@ -17,15 +17,15 @@ def test_estimates_and_slopes_equal_the_plain_formulas(pairs):
     policy, ref = [p for p, _ in pairs], [q for _, q in pairs]
     for name, estimate in ESTIMATORS.items():
         logprobs = torch.tensor(policy, requires_grad=True)
-        found = estimate(logprobs, torch.tensor(ref))
-        found.sum().backward()
+        result = estimate(logprobs, torch.tensor(ref))
+        result.sum().backward()
         values, slopes = plain.KL[name](policy, ref)
-        assert found.tolist() == pytest.approx(values, rel=1e-5, abs=1e-5), name
+        assert result.tolist() == pytest.approx(values, rel=1e-5, abs=1e-5), name
         assert logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-5, abs=1e-5), name
 
 
 def test_the_estimators_by_hand():
-    """The policy finds the token twice as likely as the reference: log π/ref = log 2, ref/π = 1/2."""
+    """The token is twice as likely for the policy: log π/ref = log 2, ref/π = 1/2."""
     logprobs, ref = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
     assert k1(logprobs, ref).item() == pytest.approx(math.log(2), rel=1e-6)
     assert k2(logprobs, ref).item() == pytest.approx(math.log(2) ** 2 / 2, rel=1e-6)
@@ -34,7 +34,7 @@ def test_the_estimators_by_hand():
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_equal_policies_are_no_distance_apart(name):
+def test_equal_policies_have_a_divergence_of_0(name):
     logprobs = torch.tensor([-0.1, -3.0, -20.0])
     assert ESTIMATORS[name](logprobs, logprobs).tolist() == [0, 0, 0]
 
@@ -49,8 +49,8 @@ def test_the_mean_over_the_policy_is_the_divergence(estimate):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_only_k2_and_the_unbiased_k3_have_the_gradient_of_the_divergence_on_average(name):
-    """Samples stay where they are while a term of the loss is differentiated; k1's mean gradient is then 0."""
+def test_only_k2_and_k3_unbiased_have_the_gradient_of_the_divergence(name):
+    """A term of the loss is differentiated with fixed samples. The mean gradient of k1 is then 0."""
     logits = POLICY.log().requires_grad_()
     truth = torch.autograd.grad((logits.softmax(0) * (logits.log_softmax(0) - REF.log())).sum(), logits)[0]
     sampled = torch.autograd.grad((POLICY * ESTIMATORS[name](logits.log_softmax(0), REF.log())).sum(), logits)[0]
@@ -75,7 +75,7 @@ def test_k3_keeps_its_digits_where_the_policies_are_close():
 
 
 def test_k3_pulls_towards_the_reference():
-    """d k3 / d log π = 1 - ref/π: positive where the policy likes the token more, so that descent lowers it."""
+    """d k3 / d log π = 1 - ref/π: positive where the policy is above the reference, so descent lowers it."""
     logprobs = torch.tensor([math.log(0.5), math.log(0.25)], requires_grad=True)
     k3(logprobs, torch.tensor([math.log(0.25), math.log(0.5)])).sum().backward()
     assert logprobs.grad.tolist() == pytest.approx([0.5, -1.0], rel=1e-5)
@@ -97,13 +97,13 @@ def test_the_gradient_flows_into_the_policy_alone(name):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_half_precision_is_computed_in_full_precision(name):
     logprobs, ref = torch.linspace(-3, -0.1, 9).bfloat16(), torch.linspace(-0.2, -2, 9).bfloat16()
-    found = ESTIMATORS[name](logprobs, ref)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, ESTIMATORS[name](logprobs.float(), ref.float()))
+    result = ESTIMATORS[name](logprobs, ref)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, ESTIMATORS[name](logprobs.float(), ref.float()))
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_no_tokens_are_no_distance(name):
+def test_without_tokens_there_are_no_estimates(name):
     assert ESTIMATORS[name](torch.zeros(0), torch.zeros(0)).shape == (0,)
 
 
@@ -114,7 +114,7 @@ def test_log_probs_of_different_shape_are_refused(name):
 
 
 @pytest.mark.parametrize("name", ["k3", "k3_unbiased"])
-def test_a_token_the_policy_all_but_forgot_is_a_finite_distance(name):
+def test_a_token_of_tiny_probability_has_a_finite_divergence(name):
     assert ESTIMATORS[name](torch.tensor([-100.0]), torch.tensor([0.0])).isfinite().all()
 
 
@@ -123,18 +123,18 @@ def test_the_table_holds_what_it_names():
     assert set(ESTIMATORS) == set(plain.KL)
 
 
-# --- the coefficient -----------------------------------------------------------------------------------------------------
+# --- the coefficient --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("measured", "factor"),
-    [(2.0, 1.0), (2.2, 1.01), (1.8, 0.99), (50.0, 1.02), (0.0, 0.98)],  # 10 % off, and at most 20 %, over 10 steps
+    [(2.0, 1.0), (2.2, 1.01), (1.8, 0.99), (50.0, 1.02), (0.0, 0.98)],  # 10 % off, at most 20 %, in 10 steps
 )
 def test_the_coefficient_rises_above_the_target_and_falls_below_it(measured, factor):
     assert adapt_coef(0.5, measured, 2.0, horizon=10) == pytest.approx(0.5 * factor)
 
 
-def test_a_divergence_that_follows_its_coefficient_comes_to_its_target():
+def test_a_divergence_that_follows_its_coefficient_reaches_its_target():
     coef = 0.01
     for _ in range(400):
         coef = adapt_coef(coef, 0.1 / coef, 2.0, horizon=5)

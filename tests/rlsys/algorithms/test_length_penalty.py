@@ -8,9 +8,9 @@ from rlsys.algorithms.length_penalty import overlong_penalty
 
 def test_the_penalty_falls_evenly_over_the_buffer():
     lengths = torch.tensor([0, 1, 12, 13, 14, 15, 16, 17, 99])
-    found = overlong_penalty(lengths, longest=16, buffer=4)
-    assert found.dtype == torch.float32
-    assert found.tolist() == [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
+    result = overlong_penalty(lengths, longest=16, buffer=4)
+    assert result.dtype == torch.float32
+    assert result.tolist() == [0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
 
 
 @given(st.lists(st.integers(0, 60), max_size=12), st.integers(1, 40), st.data())
@@ -24,11 +24,11 @@ def test_the_penalty_equals_the_three_cases_of_the_paper(lengths, longest, data)
             expected.append(((longest - buffer) - length) / buffer)
         else:
             expected.append(-1.0)
-    found = overlong_penalty(torch.tensor(lengths, dtype=torch.long), longest=longest, buffer=buffer)
-    assert found.tolist() == pytest.approx(expected)
+    result = overlong_penalty(torch.tensor(lengths, dtype=torch.long), longest=longest, buffer=buffer)
+    assert result.tolist() == pytest.approx(expected)
 
 
-def test_the_factor_is_what_the_longest_lose():
+def test_the_longest_completions_lose_the_factor():
     assert overlong_penalty(torch.tensor([4, 6, 8]), longest=8, buffer=4, factor=0.5).tolist() == [0, -0.25, -0.5]
     assert overlong_penalty(torch.tensor([4, 6, 8]), longest=8, buffer=4, factor=0.0).tolist() == [0, 0, 0]
 

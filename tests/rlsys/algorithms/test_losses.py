@@ -28,10 +28,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reinforce": ("reinforce", {}),
 }
 
-# Sixteenths are exact in single precision and so are their differences: no ratio lies within rounding of a bound.
+# Sixteenths and their differences are exact in single precision: no ratio is within rounding error of a bound.
 LOGPROBS = st.integers(-80, 0).map(lambda n: n / 16)
 TOKEN = st.tuples(LOGPROBS, LOGPROBS, st.integers(-24, 24).map(lambda n: n / 8), st.integers(1, 8).map(lambda n: n / 8))
-# Sequences by id and length: the ids in no order, with gaps and below zero.
+# Sequences by id and length; ids are unordered, have gaps and may be negative.
 LENGTHS = st.lists(st.tuples(st.integers(-50, 50), st.integers(1, 5)), max_size=5, unique_by=lambda pair: pair[0])
 
 
@@ -60,21 +60,21 @@ def theirs(case: str, columns: list[list[float]]) -> tuple[list[float], list[flo
     return plain.LOSSES[name](logprobs, old, advantages, sequences, weights, **options)
 
 
-# --- the formulas --------------------------------------------------------------------------------------------------------
+# --- the formulas -----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
 @given(tokens())
 def test_losses_and_gradients_equal_a_plain_loop_over_ragged_sequences(columns):
     for case in CASES:
-        for found, expected in zip(ours(case, columns), theirs(case, columns), strict=True):
-            assert found == pytest.approx(expected, rel=1e-5, abs=1e-5), case
+        for actual, expected in zip(ours(case, columns), theirs(case, columns), strict=True):
+            assert actual == pytest.approx(expected, rel=1e-5, abs=1e-5), case
 
 
 @settings(max_examples=15)
 @given(tokens())
 def test_the_plain_gradients_are_the_slopes_of_the_plain_losses(columns):
-    """Where the loss is what it says; cispo holds its weight still while it differentiates."""
+    """Without cispo, whose gradient treats its weight as a constant."""
     logprobs, *others, weights, sequences = columns
     for name, options in [CASES[case] for case in CASES if not case.startswith("cispo")]:
 
@@ -90,27 +90,29 @@ def test_the_plain_gradients_are_the_slopes_of_the_plain_losses(columns):
 def test_the_order_of_sequences_does_not_matter(columns, rng):
     blocks = plain.members(columns[4])
     rng.shuffle(blocks)
-    order = [t for own in blocks for t in own]
+    order = [t for block in blocks for t in block]
     for case in CASES:
-        for found, moved in zip(ours(case, columns), ours(case, [[c[t] for t in order] for c in columns]), strict=True):
-            assert moved == pytest.approx([found[t] for t in order], rel=1e-5, abs=1e-6), case
+        for actual, moved in zip(
+            ours(case, columns), ours(case, [[c[t] for t in order] for c in columns]), strict=True
+        ):
+            assert moved == pytest.approx([actual[t] for t in order], rel=1e-5, abs=1e-6), case
 
 
 @given(tokens())
-def test_on_policy_every_gradient_is_the_policy_gradient_when_a_sequence_shares_its_advantage(columns):
-    """Σ over the sequence for the losses of whole sequences, whose every token carries 1/|y| of each token's loss."""
-    for own in plain.members(columns[4]):
-        for t in own:
-            columns[2][t], columns[3][t] = columns[2][own[0]], columns[3][own[0]]
+def test_on_policy_every_loss_has_the_policy_gradient(columns):
+    """If the tokens of a sequence share their advantage, sequence losses agree too: 1/|y| of |y| equal terms."""
+    for sequence in plain.members(columns[4]):
+        for t in sequence:
+            columns[2][t], columns[3][t] = columns[2][sequence[0]], columns[3][sequence[0]]
     logprobs, _, advantages, weights, sequences = columns
     expected = [-w * a for w, a in zip(weights, advantages, strict=True)]
     for case in CASES:
-        found = ours(case, [logprobs, logprobs, advantages, weights, sequences])[1]
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6), case
+        actual = ours(case, [logprobs, logprobs, advantages, weights, sequences])[1]
+        assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6), case
 
 
 def loss_and_slope(ratio: float, advantage: float, **options: float) -> tuple[float, float]:
-    """The loss and its derivative by the log-prob, for a single token."""
+    """The loss of a single token, and its derivative by the log-prob."""
     logprob = torch.tensor([math.log(ratio) - 2.0], requires_grad=True)
     loss = ppo_clip(logprob, torch.tensor([-2.0]), torch.tensor([advantage]), ONE, **options)
     loss.sum().backward()
@@ -123,10 +125,10 @@ def loss_and_slope(ratio: float, advantage: float, **options: float) -> tuple[fl
         (1.0, 2.0, -2.0, -2.0),  # d(-r A)/d logprob = -r A
         (1.0, -2.0, 2.0, 2.0),
         (1.1, 2.0, -2.2, -2.2),  # inside the clip
-        (1.5, 2.0, -2.4, 0.0),  # a good token already 1.2 times as likely is pushed no further
-        (0.5, 2.0, -1.0, -1.0),  # but may come back
-        (0.5, -2.0, 1.6, 0.0),  # a bad token already 0.8 times as likely is pushed no further
-        (1.5, -2.0, 3.0, 3.0),  # but may come back
+        (1.5, 2.0, -2.4, 0.0),  # a good token 1.2 times as likely is not pushed further
+        (0.5, 2.0, -1.0, -1.0),  # but may return
+        (0.5, -2.0, 1.6, 0.0),  # a bad token 0.8 times as likely is not pushed further
+        (1.5, -2.0, 3.0, 3.0),  # but may return
         (1.5, 0.0, 0.0, 0.0),
     ],
 )
@@ -134,20 +136,20 @@ def test_loss_and_gradient_are_as_in_the_paper(ratio, advantage, loss, slope):
     assert loss_and_slope(ratio, advantage) == pytest.approx((loss, slope), rel=1e-5)
 
 
-def test_the_two_sides_of_the_clip_are_set_apart():
+def test_the_two_sides_of_the_clip_are_set_separately():
     assert loss_and_slope(1.5, 1.0, clip_low=0.1, clip_high=0.3) == pytest.approx((-1.3, 0.0), rel=1e-5)
     assert loss_and_slope(0.5, -1.0, clip_low=0.1, clip_high=0.3) == pytest.approx((0.9, 0.0), rel=1e-5)
     assert loss_and_slope(1.25, 1.0, clip_low=0.1, clip_high=0.3) == pytest.approx((-1.25, -1.25), rel=1e-5)
 
 
-def test_a_dual_clip_bounds_what_a_bad_token_may_cost_and_leaves_good_ones_alone():
+def test_a_dual_clip_bounds_the_loss_of_bad_tokens_only():
     assert loss_and_slope(5.0, -2.0) == pytest.approx((10.0, 10.0), rel=1e-5)
     assert loss_and_slope(5.0, -2.0, dual_clip=3.0) == pytest.approx((6.0, 0.0), rel=1e-5)
     assert loss_and_slope(2.5, -2.0, dual_clip=3.0) == pytest.approx((5.0, 5.0), rel=1e-5)
     assert loss_and_slope(5.0, 2.0, dual_clip=3.0) == pytest.approx((-2.4, 0.0), rel=1e-5)
 
 
-def test_on_policy_the_gradient_is_that_of_the_policy_gradient():
+def test_on_policy_ppo_clip_has_the_policy_gradient():
     logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
     advantages = torch.tensor([1.0, -0.5, 0.25])
     ppo_clip(logprobs, logprobs.detach(), advantages, torch.tensor([0, 0, 1])).sum().backward()
@@ -155,37 +157,37 @@ def test_on_policy_the_gradient_is_that_of_the_policy_gradient():
 
 
 def test_gspo_clips_a_sequence_as_one():
-    """Ratios e^0.5 and e^-0.3: neither within 20 %, their geometric mean e^0.1 is."""
+    """Of the ratios e^0.5 and e^-0.3, neither is within 20 %, but their geometric mean e^0.1 is."""
     logprobs = torch.tensor([0.5, -0.3], requires_grad=True)
-    told = LOSSES["gspo"].with_clip(
+    result = LOSSES["gspo"].with_clip(
         logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0, 0]), clip_low=0.2, clip_high=0.2
     )
-    told.loss.sum().backward()
-    assert told.loss.tolist() == pytest.approx([-math.exp(0.1)] * 2, rel=1e-5)
+    result.loss.sum().backward()
+    assert result.loss.tolist() == pytest.approx([-math.exp(0.1)] * 2, rel=1e-5)
     assert logprobs.grad.tolist() == pytest.approx([-math.exp(0.1)] * 2, rel=1e-5)
-    assert not (told.clipped_low | told.clipped_high).any()
+    assert not (result.clipped_low | result.clipped_high).any()
 
 
 def test_gmpo_clips_each_token_before_the_mean_is_taken():
-    """Of e^0.5 and e^-0.3, a good sequence keeps e^0.4 and e^-0.3."""
+    """A good sequence with the ratios e^0.5 and e^-0.3 counts e^0.4 and e^-0.3."""
     logprobs = torch.tensor([0.5, -0.3], requires_grad=True)
-    told = LOSSES["gmpo"].with_clip(logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0, 0]))
-    told.loss.sum().backward()
-    assert told.loss.tolist() == pytest.approx([-math.exp(0.05)] * 2, rel=1e-5)
+    result = LOSSES["gmpo"].with_clip(logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0, 0]))
+    result.loss.sum().backward()
+    assert result.loss.tolist() == pytest.approx([-math.exp(0.05)] * 2, rel=1e-5)
     assert logprobs.grad.tolist() == pytest.approx([0.0, -math.exp(0.05)], rel=1e-5)
-    assert told.clipped_high.tolist() == [True, False]
+    assert result.clipped_high.tolist() == [True, False]
 
 
-def test_cispo_lets_no_token_go():
+def test_cispo_keeps_a_gradient_for_every_token():
     logprobs = torch.tensor([math.log(0.9), math.log(0.01)], requires_grad=True)
     old = torch.tensor([math.log(0.1), math.log(0.1)])
-    told = LOSSES["cispo"].with_clip(logprobs, old, torch.tensor([1.0, -1.0]), torch.tensor([0, 0]))
-    told.loss.sum().backward()
-    assert logprobs.grad.tolist() == pytest.approx([-5.0, 0.1], rel=1e-5)  # ratios 9, held at 5, and 0.1
-    assert told.clipped_high.tolist() == [True, False]
+    result = LOSSES["cispo"].with_clip(logprobs, old, torch.tensor([1.0, -1.0]), torch.tensor([0, 0]))
+    result.loss.sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([-5.0, 0.1], rel=1e-5)  # ratios 9, clipped to 5, and 0.1
+    assert result.clipped_high.tolist() == [True, False]
 
 
-def test_sapo_fades_on_both_sides_of_the_policy_that_sampled():
+def test_the_gradient_of_sapo_fades_on_both_sides_of_a_ratio_of_1():
     slopes = []
     for ratio in (0.1, 0.5, 1.0, 2.0, 10.0):
         logprob = torch.tensor([math.log(ratio)], requires_grad=True)
@@ -195,68 +197,68 @@ def test_sapo_fades_on_both_sides_of_the_policy_that_sampled():
     assert slopes[0] < slopes[1] < slopes[2] > slopes[3] > slopes[4]
 
 
-def test_dppo_leaves_a_rare_token_free_where_the_clipped_ratio_holds_it():
-    """From 0.01 to 0.05 is five times as likely and four percent of probability."""
+def test_dppo_does_not_clip_a_rare_token_that_ppo_clip_clips():
+    """From 0.01 to 0.05 is five times the probability, but a difference of only 0.04."""
     logprobs, old = torch.tensor([math.log(0.05)]), torch.tensor([math.log(0.01)])
     assert not LOSSES["dppo_tv"].with_clip(logprobs, old, torch.ones(1), ONE).clipped_high
     assert ppo_clip.with_clip(logprobs, old, torch.ones(1), ONE).clipped_high
 
 
-# --- what the clip took hold of ------------------------------------------------------------------------------------------
+# --- clipped tokens ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["ppo_clip", "ppo_clip two sides", "ppo_clip dual", "dppo_tv", "dppo_tv two sides"])
 @given(columns=tokens())
-def test_a_token_is_told_exactly_where_its_gradient_is_gone(case, columns):
+def test_exactly_the_tokens_without_gradient_are_reported_as_clipped(case, columns):
     name, options = CASES[case]
-    columns[2] = [a or 1.0 for a in columns[2]]  # no advantage, no gradient to lose
+    columns[2] = [a or 1.0 for a in columns[2]]  # without an advantage there is no gradient
     logprobs, old, advantages = (torch.tensor(c) for c in columns[:3])
     logprobs.requires_grad_()
-    told = LOSSES[name].with_clip(logprobs, old, advantages, torch.tensor(columns[4], dtype=torch.long), **options)
-    told.loss.sum().backward()
-    assert torch.equal(told.clipped_low | told.clipped_high, logprobs.grad == 0)
-    assert not (told.clipped_low & told.clipped_high).any()
-    assert not (told.clipped_low & (logprobs > old)).any()
-    assert not (told.clipped_high & (logprobs < old)).any()
+    result = LOSSES[name].with_clip(logprobs, old, advantages, torch.tensor(columns[4], dtype=torch.long), **options)
+    result.loss.sum().backward()
+    assert torch.equal(result.clipped_low | result.clipped_high, logprobs.grad == 0)
+    assert not (result.clipped_low & result.clipped_high).any()
+    assert not (result.clipped_low & (logprobs > old)).any()
+    assert not (result.clipped_high & (logprobs < old)).any()
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 1.0, 1.25, 1.75])
-def test_a_token_counts_as_clipped_exactly_where_its_gradient_is_gone(ratio, advantage):
+def test_each_side_of_the_clip_reports_its_tokens_without_gradient(ratio, advantage):
     options = {"clip_low": 0.3, "clip_high": 0.2}
     _, slope = loss_and_slope(ratio, advantage, **options)
-    told = ppo_clip.with_clip(
+    result = ppo_clip.with_clip(
         torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), ONE, **options
     )
-    assert told.clipped_low.item() == (slope == 0 and ratio < 1)
-    assert told.clipped_high.item() == (slope == 0 and ratio > 1)
+    assert result.clipped_low.item() == (slope == 0 and ratio < 1)
+    assert result.clipped_high.item() == (slope == 0 and ratio > 1)
 
 
 @given(tokens())
-def test_what_told_says_comes_with_the_same_loss(columns):
+def test_with_clip_returns_the_same_loss(columns):
     logprobs, old, advantages = (torch.tensor(c) for c in columns[:3])
     sequences = torch.tensor(columns[4], dtype=torch.long)
     for name, options in CASES.values():
-        told = LOSSES[name].with_clip(logprobs, old, advantages, sequences, **options)
-        assert torch.equal(told.loss, LOSSES[name](logprobs, old, advantages, sequences, **options))
-        assert told.clipped_low.dtype == told.clipped_high.dtype == torch.bool
+        result = LOSSES[name].with_clip(logprobs, old, advantages, sequences, **options)
+        assert torch.equal(result.loss, LOSSES[name](logprobs, old, advantages, sequences, **options))
+        assert result.clipped_low.dtype == result.clipped_high.dtype == torch.bool
 
 
 @pytest.mark.parametrize("name", ["sapo", "reinforce"])
-def test_a_loss_without_a_clip_holds_nothing(name):
-    told = LOSSES[name].with_clip(
+def test_a_loss_without_a_clip_reports_no_clipped_tokens(name):
+    result = LOSSES[name].with_clip(
         torch.tensor([-9.0, 0.0]), torch.tensor([0.0, -9.0]), torch.ones(2), torch.tensor([0, 1])
     )
-    assert not (told.clipped_low | told.clipped_high).any()
+    assert not (result.clipped_low | result.clipped_high).any()
 
 
-# --- far away ------------------------------------------------------------------------------------------------------------
+# --- huge ratios ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("gap", [50.0, 1e4, 1e30])
 def test_a_huge_log_ratio_gives_a_finite_loss_and_gradient(case, gap):
-    """Up and down, for good and for bad tokens, each a sequence and all of them one."""
+    """Ratios up and down, for good and bad tokens, each token a sequence, and all of them one."""
     name, options = CASES[case]
     for sequences in (torch.arange(4), torch.zeros(4, dtype=torch.long)):
         logprobs = torch.tensor([0.0, -gap, 0.0, -gap], requires_grad=True)
@@ -267,27 +269,27 @@ def test_a_huge_log_ratio_gives_a_finite_loss_and_gradient(case, gap):
         assert logprobs.grad.isfinite().all()
 
 
-def test_a_bad_token_that_became_far_more_likely_is_still_pushed_back_or_told():
+def test_a_bad_token_that_became_far_more_likely_is_pushed_back_or_clipped():
     logprobs = torch.tensor([0.0], requires_grad=True)
-    told = ppo_clip.with_clip(logprobs, torch.tensor([-30.0]), torch.tensor([-1.0]), ONE)
-    told.loss.sum().backward()
-    assert logprobs.grad > 0 or told.clipped_high
+    result = ppo_clip.with_clip(logprobs, torch.tensor([-30.0]), torch.tensor([-1.0]), ONE)
+    result.loss.sum().backward()
+    assert logprobs.grad > 0 or result.clipped_high
 
 
 FAR = [25.0, 1e4, 1e8, 1e30, math.inf]
 
 
 @pytest.mark.parametrize("gap", FAR)
-def test_a_log_ratio_beyond_the_farthest_counts_as_the_farthest(gap):
+def test_a_log_ratio_beyond_the_maximum_counts_as_the_maximum(gap):
     for logprob, old, advantage, loss in ((0.0, -gap, -1.0, math.exp(20)), (-gap, 0.0, 1.0, -math.exp(-20))):
         logprobs = torch.tensor([logprob], requires_grad=True)
-        found = ppo_clip(logprobs, torch.tensor([old]), torch.tensor([advantage]), ONE)
-        found.sum().backward()
-        assert found.item() == pytest.approx(loss, rel=1e-5)
+        actual = ppo_clip(logprobs, torch.tensor([old]), torch.tensor([advantage]), ONE)
+        actual.sum().backward()
+        assert actual.item() == pytest.approx(loss, rel=1e-5)
         assert logprobs.grad.isfinite().all()
 
 
-# --- what flows, and in which precision ----------------------------------------------------------------------------------
+# --- gradients and precision ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -304,21 +306,21 @@ def test_half_precision_is_computed_in_full_precision(case):
     name, options = CASES[case]
     half = [torch.linspace(-3, -0.1, 7).bfloat16(), torch.linspace(-0.3, -2, 7).bfloat16(), torch.linspace(-1, 1, 7)]
     half[2], sequences = half[2].bfloat16(), torch.tensor([5, 5, 1, -2, -2, -2, 9])
-    found = LOSSES[name](*half, sequences, **options)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, LOSSES[name](*(t.float() for t in half), sequences, **options))
+    actual = LOSSES[name](*half, sequences, **options)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, LOSSES[name](*(t.float() for t in half), sequences, **options))
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_no_tokens_are_no_loss(name):
+def test_without_tokens_there_are_no_losses(name):
     logprobs = torch.zeros(0, requires_grad=True)
-    told = LOSSES[name].with_clip(logprobs, torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    told.loss.sum().backward()
-    assert told.loss.shape == told.clipped_low.shape == told.clipped_high.shape == logprobs.grad.shape == (0,)
+    result = LOSSES[name].with_clip(logprobs, torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    result.loss.sum().backward()
+    assert result.loss.shape == result.clipped_low.shape == result.clipped_high.shape == logprobs.grad.shape == (0,)
 
 
 @pytest.mark.parametrize("clip", [{"clip_low": 0.2, "clip_high": 0.3}])
-def test_a_sequence_of_one_token_has_no_mean_to_take(clip):
+def test_for_sequences_of_one_token_gspo_is_ppo_clip(clip):
     columns = [[-0.5, -1.0, -3.0], [-1.0, -0.5, -3.0], [1.0, -1.0, 2.0], [1.0, 1.0, 1.0]]
     single = LOSSES["gspo"](*map(torch.tensor, columns[:3]), torch.tensor([3, -1, 8]), **clip)
     assert torch.equal(single, ppo_clip(*map(torch.tensor, columns[:3]), torch.tensor([3, -1, 8]), **clip))
@@ -330,11 +332,11 @@ def test_the_table_holds_what_it_names():
     assert set(LOSSES) == set(plain.LOSSES) == {name for name, _ in CASES.values()}
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------------
+# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_shapes_that_do_not_fit_are_refused_with_all_of_them(name):
+def test_different_shapes_are_refused_and_all_listed(name):
     with pytest.raises(ValueError, match=rf"^{name}: .* are \[2\], \[3\], \[2\], \[2\]; each must be \[T\]"):
         LOSSES[name](torch.zeros(2), torch.zeros(3), torch.zeros(2), torch.zeros(2, dtype=torch.long))
     with pytest.raises(ValueError, match=rf"^{name}: .*\[1, 2\]"):
@@ -342,7 +344,7 @@ def test_shapes_that_do_not_fit_are_refused_with_all_of_them(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("ppo_clip", {"clip": 0.2}, "unknown option clip=0.2; known: clip_low, clip_high, dual_clip"),
         ("reinforce", {"clip_low": 0.2}, "unknown option clip_low=0.2; known: none"),
@@ -357,12 +359,12 @@ def test_shapes_that_do_not_fit_are_refused_with_all_of_them(name):
         ("sapo", {"tau_neg": -1.0}, "tau_neg is -1.0"),
     ],
 )
-def test_a_wrong_option_is_refused_with_its_value(name, options, told):
-    with pytest.raises(ValueError, match=f"^{name}: .*{told}"):
+def test_a_wrong_option_is_refused_with_its_value(name, options, message):
+    with pytest.raises(ValueError, match=f"^{name}: .*{message}"):
         LOSSES[name](torch.zeros(1), torch.zeros(1), torch.ones(1), ONE, **options)
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo", "gmpo", "dppo_tv"])
-def test_none_stands_for_the_loss_s_own_clip(name):
+def test_none_stands_for_the_default_clip(name):
     values = torch.tensor([-1.0]), torch.tensor([-1.7]), torch.ones(1), ONE
     assert LOSSES[name](*values, clip_low=None, clip_high=None).tolist() == LOSSES[name](*values).tolist()

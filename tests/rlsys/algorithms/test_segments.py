@@ -21,20 +21,20 @@ def test_the_example_in_the_docstring():
 
 
 @given(MEMBERS)
-def test_every_member_is_given_what_a_plain_loop_finds_for_its_segment(members):
+def test_statistics_equal_a_plain_loop_over_segments(members):
     labels, values = [label for label, _ in members], [value for _, value in members]
     segments, tensor = Segments(torch.tensor(labels, dtype=torch.long)), torch.tensor(values)
-    for function, found in (
+    for function, result in (
         (sum, segments.sum(tensor)),
-        (lambda own: sum(own) / len(own), segments.mean(tensor)),
+        (lambda values: sum(values) / len(values), segments.mean(tensor)),
         (max, segments.max(tensor)),
         (len, segments.sizes),
     ):
         expected = [0.0] * len(values)
-        for own in plain.members(labels):
-            for i in own:
-                expected[i] = function([values[j] for j in own])
-        assert segments.broadcast(found).tolist() == pytest.approx(expected, rel=1e-6)
+        for positions in plain.members(labels):
+            for i in positions:
+                expected[i] = function([values[j] for j in positions])
+        assert segments.broadcast(result).tolist() == pytest.approx(expected, rel=1e-6)
     assert segments.segment_count == len(set(labels))
 
 
@@ -52,11 +52,11 @@ def test_without_members_there_are_no_segments():
 
 
 @given(MEMBERS)
-def test_one_of_is_the_value_of_a_member_and_whole_segments_are_one(members):
+def test_any_member_is_a_value_of_the_segment_and_single_is_one_segment(members):
     labels, values = [label for label, _ in members], [value for _, value in members]
     segments, tensor = Segments(torch.tensor(labels, dtype=torch.long)), torch.tensor(values)
-    for i, found in enumerate(segments.broadcast(segments.any_member(tensor)).tolist()):
-        assert found in [v for label, v in members if label == labels[i]]
+    for i, result in enumerate(segments.broadcast(segments.any_member(tensor)).tolist()):
+        assert result in [v for label, v in members if label == labels[i]]
     whole = Segments.single(len(values))
     assert whole.broadcast(whole.sum(tensor)).tolist() == [sum(values)] * len(values)
 
@@ -69,4 +69,4 @@ def test_gradients_pass_through_sums_and_back_to_each_member():
     values = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
     segments = Segments(torch.tensor([5, 1, 5]))
     (segments.broadcast(segments.mean(values)) * torch.tensor([1.0, 10.0, 100.0])).sum().backward()
-    assert values.grad.tolist() == [50.5, 10.0, 50.5]  # each of the pair is half of both their means
+    assert values.grad.tolist() == [50.5, 10.0, 50.5]  # each of the two counts half in both means
