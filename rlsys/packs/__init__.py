@@ -1,1 +1,1 @@
-"""From a batch to packs, and what a forward pass over a pack computes."""
+"""From a batch to packs, and the forward pass over a pack."""

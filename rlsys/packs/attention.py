@@ -1,9 +1,9 @@
-"""Attention over pieces of sequences laid end to end, for any Hugging Face decoder.
+"""Attention over packed sequences, for any Hugging Face decoder.
 
-Linear layers see the flat tokens; only attention needs to know where sequences end. Given position ids alone, transformers
-would build a dense [T, T] mask; here pieces of similar length are folded into a small padded block instead, attention runs on
-the block, and the padding is dropped again. A query never sees padding: it always comes after it. The completions of a prompt
-see the prompt's keys and their own; the prompt itself is computed once.
+Linear layers see the flat tokens; only attention needs to know where sequences end. From position ids alone,
+transformers would build a dense [T, T] mask. Instead, pieces of similar length are copied into a small padded block,
+attention runs on the block, and the padding is dropped again. A query never sees padding, because padding always comes
+after it. The completions of a prompt see the keys of the prompt and their own; the prompt itself is computed once.
 """
 
 from collections.abc import Callable
@@ -20,124 +20,153 @@ from rlsys.packs import exact
 from rlsys.types import Pack
 
 PACKED_ATTENTION = "rlsys_packed"
-EXACT_PACKED_ATTENTION = "rlsys_packed_exact"  # the same arithmetic as an engine's, under `rollout.exact`
-MAX_LENGTH_RATIO = 1.25  # the longest of a block over its shortest: at most a fifth of a block is padding
+EXACT_PACKED_ATTENTION = "rlsys_packed_exact"  # computes in the same order as the engine, for `rollout.exact`
+MAX_LENGTH_RATIO = 1.25  # longest piece of a block over its shortest: at most a fifth of a block is padding
 
 
 def target_hidden_states(decoder: Any, pack: Pack, device: torch.device) -> Tensor:
-    """What the decoder thinks where it predicts the targets of a pack.  [K, hidden size]"""
-    found = decoder(
+    """The decoder's last hidden states at the positions that predict the targets of a pack.  [K, hidden size]"""
+    output = decoder(
         input_ids=torch.tensor(pack.tokens, dtype=torch.long, device=device)[None],
         position_ids=torch.tensor(pack.positions, device=device)[None],
         use_cache=False,
         layout=build_layout(pack.lengths, pack.parent, device),
     )
-    return found.last_hidden_state[0].index_select(
-        0, torch.tensor(pack.logit_positions, dtype=torch.long, device=device)
-    )
+    positions = torch.tensor(pack.logit_positions, dtype=torch.long, device=device)
+    return output.last_hidden_state[0].index_select(0, positions)
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """Rows `first_row` to `end_row` - 1 of a block continue the same piece, which begins at `start` in the pack."""
+
+    start: int
+    first_row: int
+    end_row: int
 
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Pieces of similar length that continue equally many tokens.
+    """Pieces of similar length, one per row; each row begins with the prefix that its piece continues.
 
-    Prompt 0 1 and its completions 2 3 and 4 5 make two blocks: [[0, 1]] with nothing before, and [[0, 1, 2, 3], [0, 1, 4, 5]] with
-    2 before, whose rows are one family. Padding repeats a piece's last token.
+    The prompt 0 1 and its completions 2 3 and 4 5 make two blocks: [[0, 1]] without prefix, and [[0, 1, 2, 3],
+    [0, 1, 4, 5]] with a prefix of 2 tokens, which its rows share. Padding repeats the last token of a piece.
     """
 
-    tokens: Tensor  # [n, before + L] place in the pack of the token in each cell
-    prefix: int
-    shared_prefixes: list[
-        tuple[int, int, int]
-    ]  # (place of the first token, row, row behind): rows that continue the same piece
-    mask: Tensor | None  # [L, before + L] the keys that a query sees; None: nothing is before, plain causal attention
+    tokens: Tensor  # [n, prefix + L] index in the pack of the token in each cell
+    prefix: int  # tokens
+    shared_prefixes: list[SharedPrefix]
+    mask: Tensor | None  # [L, prefix + L] the keys that a query sees; None without prefix: plain causal attention
 
 
 @dataclass(frozen=True)
 class Layout:
     blocks: list[AttentionBlock]
-    cell_of_token: Tensor  # [T] the cell of each token, among the blocks' own cells end to end: those behind `before`
+    cell_of_token: Tensor  # [T] index of each token's cell among the cells after the prefixes, block after block
 
 
-def build_layout(lengths: list[int], after: list[int], device: torch.device | str = "cpu") -> Layout:
-    """The blocks of a pack of such pieces: see `Pack`."""
+def build_layout(lengths: list[int], parents: list[int], device: torch.device | str = "cpu") -> Layout:
+    """Lays the pieces of a pack out in blocks. `lengths` and `parents` as in `Pack`."""
     starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
-    before = [0 if a < 0 else lengths[a] for a in after]
-    alike: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (before[i], -lengths[i])):
-        first = alike[-1][0] if alike else i
-        if alike and before[first] == before[i] and lengths[first] <= lengths[i] * MAX_LENGTH_RATIO:
-            alike[-1].append(i)
-        else:
-            alike.append([i])
-    blocks, back, offset = [], torch.empty(sum(lengths), dtype=torch.long), 0
-    for pieces in alike:
-        longest, prefix = lengths[pieces[0]], before[pieces[0]]
-        pieces.sort(key=lambda i: (after[i], i))
+    blocks, cell_of_token, offset = [], torch.empty(sum(lengths), dtype=torch.long), 0
+    for pieces in group_similar(lengths, parents):
+        longest = lengths[pieces[0]]
+        pieces.sort(key=lambda i: (parents[i], i))
         column, length = torch.arange(longest)[None], torch.tensor([lengths[i] for i in pieces])[:, None]
         tokens = torch.tensor([starts[i] for i in pieces])[:, None] + torch.minimum(column, length - 1)
-        real = column < length
-        back[tokens[real]] = offset + torch.arange(real.numel()).view_as(real)[real]
+        real = column < length  # not padding
+        cell_of_token[tokens[real]] = offset + torch.arange(real.numel()).view_as(real)[real]
         offset += real.numel()
-        families, mask = [], None
-        if prefix:
-            parents = [after[i] for i in pieces]
-            tokens = torch.cat([torch.tensor([starts[a] for a in parents])[:, None] + torch.arange(prefix), tokens], 1)
-            rows = [parents.index(a) for a in dict.fromkeys(parents)]
-            families = [
-                (starts[parents[row]], row, end) for row, end in zip(rows, [*rows[1:], len(pieces)], strict=True)
-            ]
-            mask = torch.ones(longest, prefix + longest, dtype=torch.bool, device=device).tril(prefix)
-        blocks.append(AttentionBlock(tokens.to(device), prefix, families, mask))
-    return Layout(blocks, back.to(device))
+        if prefix := prefix_length(lengths, parents[pieces[0]]):
+            blocks.append(prefixed_block(tokens, prefix, [starts[parents[i]] for i in pieces], device))
+        else:
+            blocks.append(AttentionBlock(tokens.to(device), 0, [], None))
+    return Layout(blocks, cell_of_token.to(device))
+
+
+def group_similar(lengths: list[int], parents: list[int]) -> list[list[int]]:
+    """Groups pieces with prefixes of the same length and with similar lengths, each group's longest piece first."""
+    prefixes = [prefix_length(lengths, parent) for parent in parents]
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: (prefixes[i], -lengths[i])):
+        first = groups[-1][0] if groups else i
+        if groups and prefixes[first] == prefixes[i] and lengths[first] <= lengths[i] * MAX_LENGTH_RATIO:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def prefix_length(lengths: list[int], parent: int) -> int:
+    return 0 if parent < 0 else lengths[parent]
+
+
+def prefixed_block(tokens: Tensor, prefix: int, starts: list[int], device: torch.device | str) -> AttentionBlock:
+    """Puts `prefix` tokens in front of each row of `tokens` [n, L]; that of row i begins at `starts[i]` in the pack."""
+    longest = tokens.shape[1]
+    tokens = torch.cat([torch.tensor(starts)[:, None] + torch.arange(prefix), tokens], 1)
+    rows = [starts.index(start) for start in dict.fromkeys(starts)]
+    shared = [SharedPrefix(starts[row], row, end) for row, end in zip(rows, [*rows[1:], len(starts)], strict=True)]
+    mask = torch.ones(longest, prefix + longest, dtype=torch.bool, device=device).tril(prefix)
+    return AttentionBlock(tokens.to(device), prefix, shared, mask)
+
+
+# --- between pack and blocks ------------------------------------------------------------------------------------------
 
 
 class PackToBlocks(torch.autograd.Function):
-    """What the cells of each block hold, own cells only or all.  [T, F] -> per block [n, L, F], or [n, before + L, F]
+    """Copies a pack's tokens into blocks, without or with their prefixes.  [T, F] -> per block [n, L or prefix + L, F]
 
-    A token's gradient is that of its own cell, and of those where its completions see it. That of padding is zero: nothing
-    real sees a padding key, and what a padding query finds is dropped.
+    The gradient of a token is the sum over its own cell and its cells in prefixes. The gradient of padding is zero: no
+    real query sees a padding key, and the output of a padding query is dropped.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layout: Layout, everything: bool) -> tuple[Tensor, ...]:
-        ctx.layout, ctx.everything = layout, everything
-        folds = [b.tokens if everything else b.tokens[:, b.prefix :] for b in layout.blocks]
-        return tuple(x.index_select(0, fold.flatten()).view(*fold.shape, -1) for fold in folds)
+    def forward(ctx: Any, x: Tensor, layout: Layout, with_prefix: bool) -> tuple[Tensor, ...]:
+        ctx.layout, ctx.with_prefix = layout, with_prefix
+        cells = [b.tokens if with_prefix else b.tokens[:, b.prefix :] for b in layout.blocks]
+        return tuple(x.index_select(0, indices.flatten()).view(*indices.shape, -1) for indices in cells)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         blocks, features = ctx.layout.blocks, grads[0].shape[-1]
-        before = [b.prefix if ctx.everything else 0 for b in blocks]
-        own = [g[:, p:].reshape(-1, features) for g, p in zip(grads, before, strict=True)]
-        found = torch.cat(own).index_select(0, ctx.layout.cell_of_token)
-        if ctx.everything:
+        prefixes = [b.prefix if ctx.with_prefix else 0 for b in blocks]
+        pieces = [g[:, prefix:].reshape(-1, features) for g, prefix in zip(grads, prefixes, strict=True)]
+        grad = torch.cat(pieces).index_select(0, ctx.layout.cell_of_token)
+        if ctx.with_prefix:
             for block, g in zip(blocks, grads, strict=True):
-                for start, row, end in block.shared_prefixes:
-                    found[start : start + block.prefix] += g[row:end, : block.prefix].sum(0)
-        return found, None, None
+                for shared in block.shared_prefixes:
+                    rows = g[shared.first_row : shared.end_row, : block.prefix]
+                    grad[shared.start : shared.start + block.prefix] += rows.sum(0)
+        return grad, None, None
 
 
 class BlocksToPack(torch.autograd.Function):
-    """From own cells back to the pack, without the padding.  [C, F] -> [T, F]"""
+    """Copies cells back to the pack, without the padding.  [C, F] -> [T, F]"""
 
     @staticmethod
-    def forward(ctx: Any, cells: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx: Any, cells: Tensor, cell_of_token: Tensor) -> Tensor:
         ctx.count = len(cells)
-        ctx.save_for_backward(back)
-        return cells.index_select(0, back)
+        ctx.save_for_backward(cell_of_token)
+        return cells.index_select(0, cell_of_token)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (back,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.count, grad.shape[1]).index_copy_(0, back, grad), None
+        (cell_of_token,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.count, grad.shape[1]).index_copy_(0, cell_of_token, grad), None
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
 
 
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float = 0.0
 ) -> Tensor:
-    """Attention within a block.  [n, H, L, D], [n, H or fewer, before + L, D] twice -> [n, H, L, D]"""
-    # On a GPU only the plain kernel, which keeps all scores, would take fewer keys than queries together with one of these.
+    """Attention within a block.  [n, H, L, D], [n, H or fewer, prefix + L, D] twice -> [n, H, L, D]"""
+    # With a mask or in float32, only a kernel that stores all scores accepts fewer key heads than query heads on a GPU.
     if query.is_cuda and (mask is not None or query.dtype == torch.float32):
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     return F.scaled_dot_product_attention(
@@ -153,7 +182,7 @@ def block_attention(
 
 
 class ExactAttention(torch.autograd.Function):
-    """`fused`, its result computed by `exact.attend`. The gradient is that of `fused`: the same to rounding."""
+    """`block_attention`, but with the result of `exact.attend`. The two are equal up to rounding."""
 
     @staticmethod
     def forward(
@@ -168,11 +197,11 @@ class ExactAttention(torch.autograd.Function):
         assert not dropout, "exact attention has no dropout"
         ctx.save_for_backward(query, key, value)
         ctx.mask, ctx.scaling = mask, scaling
-        (n, heads, length, size), of, keys = query.shape, key.shape[1], key.shape[2]
+        (n, heads, length, size), kv_heads, keys = query.shape, key.shape[1], key.shape[2]
         padding = (0, 0, 0, -keys % exact.KEY_BLOCK)
-        key, value = (F.pad(x, padding).reshape(n * of, -1, size) for x in (key, value))
-        seen = torch.arange(keys - length + 1, keys + 1).repeat(heads // of).expand(n * of, -1)
-        out = exact.attend(query.reshape(n * of, -1, size), key, value, seen, scaling or size**-0.5)
+        key, value = (F.pad(x, padding).reshape(n * kv_heads, -1, size) for x in (key, value))
+        seen = torch.arange(keys - length + 1, keys + 1).repeat(heads // kv_heads).expand(n * kv_heads, -1)
+        out = exact.attend(query.reshape(n * kv_heads, -1, size), key, value, seen, scaling or size**-0.5)
         return out.reshape(query.shape)
 
     @staticmethod
@@ -183,7 +212,7 @@ class ExactAttention(torch.autograd.Function):
         return *torch.autograd.grad(out, (query, key, value), grad), None, None, None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # where layers are compiled, it stays as it is
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # never compiled, even inside compiled layers
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -197,26 +226,30 @@ def packed_attention(
     attend: Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, float], Tensor] = block_attention,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, T, D] each -> [1, T, H, D]; `layout` travels as a keyword argument of `model(...)`."""
-    assert layout is not None, "packed attention needs layout=layout(lengths, after)"
+    """Transformers' attention function for packs.  [1, H, T, D] each -> [1, T, H, D]
+
+    `layout` is a keyword argument of `model(...)`, which transformers passes through.
+    """
+    assert layout is not None, "packed attention needs layout=build_layout(lengths, parents)"
     if sliding_window is not None and any(block.tokens.shape[1] > sliding_window for block in layout.blocks):
         raise ValueError(
-            f"a sequence is longer than this model's sliding window ({sliding_window}), which packed attention does not have."
+            f"a sequence is longer than this model's sliding window ({sliding_window}); packed attention does not "
+            "implement sliding windows."
         )
-
-    def folded(x: Tensor, everything: bool) -> list[Tensor]:
-        """Per block [n, H, L or before + L, D]."""
-        heads = x.shape[1:4:2]
-        cells = PackToBlocks.apply(x[0].transpose(0, 1).flatten(1), layout, everything)
-        return [c.unflatten(-1, heads).transpose(1, 2) for c in cells]
-
-    queries, keys, values = folded(query, False), folded(key, True), folded(value, True)
+    queries = heads_by_block(query, layout, with_prefix=False)
+    keys, values = (heads_by_block(x, layout, with_prefix=True) for x in (key, value))
     masks = [block.mask for block in layout.blocks]
-    found = [
+    outputs = [
         attend(*inputs, scaling, dropout).transpose(1, 2).flatten(2).flatten(0, 1)
         for inputs in zip(queries, keys, values, masks, strict=True)
     ]
-    return BlocksToPack.apply(torch.cat(found), layout.cell_of_token).unflatten(-1, query.shape[1:4:2])[None], None
+    return BlocksToPack.apply(torch.cat(outputs), layout.cell_of_token).unflatten(-1, query.shape[1:4:2])[None], None
+
+
+def heads_by_block(x: Tensor, layout: Layout, with_prefix: bool) -> list[Tensor]:
+    """Copies queries, keys or values into blocks.  [1, H, T, D] -> per block [n, H, L or prefix + L, D]"""
+    cells = PackToBlocks.apply(x[0].transpose(0, 1).flatten(1), layout, with_prefix)
+    return [c.unflatten(-1, x.shape[1:4:2]).transpose(1, 2) for c in cells]
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -1,97 +1,123 @@
-"""Who computes what: sequences to packs and packs to ranks, by what they cost. Samples of one prompt go together where that saves work."""
+"""Assigns sequences to packs and packs to ranks, balanced by cost.
+
+Sequences of one prompt share a pack where that saves work.
+"""
 
 import functools
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-# Of query and key, that cost as much as a token's linear layers, in a model whose shape is not known: one of 2 billion parameters.
+# Pairs of query and key that cost as much as the linear layers of one token, for a model of unknown shape: the value of
+# a model with 2 billion parameters.
 DEFAULT_PAIRS_PER_TOKEN = 16384.0
+
+GOOD_ENOUGH = 1.02  # slowest rank over the ideal cost per rank: no better balance is searched for
 
 
 class SequenceSize(NamedTuple):
-    """A sequence to be computed, by its input tokens. `Sized(sample=17, family=2, prompt=256, own=63)`"""
+    """The input tokens of a sequence.
+
+    SequenceSize(sample=17, prompt_group=2, prompt_tokens=256, completion_tokens=63)
+    """
 
     sample: int
-    prompt_group: int  # those of one family have the same prompt, which a pack computes once
+    prompt_group: int  # sequences of one group have the same prompt, which a pack computes once
     prompt_tokens: int
     completion_tokens: int
 
 
-def count_tokens(some: Sequence[SequenceSize]) -> int:
-    """What these are in one pack."""
-    return sum({s.prompt_group: s.prompt_tokens for s in some}.values()) + sum(s.completion_tokens for s in some)
+CostedPack = tuple[float, list[SequenceSize]]
 
 
-def count_attention_pairs(some: Sequence[SequenceSize]) -> float:
-    """Of query and key that attention looks at, when these are in one pack."""
-    of_prompts = sum(p * p for p in {s.prompt_group: s.prompt_tokens for s in some}.values()) / 2
-    return of_prompts + sum(s.completion_tokens * (s.prompt_tokens + s.completion_tokens / 2) for s in some)
+def count_tokens(sequences: Sequence[SequenceSize]) -> int:
+    """Counts the tokens of a pack with these sequences."""
+    prompts = {s.prompt_group: s.prompt_tokens for s in sequences}
+    return sum(prompts.values()) + sum(s.completion_tokens for s in sequences)
 
 
-def pack_cost(some: Sequence[SequenceSize], pairs_per_token: float) -> float:
-    """What it takes to compute these in one pack, in tokens without attention.
+def count_attention_pairs(sequences: Sequence[SequenceSize]) -> float:
+    """Counts the pairs of query and key that attention computes for a pack with these sequences."""
+    prompts = {s.prompt_group: s.prompt_tokens for s in sequences}
+    within_prompts = sum(tokens * tokens for tokens in prompts.values()) / 2
+    return within_prompts + sum(s.completion_tokens * (s.prompt_tokens + s.completion_tokens / 2) for s in sequences)
 
-    A prompt of 2048 tokens and a completion of 1024, 8192 pairs per token: 3072 + (2048² / 2 + 1024 · 2048 + 1024² / 2) / 8192 = 3648
+
+def pack_cost(sequences: Sequence[SequenceSize], pairs_per_token: float) -> float:
+    """The cost of a pack with these sequences, in units of one token without attention.
+
+    Prompt of 2048 tokens, completion of 1024, 8192 pairs per token:
+    3072 + (2048² / 2 + 1024 · 2048 + 1024² / 2) / 8192 = 3648
     """
-    return count_tokens(some) + count_attention_pairs(some) / pairs_per_token
+    return count_tokens(sequences) + count_attention_pairs(sequences) / pairs_per_token
 
 
 def assign_to_ranks(
-    some: Iterable[SequenceSize], ranks: int, budget: int, pairs_per_token: float = DEFAULT_PAIRS_PER_TOKEN
+    sequences: Iterable[SequenceSize], ranks: int, budget: int, pairs_per_token: float = DEFAULT_PAIRS_PER_TOKEN
 ) -> list[list[list[int]]]:
-    """Samples to packs under a budget of tokens, `[rank][i]`: every rank gets equally many packs, of about the same cost.
+    """Assigns samples to packs under a token budget, `[rank][i]`: equally many packs per rank, of about the same cost.
 
-    Small parts of families balance ranks best, and repeat prompts most. Of some sizes of parts that one is taken with which
-    the rank that has most to do is done first.
+    Prompt groups are split into chunks that stay together. Small chunks balance the ranks best but repeat the prompts
+    most. Several chunk sizes are tried; the one whose slowest rank finishes first wins.
     """
-    dear = functools.partial(pack_cost, pairs_per_token=pairs_per_token)
-    families: dict[int, list[SequenceSize]] = {}
-    for s in some:
-        families.setdefault(s.prompt_group, []).append(s)
-    ideal = sum(map(dear, families.values())) / ranks
-    best, least, largest = [], float("inf"), max(map(len, families.values()), default=1)
-    if sum(map(len, families.values())) <= ranks:
-        largest = 1  # nothing is done sooner than each by a rank of its own
-    parts: list[list[SequenceSize]] = []
-    while largest and least > 1.02 * ideal:
-        cuts = [part for family in families.values() for part in split_group(family, largest, budget)]
-        largest //= 2
-        if cuts and len(cuts) == len(parts):
-            continue  # the budget leaves no other choice
-        parts = cuts
-        bins = fill_bins([count_tokens(p) for p in parts], [dear(p) for p in parts], ranks, budget)
-        packs = [[s for i in b for s in parts[i]] for b in bins]
-        priced = sorted(((dear(p), p) for p in packs), key=itemgetter(0), reverse=True)
-        # There and back again, so that no rank always gets the dearest.
-        rows = [priced[i : i + ranks][:: 1 - 2 * (i // ranks % 2)] for i in range(0, len(priced), ranks)]
-        dealt = [list(own) for own in zip(*rows, strict=True)]
-        slowest = max(sum(price for price, _ in own) for own in dealt)
+    cost = functools.partial(pack_cost, pairs_per_token=pairs_per_token)
+    groups: dict[int, list[SequenceSize]] = {}
+    for sequence in sequences:
+        groups.setdefault(sequence.prompt_group, []).append(sequence)
+    ideal = sum(map(cost, groups.values())) / ranks
+    best: list[list[list[int]]] = []
+    least, chunk_count = float("inf"), 0
+    for largest in chunk_sizes([len(group) for group in groups.values()], ranks):
+        chunks = [chunk for group in groups.values() for chunk in split_group(group, largest, budget)]
+        if chunks and len(chunks) == chunk_count:
+            continue  # the budget allows no other choice
+        chunk_count = len(chunks)
+        bins = fill_bins([count_tokens(c) for c in chunks], [cost(c) for c in chunks], ranks, budget)
+        packs = [[sequence for i in members for sequence in chunks[i]] for members in bins]
+        assigned = deal_out([(cost(pack), pack) for pack in packs], ranks)
+        slowest = max(sum(price for price, _ in packs) for packs in assigned)
         if slowest < least:
-            best, least = dealt, slowest
-    return [[[s.sample for s in own] for _, own in rank] for rank in best]
+            best, least = [[[s.sample for s in pack] for _, pack in packs] for packs in assigned], slowest
+        if least <= GOOD_ENOUGH * ideal:
+            break
+    return best
 
 
-def split_group(family: list[SequenceSize], largest: int, budget: int) -> list[list[SequenceSize]]:
-    """A family in parts of so many at most, and under the budget unless a sequence alone is not; about equally dear."""
-    ordered = sorted(family, key=lambda s: -s.completion_tokens)
-    room = max(budget - family[0].prompt_tokens, 1)
-    fewest = max(-(-len(family) // largest), -(-sum(s.completion_tokens for s in family) // room))
-    for count in range(min(fewest, len(family)), len(family) + 1):
-        if count_tokens(ordered[::count]) <= budget:  # the largest part
+def chunk_sizes(group_sizes: list[int], ranks: int) -> Iterator[int]:
+    """Yields the chunk sizes to try: the largest group's size, half of it, a quarter, … 1.
+
+    With no more sequences than ranks, only 1: nothing is faster than a rank for each.
+    """
+    size = 1 if sum(group_sizes) <= ranks else max(group_sizes)
+    while size:
+        yield size
+        size //= 2
+
+
+def split_group(group: list[SequenceSize], largest: int, budget: int) -> list[list[SequenceSize]]:
+    """Splits a prompt group into chunks of at most `largest` sequences and `budget` tokens, of about equal cost.
+
+    A sequence that alone exceeds the budget is a chunk of its own.
+    """
+    ordered = sorted(group, key=lambda s: -s.completion_tokens)
+    room = max(budget - group[0].prompt_tokens, 1)
+    fewest = max(-(-len(group) // largest), -(-sum(s.completion_tokens for s in group) // room))
+    for count in range(min(fewest, len(group)), len(group) + 1):
+        if count_tokens(ordered[::count]) <= budget:  # the largest chunk
             break
     return [ordered[i::count] for i in range(count)]
 
 
 def fill_bins(sizes: list[int], costs: list[float], ranks: int, budget: int) -> list[list[int]]:
-    """Things into bins under a budget of their sizes, as few as fill all ranks equally often; the dearest first into the cheapest.
+    """Puts items into bins under a budget of size: the most expensive item first, always into the cheapest bin.
 
-    spread([5, 3, 3, 1], [5, 3, 3, 1], ranks=2, budget=6) -> [[0, 3], [1, 2]]
+    Makes as few bins as possible, a multiple of `ranks`. An item that alone exceeds the budget has a bin of its own.
+    fill_bins([5, 3, 3, 1], [5, 3, 3, 1], ranks=2, budget=6) -> [[0, 3], [1, 2]]
     """
-    halves = sum(2 * size > budget for size in sizes)  # no two of which share a bin
-    least = max(min(-(-sum(sizes) // budget), len(sizes)), halves, 1)  # a bin for each is enough, whatever their sizes
-    count = -(-least // ranks) * ranks
+    halves = sum(2 * size > budget for size in sizes)  # no two of these fit into one bin
+    fewest = max(min(-(-sum(sizes) // budget), len(sizes)), halves, 1)  # one bin per item always suffices
+    count = -(-fewest // ranks) * ranks
     order = sorted(range(len(sizes)), key=lambda i: (-costs[i], i))
     while True:
         heap = [(0.0, b) for b in range(count)]
@@ -103,3 +129,13 @@ def fill_bins(sizes: list[int], costs: list[float], ranks: int, budget: int) -> 
         if all(len(b) <= 1 or sum(sizes[i] for i in b) <= budget for b in bins):
             return [sorted(b) for b in bins]
         count += -(-count // (50 * ranks)) * ranks  # 2 % more
+
+
+def deal_out(packs: list[CostedPack], ranks: int) -> list[list[CostedPack]]:
+    """Deals packs out to ranks, the most expensive first, in alternating direction: no rank always gets the dearest.
+
+    Costs 6 5 4 3 2 1 to two ranks: 6 3 2 and 5 4 1.
+    """
+    ordered = sorted(packs, key=itemgetter(0), reverse=True)
+    rounds = [ordered[i : i + ranks][:: 1 - 2 * (i // ranks % 2)] for i in range(0, len(ordered), ranks)]
+    return [list(packs) for packs in zip(*rounds, strict=True)]

@@ -1,12 +1,13 @@
-"""Arithmetic whose result for a row does not depend on the rows it shares a batch with, on CPU.
+"""Batch-invariant arithmetic on CPU: the result for a row does not depend on the other rows of its batch.
 
-Matrix libraries choose their order of summation by the number of rows: a token alone, among 16 and among 4096 may differ in
-the last bit. Here few rows are filled up with zeros and many are taken in parts, so that the library only sees numbers of
-rows between FEWEST and MOST, for which it sums alike; `rows_matter` looks whether that is so on this machine.
+Matrix libraries choose the order of summation by the number of rows: the result for one token may differ in the last
+bit when it is computed alone, among 16 or among 4096. Here few rows are padded with zeros and many rows are split, so
+that the library only sees between MIN_ROWS and MAX_ROWS rows, for which it sums in the same order. `depends_on_batch`
+checks whether that holds on this machine.
 
-The engine's linear layers compute so (where they are compiled, `workers/cpu/linear.cpp` does it its own way): a sample can be drawn
-again, bit for bit, among other samples. With `rollout.exact` the trainer's do too, and both use `attend`: rollout and old
-log-probs become the same number.
+The engine's linear layers always compute like this (compiled layers use `workers/cpu/linear.cpp`, with its own
+method), so that a sample can be drawn again bit for bit among other samples. With `rollout.exact` the trainer's layers
+do too, and both use `attend`: rollout and old log-probs are then the same number.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MIN_ROWS, MAX_ROWS = 16, 256
-KEY_BLOCK = 32  # the keys of a query are summed in blocks of so many, one block after the other
+KEY_BLOCK = 32  # the keys of a query are summed in blocks of this size, one block after the other
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,12 +33,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class ExactLinear(nn.Linear):
+    """A linear layer that computes with `linear`."""
+
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 def use_exact_linear(model: nn.Module) -> None:
-    """From now on the model's linear layers compute so."""
+    """Turns the model's linear layers into `ExactLinear`, in place."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = ExactLinear
@@ -46,30 +49,31 @@ def use_exact_linear(model: nn.Module) -> None:
 def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float) -> Tensor:
     """Attention of each query over the first `seen` keys.  [B, M, D], [B, L, D], [B, L, D], [B, M] -> [B, M, D]
 
-    L is a multiple of KEYS. Keys that are not seen add exactly nothing, however many there are.
+    L is a multiple of KEY_BLOCK. Keys beyond `seen` add exactly nothing, however many there are.
     """
     rows, length = query.shape[1], key.shape[1]
     if rows < MIN_ROWS:
         query = F.pad(query, (0, 0, 0, MIN_ROWS - rows))
-    blocks = range(0, length, KEY_BLOCK)
-    scores = torch.cat([query @ key[:, at : at + KEY_BLOCK].transpose(1, 2) for at in blocks], dim=-1)[:, :rows] * scale
-    hidden = torch.arange(length, device=query.device) >= seen[..., None]  # [B, M, L]
-    scores.masked_fill_(hidden, float("-inf"))
-    chances = (scores - scores.amax(-1, keepdim=True)).exp()  # a maximum is the same in any order
+    starts = range(0, length, KEY_BLOCK)
+    scores = [query @ key[:, start : start + KEY_BLOCK].transpose(1, 2) for start in starts]
+    logits = torch.cat(scores, dim=-1)[:, :rows] * scale
+    unseen = torch.arange(length, device=query.device) >= seen[..., None]  # [B, M, L]
+    logits.masked_fill_(unseen, float("-inf"))
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()  # a maximum is the same in any order
     if rows < MIN_ROWS:
-        chances = F.pad(chances, (0, 0, 0, MIN_ROWS - rows))
-    total, out = chances.new_zeros(*query.shape[:2], 1), torch.zeros_like(query)
-    for at in blocks:
-        block = chances[..., at : at + KEY_BLOCK]
+        weights = F.pad(weights, (0, 0, 0, MIN_ROWS - rows))
+    total, out = weights.new_zeros(*query.shape[:2], 1), torch.zeros_like(query)
+    for start in starts:
+        block = weights[..., start : start + KEY_BLOCK]
         total += block.sum(-1, keepdim=True)
-        out += block @ value[:, at : at + KEY_BLOCK]
+        out += block @ value[:, start : start + KEY_BLOCK]
     return (out / total)[:, :rows]
 
 
 def depends_on_batch(weight: Tensor, bias: Tensor | None = None, product: Callable[..., Tensor] = linear) -> bool:
-    """Whether on this machine a row nonetheless gets another result among other rows. Tried on random ones."""
+    """True if, on this machine, a row's result still depends on the other rows. Tried on random rows."""
     weight, bias = weight[:4096], None if bias is None else bias[:4096]
     rows = torch.randn(MAX_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    whole = product(rows, weight, bias)
+    together = product(rows, weight, bias)
     parts = [(7, 8), (3, 3 + MIN_ROWS - 1), (5, 5 + MIN_ROWS), (1, 2 * MIN_ROWS + 4), (0, MAX_ROWS // 2 + 1)]
-    return any(not torch.equal(product(rows[a:b], weight, bias), whole[a:b]) for a, b in parts)
+    return any(not torch.equal(product(rows[a:b], weight, bias), together[a:b]) for a, b in parts)

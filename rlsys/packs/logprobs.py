@@ -13,7 +13,7 @@ from rlsys.types import Pack
 
 
 class PackedLogprobs(nn.Module):
-    """A causal language model that answers with log-probs of given tokens instead of logits."""
+    """A causal language model that returns the log-probs of given tokens instead of logits."""
 
     lm: Any  # the Hugging Face model
 
@@ -30,17 +30,17 @@ class PackedLogprobs(nn.Module):
         self.lm = lm
 
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-probs [K] of a pack's targets and entropies [K] of the distributions they are drawn from; none without gradients."""
+        """Log-probs [K] of a pack's targets, and entropies [K] of their distributions ([0] while gradients are off)."""
         device = next(self.lm.parameters()).device
-        picked = target_hidden_states(self.lm.get_decoder(), pack, device)
-        return self.lm.get_output_embeddings()(picked, torch.tensor(pack.targets, dtype=torch.long, device=device))
+        hidden = target_hidden_states(self.lm.get_decoder(), pack, device)
+        return self.lm.get_output_embeddings()(hidden, torch.tensor(pack.targets, dtype=torch.long, device=device))
 
 
 class LogprobHead(nn.Linear):
-    """An lm_head that is given the answers: [K, D], [K] -> log-probs [K], entropies [K], or [0] where gradients are off: scores
-    have no use for them.
+    """An lm_head that is given the targets: [K, D], [K] -> log-probs [K], entropies [K].
 
-    One module call whatever the number of chunks: ZeRO-3 gathers the weight once, and all ranks take part equally often.
+    Entropies are [0] while gradients are off, because scores do not need them. One call covers all chunks: ZeRO-3
+    gathers the weight once, and all ranks take part equally often.
     """
 
     temperature: float
@@ -55,9 +55,9 @@ class LogprobHead(nn.Linear):
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """log_softmax(hidden weightᵀ / temperature)[targets], logits existing for `chunk` positions at a time.
+    """log_softmax(hidden weightᵀ / temperature)[targets], with logits in memory for `chunk` positions at a time.
 
-    The backward pass computes them again. With p the softmax and H its entropy,
+    The backward pass computes the logits again. With p the softmax and H its entropy,
     d logprob / d logits = onehot(target) - p,  d H / d logits = -p (log p + H).
     """
 
@@ -76,29 +76,31 @@ class ChunkedLogprobs(torch.autograd.Function):
         ctx.temperature, ctx.chunk, ctx.linear = temperature, chunk, linear
         logprobs, entropies = [], [hidden.new_zeros(0, dtype=torch.float32)]
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            whole = (linear(h, weight).float() / temperature).log_softmax(-1)  # [chunk, V]
-            logprobs.append(whole.gather(-1, t[:, None])[:, 0])
+            log_p = (linear(h, weight).float() / temperature).log_softmax(-1)  # [chunk, V]
+            logprobs.append(log_p.gather(-1, t[:, None])[:, 0])
             if with_entropy:
-                entropies.append(-torch.linalg.vecdot(whole.exp(), whole))
+                entropies.append(-torch.linalg.vecdot(log_p.exp(), log_p))
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, targets, entropy)
         return torch.cat(logprobs), entropy
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         grad = torch.zeros_like(entropy) if grad is None else grad
         for start in range(0, len(hidden), ctx.chunk):
-            where = slice(start, start + ctx.chunk)
-            h, t, g = hidden[where], targets[where], grad[where, None]
-            whole = (ctx.linear(h, weight).float() / ctx.temperature).log_softmax(-1)
-            p = whole.exp()
-            slope = -g * p
-            slope.scatter_add_(-1, t[:, None], g)
+            part = slice(start, start + ctx.chunk)
+            h, t, g = hidden[part], targets[part], grad[part, None]
+            log_p = (ctx.linear(h, weight).float() / ctx.temperature).log_softmax(-1)
+            p = log_p.exp()
+            grad_logits = -g * p
+            grad_logits.scatter_add_(-1, t[:, None], g)
             if grad_entropy is not None:
-                slope -= grad_entropy[where, None] * p * (whole + entropy[where, None])
-            slope = (slope / ctx.temperature).to(h.dtype)
-            grad_hidden[where] = slope @ weight
-            grad_weight += (slope.t() @ h).float()
+                grad_logits -= grad_entropy[part, None] * p * (log_p + entropy[part, None])
+            grad_logits = (grad_logits / ctx.temperature).to(h.dtype)
+            grad_hidden[part] = grad_logits @ weight
+            grad_weight += (grad_logits.t() @ h).float()
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None

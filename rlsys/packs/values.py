@@ -1,4 +1,4 @@
-"""The critic's side of PPO: a model that answers with values, and the loss it learns from."""
+"""The critic of PPO: a model that returns values, and its loss."""
 
 from typing import Any
 
@@ -10,35 +10,36 @@ from rlsys.types import Pack
 
 
 class PackedValues(nn.Module):
-    """A language model's decoder with one linear unit on top: what reward is still to come, before each completion token."""
+    """A language model's decoder with one linear unit on top: the reward expected before each completion token."""
 
     def __init__(self, lm: Any):
         super().__init__()
         self.decoder = lm.get_decoder()
         weight = next(self.decoder.parameters())
         self.head = nn.Linear(lm.config.hidden_size, 1, dtype=weight.dtype, device=weight.device)
-        nn.init.zeros_(self.head.weight)  # nothing is expected of anything until something was seen
+        nn.init.zeros_(self.head.weight)  # an untrained critic expects no reward
         nn.init.zeros_(self.head.bias)
 
     def forward(self, pack: Pack) -> Tensor:
         """Values [K] before each of a pack's targets, in single precision."""
-        picked = target_hidden_states(self.decoder, pack, self.head.weight.device)
-        values: Tensor = self.head(picked)[:, 0].float()
+        hidden = target_hidden_states(self.decoder, pack, self.head.weight.device)
+        values: Tensor = self.head(hidden)[:, 0].float()
         return values
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
     """½ max((v - R)², (clip(v, old - clip, old + clip) - R)²).  [T], [T], [T] -> [T]
 
-    `old` is the estimate that `returns` were made from: a value that has moved `clip` towards the return learns no more from
-    this batch. A clip of 0 is none.
+    `old` is the estimate that `returns` were computed from. A value that has moved by `clip` towards its return learns
+    nothing more from this batch. A clip of 0 means no clip.
     """
     if not (values.shape == old.shape == returns.shape):
         raise ValueError(
-            f"value_loss: values {list(values.shape)}, old {list(old.shape)} and returns {list(returns.shape)} must all be [T]."
+            f"value_loss: values {list(values.shape)}, old {list(old.shape)} and returns {list(returns.shape)} "
+            "must all be [T]."
         )
     if not clip >= 0:
         raise ValueError(f"value_loss: clip is {clip}; it must be 0 or more.")
     values, old, returns = values.float(), old.detach().float(), returns.detach().float()
-    near = old + (values - old).clamp(-clip, clip) if clip else values
-    return torch.maximum((values - returns).square(), (near - returns).square()) / 2
+    clipped = old + (values - old).clamp(-clip, clip) if clip else values
+    return torch.maximum((values - returns).square(), (clipped - returns).square()) / 2

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlsys.packs.attention import PACKED_ATTENTION, PackToBlocks, build_layout, packed_attention
+from rlsys.packs.attention import PACKED_ATTENTION, PackToBlocks, SharedPrefix, build_layout, packed_attention
 from rlsys.tasks import zigzag
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -47,10 +47,10 @@ def logits_one_by_one(model, tokens: torch.Tensor, lengths: list[int]) -> torch.
 
 
 @given(LENGTHS)
-def test_folding_there_and_back_is_the_identity(lengths):
-    where = build_layout(lengths, [-1] * len(lengths))
-    cells = torch.cat([block.tokens.flatten() for block in where.blocks])
-    assert cells[where.cell_of_token].tolist() == list(range(sum(lengths)))
+def test_copying_into_blocks_and_back_is_the_identity(lengths):
+    layout = build_layout(lengths, [-1] * len(lengths))
+    cells = torch.cat([block.tokens.flatten() for block in layout.blocks])
+    assert cells[layout.cell_of_token].tolist() == list(range(sum(lengths)))
 
 
 @given(LENGTHS)
@@ -73,31 +73,31 @@ def test_at_most_a_fifth_of_a_block_is_padding(lengths):
 
 
 def test_the_example_in_the_docstring():
-    where = build_layout([2, 2, 2], [-1, 0, 0])
-    assert [(b.tokens.tolist(), b.prefix, b.shared_prefixes) for b in where.blocks] == [
+    layout = build_layout([2, 2, 2], [-1, 0, 0])
+    assert [(b.tokens.tolist(), b.prefix, b.shared_prefixes) for b in layout.blocks] == [
         ([[0, 1]], 0, []),
-        ([[0, 1, 2, 3], [0, 1, 4, 5]], 2, [(0, 0, 2)]),
+        ([[0, 1, 2, 3], [0, 1, 4, 5]], 2, [SharedPrefix(0, 0, 2)]),
     ]
-    assert where.cell_of_token.tolist() == [0, 1, 2, 3, 4, 5]
-    assert where.blocks[1].mask.tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert layout.cell_of_token.tolist() == [0, 1, 2, 3, 4, 5]
+    assert layout.blocks[1].mask.tolist() == [[True, True, True, False], [True, True, True, True]]
 
 
-def test_folding_has_the_gradient_of_plain_indexing():
-    """Prompts of three tokens and of one, completions of several lengths between them."""
-    lengths, after = [3, 4, 2, 1, 5, 5, 4, 1], [-1, 0, 0, -1, -1, 3, 0, 3]
-    where = build_layout(lengths, after)
+def test_copying_into_blocks_has_the_gradient_of_plain_indexing():
+    """Prompts of three tokens and of one token, and completions of several lengths."""
+    lengths, parents = [3, 4, 2, 1, 5, 5, 4, 1], [-1, 0, 0, -1, -1, 3, 0, 3]
+    layout = build_layout(lengths, parents)
     x = torch.randn(
         sum(lengths), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
     )
-    for everything in (False, True):
-        folds = [b.tokens if everything else b.tokens[:, b.prefix :] for b in where.blocks]
-        weights = [torch.randn(*fold.shape, 6, dtype=torch.float64) for fold in folds]
-        for block, w in zip(where.blocks, weights, strict=True):  # what is wanted of padding is nothing
-            first = block.prefix if everything else 0
+    for with_prefix in (False, True):
+        cells = [b.tokens if with_prefix else b.tokens[:, b.prefix :] for b in layout.blocks]
+        weights = [torch.randn(*indices.shape, 6, dtype=torch.float64) for indices in cells]
+        for block, w in zip(layout.blocks, weights, strict=True):  # padding gets no gradient
+            first = block.prefix if with_prefix else 0
             repeated = block.tokens[:, block.prefix + 1 :] == block.tokens[:, block.prefix : -1]
             w[:, first + 1 :][repeated] = 0
-        ours = sum((c * w).sum() for c, w in zip(PackToBlocks.apply(x, where, everything), weights, strict=True))
-        theirs = sum((x[fold] * w).sum() for fold, w in zip(folds, weights, strict=True))
+        ours = sum((c * w).sum() for c, w in zip(PackToBlocks.apply(x, layout, with_prefix), weights, strict=True))
+        theirs = sum((x[indices] * w).sum() for indices, w in zip(cells, weights, strict=True))
         assert ours.item() == pytest.approx(theirs.item())
         torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
 
@@ -108,20 +108,20 @@ def test_folding_has_the_gradient_of_plain_indexing():
 def test_packed_sequences_are_computed_as_if_each_were_alone(build, lengths):
     model, tokens = build(), tokens_of(lengths)
     weights = torch.linspace(-1, 1, sum(lengths) * 13).view(-1, 13)
-    found, gradients = [], []
+    results, gradients = [], []
     for forward in (logits_one_by_one, logits_packed):
         model.zero_grad()
         logits = forward(model, tokens, lengths)
         (logits * weights).sum().backward()
-        found.append(logits.detach())
+        results.append(logits.detach())
         gradients.append({name: w.grad.clone() for name, w in model.named_parameters()})
-    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
     for name, gradient in gradients[0].items():
-        rounding = 1e-5 * gradient.abs().max().item()  # of sums whose terms cancel
+        rounding = 1e-5 * gradient.abs().max().item()  # in sums whose terms cancel
         torch.testing.assert_close(gradients[1][name], gradient, atol=max(rounding, 1e-4), rtol=1e-4, msg=name)
 
 
-def test_a_neighbour_cannot_be_seen():
+def test_a_sequence_does_not_see_its_neighbors():
     model, lengths = zigzag.build_model(0), [4, 6, 5]
     tokens = tokens_of(lengths)
     before = logits_packed(model, tokens, lengths)
@@ -132,7 +132,7 @@ def test_a_neighbour_cannot_be_seen():
     assert not torch.allclose(before[4:10], after[4:10])
 
 
-def test_the_future_cannot_be_seen():
+def test_a_token_does_not_see_later_tokens():
     model, tokens = zigzag.build_model(0), tokens_of([6])
     before = logits_packed(model, tokens, [6])
     tokens[3] = (tokens[3] + 1) % 13

@@ -1,4 +1,4 @@
-"""Results that do not depend on what else is in the batch, compared bit for bit."""
+"""Results that do not depend on the rest of the batch, compared bit for bit."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(128, 384), (128, 13), (256, 1000), (896, 1152), (1536, 256)])
-def test_a_row_times_a_matrix_is_the_same_alone_and_among_others(inner: int, outer: int) -> None:
+def test_a_linear_layer_gives_the_same_row_alone_and_among_others(inner: int, outer: int) -> None:
     weight, bias, rows = random(outer, inner), random(outer, seed=1), random(700, inner, seed=2)
     whole = exact.linear(rows, weight, bias)
     torch.testing.assert_close(whole, F.linear(rows, weight, bias))
@@ -28,7 +28,7 @@ def test_a_row_times_a_matrix_is_the_same_alone_and_among_others(inner: int, out
     assert exact.linear(rows.view(7, 100, inner), weight).shape == (7, 100, outer)
 
 
-def test_a_library_that_sums_otherwise_for_fewer_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_sums_differently_for_fewer_rows_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = F.linear
 
     def fickle(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -40,7 +40,7 @@ def test_a_library_that_sums_otherwise_for_fewer_rows_is_noticed(monkeypatch: py
 
 @pytest.mark.parametrize("size", [32, 64, 80])
 @pytest.mark.parametrize("length", [5, 33, 200])
-def test_a_query_attends_alike_in_a_prompt_and_when_it_is_decoded_among_others(size: int, length: int) -> None:
+def test_attention_is_the_same_in_prefill_and_in_decoding_among_others(size: int, length: int) -> None:
     padded = -(-length // exact.KEY_BLOCK) * exact.KEY_BLOCK
     query, key, value = random(1, length, size), random(1, padded, size, seed=1), random(1, padded, size, seed=2)
     whole = exact.attend(query, key, value, torch.arange(1, length + 1)[None], 0.2)
@@ -50,11 +50,15 @@ def test_a_query_attends_alike_in_a_prompt_and_when_it_is_decoded_among_others(s
         needed = -(-(i + 1) // exact.KEY_BLOCK) * exact.KEY_BLOCK
         alone = exact.attend(query[:, i : i + 1], key[:, :needed], value[:, :needed], torch.tensor([[i + 1]]), 0.2)
         assert torch.equal(alone[:, 0], whole[:, i])
-    some = torch.arange(length).repeat(3)
+    positions = torch.arange(length).repeat(3)
     many = exact.attend(
-        query[0, some][:, None], key.expand(len(some), -1, -1), value.expand(len(some), -1, -1), some[:, None] + 1, 0.2
+        query[0, positions][:, None],
+        key.expand(len(positions), -1, -1),
+        value.expand(len(positions), -1, -1),
+        positions[:, None] + 1,
+        0.2,
     )
-    assert torch.equal(many[:, 0], whole[0, some])
+    assert torch.equal(many[:, 0], whole[0, positions])
 
 
 def scorer(kind: str) -> PackedLogprobs:
@@ -112,7 +116,7 @@ def test_log_probs_do_not_depend_on_the_pack() -> None:
     torch.testing.assert_close(together, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_are_those_of_the_ordinary_arithmetic() -> None:
+def test_gradients_equal_those_of_ordinary_arithmetic() -> None:
     gradients = []
     for kind in (attention.EXACT_PACKED_ATTENTION, attention.PACKED_ATTENTION):
         model = scorer(kind)
@@ -124,7 +128,7 @@ def test_gradients_are_those_of_the_ordinary_arithmetic() -> None:
         torch.testing.assert_close(gradient, gradients[1][name], atol=1e-4, rtol=1e-4)
 
 
-def test_a_filler_has_a_backward_pass() -> None:
+def test_an_empty_pack_has_a_backward_pass() -> None:
     model = scorer(attention.EXACT_PACKED_ATTENTION)
     logprobs, _ = model(empty_pack(Columns()))
     logprobs.sum().backward()
@@ -132,13 +136,13 @@ def test_a_filler_has_a_backward_pass() -> None:
     assert not any(p.grad is None or p.grad.any() for p in model.parameters())
 
 
-def test_a_shared_prompt_changes_no_bit() -> None:
-    """What the engine says of each completion alone, the trainer says of all completions of a prompt together."""
+def test_sharing_a_prompt_changes_no_bit() -> None:
+    """The engine scores each completion alone, the trainer all completions of a prompt together, with equal results."""
     batch = make_batch([0.0] * 8, [0, 0, 0, 1, 1, 1, 1, 2], [30, 1, 4, 70, 65, 2, 40, 5], [40, 9, 33])
-    model, found = scorer(attention.EXACT_PACKED_ATTENTION), []
+    model, result = scorer(attention.EXACT_PACKED_ATTENTION), []
     for share in (True, False):
         packs = pack(batch, range(8), ranks=1, tokens_per_pack=1000, share_prompts=share)
-        assert [len(p.parent) for own in packs for p in own] == [9 if share else 8]
+        assert [len(p.parent) for rank_packs in packs for p in rank_packs] == [9 if share else 8]
         with torch.no_grad():
-            found.append(unpack(packs, [[model(p)[0].numpy() for p in own] for own in packs], 8))
-    assert np.array_equal(*found)
+            result.append(unpack(packs, [[model(p)[0].numpy() for p in rank_packs] for rank_packs in packs], 8))
+    assert np.array_equal(*result)

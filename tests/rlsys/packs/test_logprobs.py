@@ -47,9 +47,9 @@ def test_any_chunk_gives_the_values_and_gradients_of_plain_log_softmax(count, vo
         (entropies @ upstream, spread @ upstream),
         (logprobs @ upstream + entropies @ downstream, picked @ upstream + spread @ downstream),
     ):
-        found = torch.autograd.grad(ours, (hidden, weight), retain_graph=True)
+        result = torch.autograd.grad(ours, (hidden, weight), retain_graph=True)
         expected = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
-        for a, b in zip(found, expected, strict=True):
+        for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
@@ -78,7 +78,7 @@ def test_low_precision_weights_still_give_full_precision_log_probs():
     logprobs.sum().backward()
     assert logprobs.dtype == torch.float32
     assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
-    # d logprob / d logits sums to 0 over the vocabulary, and so does what reaches the rows of the weight
+    # d logprob / d logits sums to 0 over the vocabulary, and so does the gradient over the rows of the weight
     assert weight.grad.float().sum(0).abs().max() < 0.1
 
 
@@ -89,15 +89,15 @@ def test_a_pack_has_the_log_probs_of_its_completions(temperature, budget):
     packs = pack(batch, range(4), ranks=1, tokens_per_pack=budget)
     model = packed(temperature, chunk=2)
     with torch.no_grad():
-        values = [[model(p)[0].numpy() for p in own] for own in packs]
+        values = [[model(p)[0].numpy() for p in rank_packs] for rank_packs in packs]
     plain = zigzag.build_model(0)
-    for sample, group, found in zip(batch.samples, batch.groups, batch.split(unpack(packs, values, 4)), strict=True):
+    for sample, group, result in zip(batch.samples, batch.groups, batch.split(unpack(packs, values, 4)), strict=True):
         prompt = batch.prompts[group].tokens
         whole = torch.tensor([*prompt, *sample.tokens])
         with torch.no_grad():
             logprobs = (plain(input_ids=whole[None]).logits[0] / temperature).log_softmax(-1)
         expected = [logprobs[i - 1, whole[i]].item() for i in range(len(prompt), len(whole))]
-        assert found.tolist() == pytest.approx(expected, abs=1e-5)
+        assert result.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def grouped_heads() -> Any:
@@ -126,13 +126,13 @@ def grouped_heads() -> Any:
     ranks=st.integers(1, 2),
     budget=st.sampled_from([1, 25, 60, 1000]),
 )
-def test_a_shared_prompt_gives_the_loss_and_gradients_of_each_sequence_alone(
+def test_a_shared_prompt_gives_the_gradients_of_each_sequence_alone(
     build, checkpointing, completions, prompts, ranks, budget
 ):
-    """Against transformers itself, without packs, attention or head of ours."""
-    groups = [g for g, own in enumerate(completions) for _ in own]
+    """Compares with plain transformers, without our packs, attention or head."""
+    groups = [g for g, lengths in enumerate(completions) for _ in lengths]
     batch = make_batch(
-        [0.0] * len(groups), groups, [n for own in completions for n in own], prompts[: len(completions)]
+        [0.0] * len(groups), groups, [n for lengths in completions for n in lengths], prompts[: len(completions)]
     )
     count = len(groups)
     weights = np.random.default_rng(0).normal(size=batch.lengths.sum()).astype(np.float32)
@@ -141,8 +141,8 @@ def test_a_shared_prompt_gives_the_loss_and_gradients_of_each_sequence_alone(
     for sample, group in zip(batch.samples, batch.groups, strict=True):
         prompt = batch.prompts[group].tokens
         whole = torch.tensor([*prompt, *sample.tokens])
-        own = plain(input_ids=whole[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        expected.append(own.gather(-1, whole[len(prompt) :, None])[:, 0])
+        log_p = plain(input_ids=whole[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected.append(log_p.gather(-1, whole[len(prompt) :, None])[:, 0])
     (torch.cat(expected) * torch.from_numpy(weights)).sum().backward()
 
     lm = build()
@@ -153,22 +153,22 @@ def test_a_shared_prompt_gives_the_loss_and_gradients_of_each_sequence_alone(
         lm.enable_input_require_grads()
     model = PackedLogprobs(lm, chunk=7)
     packs = pack(batch, range(count), ranks=ranks, tokens_per_pack=budget, weights=weights)
-    found = []
-    for own in packs:
-        found.append([])
-        for p in own:
+    result = []
+    for rank_packs in packs:
+        result.append([])
+        for p in rank_packs:
             logprobs, _ = model(p)
             (logprobs * torch.from_numpy(p.weights)).sum().backward()
-            found[-1].append(logprobs.detach().numpy())
-    np.testing.assert_allclose(unpack(packs, found, count), torch.cat(expected).detach().numpy(), atol=1e-5)
+            result[-1].append(logprobs.detach().numpy())
+    np.testing.assert_allclose(unpack(packs, result, count), torch.cat(expected).detach().numpy(), atol=1e-5)
     whole = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()])
     for (name, ours), theirs in zip(lm.named_parameters(), plain.parameters(), strict=True):
-        # One key leaves attention no choice: the gradient of the query is rounding.
+        # With one key, attention has no choice: the gradient of the query is rounding error.
         gap = (ours.grad - theirs.grad).norm() / theirs.grad.norm().clamp(min=1e-2 * whole)
         assert gap < 1e-5, name
 
 
-def test_scores_come_without_entropies():
+def test_without_gradients_there_are_no_entropies():
     batch = make_batch([0] * 2, [0, 0])
     [[p]] = pack(batch, range(2), ranks=1, tokens_per_pack=100)
     model = packed()
@@ -181,7 +181,7 @@ def test_scores_come_without_entropies():
     assert len(nothing) == 0
 
 
-def test_a_filler_has_no_log_probs_but_a_backward_pass():
+def test_an_empty_pack_has_no_log_probs_but_a_backward_pass():
     model = packed()
     logprobs, entropies = model(empty_pack(Columns()))
     assert logprobs.shape == entropies.shape == (0,)

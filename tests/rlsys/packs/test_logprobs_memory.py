@@ -1,4 +1,4 @@
-"""What a forward and backward pass takes at its worst moment, as torch's own profiler counts it."""
+"""The peak memory of a forward and backward pass, measured by torch's profiler."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,11 @@ MB = 2**20
 
 
 def peak(work: Callable[[], None]) -> float:
-    """MiB, beyond what there was before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    """MiB allocated at the peak, beyond what was allocated before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     now = most = 0
-    for event in sorted(found.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)
@@ -38,14 +38,14 @@ def head(count: int, vocabulary: int, chunk: int) -> float:
     return peak(work)
 
 
-def test_log_probs_never_take_all_logits_at_once():
+def test_log_probs_never_hold_all_logits_at_once():
     logits = 1024 * 4096 * 4 / MB  # 16 MiB
-    assert head(1024, 4096, chunk=1024) > 2 * logits, "what is measured here is there"
+    assert head(1024, 4096, chunk=1024) > 2 * logits, "the peak is measured at all"
     chunked = head(1024, 4096, chunk=32)
     assert chunked < logits / 4
-    assert head(4096, 4096, chunk=32) - chunked < 1, "four times the tokens: only what has their own size grows"
+    assert head(4096, 4096, chunk=32) - chunked < 1, "four times the tokens: only per-token data grows"
     assert head(1024, 16384, chunk=8) - chunked < 2, (
-        "four times the vocabulary, a quarter of the chunk: the weight's own gradient"
+        "four times the vocabulary, a quarter of the chunk: only the gradient of the weight grows"
     )
 
 
@@ -53,7 +53,7 @@ def test_gradient_checkpointing_lowers_the_peak():
     batch = make_batch([0.0] * 40, [0] * 40, [40] * 40)
     [[p]] = pack(batch, range(40), ranks=1, tokens_per_pack=4096)
 
-    def of(checkpointing: bool) -> float:
+    def peak_of_pass(checkpointing: bool) -> float:
         lm = zigzag.build_model(0).train()
         lm.set_attn_implementation(PACKED_ATTENTION)
         if checkpointing:
@@ -61,4 +61,4 @@ def test_gradient_checkpointing_lowers_the_peak():
         model = PackedLogprobs(lm)
         return peak(lambda: model(p)[0].sum().backward())
 
-    assert of(True) < 0.8 * of(False)
+    assert peak_of_pass(True) < 0.8 * peak_of_pass(False)

@@ -1,4 +1,4 @@
-"""Samples that cannot move the policy are not computed, and the update is the same without them."""
+"""Samples that cannot move the policy are dropped, and the update stays the same."""
 
 from dataclasses import replace
 
@@ -18,16 +18,16 @@ def columns(**more) -> Columns:
 
 
 @pytest.fixture
-def left(tmp_path):
-    """`left(columns, *overrides)`: which of samples 0, 1 and 2 are still heard, and the mini-batch."""
+def drop(tmp_path):
+    """`drop(columns, *overrides)`: which of the samples 0, 1 and 2 keep their weights, and the mini-batch."""
 
-    def run(found: Columns, *overrides: str) -> tuple[list[int], MiniBatch]:
+    def run(scored: Columns, *overrides: str) -> tuple[list[int], MiniBatch]:
         config, batch = make_config(tmp_path, *overrides), make_batch([1, 0, 0, 1], [0, 0, 1, 1], LENGTHS)
         members = [0, 1, 2]
         mini = MiniBatch(0, members, loss_weights(config, batch, members))
-        after = drop_zero_advantage(config, batch, mini, found)
+        after = drop_zero_advantage(config, batch, mini, scored)
         parts = np.split(after.weights, np.cumsum(LENGTHS[:3])[:-1])
-        kept = [m for m, own in zip(members, parts, strict=True) if own.any()]
+        kept = [m for m, weights_of_sample in zip(members, parts, strict=True) if weights_of_sample.any()]
         untouched = np.split(mini.weights, np.cumsum(LENGTHS[:3])[:-1])
         assert all(parts[m].tolist() == untouched[m].tolist() for m in kept)
         assert after.zero_advantage_samples == 3 - len(kept)
@@ -36,29 +36,29 @@ def left(tmp_path):
     return run
 
 
-def test_samples_without_an_advantage_are_left_out_and_the_others_weigh_what_they_did(left):
-    kept, mini = left(columns())
+def test_samples_without_an_advantage_are_dropped_and_others_keep_weights(drop):
+    kept, mini = drop(columns())
     assert kept == [0]
     assert mini.weights.tolist() == pytest.approx([1 / 6, 1 / 6, 0, 0, 0, 0])
 
 
-def test_one_token_with_an_advantage_is_enough(left):
-    some = ADVANTAGES.copy()
-    some[3] = 0.5
-    assert left(columns(advantages=some))[0] == [0, 1]
+def test_one_token_with_an_advantage_is_enough(drop):
+    advantages = ADVANTAGES.copy()
+    advantages[3] = 0.5
+    assert drop(columns(advantages=advantages))[0] == [0, 1]
 
 
-def test_what_else_moves_the_policy_keeps_them(left, tmp_path):
-    (tmp_path / "own.py").write_text("def mine(logprobs, old, advantages, sequences): return -logprobs\n")
+def test_samples_that_move_the_policy_otherwise_are_kept(drop, tmp_path):
+    (tmp_path / "mine.py").write_text("def mine(logprobs, old, advantages, sequences): return -logprobs\n")
     zeros = np.zeros_like(ADVANTAGES)
     anchor = zeros.copy()
     anchor[5] = 1  # the token of sample 2
-    assert left(columns(anchor=anchor))[0] == [0, 2]
-    assert left(columns(ref=zeros))[0] == [0, 1, 2]
-    assert left(columns(), "entropy.coef=0.01")[0] == [0, 1, 2]
-    assert left(columns(), f"algorithm.loss={tmp_path}/own.py:mine")[0] == [0, 1, 2]
+    assert drop(columns(anchor=anchor))[0] == [0, 2]
+    assert drop(columns(ref=zeros))[0] == [0, 1, 2]
+    assert drop(columns(), "entropy.coef=0.01")[0] == [0, 1, 2]
+    assert drop(columns(), f"algorithm.loss={tmp_path}/mine.py:mine")[0] == [0, 1, 2]
 
 
-def test_a_mini_batch_may_have_nothing_to_say(left):
-    kept, mini = left(columns(advantages=np.zeros_like(ADVANTAGES)))
+def test_a_mini_batch_may_lose_all_its_samples(drop):
+    kept, mini = drop(columns(advantages=np.zeros_like(ADVANTAGES)))
     assert (kept, mini.zero_advantage_samples) == ([], 3)

@@ -15,7 +15,7 @@ from rlsys.packs.packing import empty_pack, pack, token_weights, unpack
 from rlsys.tasks import zigzag
 from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
 
-# --- token_weights ---------------------------------------------------------------------------------------------------------
+# --- token_weights ----------------------------------------------------------------------------------------------------
 
 OPTIONS = {"constant": {"constant": 7}, "decoupled": {"control_weight": 0.125}}
 
@@ -26,8 +26,11 @@ OPTIONS = {"constant": {"constant": 7}, "decoupled": {"control_weight": 0.125}}
         ("token_mean", [0.25, 0.25, 0.25, 0.25]),  # 4 tokens in all
         ("sequence_mean", [0.5, 1 / 6, 1 / 6, 1 / 6]),  # 2 sequences, of 1 and 3 tokens
         ("sequence_sum", [0.5, 0.5, 0.5, 0.5]),  # 2 sequences
-        ("constant", [0.1, 0.1, 0.1, 0.1]),  # 2 sequences, 5 tokens each by decree
-        ("decoupled", [5e-4, 5e-4, 0.25, 0.25]),  # the first of each by decree, then 2 more in one of 2 sequences
+        ("constant", [0.1, 0.1, 0.1, 0.1]),  # 2 sequences, 5 tokens each by definition
+        (
+            "decoupled",
+            [5e-4, 5e-4, 0.25, 0.25],
+        ),  # the first of each by control_weight, then 2 more in one of 2 sequences
     ],
 )
 def test_the_weights_of_two_sequences_by_hand(normalize, expected):
@@ -39,9 +42,9 @@ def test_the_weights_of_two_sequences_by_hand(normalize, expected):
 def test_weights_equal_a_plain_loop_over_tokens(lengths):
     for normalize in NORMALIZERS:
         options = OPTIONS.get(normalize, {})
-        found = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **options)
-        assert found.dtype == torch.float32
-        assert found.tolist() == pytest.approx(plain.token_weights(lengths, normalize, **options), rel=1e-5), normalize
+        result = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **options)
+        assert result.dtype == torch.float32
+        assert result.tolist() == pytest.approx(plain.token_weights(lengths, normalize, **options), rel=1e-5), normalize
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
@@ -58,7 +61,7 @@ def test_weights_add_up_to_what_their_name_says(lengths):
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.randoms(use_true_random=False))
-def test_the_weights_of_a_sequence_do_not_depend_on_where_it_stands(lengths, rng):
+def test_the_weights_of_a_sequence_do_not_depend_on_its_position(lengths, rng):
     order = list(range(len(lengths)))
     rng.shuffle(order)
     moved = [lengths[i] for i in order]
@@ -70,23 +73,23 @@ def test_the_weights_of_a_sequence_do_not_depend_on_where_it_stands(lengths, rng
 
 
 @pytest.mark.parametrize("normalize", NORMALIZERS)
-def test_a_sequence_without_tokens_has_no_weights_but_is_a_sequence(normalize):
+def test_a_sequence_without_tokens_has_no_weights_but_counts_as_a_sequence(normalize):
     options = OPTIONS.get(normalize, {})
-    found = token_weights(torch.tensor([0, 2, 0, 1, 0]), normalize, **options)
+    result = token_weights(torch.tensor([0, 2, 0, 1, 0]), normalize, **options)
     expected = token_weights(torch.tensor([2, 1]), normalize, **options)
-    share = 1.0 if normalize == "token_mean" else 2 / 5  # of the sequences that there are
-    assert found.tolist() == pytest.approx((expected * share).tolist())
+    share = 1.0 if normalize == "token_mean" else 2 / 5  # 2 of 5 sequences have tokens
+    assert result.tolist() == pytest.approx((expected * share).tolist())
 
 
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_without_sequences_or_tokens_there_are_no_weights(normalize):
     for lengths in ([], [0], [0, 0]):
-        found = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **OPTIONS.get(normalize, {}))
-        assert (found.shape, found.dtype) == ((0,), torch.float32)
+        result = token_weights(torch.tensor(lengths, dtype=torch.long), normalize, **OPTIONS.get(normalize, {}))
+        assert (result.shape, result.dtype) == ((0,), torch.float32)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "options", "told"),
+    ("lengths", "options", "message"),
     [
         ([1], {"normalize": "mean"}, "normalize is 'mean'; known: token_mean, .*sequence_sum.*, decoupled"),
         ([1], {"normalize": "constant"}, "constant > 0; it is 0"),
@@ -98,12 +101,12 @@ def test_without_sequences_or_tokens_there_are_no_weights(normalize):
         ([[1, 2]], {"normalize": "token_mean"}, r"\[\[1, 2\]\]"),
     ],
 )
-def test_wrong_weights_are_refused_with_their_value(lengths, options, told):
-    with pytest.raises(ValueError, match=f"^token_weights: .*{told}"):
+def test_wrong_weight_options_are_refused_with_their_value(lengths, options, message):
+    with pytest.raises(ValueError, match=f"^token_weights: .*{message}"):
         token_weights(torch.tensor(lengths), **options)
 
 
-# --- pack ------------------------------------------------------------------------------------------------------------------
+# --- pack -------------------------------------------------------------------------------------------------------------
 
 
 def floats(*values: float) -> Floats:
@@ -126,7 +129,7 @@ def two_sequences() -> Batch:
     )
 
 
-def test_two_sequences_are_packed_as_the_type_says():
+def test_the_example_of_pack_by_hand():
     columns = Columns(advantages=floats(0.5, 0.5, 0.5, -0.5, -0.5), old=floats(-1, -2, -3, -4, -5))
     weights = floats(0.1, 0.2, 0.3, 0.4, 0.5)
     [[p]] = pack(two_sequences(), [0, 1], ranks=1, tokens_per_pack=100, columns=columns, weights=weights)
@@ -160,7 +163,7 @@ def test_only_the_members_are_packed():
     assert p.columns.advantages.tolist() == [2.0] * 3 + [3.0] * 4
 
 
-def test_a_sample_that_weighs_nothing_is_left_out():
+def test_a_sample_of_weight_0_is_left_out():
     batch = make_batch([0, 1, 0], [0, 0, 1], lengths=[2, 3, 4])
     weights = np.repeat(floats(1, 0, 1), [2, 3, 4])
     columns = Columns(old=np.repeat(floats(-1, -2, -3), [2, 3, 4]))
@@ -170,20 +173,20 @@ def test_a_sample_that_weighs_nothing_is_left_out():
     assert p.columns.old.tolist() == [-1] * 2 + [-3] * 4
 
 
-def test_a_mini_batch_that_lost_all_its_samples_is_packs_that_add_nothing():
+def test_a_mini_batch_without_samples_becomes_empty_packs():
     none = np.zeros(0, dtype=np.float32)
     packs = pack(
         make_batch([0], [0]), [], ranks=2, tokens_per_pack=10, columns=Columns(advantages=floats(0, 0, 0)), weights=none
     )
-    assert [len(own) for own in packs] == [1, 1]
-    assert all(p.samples == [] and p.lengths == [1] and len(p.weights) == 0 for own in packs for p in own)
+    assert [len(rank_packs) for rank_packs in packs] == [1, 1]
+    assert all(p.samples == [] and p.lengths == [1] and len(p.weights) == 0 for rank_packs in packs for p in rank_packs)
 
 
-def test_a_filler_carries_the_same_columns_as_its_neighbours():
+def test_an_empty_pack_has_the_same_columns_as_the_others():
     batch = make_batch([0], [0])
     packs = pack(batch, [0], ranks=3, tokens_per_pack=10, columns=Columns(old=floats(0, 0, 0)))
-    assert sum(p.samples == [] for own in packs for p in own) == 2
-    assert all(p.columns.old is not None and p.columns.ref is None for own in packs for p in own)
+    assert sum(p.samples == [] for rank_packs in packs for p in rank_packs) == 2
+    assert all(p.columns.old is not None and p.columns.ref is None for rank_packs in packs for p in rank_packs)
 
 
 BATCHES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=12).map(
@@ -204,8 +207,8 @@ def test_every_token_is_packed_once_with_its_own_numbers(batch, ranks, budget):
     packs = pack(batch, members, ranks=ranks, tokens_per_pack=budget, columns=columns, weights=weights)
 
     assert len(packs) == ranks
-    assert len({len(own) for own in packs}) == 1, "every rank has the same number of packs"
-    flat = [p for own in packs for p in own]
+    assert len({len(rank_packs) for rank_packs in packs}) == 1, "every rank has the same number of packs"
+    flat = [p for rank_packs in packs for p in rank_packs]
     for p in flat:
         assert len(p.tokens) == sum(p.lengths)
         assert sum(p.lengths) <= budget or len(p.samples) == 1
@@ -218,25 +221,25 @@ def test_every_token_is_packed_once_with_its_own_numbers(batch, ranks, budget):
         (lambda p: p.targets, np.concatenate([s.tokens for s in batch.samples])),
         (lambda p: p.rollout, np.concatenate([s.logprobs for s in batch.samples])),
     ):
-        values = unpack(packs, [[read(p) for p in own] for own in packs], len(members))
+        values = unpack(packs, [[read(p) for p in rank_packs] for rank_packs in packs], len(members))
         np.testing.assert_array_equal(values, expected)
 
 
-def whole_sequence(p: Pack, place: int) -> list[int]:
-    """The tokens that a place in a pack has before it in its own sequence, and itself."""
+def tokens_up_to(p: Pack, position: int) -> list[int]:
+    """The tokens of a sequence up to a position in the pack, that position included."""
     starts = np.cumsum([0, *p.lengths])
-    piece = int(np.searchsorted(starts, place, side="right")) - 1
-    front = [] if p.parent[piece] < 0 else whole_sequence(p, int(starts[p.parent[piece] + 1]) - 1)
-    return front + p.tokens[starts[piece] : place + 1].tolist()
+    piece = int(np.searchsorted(starts, position, side="right")) - 1
+    front = [] if p.parent[piece] < 0 else tokens_up_to(p, int(starts[p.parent[piece] + 1]) - 1)
+    return front + p.tokens[starts[piece] : position + 1].tolist()
 
 
 @given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
 def test_each_target_is_predicted_by_all_that_comes_before_it(batch, ranks, budget, share):
     packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share_prompts=share)
-    for p in (p for own in packs for p in own):
+    for p in (p for rank_packs in packs for p in rank_packs):
         for s, m in enumerate(p.samples):
             whole = [*batch.prompts[batch.groups[m]].tokens, *batch.samples[m].tokens]
-            before = [whole_sequence(p, place) for place in p.logit_positions[p.sequences == s]]
+            before = [tokens_up_to(p, place) for place in p.logit_positions[p.sequences == s]]
             assert before == [whole[:i] for i in range(len(whole) - len(before), len(whole))]
             assert p.targets[p.sequences == s].tolist() == whole[-len(before) :]
             assert [p.positions[place] for place in p.logit_positions[p.sequences == s]] == [len(b) - 1 for b in before]
@@ -250,28 +253,28 @@ def test_a_pack_computes_each_prompt_once(batch):
 
 
 @given(BATCHES, st.integers(1, 3), st.integers(1, 40), st.booleans())
-def test_packs_have_as_many_pairs_of_query_and_key_as_they_were_dealt_by(batch, ranks, budget, share):
+def test_packs_have_as_many_attention_pairs_as_their_cost_assumed(batch, ranks, budget, share):
     packs = pack(batch, range(len(batch.samples)), ranks=ranks, tokens_per_pack=budget, share_prompts=share)
-    for p in (p for own in packs for p in own if p.samples):
+    for p in (p for rank_packs in packs for p in rank_packs if p.samples):
         families = [int(batch.groups[m]) if share else m for m in p.samples]
         prompts = [len(batch.prompts[batch.groups[m]].tokens) for m in p.samples]
-        own = [int(batch.lengths[m]) - 1 for m in p.samples]
+        completions = [int(batch.lengths[m]) - 1 for m in p.samples]
         assert p.pairs == pytest.approx(
-            count_attention_pairs(list(map(SequenceSize, p.samples, families, prompts, own)))
+            count_attention_pairs(list(map(SequenceSize, p.samples, families, prompts, completions)))
         )
 
 
-def test_fillers_unpack_to_nothing():
+def test_empty_packs_unpack_to_nothing():
     none = np.zeros(0, dtype=np.float32)
-    found = unpack(
+    result = unpack(
         [[empty_pack(Columns(old=none))], pack(make_batch([0], [0]), [0], ranks=1, tokens_per_pack=9)[0]],
         [[none], [floats(1, 2, 3)]],
         1,
     )
-    assert found.tolist() == [1, 2, 3]
+    assert result.tolist() == [1, 2, 3]
 
 
-# --- one update, whatever the packs ----------------------------------------------------------------------------------------
+# --- the update does not depend on the packs --------------------------------------------------------------------------
 
 
 def update_of(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[float, dict[str, torch.Tensor]]:
@@ -293,7 +296,7 @@ def update_of(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[fl
         columns=columns,
         weights=weights,
     )
-    for p in (p for own in packs for p in own):
+    for p in (p for rank_packs in packs for p in rank_packs):
         logprobs, _ = packed(p)
         old, advantages = torch.as_tensor(p.columns.old), torch.as_tensor(p.columns.advantages)
         loss = ppo_clip(logprobs, old, advantages, torch.as_tensor(p.sequences))

@@ -12,13 +12,13 @@ from rlsys.packs.values import PackedValues, value_loss
 from rlsys.tasks import zigzag
 from rlsys.types import Batch, Columns, Pack
 
-# --- the critic ----------------------------------------------------------------------------------------------------------
+# --- the critic -------------------------------------------------------------------------------------------------------
 
 BATCH = make_batch([0] * 4, [0, 0, 1, 1], lengths=[1, 6, 3, 4], prompt_lengths=[5, 1])
 
 
 def critic(head: float = 0.0) -> PackedValues:
-    """A head of zeros, or random weights of that size."""
+    """A critic with a head of zeros, or of random weights of this size."""
     model = zigzag.build_model(0)
     model.set_attn_implementation(PACKED_ATTENTION)
     values = PackedValues(model)
@@ -32,18 +32,18 @@ def packs_of(batch: Batch, budget: int = 1000) -> list[list[Pack]]:
     return pack(batch, range(len(batch.samples)), ranks=1, tokens_per_pack=budget)
 
 
-def test_before_anything_was_seen_nothing_is_expected():
+def test_an_untrained_critic_expects_no_reward():
     [[p]] = packs_of(BATCH)
     assert critic()(p).tolist() == [0.0] * 14
 
 
 @pytest.mark.parametrize("budget", [8, 12, 1000])
-def test_packed_values_are_those_of_each_sequence_alone_at_the_token_before(budget):
+def test_packed_values_equal_those_of_each_sequence_alone(budget):
     packs, model = packs_of(BATCH, budget), critic(head=0.5)
     with torch.no_grad():
-        found = BATCH.split(unpack(packs, [[model(p).numpy() for p in own] for own in packs], 4))
+        result = BATCH.split(unpack(packs, [[model(p).numpy() for p in rank_packs] for rank_packs in packs], 4))
     decoder = zigzag.build_model(0).get_decoder()
-    for sample, group, values in zip(BATCH.samples, BATCH.groups, found, strict=True):
+    for sample, group, values in zip(BATCH.samples, BATCH.groups, result, strict=True):
         prompt = BATCH.prompts[group].tokens
         with torch.no_grad():
             hidden = decoder(input_ids=torch.tensor([[*prompt, *sample.tokens]])).last_hidden_state[0]
@@ -53,7 +53,7 @@ def test_packed_values_are_those_of_each_sequence_alone_at_the_token_before(budg
 
 
 @pytest.mark.parametrize("changed", range(4))
-def test_a_value_knows_what_came_before_its_token_and_not_the_token_itself(changed):
+def test_a_value_depends_on_earlier_tokens_but_not_on_its_own_token(changed):
     batch = make_batch([0], [0], lengths=[4], prompt_lengths=[3])
     model = critic(head=0.5)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_the_gradient_reaches_the_head_and_every_layer_below():
         assert weight.grad.any(), name
 
 
-def test_a_head_of_zeros_learns_first_and_lets_nothing_through():
+def test_a_head_of_zeros_gets_gradients_but_passes_none_on():
     [[p]] = packs_of(BATCH)
     model = critic()
     value_loss(model(p), torch.zeros(14), torch.ones(14)).sum().backward()
@@ -83,7 +83,7 @@ def test_a_head_of_zeros_learns_first_and_lets_nothing_through():
     assert not any(w.grad.any() for w in model.decoder.parameters())
 
 
-def test_a_critic_can_learn_what_it_is_told():
+def test_a_critic_can_learn_its_returns():
     [[p]] = packs_of(make_batch([0] * 2, [0, 1], lengths=[6, 8], prompt_lengths=[5, 3]))
     model, returns = critic(), torch.linspace(-1, 1, 14)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -95,7 +95,7 @@ def test_a_critic_can_learn_what_it_is_told():
     assert (model(p) - returns).abs().max() < 0.1
 
 
-def test_a_filler_has_no_values_but_a_backward_pass():
+def test_an_empty_pack_has_no_values_but_a_backward_pass():
     model = critic(head=0.5)
     values = model(empty_pack(Columns()))
     assert values.shape == (0,)
@@ -112,7 +112,7 @@ def test_half_precision_weights_still_give_full_precision_values():
     assert model(packs_of(BATCH)[0][0]).dtype == torch.float32
 
 
-# --- the loss ------------------------------------------------------------------------------------------------------------
+# --- the loss ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,16 @@ def test_half_precision_weights_still_give_full_precision_values():
     [
         (0.5, 0.5, 1.0, 0.125, -0.5),  # ½ · 0.5²
         (0.6, 0.5, 1.0, 0.08, -0.4),  # moved by 0.1 of 0.2
-        (0.9, 0.5, 1.0, 0.045, 0.0),  # moved further than 0.2: counts as 0.7 and learns no more
-        (0.1, 0.5, 1.0, 0.405, -0.9),  # moved the wrong way: the larger of the two, and may come back
-        (1.5, 0.5, 1.0, 0.125, 0.5),  # shot over the target: 0.5 away, further than 0.7 is
+        (0.9, 0.5, 1.0, 0.045, 0.0),  # moved by more than 0.2: counts as 0.7 and learns no more
+        (0.1, 0.5, 1.0, 0.405, -0.9),  # moved away: the larger of the two losses, which pulls back
+        (1.5, 0.5, 1.0, 0.125, 0.5),  # overshot: 0.5 away, which is further than 0.7 is
     ],
 )
 def test_value_losses_by_hand(value, old, target, loss, slope):
     values = torch.tensor([value], requires_grad=True)
-    found = value_loss(values, torch.tensor([old]), torch.tensor([target]))
-    found.sum().backward()
-    assert found.item() == pytest.approx(loss, rel=1e-5)
+    result = value_loss(values, torch.tensor([old]), torch.tensor([target]))
+    result.sum().backward()
+    assert result.item() == pytest.approx(loss, rel=1e-5)
     assert values.grad.item() == pytest.approx(slope, rel=1e-5)
 
 
@@ -138,10 +138,10 @@ def test_value_losses_by_hand(value, old, target, loss, slope):
 def test_value_losses_and_slopes_equal_the_plain_formula(columns, clip):
     values = torch.tensor(columns[0], dtype=torch.float32, requires_grad=True)
     old, returns = (torch.tensor(c, dtype=torch.float32) for c in columns[1:3])
-    found = value_loss(values, old, returns, clip=clip)
-    found.sum().backward()
+    result = value_loss(values, old, returns, clip=clip)
+    result.sum().backward()
     losses, slopes = plain.value_loss(*columns[:3], clip=clip)
-    assert found.tolist() == pytest.approx(losses, rel=1e-5, abs=1e-5)
+    assert result.tolist() == pytest.approx(losses, rel=1e-5, abs=1e-5)
     assert values.grad.tolist() == pytest.approx(slopes, rel=1e-5, abs=1e-5)
 
     def total(at: list[float]) -> float:
@@ -152,12 +152,12 @@ def test_value_losses_and_slopes_equal_the_plain_formula(columns, clip):
 
 def test_half_precision_values_are_compared_in_full_precision():
     columns = [torch.linspace(-1, 1, 9).bfloat16(), torch.linspace(-0.8, 1, 9).bfloat16(), torch.ones(9).bfloat16()]
-    found = value_loss(*columns)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, value_loss(*(c.float() for c in columns)))
+    result = value_loss(*columns)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, value_loss(*(c.float() for c in columns)))
 
 
-def test_no_values_are_no_loss():
+def test_without_values_there_are_no_value_losses():
     assert value_loss(torch.zeros(0), torch.zeros(0), torch.zeros(0)).shape == (0,)
 
 
