@@ -74,7 +74,7 @@ def validate(config: str | None, overrides: tuple[str, ...], options: bool) -> N
         raise click.UsageError("Missing argument 'CONFIG'.")
     from rlsys.checks import check
     from rlsys.config.loading import load_config
-    from rlsys.models.shapes import known_model_shape
+    from rlsys.models.lookup import known_model_shape
     from rlsys.tracking.builtin import missing_libraries
 
     loaded = load_config(config, overrides)

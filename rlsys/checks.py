@@ -20,7 +20,9 @@ from rlsys.config.schema import (
     Config,
     ConfigError,
 )
-from rlsys.models.shapes import ModelShape, context_of_model, known_model_shape, look_up_shape, tensor_parallel_problem
+from rlsys.models.known_shapes import look_up_shape
+from rlsys.models.lookup import context_of_model, known_model_shape
+from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 from rlsys.rewards.settings import function_deadline
 from rlsys.tracking.builtin import tracker_problems as problems_of_trackers
 

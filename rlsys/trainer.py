@@ -20,7 +20,7 @@ from rlsys.data import Dataset
 from rlsys.evaluation.held_out import HeldOutSet, evaluate
 from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
 from rlsys.metrics import PhaseTimer
-from rlsys.models.shapes import pairs_per_token
+from rlsys.models.lookup import pairs_per_token
 from rlsys.numerics import agreement
 from rlsys.numerics.diagnosis import explain_disagreement
 from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, split_into_mini_batches

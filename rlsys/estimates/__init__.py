@@ -1,1 +1,1 @@
-"""What a run would take, before it starts: memory, seconds, batch arithmetic. `rlsys plan` uses it."""
+"""What a run needs, before it starts: memory, seconds, batch arithmetic. `rlsys plan` uses it."""

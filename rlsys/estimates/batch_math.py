@@ -1,24 +1,24 @@
-"""What a configuration amounts to: its batch arithmetic, its method and its processes, as rows of tables."""
+"""Tables that explain a configuration: its batch arithmetic, its method, its data sets and its processes."""
 
 from rlsys.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RewardFunction
 from rlsys.rewards.settings import RewardSettings, reward_services
 
 
 def batch_rows(c: Config) -> list[tuple[str, str, int]]:
-    """Rows of (what, how it comes about, how many)."""
-    t, prompt, new = c.trainer, c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
+    """Rows of (quantity, how it is computed, value)."""
+    t, new = c.trainer, c.rollout.max_new_tokens
     samples = t.prompts_per_step * t.samples_per_prompt
     per_update, updates = samples // t.updates_per_step, t.updates_per_step * t.epochs_per_step
-    greedy = int(c.algorithm.advantage == "remax")  # one completion more per prompt, judged and not trained on
+    greedy = int(c.algorithm.advantage == "remax")  # one completion more per prompt, scored but not trained on
     per_prompt, per_engine = t.samples_per_prompt + greedy, -(-t.prompts_per_step // c.rollout.engines)
-    each = f"({t.samples_per_prompt} + 1 greedy)" if greedy else f"{t.samples_per_prompt}"
+    completions = f"({t.samples_per_prompt} + 1 greedy)" if greedy else f"{t.samples_per_prompt}"
     rounds = c.dynamic_sampling.enabled
     rows = [
         ("prompts per step", "trainer.prompts_per_step", t.prompts_per_step),
         ("samples per step", f"{t.prompts_per_step} prompts x {t.samples_per_prompt} samples_per_prompt", samples),
         (
             "samples per engine" + " and round" * rounds,
-            f"{per_engine} prompts x {each}",  # a group stays together
+            f"{per_engine} prompts x {completions}",  # an engine samples whole groups
             per_engine * per_prompt,
         ),
         ("samples per update", f"{samples} samples / {t.updates_per_step} updates_per_step", per_update),
@@ -26,38 +26,39 @@ def batch_rows(c: Config) -> list[tuple[str, str, int]]:
         ("updates in all", f"{t.steps} steps x {updates} updates", t.steps * updates),
         (
             f"new tokens per {'round' if rounds else 'step'}, at most",
-            f"{t.prompts_per_step} prompts x {each} x {new}",
+            f"{t.prompts_per_step} prompts x {completions} x {new}",
             t.prompts_per_step * per_prompt * new,
         ),
     ]
-    if prompt:
-        longest = prompt + new - 1  # the last token of a sequence is never an input
-        per_pack = c.policy.tokens_per_pack // longest
-        packs = -(-per_update // (max(per_pack, 1) * c.policy.ranks))
-        how = f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks"
-        if not per_pack:
-            how += f"; a sequence longer than that is a pack alone, of {longest} tokens at most"
-        rows.append(("packs per rank and update, at most", how, packs))
-    return rows
+    return rows + pack_rows(c, per_update)
+
+
+def pack_rows(c: Config, samples_per_update: int) -> list[tuple[str, str, int]]:
+    """The largest number of packs per rank and update. No row if the longest prompt is not known."""
+    if not c.rollout.max_prompt_tokens:
+        return []
+    longest = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens - 1  # the last token is never an input
+    per_pack = c.policy.tokens_per_pack // longest
+    packs = -(-samples_per_update // (max(per_pack, 1) * c.policy.ranks))
+    how = f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks"
+    if not per_pack:
+        how += f"; a sequence longer than that is a pack alone, of {longest} tokens at most"
+    return [("packs per rank and update, at most", how, packs)]
 
 
 def method_rows(c: Config) -> list[tuple[str, str]]:
-    """Rows of (part, what it is): the algorithm in a few words."""
+    """Rows of (part, description): the algorithm in a few words."""
     a = c.algorithm
-
-    def chosen(section: AlgorithmConfig | CorrectionConfig, *names: str) -> str:
-        given = ", ".join(f"{n} {getattr(section, n):g}" for n in names if getattr(section, n) is not None)
-        return f" ({given})" if given else ""
-
     deviation = f", deviation {a.std}" if a.std else ""
-    weighs = {
+    token_weights = {
         "constant": f", {a.constant or c.rollout.max_new_tokens} tokens",
         "decoupled": f" (control_weight {a.control_weight:g})",
     }
+    clip = _set_options(a, "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")
     rows = [
-        ("advantage", f"{a.advantage}{deviation}{chosen(a, 'eps')}{', whitened' if a.whiten else ''}"),
-        ("loss", a.loss + chosen(a, "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")),
-        ("token weights", a.normalize + weighs.get(a.normalize, "")),
+        ("advantage", f"{a.advantage}{deviation}{_set_options(a, 'eps')}{', whitened' if a.whiten else ''}"),
+        ("loss", a.loss + clip),
+        ("token weights", a.normalize + token_weights.get(a.normalize, "")),
     ]
     if a.advantage == "gae":
         rows.append(("critic", _critic(c.critic)))
@@ -65,57 +66,54 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
         target = f", adapted to {c.reference.kl_target:g} per token" if c.reference.kl_target else ""
         rows.append(("KL", f"{a.kl} in the {c.reference.kl_in}, coefficient {c.reference.kl_coef:g}{target}"))
     if c.correction.method != "none":
-        rows.append(("correction", c.correction.method + chosen(c.correction, "low", "high")))
+        rows.append(("correction", c.correction.method + _set_options(c.correction, "low", "high")))
     if c.entropy.coef or c.entropy.control != "none":
         rows.append(("entropy", f"bonus {c.entropy.coef:g}, control {c.entropy.control}"))
     if c.overlong.mask or c.overlong.buffer:
-        parts = [f"penalty over the last {c.overlong.buffer} tokens"] * bool(c.overlong.buffer) + [
-            "mask"
-        ] * c.overlong.mask
-        rows.append(("overlong", ", ".join(parts)))
+        parts = [f"penalty over the last {c.overlong.buffer} tokens"] if c.overlong.buffer else []
+        rows.append(("overlong", ", ".join(parts + ["mask"] * c.overlong.mask)))
     if c.dynamic_sampling.enabled:
         rows.append(("dynamic sampling", f"at most {c.dynamic_sampling.max_rounds} rounds"))
     return rows
 
 
+def _set_options(section: AlgorithmConfig | CorrectionConfig, *names: str) -> str:
+    """The options that are set: " (clip_low 0.2, clip_high 0.28)", or nothing."""
+    options = ", ".join(f"{n} {getattr(section, n):g}" for n in names if getattr(section, n) is not None)
+    return f" ({options})" if options else ""
+
+
 def _critic(c: CriticConfig) -> str:
-    said = f"gamma {c.gamma:g}, lam {c.lam:g}, {f'clip {c.clip:g}' if c.clip else 'no clip'}"
-    return said + ", whitened" * c.whiten + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
+    text = f"gamma {c.gamma:g}, lam {c.lam:g}, {f'clip {c.clip:g}' if c.clip else 'no clip'}"
+    return text + ", whitened" * c.whiten + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
 
 
 def dataset_rows(c: Config) -> list[tuple[str, str, str, str]]:
-    """Rows of (what for, which set, how much of it, what judges it)."""
+    """Rows of (purpose, data set, how much of it, its reward)."""
     total = sum(source.weight or 0 for source in c.data.train.values())
     rows = []
     for name, source in c.data.train.items():
         share = f"{source.weight / total:.1%} of the prompts" if source.weight else "every row once an epoch"
-        rows.append(("train", name, share, _sum(source.reward or c.reward.functions)))
+        rows.append(("train", name, share, _reward_sum(source.reward or c.reward.functions)))
     for name, held_out in c.eval.datasets.items():
         samples = c.eval.samples if held_out.samples is None else held_out.samples
         temperature = c.eval.temperature if held_out.temperature is None else held_out.temperature
         how = f"temperature {temperature:g}" if temperature else "greedy"
-        rows.append(("evaluate", name, f"{samples} per prompt, {how}", _sum(held_out.reward or c.reward.functions)))
+        reward = _reward_sum(held_out.reward or c.reward.functions)
+        rows.append(("evaluate", name, f"{samples} per prompt, {how}", reward))
     return rows
 
 
-def _sum(functions: dict[str, RewardFunction]) -> str:
-    """ "exact + 0.1 length" """
+def _reward_sum(functions: dict[str, RewardFunction]) -> str:
+    """The weighted sum as text: "exact + 0.1 length"."""
     return " + ".join(name if f.weight == 1 else f"{f.weight:g} {name}" for name, f in functions.items())
 
 
-def _reward(service: RewardSettings) -> tuple[str, int, str]:
-    used = dict.fromkeys(name for functions in service.functions.values() for name in functions)
-    if service.keep_spare:
-        return "reward", service.workers, ", ".join(used)
-    where = f"{service.gpus:g} GPUs" if service.gpus else "CPU"
-    return "reward model", service.workers, f"{service.model_options.get('path', '')}, {where}"
-
-
 def process_rows(c: Config) -> list[tuple[str, int, str]]:
-    """Rows of (role, how many, what it is)."""
+    """Rows of (role, number of processes, description)."""
     rows = [
         ("rollout", c.rollout.engines, f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}"),
-        *(_reward(service) for service in reward_services(c)),
+        *(_reward_row(service) for service in reward_services(c)),
         ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"),
     ]
     if c.reference.kl_coef:
@@ -123,3 +121,11 @@ def process_rows(c: Config) -> list[tuple[str, int, str]]:
     if c.algorithm.advantage == "gae":
         rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))
     return rows
+
+
+def _reward_row(service: RewardSettings) -> tuple[str, int, str]:
+    if service.keep_spare:
+        names = dict.fromkeys(name for functions in service.functions.values() for name in functions)
+        return "reward", service.workers, ", ".join(names)
+    device = f"{service.gpus:g} GPUs" if service.gpus else "CPU"
+    return "reward model", service.workers, f"{service.model_options.get('path', '')}, {device}"

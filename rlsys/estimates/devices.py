@@ -1,4 +1,4 @@
-"""Devices by name: what memory they have, how fast it is, and what they compute, as their makers say. And clusters of them, as text."""
+"""GPUs by name: memory, bandwidth and peak FLOP/s, as their makers state them. And clusters of them, as text."""
 
 import re
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class Gpu:
-    """`Gpu("H100", memory=79.1, bandwidth=3350, bfloat16=989, float32=67)`"""
+    """`Gpu("H100", memory_gib=79.1, bandwidth_gb_s=3350, bfloat16_tflops=989, float32_tflops=67)`"""
 
     name: str
-    memory_gib: float  # GiB that a program finds: a little less than what is sold
-    bandwidth_gb_s: float  # GB/s of its own memory
-    bfloat16_tflops: float  # TFLOP/s of dense products
-    float32_tflops: float  # TFLOP/s
+    memory_gib: float  # as a program finds it: a little less than what is sold
+    bandwidth_gb_s: float  # of its own memory
+    bfloat16_tflops: float  # dense products
+    float32_tflops: float
 
     def peak_flops(self, dtype: str) -> float:
         return (self.float32_tflops if dtype == "float32" else self.bfloat16_tflops) * 1e12
 
 
-# After a dash, what of several sizes is sold.
+# A number after a dash is the memory of a GPU that is sold in several sizes.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -45,7 +45,7 @@ GPUS = {
         Gpu("RTX3090", 23.5, 936, 71, 35.6),
     )
 }
-DEFAULT_SIZES = {"A100": "A100-80", "A10": "A10G"}  # by a user who says no more
+DEFAULT_SIZES = {"A100": "A100-80", "A10": "A10G"}  # what a user means who does not say more
 VENDOR_WORDS = ("NVIDIA", "TESLA", "GEFORCE", "RTX", "SXM", "SXM4", "SXM5", "PCIE", "HBM2E", "HBM3", "GPU", "GPUS")
 TIMES = r"\s*[x*×]\s*"
 CLUSTER_PATTERNS = (
@@ -56,72 +56,79 @@ CLUSTER_PATTERNS = (
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """`Node(gpus=8, gpu=GPUS["H100"], cpus=64, memory=2 << 40)`"""
+    """`NodeSpec(gpus=8, gpu=GPUS["H100"], cpus=64, memory=2 << 40)`"""
 
     gpus: int
     gpu: Gpu | None
     cpus: float | None = None  # None: not known, and taken to be enough
     memory: int = 0  # bytes of the host; 0: not known
     name: str = ""
-    ambiguous_name: str = ""  # what its GPUs are called, where that says less than `gpu`
-    takes_cpu_workers: bool = (
-        True  # whether workers without GPUs come here; a node to which Ray gives no CPU is kept free of them
-    )
+    ambiguous_name: str = ""  # the name of its GPUs, if several sizes have that name; `gpu` is the smallest
+    takes_cpu_workers: bool = True  # false for a node to which Ray gives no CPUs
 
 
 def matching_gpus(name: str) -> list[Gpu]:
-    """Those that may be called so, the smallest first: "NVIDIA A100-SXM4-80GB" is the A100-80, "A100" the A100-40 or that."""
+    """The GPUs that a name may stand for, the smallest first.
+
+    "NVIDIA A100-SXM4-80GB" is the A100-80; "A100" is the A100-40 or the A100-80.
+    """
     words = re.split("[^A-Z0-9]+", name.upper())
     sizes = [int(word.rstrip("GB")) for word in words if re.fullmatch(r"\d{2,3}G?B?", word)]
-    kinds = {gpu.name: gpu.name.partition("-")[0] for gpu in GPUS.values()}
-    found = [GPUS[name] for name, kind in kinds.items() if {kind, kind.removeprefix("RTX")} & set(words)]
-    found.sort(key=lambda gpu: gpu.memory_gib)
-    return [gpu for gpu in found if gpu.memory_gib <= min(sizes)][-1:] if sizes else found
+    matches = [gpu for gpu in GPUS.values() if {kind(gpu), kind(gpu).removeprefix("RTX")} & set(words)]
+    matches.sort(key=lambda gpu: gpu.memory_gib)
+    return [gpu for gpu in matches if gpu.memory_gib <= min(sizes)][-1:] if sizes else matches
+
+
+def kind(gpu: Gpu) -> str:
+    """Its name without the size: "A100" of the A100-80."""
+    return gpu.name.partition("-")[0]
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """The smallest that may be called so."""
+    """The smallest GPU that the name may stand for."""
     return next(iter(matching_gpus(name)), None)
 
 
-def parse_gpu(name: str) -> Gpu | None:
-    """That a user calls so, if all of it is a name: "H100", "a100", "A100 80GB", "NVIDIA RTX 4090", but not "H100:8"."""
-    words = [word for word in re.split(r"[\s_-]+", name.strip().upper()) if word not in VENDOR_WORDS]
-    found = find_gpu(DEFAULT_SIZES.get(" ".join(words), " ".join(words)))
-    if found is None:
+def parse_gpu(text: str) -> Gpu | None:
+    """The GPU that a user means, if the whole text is its name.
+
+    "H100", "a100", "A100 80GB" and "NVIDIA RTX 4090" are names, "H100:8" is not.
+    """
+    words = [word for word in re.split(r"[\s_-]+", text.strip().upper()) if word not in VENDOR_WORDS]
+    gpu = find_gpu(DEFAULT_SIZES.get(" ".join(words), " ".join(words)))
+    if gpu is None:
         return None
-    own = {found.name.partition("-")[0], found.name.partition("-")[0].removeprefix("RTX")}
-    sizes = [word for word in words if word not in own]
-    close = all(re.fullmatch(r"\d{2,3}G?B?", s) and 0.85 * int(s.rstrip("GB")) <= found.memory_gib for s in sizes)
-    return found if close else None
+    sizes = [word for word in words if word not in (kind(gpu), kind(gpu).removeprefix("RTX"))]
+    fits = all(re.fullmatch(r"\d{2,3}G?B?", s) and 0.85 * int(s.rstrip("GB")) <= gpu.memory_gib for s in sizes)
+    return gpu if fits else None
 
 
 def parse_cluster(text: str) -> list[NodeSpec]:
-    """8xH100, 8 H100, H100:8, 2x8xA100-80 (nodes x GPUs x kind), H100. Without a number of nodes, a node has at most eight."""
+    """8xH100, 8 H100, H100:8, 2x8xA100-80 (nodes x GPUs x kind), H100. Without nodes, a node has at most eight GPUs."""
     if gpu := parse_gpu(text):
         return split_into_nodes(1, gpu)
-    for form in CLUSTER_PATTERNS:
-        found = re.fullmatch(form, text.strip(), re.IGNORECASE)
-        if found and (gpu := parse_gpu(found["kind"])):
-            counts = {name: int(number) for name, number in found.groupdict().items() if name != "kind" and number}
+    for pattern in CLUSTER_PATTERNS:
+        match = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
+        if match and (gpu := parse_gpu(match["kind"])):
+            counts = {name: int(number) for name, number in match.groupdict().items() if name != "kind" and number}
             if 0 in counts.values():
                 break
             if "nodes" in counts:
                 return [NodeSpec(counts["gpus"], gpu)] * counts["nodes"]
             return split_into_nodes(counts["gpus"], gpu)
     raise ConfigError(
-        f"--cluster {text}: it takes GPUs and their kind, as in 8xH100, 8 H100 or H100:8, or NODES x GPUS x KIND, as in 2x8xA100-80. "
-        f"Kinds: {', '.join(GPUS)}."
+        f"--cluster {text}: it takes GPUs and their kind, as in 8xH100, 8 H100 or H100:8, or NODES x GPUS x KIND, "
+        f"as in 2x8xA100-80. Kinds: {', '.join(GPUS)}."
     )
 
 
 def split_into_nodes(gpus: int, gpu: Gpu) -> list[NodeSpec]:
-    """So many, eight in a node, the rest in a last one."""
-    whole, rest = divmod(gpus, GPUS_PER_NODE)
-    return [NodeSpec(GPUS_PER_NODE, gpu)] * whole + [NodeSpec(rest, gpu)] * bool(rest)
+    """Nodes of eight GPUs, and the rest in a last one."""
+    full, rest = divmod(gpus, GPUS_PER_NODE)
+    return [NodeSpec(GPUS_PER_NODE, gpu)] * full + [NodeSpec(rest, gpu)] * bool(rest)
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """FLOP/s of a GPU by its name, such as H100 or "NVIDIA H200"; None for one that is not listed."""
-    known = find_gpu(device)
-    return known.peak_flops(dtype) if known else None
+    """The peak FLOP/s of a GPU by name, such as H100 or "NVIDIA H200"; None for one that is not listed."""
+    gpu = find_gpu(device)
+    return gpu.peak_flops(dtype) if gpu else None

@@ -1,10 +1,10 @@
-"""A clock for simulations: threads run one at a time, and time passes only when all of them wait for it.
+"""A clock for simulations: threads run one at a time, and time passes only while all of them wait for it.
 
     time = VirtualTime()
-    time.run(main)         main and what it submits call time.sleep(3.5), and future.result() of what was submitted
+    time.run(main)         main, and what it submits, may call time.sleep(3.5) and wait for the submitted futures
 
-Code that is written for threads and futures runs unchanged, as fast as its computations go: a step of an hour takes no longer
-than one of a second. What happens at the same moment happens in the order in which it was asked for, so runs are repeatable.
+Code written for threads and futures runs unchanged and as fast as it computes: an hour takes no longer than a second.
+Events at the same moment happen in the order in which they were scheduled, so runs are repeatable.
 """
 
 import heapq
@@ -20,14 +20,14 @@ T = TypeVar("T")
 class VirtualTime:
     def __init__(self) -> None:
         self.now = 0.0  # seconds
-        self.schedule: list[tuple[float, int, threading.Semaphore]] = []  # who goes on when
+        self.schedule: list[tuple[float, int, threading.Semaphore]] = []  # time, order, gate of the thread to run
         self.order = itertools.count()
-        self.thread_local = threading.local()  # the semaphore that a thread waits at
+        self.thread_local = threading.local()  # gate: the semaphore that the thread waits at
         self.ended = False
         self.waiting: set[threading.Semaphore] = set()
 
     def run(self, main: Callable[[], T]) -> T:
-        """The result of `main`, when it is there; whatever else goes on is ended then."""
+        """Runs `main` and returns its result. Threads that are still running then are ended."""
         self.thread_local.gate = threading.Semaphore(0)
         try:
             return main()
@@ -41,32 +41,31 @@ class VirtualTime:
         self.wait_for_turn()
 
     def submit(self, work: Callable[[], T]) -> "VirtualFuture[T]":
-        """Begins something that goes on beside."""
+        """Starts `work` in a thread of its own."""
         future: VirtualFuture[T] = VirtualFuture(self)
         gate = threading.Semaphore(0)
-
-        def thread() -> None:
-            gate.acquire()
-            self.thread_local.gate = gate
-            try:
-                if not self.ended:
-                    future.set_result(work())
-            except SimulationEnded:
-                return
-            except BaseException as error:
-                future.set_exception(error)
-            if not self.ended:
-                self.run_next()
-
-        threading.Thread(target=thread, daemon=True).start()
+        threading.Thread(target=self.run_thread, args=(gate, future, work), daemon=True).start()
         self.wake_after(gate)
         return future
+
+    def run_thread(self, gate: threading.Semaphore, future: "VirtualFuture[T]", work: Callable[[], T]) -> None:
+        gate.acquire()
+        self.thread_local.gate = gate
+        try:
+            if not self.ended:
+                future.set_result(work())
+        except SimulationEnded:
+            return
+        except BaseException as error:
+            future.set_exception(error)
+        if not self.ended:
+            self.run_next()
 
     def wake_after(self, gate: threading.Semaphore, seconds: float = 0.0) -> None:
         heapq.heappush(self.schedule, (self.now + max(seconds, 0.0), next(self.order), gate))
 
     def wait_for_turn(self) -> None:
-        """Lets others go on until it is this thread's turn again."""
+        """Lets other threads run until this one is woken."""
         gate = self.thread_local.gate
         self.waiting.add(gate)
         self.run_next()
@@ -77,24 +76,23 @@ class VirtualTime:
 
     def run_next(self) -> None:
         if not self.schedule:
-            raise RuntimeError("simulation: all wait for each other.")
+            raise RuntimeError("simulation: all threads wait for each other.")
         self.now, _, gate = heapq.heappop(self.schedule)
         gate.release()
 
 
 class SimulationEnded(BaseException):
-    """The simulation is over; what still waits in it is given up."""
+    """Ends a thread that still waits when the simulation is over."""
 
 
 class VirtualFuture(Future[T]):
-    """A future that is waited for in virtual time."""
+    """A future whose waiters wait in virtual time."""
 
     def __init__(self, time: VirtualTime):
         super().__init__()
         self.time = time
 
     def wait(self) -> None:
-        """Waits until it is done."""
         if not self.done():
             gate = self.time.thread_local.gate
             self.add_done_callback(lambda _: self.time.wake_after(gate))
@@ -110,22 +108,22 @@ class VirtualFuture(Future[T]):
 
 
 class SerialExecutor(Executor):
-    """A pool of one thread, in virtual time: what is submitted is done in order."""
+    """A pool of one thread in virtual time: does what is submitted in order."""
 
     def __init__(self, time: VirtualTime):
         self.time = time
         self.last: VirtualFuture[Any] | None = None
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **options: Any) -> "VirtualFuture[T]":
-        before = self.last
+        previous = self.last
 
-        def then() -> T:
-            if before:
-                before.wait()
+        def run_after_previous() -> T:
+            if previous:
+                previous.wait()
             return work(*arguments, **options)
 
-        self.last = future = self.time.submit(then)
+        self.last = future = self.time.submit(run_after_previous)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing to end: `VirtualTime.run` does it."""
+        """Does nothing: `VirtualTime.run` ends the threads."""

@@ -1,1 +1,1 @@
-"""What a model is made of, read from its config.json or from a table of usual sizes. Nothing is downloaded."""
+"""The sizes of a model, from its config.json or from a table of well-known models. Nothing is downloaded."""

@@ -1,1 +1,1 @@
-"""Whether engines and policy compute the same log-probs, and why not if they do not."""
+"""Measures whether engines and policy compute the same log-probs, and explains why not if they do not."""

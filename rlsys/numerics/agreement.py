@@ -1,6 +1,6 @@
-"""Do the engines and the policy compute the same log-probs? Measured on a few samples of real prompts.
+"""Measures whether the engines and the policy compute the same log-probs, on a few samples of real prompts.
 
-The samples are the run's own kind, but have seeds of their own and move no cursor: the run's samples are what they were.
+The samples have seeds of their own and do not advance the data cursor, so the run's own samples stay the same.
 """
 
 from dataclasses import dataclass
@@ -14,26 +14,24 @@ from rlsys.packs.packing import pack, unpack
 from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Floats, Prompt, Request
 
-PROMPT_COUNT = 8  # enough to see a difference of any kind; few enough that no start is slower for it
-MAX_COMPLETION_TOKENS = 256  # tokens of a completion, at most: the start of a run does not wait for a whole rollout
+PROMPT_COUNT = 8  # enough to see any kind of difference, few enough not to delay the start
+MAX_COMPLETION_TOKENS = 256  # the start does not wait for a whole rollout
 
-# Mean |rollout - policy| that is still agreement. Where both compute in float32 it has been 1e-7 to 1e-5 from kernel to kernel,
-# and any real cause is far above 1e-3. Two bfloat16 forward passes with other kernels have differed by 0.04.
+# The largest mean |rollout - policy| that counts as agreement. In float32, different kernels have differed by 1e-7 to
+# 1e-5, and every real cause by far more than 1e-3. Two bfloat16 passes with different kernels have differed by 0.04.
 LIMIT_BY_DTYPE = {"float32": 1e-3, "bfloat16": 0.1}
-LAGGED_LIMIT = (
-    0.5  # samples of older weights differ by what was learned since; beyond this they are hardly from this policy
-)
+LAGGED_LIMIT = 0.5  # samples from older weights differ by what was learned since; a larger gap has another cause
 
 
 class Disagreement(RuntimeError):
-    """Engines and policy give other log-probs to the same tokens: what would be learned is not what was sampled."""
+    """The engines and the policy compute different log-probs: the run would learn from another policy's samples."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was found. `str(found)`: rollout and policy agree: mean 2e-07, largest 1.5e-05 over 61 tokens"""
+    """A measurement. `str(agreement)`: rollout and policy agree: mean 2e-07, largest 1.5e-05 over 61 tokens"""
 
-    batch: Batch  # one sample of each prompt; its rewards mean nothing
+    batch: Batch  # one sample per prompt; its rewards have no meaning
     policy: Floats  # [T] the policy's log-probs of the samples' tokens, end to end
     limit: float
 
@@ -43,7 +41,7 @@ class Agreement:
         return np.concatenate([s.logprobs for s in self.batch.samples])
 
     def gap(self, policy: Floats) -> tuple[float, float]:
-        """Mean and largest |rollout - policy|, were these the policy's log-probs.  [T]"""
+        """The mean and the largest |rollout - policy| for the given log-probs.  [T]"""
         gaps = np.abs(self.rollout.astype(np.float64) - policy)
         return float(gaps.mean()), float(gaps.max())
 
@@ -61,40 +59,29 @@ class Agreement:
 
     @property
     def within_limit(self) -> bool:
-        return self.mean <= self.limit  # and nan is not
+        return self.mean <= self.limit  # false for NaN
 
     def event_fields(self) -> dict[str, float]:
-        """For events.jsonl."""
+        """The fields of its line in events.jsonl."""
         return {"mean": self.mean, "largest": self.largest, "tokens": self.tokens, "limit": self.limit}
 
     def __str__(self) -> str:
-        found = f"mean {self.mean:.2g}, largest {self.largest:.2g} over {self.tokens} tokens"
-        return f"rollout and policy {'agree' if self.within_limit else 'disagree'}: {found}" + (
-            "" if self.within_limit else f"; the mean may be {self.limit:g}"
-        )
+        gap = f"mean {self.mean:.2g}, largest {self.largest:.2g} over {self.tokens} tokens"
+        if self.within_limit:
+            return f"rollout and policy agree: {gap}"
+        return f"rollout and policy disagree: {gap}; the mean may be {self.limit:g}"
 
 
 def measure_agreement(rollout: Rollout, policy: Scorer, prompts: list[Prompt], config: Config) -> Agreement:
-    """One sample of each prompt, scored by the policy. Engines and policy must have the same version of the weights."""
+    """Draws one sample per prompt and scores it with the policy. Both must have the same version of the weights."""
     rollout.wake()
-    r = config.rollout
-    requests = [
-        Request(
-            p.uid,
-            0,
-            p.tokens,
-            derive_seed(config.run.seed, "agreement", p.uid),
-            r.temperature,
-            min(r.max_new_tokens, MAX_COMPLETION_TOKENS),
-        )
-        for p in prompts
-    ]
-    place = {p.uid: i for i, p in enumerate(prompts)}
-    samples = sorted((s for some in rollout.generate(requests) for s in some), key=lambda s: place[s.uid])
+    requests = [agreement_request(config, prompt) for prompt in prompts]
+    index = {p.uid: i for i, p in enumerate(prompts)}
+    samples = sorted((s for group in rollout.generate(requests) for s in group), key=lambda s: index[s.uid])
     batch = Batch(
         prompts,
         samples,
-        np.array([place[s.uid] for s in samples], dtype=np.int64),
+        np.array([index[s.uid] for s in samples], dtype=np.int64),
         np.zeros(len(samples), dtype=np.float32),
         [{} for _ in samples],
     )
@@ -102,15 +89,21 @@ def measure_agreement(rollout: Rollout, policy: Scorer, prompts: list[Prompt], c
     return Agreement(batch, unpack(packs, policy.score(packs), len(samples)), mismatch_limit(config))
 
 
+def agreement_request(config: Config, prompt: Prompt) -> Request:
+    seed = derive_seed(config.run.seed, "agreement", prompt.uid)
+    new_tokens = min(config.rollout.max_new_tokens, MAX_COMPLETION_TOKENS)
+    return Request(prompt.uid, 0, prompt.tokens, seed, config.rollout.temperature, new_tokens)
+
+
 def mismatch_limit(config: Config) -> float:
-    """The mean |rollout - policy| that engines and policy of the same weights may have."""
+    """The largest allowed mean |rollout - policy| while engines and policy have the same weights."""
     if config.trainer.max_mismatch is not None:
         return config.trainer.max_mismatch
     return LIMIT_BY_DTYPE["bfloat16" if "bfloat16" in (config.rollout.dtype, config.policy.dtype) else "float32"]
 
 
 def step_mismatch_limit(config: Config) -> float:
-    """The `mismatch/mean_abs` that a step may have: with pipeline.max_lag its samples come from older weights."""
+    """The largest allowed `mismatch/mean_abs` of a step. With pipeline.max_lag its samples come from older weights."""
     if config.trainer.max_mismatch is not None:
         return config.trainer.max_mismatch
     return max(mismatch_limit(config), LAGGED_LIMIT) if config.pipeline.max_lag else mismatch_limit(config)

@@ -18,7 +18,7 @@ import numpy as np
 from rlsys.config.derived import scores_old
 from rlsys.config.schema import Config
 from rlsys.interfaces import Scorer
-from rlsys.models.shapes import pairs_per_token
+from rlsys.models.lookup import pairs_per_token
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.packs.packing import pack, unpack
 from rlsys.sampling.collector import OnSamples

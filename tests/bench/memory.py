@@ -21,8 +21,9 @@ import psutil
 from models import CASES, random_model, save_case
 
 from rlsys.checks import load_checked
-from rlsys.estimates.memory import Parts, SequenceLengths, memory_by_role, total_bytes
-from rlsys.models.shapes import model_shape
+from rlsys.estimates.memory import Parts, SequenceLengths, total_bytes
+from rlsys.estimates.processes import memory_by_role
+from rlsys.models.lookup import model_shape
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -288,7 +288,7 @@ def test_the_window_of_a_hub_name_is_what_its_own_config_says_or_for_a_plan_that
     read, tmp_path, monkeypatch
 ):
     from rlsys.checks import check
-    from rlsys.models.shapes import known_model_shape
+    from rlsys.models.lookup import known_model_shape
 
     lengths = ["rollout.max_prompt_tokens=1024", "rollout.max_new_tokens=3500"]
     config = read("", "model.path=Qwen/Qwen2.5-Math-7B", "policy.tokens_per_pack=8192", *lengths)

@@ -7,7 +7,7 @@ from fakes import (
 )
 from machines import DYNAMIC, REQUIRED, Machines, killed_while, learned
 
-from rlsys.models.shapes import pairs_per_token
+from rlsys.models.lookup import pairs_per_token
 from rlsys.numerics.agreement import Disagreement
 from rlsys.packs import packing
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, assign_to_ranks

@@ -22,7 +22,7 @@ from launch.tools.plan import costs
 from rlsys.analysis.trace import read_spans, write_trace
 from rlsys.config.schema import Config
 from rlsys.data import Dataset
-from rlsys.models import flops
+from rlsys.models.lookup import known_flop_counter
 from rlsys.models.shapes import context_from_config
 from rlsys.pipeline import SyncSchedule
 from rlsys.runs.directory import RunDirectory, read_lines, require_writable, write_user_file
@@ -115,7 +115,7 @@ def run_loop(
         weights = weight_bytes(config, cluster.policy.weight_sync.info["manifest"])
         gpu = gpu_name() if config.cluster.device == "gpu" else ""
     peak = gpu_peak(config, gpu) if config.cluster.device == "gpu" else measure_cpu_peak(config)
-    return BenchMachine(flops.flop_counter(settings), weights, peak)
+    return BenchMachine(known_flop_counter(settings.to_dict()), weights, peak)
 
 
 class BenchDone(Exception):

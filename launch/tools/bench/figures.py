@@ -11,7 +11,7 @@ from launch.tools.plan.layout import worker_names as names
 from rlsys.algorithms.losses import LOSSES
 from rlsys.analysis.trace import Span, busy_seconds, read_spans
 from rlsys.config.schema import Config
-from rlsys.models import flops
+from rlsys.models.flops import FlopCounter
 from rlsys.runs.directory import read_lines
 
 PHASES = ("rollout", "reward", "score", "update", "sync")
@@ -23,7 +23,7 @@ SPANS = {"rollout": "generate", "score": "score", "update": "update"}  # what wo
 class BenchMachine:
     """What is put to use."""
 
-    shape: flops.FlopCounter | None  # of the model; None where its work cannot be counted
+    shape: FlopCounter | None  # of the model; None where its work cannot be counted
     weight_bytes: int  # bytes of a sync
     peak_flops: float | None  # FLOP/s of all that takes part; None where it is not known
 
@@ -135,7 +135,7 @@ def measure(config: Config, wanted: BenchOptions, run: Path, prompt: int, machin
 
 
 def count_work(
-    config: Config, run: Path, numbers: range, prompt: int, shape: flops.FlopCounter | None, inside: list[Span]
+    config: Config, run: Path, numbers: range, prompt: int, shape: FlopCounter | None, inside: list[Span]
 ) -> WorkDone:
     scorers = {s.worker.split("-")[0] for s in inside if s.name == "score"}
     learners = {s.worker.split("-")[0] for s in inside if s.name == "update"}

@@ -19,8 +19,10 @@ from rlsys.checks import load_checked
 from rlsys.config.schema import Config, ConfigError
 from rlsys.data.origin import strip_extension
 from rlsys.estimates.devices import GIB, GPUS, Gpu, parse_gpu, split_into_nodes
-from rlsys.estimates.memory import SequenceLengths, kv_cache_tokens
-from rlsys.models.shapes import ModelShape, model_shape
+from rlsys.estimates.engine import kv_cache_tokens
+from rlsys.estimates.memory import SequenceLengths
+from rlsys.models.lookup import model_shape
+from rlsys.models.shapes import ModelShape
 from rlsys.runs.directory import write_user_file
 
 ROOM = 0.08  # of a GPU that is left: what is not counted takes some

@@ -20,9 +20,11 @@ from rlsys.checks import check
 from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.batch_math import batch_rows
 from rlsys.estimates.devices import GIB, GPUS, NodeSpec, parse_cluster, split_into_nodes
+from rlsys.estimates.engine import kv_cache_tokens
 from rlsys.estimates.host import usable_memory
-from rlsys.estimates.memory import PARTS, Parts, SequenceLengths, kv_cache_tokens, total_bytes
-from rlsys.models.shapes import ModelShape, find_model_shape, model_shape
+from rlsys.estimates.memory import PARTS, Parts, SequenceLengths, total_bytes
+from rlsys.models.lookup import find_model_shape, model_shape
+from rlsys.models.shapes import ModelShape
 from rlsys.rewards.settings import reward_services
 from rlsys.runs.directory import write_user_file
 

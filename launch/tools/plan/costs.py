@@ -24,7 +24,7 @@ from launch.tools.plan.simulate import Costs
 from rlsys.analysis.trace import Span, read_spans
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
-from rlsys.models.shapes import pairs_per_token
+from rlsys.models.lookup import pairs_per_token
 from rlsys.runs.directory import read_lines
 from rlsys.types import Metrics
 

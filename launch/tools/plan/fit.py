@@ -10,18 +10,10 @@ from launch.placement import choose_transport
 from launch.tools.plan.layout import Layout, UnplacedBundle, deal_to_nodes, place_bundles, worker_names
 from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.devices import GIB, Gpu, NodeSpec
-from rlsys.estimates.memory import (
-    DiskSpace,
-    Parts,
-    ProcessMemory,
-    SequenceLengths,
-    add_parts,
-    disk_space,
-    engine_parts,
-    kv_cache_tokens,
-    memory_by_role,
-    total_bytes,
-)
+from rlsys.estimates.disk import DiskSpace, disk_space
+from rlsys.estimates.engine import engine_parts, kv_cache_tokens
+from rlsys.estimates.memory import Parts, ProcessMemory, SequenceLengths, add_parts, total_bytes
+from rlsys.estimates.processes import memory_by_role
 from rlsys.estimates.step_time import StepTimes, estimate_step
 from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 

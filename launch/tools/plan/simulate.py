@@ -22,7 +22,7 @@ from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
 from rlsys.config.derived import scores_old
 from rlsys.config.schema import Config, ConfigError, RewardConfig
 from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
-from rlsys.models.shapes import pairs_per_token
+from rlsys.models.lookup import pairs_per_token
 from rlsys.packs.balance import SequenceSize, assign_to_ranks, pack_cost
 from rlsys.pipeline import Pipeline, SyncSchedule
 from rlsys.sampling.collector import Collector

@@ -10,7 +10,8 @@ from launch.bundles import count_other_gpus, critic_ranks, reference_gpus
 from launch.tools.plan.fit import TIGHT, Fit
 from rlsys.checks import check
 from rlsys.config.schema import Config, ConfigError, DataConfig, EvalConfig
-from rlsys.estimates.memory import MIB, kv_cache_tokens
+from rlsys.estimates.engine import kv_cache_tokens
+from rlsys.estimates.memory import MIB
 
 DEPTH = 4  # changes together
 BEAM = 10  # of the variants that are still too large, those that go on

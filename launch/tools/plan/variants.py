@@ -18,7 +18,7 @@ from launch.tools.plan.suggestions import without_data
 from launch.tools.synthetic import CompletionLengths
 from rlsys.checks import check
 from rlsys.config.schema import Config, ConfigError
-from rlsys.models.shapes import known_model_shape
+from rlsys.models.lookup import known_model_shape
 from rlsys.runs.directory import write_user_file
 
 SHARES = (0.25, 0.5, 0.75)  # of the GPUs, that engines take

@@ -9,7 +9,8 @@ from launch.tools.doctor.agreement import checkpoint_weights, print_diagnosis
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
 from rlsys.numerics.agreement import Agreement
-from rlsys.numerics.diagnosis import Diagnosis, Hypothesis
+from rlsys.numerics.diagnosis import Diagnosis
+from rlsys.numerics.hypotheses import Hypothesis
 from rlsys.runs.checkpoint import SUMS
 from rlsys.types import Batch, Prompt, Sample
 

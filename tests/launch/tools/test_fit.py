@@ -9,7 +9,8 @@ from rlsys.config.loading import load_config
 from rlsys.config.schema import Config, RewardFunction
 from rlsys.estimates.devices import GIB, GPUS, NodeSpec, parse_cluster
 from rlsys.estimates.memory import SequenceLengths, total_bytes
-from rlsys.models.shapes import ModelShape, look_up_shape
+from rlsys.models.known_shapes import look_up_shape
+from rlsys.models.shapes import ModelShape
 
 SEVEN, LENGTHS = look_up_shape("Qwen/Qwen2.5-Math-7B"), SequenceLengths(1024, 3072)
 

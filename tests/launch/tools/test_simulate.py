@@ -13,7 +13,7 @@ from launch.tools.synthetic import CompletionLengths
 from rlsys.analysis.trace import Span
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
-from rlsys.models.shapes import pairs_per_token
+from rlsys.models.lookup import pairs_per_token
 from rlsys.sampling.oversampling import PromptGroup
 
 FREE = Costs(step_s=0.0, sequence_s=0.0, prompt_s=0.0, score_s=0.0, update_s=0.0)

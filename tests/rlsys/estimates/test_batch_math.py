@@ -12,7 +12,7 @@ from rlsys.packs.packing import pack
 
 
 def numbers(config: Config) -> dict[str, int]:
-    return {what: number for what, _, number in batch_rows(config)}
+    return {quantity: number for quantity, _, number in batch_rows(config)}
 
 
 def test_the_arithmetic_of_a_small_run_by_hand(tmp_path):
@@ -29,40 +29,40 @@ def test_the_arithmetic_of_a_small_run_by_hand(tmp_path):
     }
 
 
-def test_the_table_says_where_numbers_come_from(tmp_path):
-    rows = {what: how for what, how, _ in batch_rows(make_config(tmp_path))}
+def test_the_table_shows_how_numbers_are_computed(tmp_path):
+    rows = {quantity: how for quantity, how, _ in batch_rows(make_config(tmp_path))}
     assert rows["samples per step"] == "4 prompts x 4 samples_per_prompt"
 
 
-def test_remax_asks_for_one_completion_more_per_prompt(tmp_path):
+def test_remax_requests_one_completion_more_per_prompt(tmp_path):
     overrides = ["algorithm.advantage=remax", "rollout.engines=3"]
-    found = numbers(make_config(tmp_path, *overrides))
-    assert found["samples per step"] == 16, "that are trained on"
-    assert found["samples per engine"] == 10, "two of four whole groups, of 4 + 1"
-    assert found["new tokens per step, at most"] == 140, "4 x 5 x 7"
-    rows = {what: how for what, how, _ in batch_rows(make_config(tmp_path, *overrides))}
+    rows = numbers(make_config(tmp_path, *overrides))
+    assert rows["samples per step"] == 16, "that are trained on"
+    assert rows["samples per engine"] == 10, "two of four whole groups, of 4 + 1"
+    assert rows["new tokens per step, at most"] == 140, "4 x 5 x 7"
+    rows = {quantity: how for quantity, how, _ in batch_rows(make_config(tmp_path, *overrides))}
     assert rows["new tokens per step, at most"] == "4 prompts x (4 + 1 greedy) x 7"
 
 
-def test_dynamic_sampling_asks_for_a_batch_at_most_in_each_round(tmp_path):
-    found = numbers(make_config(tmp_path, "dynamic_sampling.enabled=true"))
-    assert found["new tokens per round, at most"] == 112
-    assert found["samples per engine and round"] == 8
-    assert "new tokens per step, at most" not in found
+def test_dynamic_sampling_requests_at_most_a_batch_in_each_round(tmp_path):
+    rows = numbers(make_config(tmp_path, "dynamic_sampling.enabled=true"))
+    assert rows["new tokens per round, at most"] == 112
+    assert rows["samples per engine and round"] == 8
+    assert "new tokens per step, at most" not in rows
 
 
-def test_a_sequence_that_no_pack_has_room_for_is_a_pack_alone(tmp_path):
+def test_a_sequence_beyond_the_budget_is_a_pack_alone(tmp_path):
     config = make_config(tmp_path)
     config = replace(config, policy=replace(config.policy, tokens_per_pack=12))  # a full sequence has 7 + 7 - 1 inputs
     assert numbers(config)["packs per rank and update, at most"] == 4, "8 samples on 2 ranks"
-    how = {what: how for what, how, _ in batch_rows(config)}["packs per rank and update, at most"]
+    how = {quantity: how for quantity, how, _ in batch_rows(config)}["packs per rank and update, at most"]
     assert how == ("12 tokens_per_pack, 2 ranks; a sequence longer than that is a pack alone, of 13 tokens at most")
     batch = make_batch([0.0] * 8, [0] * 8, [7] * 8, [7])
     assert [len(packs) for packs in pack(batch, range(8), ranks=2, tokens_per_pack=12)] == [4, 4]
 
 
 @given(samples=st.integers(1, 20), ranks=st.integers(1, 3), new=st.integers(1, 9), budget=st.integers(20, 80))
-def test_packs_of_the_longest_sequences_are_at_most_as_many_as_planned(samples, ranks, new, budget):
+def test_the_table_never_underestimates_the_number_of_packs(samples, ranks, new, budget):
     config = Config(
         trainer=TrainerConfig(prompts_per_step=1, samples_per_prompt=samples),
         rollout=RolloutConfig(max_prompt_tokens=11, max_new_tokens=new),
@@ -77,7 +77,7 @@ def test_packs_of_the_longest_sequences_are_at_most_as_many_as_planned(samples, 
 @pytest.mark.parametrize(
     ("kl_coef", "roles"), [(0.0, ["rollout", "reward", "policy"]), (0.1, ["rollout", "reward", "policy", "reference"])]
 )
-def test_the_reference_exists_only_where_it_weighs_something(tmp_path, kl_coef, roles):
+def test_the_reference_exists_only_with_a_kl_coefficient(tmp_path, kl_coef, roles):
     rows = process_rows(make_config(tmp_path, f"reference.kl_coef={kl_coef}"))
     assert [role for role, _, _ in rows] == roles
     assert [count for _, count, _ in rows][:3] == [2, 2, 2]
@@ -111,7 +111,7 @@ def test_the_method_in_a_few_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "part", "said"),
+    ("overrides", "part", "text"),
     [
         ("algorithm.advantage=gdpo algorithm.whiten=true", "advantage", "gdpo, whitened"),
         ("algorithm.advantage=gdpo algorithm.whiten=false", "advantage", "gdpo"),
@@ -127,19 +127,19 @@ def test_the_method_in_a_few_words(tmp_path):
         ),
     ],
 )
-def test_the_method_names_what_its_parts_are_told(tmp_path, overrides, part, said):
-    assert dict(method_rows(make_config(tmp_path, *overrides.split())))[part] == said
+def test_the_method_shows_the_options_that_are_set(tmp_path, overrides, part, text):
+    assert dict(method_rows(make_config(tmp_path, *overrides.split())))[part] == text
 
 
-def test_data_sets_tell_their_share_and_what_judges_them(read):
-    found = dataset_rows(
+def test_data_sets_are_listed_with_share_and_reward(read):
+    rows = dataset_rows(
         read(
             "reward: {functions: {exact: 1, length: {weight: 0.1, at_most: 5}}}\n"
             "data: {train: {builtin:zigzag: 3, held: {path: builtin:zigzag_heldout, weight: 1, reward: zigzag}}}\n"
             "eval: {samples: 4, temperature: 0.5, datasets: {builtin:zigzag_heldout: {samples: 1, temperature: 0}}}\n"
         )
     )
-    assert found == [
+    assert rows == [
         ("train", "builtin:zigzag", "75.0% of the prompts", "exact + 0.1 length"),
         ("train", "held", "25.0% of the prompts", "zigzag"),
         ("evaluate", "builtin:zigzag_heldout", "1 per prompt, greedy", "exact + 0.1 length"),

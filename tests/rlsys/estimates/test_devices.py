@@ -22,16 +22,16 @@ from rlsys.estimates.devices import GPUS, find_gpu, parse_cluster
         ("RTX-A6000", "A6000"),
     ],
 )
-def test_a_gpu_goes_by_part_of_what_its_driver_calls_it(driver, name):
+def test_a_gpu_is_found_by_part_of_its_driver_name(driver, name):
     assert find_gpu(driver) == GPUS[name]
 
 
-def test_a_device_that_is_not_listed_is_not_guessed():
+def test_an_unlisted_device_is_not_guessed():
     for other in ("Some Card", "NVIDIA GH200 480GB", "NVIDIA RTX 6000 Ada Generation", "A800 40GB Active"):
         assert find_gpu(other) is None
 
 
-def test_a_cluster_is_gpus_of_a_kind_in_nodes():
+def test_a_cluster_is_split_into_nodes():
     assert [(n.gpus, n.gpu.name) for n in parse_cluster("8xH100")] == [(8, "H100")]
     assert [(n.gpus, n.gpu.name) for n in parse_cluster("2x8xA100-80")] == [(8, "A100-80")] * 2
     assert [n.gpus for n in parse_cluster("20xa100")] == [8, 8, 4]
@@ -64,7 +64,7 @@ def test_a_cluster_is_gpus_of_a_kind_in_nodes():
         ("8x NVIDIA A100", "A100-80"),
     ],
 )
-def test_a_kind_of_gpu_goes_by_its_usual_names(text, name):
+def test_a_kind_of_gpu_is_found_by_its_usual_names(text, name):
     assert [(n.gpus, n.gpu.name) for n in parse_cluster(text)] == [(8, name)]
 
 
@@ -80,6 +80,6 @@ def test_a_kind_alone_is_one_gpu(text):
         *("8 fast H100", "H100, H200", "H100 8", "L4 32", "-8xH100", "4xH100+4xA100", "8x", "x8", "8"),
     ],
 )
-def test_what_is_no_cluster_is_refused_with_examples(text):
+def test_wrong_cluster_text_is_refused_with_examples(text):
     with pytest.raises(ConfigError, match=r"--cluster.* as in 8xH100, 8 H100 or H100:8, or NODES x GPUS x KIND"):
         parse_cluster(text)

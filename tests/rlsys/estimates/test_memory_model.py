@@ -1,4 +1,4 @@
-"""What `rlsys.estimates.memory` says a process holds: by hand, and against what torch counts."""
+"""Estimated memory of processes: compared with values by hand, and with what torch counts."""
 
 from dataclasses import replace
 
@@ -19,17 +19,16 @@ from rlsys.config.schema import (
     SyncConfig,
     TrainerConfig,
 )
-from rlsys.estimates import memory
+from rlsys.estimates import activations
+from rlsys.estimates.activations import saved_activation_bytes, worst_case_pack
 from rlsys.estimates.devices import GIB
-from rlsys.estimates.memory import (
-    SequenceLengths,
-    learner_memory,
-    memory_by_role,
-    saved_activation_bytes,
-    total_bytes,
-    worst_case_pack,
-)
-from rlsys.models.shapes import look_up_shape, parse_config
+from rlsys.estimates.disk import disk_space
+from rlsys.estimates.engine import kv_cache_tokens
+from rlsys.estimates.learner import learner_memory
+from rlsys.estimates.memory import ProcessMemory, SequenceLengths, total_bytes
+from rlsys.estimates.processes import memory_by_role
+from rlsys.models.known_shapes import look_up_shape
+from rlsys.models.shapes import parse_config
 from rlsys.packs.attention import PACKED_ATTENTION, target_hidden_states
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.packing import pack
@@ -44,8 +43,8 @@ GPUS = Config(
 LENGTHS = SequenceLengths(512, 1536)
 
 
-def rank(config: Config, role: str = "policy", first: bool = False) -> memory.ProcessMemory:
-    return learner_memory(config, SEVEN, role, config.policy.ranks, LENGTHS, first, role == "policy")
+def rank(config: Config, role: str = "policy", first: bool = False) -> ProcessMemory:
+    return learner_memory(config, SEVEN, role, config.policy.ranks, LENGTHS, first=first, has_logits=role == "policy")
 
 
 def built(family: str, dtype: torch.dtype, **more: int):
@@ -60,13 +59,13 @@ def built(family: str, dtype: torch.dtype, **more: int):
 
 
 def saved_by(lm, packed) -> float:
-    """Bytes of all tensors that are kept for the backward pass, weights aside."""
-    own = {p.untyped_storage().data_ptr() for p in lm.parameters()}
+    """Bytes of all tensors that are saved for the backward pass, without weights."""
+    weights = {p.untyped_storage().data_ptr() for p in lm.parameters()}
     seen = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in weights:
             seen[storage.data_ptr()] = (storage.nbytes(), storage)
         return tensor
 
@@ -77,7 +76,7 @@ def saved_by(lm, packed) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
-def test_a_layer_keeps_as_many_bytes_of_a_token_as_torch_says(family, dtype):
+def test_a_layers_saved_bytes_per_token_equal_those_torch_counts(family, dtype):
     batch = make_batch([0.0] * 4, [0, 1, 2, 3], [64] * 4)
     [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
     three, model = built(family, dtype)
@@ -88,8 +87,8 @@ def test_a_layer_keeps_as_many_bytes_of_a_token_as_torch_says(family, dtype):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_compiled_layer_keeps_less(family, monkeypatch):
-    """Which tensors those are is decided before there is any code; inductor's is not written here."""
+def test_a_compiled_layer_saves_less(family, monkeypatch):
+    """The partitioner decides which tensors are saved, so inductor need not generate code here."""
     right = torch.nn.Module.compile
     backend = "aot_eager_decomp_partition"
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: right(module, backend=backend, **how))
@@ -106,8 +105,8 @@ def test_a_compiled_layer_keeps_less(family, monkeypatch):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("sizes", [{"vocab_size": 4096}, {"intermediate_size": 640, "num_hidden_layers": 6}])
-def test_the_peak_of_a_forward_and_backward_pass_is_within_a_tenth(checkpointing, sizes, monkeypatch):
-    monkeypatch.setattr(memory, "MALLOC", 1.0)  # torch's profiler counts what it asks for
+def test_the_peak_of_forward_and_backward_is_within_a_tenth(checkpointing, sizes, monkeypatch):
+    monkeypatch.setattr(activations, "MALLOC", 1.0)  # torch's profiler counts requested bytes
     lm, model = built("qwen2", torch.float32, **sizes)
     if checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -124,7 +123,7 @@ def test_the_peak_of_a_forward_and_backward_pass_is_within_a_tenth(checkpointing
         for _ in range(2):  # the second adds to the gradients of the first
             packed_lm(packed)[0].sum().backward()
 
-    parts = memory.forward_parts(config, model, tokens, scored, lengths, True, True)
+    parts = activations.forward_parts(config, model, tokens, scored, lengths, training=True)
     gradients = 4 * model.parameters
     assert (total_bytes(parts) + gradients) / 2**20 == pytest.approx(peak(both), rel=0.1)
 
@@ -138,7 +137,7 @@ def test_weights_gradients_and_adam_by_hand():
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_each_zero_stage_keeps_less_than_the_one_before(stage):
+def test_each_zero_stage_holds_less_than_the_one_before(stage):
     def held(s: int) -> float:
         settings = replace(GPUS, policy=replace(GPUS.policy, zero_stage=s))
         return total_bytes(rank(settings).device["generate"]) - rank(settings).device["generate"].get("buckets", 0)
@@ -155,17 +154,17 @@ def test_offloading_moves_bytes_to_main_memory():
     assert moved.host["step"]["optimizer"] >= gone
 
 
-def test_on_cpu_there_is_nowhere_to_offload_to():
+def test_offloading_changes_nothing_on_cpu():
     host = replace(GPUS, cluster=ClusterConfig(device="cpu"))
     off = replace(host, policy=replace(host.policy, offload_optimizer=True))
     assert rank(off).host == rank(host).host
 
 
-def test_with_zero_3_ranks_send_their_shares_or_gather_what_rank_0_sends():
+def test_zero_3_ranks_send_their_shards_or_gather_for_rank_0():
     host = replace(GPUS, cluster=ClusterConfig(device="cpu"), policy=replace(GPUS.policy, zero_stage=3))
     parallel = replace(host, rollout=replace(host.rollout, tensor_parallel=2))
     through_main_memory = replace(host, cluster=ClusterConfig(device="gpu"), sync=SyncConfig(transport="shared_memory"))
-    everything, bucket = 2 * SEVEN.parameters, 2 * SEVEN.largest_tensor  # which is the embedding, alone
+    everything, bucket = 2 * SEVEN.parameters, 2 * SEVEN.largest_tensor  # the embedding alone
 
     def sent(c: Config, first: bool) -> float:
         held = rank(c, first=first).host["step"].get("buckets", 0)
@@ -182,7 +181,7 @@ def test_with_zero_3_ranks_send_their_shares_or_gather_what_rank_0_sends():
         assert gathered(whole) == bucket
     assert sent(replace(parallel, sync=SyncConfig(transport="object_store")), True) == bucket
     assert sent(replace(through_main_memory, sync=SyncConfig(transport="nccl")), True) == 0
-    assert gathered(GPUS) == 0, "ranks with ZeRO 2 have it"
+    assert gathered(GPUS) == 0, "ranks with ZeRO 2 have all weights"
 
 
 def test_shorter_packs_chunks_and_checkpointing_lower_the_update():
@@ -202,14 +201,14 @@ def test_an_engine_takes_its_share_and_the_rest_is_cache():
     assert memory_by_role(halves, SEVEN, LENGTHS, 80 * GIB)["rollout"].device["generate"]["weights"] == SEVEN.parameters
 
 
-def test_an_engine_computes_a_token_of_each_sequence_at_a_time_and_on_cpu_a_whole_prompt():
+def test_an_engine_splits_long_prompts_on_gpus_but_not_on_cpu():
     def work(c: Config, lengths: SequenceLengths) -> float:
-        one = memory_by_role(c, SEVEN, lengths, 80 * GIB)["rollout"]
-        return (one.device or one.host)["generate"]["activations"]
+        engine = memory_by_role(c, SEVEN, lengths, 80 * GIB)["rollout"]
+        return (engine.device or engine.host)["generate"]["activations"]
 
     many = replace(GPUS, rollout=replace(GPUS.rollout, max_sequences=4096))
     assert work(many, LENGTHS) == 2 * work(GPUS, LENGTHS), "4096 and 2048"
-    assert work(GPUS, SequenceLengths(4096, 4096)) == work(GPUS, LENGTHS), "a prompt in parts"
+    assert work(GPUS, SequenceLengths(4096, 4096)) == work(GPUS, LENGTHS), "the prompt is split"
     host = replace(GPUS, cluster=ClusterConfig(device="cpu"))
     assert work(host, SequenceLengths(4096, 4096)) == 4 * work(host, LENGTHS), "8192 and 2048"
 
@@ -222,23 +221,23 @@ def test_a_colocated_engine_sleeps_while_the_policy_learns():
     assert total_bytes(engine["update"]) < 2 * GIB < total_bytes(engine["sync"]) < total_bytes(engine["generate"])
 
 
-def test_cache_is_as_large_as_keys_and_values():
+def test_the_cache_holds_keys_and_values():
     assert SEVEN.kv_bytes_per_token(2) == 2 * 28 * 4 * 128 * 2
     config = Config(rollout=RolloutConfig(kv_cache_mb=64))
-    assert memory.kv_cache_tokens(config, look_up_shape("builtin:tiny"), 0) == 64 * 2**20 / (2 * 2 * 128 * 4)
+    assert kv_cache_tokens(config, look_up_shape("builtin:tiny"), 0) == 64 * 2**20 / (2 * 2 * 128 * 4)
     halves = Config(rollout=RolloutConfig(kv_cache_mb=64, tensor_parallel=2))
-    assert memory.kv_cache_tokens(halves, look_up_shape("builtin:tiny"), 0) == 2 * 64 * 2**20 / (2 * 2 * 128 * 4)
+    assert kv_cache_tokens(halves, look_up_shape("builtin:tiny"), 0) == 2 * 64 * 2**20 / (2 * 2 * 128 * 4)
 
 
-def test_roles_exist_as_the_configuration_says():
+def test_roles_follow_the_configuration():
     assert set(memory_by_role(GPUS, SEVEN, LENGTHS, 80 * GIB)) == {"rollout", "policy-0", "policy", "reward", "driver"}
     more = replace(GPUS, reference=ReferenceConfig(kl_coef=0.1), algorithm=replace(GPUS.algorithm, advantage="gae"))
     more = replace(more, critic=CriticConfig(ranks=2))
     assert {"reference", "critic"} <= set(memory_by_role(more, SEVEN, LENGTHS, 80 * GIB))
 
 
-def test_a_reward_model_counts_where_it_is():
-    def scoring(**options: object) -> memory.ProcessMemory:
+def test_a_reward_model_counts_on_its_device():
+    def scoring(**options: object) -> ProcessMemory:
         functions = {
             "zigzag": RewardFunction(),
             "rm": RewardFunction(function="model", options={"path": "judge", **options}),
@@ -257,14 +256,12 @@ def test_a_reward_model_counts_where_it_is():
     assert scoring(gpus=1, batch=4, max_tokens=256).device["generate"]["activations"] < few
 
 
-def test_a_checkpoint_holds_weights_and_adam_and_fp32_weights_where_they_are_others():
+def test_a_checkpoint_holds_weights_adam_and_for_bfloat16_fp32_weights():
     config = replace(GPUS, trainer=TrainerConfig(steps=100), checkpoint=replace(GPUS.checkpoint, every=10, keep_last=2))
-    found = memory.disk_space(config, SEVEN)
-    assert found.checkpoint == 14 * SEVEN.parameters
-    assert found.checkpoints == 3, "an old one goes when the new one is in place"
+    space = disk_space(config, SEVEN)
+    assert space.checkpoint == 14 * SEVEN.parameters
+    assert space.checkpoints == 3, "an old one is removed after the new one is written"
     fp32 = replace(config, policy=replace(config.policy, dtype="float32"))
-    assert memory.disk_space(fp32, SEVEN).checkpoint == 12 * SEVEN.parameters
-    assert (
-        memory.disk_space(replace(config, checkpoint=replace(config.checkpoint, keep_last=0)), SEVEN).checkpoints == 10
-    )
-    assert memory.disk_space(replace(config, checkpoint=replace(config.checkpoint, every=0)), SEVEN).checkpoints == 1
+    assert disk_space(fp32, SEVEN).checkpoint == 12 * SEVEN.parameters
+    assert disk_space(replace(config, checkpoint=replace(config.checkpoint, keep_last=0)), SEVEN).checkpoints == 10
+    assert disk_space(replace(config, checkpoint=replace(config.checkpoint, every=0)), SEVEN).checkpoints == 1

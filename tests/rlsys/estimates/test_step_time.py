@@ -15,7 +15,7 @@ from rlsys.config.schema import (
 from rlsys.estimates.devices import GPUS
 from rlsys.estimates.memory import SequenceLengths
 from rlsys.estimates.step_time import BANDWIDTH_SHARE, SCORING_SHARE, TRAINING_SHARE, estimate_step
-from rlsys.models.shapes import look_up_shape
+from rlsys.models.known_shapes import look_up_shape
 
 MODEL, LENGTHS, H100 = look_up_shape("Qwen2.5-7B"), SequenceLengths(512, 1024), GPUS["H100"]
 CONFIG = Config(
@@ -30,12 +30,12 @@ def phases(config: Config = CONFIG, new: float = 512) -> dict[str, float]:
     return estimate_step(config, MODEL, LENGTHS, H100, new).phases
 
 
-def test_scoring_is_work_over_what_the_ranks_do_of_it():
+def test_scoring_time_is_work_over_speed():
     work = 64 * MODEL.flop_counter.group_flops(512, [512] * 8)
     assert phases()["score"] == pytest.approx(work / (4 * 989e12 * SCORING_SHARE))
 
 
-def test_old_log_probs_are_a_pass_of_their_own_where_something_asks_for_them():
+def test_old_log_probs_take_a_pass_if_they_are_needed():
     once = replace(CONFIG, trainer=replace(CONFIG.trainer, updates_per_step=1))
     assert phases(once)["score"] == 0
     in_reward = replace(once, reference=ReferenceConfig(kl_coef=0.01, kl_in="reward"))
@@ -44,19 +44,19 @@ def test_old_log_probs_are_a_pass_of_their_own_where_something_asks_for_them():
     assert phases(replace(once, reference=ReferenceConfig(kl_coef=0.01)))["score"] == 0
 
 
-def test_an_update_is_three_passes_and_four_with_checkpointing():
+def test_an_update_costs_three_passes_and_four_with_checkpointing():
     checkpointing = replace(CONFIG, policy=replace(CONFIG.policy, gradient_checkpointing=True))
-    one = 64 * MODEL.flop_counter.group_flops(512, [512] * 8) / (4 * 989e12 * TRAINING_SHARE)
-    assert phases(checkpointing)["update"] - phases()["update"] == pytest.approx(one)
-    assert phases()["update"] > 3 * one
+    work = 64 * MODEL.flop_counter.group_flops(512, [512] * 8) / (4 * 989e12 * TRAINING_SHARE)
+    assert phases(checkpointing)["update"] - phases()["update"] == pytest.approx(work)
+    assert phases()["update"] > 3 * work
 
 
-def test_drawing_tokens_takes_no_less_than_reading_the_weights_for_each():
+def test_decoding_takes_at_least_the_time_to_read_the_weights():
     least = 512 * 2 * MODEL.parameters / (3350e9 * BANDWIDTH_SHARE)
     assert phases()["rollout"] > least
 
 
-def test_kernels_started_one_by_one_cost_time():
+def test_launching_kernels_one_by_one_costs_time():
     eager = replace(CONFIG, rollout=replace(CONFIG.rollout, enforce_eager=True))
     assert phases(eager)["rollout"] >= phases()["rollout"]
 
@@ -67,12 +67,12 @@ def test_longer_completions_and_fewer_engines_take_longer():
     assert phases(fewer)["rollout"] > phases()["rollout"]
 
 
-def test_running_ahead_hides_the_shorter_part():
-    found = estimate_step(CONFIG, MODEL, LENGTHS, H100, 512)
+def test_with_a_lag_the_shorter_part_is_hidden():
+    times = estimate_step(CONFIG, MODEL, LENGTHS, H100, 512)
     ahead = estimate_step(replace(CONFIG, pipeline=PipelineConfig(max_lag=1)), MODEL, LENGTHS, H100, 512)
-    rest = sum(found.phases.values()) - found.phases["rollout"]
-    assert found.step == pytest.approx(found.phases["rollout"] + rest)
-    assert ahead.step == pytest.approx(max(found.phases["rollout"], rest))
+    rest = sum(times.phases.values()) - times.phases["rollout"]
+    assert times.step == pytest.approx(times.phases["rollout"] + rest)
+    assert ahead.step == pytest.approx(max(times.phases["rollout"], rest))
 
 
 def test_a_single_update_on_policy_needs_no_old_log_probs():

@@ -6,13 +6,13 @@ import pytest
 from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
 
 
-def test_an_hour_passes_at_once_and_things_happen_in_order():
-    time, told = VirtualTime(), []
+def test_an_hour_passes_at_once_and_events_happen_in_order():
+    time, events = VirtualTime(), []
 
     def beside(name, seconds):
         for _ in range(2):
             time.sleep(seconds)
-            told.append((name, time.now))
+            events.append((name, time.now))
 
     def main():
         futures = [time.submit(lambda: beside("a", 1800)), time.submit(lambda: beside("b", 1000))]
@@ -23,10 +23,10 @@ def test_an_hour_passes_at_once_and_things_happen_in_order():
     began = clock.monotonic()
     assert time.run(main) == 3600
     assert clock.monotonic() - began < 5
-    assert told == [("b", 1000), ("a", 1800), ("b", 2000), ("a", 3600)]
+    assert events == [("b", 1000), ("a", 1800), ("b", 2000), ("a", 3600)]
 
 
-def test_what_waits_for_a_result_goes_on_when_it_is_there():
+def test_a_waiter_continues_when_its_result_is_there():
     time = VirtualTime()
 
     def main():
@@ -39,7 +39,7 @@ def test_what_waits_for_a_result_goes_on_when_it_is_there():
     time.run(main)
 
 
-def test_one_thread_does_one_thing_after_the_other():
+def test_a_serial_executor_does_one_thing_after_the_other():
     time = VirtualTime()
 
     def main():
@@ -53,13 +53,13 @@ def test_one_thread_does_one_thing_after_the_other():
     assert time.run(main) == 9
 
 
-def test_an_error_is_that_of_who_asks():
+def test_an_error_is_raised_where_the_result_is_awaited():
     time = VirtualTime()
     with pytest.raises(ZeroDivisionError):
         time.run(lambda: time.submit(lambda: 1 / 0).result())
 
 
-def test_what_still_goes_on_at_the_end_is_ended():
+def test_threads_that_still_run_at_the_end_are_ended():
     before = threading.active_count()
     time = VirtualTime()
 
@@ -80,7 +80,7 @@ def test_what_still_goes_on_at_the_end_is_ended():
     assert threading.active_count() == before
 
 
-def test_waiting_for_each_other_is_told():
+def test_a_deadlock_raises_an_error():
     time = VirtualTime()
     with pytest.raises(RuntimeError, match="wait for each other"):
         time.run(

@@ -1,18 +1,13 @@
-"""What a model is made of, against transformers' own models."""
+"""The sizes of models, compared with transformers' models."""
 
 import json
 
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.models.shapes import (
-    KNOWN_SHAPES,
-    context_from_config,
-    look_up_shape,
-    model_shape,
-    pairs_per_token,
-    parse_config,
-)
+from rlsys.models.known_shapes import KNOWN_SHAPES, look_up_shape
+from rlsys.models.lookup import model_shape, pairs_per_token
+from rlsys.models.shapes import context_from_config, parse_config
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.tasks import zigzag
 
@@ -61,12 +56,12 @@ def test_as_many_parameters_as_transformers_builds(family, more, tied):
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", 8_030_261_248),
     ],
 )
-def test_usual_models_have_the_parameters_that_their_authors_say(name, parameters):
+def test_known_models_have_the_parameters_that_their_authors_state(name, parameters):
     assert look_up_shape(name).parameters == parameters
 
 
 @pytest.mark.parametrize(
-    ("name", "window"),
+    ("name", "context"),
     [
         ("Qwen/Qwen2.5-7B", 131072),
         ("Qwen/Qwen2.5-7B-Instruct", 32768),
@@ -76,12 +71,12 @@ def test_usual_models_have_the_parameters_that_their_authors_say(name, parameter
         ("Qwen/Qwen3-4B-Instruct-2507", 262144),
     ],
 )
-def test_variants_of_one_shape_see_more_or_less(name, window):
-    assert look_up_shape(name).context == window
+def test_variants_of_one_shape_may_have_another_context(name, context):
+    assert look_up_shape(name).context == context
 
 
 @pytest.mark.parametrize(
-    ("settings", "window"),
+    ("settings", "context"),
     [
         ({}, 0),
         ({"max_position_embeddings": 4096}, 4096),
@@ -108,23 +103,23 @@ def test_variants_of_one_shape_see_more_or_less(name, window):
         ({"max_position_embeddings": 8192, "sliding_window": 512, "layer_types": ["full_attention"] * 2}, 8192),
     ],
 )
-def test_a_sliding_window_is_the_window_where_layers_use_it(settings, window):
-    assert context_from_config(settings) == window
+def test_a_sliding_window_limits_the_context_if_layers_use_it(settings, context):
+    assert context_from_config(settings) == context
 
 
-def test_of_experts_only_those_that_a_token_passes_are_active():
+def test_only_the_experts_that_a_token_passes_are_active():
     model = look_up_shape("Qwen/Qwen3-30B-A3B")
     assert (round(model.parameters / 1e9, 1), round(model.active_parameters / 1e9, 2)) == (30.5, 3.35)
 
 
-def test_the_built_in_model_is_as_the_table_has_it():
+def test_the_built_in_model_has_the_shape_in_the_table():
     built = zigzag.build_model(0)
-    found = parse_config("builtin:tiny", built.config.to_dict())
-    assert found == model_shape("builtin:tiny")[0]
-    assert found.parameters == sum(p.numel() for p in built.parameters()) == 330_752
+    shape = parse_config("builtin:tiny", built.config.to_dict())
+    assert shape == model_shape("builtin:tiny")[0]
+    assert shape.parameters == sum(p.numel() for p in built.parameters()) == 330_752
 
 
-def test_a_directory_goes_before_the_table_and_a_given_file_before_all(tmp_path):
+def test_a_directory_precedes_the_table_and_a_given_file_precedes_both(tmp_path):
     settings = SMALL | {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert model_shape(str(tmp_path))[0].layers == 3
@@ -132,7 +127,7 @@ def test_a_directory_goes_before_the_table_and_a_given_file_before_all(tmp_path)
     assert model_shape("Qwen/Qwen2.5-7B")[0].layers == 28
 
 
-def test_pairs_per_token_are_those_that_are_as_much_work():
+def test_pairs_per_token_are_as_much_work_as_one_token():
     work = model_shape("Qwen/Qwen2.5-0.5B")[0].flop_counter
     pairs = pairs_per_token("Qwen/Qwen2.5-0.5B")
     assert pairs == 8320
@@ -148,12 +143,12 @@ def test_a_hub_name_is_found_in_the_local_cache(tmp_path, monkeypatch):
     assert model_shape("me/mine")[0].family == "qwen3"
 
 
-def test_an_unknown_name_says_the_way_out():
+def test_an_unknown_name_is_refused_with_a_way_out():
     with pytest.raises(ConfigError, match="--model-config FILE"):
         model_shape("nobody/nothing-9b")
 
 
-def test_an_architecture_that_is_put_together_otherwise_is_refused(tmp_path):
+def test_an_unknown_architecture_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(ConfigError, match="gpt2"):
         model_shape(str(tmp_path))
@@ -162,5 +157,5 @@ def test_an_architecture_that_is_put_together_otherwise_is_refused(tmp_path):
         model_shape(str(tmp_path))
 
 
-def test_every_usual_model_can_be_asked_for_by_its_own_name():
+def test_every_known_model_is_found_by_its_name():
     assert all(look_up_shape(model.name) == model for model in KNOWN_SHAPES.values())

@@ -1,4 +1,4 @@
-"""What is measured at the start of a run."""
+"""The agreement of engines and policy, as measured at the start of a run."""
 
 import math
 
@@ -16,7 +16,7 @@ from rlsys.numerics.agreement import (
 
 
 def agreement(policy: list[float], allowed: float = 1e-3) -> Agreement:
-    """Of two samples with two tokens and one, whose log-probs the engine says are -1, -2 and -3."""
+    """Two samples of two tokens and one token, with rollout log-probs -1, -2 and -3."""
     batch = make_batch([0, 0], [0, 1], [2, 1])
     for sample, logprobs in zip(batch.samples, ([-1, -2], [-3]), strict=True):
         sample.logprobs[:] = logprobs
@@ -24,9 +24,9 @@ def agreement(policy: list[float], allowed: float = 1e-3) -> Agreement:
 
 
 def test_mean_and_largest_gap_are_over_tokens():
-    found = agreement([-1, -2.5, -2.75])
-    assert (found.mean, found.largest, found.tokens) == (0.25, 0.5, 3)
-    assert found.event_fields() == {"mean": 0.25, "largest": 0.5, "tokens": 3, "limit": 1e-3}
+    measured = agreement([-1, -2.5, -2.75])
+    assert (measured.mean, measured.largest, measured.tokens) == (0.25, 0.5, 3)
+    assert measured.event_fields() == {"mean": 0.25, "largest": 0.5, "tokens": 3, "limit": 1e-3}
 
 
 def test_agreement_is_a_sentence():
@@ -36,7 +36,7 @@ def test_agreement_is_a_sentence():
     )
 
 
-def test_a_gap_up_to_the_limit_is_fine_and_one_that_is_no_number_is_not():
+def test_a_gap_up_to_the_limit_passes_and_nan_does_not():
     assert agreement([-1, -2.5, -2.75], allowed=0.25).within_limit
     assert not agreement([-1, -2.5, -2.75], allowed=0.2).within_limit
     assert not agreement([-1, math.nan, -3]).within_limit
@@ -54,28 +54,28 @@ def test_a_gap_up_to_the_limit_is_fine_and_one_that_is_no_number_is_not():
         (("trainer.max_mismatch=0.02", "pipeline.max_lag=1"), 0.02, 0.02),
     ],
 )
-def test_the_limit_follows_from_dtype_and_lag_unless_it_is_said(tmp_path, overrides, at_start, in_a_step):
+def test_the_limit_follows_from_dtype_and_lag_unless_it_is_set(tmp_path, overrides, at_start, in_a_step):
     config = make_config(tmp_path, *overrides)
     assert mismatch_limit(config) == at_start
     assert step_mismatch_limit(config) == in_a_step
 
 
-def test_a_few_prompts_are_sampled_as_the_run_samples_and_scored_by_all_ranks(tmp_path):
+def test_prompts_are_sampled_as_in_the_run_and_scored_by_all_ranks(tmp_path):
     config, events = make_config(tmp_path, "rollout.temperature=0.5"), list[str]()
     rollout = FakeRollout(events)
     policy = FakePolicy(events, rollout)
     policy.weight = 0.25
     prompts = make_dataset().take(0, 5)
-    found = measure_agreement(rollout, policy, prompts, config)
+    measured = measure_agreement(rollout, policy, prompts, config)
     [requests] = rollout.requests
     assert [(r.uid, r.index) for r in requests] == [(p.uid, 0) for p in prompts]
     assert {(r.temperature, r.max_new_tokens) for r in requests} == {(0.5, 7)}
-    assert [s.uid for s in found.batch.samples] == [p.uid for p in prompts], "in the order of the prompts"
-    assert found.mean == pytest.approx(0.25), "what the fake policy adds to the engine's log-probs"
-    assert events == ["generating", "generate", "score"], "and engines whose weights are there are not put to sleep"
+    assert [s.uid for s in measured.batch.samples] == [p.uid for p in prompts], "in the order of the prompts"
+    assert measured.mean == pytest.approx(0.25), "what the fake policy adds to the engine's log-probs"
+    assert events == ["generating", "generate", "score"], "engines whose weights are there are not put to sleep"
 
 
-def test_the_samples_are_always_the_same_and_no_sample_of_a_step(tmp_path):
+def test_the_samples_are_the_same_at_every_start(tmp_path):
     config, events = make_config(tmp_path), list[str]()
     rollout = FakeRollout(events)
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_the_samples_are_always_the_same_and_no_sample_of_a_step(tmp_path):
     assert len({r.seed for r in first}) == 3
 
 
-def test_long_completions_are_cut(tmp_path):
+def test_long_completions_are_truncated(tmp_path):
     config, events = make_config(tmp_path, "rollout.max_new_tokens=5000", "policy.tokens_per_pack=6000"), list[str]()
     rollout = FakeRollout(events)
     measure_agreement(rollout, FakePolicy(events, rollout), make_dataset().take(0, 2), config)

@@ -246,4 +246,4 @@ def test_what_nothing_explains_is_said_so(diagnosed: Callable[..., Diagnosis], l
     noise = np.random.default_rng(0).normal(0, 1, int(batch.lengths.sum())).astype(np.float32)
     diagnosis = diagnosed(by_transformers(lm, batch) + noise)
     assert diagnosis.explanation is None
-    assert str(diagnosis).startswith("nothing that is known explains it: the nearest is ")
+    assert str(diagnosis).startswith("none of the known causes explains it: the nearest is ")

@@ -1,0 +1,38 @@
+"""What checkpoints take on disk."""
+
+from dataclasses import dataclass
+
+from rlsys.config.schema import Config
+from rlsys.estimates.memory import WIDTH
+from rlsys.models.shapes import ModelShape
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """Bytes of a checkpoint, and how many checkpoints there are at a time, with the one being written."""
+
+    weights: float
+    optimizer: float
+    critic: float
+    checkpoints: int
+
+    @property
+    def checkpoint(self) -> float:
+        return self.weights + self.optimizer + self.critic
+
+    @property
+    def run(self) -> float:
+        return self.checkpoint * self.checkpoints
+
+
+def disk_space(c: Config, model: ModelShape) -> DiskSpace:
+    """The space that a run's checkpoints need. With bfloat16 weights, the optimizer state contains fp32 weights too."""
+    parameters, width = model.parameters, WIDTH[c.policy.dtype]
+    weights, optimizer = float(width * parameters), float(parameters * (8 + 4 * (width == 2)))
+    written = 1 + (c.trainer.steps - 1) // c.checkpoint.every if c.checkpoint.every else 1
+    most = (
+        c.checkpoint.keep_last + bool(c.checkpoint.keep_best) + 1
+    )  # an old one is removed after the new one is written
+    checkpoints = min(written, most) if c.checkpoint.keep_last else written
+    critic = (weights + optimizer) * (c.algorithm.advantage == "gae")
+    return DiskSpace(weights, optimizer, critic, checkpoints)

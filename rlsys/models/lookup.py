@@ -1,0 +1,93 @@
+"""Finds the shape of the model at `model.path`: in its config.json, or in the table of well-known models."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from rlsys.config.cache import hub_cache
+from rlsys.config.schema import ConfigError
+from rlsys.models.flops import FlopCounter
+from rlsys.models.known_shapes import look_up_shape
+from rlsys.models.shapes import ModelShape, context_from_config, parse_config
+from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
+
+
+def model_shape(path: str, file: str | Path = "") -> tuple[ModelShape, str]:
+    """The shape of the model at `model.path`, and where it was found. `file` is a config.json to read instead."""
+    if file:
+        return _read_config_file(path, Path(file).expanduser()), str(file)
+    if (found := find_model_shape(path)) is not None:
+        return found
+    raise ConfigError(
+        f"model.path: {path} is not on this machine, and its shape is not in the table of well-known models. "
+        f"Give its config.json with --model-config FILE, or download it: hf download {path} config.json"
+    )
+
+
+def find_model_shape(path: str) -> tuple[ModelShape, str] | None:
+    """The shape and where it was found; None for a model that is neither on this machine nor in the table."""
+    if (file := find_config_file(path)) is not None:
+        return _read_config_file(path, file), str(file)
+    if (shape := look_up_shape(path)) is not None:
+        return shape, "the table of usual shapes"
+    return None
+
+
+def known_model_shape(path: str) -> ModelShape | None:
+    """The shape; None also for a model whose architecture is not known."""
+    with contextlib.suppress(ConfigError):
+        if (found := find_model_shape(path)) is not None:
+            return found[0]
+    return None
+
+
+def known_flop_counter(settings: dict[str, Any]) -> FlopCounter | None:
+    """Counts the work of a model with this config.json; None for an architecture that is not known."""
+    with contextlib.suppress(ConfigError):
+        return parse_config("the model", settings).flop_counter
+    return None
+
+
+def context_of_model(path: str) -> int:
+    """The longest sequence, in tokens, by the model's config.json; 0 if it does not say, or is not on this machine."""
+    if (file := find_config_file(path)) is None:
+        return 0
+    try:
+        return context_from_config(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
+
+
+def pairs_per_token(path: str) -> float:
+    """Pairs of query and key that are as much work as one token's linear layers in the model at `model.path`."""
+    try:
+        counter = model_shape(path)[0].flop_counter
+    except ConfigError:
+        return DEFAULT_PAIRS_PER_TOKEN
+    return counter.flops_per_token / counter.flops_per_pair
+
+
+def _read_config_file(name: str, file: Path) -> ModelShape:
+    try:
+        return parse_config(name, json.loads(file.read_text()))
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} is not the config.json of a language model: {type(error).__name__} {error}"
+        ) from None
+
+
+def find_config_file(path: str) -> Path | None:
+    """The config.json of a model directory, or of a hub name that was downloaded before."""
+    file = Path(path).expanduser() / "config.json"
+    return file if file.is_file() else find_cached_config(path)
+
+
+def find_cached_config(name: str) -> Path | None:
+    """The newest config.json of a hub name in the local cache."""
+    folder, _ = hub_cache()
+    snapshots = folder / f"models--{name.replace('/', '--')}" / "snapshots"
+    files = sorted(snapshots.glob("*/config.json"), key=lambda p: p.stat().st_mtime)
+    return files[-1] if files else None
