@@ -17,7 +17,7 @@ def ended_badly(run: RunData) -> Findings:
         yield Finding(
             "problem",
             "The run ended with an error",
-            f"{ending.facts.get('cause', 'Its cause is not recorded.')}",
+            str(ending.facts.get("cause", "Its cause is not recorded.")),
             steps=(ending.step, ending.step),
         )
 
