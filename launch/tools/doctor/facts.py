@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from launch.local_ray import SYSTEM_TEMP_DIR, abandoned_folders, short_temp_dir
+from launch.ray_session.leftovers import SYSTEM_TEMP_DIR, abandoned_folders, short_temp_dir
 from rlsys.config.cache import cache_dir, hub_cache
 from rlsys.config.schema import Config
 from rlsys.estimates.host import read_cgroup, usable_memory
