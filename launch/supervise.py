@@ -1,8 +1,8 @@
-"""Keeps a run going: the driver works in a child process, and where it is lost, another one goes on from the last checkpoint.
+"""Keeps a run going: the driver works in a child process, and a lost one is replaced by another that resumes the run.
 
-The child says how it ended, and by its exit code whether another one would do better: a run that has failed of its own doing would
-fail again. A child that did not get to say anything, killed by a signal or together with the Ray it was connected to, is replaced.
-Signals to the parent go on to the child; if the parent is killed, so is the child.
+The child reports whether it exited by itself, and its exit code says whether a restart could help: a run that failed
+for a reason of its own would fail again. A child that could not report, because it was killed or lost its Ray, is
+replaced. Signals to the parent are forwarded to the child. If the parent is killed, the child is killed too.
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
 from workers.supervision.worker_forkserver import exit_with_parent
 
@@ -22,11 +23,11 @@ FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class ChildExit:
-    """Of a child. `End(-9, said=False, asked=0)`: it was killed"""
+    """How a driver ended. `ChildExit(-9, exited_cleanly=False, forwarded_signal=0)`: it was killed."""
 
     status: int  # exit code, or minus the number of a signal
-    exited_cleanly: bool  # whether it came to its end by itself
-    forwarded_signal: int  # the first signal that was passed on to it
+    exited_cleanly: bool  # it returned its exit code by itself
+    forwarded_signal: int  # the first signal that was forwarded to it; 0: none
 
     @property
     def lost(self) -> bool:
@@ -41,69 +42,85 @@ class ChildExit:
 
 
 def run_with_restarts(
-    drive: Callable[[str], int], max_restarts: int, tell: Callable[[str], None], tidy: Callable[[], object]
+    run_driver: Callable[[str], int], max_restarts: int, note: Callable[[str], None], clean_up: Callable[[], object]
 ) -> int:
-    """`drive(cause)` returns an exit code; `cause` says why it is called again, and is empty at first.
+    """Runs the driver in a child, again if it is lost, and returns the exit code.
 
-    `tidy()` is called after a driver that could not tidy up after itself, where none follows that would.
+    `run_driver(cause)` returns an exit code; `cause` says why the driver before it was lost, and is empty at first.
+    `clean_up()` runs after a lost driver that no other follows.
     """
     cause = ""
     for restart in range(max_restarts + 1):
-        end = run_in_child(lambda cause=cause: drive(cause))  # type: ignore[misc]
+        end = run_in_child(lambda cause=cause: run_driver(cause))  # type: ignore[misc]
         if not end.lost:
             return 0 if end.forwarded_signal == signal.SIGTERM and end.status == 128 + signal.SIGINT else end.status
         cause = str(end)
         if end.forwarded_signal or restart == max_restarts:
             break
-        tell(f"{cause}; going on from the last checkpoint ({restart + 1} of run.max_restarts={max_restarts})")
-    run_in_child(lambda: int(bool(tidy())))
+        note(f"{cause}; going on from the last checkpoint ({restart + 1} of run.max_restarts={max_restarts})")
+    run_in_child(lambda: int(bool(clean_up())))
     if end.forwarded_signal:
-        tell(f"stopped: {cause}. The same command goes on from the last checkpoint.")
+        note(f"stopped: {cause}. The same command goes on from the last checkpoint.")
         return 0 if end.forwarded_signal == signal.SIGTERM else 128 + end.forwarded_signal
-    tell(f"{cause}. run.max_restarts is {max_restarts}: the same command goes on from the last checkpoint.")
+    note(f"{cause}. run.max_restarts is {max_restarts}: the same command goes on from the last checkpoint.")
     return 1
 
 
 def run_in_child(work: Callable[[], int]) -> ChildExit:
+    """Forks, runs `work` in the child, and forwards signals until it has ended."""
     sys.stdout.flush()
     sys.stderr.flush()
-    parent, (word, mouth) = os.getpid(), os.pipe()
-    before_all = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)  # until somebody is there to hear them
+    parent, (read_end, write_end) = os.getpid(), os.pipe()
+    signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)  # until both sides handle them
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before_all)
-            exit_with_parent(parent)  # whoever kills it with a signal that it cannot pass on means the child too
-            os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the parent alone, which passes it on once
-            code = work()
-            os.write(mouth, b".")
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):  # whoever read them may be gone
-                    stream.flush()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)  # threads that wait for dead workers would hold a plain exit back
-    os.close(mouth)
-    asked = []
+        work_and_exit(work, parent, write_end, signal_mask)
+    os.close(write_end)
+    with forwarded_signals(child) as received:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+        _, status = os.waitpid(child, 0)
+    os.set_blocking(read_end, False)  # processes of the child may live on, and hold the pipe open
+    try:
+        exited_cleanly = bool(os.read(read_end, 1))
+    except BlockingIOError:
+        exited_cleanly = False
+    os.close(read_end)
+    return ChildExit(os.waitstatus_to_exitcode(status), exited_cleanly, received[0] if received else 0)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+
+def work_and_exit(
+    work: Callable[[], int], parent: int, write_end: int, signal_mask: set[signal.Signals | int]
+) -> NoReturn:
+    """The child's part: writes a byte to the pipe once `work` has returned."""
+    code = 1
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+        die_with(parent)  # a parent that is killed by SIGKILL cannot forward it
+        os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the parent alone, which forwards it once
+        code = work()
+        os.write(write_end, b".")
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the reader may be gone
+                stream.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # a plain exit would wait for threads that wait for dead workers
+
+
+@contextlib.contextmanager
+def forwarded_signals(child: int) -> Iterator[list[int]]:
+    """Forwards signals to the child, and lists them."""
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    before = {s: signal.signal(s, pass_on) for s in FORWARDED_SIGNALS}
-    signal.pthread_sigmask(signal.SIG_SETMASK, before_all)
+    handlers = {s: signal.signal(s, forward) for s in FORWARDED_SIGNALS}
     try:
-        _, status = os.waitpid(child, 0)
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-    os.set_blocking(word, False)  # what the child has started may live on, and hold the pipe open
-    try:
-        said = bool(os.read(word, 1))
-    except BlockingIOError:
-        said = False
-    os.close(word)
-    return ChildExit(os.waitstatus_to_exitcode(status), said, asked[0] if asked else 0)

@@ -1,4 +1,4 @@
-"""A training run from configuration to summary."""
+"""A training run, from its configuration to its summary."""
 
 import contextlib
 import functools
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from launch import datasets
-from launch.printing import print_line
+from launch.printing import make_table, print_line
 from rlsys.config.schema import Config, ConfigError
 from rlsys.runs.checkpoint import Checkpoints
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
@@ -28,66 +28,72 @@ if TYPE_CHECKING:
 
 
 def train(config: Config, console: Console, *, command: str = "the same command", cause: str = "") -> None:
-    """Runs, or goes on. `cause` is why a driver takes over from another one; `command` is what a user types to go on."""
+    """Starts or resumes a run.
+
+    `command` is what a user types to resume it. `cause` says why this driver replaces one that was lost.
+    """
     refuse_job_folder(Path(config.run.dir).expanduser().resolve())
     stop = StopSignal()
     signal.signal(signal.SIGTERM, lambda *_: stop.request(config.run.grace_s))
-    run = RunDirectory(config)
+    run, last = RunDirectory(config), config.trainer.steps
     try:
         if cause:
             run.record_event("restart", cause=cause)
         else:
             print_line(console, f"run directory {run.path}")
-        last = config.trainer.steps
-        checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
-        there = checkpoints.load_newest(lambda text: print_line(console, text))
-        done = there.step if there and not there.state["owed"] else 0
+        done = finished_steps(config, run, console)
         if done >= last:
-            from launch.local_ray import remove_leftovers
-            from workers.supervision.process_registry import clear_registry
-
-            remove_leftovers()  # where it was killed after its last step
-            clear_registry(run.logs)
-            print_line(
-                console,
-                f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew.",
-            )
+            clean_up_after_last_step(run)
+            outcome = f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew."
+            print_line(console, outcome)
         else:
             with Progress(console, last) as progress:
-                done = _train(config, run, progress, stop)
+                done = run_training(config, run, progress, stop)
         if done >= last:
-            return print_summary(config, run, console)
+            return print_summary(run, console)
         run.record_event("stop", cause="asked to stop", step=done)
-        print_line(
-            console,
-            f"stopped after step {done}, which is saved. Resume with: {command}"
-            if done
-            else f"stopped before the first step was done. Start again with: {command}",
-        )
+        saved = f"stopped after step {done}, which is saved. Resume with: {command}"
+        print_line(console, saved if done else f"stopped before the first step was done. Start again with: {command}")
     except BaseException as error:
-        with contextlib.suppress(OSError):  # on a full disk: what is raised says so
+        with contextlib.suppress(OSError):  # a full disk: the error that is raised says so
             run.record_event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
         raise
     finally:
         run.close()
 
 
-def refuse_job_folder(place: Path) -> None:
-    """Ray unpacks what came with a job into a folder of its own, and removes that at some time after it."""
-    if "working_dir_files" in place.parts:
+def refuse_job_folder(run: Path) -> None:
+    """Ray unpacks a job's files into a folder of its own, and later removes the folder with everything in it."""
+    if "working_dir_files" in run.parts:
         raise ConfigError(
-            f"run.dir: {place} is in the working directory of a Ray job, which goes with the job. Give an absolute path, on "
-            "storage that all nodes see: run.dir=/shared/runs/NAME"
+            f"run.dir: {run} is in the working directory of a Ray job, which is removed with the job. Give an absolute "
+            "path, on storage that all nodes see: run.dir=/shared/runs/NAME"
         )
 
 
-def _train(config: Config, run: RunDirectory, progress: Progress, stop: StopSignal) -> int:
-    """The last step that is done and saved."""
+def finished_steps(config: Config, run: RunDirectory, console: Console) -> int:
+    """The step of the newest checkpoint, unless its evaluation is still to be done."""
+    checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
+    newest = checkpoints.load_newest(lambda text: print_line(console, text))
+    return newest.step if newest and not newest.state["owed"] else 0
+
+
+def clean_up_after_last_step(run: RunDirectory) -> None:
+    """Removes what a driver that was killed after its last step has left behind."""
+    from launch.ray_session.leftovers import remove_leftovers
+    from workers.supervision.places import forget
+
+    remove_leftovers()
+    forget(run.logs)
+
+
+def run_training(config: Config, run: RunDirectory, progress: Progress, stop: StopSignal) -> int:
+    """Starts the workers and trains. Returns the last step that is done and saved."""
     from launch.cluster import running_cluster
     from workers.supervision.watchdog import Watchdog
 
-    if unknown := missing_libraries(config.tracking):
-        raise ConfigError(unknown)
+    if problems := missing_libraries(config.tracking):
+        raise ConfigError(problems)
     datasets.peek(config)
     watch = Watchdog.from_config(config, run.logs, stop, progress.note, run.record_event)
     try:
@@ -117,7 +123,7 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: StopSign
                 tracking=tracking,
             ).run()
             progress.note("stopping")
-    except StepAbandoned:  # while workers were coming up
+    except StepAbandoned:  # while the workers started
         return Checkpoints(run.path / "checkpoints", 0).last_step
     if done == config.trainer.steps:
         run.record_event("done", step=done)
@@ -125,7 +131,7 @@ def _train(config: Config, run: RunDirectory, progress: Progress, stop: StopSign
 
 
 def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster") -> Callable[[RunInfo], Tracker]:
-    """The figures for Ray's dashboard, Prometheus and Grafana."""
+    """The tracker for Ray's dashboard, Prometheus and Grafana."""
     from workers.supervision.ray_metrics import RayMetrics
 
     t, events = config.trainer, read_lines(run.path / "events.jsonl")
@@ -138,41 +144,45 @@ def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster
     )
 
 
-def print_summary(config: Config, run: RunDirectory, console: Console) -> None:
-    """Where the run is, accuracy before and after, and a few completions side by side."""
+def print_summary(run: RunDirectory, console: Console) -> None:
+    """Prints accuracy before and after, a few completions side by side, and where the run is."""
     lines = [line for line in read_lines(run.path / "metrics.jsonl") if any(k.endswith("/accuracy") for k in line)]
     console.print()
     if len(lines) > 1:
-        for key in (k for k in lines[-1] if k in lines[0] and k.startswith("eval/") and k.endswith("/accuracy")):
-            source = key.removeprefix("eval/").removesuffix("/accuracy")
-            before, after = format_scores([lines[0][key], lines[-1][key]])
-            what = "accuracy" if "%" in before else "score"
-            print_line(console, f"{source}: held-out {what} {before} before, {after} after {lines[-1]['step']} steps")
-        first, last = (read_samples(run.path, f"eval-{line['step']:06d}") for line in (lines[0], lines[-1]))
-        then = first_per_prompt(first)
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("prompt", "before", "", "after", ""):
-            table.add_column(name, max_width=40, overflow="ellipsis", no_wrap=True)
-        for row in [r for uid, r in first_per_prompt(last).items() if uid in then][:5]:
-            old = then[row["uid"]]
-            table.add_row(
-                escape_control_chars(row["prompt"]),
-                escape_control_chars(old["completion"]),
-                format_score(old["reward"]),
-                escape_control_chars(row["completion"]),
-                format_score(row["reward"]),
-            )
-        console.print(table)
+        first, last = lines[0], lines[-1]
+        print_accuracies(first, last, console)
+        console.print(completions_table(run, int(first["step"]), int(last["step"])))
     print_line(console, f"\nrun directory: {run.path}")
     print_line(console, f"export the model: rlsys export {run.path} MODEL_DIRECTORY", "dim")
 
 
+def print_accuracies(first: dict[str, Any], last: dict[str, Any], console: Console) -> None:
+    for key in last:
+        if key in first and key.startswith("eval/") and key.endswith("/accuracy"):
+            source = key.removeprefix("eval/").removesuffix("/accuracy")
+            before, after = format_scores([first[key], last[key]])
+            measure = "accuracy" if "%" in before else "score"
+            print_line(console, f"{source}: held-out {measure} {before} before, {after} after {last['step']} steps")
+
+
+def completions_table(run: RunDirectory, first_step: int, last_step: int, rows: int = 5) -> Table:
+    before, after = (first_per_prompt(read_samples(run.path, f"eval-{step:06d}")) for step in (first_step, last_step))
+    names = ("prompt", "before", "", "after", "")
+    table = make_table(*(Column(name, max_width=40, overflow="ellipsis", no_wrap=True) for name in names))
+    for uid in [uid for uid in after if uid in before][:rows]:
+        old, new = before[uid], after[uid]
+        texts = (escape_control_chars(text) for text in (new["prompt"], old["completion"], new["completion"]))
+        prompt, old_text, new_text = texts
+        table.add_row(prompt, old_text, format_score(old["reward"]), new_text, format_score(new["reward"]))
+    return table
+
+
 def first_per_prompt(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The first sample of each prompt, by uid."""
-    found: dict[str, dict[str, Any]] = {}
+    first: dict[str, dict[str, Any]] = {}
     for row in rows:
-        found.setdefault(row["uid"], row)
-    return found
+        first.setdefault(row["uid"], row)
+    return first
 
 
 def format_score(reward: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The parent of a run: it starts the driver again where that makes sense, passes signals on, and takes the driver with it."""
+"""The parent of a driver: it restarts a lost driver, forwards signals, and takes the driver with it when it is killed."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ import os, signal, sys, time
 from pathlib import Path
 from launch.supervise import EXIT_LOST, run_with_restarts
 folder = Path(sys.argv[1])
-def drive(cause):
+def run_driver(cause):
     count = len(list(folder.glob("run-*")))
     (folder / f"run-{count}").write_text(cause)
     print(f"driver {count}", os.getpid(), flush=True)
@@ -27,7 +27,7 @@ def program(tmp_path: Path, body: str, restarts: int = 2) -> subprocess.Popen[st
     file = tmp_path / "program.py"
     body = "".join(f"    {line}\n" for line in body.splitlines())
     file.write_text(
-        f"{LINES}{body}\nsys.exit(run_with_restarts(drive, {restarts}, print, lambda: print('tidied', flush=True)))\n"
+        f"{LINES}{body}\nsys.exit(run_with_restarts(run_driver, {restarts}, print, lambda: print('cleaned up', flush=True)))\n"
     )
     return subprocess.Popen(
         [sys.executable, str(file), str(tmp_path)],
@@ -37,41 +37,42 @@ def program(tmp_path: Path, body: str, restarts: int = 2) -> subprocess.Popen[st
     )
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def wait_for_end(process: subprocess.Popen[str]) -> tuple[int, str]:
     output, _ = process.communicate(timeout=20)
     return process.returncode, output
 
 
-def drivers(tmp_path: Path) -> list[str]:
+def causes(tmp_path: Path) -> list[str]:
+    """Why each driver was started."""
     return [p.read_text() for p in sorted(tmp_path.glob("run-*"))]
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 130])
-def test_a_driver_that_ends_by_itself_is_not_started_again(tmp_path: Path, code: int) -> None:
-    assert ended(program(tmp_path, f"return {code}"))[0] == code
-    assert drivers(tmp_path) == [""]
+def test_a_driver_that_ends_by_itself_is_not_restarted(tmp_path: Path, code: int) -> None:
+    assert wait_for_end(program(tmp_path, f"return {code}"))[0] == code
+    assert causes(tmp_path) == [""]
 
 
-def test_one_that_lost_a_worker_is_started_again_and_told_why(tmp_path: Path) -> None:
-    code, output = ended(program(tmp_path, "return EXIT_LOST if count < 2 else 0"))
+def test_a_driver_that_lost_a_worker_is_restarted_with_the_cause(tmp_path: Path) -> None:
+    code, output = wait_for_end(program(tmp_path, "return EXIT_LOST if count < 2 else 0"))
     assert code == 0
-    assert drivers(tmp_path) == ["", "it lost a worker", "it lost a worker"]
+    assert causes(tmp_path) == ["", "it lost a worker", "it lost a worker"]
     assert "going on from the last checkpoint (2 of run.max_restarts=2)" in output
 
 
-def test_one_that_was_killed_too(tmp_path: Path) -> None:
-    code, _ = ended(program(tmp_path, "if count == 0: os.kill(os.getpid(), signal.SIGKILL)\nreturn 0"))
+def test_a_killed_driver_is_restarted(tmp_path: Path) -> None:
+    code, _ = wait_for_end(program(tmp_path, "if count == 0: os.kill(os.getpid(), signal.SIGKILL)\nreturn 0"))
     assert code == 0
-    assert drivers(tmp_path) == ["", "the driver was ended by SIGKILL"]
+    assert causes(tmp_path) == ["", "the driver was ended by SIGKILL"]
 
 
-def test_one_that_was_ended_from_within_without_a_word_too(tmp_path: Path) -> None:
-    code, _ = ended(program(tmp_path, "if count == 0: os._exit(1)\nreturn 0"))
+def test_a_driver_that_exits_without_a_word_is_restarted(tmp_path: Path) -> None:
+    code, _ = wait_for_end(program(tmp_path, "if count == 0: os._exit(1)\nreturn 0"))
     assert code == 0
-    assert drivers(tmp_path) == ["", "the driver ended without a word (exit code 1), as when Ray is lost"]
+    assert causes(tmp_path) == ["", "the driver ended without a word (exit code 1), as when Ray is lost"]
 
 
-def test_one_that_was_told_to_stop_and_lost_its_workers_is_not_started_again(tmp_path: Path) -> None:
+def test_a_driver_that_is_stopped_and_loses_its_workers_is_not_restarted(tmp_path: Path) -> None:
     body = """signal.signal(signal.SIGTERM, lambda n, f: os._exit(1))
 print("ready", flush=True)
 time.sleep(20)"""
@@ -80,27 +81,27 @@ time.sleep(20)"""
     while process.stdout.readline() != "ready\n":
         pass
     process.terminate()
-    code, output = ended(process)
+    code, output = wait_for_end(process)
     assert code == 0
-    assert len(drivers(tmp_path)) == 1
+    assert len(causes(tmp_path)) == 1
     assert "goes on from the last checkpoint" in output
 
 
-def test_restarts_come_to_an_end(tmp_path: Path) -> None:
-    code, output = ended(program(tmp_path, "return EXIT_LOST", restarts=1))
+def test_restarts_end_after_max_restarts(tmp_path: Path) -> None:
+    code, output = wait_for_end(program(tmp_path, "return EXIT_LOST", restarts=1))
     assert code == 1
-    assert len(drivers(tmp_path)) == 2
+    assert len(causes(tmp_path)) == 2
     assert "run.max_restarts is 1: the same command goes on" in output
-    assert "tidied" in output
+    assert "cleaned up" in output
 
 
-def test_no_restarts_are_none(tmp_path: Path) -> None:
-    assert ended(program(tmp_path, "return EXIT_LOST", restarts=0))[0] == 1
-    assert len(drivers(tmp_path)) == 1
+def test_without_restarts_a_lost_driver_stays_lost(tmp_path: Path) -> None:
+    assert wait_for_end(program(tmp_path, "return EXIT_LOST", restarts=0))[0] == 1
+    assert len(causes(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("stderr", [False, True])
-def test_one_whose_words_nobody_reads_any_more_goes_on(tmp_path: Path, stderr: bool) -> None:
+def test_a_driver_goes_on_after_the_reader_of_its_output_has_gone(tmp_path: Path, stderr: bool) -> None:
     body = f"""from launch.printing import plain_console, print_line
 os.dup2(1, 2)
 while not (folder / "gone").exists(): time.sleep(0.01)
@@ -112,27 +113,27 @@ return 0 if count == 0 else 1"""
     process.stdout.close()
     (tmp_path / "gone").touch()
     assert process.wait(20) == 0
-    assert drivers(tmp_path) == [""]
+    assert causes(tmp_path) == [""]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_signals_reach_the_driver_once(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    body = f"""heard = []
-for s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, lambda n, f: heard.append(n))
+    body = f"""received = []
+for s in (signal.SIGTERM, signal.SIGINT): signal.signal(s, lambda n, f: received.append(n))
 print("ready", flush=True)
-while not heard: time.sleep(0.01)
+while not received: time.sleep(0.01)
 time.sleep(0.3)
-return {code} if heard == [{int(number)}] else 1"""
+return {code} if received == [{int(number)}] else 1"""
     process = program(tmp_path, body)
     assert process.stdout
     while process.stdout.readline() != "ready\n":
         pass
     process.send_signal(number)
-    assert ended(process)[0] == code
-    assert len(drivers(tmp_path)) == 1
+    assert wait_for_end(process)[0] == code
+    assert len(causes(tmp_path)) == 1
 
 
-def test_who_kills_the_parent_kills_the_driver(tmp_path: Path) -> None:
+def test_a_parent_that_is_killed_takes_the_driver_with_it(tmp_path: Path) -> None:
     process = program(tmp_path, "time.sleep(60)")
     assert process.stdout
     pid = int(process.stdout.readline().split()[-1])
