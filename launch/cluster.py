@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.local_ray import RaySession, address_for_ray_cli, metrics_urls, ray_session, remove_leftovers
 from launch.placement import choose_transport, reserve_gpus
+from launch.ray_session.connect import address_for_ray_cli, metrics_urls, ray_session
+from launch.ray_session.leftovers import remove_leftovers
+from launch.ray_session.session import RaySession
 from rlsys.checks import check_model
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.shapes import context_from_config

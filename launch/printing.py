@@ -1,24 +1,28 @@
-"""Sentences and tables that read the same on a terminal and in a file."""
+"""Lines and tables that read the same on a terminal and in a file."""
 
+import io
+import json
 import os
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlsys.text import escape_control_chars
 
 
 class PipeSafeConsole(Console):
-    """Goes on, its words going nowhere, after whoever read them has gone away: `rlsys train CONFIG | head`."""
+    """Goes on without output after the reader of a pipe has gone, as in `rlsys train CONFIG | head`."""
 
     def on_broken_pipe(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.file.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.file.fileno())
+        os.close(null)
 
 
 def plain_console(*, stderr: bool = False) -> Console:
-    """Shows a user's words as they are, in tables too: `runs/[a]` is no markup, and `:x:` no picture."""
+    """Prints a user's words unchanged: `runs/[a]` is not markup, and `:x:` not an emoji."""
     return PipeSafeConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
@@ -27,15 +31,44 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def last_characters(text: str, width: int) -> str:
-    """One line of its end, where the answer stands."""
-    flat = escape_control_chars(" ".join(text.split()))
-    return flat if len(flat) <= width else f"…{flat[1 - width :]}"
+    """The end of a text in one line: an answer stands at the end."""
+    line = escape_control_chars(" ".join(text.split()))
+    return line if len(line) <= width else f"…{line[1 - width :]}"
 
 
-def make_table(first: str, *others: str) -> Table:
-    """Plain columns, the first one text."""
-    found = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    found.add_column(first, overflow="fold", min_width=8)
-    for name in others:
-        found.add_column(name, justify="right", no_wrap=True)
-    return found
+def text_column(name: str, style: str = "") -> Column:
+    return Column(name, overflow="fold", style=style)
+
+
+def make_table(first: str | Column, *others: str | Column, title: str = "", show_header: bool = True) -> Table:
+    """A table without lines. Of columns given by name alone, the first holds text, and the others numbers."""
+    return Table(
+        Column(first, overflow="fold", min_width=8) if isinstance(first, str) else first,
+        *(Column(c, justify="right", no_wrap=True) if isinstance(c, str) else c for c in others),
+        title=title or None,
+        title_justify="left",
+        show_header=show_header,
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+    )
+
+
+def print_unwrapped(console: Console, table: Table) -> None:
+    """Prints a table as wide as the terminal. A pipe or file gets one line per row, however long it is."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    wide = Console(file=io.StringIO(), width=10_000, markup=False, emoji=False, highlight=False)
+    with wide.capture() as capture:
+        wide.print(table)
+    for line in capture.get().splitlines():
+        print_line(console, line.rstrip())
+
+
+def write_figures(file: str, figures: dict[str, Any], console: Console) -> None:
+    """Writes figures as JSON, and prints where."""
+    from rlsys.runs.directory import write_user_file
+
+    write_user_file(Path(file), json.dumps(figures, indent=2) + "\n")
+    print_line(console, f"figures: {file}")

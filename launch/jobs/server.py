@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.ray_token import explain_token_refusal, use_token_if_available
+from launch.ray_session.token import explain_token_refusal, use_token_if_available
 from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import redact
 
@@ -63,7 +63,7 @@ class JobServer:
         try:
             yield
         except AuthenticationError as error:
-            refused = explain_token_refusal(shown="no auth" not in str(error))
+            refused = explain_token_refusal(token_sent="no auth" not in str(error))
             raise ConfigError(f"{self.shown} {refused}") from None
         except (JSONDecodeError, KeyError):
             raise ConfigError(not_a_job_server(self.shown)) from None

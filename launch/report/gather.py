@@ -10,12 +10,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.report.charts import PHASES, choose_charts
 from launch.report.lanes import worker_lanes
-from launch.tables import option_comments
 from rlsys import __version__
 from rlsys.analysis import findings
 from rlsys.analysis.run_events import RunEvent, last_ending, parse_events
 from rlsys.checks import GROUP_RELATIVE
 from rlsys.config import loading
+from rlsys.config.option_comments import option_comments
 from rlsys.config.schema import Config, ConfigError
 from rlsys.config.secrets import redact, redact_nested
 from rlsys.estimates import batch_math

@@ -58,8 +58,8 @@ def check(config: Config, console: Console) -> int:
     config = replace(config, eval=replace(config.eval, datasets={}))
     datasets.peek(config)
     from launch.cluster import find_model, load_tokenizer, load_window
-    from launch.local_ray import ray_session
-    from workers.supervision.watchdog import Watchdog
+    from launch.ray_session.connect import ray_session
+    from workers.supervision.waiting import Watch
 
     began = time.monotonic()
     with (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.local_ray import ray_session
+from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 from rlsys.types import Prompt, Sample
 from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers

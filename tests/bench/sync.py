@@ -20,7 +20,7 @@ from typing import Any
 
 from models import random_model
 
-from launch.local_ray import ray_session
+from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 from workers.learner.policy import PolicyRank
 from workers.rollout.engines import CPU_ENVIRONMENT

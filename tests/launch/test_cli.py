@@ -1,93 +1,34 @@
 """The command line as a user meets it, as far as it starts no cluster."""
 
-import errno
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import click
 import pytest
+from command_line import make_model, problems
 from saved import save
 
-from launch import cli, train
-from launch.tools.export import export
+from launch import train
+from launch.cli import MAIN_COMMANDS, commands
+from launch.printing import plain_console
 from rlsys import __version__
 from rlsys.config import loading
-from rlsys.config.schema import Config, ConfigError, RunConfig, TrainerConfig
-from rlsys.runs.checkpoint import SUMS, format_sums, sha256
+from rlsys.config.schema import Config, RunConfig, TrainerConfig
 from rlsys.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def rlsys(tmp_path):
-    """`rlsys("validate", …)` in an empty directory."""
-    home = tmp_path / "home"
-    home.mkdir()
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "launch", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            cwd=home,
-            env=os.environ | {"COLUMNS": "400", "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
-            timeout=60,
-        )
-
-    return run
-
-
-@pytest.fixture
-def small(tmp_path) -> Path:
-    file = tmp_path / "small.yaml"
-    file.write_text(
-        "trainer: {steps: 3, prompts_per_step: 4, samples_per_prompt: 8, updates_per_step: 2}\n"
-        "rollout: {max_new_tokens: 16}\n"
-    )
-    return file
-
-
-def problems(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line.removeprefix("✗ ") for line in done.stderr.splitlines() if line.startswith("✗ ")]
-
-
-def make_model(folder: Path, weights: str) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    (folder / "model.safetensors").write_text(weights)
-    return folder
-
-
-@pytest.fixture
-def finished(tmp_path) -> Path:
-    """A run directory with checkpoints of steps 2 and 4, and a half-written one of step 6."""
-    run = tmp_path / "run"
-    for step in (2, 4):
-        make_model(run / "checkpoints" / f"step-{step:06d}" / "model", f"weights {step}")
-        folder = run / "checkpoints" / f"step-{step:06d}"
-        (folder / "state.json").write_text(json.dumps({"step": step}))
-        files = {str(p.relative_to(folder)): sha256(p) for p in folder.rglob("*") if p.is_file()}
-        (folder / SUMS).write_text(format_sums(files))
-    make_model(run / "checkpoints" / ".step-000006" / "model", "weights 6")
-    (run / "config.yaml").write_text(loading.to_yaml(Config()))
-    (run / "metrics.jsonl").write_text("")
-    return run
-
-
 # --- help and usage --------------------------------------------------------------------------------------------------------
 
 
-def test_help_names_the_commands(rlsys):
+def test_help_lists_the_main_commands_first_and_every_command_once(rlsys):
     done = rlsys("--help")
     assert done.returncode == 0
-    for command in ("train", "validate", "eval", "export"):
-        assert f"  {command} " in done.stdout
+    first, more = done.stdout.partition("\nCommands:\n")[2].split("\nMore:\n")
+    assert [line.split()[0] for line in first.splitlines() if line] == list(MAIN_COMMANDS)
+    assert sorted([*MAIN_COMMANDS, *(line.split()[0] for line in more.splitlines())]) == sorted(commands.commands)
 
 
 def test_the_version_is_told(rlsys):
@@ -190,7 +131,9 @@ def test_a_users_brackets_and_colons_are_shown_as_they_are(rlsys, small, tmp_pat
 def test_all_options_are_listed_with_default_and_meaning(rlsys):
     done = rlsys("validate", "--options")
     assert done.returncode == 0
-    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
+    lines = done.stdout.splitlines()
+    assert all(line == line.rstrip() and len(line.split()) > 1 for line in lines), "one line per option"
+    rows = {line.split()[0]: line.split() for line in lines}
     for key, default in loading.flatten(Config()).items():
         assert key in rows, key
         assert rows[key][1] == repr(default).split()[0]
@@ -223,11 +166,11 @@ def test_going_on_with_other_settings_is_refused_with_their_names(rlsys, small, 
 
 
 def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "_train", lambda *_: 1)
+    monkeypatch.setattr(train, "run_training", lambda *_: 1)
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     train.train(
         Config(run=RunConfig(dir=str(tmp_path / "run"))),
-        cli.plain_console(),
+        plain_console(),
         command="rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]",
     )
     assert (
@@ -239,14 +182,14 @@ def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, 
 def test_a_run_that_was_killed_after_its_last_step_is_tidied_up_when_it_is_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     monkeypatch.setattr(train.Checkpoints, "load_newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
-    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "psm_x").touch()
     place = {"node": "n", "pid": 1, "began": 0.5, "shared": [f"{tmp_path}/psm_x"]}
     (tmp_path / "run" / "logs" / "rollout-0.pid").write_text(json.dumps(place))
-    train.train(Config(run=RunConfig(dir=str(tmp_path / "run")), trainer=TrainerConfig(steps=4)), cli.plain_console())
+    train.train(Config(run=RunConfig(dir=str(tmp_path / "run")), trainer=TrainerConfig(steps=4)), plain_console())
     assert not (tmp_path / "psm_x").exists()
 
 
@@ -257,7 +200,7 @@ def test_a_summary_spells_out_what_a_terminal_would_obey(tmp_path, capsys):
         evil = {"s:1": [f"\x1b[2J {step}"]}
         save(run.path / "samples" / f"eval-{step:06d}.parquet", {"s:1": [1.0]}, evil, {"s:1": "1\x07?"})
         run.record_metrics({"step": step, "eval/s/accuracy": 1.0})
-    train.print_summary(config, run, cli.plain_console())
+    train.print_summary(run, plain_console())
     run.close()
     said = capsys.readouterr().out
     assert not {"\x1b", "\x07"} & set(said)
@@ -283,134 +226,3 @@ def test_evaluating_on_nothing_is_refused(rlsys, finished):
     done = rlsys("eval", finished)
     assert done.returncode == 2
     assert "--data FILE" in problems(done)[0]
-
-
-# --- export ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("source", "weights"),
-    [
-        (".", "weights 4"),
-        ("checkpoints/step-000002", "weights 2"),
-        ("checkpoints/step-000002/model", "weights 2"),
-    ],
-    ids=["run", "checkpoint", "model"],
-)
-def test_export_copies_the_model_of_a_run_a_checkpoint_or_a_directory(rlsys, finished, tmp_path, source, weights):
-    target = tmp_path / "new" / "model"
-    done = rlsys("export", finished / source, target)
-    assert done.returncode == 0, done.stderr
-    assert str(target) in done.stdout
-    assert sorted(p.name for p in target.iterdir()) == ["config.json", "model.safetensors"]
-    assert (target / "model.safetensors").read_text() == weights
-    assert [p.name for p in target.parent.iterdir()] == ["model"]
-
-
-def test_export_takes_an_empty_directory(rlsys, finished, tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert rlsys("export", finished, tmp_path / "empty").returncode == 0
-    assert (tmp_path / "empty" / "model.safetensors").read_text() == "weights 4"
-
-
-def test_export_replaces_only_when_told_to(rlsys, finished, tmp_path):
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "old").write_text("old")
-    done = rlsys("export", finished, target)
-    assert done.returncode == 2
-    assert "--force" in problems(done)[0]
-    assert [p.name for p in target.iterdir()] == ["old"]
-    assert rlsys("export", "--force", finished, target).returncode == 0
-    assert sorted(p.name for p in target.iterdir()) == ["config.json", "model.safetensors"]
-
-
-def test_export_replaces_what_a_link_leads_to(rlsys, finished, tmp_path):
-    there, link = tmp_path / "disk" / "there", tmp_path / "link"
-    there.mkdir(parents=True)
-    (there / "old").write_text("old")
-    link.symlink_to(there)
-    done = rlsys("export", "--force", finished, link)
-    assert done.returncode == 0, done.stderr
-    assert link.is_symlink()
-    assert sorted(p.name for p in there.iterdir()) == ["config.json", "model.safetensors"]
-    assert [p.name for p in there.parent.iterdir()] == ["there"]
-
-
-def test_export_leaves_nothing_half_done_behind(finished, tmp_path, monkeypatch):
-    def full(source: Path, target: Path) -> None:
-        target.mkdir()
-        (target / "model.safetensors").write_text("wei")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("shutil.copytree", full)
-    (tmp_path / "new").mkdir()
-    with pytest.raises(OSError, match="No space left"):
-        export(finished, tmp_path / "new" / "model", force=False)
-    assert list((tmp_path / "new").iterdir()) == []
-
-
-@pytest.mark.parametrize("target", [".", "checkpoints", "checkpoints/step-000004/model"])
-def test_export_never_replaces_what_it_reads(rlsys, finished, target):
-    done = rlsys("export", "--force", finished, finished / target)
-    assert done.returncode == 2
-    assert "lie one within the other" in problems(done)[0]
-    assert (finished / "checkpoints" / "step-000004" / "model" / "model.safetensors").read_text() == "weights 4"
-
-
-def test_export_of_what_holds_no_model_is_refused(rlsys, finished, tmp_path):
-    (tmp_path / "nothing").mkdir()
-    done = rlsys("export", tmp_path / "nothing", tmp_path / "target")
-    assert done.returncode == 2
-    assert "holds no model" in problems(done)[0]
-    done = rlsys("export", finished / "config.yaml", tmp_path / "target")
-    assert done.returncode == 2
-    assert "is not a directory" in problems(done)[0]
-    assert not (tmp_path / "target").exists()
-
-
-def test_a_failure_that_is_not_the_users_is_exit_code_1_with_a_sentence(rlsys, finished, tmp_path):
-    (tmp_path / "file").write_text("")
-    done = rlsys("export", finished, tmp_path / "file" / "below")
-    assert done.returncode == 1
-    assert "Error: " in problems(done)[0]
-    assert "Traceback" not in done.stderr
-
-
-# --- exit codes ------------------------------------------------------------------------------------------------------------
-
-
-def raising(error: BaseException):
-    def run(*_: object, **__: object) -> None:
-        raise error
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (ConfigError(["one [thing]", "another"]), 2, "✗ one [thing]\n✗ another\n"),
-        (click.UsageError("no"), 2, "Error: no\n"),
-        (KeyboardInterrupt(), 130, "Interrupted.\n"),
-        (click.Abort(), 130, "Interrupted.\n"),
-        (RuntimeError("engine [1] died"), 1, "✗ RuntimeError: engine [1] died\n"),
-    ],
-    ids=["configuration", "usage", "interrupt", "abort", "failure"],
-)
-def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, monkeypatch, error, code, said):
-    monkeypatch.setattr(cli, "errors", cli.plain_console(stderr=True))
-    assert cli._guarded(raising(error)) == code
-    assert said in capsys.readouterr().err
-
-
-def test_a_run_that_is_interrupted_says_how_to_go_on(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "errors", cli.plain_console(stderr=True))
-    monkeypatch.setattr("launch.supervise.run_with_restarts", lambda drive, *_: drive(""))
-    monkeypatch.setattr(train, "train", raising(KeyboardInterrupt()))
-    assert cli.commands.main(["train", str(small), f"run.dir={tmp_path}/run"], standalone_mode=False) == 130
-    assert "Run the same command again to go on from the last checkpoint" in capsys.readouterr().err
-
-
-def test_an_end_without_an_error_is_exit_code_0():
-    assert cli._guarded(lambda: None) == 0

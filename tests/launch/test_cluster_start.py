@@ -47,8 +47,8 @@ def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else
         raise WorkerLost("no Ray")
 
     monkeypatch.setattr("launch.cluster.ray_session", no_ray)
-    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
     config = dataclasses.replace(Config(), run=RunConfig(dir=str(tmp_path / "run")))
     (tmp_path / "psm_folder").mkdir()
     (tmp_path / "mine").touch()

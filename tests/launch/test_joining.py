@@ -14,7 +14,7 @@ from ray._private import ray_constants, utils
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.core.generated.gcs_service_pb2 import GetClusterIdReply
 
-from launch.local_ray import ray_session
+from launch.ray_session.connect import ray_session
 from rlsys.config.loading import load_config
 from rlsys.config.schema import ConfigError
 

@@ -37,7 +37,7 @@ def model() -> str:
 
 @pytest.fixture(scope="session")
 def session(tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from launch.local_ray import ray_session
+    from launch.ray_session.connect import ray_session
 
     with ray_session(tiny(), tmp_path_factory.mktemp("ray")) as session:
         yield session

@@ -10,7 +10,10 @@ from launch.tools.convert.converters import CONVERTERS, Converter
 
 @click.group()
 def convert() -> None:
-    """Writes a public data set as a file for data.train or eval.datasets."""
+    """Writes a public data set as a file for training.
+
+    data.train or eval.datasets can name the file.
+    """
 
 
 def make_command(name: str, converter: Converter) -> click.Command:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from launch.ray_token import explain_token_refusal, use_token_if_available
+from launch.ray_session.token import explain_token_refusal, use_token_if_available
 from rlsys.config.schema import ConfigError
 from rlsys.estimates.devices import NodeSpec, matching_gpus
 

@@ -11,15 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.local_ray import (
-    abandoned_folders,
-    address_for_ray_cli,
-    is_locked,
-    lock_folder,
-    protect_token_file,
-    remove_leftovers,
-    treat_timeout_as_lost,
-)
+from launch.ray_session.connect import address_for_ray_cli
+from launch.ray_session.leftovers import abandoned_folders, is_locked, lock_folder, remove_leftovers
+from launch.ray_session.patches import treat_timeout_as_lost
+from launch.ray_session.private import protect_token_file
 from rlsys.runs.errors import WorkerLost
 
 STRANGER = """
@@ -160,7 +155,7 @@ LOSES = """
 import sys, time
 from pathlib import Path
 import psutil
-from launch.local_ray import ray_session
+from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 from rlsys.runs.errors import WorkerLost
 from rlsys.runs.stopping import StopSignal
@@ -200,7 +195,7 @@ import tempfile
 import time
 from pathlib import Path
 from launch.cluster import running_cluster  # imports what a run does, Ray too
-from launch.local_ray import ray_session
+from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 
 with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
@@ -221,7 +216,7 @@ def test_a_late_call_starts_no_other_ray(tmp_path: Path) -> None:
 def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     while psutil.Process(dead.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked about it yet
         time.sleep(0.01)
@@ -236,7 +231,7 @@ def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
 def test_a_driver_that_cannot_be_seen_is_known_to_live_by_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.local_ray.short_temp_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     folder = tmp_path / f"rlsys-{dead.pid}-abc"

@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from launch.local_ray import metrics_urls
+from launch.ray_session.connect import metrics_urls
 from rlsys.tracking import RunInfo
 from workers.supervision import ray_metrics
 from workers.supervision.ray_metrics import RayMetrics
