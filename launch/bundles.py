@@ -1,9 +1,11 @@
-"""Which worker gets which GPUs: bundles of a Ray placement group. Pure arithmetic: `placement` reserves them, `plan` draws them.
+"""Which worker gets which GPUs, as bundles of a Ray placement group. Pure arithmetic.
 
-    separate     a bundle each for rollout-0, rollout-1, …, policy-0, …, critic-0, …, the reference, reward models
-    colocated    a bundle for rollout-0 and the ranks of policy and critic that share its GPUs, and so on; the reference is in the first
+    separate     a bundle for each of rollout-0, rollout-1, …, policy-0, …, critic-0, …, the reference, reward models
+    colocated    a bundle for rollout-0 and the ranks of policy and critic that share its GPUs, and so on;
+                 the first also holds the reference
 
-A bundle lies on one node; bundles that follow each other lie together as far as they can. On CPU nothing is reserved.
+A bundle lies on one node. Consecutive bundles lie together as far as possible. On CPU nothing is reserved.
+`placement` reserves the bundles, and `plan` draws them.
 """
 
 import math
@@ -15,96 +17,102 @@ from rlsys.rewards.settings import reward_services, worker_name
 
 @dataclass(frozen=True)
 class Bundle:
-    """What must be on one node, and who has which of its GPUs.
+    """GPUs that must lie on one node, and the GPUs among them that each worker uses.
 
-    `Bundle(2, {"rollout-0": [0, 1], "policy-0": [0], "policy-1": [1]}, "rollout.engines (1) × rollout.tensor_parallel (2)")`
+    `Bundle(2, {"rollout-0": [0, 1], "policy-0": [0], "policy-1": [1]}, "rollout.engines (1) × …")`
     """
 
     gpus: float
     workers: dict[str, list[int]]
-    reason: str
+    reason: str  # the options that ask for it
 
     @property
     def resources(self) -> dict[str, float]:
         return {"GPU": self.gpus, "CPU": 1}
 
     def __str__(self) -> str:
-        return f"{' with '.join(self.workers)} ({self.reason}) needs {format_count(self.gpus, 'GPU')} and 1 CPU on one node"
+        resources = f"{format_count(self.gpus, 'GPU')} and 1 CPU on one node"
+        return f"{' with '.join(self.workers)} ({self.reason}) needs {resources}"
 
 
 def make_bundles(config: Config, training: bool) -> list[Bundle]:
-    """In the order in which they should lie together."""
-    models = []
+    """All bundles of a run, in the order in which they should lie together."""
+    models = reward_model_bundles(config)
+    if config.cluster.device == "cpu":
+        return models
+    make = colocated_bundles if config.cluster.placement == "colocated" else separate_bundles
+    return make(config, training) + models
+
+
+def reward_model_bundles(config: Config) -> list[Bundle]:
+    bundles = []
     for number, service in enumerate(reward_services(config)):
         if service.gpus:
             name = next(name for functions in service.functions.values() for name in functions)
             workers = {worker_name(number, 0): list(range(math.ceil(service.gpus)))}
-            models.append(Bundle(service.gpus, workers, f"gpus ({service.gpus:g}) of reward model {name}"))
-    if config.cluster.device == "cpu":
-        return models
-    return (colocated_bundles if config.cluster.placement == "colocated" else separate_bundles)(
-        config, training
-    ) + models
+            bundles.append(Bundle(service.gpus, workers, f"gpus ({service.gpus:g}) of reward model {name}"))
+    return bundles
 
 
 def separate_bundles(config: Config, training: bool) -> list[Bundle]:
-    found = engine_bundles(config)
+    bundles = engine_bundles(config)
     if not training:
-        return found
-    ranks = {"policy": config.policy.ranks, "critic": critic_ranks(config)}
-    for role, number in ranks.items():
-        found += [Bundle(1, {f"{role}-{i}": [0]}, f"{role}.ranks ({number})") for i in range(number)]
+        return bundles
+    for role, ranks in rank_counts(config).items():
+        bundles += [Bundle(1, {f"{role}-{i}": [0]}, f"{role}.ranks ({ranks})") for i in range(ranks)]
     if gpus := reference_gpus(config):
-        found.append(Bundle(gpus, {"reference": [0]}, f"reference.gpus ({gpus:g})"))
-    return found
+        bundles.append(Bundle(gpus, {"reference": [0]}, f"reference.gpus ({gpus:g})"))
+    return bundles
 
 
 def colocated_bundles(config: Config, training: bool) -> list[Bundle]:
-    found = engine_bundles(config)
+    bundles = engine_bundles(config)
     if training:
-        shared = [(bundle, gpu) for bundle in found for gpu in range(config.rollout.tensor_parallel)]
-        ranks = {"policy": config.policy.ranks, "critic": critic_ranks(config)}
-        for role, number in ranks.items():
-            for i, (bundle, gpu) in enumerate(shared[:number]):
+        gpus = [(bundle, gpu) for bundle in bundles for gpu in range(config.rollout.tensor_parallel)]
+        for role, ranks in rank_counts(config).items():
+            for i, (bundle, gpu) in enumerate(gpus[:ranks]):
                 bundle.workers[f"{role}-{i}"] = [gpu]
         if reference_gpus(config):
-            found[0].workers["reference"] = [0]
-    return found
+            bundles[0].workers["reference"] = [0]
+    return bundles
 
 
 def engine_bundles(config: Config) -> list[Bundle]:
-    number, size = config.rollout.engines, config.rollout.tensor_parallel
-    why = f"rollout.engines ({number}) × rollout.tensor_parallel ({size})"
-    return [Bundle(size, {f"rollout-{i}": list(range(size))}, why) for i in range(number)]
+    engines, size = config.rollout.engines, config.rollout.tensor_parallel
+    reason = f"rollout.engines ({engines}) × rollout.tensor_parallel ({size})"
+    return [Bundle(size, {f"rollout-{i}": list(range(size))}, reason) for i in range(engines)]
 
 
-def reference_gpus(config: Config) -> float:
-    return config.reference.gpus if config.reference.kl_coef > 0 else 0.0
+def rank_counts(config: Config) -> dict[str, int]:
+    return {"policy": config.policy.ranks, "critic": critic_ranks(config)}
 
 
 def critic_ranks(config: Config) -> int:
     return config.critic.ranks if config.algorithm.advantage == "gae" else 0
 
 
+def reference_gpus(config: Config) -> float:
+    return config.reference.gpus if config.reference.kl_coef > 0 else 0.0
+
+
 def count_other_gpus(config: Config) -> int:
-    """GPUs of who is neither an engine nor beside one, nor a rank of the policy: critic, reference, reward models."""
-    own = [
-        b
-        for b in make_bundles(config, training=True)
-        if not any(w.startswith(("rollout-", "policy-")) for w in b.workers)
-    ]
-    return math.ceil(sum(b.gpus for b in own))
+    """GPUs of critic, reference and reward models that have a bundle of their own."""
+
+    def holds_engine_or_policy(bundle: Bundle) -> bool:
+        return any(worker.startswith(("rollout-", "policy-")) for worker in bundle.workers)
+
+    return math.ceil(sum(b.gpus for b in make_bundles(config, training=True) if not holds_engine_or_policy(b)))
 
 
-def describe_total(wanted: list[Bundle]) -> str:
+def describe_total(bundles: list[Bundle]) -> str:
     """`All together need 12 GPUs: rollout.engines (2) × rollout.tensor_parallel (4) 8, policy.ranks (4) 4`"""
     parts: dict[str, float] = {}
-    for bundle in wanted:
+    for bundle in bundles:
         parts[bundle.reason] = parts.get(bundle.reason, 0) + bundle.gpus
-    return f"All together need {format_count(sum(parts.values()), 'GPU')}: " + ", ".join(
-        f"{w} {g:g}" for w, g in parts.items()
-    )
+    listed = ", ".join(f"{reason} {gpus:g}" for reason, gpus in parts.items())
+    return f"All together need {format_count(sum(parts.values()), 'GPU')}: {listed}"
 
 
-def format_count(number: float, what: str) -> str:
-    return f"{number:g} {what}{'' if number == 1 else 's'}"
+def format_count(number: float, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`"""
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"

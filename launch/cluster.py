@@ -1,6 +1,6 @@
-"""Builds a run out of its parts: who is started where, in what order, and what each is told. The only file that knows all.
+"""Builds a run out of its parts. The only file that knows all workers, their order of start and their arguments.
 
-What takes long to import is imported when Ray and the nurseries have been begun, which then come up meanwhile.
+Slow imports come after Ray and the nurseries have begun to start, and run meanwhile.
 """
 
 import contextlib
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunningCluster:
-    """The workers of a run, coming up. Evaluation alone has no policy, reference or critic."""
+    """The workers of a run while they start and run. An evaluation alone has no policy, reference or critic."""
 
     config: Config
     note: Note
     model: str  # directory or hub name
     tokenizer: Any
-    window: int  # tokens the model can see; 0: it does not say
+    window: int  # context length of the model, in tokens; 0: its config.json has none
     transport: str
     address: str  # of the Ray cluster
-    metrics_urls: list[str]  # pages of its nodes that Prometheus reads
+    metrics_urls: list[str]  # pages of its nodes for Prometheus
     rollout: "RolloutGroup"
     rewards: "RewardPool"
     policy: "PolicyGroup | None"
@@ -62,7 +62,7 @@ class RunningCluster:
         starts += [partial(learner.start, self.model) for learner in (self.reference, self.critic) if learner]
         starts += [partial(self.rollout.start, self.model, self.transport, longest_prompt)]
         if self.config.cluster.placement == "colocated":
-            for start in starts:  # an engine measures what its GPU has left when it comes up
+            for start in starts:  # an engine measures at its start how much of its GPU is free
                 start()
         else:
             run_concurrently(starts)
@@ -72,7 +72,7 @@ class RunningCluster:
         return self
 
     def require_run_directory(self) -> None:
-        """Every rank writes its share of a checkpoint there, and has said in it where it is."""
+        """Raises `ConfigError` if a rank cannot see the run directory, into which it writes its part of a checkpoint."""
         assert self.policy is not None
         ranks = {"policy": self.config.policy.ranks, "critic": self.config.critic.ranks if self.critic else 0}
         names = [f"{role}-{i}" for role, number in ranks.items() for i in range(number)]
@@ -84,7 +84,7 @@ class RunningCluster:
 
 
 def run_concurrently(starts: Sequence[Callable[[], None]]) -> None:
-    """Returns when all are done; raises what the first that fails raises, without waiting for the others."""
+    """Returns when all are done. If one fails, raises its error without waiting for the others."""
     pool = ThreadPoolExecutor(len(starts), thread_name_prefix="start")
     try:
         for done in as_completed([pool.submit(start) for start in starts]):
@@ -97,7 +97,7 @@ def run_concurrently(starts: Sequence[Callable[[], None]]) -> None:
 def running_cluster(
     config: Config, watch: Watchdog, *, model: str = "", training: bool = True
 ) -> Iterator[RunningCluster]:
-    """Starts Ray and all workers; ends all of them on the way out, whatever the way out is."""
+    """Starts Ray and all workers, and ends all of them afterwards."""
     remove_leftovers()  # they may hold a port
     for role, port in (("policy", config.policy.port), ("critic", config.critic.port)):
         if training and port and port_is_taken(port):
@@ -119,12 +119,12 @@ def running_cluster(
 
 
 class Actors:
-    """Every actor of the run, by the name of its worker."""
+    """All Ray actors of the run."""
 
     def __init__(self, session: RaySession, config: Config, watchdog: Watchdog):
         self.ray, self.forkserver_dir, self.config, self.logs = session.ray, session.nursery, config, watchdog.logs
         self.actors: list[Any] = []
-        self.start_counts: Counter[str] = Counter()
+        self.start_counts: Counter[str] = Counter()  # by name of the worker
 
     def make_spawner(
         self,
@@ -134,19 +134,20 @@ class Actors:
         numbers: Callable[[str], Iterable[int]] = lambda name: map(int, name.split("-")[1:]),
         born: str = "",
     ) -> Callable[[str], Any]:
-        """`spawn("rollout-1")` starts a worker of this kind; and again, where the one before it was lost.
+        """Returns `spawn`: `spawn("rollout-1")` starts a worker of this kind, or a new one in place of a lost one.
 
-        `born` is the kind of nursery that it comes from, where there is one.
+        `options` gives the Ray options of a worker, and `numbers` the numbers in its name, which its class takes.
+        `born` names the kind of nursery that forks the worker, if there is one.
         """
         command = {"py_executable": fork_command(self.forkserver_dir, born)} if born and self.forkserver_dir else {}
 
         def spawn(name: str) -> Any:
             self.start_counts[name] += 1
             again = f"-again-{self.start_counts[name] - 1}" if self.start_counts[name] > 1 else ""
-            place = options(name)
-            more = place.pop("runtime_env", {}).get("env_vars", {})
-            runtime = command | {"env_vars": environment | more}
-            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime} | place
+            ray_options = options(name)
+            env_vars = environment | ray_options.pop("runtime_env", {}).get("env_vars", {})
+            runtime_env = command | {"env_vars": env_vars}
+            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime_env} | ray_options
             actor = self.ray.remote(kind).options(**settings).remote(self.config, *numbers(name), str(self.logs))
             self.actors.append(actor)
             return actor
@@ -165,7 +166,7 @@ class Actors:
 def _start_workers(
     ray: Any, config: Config, watch: Watchdog, actors: Actors, model: str, training: bool
 ) -> RunningCluster:
-    """Actors first, so that their slow imports run while the driver finds the model and reads the tokenizer."""
+    """Starts the actors first: their slow imports run while the driver finds the model and reads the tokenizer."""
     from workers.learner.critic import CriticGroup, CriticRank
     from workers.learner.policy import PolicyGroup, PolicyRank
     from workers.learner.reference import Reference, ReferenceWorker
@@ -175,32 +176,31 @@ def _start_workers(
 
     cpu = config.cluster.device == "cpu"
     place = reserve_gpus(ray, config, training, watch.note)
-    referenced = training and config.reference.kl_coef > 0
-    criticised = training and config.algorithm.advantage == "gae"
+    needs_reference = training and config.reference.kl_coef > 0
+    needs_critic = training and config.algorithm.advantage == "gae"
     watch.note(
         f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
         + (f", {config.policy.ranks} policy ranks" if training else "")
-        + (", a reference" if referenced else "")
-        + (f", {config.critic.ranks} critic ranks" if criticised else "")
+        + (", a reference" if needs_reference else "")
+        + (f", {config.critic.ranks} critic ranks" if needs_critic else "")
     )
-    threads = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
-    of_engine = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.rollout.threads)} if cpu else GPU_ENVIRONMENT
-    # As many as there are cores come up at a time, in this order; engines import most.
-    rank = actors.make_spawner(PolicyRank, place, threads, born=MODELS)
-    policy = PolicyGroup(config, rank, watch) if training else None
-    scorer = actors.make_spawner(ReferenceWorker, place, threads, born=MODELS)
-    reference = Reference(config, scorer, watch) if referenced else None
-    critics = actors.make_spawner(CriticRank, place, threads, born=MODELS)
-    critic = CriticGroup(config, critics, watch) if criticised else None
-    engine = actors.make_spawner(RolloutWorker, place, of_engine, born=ENGINES)
-    rollout = RolloutGroup(config, engine, watch)
-    rewards = RewardPool(
-        config, actors.make_spawner(RewardWorker, lambda name: RAY_OPTIONS | place(name), {}, worker_numbers), watch
-    )
+    learner_env = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
+    engine_env = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.rollout.threads)} if cpu else GPU_ENVIRONMENT
+    # Ray starts as many at a time as there are cores, in this order. Engines take longest, for their imports.
+    ranks = actors.make_spawner(PolicyRank, place, learner_env, born=MODELS)
+    policy = PolicyGroup(config, ranks, watch) if training else None
+    scorer = actors.make_spawner(ReferenceWorker, place, learner_env, born=MODELS)
+    reference = Reference(config, scorer, watch) if needs_reference else None
+    critic_ranks = actors.make_spawner(CriticRank, place, learner_env, born=MODELS)
+    critic = CriticGroup(config, critic_ranks, watch) if needs_critic else None
+    engines = actors.make_spawner(RolloutWorker, place, engine_env, born=ENGINES)
+    rollout = RolloutGroup(config, engines, watch)
+    judges = actors.make_spawner(RewardWorker, lambda name: OPTIONS | place(name), {}, numbers)
+    rewards = RewardPool(config, judges, watch)
 
-    nodes = [n for n in ray.nodes() if n["Alive"]]
+    nodes = sum(node["Alive"] for node in ray.nodes())
     path = model or find_model(config, watch.note)
-    if config.model.path == "builtin:tiny" and not model and len(nodes) > 1:
+    if config.model.path == "builtin:tiny" and not model and nodes > 1:
         path = copy_model_into_run(watch.logs.parent, path)
     tokenizer, window = load_tokenizer(path, config), load_window(path, config)
     if problems := check_model(config, path):
@@ -211,7 +211,7 @@ def _start_workers(
         model=path,
         tokenizer=tokenizer,
         window=window,
-        transport=choose_transport(config, len(nodes)),
+        transport=choose_transport(config, nodes),
         address=address_for_ray_cli(ray),
         metrics_urls=metrics_urls(ray),
         rollout=rollout,
@@ -223,14 +223,11 @@ def _start_workers(
 
 
 def find_model(config: Config, note: Note) -> str:
-    """The model as a directory; the built-in one is made on first use."""
+    """The model as a directory or a hub name. The built-in model is made on first use."""
     if config.model.path == "builtin:tiny":
         return str(zigzag.model_folder(config.run.seed, note))
-    return (
-        str(Path(config.model.path).expanduser())
-        if Path(config.model.path).expanduser().is_dir()
-        else config.model.path
-    )
+    directory = Path(config.model.path).expanduser()
+    return str(directory) if directory.is_dir() else config.model.path
 
 
 def load_tokenizer(path: str, config: Config) -> Any:
@@ -241,12 +238,12 @@ def load_tokenizer(path: str, config: Config) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=remote)
     except Exception as error:
-        raise ConfigError(
-            f"model.path: no tokenizer could be loaded from {path}: {' '.join(str(error).split())[:300]}"
-        ) from None
+        cause = " ".join(str(error).split())[:300]
+        raise ConfigError(f"model.path: no tokenizer could be loaded from {path}: {cause}") from None
 
 
 def load_window(path: str, config: Config) -> int:
+    """The context length of the model, in tokens."""
     from transformers import AutoConfig
 
     settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
@@ -254,7 +251,7 @@ def load_window(path: str, config: Config) -> int:
 
 
 def copy_model_into_run(run: Path, model: str) -> str:
-    """A copy in the run directory, which other hosts see, where there is one: the cache of the built-in model is this host's."""
+    """Copies the built-in model into the run directory, which other hosts see. Its cache is on this host only."""
     copy = run / "model"
     if not (run / "config.yaml").is_file():
         return model

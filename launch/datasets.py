@@ -1,4 +1,4 @@
-"""The data sets a configuration names, prepared and put in order."""
+"""Loads the data sets that a configuration names, and mixes those for training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,11 @@ class LoadedDatasets:
 
 
 def peek(config: Config) -> None:
-    """What is wrong with every row is said before anything is started."""
+    """Checks the first rows of every set before anything is started. Raises all problems together."""
     problems = []
     for _, source in named_sources(config):
         try:
-            data.peek(origin(source), row_form(config, source), config.data.on_bad_row)
+            data.peek(origin(source), prompt_format(config, source), config.data.on_bad_row)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -36,22 +36,21 @@ def peek(config: Config) -> None:
 
 
 def load(config: Config, tokenizer: Any, window: int, note: Note, folder: Path | None = None) -> LoadedDatasets:
-    """All of them. `window` is the model's, 0 where it is not known; `folder` is where a list of bad rows goes."""
-    found = read_all(config, named_sources(config), tokenizer, window, note, folder)
-    train, held_out = found[: len(config.data.train)], found[len(config.data.train) :]
+    """Loads all sets. `window` is the model's context length, 0 if not known; `folder` gets the list of bad rows."""
+    sets = read_all(config, named_sources(config), tokenizer, window, note, folder)
+    train, held_out = sets[: len(config.data.train)], sets[len(config.data.train) :]
     stream = mix_training_sets(config, train, note)
-    if said := data.describe_shared_prompts(train):
-        note(said)
+    if remark := data.describe_shared_prompts(train):
+        note(remark)
     for name, rows in zip(config.eval.datasets, held_out, strict=True):
-        if said := data.describe_contamination(name, rows, train):
-            note(said)
-    return LoadedDatasets(
-        stream, [make_held_out(config, *pair) for pair in zip(config.eval.datasets, held_out, strict=True)]
-    )
+        if remark := data.describe_contamination(name, rows, train):
+            note(remark)
+    named = zip(config.eval.datasets, held_out, strict=True)
+    return LoadedDatasets(stream, [make_held_out(config, name, rows) for name, rows in named])
 
 
 def load_held_out(config: Config, name: str, tokenizer: Any, window: int, note: Note) -> HeldOutSet:
-    """One set of eval.datasets."""
+    """Loads one set of eval.datasets."""
     [rows] = read_all(config, [(name, config.eval.datasets[name])], tokenizer, window, note, None)
     return make_held_out(config, name, rows)
 
@@ -64,8 +63,8 @@ def origin(source: DataSource) -> Origin:
     return Origin(source.path, source.split, source.subset, source.source)
 
 
-def row_form(config: Config, source: DataSource) -> PromptFormat:
-    """How its rows are meant: as it says itself, or else as `data` says."""
+def prompt_format(config: Config, source: DataSource) -> PromptFormat:
+    """How rows become prompts: by the set's own options, and by those of `data` where it has none."""
     d = config.data
     return PromptFormat(
         prompt_key=d.prompt_key if source.prompt_key is None else source.prompt_key,
@@ -76,61 +75,56 @@ def row_form(config: Config, source: DataSource) -> PromptFormat:
     )
 
 
-def length_rules(config: Config, window: int) -> SelectionRules:
-    """How long a prompt may be, and what becomes of rows that cannot be used."""
-    most, limit = config.rollout.max_prompt_tokens, "rollout.max_prompt_tokens"
-    room = window - config.rollout.max_new_tokens if window else 1 << 30
-    if not most or room < most:
-        most, limit = (
-            room,
-            f"the model's window of {window} less rollout.max_new_tokens of {config.rollout.max_new_tokens}",
-        )
-    if most < 1:
-        raise ConfigError(
-            f"rollout.max_new_tokens is {config.rollout.max_new_tokens}, the model's window {window}: no room for a prompt."
-        )
-    return SelectionRules(most, limit, config.data.overlong, config.data.on_bad_row)
+def selection_rules(config: Config, window: int) -> SelectionRules:
+    """How long a prompt may be, and what happens to rows that cannot be used."""
+    limit, option = config.rollout.max_prompt_tokens, "rollout.max_prompt_tokens"
+    new_tokens = config.rollout.max_new_tokens
+    room = window - new_tokens if window else 1 << 30
+    if not limit or room < limit:
+        limit, option = room, f"the model's window of {window} less rollout.max_new_tokens of {new_tokens}"
+    if limit < 1:
+        raise ConfigError(f"rollout.max_new_tokens is {new_tokens}, the model's window {window}: no room for a prompt.")
+    return SelectionRules(limit, option, config.data.overlong, config.data.on_bad_row)
 
 
 def read_all(
     config: Config, named: list[tuple[str, DataSource]], tokenizer: Any, window: int, note: Note, folder: Path | None
 ) -> list[PromptRows]:
-    """The rows of each that a run may use. What is wrong with any of them is raised together."""
-    prepare, allowed = DatasetPreparer(tokenizer, note), length_rules(config, window)
-    stored: dict[tuple[Origin, PromptFormat], StoredDataset] = {}  # a set may be trained and evaluated on
-    found: list[PromptRows] = []
-    said: list[str] = []
+    """The usable rows of each set. Raises the problems of all sets together."""
+    prepare, rules = DatasetPreparer(tokenizer, note), selection_rules(config, window)
+    stored: dict[tuple[Origin, PromptFormat], StoredDataset] = {}  # a set may serve for training and evaluation
+    sets: list[PromptRows] = []
+    remarks: list[str] = []
     problems: list[str] = []
     for name, source in named:
-        key = origin(source), row_form(config, source)
+        key = origin(source), prompt_format(config, source)
         try:
             new = key not in stored
             if new:
                 stored[key] = prepare(*key)
-            found.append(data.select_rows(key[0], stored[key], allowed, name if source.reward else ""))
-            if new and not source.path.startswith("builtin:"):  # of which all is known
-                said += data.describe_rows(key[0], stored[key], found[-1], allowed)
+            sets.append(data.select_rows(key[0], stored[key], rules, name if source.reward else ""))
+            if new and not source.path.startswith("builtin:"):  # a built-in set needs no remark
+                remarks += data.describe_rows(key[0], stored[key], sets[-1], rules)
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
     if folder and (bad := data.write_bad_rows(folder / BAD_ROWS, list(stored.values()))):
-        said.append(f"{bad:,} bad rows are listed in {folder / BAD_ROWS}")
-    for line in said:
-        note(line)
+        remarks.append(f"{bad:,} bad rows are listed in {folder / BAD_ROWS}")
+    for remark in remarks:
+        note(remark)
     if problems:
         raise ConfigError(problems)
-    return found
+    return sets
 
 
 def mix_training_sets(config: Config, train: list[PromptRows], note: Note) -> Dataset:
-    """The training stream: one set, several end to end and shuffled together, or several by weight."""
+    """The training stream: one set, several shuffled together as one, or several mixed by weight."""
     seed, shuffle = config.run.seed, config.data.shuffle
     prompts = train[0] if len(train) == 1 else data.JoinedPrompts(train)
     weights = [source.weight for source in config.data.train.values() if source.weight is not None]
     if len(train) == 1 or not weights:
         return Dataset(prompts, seed=seed, shuffle=shuffle)
-    order = data.WeightedOrder(
-        dict(zip(config.data.train, map(len, train), strict=True)), weights, seed=seed, shuffle=shuffle
-    )
+    lengths = dict(zip(config.data.train, map(len, train), strict=True))
+    order = data.WeightedOrder(lengths, weights, seed=seed, shuffle=shuffle)
     for name, rows, count in zip(config.data.train, train, order.counts, strict=True):
         note(f"{name}: {count / sum(order.counts):.1%} of the prompts, {len(rows):,} rows")
     return Dataset(prompts, order=order)
@@ -140,4 +134,4 @@ def make_held_out(config: Config, name: str, rows: PromptRows) -> HeldOutSet:
     source = config.eval.datasets[name]
     samples = config.eval.samples if source.samples is None else source.samples
     temperature = config.eval.temperature if source.temperature is None else source.temperature
-    return HeldOutSet(name, list(rows), samples, temperature)  # read whole: it is gone through at every evaluation
+    return HeldOutSet(name, list(rows), samples, temperature)  # held in memory: every evaluation reads all of it

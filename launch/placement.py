@@ -1,5 +1,7 @@
-"""Reserves the GPUs of a run with Ray, and says in words what is in the way where they cannot be had. Workers
-without GPUs are dealt out to the nodes in turn; by which way weights travel depends on how many there are."""
+"""Reserves the GPUs of a run with Ray, and explains in words why they cannot be had.
+
+Workers without GPUs are dealt to the nodes in turn. The number of nodes decides how weights are sent.
+"""
 
 import itertools
 import time
@@ -13,13 +15,13 @@ from rlsys.config.schema import Config, ConfigError
 if TYPE_CHECKING:
     from rlsys.runs.progress import Note
 
-# For GPUs that are there and taken: the workers of a driver that has just ended hold them for a moment.
+# For GPUs that exist but are taken: the workers of a driver that has just ended hold them for a moment.
 WAIT_FOR_GPUS_S = 60.0
 
 
 @dataclass(frozen=True)
 class NodeResources:
-    """Node("10.0.0.1", gpus=8, cpus=64, free_gpus=3, free_cpus=60)"""
+    """`NodeResources("10.0.0.1", gpus=8, cpus=64, free_gpus=3, free_cpus=60)`"""
 
     address: str
     gpus: float
@@ -30,80 +32,95 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Ray options of each worker, by its name."""
+    """Called with the name of a worker, it returns the worker's Ray options."""
 
     placement_group: Any = None
     bundles: list[Bundle] = field(default_factory=list)
     shared_gpu_ids: dict[int, list[str]] = field(
         default_factory=dict
-    )  # what CUDA calls those of each bundle that workers share
-    node_ids: list[str] = field(default_factory=list)  # that the others are dealt out to
+    )  # CUDA's ids, of each bundle with several workers
+    node_ids: list[str] = field(default_factory=list)  # nodes for workers without GPUs
     turn: Iterator[int] = field(default_factory=itertools.count)
 
     def __call__(self, name: str) -> dict[str, Any]:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
-
         number = next((i for i, bundle in enumerate(self.bundles) if name in bundle.workers), None)
         if number is None:
-            if not self.node_ids:
-                return {}
-            there = NodeAffinitySchedulingStrategy(self.node_ids[next(self.turn) % len(self.node_ids)], soft=True)
-            # Ray throws dice for an actor that asks for nothing, whatever its strategy; this is a byte.
-            return {"scheduling_strategy": there, "memory": 1}
-        there = PlacementGroupSchedulingStrategy(self.placement_group, placement_group_bundle_index=number)
-        bundle = self.bundles[number]
+            return self.options_without_gpu()
+        bundle, strategy = self.bundles[number], in_bundle(self.placement_group, number)
         if number not in self.shared_gpu_ids:
-            return {"num_gpus": bundle.gpus, "scheduling_strategy": there}
+            return {"num_gpus": bundle.gpus, "scheduling_strategy": strategy}
         visible = ",".join(self.shared_gpu_ids[number][i] for i in bundle.workers[name])
-        return {"runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": visible}}, "scheduling_strategy": there}
+        return {"runtime_env": {"env_vars": {"CUDA_VISIBLE_DEVICES": visible}}, "scheduling_strategy": strategy}
+
+    def options_without_gpu(self) -> dict[str, Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if not self.node_ids:
+            return {}
+        node = self.node_ids[next(self.turn) % len(self.node_ids)]
+        # Ray places an actor that needs no resources at random, whatever its strategy. So each asks for one byte.
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True), "memory": 1}
+
+
+def in_bundle(placement_group: Any, number: int) -> Any:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=number)
 
 
 def reserve_gpus(ray: Any, config: Config, training: bool, note: "Note") -> Reservation:
-    """Reserves the GPUs of a run. Raises `ConfigError` where the cluster does not have them, or others keep them."""
-    wanted = make_bundles(config, training)
-    if not wanted:
+    """Reserves the GPUs of a run. Raises `ConfigError` if the cluster is too small, or if others hold them too long."""
+    bundles = make_bundles(config, training)
+    if not bundles:
         return Reservation(node_ids=worker_node_ids(ray))
-    deadline, told = time.monotonic() + min(WAIT_FOR_GPUS_S, config.cluster.start_timeout_s), False
+    deadline, noted = time.monotonic() + min(WAIT_FOR_GPUS_S, config.cluster.start_timeout_s), False
     while True:
         nodes = list_nodes(ray)
-        if stuck := first_unplaceable(wanted, nodes, free=False):
-            raise ConfigError(explain_too_small(config, wanted, stuck, nodes))
-        stuck = first_unplaceable(wanted, nodes, free=True)
-        if stuck is None:
-            group = ray.util.placement_group([bundle.resources for bundle in wanted], strategy="PACK")
-            ready, _ = ray.wait([group.ready()], timeout=max(deadline - time.monotonic(), 10))
-            if ready:
-                return Reservation(group, wanted, ask_shared_gpu_ids(ray, group, wanted), worker_node_ids(ray))
-            ray.util.remove_placement_group(group)
-            stuck = wanted[0]  # somebody was faster
+        if unplaced := first_unplaceable(bundles, nodes, free=False):
+            raise ConfigError(explain_too_small(config, bundles, unplaced, nodes))
+        unplaced = first_unplaceable(bundles, nodes, free=True)
+        if unplaced is None:
+            if group := create_placement_group(ray, bundles, max(deadline - time.monotonic(), 10)):
+                return Reservation(group, bundles, ask_shared_gpu_ids(ray, group, bundles), worker_node_ids(ray))
+            unplaced = bundles[0]  # another run was faster
         if time.monotonic() > deadline:
-            raise ConfigError(explain_taken(wanted, stuck, nodes))
-        if not told:
+            raise ConfigError(explain_taken(bundles, unplaced, nodes))
+        if not noted:
             note(f"waiting for GPUs that others have. {describe_nodes(nodes)}")
-            told = True
+            noted = True
         time.sleep(1)
 
 
-def ask_shared_gpu_ids(ray: Any, group: Any, wanted: list[Bundle]) -> dict[int, list[str]]:
-    """What CUDA calls the GPUs of each bundle that workers share. Ray tells it to who has them all, and cannot itself
-    give several of them to one worker and each of them to another as well.
-    """
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+def create_placement_group(ray: Any, bundles: list[Bundle], timeout_s: float) -> Any | None:
+    """Returns None if the resources are not available in time."""
+    group = ray.util.placement_group([bundle.resources for bundle in bundles], strategy="PACK")
+    ready, _ = ray.wait([group.ready()], timeout=timeout_s)
+    if ready:
+        return group
+    ray.util.remove_placement_group(group)
+    return None
 
-    asked = {}
-    for i, bundle in enumerate(wanted):
+
+def ask_shared_gpu_ids(ray: Any, group: Any, bundles: list[Bundle]) -> dict[int, list[str]]:
+    """CUDA's ids of the GPUs in each bundle that several workers share.
+
+    Ray cannot give two GPUs to one worker and each of them to another worker too. So a task that holds all GPUs of the
+    bundle asks for their ids, and the workers get CUDA_VISIBLE_DEVICES instead of GPUs.
+    """
+    ids = {}
+    for i, bundle in enumerate(bundles):
         if len(bundle.workers) > 1:
-            there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
-            task = ray.remote(assigned_gpu_ids).options(num_cpus=0, num_gpus=bundle.gpus, scheduling_strategy=there)
-            asked[i] = task.remote()
-    return dict(zip(asked, ray.get(list(asked.values())), strict=True))
+            options = {"num_cpus": 0, "num_gpus": bundle.gpus, "scheduling_strategy": in_bundle(group, i)}
+            ids[i] = ray.remote(assigned_gpu_ids).options(**options).remote()
+    return dict(zip(ids, ray.get(list(ids.values())), strict=True))
 
 
 def assigned_gpu_ids() -> list[str]:
+    """Runs as a Ray task."""
     import ray
 
-    found: list[str] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-    return found
+    ids: list[str] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return ids
 
 
 def list_nodes(ray: Any) -> list[NodeResources]:
@@ -124,7 +141,7 @@ def list_nodes(ray: Any) -> list[NodeResources]:
 
 
 def worker_node_ids(ray: Any) -> list[str]:
-    """Ids of nodes that may have any worker; a head can be kept free of work by giving it no CPU."""
+    """Ids of the nodes for workers without GPUs. A node that offers no CPU, such as a head, gets none of them."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return [node["NodeID"] for node in nodes if node["Resources"].get("CPU")] or [node["NodeID"] for node in nodes]
 
@@ -142,10 +159,13 @@ def choose_transport(config: Config, nodes: int) -> str:
     return "shared_memory" if nodes == 1 else "object_store"
 
 
-def first_unplaceable(wanted: Iterable[Bundle], nodes: list[NodeResources], free: bool) -> Bundle | None:
-    """The first bundle that finds no node, the largest ones first, each on the node that it fills best."""
+def first_unplaceable(bundles: Iterable[Bundle], nodes: list[NodeResources], free: bool) -> Bundle | None:
+    """The first bundle that fits on no node. The largest bundles go first, each to the node with the least room left.
+
+    `free` counts only what other runs leave free.
+    """
     room = [[n.free_gpus, n.free_cpus] if free else [n.gpus, n.cpus] for n in nodes]
-    for bundle in sorted(wanted, key=lambda b: -b.gpus):
+    for bundle in sorted(bundles, key=lambda b: -b.gpus):
         fitting = [r for r in room if r[0] >= bundle.gpus and r[1] >= 1]
         if not fitting:
             return bundle
@@ -155,31 +175,31 @@ def first_unplaceable(wanted: Iterable[Bundle], nodes: list[NodeResources], free
     return None
 
 
-def explain_too_small(config: Config, wanted: list[Bundle], stuck: Bundle, nodes: list[NodeResources]) -> str:
-    largest, role = max((n.gpus for n in nodes), default=0), next(iter(stuck.workers)).partition("-")[0]
+def explain_too_small(config: Config, bundles: list[Bundle], unplaced: Bundle, nodes: list[NodeResources]) -> str:
+    largest, role = max((n.gpus for n in nodes), default=0), next(iter(unplaced.workers)).partition("-")[0]
     if not largest:
-        without = "give the reward model gpus 0, the CPU" if role == "reward" else "use cluster.device=cpu"
-        way_out = f"Start nodes with GPUs, or {without}."
-    elif stuck.gpus > largest:
-        way_out = TOO_LARGE_HINTS[role].format(largest=largest)
+        alternative = "give the reward model gpus 0, the CPU" if role == "reward" else "use cluster.device=cpu"
+        hint = f"Start nodes with GPUs, or {alternative}."
+    elif unplaced.gpus > largest:
+        hint = TOO_LARGE_HINTS[role].format(largest=largest)
     elif config.cluster.device == "gpu" and config.cluster.placement == "separate":
-        way_out = "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
+        hint = "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
     else:
-        way_out = "Use fewer."
-    return f"{stuck}, and finds no place. {describe_total(wanted)}. {describe_nodes(nodes, free=False)}. {way_out}"
+        hint = "Use fewer."
+    return f"{unplaced}, and finds no place. {describe_total(bundles)}. {describe_nodes(nodes, free=False)}. {hint}"
 
 
 TOO_LARGE_HINTS = {
-    "rollout": "An engine does not reach over nodes: use rollout.tensor_parallel={largest:g} or less.",
+    "rollout": "An engine runs on one node: use rollout.tensor_parallel={largest:g} or less.",
     "reference": "The reference computes on one GPU: use reference.gpus=1 or less.",
     "reward": "A reward model computes on one GPU: give it gpus 1 or less.",
 }
 
 
-def explain_taken(wanted: list[Bundle], stuck: Bundle, nodes: list[NodeResources]) -> str:
+def explain_taken(bundles: list[Bundle], unplaced: Bundle, nodes: list[NodeResources]) -> str:
     return (
-        f"{stuck}, and others keep them. {describe_total(wanted)}. {describe_nodes(nodes)}. `ray status` and "
-        "`rlsys job list` show who is at work; wait, or use fewer."
+        f"{unplaced}, and others keep them. {describe_total(bundles)}. {describe_nodes(nodes)}. `ray status` and "
+        "`rlsys job list` show which jobs run; wait, or use fewer."
     )
 
 
@@ -191,10 +211,11 @@ def describe_nodes(nodes: list[NodeResources], free: bool = True) -> str:
         alike.setdefault((n.gpus, n.cpus, *left), []).append(n.address)
     parts = []
     for (gpus, cpus, free_gpus, free_cpus), addresses in alike.items():
-        who = ", ".join(addresses) if len(addresses) <= 3 else f"{len(addresses)} nodes"
-        what = f"{format_count(gpus, 'GPU')} and {format_count(cpus, 'CPU')}"
+        names = ", ".join(addresses) if len(addresses) <= 3 else f"{len(addresses)} nodes"
+        resources = f"{format_count(gpus, 'GPU')} and {format_count(cpus, 'CPU')}"
+        each = " each" if len(addresses) > 1 else ""
         all_free = (gpus, cpus) == (free_gpus, free_cpus)
         rest = ", all free" if all_free else f", {free_gpus:g} and {free_cpus:g} of them free"
-        parts.append(f"{who} with {what}{' each' if len(addresses) > 1 else ''}{rest if free else ''}")
+        parts.append(f"{names} with {resources}{each}{rest if free else ''}")
     total = "" if len(alike) == 1 and len(nodes) > 3 else f"{format_count(len(nodes), 'node')}: "
     return f"The cluster has {total}{'; '.join(parts)}"

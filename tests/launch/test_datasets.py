@@ -1,3 +1,5 @@
+"""Data sets of a configuration: how they are read, mixed and checked."""
+
 import json
 
 import pyarrow
@@ -74,10 +76,10 @@ def test_a_mixed_set_with_corrupt_rows_is_loaded(read, tokenizer, tmp_path):
     ]
     with pytest.raises(ConfigError) as error:
         load(read({"train": {"a.jsonl": 3, "b.parquet": 1}}), tokenizer)
-    assert len(error.value.problems) == 6, "what is wrong with both is told at once"
+    assert len(error.value.problems) == 6, "problems of both sets are raised together"
 
 
-def test_sets_without_weights_are_one_set_of_which_each_row_comes_once_an_epoch(read, tokenizer):
+def test_sets_without_weights_give_each_row_once_an_epoch(read, tokenizer):
     lines("a.jsonl", *numbered(0, 5))
     lines("b.jsonl", *numbered(100, 3))
     loaded, _ = load(read({"train": ["a.jsonl", "b.jsonl"]}), tokenizer)
@@ -130,7 +132,7 @@ def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):
     assert (one.name, list(one.prompts), one.samples) == ("a.jsonl", list(loaded.held_out[1].prompts), 4)
 
 
-def test_prompts_that_are_in_several_sets_are_told(read, tokenizer):
+def test_prompts_that_several_sets_share_are_noted(read, tokenizer):
     lines("a.jsonl", *numbered(0, 5), *numbered(0, 2))
     lines("b.jsonl", *numbered(3, 5))
     _, notes = load(read({"train": ["a.jsonl", "b.jsonl"]}), tokenizer)
@@ -141,21 +143,21 @@ def test_prompts_that_are_in_several_sets_are_told(read, tokenizer):
     ]
 
 
-def test_held_out_prompts_that_are_trained_on_are_told(read, tokenizer):
+def test_held_out_prompts_that_are_trained_on_are_noted(read, tokenizer):
     lines("a.jsonl", *numbered(0, 10))
     lines("b.jsonl", *numbered(8, 10))
     _, notes = load(read({"train": "a.jsonl"}, "b.jsonl"), tokenizer)
     assert notes[-1] == "b.jsonl: 2 of 10 held-out prompts are also trained on; accuracy on them is no test"
 
 
-def test_a_file_that_is_trained_and_evaluated_on_is_told_of_once(read, tokenizer):
+def test_a_file_for_training_and_evaluation_is_noted_once(read, tokenizer):
     lines("a.jsonl", *numbered(0, 10))
     _, notes = load(read({"train": "a.jsonl"}, "a.jsonl"), tokenizer)
     assert notes[0] == "a.jsonl: 10 prompts"
     assert "10 of 10 held-out prompts" in notes[1]
 
 
-def test_the_window_decides_where_no_limit_is_given(read, tokenizer):
+def test_the_window_limits_prompts_if_no_option_does(read, tokenizer):
     lines("a.jsonl", {"prompt": "1>"}, {"prompt": "12345678>"})
     for window, most in ((15, 7), (16, 8)):
         with pytest.raises(ConfigError) as error:
@@ -169,7 +171,7 @@ def test_the_window_decides_where_no_limit_is_given(read, tokenizer):
         load(read({"train": "a.jsonl"}), tokenizer, window=8)
 
 
-def test_a_first_look_tells_of_every_set(read):
+def test_peek_reports_the_problems_of_every_set(read):
     lines("a.jsonl", {"question": "1>"})
     lines("b.jsonl", "nonsense")
     with pytest.raises(ConfigError) as error:
@@ -178,7 +180,7 @@ def test_a_first_look_tells_of_every_set(read):
 
 
 @pytest.mark.parametrize("option", [{"weight": 1}, {"template": "gone.jinja"}, {"split": "test"}])
-def test_settings_of_a_set_that_do_not_fit_are_refused_before_anything_is_read(read, option):
+def test_wrong_settings_of_a_set_are_refused_before_it_is_read(read, option):
     lines("a.jsonl", *numbered(0, 2))
     with pytest.raises(ConfigError, match=r"weight|gone\.jinja does not exist|it has no splits"):
         read({"train": {"a.jsonl": option, "builtin:zigzag": None}})

@@ -1,4 +1,4 @@
-"""Where workers would lie, and what is said where they cannot; without Ray."""
+"""Which GPUs workers get, and what is said if they cannot get them. Runs without Ray."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ def config(*overrides: str) -> Config:
 
 
 def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[NodeResources]:
-    """Of the first one, some GPUs are taken."""
+    """On the first node, some GPUs are taken."""
     return [
         NodeResources(f"10.0.0.{i}", number, cpus, number - (taken if i == 1 else 0), cpus)
         for i, number in enumerate(gpus, start=1)
@@ -28,75 +28,78 @@ def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[NodeResource
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What is said of a configuration on such nodes."""
+    """`refused(nodes, override, …)` is the error for a configuration on these nodes."""
 
-    def said(nodes: list[NodeResources], *overrides: str) -> str:
+    def error_on(nodes: list[NodeResources], *overrides: str) -> str:
         monkeypatch.setattr(placement, "list_nodes", lambda ray: nodes)
         with pytest.raises(ConfigError) as caught:
             reserve_gpus(None, config(*overrides), True, lambda text: None)
         return str(caught.value)
 
-    return said
+    return error_on
 
 
-def laid(*overrides: str, training: bool = True) -> list[tuple[float, dict[str, list[int]]]]:
+def bundles(*overrides: str, training: bool = True) -> list[tuple[float, dict[str, list[int]]]]:
     return [(b.gpus, b.workers) for b in make_bundles(config(*overrides), training)]
 
 
 def test_separate_workers_have_gpus_of_their_own() -> None:
-    assert laid("rollout.tensor_parallel=2", "reference={kl_coef: 0.1, gpus: 0.5}") == [
+    assert bundles("rollout.tensor_parallel=2", "reference={kl_coef: 0.1, gpus: 0.5}") == [
         (2, {"rollout-0": [0, 1]}),
         (2, {"rollout-1": [0, 1]}),
         (1, {"policy-0": [0]}),
         (1, {"policy-1": [0]}),
         (0.5, {"reference": [0]}),
     ]
-    assert laid("rollout.tensor_parallel=2", training=False) == [(2, {"rollout-0": [0, 1]}), (2, {"rollout-1": [0, 1]})]
+    assert bundles("rollout.tensor_parallel=2", training=False) == [
+        (2, {"rollout-0": [0, 1]}),
+        (2, {"rollout-1": [0, 1]}),
+    ]
 
 
 def test_colocated_workers_share_a_gpu_and_the_reference_is_on_the_first() -> None:
-    shared = laid("cluster.placement=colocated", "reference={kl_coef: 0.1, gpus: 0.5}")
+    shared = bundles("cluster.placement=colocated", "reference={kl_coef: 0.1, gpus: 0.5}")
     assert shared == [
         (1, {"rollout-0": [0], "policy-0": [0], "reference": [0]}),
         (1, {"rollout-1": [0], "policy-1": [0]}),
     ]
-    with_critic = laid("cluster.placement=colocated", "algorithm.advantage=gae", "critic.ranks=1")
+    with_critic = bundles("cluster.placement=colocated", "algorithm.advantage=gae", "critic.ranks=1")
     assert with_critic[0] == (1, {"rollout-0": [0], "policy-0": [0], "critic-0": [0]})
     assert with_critic[1] == (1, {"rollout-1": [0], "policy-1": [0]})
 
 
 def test_a_colocated_engine_of_several_gpus_shares_each_with_a_rank() -> None:
     wide = ["cluster.placement=colocated", "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=4"]
-    assert laid(*wide, "algorithm.advantage=gae", "critic.ranks=3") == [
+    assert bundles(*wide, "algorithm.advantage=gae", "critic.ranks=3") == [
         (2, {"rollout-0": [0, 1], "policy-0": [0], "policy-1": [1], "critic-0": [0], "critic-1": [1]}),
         (2, {"rollout-1": [0, 1], "policy-2": [0], "policy-3": [1], "critic-2": [0]}),
     ]
-    assert laid(*wide, training=False) == [(2, {"rollout-0": [0, 1]}), (2, {"rollout-1": [0, 1]})]
+    assert bundles(*wide, training=False) == [(2, {"rollout-0": [0, 1]}), (2, {"rollout-1": [0, 1]})]
 
 
 def test_a_reward_model_has_its_own_gpus_whatever_the_others_run_on() -> None:
     functions = "reward.functions={zigzag: 1.0, judge_model: {function: model, gpus: 1}}"
-    assert laid(functions)[-1] == (1, {"reward-1-0": [0]})
-    assert laid(functions, "cluster.placement=colocated")[-1] == (1, {"reward-1-0": [0]})
-    assert laid(functions, "cluster.device=cpu") == [(1, {"reward-1-0": [0]})]
+    assert bundles(functions)[-1] == (1, {"reward-1-0": [0]})
+    assert bundles(functions, "cluster.placement=colocated")[-1] == (1, {"reward-1-0": [0]})
+    assert bundles(functions, "cluster.device=cpu") == [(1, {"reward-1-0": [0]})]
 
 
-def test_on_cpu_nothing_is_reserved_and_workers_are_dealt_out_to_nodes_with_cpus() -> None:
+def test_on_cpu_workers_are_dealt_to_nodes_with_cpus() -> None:
     there = [{"NodeID": f"{i:056}", "Alive": i != 5, "Resources": {"CPU": 2} if i else {}} for i in (0, 1, 2, 3, 5)]
     ray = SimpleNamespace(nodes=lambda: there)
     place = reserve_gpus(ray, config("cluster.device=cpu"), True, lambda text: None)
-    found = [place(name)["scheduling_strategy"] for name in ("policy-0", "policy-1", "rollout-0", "rollout-1")]
-    assert [strategy.node_id for strategy in found] == [f"{i:056}" for i in (1, 2, 3, 1)]
-    assert all(strategy.soft for strategy in found)
+    strategies = [place(name)["scheduling_strategy"] for name in ("policy-0", "policy-1", "rollout-0", "rollout-1")]
+    assert [strategy.node_id for strategy in strategies] == [f"{i:056}" for i in (1, 2, 3, 1)]
+    assert all(strategy.soft for strategy in strategies)
 
 
 def test_the_largest_bundles_go_first_to_the_node_that_they_fill_best() -> None:
-    wanted = make_bundles(config("rollout={engines: 1, tensor_parallel: 4}", "policy.ranks=3"), True)
-    assert first_unplaceable(wanted, nodes(4, 3), free=True) is None
-    assert first_unplaceable(wanted, nodes(3, 4), free=True) is None
-    stuck = first_unplaceable(wanted, nodes(4, 2), free=True)
-    assert stuck is not None
-    assert list(stuck.workers) == ["policy-2"]
+    large_and_small = make_bundles(config("rollout={engines: 1, tensor_parallel: 4}", "policy.ranks=3"), True)
+    assert first_unplaceable(large_and_small, nodes(4, 3), free=True) is None
+    assert first_unplaceable(large_and_small, nodes(3, 4), free=True) is None
+    unplaced = first_unplaceable(large_and_small, nodes(4, 2), free=True)
+    assert unplaced is not None
+    assert list(unplaced.workers) == ["policy-2"]
 
 
 def test_too_few_gpus_are_counted_by_role_and_node(refused: Callable[..., str]) -> None:
@@ -108,18 +111,18 @@ def test_too_few_gpus_are_counted_by_role_and_node(refused: Callable[..., str]) 
     )
 
 
-def test_an_engine_that_no_node_can_hold_is_told_how_large_it_may_be(refused: Callable[..., str]) -> None:
+def test_an_engine_that_no_node_can_hold_has_its_largest_size_named(refused: Callable[..., str]) -> None:
     said = refused(nodes(4, 4, 4, 4), "rollout={engines: 1, tensor_parallel: 8}")
     assert said.startswith(
         "rollout-0 (rollout.engines (1) × rollout.tensor_parallel (8)) needs 8 GPUs and 1 CPU on one node"
     )
     assert said.endswith(
-        "The cluster has 4 nodes with 4 GPUs and 16 CPUs each. An engine does not reach over nodes: use "
+        "The cluster has 4 nodes with 4 GPUs and 16 CPUs each. An engine runs on one node: use "
         "rollout.tensor_parallel=4 or less."
     )
 
 
-def test_enough_gpus_in_pieces_that_are_too_small_are_not_enough(refused: Callable[..., str]) -> None:
+def test_enough_gpus_on_nodes_that_are_too_small_are_not_enough(refused: Callable[..., str]) -> None:
     said = refused(
         nodes(3, 3), "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=2", "reference={kl_coef: 0.1, gpus: 1}"
     )
@@ -146,7 +149,7 @@ def test_a_cluster_without_gpus_says_so(refused: Callable[..., str]) -> None:
         (nodes(1, cpus=0), 1, [], "Use fewer."),
     ],
 )
-def test_the_way_out_for_a_reward_model_is_its_own(
+def test_a_reward_model_has_hints_of_its_own(
     refused: Callable[..., str], there: list[NodeResources], gpus: int, more: list[str], said: str
 ) -> None:
     functions = f"reward.functions={{taste: {{function: model, path: m, gpus: {gpus}}}}}"
@@ -155,16 +158,16 @@ def test_the_way_out_for_a_reward_model_is_its_own(
     assert found.endswith(said)
 
 
-def test_a_reference_that_no_node_can_hold_is_told_how_large_it_may_be(refused: Callable[..., str]) -> None:
+def test_a_reference_that_no_node_can_hold_has_its_largest_size_named(refused: Callable[..., str]) -> None:
     said = refused(nodes(2, 2), "reference={kl_coef: 0.1, gpus: 4}")
     assert said.endswith("The reference computes on one GPU: use reference.gpus=1 or less.")
 
 
-def test_gpus_that_others_have_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:
+def test_gpus_that_others_use_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:
     assert refused(nodes(4, taken=2)) == (
         "policy-0 (policy.ranks (2)) needs 1 GPU and 1 CPU on one node, and others keep them. All together need 4 GPUs: "
         "rollout.engines (2) × rollout.tensor_parallel (1) 2, policy.ranks (2) 2. The cluster has 1 node: "
-        "10.0.0.1 with 4 GPUs and 16 CPUs, 2 and 16 of them free. `ray status` and `rlsys job list` show who is at work; wait, or use fewer."
+        "10.0.0.1 with 4 GPUs and 16 CPUs, 2 and 16 of them free. `ray status` and `rlsys job list` show which jobs run; wait, or use fewer."
     )
 
 
