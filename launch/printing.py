@@ -40,16 +40,22 @@ def text_column(name: str, style: str = "") -> Column:
     return Column(name, overflow="fold", style=style)
 
 
-def make_table(first: str | Column, *others: str | Column, title: str = "", show_header: bool = True) -> Table:
+def number_column(name: str) -> Column:
+    return Column(name, justify="right", no_wrap=True)
+
+
+def make_table(
+    first: str | Column, *others: str | Column, title: str = "", show_header: bool = True, gap: int = 2
+) -> Table:
     """A table without lines. Of columns given by name alone, the first holds text, and the others numbers."""
     return Table(
         Column(first, overflow="fold", min_width=8) if isinstance(first, str) else first,
-        *(Column(c, justify="right", no_wrap=True) if isinstance(c, str) else c for c in others),
+        *(number_column(c) if isinstance(c, str) else c for c in others),
         title=title or None,
         title_justify="left",
         show_header=show_header,
         box=None,
-        padding=(0, 2, 0, 0),
+        padding=(0, gap, 0, 0),
         header_style="dim",
     )
 

@@ -1,7 +1,8 @@
-"""Whether an update depends on how it is computed: the same mini-batch by ranks, ZeRO stages and pack budgets.
+"""`rlsys check`: does an update depend on how it is computed?
 
-It may not: token weights are decided over the whole mini-batch before anything is cut up. Rounding is all that is left, and how
-much of that there may be follows from the dtype. Prompts are the run's own; completions are random tokens, so no engine is needed.
+It computes one mini-batch with several rank counts, ZeRO stages and pack budgets. The gradients may differ only by
+rounding, as much as the dtype explains: token weights are decided over the whole mini-batch before it is split.
+Prompts are the run's own. Completions are random tokens, so no engine is needed.
 """
 
 import contextlib
@@ -14,10 +15,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from launch import datasets
-from launch.printing import print_line
+from launch.bundles import format_count
+from launch.printing import make_table, number_column, print_line, text_column
 from rlsys.config.schema import Config, ConfigError
 from rlsys.packs import minibatches
 from rlsys.packs.packing import pack, unpack
@@ -27,34 +28,31 @@ from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
 
 PROMPTS, SAMPLES, LONGEST = 8, 4, 256  # of the mini-batch; tokens of its longest completion
 STAGES = (0, 1, 2, 3)
-# How far gradients may be apart: as one vector, and for the parameter where it is most. Adding in another order changes about
-# 1e-7 of a float32 sum and 4e-3 of a bfloat16 one; a mistake in weights or masks, far more than either.
+# Largest relative difference of gradients: of all parameters as one vector, and of any one parameter. Another order of
+# addition changes a float32 sum by about 1e-7 and a bfloat16 sum by 4e-3. A mistake in weights or masks changes it far more.
 TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (0.1, 0.25)}
 
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """One way to compute the update, and what came out."""
+    """One way to compute the update, and how its gradient differs from the reference."""
 
     ranks: int
-    stage: int
-    tokens_per_pack: int  # tokens of a pack, at most
+    stage: int  # of ZeRO
+    tokens_per_pack: int
     loss: float
     total_difference: float
     largest_difference: float
-    largest_in: str
+    largest_in: str  # the parameter with the largest difference
 
     def within_tolerance(self, dtype: str, loss: float) -> bool:
-        whole, worst = TOLERANCES[dtype]
-        return (
-            self.total_difference <= whole
-            and self.largest_difference <= worst
-            and abs(self.loss - loss) <= whole * max(1.0, abs(loss))
-        )
+        total, largest = TOLERANCES[dtype]
+        same_loss = abs(self.loss - loss) <= total * max(1.0, abs(loss))
+        return self.total_difference <= total and self.largest_difference <= largest and same_loss
 
 
 def check(config: Config, console: Console) -> int:
-    """The exit code."""
+    """Returns the exit code: 0 if all gradients agree."""
     config = replace(config, eval=replace(config.eval, datasets={}))
     datasets.peek(config)
     from launch.cluster import find_model, load_tokenizer, load_window
@@ -76,12 +74,13 @@ def check(config: Config, console: Console) -> int:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
         watch = Watchdog(Path(logs), note=progress.note)
         with session.monitored(watch.stop):
-            lines = list(compute_updates(trial, session, watch, model, rank_counts(config.policy.ranks, gpus)))
-    return print_updates(trial, lines, time.monotonic() - began, console)
+            counts = rank_counts(config.policy.ranks, gpus)
+            updates = list(compute_updates(trial, session, watch, model, counts))
+    return print_updates(trial, updates, time.monotonic() - began, console)
 
 
 class UpdateTrial:
-    """The mini-batch, and all that its gradient depends on."""
+    """A mini-batch, with the columns and token weights that its gradient depends on."""
 
     def __init__(self, config: Config, batch: Batch):
         self.config, self.batch = config, batch
@@ -91,11 +90,9 @@ class UpdateTrial:
 
     @property
     def input_lengths(self) -> list[int]:
-        """Tokens of each sequence in a pack."""
-        return [
-            len(self.batch.prompts[g].tokens) + n - 1
-            for g, n in zip(self.batch.groups, self.batch.lengths, strict=True)
-        ]
+        """Tokens of each sequence as an input: without its last token."""
+        lengths = zip(self.batch.groups, self.batch.lengths, strict=True)
+        return [len(self.batch.prompts[group].tokens) + n - 1 for group, n in lengths]
 
     def packs(self, ranks: int, budget: int) -> list[list[Pack]]:
         return pack(
@@ -103,8 +100,11 @@ class UpdateTrial:
         )
 
     def fill_columns(self, scored: Floats) -> None:
-        """Columns as a step would have them, were the samples this model's: a reference nearby, and ratios about 1, none of them
-        at the edge of a clip of 0.2, where rounding alone would decide whether a token counts."""
+        """Sets log-probs near the scored ones, as if this model had generated the samples.
+
+        Ratios are then about 1 and stay inside a clip of 0.2. At its edge, rounding alone would decide whether a token
+        counts.
+        """
         rng = np.random.default_rng(derive_seed(self.config.run.seed, "check", "columns"))
 
         def near(logprobs: Floats) -> Floats:
@@ -121,19 +121,19 @@ class UpdateTrial:
 
 
 def vocabulary_size(model: str, tokenizer: Any, config: Config) -> int:
-    """Ids that both the tokenizer and the embedding have."""
+    """Number of token ids that both the tokenizer and the embedding have."""
     from transformers import AutoConfig
 
     settings = AutoConfig.from_pretrained(model, trust_remote_code=config.model.trust_remote_code)
     return min(len(tokenizer), int(settings.get_text_config().vocab_size))
 
 
-def random_batch(config: Config, prompts: list[Prompt], symbols: int) -> Batch:
-    """Random completions of all lengths, with random advantages, which are in `rewards`; always the same."""
+def random_batch(config: Config, prompts: list[Prompt], vocabulary: int) -> Batch:
+    """Random completions of all lengths, the same in every call. `rewards` holds random advantages."""
     rng = np.random.default_rng(derive_seed(config.run.seed, "check"))
     longest = min(config.rollout.max_new_tokens, LONGEST)
     samples = [
-        Sample(p.uid, i, "", rng.integers(0, symbols, n).astype(np.int32), np.zeros(n, np.float32), "stop", 0)
+        Sample(p.uid, i, "", rng.integers(0, vocabulary, n).astype(np.int32), np.zeros(n, np.float32), "stop", 0)
         for p in prompts
         for i in range(SAMPLES)
         for n in [int(rng.integers(1, longest + 1))]
@@ -142,45 +142,53 @@ def random_batch(config: Config, prompts: list[Prompt], symbols: int) -> Batch:
     return Batch(prompts, samples, groups, rng.normal(size=len(samples)).astype(np.float32), [{} for _ in samples])
 
 
-def pack_budgets(inputs: list[int], own: int) -> list[int]:
-    """The smallest that fits the longest sequence, the configured one, and one for all; or a middle one, if two are the same."""
-    least, total = max(inputs), sum(inputs)
-    return sorted({least, own, total} if own < total else {least, max(total // 4, least), own})
+def pack_budgets(input_lengths: list[int], configured: int) -> list[int]:
+    """Three budgets: for the longest sequence only, the configured one, and one that holds all sequences.
+
+    If the configured one holds all sequences, the third is a quarter of all tokens.
+    """
+    least, total = max(input_lengths), sum(input_lengths)
+    return sorted({least, configured, total} if configured < total else {least, max(total // 4, least), configured})
 
 
-def rank_counts(own: int, gpus: int | None) -> list[int]:
-    """`gpus` None: on CPU any number of ranks fits."""
-    return [n for n in sorted({1, 2, own}) if gpus is None or n <= gpus]
+def rank_counts(configured: int, gpus: int | None) -> list[int]:
+    """Numbers of ranks to try. `gpus` is None on CPU, where any number fits."""
+    return [n for n in sorted({1, 2, configured}) if gpus is None or n <= gpus]
 
 
 def compute_updates(
     trial: UpdateTrial, session: Any, watch: Any, model: str, counts: list[int]
 ) -> Iterator[CheckedUpdate]:
-    """One line after the other. The first ranks' first answer is what all are compared with."""
+    """Yields one result after the other. The first gradient of the first ranks is the reference for all."""
     reference: Any = None
-    own = trial.config.policy.tokens_per_pack
+    configured = trial.config.policy.tokens_per_pack
     for count in counts:
         with gradient_ranks(trial.config, session, watch, count) as ranks:
             for stage in STAGES:
-                watch.note(f"{count} {'rank' if count == 1 else 'ranks'}, ZeRO {stage}")
+                watch.note(f"{format_count(count, 'rank')}, ZeRO {stage}")
                 ranks.call_all("build", model, stage)
                 if reference is None:
-                    scoring = trial.packs(1, own)
-                    trial.fill_columns(unpack(scoring, ranks.scatter("score", scoring), len(trial.members)))
-                    # By reference: the gradient of a large model travels from worker to worker.
-                    first = ranks.actors[0].gradient.options(num_returns=2).remote(trial.packs(1, own)[0])
-                    watch.gather({f"{ranks.role}-0": first[0]}, "computing the reference")
-                    reference = first[1]
-                for budget in pack_budgets(trial.input_lengths, own):
-                    packs = trial.packs(count, budget)
-                    answers = ranks.scatter("compare", packs, reference)
-                    found, loss = answers[0][1], sum(share for share, _ in answers)
-                    yield CheckedUpdate(count, stage, budget, loss, found.total, found.largest, found.parameter)
+                    reference = compute_reference(trial, ranks, watch)
+                for budget in pack_budgets(trial.input_lengths, configured):
+                    results = ranks.scatter("compare", trial.packs(count, budget), reference)
+                    difference, loss = results[0][1], sum(share for share, _ in results)
+                    parts = difference.total, difference.largest, difference.parameter
+                    yield CheckedUpdate(count, stage, budget, loss, *parts)
+
+
+def compute_reference(trial: UpdateTrial, ranks: Any, watch: Any) -> Any:
+    """Fills the columns of the trial. Returns a Ray reference: a large gradient goes from worker to worker only."""
+    packs = trial.packs(1, trial.config.policy.tokens_per_pack)
+    trial.fill_columns(unpack(packs, ranks.scatter("score", packs), len(trial.members)))
+    [packs_of_rank] = trial.packs(1, trial.config.policy.tokens_per_pack)
+    loss, gradient = ranks.actors[0].gradient.options(num_returns=2).remote(packs_of_rank)
+    watch.gather({f"{ranks.role}-0": loss}, "computing the reference")
+    return gradient
 
 
 @contextlib.contextmanager
 def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iterator[Any]:
-    """So many ranks that have met."""
+    """Starts that many ranks, connected to each other, and ends them afterwards."""
     from launch.cluster import Actors
     from workers.learner.gradients import GradientRank
     from workers.learner.ranks import LearnerGroup
@@ -197,7 +205,7 @@ def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iter
         lambda name: [int(name.rpartition("-")[2])],
         born=MODELS,
     )
-    watch.note(f"starting {count} {'rank' if count == 1 else 'ranks'}")
+    watch.note(f"starting {format_count(count, 'rank')}")
     try:
         ranks = LearnerGroup(f"gradient-of-{count}", count, config, spawn, watch)
         ranks.start_ranks()
@@ -206,45 +214,32 @@ def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iter
         actors.kill_all()
 
 
-def print_updates(trial: UpdateTrial, lines: list[CheckedUpdate], seconds: float, console: Console) -> int:
-    """What a bug report needs; returns the exit code."""
+def print_updates(trial: UpdateTrial, updates: list[CheckedUpdate], seconds: float, console: Console) -> int:
+    """Prints what a bug report needs. Returns the exit code."""
     c, dtype = trial.config, trial.config.policy.dtype
-    [loss] = [
-        line.loss
-        for line in lines
-        if (line.ranks, line.stage, line.tokens_per_pack) == (1, 0, c.policy.tokens_per_pack)
-    ]
-    found = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    for heading in ("ranks", "ZeRO", "budget", "loss", "gradient", "largest", ""):
-        found.add_column(heading, justify="right", no_wrap=True)
-    found.add_column("in", overflow="fold")
-    for line in lines:
-        good = line.within_tolerance(dtype, loss)
-        figures = (
-            f"{line.tokens_per_pack:,}",
-            f"{line.loss:.6f}",
-            f"{line.total_difference:.1e}",
-            f"{line.largest_difference:.1e}",
-        )
-        name = line.largest_in.removeprefix("lm.").removeprefix("model.")
+    reference = (1, 0, c.policy.tokens_per_pack)
+    [loss] = [u.loss for u in updates if (u.ranks, u.stage, u.tokens_per_pack) == reference]
+    numbers = ("ZeRO", "budget", "loss", "gradient", "largest", "")
+    table = make_table(number_column("ranks"), *numbers, text_column("in"), gap=1)
+    for u in updates:
+        good = u.within_tolerance(dtype, loss)
+        figures = f"{u.loss:.6f}", f"{u.total_difference:.1e}", f"{u.largest_difference:.1e}"
+        parameter = u.largest_in.removeprefix("lm.").removeprefix("model.")
         style = None if good else "red"
-        found.add_row(f"{line.ranks}", f"{line.stage}", *figures, "✓" if good else "✗", name, style=style)
+        way = str(u.ranks), str(u.stage), f"{u.tokens_per_pack:,}"
+        table.add_row(*way, *figures, "✓" if good else "✗", parameter, style=style)
     console.print()
-    console.print(found)
-    whole, worst = TOLERANCES[dtype]
+    console.print(table)
+    total, largest = TOLERANCES[dtype]
     tokens, samples = int(trial.batch.lengths.sum()), len(trial.members)
     for text in (
         f"\n{c.model.path}, policy.dtype {dtype}: {samples} sequences, {tokens} completion tokens, {seconds:.0f} s",
-        f"compared with 1 rank, ZeRO 0, budget {c.policy.tokens_per_pack:,} (policy.tokens_per_pack)",
-        f"gradient: relative difference of all of it, at most {whole:g}; largest: of one parameter, at most {worst:g}",
+        f"reference: 1 rank, ZeRO 0, budget {c.policy.tokens_per_pack:,} (policy.tokens_per_pack)",
+        f"gradient: relative difference of all parameters, at most {total:g}; largest: of one parameter, {largest:g}",
     ):
         print_line(console, text, "dim")
-    bad = sum(not line.within_tolerance(dtype, loss) for line in lines)
-    print_line(
-        console,
-        f"✗ {bad} of {len(lines)} ways to compute the update give another one"
-        if bad
-        else f"✓ all {len(lines)} ways to compute the update give the same one",
-        "red" if bad else "green",
-    )
+    bad = sum(not u.within_tolerance(dtype, loss) for u in updates)
+    differ = f"✗ {bad} of {len(updates)} ways to compute the update give another one"
+    agree = f"✓ all {len(updates)} ways to compute the update give the same one"
+    print_line(console, differ if bad else agree, "red" if bad else "green")
     return 1 if bad else 0

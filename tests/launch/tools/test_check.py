@@ -1,4 +1,4 @@
-"""What `rlsys check` compares, and what it says of it."""
+"""`rlsys check`: what it compares, and what it prints."""
 
 import io
 
@@ -52,7 +52,7 @@ def test_a_mini_batch_is_always_the_same_and_has_only_tokens_of_the_model():
     assert one.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
-def test_columns_are_near_what_was_scored_so_that_ratios_are_about_one():
+def test_columns_are_near_the_scored_ones_so_that_ratios_are_about_one():
     trial = UpdateTrial(Config(), random_batch(Config(), PROMPTS, 13))
     scored = -np.ones(int(trial.batch.lengths.sum()), dtype=np.float32)
     trial.fill_columns(scored)
@@ -77,7 +77,7 @@ def test_rank_counts_are_one_two_and_the_configured_as_far_as_gpus_go():
     assert rank_counts(1, 1) == [1]
 
 
-def test_one_gradient_for_all_is_exit_code_0():
+def test_equal_gradients_are_exit_code_0():
     code, text = shown(line(), line(worst=9.9e-5))
     assert code == 0
     assert "✓ all 3 ways to compute the update give the same one" in text
@@ -88,7 +88,7 @@ def test_one_gradient_for_all_is_exit_code_0():
 @pytest.mark.parametrize(
     "bad", [line(whole=2e-5), line(worst=2e-4), line(loss=0.26), line(whole=np.inf), line(loss=np.nan)]
 )
-def test_another_gradient_is_exit_code_1_and_its_line_is_marked(bad):
+def test_a_different_gradient_is_exit_code_1_and_its_line_is_marked(bad):
     code, text = shown(line(), bad)
     assert code == 1
     assert "✗ 1 of 3 ways to compute the update give another one" in text
