@@ -1,12 +1,13 @@
+"""`rlsys eval`: its options, and what it prints."""
+
 import io
-import json
 import re
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from launch.tools.evaluate import EvalOptions, as_json, find_target_model, load_settings, print_evaluation
+from launch.tools.evaluate import EvalOptions, find_target_model, load_settings, print_evaluation, to_json
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
 from rlsys.evaluation.held_out import Evaluation, MeanWithInterval, SourceScore
@@ -46,10 +47,10 @@ def config(tmp_path) -> str:
     return str(tmp_path / "small.yaml")
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------------
+# --- what is printed -------------------------------------------------------------------------------------------------------
 
 
-def test_scores_that_are_no_shares_are_no_percentages():
+def test_scores_above_one_are_not_percentages():
     rich = SourceScore(
         8,
         32,
@@ -97,7 +98,7 @@ def test_the_tables_fit_eighty_columns():
     assert max(map(len, shown(evaluation(livecodebench=wide)))) <= 80
 
 
-def test_failures_are_told_with_the_first_of_them():
+def test_failures_are_counted_and_the_first_is_shown():
     lines = shown(evaluation({"timeout": 3}, aime=SAMPLED))
     assert lines[-2:] == ["3 verdicts failed (timeout) and are left out", "The first: timeout: no verdict after 10 s"]
 
@@ -107,7 +108,7 @@ def test_a_source_without_a_verdict_says_so():
 
 
 def test_the_figures_are_json_for_other_tools():
-    told = json.loads(as_json(EvalOptions("runs/a"), evaluation({"timeout": 3}, aime=SAMPLED)))
+    told = to_json(EvalOptions("runs/a"), evaluation({"timeout": 3}, aime=SAMPLED))
     assert told["target"] == "runs/a"
     assert told["failures"] == {"timeout": 3}
     assert told["scores"]["aime"]["pass@2"] == 0.5
@@ -115,7 +116,7 @@ def test_the_figures_are_json_for_other_tools():
     assert told["scores"]["aime"]["accuracy/prompts"] == 29
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------------
+# --- options ---------------------------------------------------------------------------------------------------------------
 
 
 def ways(config: Config) -> dict[str, tuple]:
@@ -124,7 +125,7 @@ def ways(config: Config) -> dict[str, tuple]:
     return sets | {"": (config.eval.samples, config.eval.temperature)}
 
 
-def test_without_options_the_configuration_says_how_to_sample(config):
+def test_without_options_the_configuration_decides_how_to_sample(config):
     assert ways(load_settings(EvalOptions("m", config))) == {
         "builtin:zigzag_heldout": (4, 0.5),
         "builtin:zigzag": (None, None),
@@ -147,7 +148,7 @@ def test_a_set_that_is_named_twice_is_evaluated_once(config):
     assert found == {"builtin:zigzag": (None, None), "": (1, 0.0)}
 
 
-def test_what_was_trained_on_and_other_held_out_sets_need_not_be_there_any_more(tmp_path):
+def test_training_data_and_other_held_out_sets_need_not_exist(tmp_path):
     (tmp_path / "c.yaml").write_text("data: {train: gone.jsonl}\neval: {datasets: gone_too.jsonl}\n")
     found = load_settings(EvalOptions("m", str(tmp_path / "c.yaml"), data=("builtin:zigzag",)))
     assert list(found.eval.datasets) == ["builtin:zigzag"]
@@ -196,7 +197,7 @@ def test_a_misspelt_directory_is_not_taken_for_a_hub_name(tmp_path, monkeypatch,
         find_target_model(EvalOptions(target, "some.yaml"))
 
 
-def test_the_built_in_model_is_made_where_it_is_needed():
+def test_the_built_in_model_has_no_directory_yet():
     assert find_target_model(EvalOptions("builtin:tiny", "some.yaml")) == ""
 
 
@@ -205,6 +206,6 @@ def test_the_built_in_model_is_evaluated_whatever_the_configuration_trains(tmp_p
     assert load_settings(EvalOptions("builtin:tiny", str(tmp_path / "other.yaml"))).model.path == "builtin:tiny"
 
 
-def test_a_built_in_model_that_there_is_not_is_refused():
+def test_an_unknown_built_in_model_is_refused():
     with pytest.raises(ConfigError, match="builtin:tinny is no model; the only built-in one is builtin:tiny"):
         find_target_model(EvalOptions("builtin:tinny", "some.yaml"))
