@@ -117,7 +117,7 @@ def rescore(
 
     RUN may also be a .parquet file of samples.
     """
-    from launch.tools.rescore import rescore as run
+    from launch.tools.rescore.command import rescore as run
 
     run(target, rewards, steps, out, overrides, console)
 

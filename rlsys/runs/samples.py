@@ -178,11 +178,6 @@ def open_parquet(file: Path) -> Any:
         raise ConfigError(f"{file} is not a readable parquet file: {error}") from None
 
 
-def has_rows(file: Path) -> bool:
-    """Whether samples were saved with the rows of their prompts, which earlier versions did not keep."""
-    return "row" in open_parquet(file).schema_arrow.names
-
-
 def split_column(batch: Batch, column: Floats | None) -> Iterator[Floats | None]:
     """A per-token column, one array per sample, or as many None.  [T] -> [N]"""
     return iter([None] * len(batch.samples) if column is None else batch.split(column))

@@ -1,3 +1,5 @@
+"""`rlsys rescore`: saved samples judged by another reward."""
+
 import io
 import re
 from pathlib import Path
@@ -7,7 +9,8 @@ import pytest
 from rich.console import Console
 from saved import save
 
-from launch.tools.rescore import parse_rewards, parse_steps, rescore
+from launch.tools.rescore.command import rescore
+from launch.tools.rescore.inputs import parse_rewards, parse_steps
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
 
@@ -52,15 +55,15 @@ def run(tmp_path) -> Path:
     return folder
 
 
-def told(target, *rewards: str, steps=None, out=None, overrides=("reward.workers=1",), width=200) -> str:
-    """What is printed, blanks made one."""
+def rescored(target, *rewards: str, steps=None, out=None, overrides=("reward.workers=1",), width=200) -> str:
+    """What is printed, with single blanks."""
     text = io.StringIO()
     rescore(str(target), rewards, steps, out and str(out), tuple(overrides), Console(file=text, width=width))
     return re.sub(" +", " ", text.getvalue())
 
 
-def test_a_run_is_judged_anew_step_by_step_and_evaluation_by_evaluation(run, own, tmp_path):
-    text = told(run, f"{own}:last", out=tmp_path / "new.parquet")
+def test_every_step_and_evaluation_of_a_run_is_rescored(run, own, tmp_path):
+    text = rescored(run, f"{own}:last", out=tmp_path / "new.parquet")
     rows = [line.strip() for line in text.splitlines()[1:5]]
     assert rows == [
         "step 1 4 0.167 0.333 33.3% 0 1 > 1 of 1 0.0%",
@@ -84,14 +87,14 @@ def test_a_run_is_judged_anew_step_by_step_and_evaluation_by_evaluation(run, own
 
 
 def test_rewards_are_weighted_and_added_as_in_training(run, own):
-    text = told(run, f"{own}:last=2", f"{own}:one=0.25", steps="0")
+    text = rescored(run, f"{own}:last=2", f"{own}:one=0.25", steps="0")
     assert "evaluation 0 1 1.000 2.250 100.0% 0" in text
 
 
-def test_functions_that_hang_die_or_raise_fail_with_their_reasons_and_the_others_are_judged(own, tmp_path):
+def test_failing_functions_have_their_reasons_and_others_are_judged(own, tmp_path):
     texts = ["fine", "hang", "die", "raise", "fine too"]
     file = save(tmp_path / "some.parquet", {"s:1": [0.0] * 5}, {"s:1": texts})
-    text = told(file, f"{own}:bad", overrides=["reward.workers=1", "reward.timeout_s=0.5"])
+    text = rescored(file, f"{own}:bad", overrides=["reward.workers=1", "reward.timeout_s=0.5"])
     assert "some.parquet 5 0.000 1.000 100.0% 3" in text
     for said in (
         "(timeout), the first: no verdict after 0.5 s",
@@ -101,11 +104,11 @@ def test_functions_that_hang_die_or_raise_fail_with_their_reasons_and_the_others
         assert f"1 new verdicts failed {said}" in text
 
 
-def test_the_settings_of_the_run_hold_and_its_data_need_not_be_there_any_more(run, own):
+def test_the_run_sets_the_options_and_its_data_need_not_exist(run, own):
     config = (run / "config.yaml").read_text().replace("timeout_s: 10.0", "timeout_s: 0.5")
     (run / "config.yaml").write_text(config.replace("builtin:zigzag", "gone.jsonl"))
     save(run / "samples" / "step-000003.parquet", {"s:1#0": [0.0]}, {"s:1#0": ["hang"]})
-    text = told(run / "samples" / "step-000003.parquet", f"{own}:bad", overrides=[])
+    text = rescored(run / "samples" / "step-000003.parquet", f"{own}:bad", overrides=[])
     assert "no verdict after 0.5 s" in text
 
 
@@ -113,13 +116,13 @@ def test_the_settings_of_the_run_hold_and_its_data_need_not_be_there_any_more(ru
 def test_settings_that_no_reward_process_could_have_are_refused(run, own, wrong):
     option, _, value = wrong.partition("=")
     with pytest.raises(ConfigError, match=rf"^{option} is {value}(\.0)?; it must be a number greater than 0\.$"):
-        told(run, f"{own}:bad", overrides=[wrong])
+        rescored(run, f"{own}:bad", overrides=[wrong])
 
 
 def test_many_steps_take_few_lines(own, tmp_path):
     for step in range(1, 46):
         save(tmp_path / "run" / "samples" / f"step-{step:06d}.parquet", {"s:1#0": [0.0, 1.0]})
-    rows = [line for line in told(tmp_path / "run", f"{own}:one").splitlines() if line.startswith("step ")]
+    rows = [line for line in rescored(tmp_path / "run", f"{own}:one").splitlines() if line.startswith("step ")]
     assert len(rows) == 15
     assert rows[0].startswith("step 1 to 3 6 0.500 1.000 50.0%")
     assert rows[-1].startswith("step 43 to 45 6")
@@ -134,22 +137,9 @@ def test_steps_are_one_or_from_to(steps, found):
 
 
 def test_only_the_steps_asked_for_are_judged(run, own):
-    text = told(run, f"{own}:one", steps="2-")
+    text = rescored(run, f"{own}:one", steps="2-")
     assert [line.split(" 4 ")[0] for line in text.splitlines() if line.startswith("step ")] == ["step 2"]
     assert "evaluation 0" not in text
-
-
-def test_samples_of_an_older_version_are_judged_as_far_as_they_go_and_that_is_told(run, own):
-    import pyarrow.parquet
-
-    file = run / "samples" / "eval-000002.parquet"
-    table = pyarrow.parquet.read_table(file)
-    pyarrow.parquet.write_table(
-        table.drop_columns(["row", "messages", "rewards", "components", "answer", "failure", "detail"]), file
-    )
-    text = told(file, f"{own}:one")
-    assert "1 of 1 samples have both rewards." in text
-    assert "1 of 1 files are of an older version, which did not keep the rows" in text
 
 
 @pytest.mark.parametrize(
@@ -162,28 +152,28 @@ def test_samples_of_an_older_version_are_judged_as_far_as_they_go_and_that_is_to
         ("run/config.yaml", None, "not a readable parquet file"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(run, own, monkeypatch, target, steps, said):
+def test_a_target_without_samples_is_refused(run, own, monkeypatch, target, steps, said):
     monkeypatch.chdir(run.parent)
     with pytest.raises(ConfigError, match=said):
-        told(target, f"{own}:one", steps=steps)
+        rescored(target, f"{own}:one", steps=steps)
 
 
-def test_what_a_terminal_would_obey_is_spelt_out(own, tmp_path):
+def test_control_characters_are_escaped(own, tmp_path):
     file = save(tmp_path / "evil.parquet", {"s:1": [0.25]}, {"s:1": ["it is\x1b[2J 1"]})
-    text = told(file, f"{own}:one")
+    text = rescored(file, f"{own}:one")
     assert "\x1b" not in text
     assert "it is\\x1b[2J 1" in text
 
 
 def test_rewards_that_do_not_exist_are_refused_before_anything_starts(run, own):
     with pytest.raises(ConfigError, match="Did you mean `exact`"):
-        told(run, "exakt")
+        rescored(run, "exakt")
     with pytest.raises(ConfigError, match=r"gone.py .* does not exist"):
-        told(run, "gone.py:f")
+        rescored(run, "gone.py:f")
     with pytest.raises(ConfigError, match="neither a weight nor a mapping"):
-        told(run, "exact={weight: [")
+        rescored(run, "exact={weight: [")
     with pytest.raises(ConfigError, match="has no function `three`"):
-        told(run, f"{own}:three")
+        rescored(run, f"{own}:three")
 
 
 def test_options_of_a_function_are_given_as_in_yaml():
@@ -197,11 +187,11 @@ def test_a_secret_comes_from_the_environment_and_is_refused_otherwise(run, tmp_p
     own.write_text("def keyed(completion, api_key):\n    return float(len(api_key))\n")
     monkeypatch.setenv("MY_KEY", "0123456")
     asked = f"{own}:keyed={{api_key: '${{oc.env:MY_KEY}}'}}"
-    text = told(run, asked, steps="1")
+    text = rescored(run, asked, steps="1")
     assert "0.167 7.000" in text  # old and new mean
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="MY_KEY is not set"):
-        told(run, asked)
+        rescored(run, asked)
     with pytest.raises(ConfigError, match="holds what its name calls a secret") as refused:
-        told(run, f"{own}:keyed={{api_key: abc12345}}")
+        rescored(run, f"{own}:keyed={{api_key: abc12345}}")
     assert "abc12345" not in str(refused.value)
