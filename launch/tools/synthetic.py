@@ -1,4 +1,4 @@
-"""What `rlsys bench` trains on in place of data: prompts of random tokens, completions as long as is wished, rewards by chance."""
+"""Synthetic data for `rlsys bench`: prompts of random tokens, completions of given lengths, and random rewards."""
 
 import math
 import zlib
@@ -13,23 +13,27 @@ from rlsys.interfaces import Rollout
 from rlsys.seeds import derive_seed
 from rlsys.types import Prompt, Request, Sample
 
-SPREAD = 1.0  # deviation of the logarithm of ragged lengths: the longest tenth has more than 3.6 times the median
+SPREAD = 1.0  # standard deviation of the logarithm of lengths: a tenth is longer than 3.6 times the median
 
 
 def coin(completion: str) -> float:
-    """0 or 1, as good as by chance, and the same for the same text."""
+    """A reward of 0 or 1: as good as random, and always the same for the same text."""
     return float(zlib.crc32(completion.encode(errors="replace")) & 1)
 
 
-def random_prompts(count: int, length: int, symbols: int, seed: int) -> list[Prompt]:
-    """Random tokens: no two prompts begin alike, so nothing is shared between groups."""
+def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[Prompt]:
+    """Prompts of random tokens. No two begin alike, so engines can share no prefix between groups."""
     rng = np.random.default_rng(derive_seed(seed, "bench"))
-    tokens = rng.integers(0, symbols, (count, length)).tolist()
-    return [Prompt(f"bench:{i + 1}", "bench", "", own, {}) for i, own in enumerate(tokens)]
+    tokens = rng.integers(0, vocabulary, (count, length)).tolist()
+    return [Prompt(f"bench:{i + 1}", "bench", "", row, {}) for i, row in enumerate(tokens)]
 
 
 class CompletionLengths:
-    """How many tokens each completion has: `mean`, or around it with a long tail up to `longest`; always the same for a sample."""
+    """Draws the length of each completion, in tokens. A sample always has the same length.
+
+    With `mean` = `longest` all have that length. Otherwise lengths are log-normal around the mean, with a long tail that
+    is cut at `longest`.
+    """
 
     def __init__(self, mean: float, longest: int, seed: int = 0):
         if not 1 <= mean <= longest:
@@ -40,7 +44,7 @@ class CompletionLengths:
         self.log_median = self.find_log_median()
 
     def find_log_median(self) -> float:
-        """With which lengths, cut at both ends, have the mean."""
+        """Finds the median with which lengths, cut to 1 … `longest`, have the mean."""
         normal = NormalDist()
         grid = np.array([normal.inv_cdf((i + 0.5) / 2000) for i in range(2000)])
         low, high = -5.0, math.log(self.longest) + 5.0
@@ -54,19 +58,20 @@ class CompletionLengths:
         if self.mean == self.longest:
             return self.longest
         share = (derive_seed(self.seed, "length", uid, index) + 0.5) / 2**63
-        drawn = math.exp(self.log_median + SPREAD * NormalDist().inv_cdf(min(max(share, 1e-12), 1 - 1e-12)))
-        return round(min(max(drawn, 1.0), float(self.longest)))
+        length = math.exp(self.log_median + SPREAD * NormalDist().inv_cdf(min(max(share, 1e-12), 1 - 1e-12)))
+        return round(min(max(length, 1.0), float(self.longest)))
 
 
 class FixedLengthRollout:
-    """Engines whose completions are as long as they are told. Implements `rlsys.interfaces.Rollout`."""
+    """Engines whose completions have given lengths. Implements `rlsys.interfaces.Rollout`."""
 
     def __init__(self, rollout: Rollout, lengths: CompletionLengths):
         self.rollout, self.lengths = rollout, lengths
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
+        lengths = [self.lengths.length_for(r.uid, r.index) for r in requests]
         return self.rollout.generate(
-            [replace(r, max_new_tokens=self.lengths.length_for(r.uid, r.index), ignore_end=True) for r in requests]
+            [replace(r, max_new_tokens=n, ignore_end=True) for r, n in zip(requests, lengths, strict=True)]
         )
 
     def stop_early(self) -> None:

@@ -1,7 +1,6 @@
-"""Runs the loop for as many steps as were asked for, and says what came out."""
+"""Runs the loop for as many steps as the options ask for, and reports the result."""
 
 import contextlib
-import json
 import math
 import os
 import tempfile
@@ -12,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from launch import datasets
-from launch.printing import print_line
+from launch.printing import print_line, write_figures
 from launch.tools import synthetic
 from launch.tools.bench.figures import BenchMachine, measure
-from launch.tools.bench.options import BenchOptions, load_model_settings, make_bench_config, make_prompts
+from launch.tools.bench.options import BenchOptions, BenchSetup, load_model_settings, make_prompts, make_setup
 from launch.tools.bench.peak_flops import gpu_name, gpu_peak, measure_cpu_peak
 from launch.tools.bench.report import print_report
 from launch.tools.plan import costs
@@ -25,48 +24,50 @@ from rlsys.data import Dataset
 from rlsys.models.lookup import known_flop_counter
 from rlsys.models.shapes import context_from_config
 from rlsys.pipeline import SyncSchedule
-from rlsys.runs.directory import RunDirectory, read_lines, require_writable, write_user_file
+from rlsys.runs.directory import RunDirectory, read_lines, require_writable
 from rlsys.runs.progress import Progress
 from rlsys.types import Metrics
 
 
-def bench(config: Config, wanted: BenchOptions, console: Console) -> None:
-    if wanted.rewards:
+def bench(config: Config, options: BenchOptions, console: Console) -> None:
+    if options.rewards:
         datasets.peek(config)
-    for file in (wanted.json, wanted.trace):
+    for file in (options.json, options.trace):
         if file:
             require_writable(Path(file))
-    wanted = replace(wanted, steps=SyncSchedule.from_config(config).round_up_to_sync(wanted.steps))
+    options = replace(options, steps=SyncSchedule.from_config(config).round_up_to_sync(options.steps))
     with tempfile.TemporaryDirectory(prefix="rlsys-bench-", dir=shared_folder(config)) as folder:
-        # Where transformers keeps what torch compiles, as soon as it reads a model's settings. Ray's session sets its own.
+        # transformers sets torch's compile cache as soon as it reads a model's settings. Ray's session sets its own.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
-        settings = load_model_settings(config)
-        config, prompt, lengths = make_bench_config(
-            config, wanted, str(Path(folder) / "run"), context_from_config(settings.to_dict())
-        )
-        run = RunDirectory(config)
+        model_settings = load_model_settings(config)
+        window = context_from_config(model_settings.to_dict())
+        setup = make_setup(config, options, str(Path(folder) / "run"), window)
+        run = RunDirectory(setup.config)
         try:
-            with Progress(console, wanted.warmup + wanted.steps) as progress:
-                machine = run_loop(config, wanted, prompt, lengths, settings, run, progress)
+            with Progress(console, options.warmup + options.steps) as progress:
+                machine = run_loop(setup, options, model_settings, run, progress)
         finally:
             run.close()
-        report = measure(config, wanted, run.path, prompt, machine)
-        print_report(report, config, console)
-        if wanted.trace:
-            written = write_trace(run.path, Path(wanted.trace))
+        report = measure(setup, options, run.path, machine)
+        print_report(report, setup.config, console)
+        if options.trace:
+            spans = write_trace(run.path, Path(options.trace))
             viewers = "https://ui.perfetto.dev or chrome://tracing"
-            print_line(console, f"trace: {wanted.trace}, {written:,} spans. Open it at {viewers}.")
-        if wanted.json:
-            lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["step"] > wanted.warmup]
-            work = costs.fit_costs(read_spans(run.path), lines, config, prompt)
-            asked = asdict(wanted) | {"prompt_tokens": prompt, "longest": lengths.longest, "mean": lengths.mean}
-            figures = {"asked": asked} | report.as_dict() | {"costs": asdict(work)}
-            write_user_file(Path(wanted.json), json.dumps(figures, indent=2) + "\n")
-            print_line(console, f"figures: {wanted.json}")
+            print_line(console, f"trace: {options.trace}, {spans:,} spans. Open it at {viewers}.")
+        if options.json:
+            lines = [line for line in read_lines(run.path / "metrics.jsonl") if line["step"] > options.warmup]
+            work = costs.fit_costs(read_spans(run.path), lines, setup.config, setup.prompt_tokens)
+            lengths = {"longest": setup.lengths.longest, "mean": setup.lengths.mean}
+            figures = (
+                {"options": asdict(options) | {"prompt_tokens": setup.prompt_tokens} | lengths}
+                | report.as_dict()
+                | {"costs": asdict(work)}
+            )
+            write_figures(options.json, figures, console)
 
 
 def shared_folder(config: Config) -> Path | None:
-    """A folder for the run: on a cluster where its hosts see the run directory, else wherever temporary files go."""
+    """The folder for the run: on a cluster, beside the run directory, which all hosts see; else the temporary one."""
     if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):
         return None
     folder = Path(config.run.dir).absolute().parent
@@ -75,61 +76,54 @@ def shared_folder(config: Config) -> Path | None:
 
 
 def run_loop(
-    config: Config,
-    wanted: BenchOptions,
-    prompt: int,
-    lengths: synthetic.CompletionLengths,
-    settings: Any,
-    run: RunDirectory,
-    progress: Progress,
+    setup: BenchSetup, options: BenchOptions, model_settings: Any, run: RunDirectory, progress: Progress
 ) -> BenchMachine:
-    """Trains as many steps as were asked for."""
+    """Trains for warmup and measured steps."""
     from launch.cluster import running_cluster
     from rlsys.runs.stopping import StopSignal
     from rlsys.trainer import Trainer
     from workers.supervision.watchdog import Watchdog
 
-    with running_cluster(
-        config, Watchdog.from_config(config, run.logs, StopSignal(), progress.note, run.record_event)
-    ) as cluster:
+    config = setup.config
+    with running_cluster(config, Watch.of(config, run.logs, StopSignal(), progress.note, run.record_event)) as cluster:
         run.warm_up_writer()
-        symbols = min(len(cluster.tokenizer), int(settings.get_text_config().vocab_size))
-        rows = make_prompts(config, wanted, prompt, symbols, cluster, progress)
-        cluster.wait_until_ready(prompt)
+        vocabulary = min(len(cluster.tokenizer), int(model_settings.get_text_config().vocab_size))
+        prompts = make_prompts(setup, options, vocabulary, cluster, progress)
+        cluster.wait_until_ready(setup.prompt_tokens)
         assert cluster.policy is not None
         trainer = Trainer(
             config,
-            train=Dataset(rows, seed=config.run.seed),
+            train=Dataset(prompts, seed=config.run.seed),
             evals=[],
-            rollout=synthetic.FixedLengthRollout(cluster.rollout, lengths),
+            rollout=synthetic.FixedLengthRollout(cluster.rollout, setup.lengths),
             rewards=cluster.rewards,
             policy=cluster.policy,
             reference=cluster.reference,
             critic=cluster.critic,
             run=run,
-            progress=StopAfterStep(progress, wanted.warmup + wanted.steps),
+            progress=StopAfterStep(progress, options.warmup + options.steps),
         )
         with contextlib.suppress(BenchDone):
             trainer.run()
         progress.note("stopping")
-        weights = weight_bytes(config, cluster.policy.weight_sync.info["manifest"])
+        sync_bytes = weight_bytes(config, cluster.policy.weight_sync.info["manifest"])
         gpu = gpu_name() if config.cluster.device == "gpu" else ""
     peak = gpu_peak(config, gpu) if config.cluster.device == "gpu" else measure_cpu_peak(config)
-    return BenchMachine(known_flop_counter(settings.to_dict()), weights, peak)
+    return BenchMachine(flops.flop_counter(model_settings), sync_bytes, peak)
 
 
 class BenchDone(Exception):
-    """All steps that were asked for are measured. A run that ends by itself would save its weights."""
+    """Ends the run after its last measured step. A run that ends by itself would save its weights."""
 
 
 class StopAfterStep:
-    """Progress that ends the run after a step."""
+    """Passes progress on, and raises `BenchDone` after the last step."""
 
     def __init__(self, progress: Progress, last: int):
         self.progress, self.last = progress, last
 
-    def step(self, step: int, found: Metrics) -> None:
-        self.progress.step(step, found)
+    def step(self, step: int, metrics: Metrics) -> None:
+        self.progress.step(step, metrics)
         if step == self.last:
             raise BenchDone
 
@@ -141,5 +135,5 @@ class StopAfterStep:
 
 
 def weight_bytes(config: Config, manifest: list[tuple[str, str, list[int]]]) -> int:
-    """Of all that a sync sends."""
+    """Bytes that one sync sends."""
     return sum(math.prod(shape) for _, _, shape in manifest) * (4 if config.rollout.dtype == "float32" else 2)

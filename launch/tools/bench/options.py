@@ -1,4 +1,4 @@
-"""What `rlsys bench` was asked for, and the run that it makes of a configuration."""
+"""The options of `rlsys bench`, and the run that they make of a configuration."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,57 +18,64 @@ from rlsys.config.schema import (
 from rlsys.runs.progress import Progress
 from rlsys.types import Prompt
 
-PROMPT, COMPLETION = 256, 64  # tokens, where the model's window allows it
+PROMPT, COMPLETION = 256, 64  # tokens, if the model's window allows them
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """`rlsys bench` as it was asked for."""
+    """The options of `rlsys bench`."""
 
     steps: int
     warmup: int
     prompt_tokens: int | None
     completion_tokens: int | None
-    ragged: tuple[float, int] | None  # mean and maximum of completions
-    rewards: bool  # whether the configuration's own functions judge its own rows
+    ragged: tuple[float, int] | None  # mean and maximum length of completions
+    rewards: bool  # use the configuration's own functions, on its own rows
     json: str | None
     trace: str | None
 
 
-def make_bench_config(
-    config: Config, wanted: BenchOptions, folder: str, window: int
-) -> tuple[Config, int, synthetic.CompletionLengths]:
-    """The configuration that is run, tokens of a prompt, and lengths of completions."""
-    prompt, longest, mean = choose_lengths(wanted, window)
-    r = replace(config.reward, max_failure_share=1.0)
-    if not wanted.rewards:
-        r = replace(r, functions={"coin": RewardFunction(function="launch.tools.synthetic:coin")})
+@dataclass(frozen=True)
+class BenchSetup:
+    """What is run: the changed configuration, and the lengths of prompts and completions."""
+
+    config: Config
+    prompt_tokens: int
+    lengths: synthetic.CompletionLengths
+
+
+def make_setup(config: Config, options: BenchOptions, folder: str, window: int) -> BenchSetup:
+    """Keeps the method of the configuration, without evaluation and checkpoints."""
+    prompt, longest, mean = choose_lengths(options, window)
+    reward = replace(config.reward, max_failure_share=1.0)
+    if not options.rewards:
+        reward = replace(reward, functions={"coin": RewardFunction(function="launch.tools.synthetic:coin")})
     ahead = config.pipeline.max_lag + 1  # the last steps of a run have nothing more to generate: they are not run
     changed = replace(
         config,
         run=replace(config.run, dir=folder),
-        trainer=replace(config.trainer, steps=wanted.warmup + wanted.steps + ahead),
+        trainer=replace(config.trainer, steps=options.warmup + options.steps + ahead),
         rollout=replace(config.rollout, max_prompt_tokens=prompt, max_new_tokens=longest),
-        data=config.data if wanted.rewards else DataConfig(),
-        reward=r,
-        critic=replace(config.critic, alone_steps=0),  # a step is one in which all learn
-        overlong=OverlongConfig(),  # every completion is cut where it is told to be
+        data=config.data if options.rewards else DataConfig(),
+        reward=reward,
+        critic=replace(config.critic, alone_steps=0),  # policy and critic learn in every measured step
+        overlong=OverlongConfig(),  # every completion ends at its given length
         eval=EvalConfig(every=0),
         checkpoint=CheckpointConfig(every=0),
     )
     if problems := check(changed):
         raise ConfigError(problems)
-    return changed, prompt, synthetic.CompletionLengths(mean, longest, config.run.seed)
+    return BenchSetup(changed, prompt, synthetic.CompletionLengths(mean, longest, config.run.seed))
 
 
-def choose_lengths(wanted: BenchOptions, window: int) -> tuple[int, int, float]:
-    """Tokens of a prompt, of the longest completion, and of completions on average, within the model's window."""
-    if wanted.ragged and wanted.completion_tokens:
+def choose_lengths(options: BenchOptions, window: int) -> tuple[int, int, float]:
+    """Tokens of a prompt, of the longest completion, and of a completion on average, within the model's window."""
+    if options.ragged and options.completion_tokens:
         raise ConfigError("--ragged and --completion-tokens say the same thing; give one of them.")
     room = window or 1 << 30
-    mean, longest = wanted.ragged or (wanted.completion_tokens, wanted.completion_tokens)
-    longest = longest or min(COMPLETION, max(1, (room - (wanted.prompt_tokens or 0)) // 2))
-    prompt = wanted.prompt_tokens or min(PROMPT, max(1, room - longest))
+    mean, longest = options.ragged or (options.completion_tokens, options.completion_tokens)
+    longest = longest or min(COMPLETION, max(1, (room - (options.prompt_tokens or 0)) // 2))
+    prompt = options.prompt_tokens or min(PROMPT, max(1, room - longest))
     if prompt + longest > room:
         raise ConfigError(
             f"prompts of {prompt} tokens and completions of {longest} do not fit into the model's window of {window}. "
@@ -78,18 +85,18 @@ def choose_lengths(wanted: BenchOptions, window: int) -> tuple[int, int, float]:
 
 
 def make_prompts(
-    config: Config, wanted: BenchOptions, length: int, symbols: int, cluster: Any, progress: Progress
+    setup: BenchSetup, options: BenchOptions, vocabulary: int, cluster: Any, progress: Progress
 ) -> list[Prompt]:
-    """As many as all steps take; with --rewards, behind each is a row of the configuration's own data."""
-    found = synthetic.random_prompts(
-        config.trainer.steps * config.trainer.prompts_per_step, length, symbols, config.run.seed
-    )
-    if not wanted.rewards:
-        return found
-    # Their own lengths do not matter: another prompt takes their place.
-    unbound = replace(config, rollout=replace(config.rollout, max_prompt_tokens=0))
-    rows = datasets.load(unbound, cluster.tokenizer, cluster.window, progress.note).train.take(0, len(found))
-    return [replace(row, uid=made.uid, tokens=made.tokens) for row, made in zip(rows, found, strict=True)]
+    """Random prompts for all steps. With --rewards, each has a row of the configuration's own data."""
+    config = setup.config
+    count = config.trainer.steps * config.trainer.prompts_per_step
+    prompts = synthetic.random_prompts(count, setup.prompt_tokens, vocabulary, config.run.seed)
+    if not options.rewards:
+        return prompts
+    # The lengths of the rows do not matter: a random prompt replaces each of them.
+    unlimited = replace(config, rollout=replace(config.rollout, max_prompt_tokens=0))
+    rows = datasets.load(unlimited, cluster.tokenizer, cluster.window, progress.note).train.take(0, count)
+    return [replace(row, uid=random.uid, tokens=random.tokens) for row, random in zip(rows, prompts, strict=True)]
 
 
 def load_model_settings(config: Config) -> Any:
@@ -97,6 +104,5 @@ def load_model_settings(config: Config) -> Any:
 
     from launch.cluster import find_model
 
-    return AutoConfig.from_pretrained(
-        find_model(config, lambda _: None), trust_remote_code=config.model.trust_remote_code
-    )
+    model = find_model(config, lambda _: None)
+    return AutoConfig.from_pretrained(model, trust_remote_code=config.model.trust_remote_code)

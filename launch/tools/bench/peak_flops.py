@@ -1,4 +1,4 @@
-"""What the machine could do at most, against which a bench's floating-point work is held."""
+"""The peak FLOP/s of the machine. A bench compares its own floating-point work with it."""
 
 import os
 import time
@@ -9,30 +9,30 @@ from rlsys.estimates.devices import peak_flops
 
 
 def measure_cpu_peak(config: Config) -> float:
-    """FLOP/s of a large matrix product, on as many threads as engines and ranks have together, at most the machine's cores.
+    """FLOP/s of a large matrix product, on as many threads as all engines and ranks have, at most the machine's cores.
 
-    The workers are gone by now: it has the machine to itself, as far as the loop had it.
+    It runs after the workers have ended, so it has the machine to itself.
     """
     import torch
 
     rollout, policy = config.rollout, config.policy
     threads = min(rollout.engines * rollout.threads + policy.ranks * policy.threads, len(os.sched_getaffinity(0)))
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         a = torch.randn(2048, 2048, dtype=getattr(torch, config.policy.dtype))
-        found = []
+        rates = []
         for _ in range(6):
             began = time.perf_counter()
             a @ a
-            found.append(2 * 2048**3 / (time.perf_counter() - began))
+            rates.append(2 * 2048**3 / (time.perf_counter() - began))
     finally:
-        torch.set_num_threads(before)
-    return max(found)
+        torch.set_num_threads(threads_before)
+    return max(rates)
 
 
 def gpu_name() -> str:
-    """What Ray calls the cluster's GPUs, such as H100; empty if it does not know, or they are of several kinds."""
+    """Ray's name of the cluster's GPUs, such as H100; empty if it has none, or if there are several kinds."""
     import ray
 
     kinds = [name.partition(":")[2] for name in ray.cluster_resources() if name.startswith("accelerator_type:")]
@@ -40,9 +40,10 @@ def gpu_name() -> str:
 
 
 def gpu_peak(config: Config, name: str) -> float | None:
+    """FLOP/s of all GPUs of the run together; None for an unknown kind."""
     r, p = config.rollout, config.policy
-    one = peak_flops(name, p.dtype)
-    found = float(r.engines * r.tensor_parallel)
-    if config.cluster.placement == "separate":  # else the others share the engines' GPUs
-        found += p.ranks + critic_ranks(config) + reference_gpus(config)
-    return one and one * found
+    one_gpu = peak_flops(name, p.dtype)
+    gpus = float(r.engines * r.tensor_parallel)
+    if config.cluster.placement == "separate":  # colocated learners share the engines' GPUs
+        gpus += p.ranks + critic_ranks(config) + reference_gpus(config)
+    return one_gpu and one_gpu * gpus

@@ -1,6 +1,7 @@
-"""A bench's figures, on the console."""
+"""Prints the figures of a bench."""
 
 from rich.console import Console
+from rich.table import Column
 
 from launch.printing import make_table, print_line
 from launch.tools.bench.figures import BenchReport
@@ -8,7 +9,8 @@ from rlsys.config.schema import Config
 
 
 def print_report(report: BenchReport, config: Config, console: Console) -> None:
-    w, figures = report.work, report.as_dict()
+    """Prints where the time of a step goes, what each worker did, and rates."""
+    figures = report.as_dict()
     phases = make_table("phase", "seconds", "share", "FLOP use")
     for name, seconds in figures["phases_s"].items():
         phases.add_row(
@@ -23,20 +25,22 @@ def print_report(report: BenchReport, config: Config, console: Console) -> None:
     )
     console.print()
     console.print(phases)
-    workers = make_table("worker", "idle", "at")
-    workers.columns[-1].justify = "left"
+    workers = make_table("worker", "idle", Column("at", no_wrap=True))
     for name, share in report.idle_shares.items():
-        at = ", ".join(f"{what} {part:.1%}" for what, part in report.span_shares[name].items())
-        workers.add_row(name, f"{share:.1%}", at)
+        spans = ", ".join(f"{span} {part:.1%}" for span, part in report.span_shares[name].items())
+        workers.add_row(name, f"{share:.1%}", spans)
     console.print()
     console.print(workers)
     if report.unrecorded_workers:
-        print_line(
-            console,
-            f"Nothing was recorded of {', '.join(report.unrecorded_workers)}: their hosts do not see the run directory.",
-            "dim",
-        )
+        names = ", ".join(report.unrecorded_workers)
+        print_line(console, f"Nothing was recorded of {names}: their hosts do not see the run directory.", "dim")
     console.print()
+    print_rates(report, console)
+    print_flop_use_note(report, config, console)
+
+
+def print_rates(report: BenchReport, console: Console) -> None:
+    w, figures = report.work, report.as_dict()
     print_line(console, f"{w.samples / report.steps:,.0f} samples a step, {figures['samples_per_s']:,.1f} samples/s")
     print_line(
         console,
@@ -49,19 +53,18 @@ def print_report(report: BenchReport, config: Config, console: Console) -> None:
             f"sync: {report.machine.weight_bytes / 1e6:,.1f} MB in {seconds:.3f} s, {report.bandwidth:.2f} GB/s",
         )
     print_line(console, f"not in rollout, score, update or sync: {report.overhead / report.mean_seconds:.1%} of a step")
-    if not w.flops:
-        print_line(
-            console, "FLOP use is not known: this architecture's work is not counted (rlsys/models/flops.py)", "dim"
-        )
-    elif report.machine.peak_flops is None:
-        print_line(console, "FLOP use is not known: nothing is known of these GPUs (rlsys/models/flops.py)", "dim")
+
+
+def print_flop_use_note(report: BenchReport, config: Config, console: Console) -> None:
+    peak = report.machine.peak_flops
+    if not report.work.flops:
+        note = "FLOP use is not known: this architecture's work is not counted (rlsys/models/flops.py)"
+    elif peak is None:
+        note = "FLOP use is not known: these GPUs are not in the table (rlsys/estimates/devices.py)"
     else:
-        against = "a large matrix product here" if config.cluster.device == "cpu" else "what the GPUs can do"
-        print_line(
-            console,
-            f"FLOP use: work that is needed, over {against}: {report.machine.peak_flops / 1e9:,.0f} GFLOP/s",
-            "dim",
-        )
+        reference = "a large matrix product here" if config.cluster.device == "cpu" else "the peak of the GPUs"
+        note = f"FLOP use: necessary work, over {reference}: {peak / 1e9:,.0f} GFLOP/s"
+    print_line(console, note, "dim")
 
 
 def format_percent(share: float | None) -> str:

@@ -1,3 +1,5 @@
+"""`rlsys bench`: what it runs, and what it reports."""
+
 import json
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ from launch.cli import commands
 from launch.tools import synthetic
 from launch.tools.bench.command import shared_folder
 from launch.tools.bench.figures import BenchMachine, BenchReport, WorkDone, all_samples_train
-from launch.tools.bench.options import BenchOptions, make_bench_config
+from launch.tools.bench.options import BenchOptions, make_setup
 from launch.tools.bench.peak_flops import gpu_peak
 from launch.tools.bench.report import print_report
 from rlsys.checks import load_checked
@@ -18,7 +20,7 @@ from rlsys.config.schema import Config, ConfigError, PipelineConfig
 from rlsys.estimates.devices import peak_flops
 from rlsys.types import Request
 
-ASKED = BenchOptions(3, 1, None, None, None, False, None, None)
+OPTIONS = BenchOptions(3, 1, None, None, None, False, None, None)
 
 
 def make_config(folder, *overrides: str) -> Config:
@@ -28,10 +30,10 @@ def make_config(folder, *overrides: str) -> Config:
 
 
 class Engines:
-    """Remembers what it is asked for."""
+    """Remembers its requests."""
 
     def generate(self, requests):
-        self.asked = requests
+        self.requests = requests
         return iter([])
 
 
@@ -49,7 +51,7 @@ def test_ragged_lengths_have_the_mean_that_was_asked_for_and_a_long_tail():
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(1, 1), (1, 50), (50, 50), (49.5, 50), (3, 4000)])
-def test_any_mean_that_is_possible_is_met(mean, longest):
+def test_every_possible_mean_is_met(mean, longest):
     lengths = synthetic.CompletionLengths(mean, longest)
     drawn = [lengths.length_for(f"p{i}", 0) for i in range(4000)]
     assert np.mean(drawn) == pytest.approx(mean, rel=0.1)
@@ -71,11 +73,11 @@ def test_a_gpu_that_several_share_counts_once_in_the_peak(tmp_path, placement, g
     assert gpu_peak(config, "Some Card") is None
 
 
-def test_a_sample_has_the_same_length_each_time_it_is_asked_for():
-    asked = [("a", 0), ("a", 1), ("b", 0)]
-    first, again = (([synthetic.CompletionLengths(60, 128, seed=1).length_for(*a) for a in asked]) for _ in range(2))
+def test_a_sample_always_has_the_same_length():
+    samples = [("a", 0), ("a", 1), ("b", 0)]
+    first, again = (([synthetic.CompletionLengths(60, 128, seed=1).length_for(*s) for s in samples]) for _ in range(2))
     assert first == again
-    assert first != [synthetic.CompletionLengths(60, 128, seed=2).length_for(*a) for a in asked]
+    assert first != [synthetic.CompletionLengths(60, 128, seed=2).length_for(*s) for s in samples]
 
 
 def test_a_mean_above_the_maximum_is_refused():
@@ -83,16 +85,16 @@ def test_a_mean_above_the_maximum_is_refused():
         synthetic.CompletionLengths(200, 128)
 
 
-def test_engines_are_asked_for_the_lengths_and_to_ignore_the_end():
+def test_engines_get_the_lengths_and_ignore_the_end():
     engines = Engines()
     lengths = synthetic.CompletionLengths(20, 64)
     request = Request("p", 2, [1, 2, 3], seed=1, temperature=1.0, max_new_tokens=64)
     list(synthetic.FixedLengthRollout(engines, lengths).generate([request]))
-    [sent] = engines.asked
+    [sent] = engines.requests
     assert sent == replace(request, max_new_tokens=lengths.length_for("p", 2), ignore_end=True)
 
 
-def test_prompts_are_as_long_as_asked_and_begin_differently():
+def test_prompts_have_the_given_length_and_begin_differently():
     made = synthetic.random_prompts(200, 16, 64, seed=0)
     assert {len(p.tokens) for p in made} == {16}
     assert len({tuple(p.tokens[:4]) for p in made}) > 190
@@ -100,39 +102,40 @@ def test_prompts_are_as_long_as_asked_and_begin_differently():
     assert max(max(p.tokens) for p in made) == 63
 
 
-def test_rewards_are_chance_and_always_the_same():
+def test_rewards_are_random_but_always_the_same():
     texts = [f"completion {i}" for i in range(1000)]
     assert sum(map(synthetic.coin, texts)) == pytest.approx(500, abs=60)
     assert synthetic.coin("a") == synthetic.coin("a")
 
 
-def test_nothing_is_evaluated_or_saved_and_the_method_is_the_configurations(tmp_path):
+def test_a_bench_keeps_the_method_and_neither_evaluates_nor_saves(tmp_path):
     config = make_config(tmp_path, "algorithm.advantage=rloo", "overlong.mask=true")
-    changed, prompt, lengths = make_bench_config(config, ASKED, "elsewhere", window=32)
-    assert (prompt, lengths.longest) == (16, 16)
+    setup = make_setup(config, OPTIONS, "elsewhere", window=32)
+    changed = setup.config
+    assert (setup.prompt_tokens, setup.lengths.longest) == (16, 16)
     assert (changed.eval.datasets, changed.eval.every, changed.checkpoint.every) == ({}, 0, 0)
     assert changed.run.dir == "elsewhere"
     assert not changed.overlong.mask, "every completion is cut"
     assert changed.algorithm == config.algorithm
     assert changed.policy == config.policy
     assert list(changed.reward.functions) == ["coin"]
-    own, *_ = make_bench_config(config, replace(ASKED, rewards=True), "elsewhere", window=32)
-    assert own.reward.functions == config.reward.functions
+    setup = make_setup(config, replace(OPTIONS, rewards=True), "elsewhere", window=32)
+    assert setup.config.reward.functions == config.reward.functions
 
 
-def test_the_last_steps_of_a_run_are_not_measured_for_they_generate_nothing_more(tmp_path):
+def test_the_last_steps_of_a_run_generate_nothing_and_are_not_measured(tmp_path):
     config = make_config(tmp_path)
-    assert make_bench_config(config, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 1
+    assert make_setup(config, OPTIONS, "x", 32).config.trainer.steps == 1 + 3 + 1
     ahead = replace(config, pipeline=PipelineConfig(max_lag=1))
-    assert make_bench_config(ahead, ASKED, "x", 32)[0].trainer.steps == 1 + 3 + 2
+    assert make_setup(ahead, OPTIONS, "x", 32).config.trainer.steps == 1 + 3 + 2
 
 
-def test_in_every_step_that_is_measured_the_policy_learns(tmp_path):
+def test_the_policy_learns_in_every_measured_step(tmp_path):
     config = make_config(tmp_path, "algorithm.advantage=gae", "critic.alone_steps=4", "trainer.steps=9")
-    assert make_bench_config(config, ASKED, "x", 32)[0].critic.alone_steps == 0
+    assert make_setup(config, OPTIONS, "x", 32).config.critic.alone_steps == 0
 
 
-def test_on_a_cluster_the_run_stands_where_hosts_see_the_run_directory(tmp_path, monkeypatch):
+def test_on_a_cluster_the_run_lies_beside_the_run_directory(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     config = make_config(tmp_path, f"run.dir={tmp_path}/shared/run")
     assert shared_folder(config) is None
@@ -144,11 +147,11 @@ def test_on_a_cluster_the_run_stands_where_hosts_see_the_run_directory(tmp_path,
 def test_lengths_that_do_not_fit_are_refused_with_a_way_out(tmp_path):
     config = make_config(tmp_path)
     with pytest.raises(ConfigError, match="do not fit into the model's window of 64"):
-        make_bench_config(config, replace(ASKED, prompt_tokens=40, completion_tokens=40), "x", 64)
+        make_setup(config, replace(OPTIONS, prompt_tokens=40, completion_tokens=40), "x", 64)
     with pytest.raises(ConfigError, match="give one of them"):
-        make_bench_config(config, replace(ASKED, ragged=(4.0, 8), completion_tokens=8), "x", 64)
+        make_setup(config, replace(OPTIONS, ragged=(4.0, 8), completion_tokens=8), "x", 64)
     with pytest.raises(ConfigError, match=r"policy\.tokens_per_pack"):  # which is 40
-        make_bench_config(config, replace(ASKED, prompt_tokens=30, completion_tokens=30), "x", 64)
+        make_setup(config, replace(OPTIONS, prompt_tokens=30, completion_tokens=30), "x", 64)
 
 
 def test_ragged_takes_a_mean_and_a_maximum(tmp_path):
@@ -158,7 +161,7 @@ def test_ragged_takes_a_mean_and_a_maximum(tmp_path):
     assert "--ragged 60,128" in result.output
 
 
-# --- what came out ---------------------------------------------------------------------------------------------------------
+# --- the report ------------------------------------------------------------------------------------------------------------
 
 REPORT = BenchReport(
     steps=2,
@@ -173,7 +176,7 @@ REPORT = BenchReport(
 )
 
 
-def test_the_figures_of_a_report_by_hand():
+def test_the_figures_of_a_report_equal_those_computed_by_hand():
     found = REPORT.as_dict()
     assert found["phases_s"]["other"] == pytest.approx(0.1)
     assert found["overhead_share"] == pytest.approx((2.0 - 1.0 - 0.2 - 0.4 - 0.2) / 2.0)
@@ -186,7 +189,7 @@ def test_the_figures_of_a_report_by_hand():
     json.dumps(found)
 
 
-def test_the_tables_say_what_is_not_known(tmp_path):
+def test_the_tables_name_unknown_figures(tmp_path):
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
     config = make_config(tmp_path)
     print_report(REPORT, config, console)
@@ -201,7 +204,7 @@ def test_the_tables_say_what_is_not_known(tmp_path):
     assert "FLOP use is not known: this architecture" in console.export_text()
 
 
-def test_groups_of_equal_rewards_need_no_update_unless_something_else_teaches(tmp_path):
+def test_groups_of_equal_rewards_need_no_update_without_other_losses(tmp_path):
     assert not all_samples_train(make_config(tmp_path))
     assert all_samples_train(make_config(tmp_path, "reference.kl_coef=0.1"))
     assert not all_samples_train(make_config(tmp_path, "reference.kl_coef=0.1", "reference.kl_in=reward"))
