@@ -1,4 +1,4 @@
-"""`rlsys track`: what trackers lack of a run that is over."""
+"""`rlsys track`: sends the steps that trackers of a finished run lack."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ WAIT_S = 3600.0
 
 
 def track(path: Path, overrides: tuple[str, ...], console: Console) -> int:
-    """The exit code: 1 if something is still lacking."""
+    """Returns the exit code: 1 if a tracker still lacks steps."""
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"{path} is no run: it has no config.yaml.")
     config = loading.load_config(path / "config.yaml", [*overrides, f"run.dir={path.resolve()}"])
-    if found := tracker_problems(config.tracking) + missing_libraries(config.tracking):
-        raise ConfigError(found)
+    if problems := tracker_problems(config.tracking) + missing_libraries(config.tracking):
+        raise ConfigError(problems)
     if not config.tracking.to:
         raise ConfigError(f"{path} names no tracker. Name one: rlsys track {path} tracking.to=tensorboard")
     lines = read_lines(path / "metrics.jsonl")
     if not lines:
-        raise ConfigError(f"{path} has no figures yet: there is no line in its metrics.jsonl.")
+        raise ConfigError(f"{path} has no metrics yet: its metrics.jsonl has no line.")
     last = lines[-1]["step"]
     run = RunDirectory(config)
     try:
@@ -34,6 +34,6 @@ def track(path: Path, overrides: tuple[str, ...], console: Console) -> int:
         tracking.end("done" if last >= config.trainer.steps else "stopped", WAIT_S)
     finally:
         run.close()
-    for f in tracking.followers:
-        print_line(console, f"{f.tracker_name} has steps up to {f.last_step} of {last}")
+    for follower in tracking.followers:
+        print_line(console, f"{follower.tracker_name} has steps up to {follower.last_step} of {last}")
     return int(any(f.last_step < last for f in tracking.followers))

@@ -1,1 +1,1 @@
-"""`rlsys convert`: public data sets as files that `data.train` can name."""
+"""`rlsys convert`: writes public data sets as files that `data.train` can name."""

@@ -1,4 +1,4 @@
-"""A public data set read with the code that reads training data, converted, freed of repetitions, and written."""
+"""Reads a public data set with the code for training data, converts it, drops repetitions, and writes it."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from rlsys.data.readers import BadRow, read_rows
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What the rows are to be. Wishes("Answer in \\boxed{}.", chat=True, name="gsm8k")"""
+    """How rows are written, and which. `ConvertOptions("Answer in \\boxed{}.", chat=True, name="gsm8k")`"""
 
     instruction: str
     chat: bool
@@ -33,80 +33,81 @@ class RowCounts:
     read: int = 0
     repeated: int = 0
     conflicting: int = 0  # repetitions with another answer
-    passed_over: int = 0  # before `start`, behind `count`, or of another level
-    bad: Counter[str] = field(default_factory=Counter)
-    first: list[str] = field(default_factory=list)
+    not_selected: int = 0  # before `start`, after `count`, or of another level
+    bad: Counter[str] = field(default_factory=Counter)  # by reason
+    first_bad: list[str] = field(default_factory=list)
 
 
-def write(
-    converter: Converter, source: str, out: Path, wishes: ConvertOptions, *, split: str, subset: str, force: bool
+def convert_to_file(
+    converter: Converter, source: str, out: Path, options: ConvertOptions, *, split: str, subset: str, force: bool
 ) -> str:
-    """Converts all of `source` into `out`, and says in words what there was."""
+    """Converts `source` into `out`. Returns a description of what was read and written."""
     if out.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{out} must end in .jsonl or .parquet.")
     if out.exists() and not force:
         raise ConfigError(f"{out} exists. Give --force to replace it, or another name.")
     origin, counts = Origin(source, split, subset), RowCounts()
-    rows = [make_row(q, wishes) for q in select_questions(read_questions(converter, origin, counts), wishes, counts)]
+    rows = [make_row(q, options) for q in select_questions(read_questions(converter, origin, counts), options, counts)]
     if not rows:
-        passed = f"; {counts.passed_over:,} were not asked for (--start, --level)" if counts.passed_over else ""
+        passed = f"; {counts.not_selected:,} were not asked for (--start, --level)" if counts.not_selected else ""
         raise ConfigError(
-            [*counts.first, f"{source}: none of {counts.read:,} rows became a prompt{passed}. Nothing is written."]
+            [*counts.first_bad, f"{source}: none of {counts.read:,} rows became a prompt{passed}. Nothing is written."]
         )
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write(rows, aside, out.suffix)
-        aside.rename(out)
+        write_rows(rows, unfinished, out.suffix)
+        unfinished.rename(out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}.") from None
     finally:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            unfinished.unlink()
     return describe_counts(source, out, len(rows), counts)
 
 
 def read_questions(converter: Converter, origin: Origin, counts: RowCounts) -> Iterator[Question]:
-    """Each question once, where it stands first."""
+    """Yields each question once, at its first occurrence."""
     answers: dict[str, tuple[str | None, str]] = {}
-    for found in read_rows(origin, locate_data(origin)):
-        counts.read += found.rows if isinstance(found, BadRow) else 1
+    for row in read_rows(origin, locate_data(origin)):
+        counts.read += row.rows if isinstance(row, BadRow) else 1
         try:
-            if isinstance(found, BadRow):
-                raise ValueError(found.detail)
-            question = converter.convert(found.fields)
+            if isinstance(row, BadRow):
+                raise ValueError(row.detail)
+            question = converter.convert(row.fields)
         except ValueError as error:
-            counts.bad[found.reason if isinstance(found, BadRow) else "not of this set's form"] += 1
-            counts.first += [f"{found.location}: {error}"][: 3 - len(counts.first)]
+            counts.bad[row.reason if isinstance(row, BadRow) else "not of this set's form"] += 1
+            counts.first_bad += [f"{row.location}: {error}"][: 3 - len(counts.first_bad)]
             continue
-        facts = json.dumps(question.facts, sort_keys=True)
+        answer = question.answer, json.dumps(question.facts, sort_keys=True)
         if question.text in answers:
             counts.repeated += 1
-            counts.conflicting += answers[question.text] != (question.answer, facts)
+            counts.conflicting += answers[question.text] != answer
             continue
-        answers[question.text] = question.answer, facts
+        answers[question.text] = answer
         yield question
 
 
-def select_questions(all_of_them: Iterator[Question], wishes: ConvertOptions, counts: RowCounts) -> Iterator[Question]:
-    end = None if wishes.count is None else wishes.start + wishes.count
+def select_questions(questions: Iterator[Question], options: ConvertOptions, counts: RowCounts) -> Iterator[Question]:
+    """Applies --level, and then --start and --count."""
+    end = None if options.count is None else options.start + options.count
     number = 0
-    for question in all_of_them:
-        if wishes.levels and question.facts.get("level") not in wishes.levels:
-            counts.passed_over += 1
+    for question in questions:
+        if options.levels and question.facts.get("level") not in options.levels:
+            counts.not_selected += 1
             continue
-        if number >= wishes.start and (end is None or number < end):
+        if number >= options.start and (end is None or number < end):
             yield question
         else:
-            counts.passed_over += 1
+            counts.not_selected += 1
         number += 1
 
 
-def make_row(question: Question, wishes: ConvertOptions) -> dict[str, Any]:
-    text = f"{question.text}\n{wishes.instruction}" if wishes.instruction else question.text
-    prompt = [{"role": "user", "content": text}] if wishes.chat else f"{text}\n"
+def make_row(question: Question, options: ConvertOptions) -> dict[str, Any]:
+    text = f"{question.text}\n{options.instruction}" if options.instruction else question.text
+    prompt = [{"role": "user", "content": text}] if options.chat else f"{text}\n"
     answer = {} if question.answer is None else {"answer": question.answer}
-    return {"prompt": prompt, **answer, "source": wishes.name, **question.facts}
+    return {"prompt": prompt, **answer, "source": options.name, **question.facts}
 
 
 def describe_counts(source: str, out: Path, written: int, counts: RowCounts) -> str:
@@ -115,22 +116,22 @@ def describe_counts(source: str, out: Path, written: int, counts: RowCounts) -> 
         parts.append(f"  {counts.repeated:,} repeated a question and were left out")
     if counts.conflicting:
         parts.append(f"  {counts.conflicting:,} of them with another answer; the first is kept")
-    if counts.passed_over:
-        parts.append(f"  {counts.passed_over:,} were not asked for (--start, --count, --level)")
+    if counts.not_selected:
+        parts.append(f"  {counts.not_selected:,} were not asked for (--start, --count, --level)")
     if counts.bad:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in counts.bad.most_common())
-        parts += [f"  left out, as they cannot be used: {reasons}", *(f"    {line}" for line in counts.first)]
+        parts += [f"  left out, as they cannot be used: {reasons}", *(f"    {line}" for line in counts.first_bad)]
     return "\n".join(parts)
 
 
-def _write(rows: list[dict[str, Any]], file: Path, ending: str) -> None:
+def write_rows(rows: list[dict[str, Any]], file: Path, ending: str) -> None:
     if ending == ".parquet":
         import pyarrow
         import pyarrow.parquet
 
-        names = dict.fromkeys(name for one in rows for name in one)  # some rows may have more than the first
-        pyarrow.parquet.write_table(pyarrow.table({name: [one.get(name) for one in rows] for name in names}), file)
+        names = dict.fromkeys(name for row in rows for name in row)  # later rows may have more fields than the first
+        pyarrow.parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), file)
         return
     with file.open("w", encoding="utf-8") as lines:
-        for one in rows:
-            lines.write(json.dumps(one, ensure_ascii=False) + "\n")
+        for row in rows:
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")

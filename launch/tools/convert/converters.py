@@ -1,15 +1,15 @@
-"""Rows of public data sets, as they are on the hub, to what a prompt is made of. Pure functions: a row in, a `Question` out."""
+"""Converts rows of public data sets, as they are on the hub, to questions and answers. Pure functions."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.rewards.math.final_answer import boxed_answer  # the reward's own reading
+from rlsys.rewards.math.final_answer import boxed_answer  # the reward reads boxes in the same way
 
 BOXED = "Reason step by step and put the final answer in \\boxed{}."
 COUNTDOWN = "Think step by step, then write the expression between <answer> and </answer>, such as <answer>(1 + 2) / 3</answer>."
-# What DAPO-Math-17k wraps every question in.
+# The instructions around every question of DAPO-Math-17k.
 DAPO_BEFORE = re.compile(
     r"\s*Solve the following math problem step by step\..*?is the answer to the problem\.\s*", re.DOTALL
 )
@@ -20,11 +20,14 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """Question("Natalia sold clips to 48 of her friends …", "72")    Question("Use each …", facts={"numbers": [3, 5], "target": 8})"""
+    """`Question("Natalia sold clips to 48 of her friends …", "72")`
+
+    `Question("Use each …", facts={"numbers": [3, 5], "target": 8})`
+    """
 
     text: str
     answer: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)  # what else a reward function may ask for
+    facts: dict[str, Any] = field(default_factory=dict)  # further arguments of reward functions
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def math(row: Fields) -> Question:
 
 
 def dapo(row: Fields) -> Question:
-    """{prompt: [{role, content}], reward_model: {ground_truth}}, each question in instructions of its own, which are taken off."""
+    """{prompt: [{role, content}], reward_model: {ground_truth}}, without the instructions around the question."""
     messages, truth = row.get("prompt"), row.get("reward_model")
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
         raise ValueError("`prompt` is not a list of chat messages")

@@ -1,3 +1,5 @@
+"""`rlsys convert`: from published files to rows that a run can load."""
+
 import json
 from pathlib import Path
 
@@ -17,7 +19,7 @@ BOX = "Reason step by step and put the final answer in \\boxed{}."
 
 
 def run(*arguments):
-    """What the command says."""
+    """What the command prints."""
     done = CliRunner().invoke(convert, [str(a) for a in arguments])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -57,7 +59,7 @@ def test_a_copy_of_gsm8k_becomes_data_that_a_run_can_load(tmp_path, ending):
     assert len(rows(tmp_path / "test.jsonl")) == 1
 
 
-def test_the_hub_is_asked_where_no_source_is_given(tmp_path, monkeypatch):
+def test_without_a_source_the_hub_is_read(tmp_path, monkeypatch):
     import datasets
 
     asked = []
@@ -79,7 +81,7 @@ def test_the_hub_is_asked_where_no_source_is_given(tmp_path, monkeypatch):
     assert rows(tmp_path / "a.jsonl") == rows(tmp_path / "b.jsonl")
 
 
-def test_the_tree_of_files_that_math_was_published_as_is_read(tmp_path):
+def test_the_published_tree_of_files_of_math_is_read(tmp_path):
     math_tree(tmp_path / "MATH")
     run("math", tmp_path / "MATH", tmp_path / "math.jsonl", "--instruction", "")
     assert [
@@ -93,7 +95,7 @@ def test_the_tree_of_files_that_math_was_published_as_is_read(tmp_path):
     assert "1 were not asked for" in said
 
 
-def test_what_the_first_row_does_not_have_the_others_keep(tmp_path):
+def test_fields_that_the_first_row_lacks_are_kept(tmp_path):
     first = math_row("algebra", 1, 1) | {"level": "Level ?"}  # as some in MATH are
     source = array(tmp_path / "math.json", [first, math_row("algebra", 2, 5)])
     for ending in ("jsonl", "parquet"):
@@ -101,7 +103,7 @@ def test_what_the_first_row_does_not_have_the_others_keep(tmp_path):
         assert [r.get("level") for r in rows(out)] == [None, 5]
 
 
-def test_repetitions_of_dapo_are_left_out_and_told(tmp_path):
+def test_repetitions_of_dapo_are_left_out_and_counted(tmp_path):
     file = table(
         tmp_path / "dapo-math-17k.parquet",
         [dapo_row(f"Question {n % 3}", n % 3, n) for n in range(30)] + [dapo_row("Question 0", 9, 30)],
@@ -127,7 +129,7 @@ def test_countdown_splits_into_parts_by_start_and_count(tmp_path):
     assert "make 25.\nThink step by step" in prompt.text
 
 
-def test_deepscaler_is_an_array_and_rows_of_another_form_are_told(tmp_path):
+def test_deepscaler_is_an_array_and_bad_rows_are_listed(tmp_path):
     good = {"problem": "p", "answer": "\\frac{1}{2}", "solution": "s"}
     array(tmp_path / "deepscaler.json", [good, {"question": "?"}, 7, good])
     said = run("deepscaler", tmp_path / "deepscaler.json", tmp_path / "out.jsonl", "--name", "aime")
@@ -138,7 +140,7 @@ def test_deepscaler_is_an_array_and_rows_of_another_form_are_told(tmp_path):
     assert rows(tmp_path / "out.jsonl")[0]["source"] == "aime"
 
 
-def test_nothing_is_written_where_nothing_can_be_used_and_nothing_is_overwritten(tmp_path):
+def test_no_file_is_written_without_rows_and_none_is_overwritten(tmp_path):
     file = table(tmp_path / "a.parquet", [{"question": "q", "answer": "72"}])
     with pytest.raises(ConfigError, match="none of 1 rows became a prompt"):
         run("gsm8k", file, tmp_path / "out.jsonl")
@@ -158,13 +160,13 @@ def test_nothing_is_written_where_nothing_can_be_used_and_nothing_is_overwritten
     assert "are at most two" in run("gsm8k", "a", "b", "c")
 
 
-def test_the_commands_that_recipes_give_are_commands_and_make_the_files_they_name(tmp_path, monkeypatch):
+def test_commands_in_recipes_make_the_files_that_the_recipes_name(tmp_path, monkeypatch):
     import shlex
 
     from launch.tools.convert import conversion
 
     made = []
-    monkeypatch.setattr(conversion, "write", lambda converter, source, out, wishes, **more: made.append(str(out)) or "")
+    monkeypatch.setattr(conversion, "convert_to_file", lambda *places, **_: made.append(str(places[2])) or "")
     configs = Path(__file__).parents[3] / "configs"
     recipes = [file for file in configs.glob("*.yaml") if "rlsys convert" in file.read_text()]
     assert len(recipes) >= 4

@@ -1,3 +1,5 @@
+"""Converters of public data sets: a row in, a question out."""
+
 import re
 
 import pytest
@@ -23,7 +25,7 @@ DAPO = (
 )
 
 
-def test_gsm8k_has_its_answer_behind_four_marks():
+def test_an_answer_of_gsm8k_follows_four_number_signs():
     row = {
         "question": "How many clips? ",
         "answer": "In May 48/2 = <<48/2=24>>24 clips.\nAltogether 1,072.\n#### 1,072",
@@ -71,7 +73,7 @@ def test_math_has_its_answer_in_the_last_box():
         ("\\boxed{1} and \\boxed{2", "1"),
     ],
 )
-def test_what_is_in_the_last_box(text, inside):
+def test_the_last_box_is_the_answer(text, inside):
     assert last_boxed(text) == inside
 
 
@@ -79,12 +81,12 @@ def test_what_is_in_the_last_box(text, inside):
     st.recursive(st.text("ab+^ ", max_size=4), lambda t: st.lists(t, max_size=3).map(lambda p: "{" + "".join(p) + "}")),
     st.text("abc{", max_size=5),
 )
-def test_nested_braces_come_out_as_they_went_in(inside, before):
+def test_nested_braces_are_kept(inside, before):
     assume(inside.strip())
     assert last_boxed(f"{before} so \\boxed{{{inside}}} is it") == inside.strip()
 
 
-def test_a_completion_that_repeats_the_boxes_of_a_solution_is_right():
+def test_a_completion_with_the_boxes_of_the_solution_is_right():
     for solution in (
         "$\\boxed{-2}$ and $\\boxed{1}$",
         "$\\boxed 2.5$",
@@ -94,7 +96,7 @@ def test_a_completion_that_repeats_the_boxes_of_a_solution_is_right():
         assert REWARDS["math"](solution, last_boxed(solution)) == 1.0
 
 
-def test_dapo_is_freed_of_its_instructions():
+def test_the_instructions_of_dapo_are_removed():
     row = {
         "data_source": "math_dapo",
         "prompt": [{"role": "user", "content": DAPO.format("In triangle $ABC$, find $AB$.")}],
@@ -106,7 +108,7 @@ def test_dapo_is_freed_of_its_instructions():
     assert dapo(row | {"prompt": [{"role": "user", "content": "Bare question"}]}).text == "Bare question"
 
 
-def test_countdown_is_asked_for_in_words_that_its_reward_understands():
+def test_a_countdown_prompt_agrees_with_its_reward():
     question = countdown({"target": 98, "nums": [44, 19, 35]})
     assert question.text.startswith("Use each of the numbers 44, 19, 35 exactly once")
     assert question.text.endswith("to make 98.")
@@ -114,7 +116,7 @@ def test_countdown_is_asked_for_in_words_that_its_reward_understands():
     assert REWARDS["countdown"]("<answer>44 + 19 + 35</answer>", **question.facts) == 1.0
 
 
-def test_deepscaler_has_its_answer_beside_it():
+def test_an_answer_of_deepscaler_is_a_field_of_its_row():
     row = {"problem": "The operation … ?", "answer": "-\\frac{2}{3}", "solution": "…"}
     assert deepscaler(row) == Question("The operation … ?", "-\\frac{2}{3}")
     assert deepscaler({"problem": "p", "answer": 204}).answer == "204"
@@ -147,7 +149,7 @@ def test_a_row_of_another_form_is_refused_with_a_reason(convert, row, said):
         convert(row)
 
 
-def test_what_is_asked_for_in_a_box_is_what_the_verifier_reads():
+def test_instructions_ask_for_the_form_that_the_reward_reads():
     for name in ("gsm8k", "math", "dapo", "deepscaler"):
         assert CONVERTERS[name].instruction == BOXED
     assert "<answer>" in CONVERTERS["countdown"].instruction

@@ -1,4 +1,4 @@
-"""`rlsys track`: figures of a run that is over."""
+"""`rlsys track`: steps of a finished run for trackers that lack them."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def track(*words: str) -> Result:
     return CliRunner().invoke(commands, ["track", *words], catch_exceptions=False)
 
 
-def test_a_tracker_that_is_named_now_gets_everything(finished, tmp_path):
+def test_a_new_tracker_gets_every_step(finished, tmp_path):
     result = track(str(finished), "tracking.to={tracker.py:ToFile: {file: out.jsonl}}")
     assert result.output == "tracker.py:ToFile has steps up to 2 of 2\n"
     assert read_lines(tmp_path / "out.jsonl") == [{"rows": 2}, {"step": 0}, {"step": 1}, {"step": 2}, {"end": "done"}]
@@ -70,7 +70,7 @@ def test_a_second_time_there_is_nothing_to_send(finished, tmp_path):
     assert [line["step"] for line in read_lines(tmp_path / "out.jsonl") if "step" in line] == [0, 1, 2]
 
 
-def test_what_could_not_be_sent_is_said_and_sent_the_next_time(finished, tmp_path):
+def test_steps_that_could_not_be_sent_are_sent_the_next_time(finished, tmp_path):
     found = CliRunner().invoke(
         commands,
         ["track", str(finished), "tracking.to={tracker.py:ToFile: {file: out.jsonl, until: 0}}"],
@@ -83,7 +83,7 @@ def test_what_could_not_be_sent_is_said_and_sent_the_next_time(finished, tmp_pat
     assert [line["step"] for line in read_lines(tmp_path / "out.jsonl") if "step" in line] == [0, 1, 2]
 
 
-def test_what_cannot_be_done_is_said(finished, tmp_path):
+def test_a_run_without_a_tracker_or_configuration_is_refused(finished, tmp_path):
     with pytest.raises(ConfigError, match="names no tracker"):
         track(str(finished))
     with pytest.raises(ConfigError, match="is no run"):
