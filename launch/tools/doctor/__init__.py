@@ -1,1 +1,4 @@
-"""`rlsys doctor`: alone, whether this machine can train; with a configuration, whether engines and policy agree too."""
+"""`rlsys doctor`: checks this machine, and with a configuration also that engines and policy agree.
+
+facts ─▶ software_checks, system_checks ─▶ results        agreement: log-probs of engines and policy
+"""

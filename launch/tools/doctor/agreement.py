@@ -1,4 +1,4 @@
-"""Whether engines and policy compute the same log-probs, and what explains it if they do not. Trains nothing, writes no run."""
+"""Compares the log-probs of engines and policy, and looks for the cause of a gap. It trains nothing and writes no run."""
 
 import tempfile
 from dataclasses import replace
@@ -18,9 +18,8 @@ PROMPTS = 32
 
 
 def check_agreement(config: Config, console: Console) -> int:
-    """The exit code: 0 if they agree."""
-    # Neither is asked anything.
-    config = replace(
+    """Returns the exit code: 0 if they agree."""
+    config = replace(  # without reference and critic, which play no part
         config,
         reference=replace(config.reference, kl_coef=0.0),
         algorithm=replace(config.algorithm, advantage="grpo"),
@@ -41,24 +40,24 @@ def check_agreement(config: Config, console: Console) -> int:
         cluster.policy.sync(0)
         progress.note(f"sampling {PROMPTS} prompts")
         measured = agreement.measure_agreement(cluster.rollout, cluster.policy, prompts.take(0, PROMPTS), config)
-        progress.note("trying what could explain a gap")
+        progress.note("looking for the cause of a gap")
         diagnosis = diagnose(measured, cluster.policy, config, checkpoint_weights(config))
     return print_diagnosis(diagnosis, config, console)
 
 
 def checkpoint_weights(config: Config) -> dict[str, str]:
-    """What engines may have in place of the policy's weights, beside those of step 0: the newest checkpoint's."""
-    there = list_checkpoints(Path(config.run.dir).expanduser() / "checkpoints")
-    return {f"the checkpoint of step {step}": str(folder / "model") for step, folder in there[-1:]}
+    """Weights that engines may still have instead of the policy's: those of the newest checkpoint."""
+    checkpoints = list_checkpoints(Path(config.run.dir).expanduser() / "checkpoints")
+    return {f"the checkpoint of step {step}": str(folder / "model") for step, folder in checkpoints[-1:]}
 
 
 def print_diagnosis(diagnosis: Diagnosis, config: Config, console: Console) -> int:
-    """What was measured, what each supposition leaves of it, and the verdict."""
-    fine, before = diagnosis.agreement.within_limit, diagnosis.agreement
+    """Prints the gap, what each supposition leaves of it, and the verdict. Returns the exit code."""
+    agree, gap = diagnosis.agreement.within_limit, diagnosis.agreement
     rows = make_table("supposition", "mean gap", "largest")
-    rows.add_row("as they are", f"{before.mean:.1e}", f"{before.largest:.1e}")
+    rows.add_row("as they are", f"{gap.mean:.1e}", f"{gap.largest:.1e}")
     for s in diagnosis.tested:
-        style = "bold" if s is diagnosis.explanation and not fine else None
+        style = "bold" if s is diagnosis.explanation and not agree else None
         rows.add_row(f"{s.cause}: {s.claim}", f"{s.mean:.1e}", f"{s.largest:.1e}", style=style)
     for cause, why in diagnosis.untested.items():
         rows.add_row(f"{cause}: {why}", "–", "–", style="dim")
@@ -70,9 +69,9 @@ def print_diagnosis(diagnosis: Diagnosis, config: Config, console: Console) -> i
     print_line(console, f"gap: |rollout - policy| log-prob, engines in {engine}, policy in {policy}{scale}", "dim")
     for remark in diagnosis.tokenizer_remarks:
         print_line(console, f"note: {remark}", "yellow")
-    if fine:
-        print_line(console, f"✓ {before}; the mean may be {before.limit:g}", "green")
+    if agree:
+        print_line(console, f"✓ {gap}; the mean may be {gap.limit:g}", "green")
         return 0
-    print_line(console, f"✗ {before}", "red")
+    print_line(console, f"✗ {gap}", "red")
     print_line(console, f"cause: {diagnosis}", "red")
     return 1

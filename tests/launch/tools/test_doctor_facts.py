@@ -43,18 +43,18 @@ def test_the_environment_sets_the_folder_of_models(variables, path, variable, tm
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name, value in variables.items():
         monkeypatch.setenv(name, str(tmp_path / value))
-    [found] = [f for f in facts.folders(None) if f.purpose == "models of the hub"]
+    [found] = [f for f in facts.writable_folders(None) if f.purpose == "models of the hub"]
     assert (found.path, found.variable) == (str(tmp_path / path), variable)
     [result] = system_checks.disk(facts.MachineFacts(folders=(replace(found, writable=False),)))
     assert result.fix == f"export {variable}=/with/room"
 
 
 def test_a_folder_that_does_not_exist_is_judged_by_its_parent(tmp_path):
-    found = facts.folder("runs", tmp_path / "a" / "b")
+    found = facts.writable_folder("runs", tmp_path / "a" / "b")
     assert found.writable == os.access(tmp_path, os.W_OK)
     assert found.free > 0
     (tmp_path / "file").touch()
-    assert not facts.folder("runs", tmp_path / "file" / "b").writable
+    assert not facts.writable_folder("runs", tmp_path / "file" / "b").writable
 
 
 def test_a_tmpdir_that_does_not_exist_differs_from_the_one_in_use(monkeypatch):
@@ -72,11 +72,13 @@ def test_a_port_that_is_taken_has_its_owner(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         use = (port, f"{psutil.Process().name()}, process {os.getpid()}")
-        assert facts.ports(load_checked("configs/tiny_cpu.yaml", [f"policy.port={port}"])) == {"policy.port": use}
+        assert facts.needed_ports(load_checked("configs/tiny_cpu.yaml", [f"policy.port={port}"])) == {
+            "policy.port": use
+        }
         monkeypatch.setattr(facts, "RAY_PORTS", {"--port": port})
-        assert facts.ports(None) == {"--port": use}
-    assert facts.ports(None) == {"--port": (port, "")}
-    assert facts.ports(load_checked("configs/tiny_cpu.yaml")) == {}
+        assert facts.needed_ports(None) == {"--port": use}
+    assert facts.needed_ports(None) == {"--port": (port, "")}
+    assert facts.needed_ports(load_checked("configs/tiny_cpu.yaml")) == {}
 
 
 def test_options_that_need_a_compiler_are_known():
