@@ -309,7 +309,7 @@ def print_verdict(p: PlanResult, console: Console) -> None:
     for i, remedy in enumerate(changes, 1):
         slower = f"{remedy.slower - 1:+.0%} time of a step" if abs(remedy.slower - 1) >= 0.005 else "no slower"
         left = "" if helps else f", still {format_gib(remedy.fit.bytes_over)} GiB too much"
-        print_line(console, f"  {i}. {remedy.words}  ({slower}, estimated{left})")
+        print_line(console, f"  {i}. {remedy.text}  ({slower}, estimated{left})")
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------------

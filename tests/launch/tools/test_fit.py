@@ -53,9 +53,9 @@ def test_changes_that_are_proposed_really_fit_and_the_cheapest_comes_first():
     assert len(found) == 3
     assert [r.slower for r in found] == sorted(r.slower for r in found)
     for remedy in found:
-        words = dict(word.split("=") for word in remedy.words.split())
+        words = dict(word.split("=") for word in remedy.text.split())
         again = on("8xA100-40", **{k.replace(".", "__"): _value(v) for k, v in words.items()})
-        assert again.fits, remedy.words
+        assert again.fits, remedy.text
 
 
 def _value(word: str) -> object:
@@ -211,7 +211,7 @@ def test_shared_memory_does_not_reach_over_nodes():
     found = check_fit(config, tiny, SequenceLengths(7, 10), 7, nodes)
     assert found.problems[0].startswith("sync.transport shared_memory keeps within a host")
     [remedy] = suggest_changes(found, lambda c: check_fit(c, tiny, SequenceLengths(7, 10), 7, nodes))
-    assert remedy.words == "sync.transport=auto"
+    assert remedy.text == "sync.transport=auto"
     assert on("8xH100", sync__transport="shared_memory").fits
 
 
