@@ -3,6 +3,7 @@
 import dataclasses
 
 from rich.console import Console
+from rich.table import Table
 
 from launch.printing import make_table, print_line, print_unwrapped, text_column
 from rlsys.checks import check
@@ -26,9 +27,7 @@ def validate(path: str, overrides: tuple[str, ...], console: Console) -> None:
 
 
 def print_overview(config: Config, path: str, console: Console) -> None:
-    batch = make_table("what", "number", text_column("from", "dim"), title="Batch arithmetic")
-    for quantity, formula, number in batch_rows(config):
-        batch.add_row(quantity, f"{number:,}", formula)
+    batch = batch_table(config, title="Batch arithmetic")
     methods = make_table("", text_column(""), title="\nMethod", show_header=False)
     for part, choice in method_rows(config):
         methods.add_row(part, choice)
@@ -41,6 +40,13 @@ def print_overview(config: Config, path: str, console: Console) -> None:
     for table in (batch, methods, data, roles):
         console.print(table)
     print_line(console, f"\n✓ {path} is valid. It runs in {config.run.dir}.", "green")
+
+
+def batch_table(config: Config, title: str = "") -> Table:
+    table = make_table("what", "number", text_column("from", "dim"), title=title)
+    for quantity, formula, number in batch_rows(config):
+        table.add_row(quantity, f"{number:,}", formula)
+    return table
 
 
 def print_options(console: Console) -> None:

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from launch.printing import print_line
 from launch.tools.init.dataset_presets import DatasetPreset, find_preset
-from launch.tools.plan.command import format_duration, this_machine
-from launch.tools.plan.fit import Fit, check_fit, format_gib, format_size
+from launch.tools.plan.command import this_machine
+from launch.tools.plan.fit import Fit, check_fit
+from launch.tools.plan.formatting import format_duration, format_gib, format_size
 from launch.tools.plan.suggestions import with_settings
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config, ConfigError

@@ -1,6 +1,6 @@
-"""What a configuration would take, before anything is started: memory, disk and time, on a cluster that need not be there.
+"""`rlsys plan`: memory, disk and time of a configuration before anything is started, on a cluster that need not exist.
 
-configuration, cluster ─▶ laying ─▶ fit ─▶ drawing       who lies where, and how full it is
-                                     └──▶ remedies      what to change where it does not fit
-costs of a run ─▶ simulate ─▶ ways                      how fast other lags and placements would be
+configuration, cluster ─▶ layout ─▶ fit ─▶ drawing, report    who runs where, and how full each device is
+                                     └──▶ suggestions         what to change if it does not fit
+costs of a run ─▶ simulate ─▶ variants                        how fast other lags and placements would be
 """

@@ -1,4 +1,4 @@
-"""Nodes and their GPUs as boxes, with who is on them and how full they are. Reads the same on a terminal and in a file."""
+"""Draws nodes and GPUs as boxes, with their workers and how full they are. Reads the same on a terminal and in a file."""
 
 from rich.box import ROUNDED, SQUARE, Box
 from rich.columns import Columns
@@ -8,7 +8,8 @@ from rich.text import Text
 
 from launch.bundles import format_count
 from launch.printing import print_line
-from launch.tools.plan.fit import Fit, GpuUse, find_process, format_gib, shorten_names
+from launch.tools.plan.fit import Fit, GpuUse, find_process
+from launch.tools.plan.formatting import format_gib, shorten_names
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import ProcessMemory, total_bytes
 
@@ -17,108 +18,108 @@ BAR = 13
 
 
 def draw_nodes(f: Fit, console: Console) -> None:
-    """Nodes that hold the same kinds of processes are drawn once."""
-    alike: list[list[int]] = []
+    """Draws one node of each series of nodes that hold the same kinds of processes."""
+    groups: list[list[int]] = []
     for n in range(len(f.nodes)):
-        if alike and kinds(f, alike[-1][0]) == kinds(f, n):
-            alike[-1].append(n)
+        if groups and process_kinds(f, groups[-1][0]) == process_kinds(f, n):
+            groups[-1].append(n)
         else:
-            alike.append([n])
-    for group in alike:
-        n = group[0]
-        print_line(console, f"{title(f, n)}{others(f, group)}")
-        console.print(Columns(boxes(f, n), padding=(0, 0)))
+            groups.append([n])
+    for group in groups:
+        print_line(console, f"{node_title(f, group[0])}{describe_same(f, group[1:])}")
+        console.print(Columns(node_boxes(f, group[0]), padding=(0, 0)))
     if f.config.cluster.device == "gpu":
         on_cpus = [(name, p) for name, p in f.processes.items() if p.role in ("reward", "driver") and not p.device]
         counts = ", ".join(f"{p.count} {name}" for name, p in on_cpus)
         reference = "; the reference" if "reference" in f.processes and not f.config.reference.gpus else ""
         print_line(console, f"on CPUs of any node: {counts}{reference}", "dim")
-    elif idle := sum(not gpu for there in f.layout.gpus for gpu in there):
-        print_line(console, f"idle: {format_count(idle, 'GPU')}, of which cluster.device cpu makes no use", "yellow")
+    elif idle := sum(not workers for gpus in f.layout.gpus for workers in gpus):
+        print_line(console, f"idle: {format_count(idle, 'GPU')}, which cluster.device cpu does not use", "yellow")
 
 
-def title(f: Fit, n: int) -> str:
+def process_kinds(f: Fit, n: int) -> list[list[str]]:
+    """The names of workers without their numbers, GPU by GPU."""
+    processes = [f.layout.cpu_workers[n]] * (f.config.cluster.device == "cpu")
+    return [[name.rpartition("-")[0] or name for name in workers] for workers in f.layout.gpus[n] + processes]
+
+
+def node_title(f: Fit, n: int) -> str:
     node = f.nodes[n]
-    smallest = f" (the smallest of what is called {node.ambiguous_name})" if node.ambiguous_name else ""
+    smallest = f" (the smallest of the GPUs named {node.ambiguous_name})" if node.ambiguous_name else ""
     has = [f"{node.gpus} x {node.gpu.name} of {node.gpu.memory_gib:g} GiB{smallest}"] if node.gpu and node.gpus else []
     has += [] if node.cpus is None else [f"{node.cpus:g} CPUs"]
     has += [f"{format_gib(node.memory)} GiB of main memory"] if node.memory else []
     return f"node {n}{f' ({node.name})' if node.name else ''}: {', '.join(has)}"
 
 
-def others(f: Fit, group: list[int]) -> str:
-    """Who is on the nodes that are not drawn."""
-    if len(group) == 1:
+def describe_same(f: Fit, nodes: list[int]) -> str:
+    """Names the nodes that are not drawn, and their workers."""
+    if not nodes:
         return ""
-    numbers = f"node {group[1]} is" if len(group) == 2 else f"nodes {group[1]} to {group[-1]} are"
-    return f"; {numbers} the same, with {', '.join(shorten_names([m for n in group[1:] for m in everyone(f, n)]))}"
-
-
-def everyone(f: Fit, n: int) -> list[str]:
-    found = [m for gpu in f.layout.gpus[n] for m in gpu]
-    return list(dict.fromkeys(found + f.layout.cpu_workers[n] * (f.config.cluster.device == "cpu")))
-
-
-def kinds(f: Fit, n: int) -> list[list[str]]:
-    processes = [f.layout.cpu_workers[n]] * (f.config.cluster.device == "cpu")
-    return [[m.rpartition("-")[0] or m for m in there] for there in f.layout.gpus[n] + processes]
-
-
-def boxes(f: Fit, n: int) -> list[Panel]:
-    of = {g.index: g for g in f.gpus if g.node == n}
+    numbers = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {nodes[0]} to {nodes[-1]} are"
     if f.config.cluster.device == "cpu":
-        return [of_gpu(f, g) for g in of.values() if g.workers] + of_processes(f, f.layout.cpu_workers[n])
-    every = [of_gpu(f, of[i]) if i in of else empty(i) for i in range(len(f.layout.gpus[n]))]
+        names = [name for n in nodes for name in f.layout.workers_of(n)]
+    else:
+        names = list(dict.fromkeys(name for n in nodes for gpu in f.layout.gpus[n] for name in gpu))
+    return f"; {numbers} the same, with {', '.join(shorten_names(names))}"
+
+
+def node_boxes(f: Fit, n: int) -> list[Panel]:
+    """The GPUs of a node. On CPU its processes, and only GPUs that are used."""
+    uses = {g.index: g for g in f.gpus if g.node == n}
+    if f.config.cluster.device == "cpu":
+        return [gpu_box(f, g) for g in uses.values() if g.workers] + process_boxes(f, f.layout.cpu_workers[n])
+    boxes = [gpu_box(f, uses[i]) if i in uses else free_box(i) for i in range(len(f.layout.gpus[n]))]
     tallest = max((len(gpu) for gpu in f.layout.gpus[n]), default=1)
-    for box in every:
+    for box in boxes:
         box.height = max(tallest, 1) + 4
-    return every
+    return boxes
 
 
-def of_gpu(f: Fit, g: GpuUse) -> Panel:
+def gpu_box(f: Fit, g: GpuUse) -> Panel:
     if not g.workers:
-        return empty(g.index)
+        return free_box(g.index)
+    lines = [Text(worker_label(name, g, f), no_wrap=True) for name in g.workers]
+    return make_box(f"GPU {g.index}", [*lines, *memory_bar(g.needed, g.capacity)], ROUNDED)
+
+
+def free_box(index: int) -> Panel:
+    return make_box(f"GPU {index}", [Text("free", style="dim")], ROUNDED)
+
+
+def worker_label(name: str, g: GpuUse, f: Fit) -> str:
+    """For an engine of several GPUs, `rollout-0 2/4` is its part on the second of them."""
     wide = f.config.rollout.tensor_parallel
-    lines = [Text(part_of(m, g, f, wide), no_wrap=True) for m in g.workers]
-    return box(f"GPU {g.index}", [*lines, *meter(g.needed, g.capacity)], ROUNDED)
+    if wide == 1 or not name.startswith("rollout"):
+        return name
+    its_gpus = [i for i, workers in enumerate(f.layout.gpus[g.node]) if name in workers]
+    return f"{name} {its_gpus.index(g.index) + 1}/{wide}"
 
 
-def part_of(member: str, g: GpuUse, f: Fit, wide: int) -> str:
-    """An engine of several GPUs says which part of it is here."""
-    if wide == 1 or not member.startswith("rollout"):
-        return member
-    own = [i for i, gpu in enumerate(f.layout.gpus[g.node]) if member in gpu]
-    return f"{member} {own.index(g.index) + 1}/{wide}"
-
-
-def of_processes(f: Fit, names: list[str]) -> list[Panel]:
-    """Those that are alike in one box."""
-    alike: dict[int, tuple[ProcessMemory, list[str]]] = {}
+def process_boxes(f: Fit, names: list[str]) -> list[Panel]:
+    """One box for all processes that are alike."""
+    groups: dict[int, tuple[ProcessMemory, list[str]]] = {}
     for name in names:
-        if p := find_process(f.processes, name):
-            alike.setdefault(id(p), (p, []))[1].append(name)
-    return [of_process(p, own) for p, own in alike.values()]
+        if process := find_process(f.processes, name):
+            groups.setdefault(id(process), (process, []))[1].append(name)
+    return [process_box(process, group) for process, group in groups.values()]
 
 
-def of_process(p: ProcessMemory, names: list[str]) -> Panel:
+def process_box(process: ProcessMemory, names: list[str]) -> Panel:
     several = len(names) > 1
-    what = Text(f"{format_gib(total_bytes(p.peak()[1]))} GiB{' each' * several}", no_wrap=True)
-    return box(f"{len(names)} x {p.role}" if several else names[0], [what], SQUARE)
+    memory = Text(f"{format_gib(total_bytes(process.peak()[1]))} GiB{' each' * several}", no_wrap=True)
+    return make_box(f"{len(names)} x {process.role}" if several else names[0], [memory], SQUARE)
 
 
-def empty(index: int) -> Panel:
-    return box(f"GPU {index}", [Text("free", style="dim")], ROUNDED)
-
-
-def meter(need: float, capacity: float) -> list[Text]:
-    share = need / capacity if capacity else 0.0
+def memory_bar(needed: float, capacity: float) -> list[Text]:
+    share = needed / capacity if capacity else 0.0
     style = "red" if share > 1 else "yellow" if share > 0.95 else "green"
-    full = min(round(share * BAR), BAR)
+    filled = min(round(share * BAR), BAR)
     return [
-        Text("█" * full + "░" * (BAR - full), style=style, no_wrap=True),
-        Text(f"{format_gib(need)} of {capacity / GIB:.1f} GiB", style=style, no_wrap=True),
+        Text("█" * filled + "░" * (BAR - filled), style=style, no_wrap=True),
+        Text(f"{format_gib(needed)} of {capacity / GIB:.1f} GiB", style=style, no_wrap=True),
     ]
 
 
-def box(title: str, lines: list[Text], border: Box) -> Panel:
+def make_box(title: str, lines: list[Text], border: Box) -> Panel:
     return Panel(Group(*lines), title=title, title_align="left", box=border, width=WIDTH, padding=(0, 0))

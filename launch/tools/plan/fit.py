@@ -1,13 +1,14 @@
-"""Whether a configuration fits a cluster: its processes on nodes and GPUs, what each holds, and by how much that is too much."""
+"""Whether a configuration fits a cluster: where its processes run, how much memory they need, and what is too much."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from launch.bundles import Bundle, make_bundles
-from launch.bundles import describe_total as all_together
+from launch.bundles import Bundle, describe_total, make_bundles
 from launch.placement import choose_transport
-from launch.tools.plan.layout import Layout, UnplacedBundle, deal_to_nodes, place_bundles, worker_names
+from launch.tools.plan.formatting import format_gib
+from launch.tools.plan.layout import Layout, UnplacedBundle, lay_out
 from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.devices import GIB, Gpu, NodeSpec
 from rlsys.estimates.disk import DiskSpace, disk_space
@@ -17,12 +18,12 @@ from rlsys.estimates.processes import memory_by_role
 from rlsys.estimates.step_time import StepTimes, estimate_step
 from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 
-TIGHT = 0.05  # of a device that should be free: what is not counted, and memory in pieces, takes some
+TIGHT = 0.05  # share of a device that should stay free, for uncounted memory and fragmentation
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """A GPU, who is on it, and the moment when they need most of it."""
+    """A GPU, its workers, and their memory at the moment when they need most."""
 
     node: int
     index: int
@@ -40,9 +41,16 @@ class GpuUse:
         return self.gpu.memory_gib * GIB
 
 
+class Problem(NamedTuple):
+    """Something that does not fit, in a sentence, and by how many bytes."""
+
+    text: str
+    bytes_over: float
+
+
 @dataclass(frozen=True)
 class Fit:
-    """What became of it, and what is wrong with it. `over` is how many bytes are too many, all together; 0: it fits."""
+    """A configuration on a cluster, and what does not fit. `bytes_over` sums all problems; 0: it fits."""
 
     config: Config
     model: ModelShape
@@ -50,9 +58,9 @@ class Fit:
     nodes: Sequence[NodeSpec]
     bundles: list[Bundle]
     layout: Layout
-    processes: dict[str, ProcessMemory]
+    processes: dict[str, ProcessMemory]  # by role
     gpus: list[GpuUse]
-    host_bytes: list[float]  # bytes that each node's processes hold at most
+    host_bytes: list[float]  # main memory of each node's processes at most
     disk: DiskSpace
     times: StepTimes
     problems: list[str]
@@ -71,136 +79,138 @@ def check_fit(
     c: Config,
     model: ModelShape,
     lengths: SequenceLengths,
-    new: float,
+    mean_completion: float,
     nodes: Sequence[NodeSpec],
-    scorers: Mapping[str, ModelShape] | None = None,
+    reward_models: Mapping[str, ModelShape] | None = None,
 ) -> Fit:
-    """`new`: tokens of a completion on average, for the times; `scorers`: reward models by their paths."""
-    wanted = make_bundles(c, training=True)
-    on_gpus = [n for n in nodes if n.gpu and n.gpus]
-    gpu = min((n.gpu for n in on_gpus if n.gpu), key=lambda g: g.memory_gib, default=None)
-    problems: list[str] = []
-    over = 0.0
-    travels = c
-    try:
-        travels = replace(c, sync=replace(c.sync, transport=choose_transport(c, len(nodes))))
-    except ConfigError as error:
-        problems.append(str(error))
-        over += 1
+    """`mean_completion`, in tokens, is for the times. `reward_models` are shapes by path."""
+    bundles = make_bundles(c, training=True)
+    smallest = min((n.gpu for n in nodes if n.gpu and n.gpus), key=lambda g: g.memory_gib, default=None)
+    config, problems = with_known_transport(c, len(nodes))
     if problem := tensor_parallel_problem(model, c.rollout.tensor_parallel):
-        problems.append(problem)
-        over += 1
-    every = memory_by_role(travels, model, lengths, gpu.memory_gib * GIB if gpu else 0.0, scorers)
-    placed = place_bundles(wanted, [n.gpus for n in nodes], [n.cpus for n in nodes])
-    reserved = {name for bundle in wanted for name in bundle.workers}
-    placed.cpu_workers = deal_to_nodes(
-        [name for name in worker_names(c) if name not in reserved], [n.takes_cpu_workers for n in nodes]
-    )
-    placed.cpu_workers[0].append("driver")
-    gpus = [
-        _on_gpu(every, placed, n, i, nodes[n].gpu) for n, there in enumerate(placed.gpus) for i in range(len(there))
-    ]
-    found = [g for g in gpus if g]
-    if placed.missing and sum(b.gpus for b in wanted) > (have := sum(n.gpus for n in nodes)):
-        problems.append(f"{all_together(wanted)}. The cluster has {have}.")
-    for missing in _alike(placed.missing):
-        first, last = missing[0], missing[-1]
-        each = " each" * (len(missing) > 1)
-        what = f"{first.gpus:g} GPU{'s' * (first.gpus != 1)}" + " and a CPU" * first.for_cpus
-        problems.append(f"{' to '.join(dict.fromkeys((first.workers, last.workers)))}: no node has {what}{each} left.")
-        over += sum(m.gpus for m in missing) * (gpu.memory_gib if gpu else 80) * GIB
-    worst = max(found, key=lambda g: g.needed - g.capacity, default=None)
-    crowded = [g for g in found if g.needed > g.capacity]
-    if worst and crowded:
-        more = f", and {len(crowded) - 1} other GPUs" * (len(crowded) > 1)
-        problems.append(
-            f"GPU {worst.index} of node {worst.node} ({', '.join(worst.workers)}){more}: {format_gib(worst.needed)} GiB at {worst.moment}, "
-            f"{format_gib(worst.needed - worst.capacity)} too much."
-        )
-        over += sum(g.needed - g.capacity for g in crowded)
-    over += _engine_problem(c, model, lengths, gpu if c.cluster.device == "gpu" else None, problems)
-    host = [_on_host(travels, every, placed, n) for n in range(len(nodes))]
-    for n, (node, need) in enumerate(zip(nodes, host, strict=True)):
-        if node.memory and need > node.memory:
-            problems.append(
-                f"node {n}: its processes hold {format_gib(need)} GiB of main memory at most, {format_gib(need - node.memory)} more than it has."
-            )
-            over += need - node.memory
-    times = estimate_step(travels, model, lengths, gpu if c.cluster.device == "gpu" else None, new)
+        problems.append(Problem(problem, 1))
+    processes = memory_by_role(config, model, lengths, smallest.memory_gib * GIB if smallest else 0.0, reward_models)
+    layout = lay_out(c, bundles, nodes)
+    gpus = [use for use in (use_of_gpu(processes, layout, node, i, nodes) for node, i in layout.all_gpus()) if use]
+    host = [use_of_host(config, processes, layout, n) for n in range(len(nodes))]
+    device_gpu = smallest if c.cluster.device == "gpu" else None
+    problems += placement_problems(bundles, layout, nodes, smallest)
+    problems += gpu_problems(gpus)
+    problems += engine_problems(c, model, lengths, device_gpu)
+    problems += host_problems(nodes, host)
     return Fit(
-        c, model, lengths, nodes, wanted, placed, every, found, host, disk_space(c, model), times, problems, over
+        c,
+        model,
+        lengths,
+        nodes,
+        bundles,
+        layout,
+        processes,
+        gpus,
+        host,
+        disk_space(c, model),
+        estimate_step(config, model, lengths, device_gpu, mean_completion),
+        [p.text for p in problems],
+        sum(p.bytes_over for p in problems),
     )
 
 
-def format_size(found: float) -> str:
-    return f"{format_gib(found)} GiB" if found >= GIB else f"{found / 2**20:.1f} MiB"
+def with_known_transport(c: Config, nodes: int) -> tuple[Config, list[Problem]]:
+    try:
+        return replace(c, sync=replace(c.sync, transport=choose_transport(c, nodes))), []
+    except ConfigError as error:
+        return c, [Problem(str(error), 1)]
 
 
-def _alike(missing: list[UnplacedBundle]) -> list[list[UnplacedBundle]]:
-    """Those of one kind together."""
-    found: dict[tuple[str, float, bool], list[UnplacedBundle]] = {}
-    for m in missing:
-        found.setdefault((re.sub(r"\d+", "", m.workers), m.gpus, m.for_cpus), []).append(m)
-    return list(found.values())
-
-
-def shorten_names(names: Sequence[str]) -> list[str]:
-    """["rollout-8", "rollout-9", "policy-0"] -> ["rollout-8 to 9", "policy-0"]"""
-    runs: list[list[str]] = []
-    for name in names:
-        if run := next((run for run in runs if _follows(name, run[-1])), None):
-            run.append(name)
-        else:
-            runs.append([name])
-    return [run[0] if len(run) == 1 else f"{run[0]} to {run[-1].rpartition('-')[2]}" for run in runs]
-
-
-def _follows(name: str, other: str) -> bool:
-    stem, _, number = other.rpartition("-")
-    return bool(stem) and name == f"{stem}-{int(number) + 1}"
-
-
-def format_gib(size: float) -> str:
-    return f"{size / GIB:.1f}" if abs(size) < 100 * GIB else f"{size / GIB:,.0f}"
-
-
-def find_process(every: dict[str, ProcessMemory], member: str) -> ProcessMemory | None:
-    """The process by its worker's name; ranks but the first are alike."""
-    return every.get(member) or every.get(re.sub(r"-[\d-]+$", "", member))
-
-
-def _on_gpu(every: dict[str, ProcessMemory], placed: Layout, node: int, index: int, gpu: Gpu | None) -> GpuUse | None:
+def use_of_gpu(
+    processes: dict[str, ProcessMemory], layout: Layout, node: int, index: int, nodes: Sequence[NodeSpec]
+) -> GpuUse | None:
+    """Adds up the processes at each moment. A process without that moment counts with its memory while generating."""
+    gpu = nodes[node].gpu
     if gpu is None:
         return None
-    members = placed.gpus[node][index]
-    there = [p for m in members if (p := find_process(every, m)) and p.device]
-    moments = {name for p in there for name in p.device}
-    at = {name: add_parts(*(p.device.get(name) or p.device["generate"] for p in there)) for name in moments}
-    moment, parts = max(at.items(), key=lambda m: total_bytes(m[1]), default=("", {}))
-    return GpuUse(node, index, gpu, members, moment, parts)
+    workers = layout.gpus[node][index]
+    on_gpu = [p for worker in workers if (p := find_process(processes, worker)) and p.device]
+    moments = {moment for p in on_gpu for moment in p.device}
+    at = {m: add_parts(*(p.device.get(m) or p.device["generate"] for p in on_gpu)) for m in moments}
+    moment, parts = max(at.items(), key=lambda item: total_bytes(item[1]), default=("", {}))
+    return GpuUse(node, index, gpu, workers, moment, parts)
 
 
-def _engine_problem(
-    c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None, problems: list[str]
-) -> float:
-    """An engine that has no room for one whole sequence does not start."""
+def use_of_host(c: Config, processes: dict[str, ProcessMemory], layout: Layout, node: int) -> float:
+    """All processes at their peaks. Weights that a rank shares with the engines of its host count once."""
+    names = layout.workers_of(node)
+    peaks = sum(total_bytes(p.peak()[1]) for name in names if (p := find_process(processes, name)))
+    if c.sync.transport != "shared_memory":
+        return peaks
+    engines = sum(name.startswith("rollout") for name in names)
+    return peaks - engines * processes["rollout"].host.get("sync", {}).get("buckets", 0.0)
+
+
+def find_process(processes: dict[str, ProcessMemory], worker: str) -> ProcessMemory | None:
+    """The process by its worker's name, or else by its role: all ranks but the first are alike."""
+    return processes.get(worker) or processes.get(re.sub(r"-[\d-]+$", "", worker))
+
+
+def placement_problems(
+    bundles: list[Bundle], layout: Layout, nodes: Sequence[NodeSpec], gpu: Gpu | None
+) -> Iterator[Problem]:
+    available = sum(n.gpus for n in nodes)
+    if layout.unplaced and sum(b.gpus for b in bundles) > available:
+        yield Problem(f"{describe_total(bundles)}. The cluster has {available}.", 0)
+    for group in group_alike(layout.unplaced):
+        first, last = group[0], group[-1]
+        names = " to ".join(dict.fromkeys((first.workers, last.workers)))
+        resources = f"{first.gpus:g} GPU{'s' * (first.gpus != 1)}" + " and a CPU" * first.for_cpus
+        each = " each" * (len(group) > 1)
+        missing = sum(b.gpus for b in group) * (gpu.memory_gib if gpu else 80) * GIB
+        yield Problem(f"{names}: no node has {resources}{each} left.", missing)
+
+
+def group_alike(unplaced: list[UnplacedBundle]) -> list[list[UnplacedBundle]]:
+    """Groups bundles whose workers differ in their numbers only."""
+    groups: dict[tuple[str, float, bool], list[UnplacedBundle]] = {}
+    for bundle in unplaced:
+        kind = re.sub(r"\d+", "", bundle.workers), bundle.gpus, bundle.for_cpus
+        groups.setdefault(kind, []).append(bundle)
+    return list(groups.values())
+
+
+def gpu_problems(gpus: list[GpuUse]) -> Iterator[Problem]:
+    full = [g for g in gpus if g.needed > g.capacity]
+    if not full:
+        return
+    worst = max(full, key=lambda g: g.needed - g.capacity)
+    others = f", and {len(full) - 1} other GPUs" * (len(full) > 1)
+    workers, over = ", ".join(worst.workers), format_gib(worst.needed - worst.capacity)
+    yield Problem(
+        f"GPU {worst.index} of node {worst.node} ({workers}){others}: {format_gib(worst.needed)} GiB at {worst.moment}, "
+        f"{over} too much.",
+        sum(g.needed - g.capacity for g in full),
+    )
+
+
+def engine_problems(c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None) -> Iterator[Problem]:
+    """An engine does not start without room for one whole sequence."""
     room = kv_cache_tokens(c, model, gpu.memory_gib * GIB if gpu else 0.0)
     longest = lengths.prompt + lengths.completion
     if room >= longest:
-        return 0.0
-    problems.append(
-        f"rollout: an engine has room for the keys and values of {max(room, 0):,.0f} tokens; one full sequence has {longest:,}."
+        return
+    per_token = model.kv_bytes_per_token(4 if c.rollout.dtype == "float32" else 2)
+    cache = engine_parts(c, model, gpu.memory_gib * GIB)["KV cache"] if gpu else room * per_token
+    yield Problem(
+        f"rollout: an engine has room for the keys and values of {max(room, 0):,.0f} tokens; one full sequence has "
+        f"{longest:,}.",
+        c.rollout.engines * max(longest * per_token - cache, 1.0),
     )
-    width = 4 if c.rollout.dtype == "float32" else 2
-    cache = engine_parts(c, model, gpu.memory_gib * GIB)["KV cache"] if gpu else room * model.kv_bytes_per_token(width)
-    return c.rollout.engines * max(longest * model.kv_bytes_per_token(width) - cache, 1.0)
 
 
-def _on_host(c: Config, every: dict[str, ProcessMemory], placed: Layout, node: int) -> float:
-    """All processes at their most. Weights that a rank shares with the engines of its host are there once."""
-    names = dict.fromkeys([*(m for gpu in placed.gpus[node] for m in gpu), *placed.cpu_workers[node]])
-    found = sum(total_bytes(p.peak()[1]) for m in names if (p := find_process(every, m)))
-    if c.sync.transport != "shared_memory":
-        return found
-    engines = sum(name.startswith("rollout") for name in names)
-    return found - engines * every["rollout"].host.get("sync", {}).get("buckets", 0.0)
+def host_problems(nodes: Sequence[NodeSpec], host_bytes: list[float]) -> Iterator[Problem]:
+    for n, (node, needed) in enumerate(zip(nodes, host_bytes, strict=True)):
+        if node.memory and needed > node.memory:
+            over = needed - node.memory
+            yield Problem(
+                f"node {n}: its processes hold {format_gib(needed)} GiB of main memory at most, {format_gib(over)} more "
+                "than it has.",
+                over,
+            )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from launch.tools.plan.fit import Fit, check_fit, shorten_names
+from launch.tools.plan.fit import Fit, check_fit
+from launch.tools.plan.formatting import shorten_names
 from launch.tools.plan.suggestions import suggest_changes, with_settings
 from rlsys.checks import load_checked
 from rlsys.config.loading import load_config
@@ -128,7 +129,7 @@ def test_what_is_proposed_leaves_a_reward_models_gpu_to_it(placement):
     judge = "reward.functions={rm: {function: model, path: judge, gpus: 1}}"
     four = ["rollout.engines=4", "policy.ranks=4", f"cluster.placement={placement}", "pipeline.max_lag=0"]
     found, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "4xH100", *four, judge)
-    assert found.layout.missing
+    assert found.layout.unplaced
     assert settings
 
 

@@ -17,12 +17,12 @@ def test_bundles_are_packed_onto_few_nodes_and_never_cut() -> None:
     found = place_bundles([ENGINE, *RANKS], [4, 8])
     assert found.gpus[0] == [["rollout-0"]] * 4
     assert found.gpus[1][:4] == [["policy-0"], ["policy-1"], ["policy-2"], []]
-    assert found.missing == []
+    assert found.unplaced == []
 
 
 def test_what_has_no_room_is_named() -> None:
     found = place_bundles([ENGINE, bundle(4, "rollout-1"), RANKS[0]], [6])
-    assert found.missing == [UnplacedBundle("rollout-1", 4)]
+    assert found.unplaced == [UnplacedBundle("rollout-1", 4)]
     assert ["policy-0"] in found.gpus[0]
 
 
@@ -31,7 +31,7 @@ def test_those_that_ask_for_a_share_of_a_gpu_share_one_of_their_own() -> None:
         [RANKS[0], bundle(0.5, "reference"), bundle(0.5, "reward-1-0"), bundle(0.5, "reward-2-0")], [3]
     )
     assert found.gpus[0] == [["policy-0"], ["reference", "reward-1-0"], ["reward-2-0"]]
-    assert place_bundles([RANKS[0], bundle(0.5, "reference")], [1]).missing == [UnplacedBundle("reference", 0.5)]
+    assert place_bundles([RANKS[0], bundle(0.5, "reference")], [1]).unplaced == [UnplacedBundle("reference", 0.5)]
 
 
 def test_who_shares_a_bundle_is_on_its_own_gpus_of_it() -> None:
@@ -46,9 +46,9 @@ def test_who_shares_a_bundle_is_on_its_own_gpus_of_it() -> None:
 
 def test_a_bundle_needs_a_cpu_besides() -> None:
     found = place_bundles(RANKS, [4], [2])
-    assert found.missing == [UnplacedBundle("policy-2", 1, for_cpus=True)]
-    assert len(place_bundles(RANKS, [4], [0]).missing) == 3, "others have all of them"
-    assert place_bundles(RANKS, [4], [None]).missing == [], "not known"
+    assert found.unplaced == [UnplacedBundle("policy-2", 1, for_cpus=True)]
+    assert len(place_bundles(RANKS, [4], [0]).unplaced) == 3, "others have all of them"
+    assert place_bundles(RANKS, [4], [None]).unplaced == [], "not known"
 
 
 def test_workers_without_gpus_are_dealt_out_in_turn_to_nodes_that_are_not_kept_free_of_them() -> None:

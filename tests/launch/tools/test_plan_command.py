@@ -19,7 +19,7 @@ def costs(tmp_path) -> str:
     return str(tmp_path / "costs.json")
 
 
-def planned(*words: str) -> list[str]:
+def simulated(*words: str) -> list[str]:
     found = CliRunner().invoke(
         commands, ["plan", *words, "--steps", "2"], env={"COLUMNS": "80"}, catch_exceptions=False
     )
@@ -27,31 +27,31 @@ def planned(*words: str) -> list[str]:
     return [line.strip() for line in found.output.splitlines()]
 
 
-def test_every_way_has_a_line_and_fits_80_columns(costs):
-    lines = planned("configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10")
+def test_every_schedule_has_a_line_and_fits_80_columns(costs):
+    lines = simulated("configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10")
     ways = [line.split("  ")[0] for line in lines if line.startswith("lag ")]
     assert ways == ["lag 0", "lag 1", "lag 2", "lag 1 in flight", "lag 2 in flight +25%"]
     assert max(map(len, lines[:8])) <= 80
 
 
-def test_the_configurations_own_way_comes_first(costs):
-    lines = planned("configs/tiny_cpu.yaml", "pipeline.max_lag=3", "--simulate", costs, "--ragged", "5,10")
+def test_the_schedule_of_the_configuration_comes_first(costs):
+    lines = simulated("configs/tiny_cpu.yaml", "pipeline.max_lag=3", "--simulate", costs, "--ragged", "5,10")
     ways = [line.split("  ")[0] for line in lines if line.startswith("lag ")]
     assert ways == ["lag 3", "lag 0", "lag 1", "lag 2", "lag 1 in flight", "lag 2 in flight +25%"]
 
 
-def test_the_own_way_of_colocated_engines_that_over_sample_comes_first_too(costs):
+def test_a_colocated_configuration_that_oversamples_comes_first(costs):
     own = ["cluster.placement=colocated", "pipeline.max_lag=1", "rollout.oversample=0.5", "trainer.prompts_per_step=16"]
     own += ["rollout.engines=2", "policy.ranks=2", "dynamic_sampling.enabled=false"]
-    lines = planned("configs/dapo_7b_gpu.yaml", *own, "--simulate", costs, "--ragged", "50,200")
+    lines = simulated("configs/dapo_7b_gpu.yaml", *own, "--simulate", costs, "--ragged", "50,200")
     assert [line.split("  ")[0] for line in lines if line.startswith("lag ")] == ["lag 1 +50%", "lag 0"]
 
 
-def test_a_reference_and_a_critic_have_gpus_of_their_own_beside_engines_and_ranks(costs):
+def test_a_reference_and_a_critic_have_gpus_of_their_own(costs):
     settings = ["trainer.prompts_per_step=32", "reference.kl_coef=0.1", "reference.gpus=1"]
     settings += ["algorithm.advantage=gae", "critic.ranks=2"]
     few = ["--simulate", costs, "--ragged", "50,200", "--gpus"]
-    lines = planned("configs/dapo_7b_gpu.yaml", *settings, *few, "7")
+    lines = simulated("configs/dapo_7b_gpu.yaml", *settings, *few, "7")
     assert [line.split()[2:4] for line in lines if line.startswith("lag 0")] == [
         ["7", "same"],
         ["1", "3"],
@@ -62,9 +62,9 @@ def test_a_reference_and_a_critic_have_gpus_of_their_own_beside_engines_and_rank
     assert "--gpus 4: 3 are for others, and what is left is less than two engines" in str(found.exception)
 
 
-def test_placements_are_tried_on_gpus_and_need_no_data(costs):
+def test_placements_are_tried_without_data(costs):
     few = "trainer.prompts_per_step=32"
-    lines = planned("configs/dapo_7b_gpu.yaml", few, "--simulate", costs, "--gpus", "4", "--ragged", "50,200")
+    lines = simulated("configs/dapo_7b_gpu.yaml", few, "--simulate", costs, "--gpus", "4", "--ragged", "50,200")
     assert [line.split()[2:4] for line in lines if line.startswith("lag 0")] == [
         ["4", "same"],
         ["1", "3"],
@@ -73,7 +73,7 @@ def test_placements_are_tried_on_gpus_and_need_no_data(costs):
     ]
 
 
-def lengths_of(*words: str) -> str:
+def assumed_lengths(*words: str) -> str:
     """The line that tells them."""
     done = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": "300"}, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -81,21 +81,21 @@ def lengths_of(*words: str) -> str:
     return line.removeprefix("lengths: ")
 
 
-def test_lengths_follow_the_configuration_alike_with_simulate_and_with_measured(costs):
-    simulated = lengths_of("configs/tiny_cpu.yaml", "--simulate", costs)
-    assert simulated == lengths_of("configs/tiny_cpu.yaml", "--measured", costs)
+def test_simulate_and_measured_assume_the_same_lengths(costs):
+    simulated = assumed_lengths("configs/tiny_cpu.yaml", "--simulate", costs)
+    assert simulated == assumed_lengths("configs/tiny_cpu.yaml", "--measured", costs)
     assert simulated == (
         "prompts of 54 tokens (what the model's window leaves), "
         "completions of 5.0 on average and 10 at most (half of rollout.max_new_tokens, and all of it)"
     )
-    limited = lengths_of("configs/tiny_cpu.yaml", "rollout.max_prompt_tokens=7", "--simulate", costs)
+    limited = assumed_lengths("configs/tiny_cpu.yaml", "rollout.max_prompt_tokens=7", "--simulate", costs)
     assert limited.startswith("prompts of 7 tokens (rollout.max_prompt_tokens), ")
 
 
-def test_lengths_are_those_of_the_run_that_costs_are_from_unless_others_are_asked_for(tmp_path):
+def test_lengths_come_from_the_run_with_the_costs_unless_options_set_them(tmp_path):
     run = make_run(tmp_path / "run")
-    simulated = lengths_of("configs/tiny_cpu.yaml", "--simulate", str(run))
-    assert simulated == lengths_of("configs/tiny_cpu.yaml", "--measured", str(run))
+    simulated = assumed_lengths("configs/tiny_cpu.yaml", "--simulate", str(run))
+    assert simulated == assumed_lengths("configs/tiny_cpu.yaml", "--measured", str(run))
     had = lengths.read_run_lengths(run)
     assert (had.mean, had.longest) == (pytest.approx(7.0, abs=0.2), 10)
     assert had.prompt == pytest.approx(7, abs=1), "of 7 letters, which are about as many tokens"
@@ -103,17 +103,17 @@ def test_lengths_are_those_of_the_run_that_costs_are_from_unless_others_are_aske
         f"prompts of {had.prompt} tokens (about as in {run}), completions of {had.mean:.1f} on average and 10 at most (as in {run})"
     )
     asked = ["--ragged", "3,6", "--prompt-tokens", "20"]
-    assert lengths_of("configs/tiny_cpu.yaml", "--simulate", str(run), *asked) == (
+    assert assumed_lengths("configs/tiny_cpu.yaml", "--simulate", str(run), *asked) == (
         "prompts of 20 tokens (--prompt-tokens), completions of 3.0 on average and 6 at most (--ragged)"
     )
-    shorter = lengths_of("configs/tiny_cpu.yaml", "rollout.max_new_tokens=2", "--simulate", str(run))
+    shorter = assumed_lengths("configs/tiny_cpu.yaml", "rollout.max_new_tokens=2", "--simulate", str(run))
     assert "completions of 2.0 on average and 2 at most" in shorter, "no more than the configuration allows"
 
 
-def test_the_own_way_of_a_simulation_takes_as_long_as_measured_says(costs):
+def test_simulate_and_measured_give_the_same_seconds(costs):
     simulated = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", "--simulate", costs]).output
     [seconds] = [line.split()[4] for line in simulated.splitlines() if line.startswith("lag 0")]
-    _, measured = drawn("configs/tiny_cpu.yaml", "--measured", costs)
+    _, measured = planned("configs/tiny_cpu.yaml", "--measured", costs)
     assert [line.split()[1] for line in measured.splitlines() if line.startswith("step ")] == [seconds]
 
 
@@ -134,16 +134,16 @@ def test_the_own_way_of_a_simulation_takes_as_long_as_measured_says(costs):
         (["--ragged=5,10", "policy.tokens_per_pack=9"], "smaller than one full sequence"),
     ],
 )
-def test_lengths_that_cannot_be_are_refused(asked, said, mode, costs):
+def test_impossible_lengths_are_refused(asked, said, mode, costs):
     from rlsys.config.schema import ConfigError
 
     with pytest.raises(ConfigError) as found:
-        drawn("configs/tiny_cpu.yaml", *[costs if word == "COSTS" else word for word in mode], *asked)
+        planned("configs/tiny_cpu.yaml", *[costs if word == "COSTS" else word for word in mode], *asked)
     assert said in str(found.value)
 
 
-def test_figures_of_a_simulation_are_written_where_they_are_asked_for(costs, tmp_path):
-    planned(
+def test_the_figures_of_a_simulation_are_written_as_json(costs, tmp_path):
+    simulated(
         "configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10", "--json", str(tmp_path / "new" / "f.json")
     )
     found = json.loads((tmp_path / "new" / "f.json").read_text())
@@ -158,19 +158,19 @@ def test_figures_of_a_simulation_are_written_where_they_are_asked_for(costs, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--simulate", "COSTS", "--cluster", "64xH100"], "with it, --gpus N tries placements"),
-        (["--simulate", "COSTS", "--address", "auto"], "--address goes without --simulate"),
-        (["--simulate", "COSTS", "--measured", "COSTS"], "--measured goes without --simulate"),
-        (["--simulate", "COSTS", "--model-config", "c.json"], "--model-config goes without --simulate"),
-        (["--gpus", "8"], "--gpus goes with --simulate; --cluster names GPUs"),
-        (["--steps", "3"], "--steps goes with --simulate"),
+        (["--simulate", "COSTS", "--cluster", "64xH100"], "Use --gpus N to try placements"),
+        (["--simulate", "COSTS", "--address", "auto"], "--address does not work with --simulate"),
+        (["--simulate", "COSTS", "--measured", "COSTS"], "--measured does not work with --simulate"),
+        (["--simulate", "COSTS", "--model-config", "c.json"], "--model-config does not work with --simulate"),
+        (["--gpus", "8"], "--gpus needs --simulate; --cluster names GPUs"),
+        (["--steps", "3"], "--steps needs --simulate"),
         (
             ["--cluster", "8xH100", "--address", "auto"],
-            "--cluster names GPUs that need not be there, --address a cluster",
+            "--cluster names GPUs that need not exist, --address a running cluster",
         ),
     ],
 )
-def test_options_that_cannot_be_meant_together_are_refused(words, said, costs):
+def test_options_that_contradict_each_other_are_refused(words, said, costs):
     given = [costs if word == "COSTS" else word for word in words]
     found = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", *given], env={"COLUMNS": "200"})
     assert found.exit_code == 2
@@ -180,13 +180,13 @@ def test_options_that_cannot_be_meant_together_are_refused(words, said, costs):
 # --- without --simulate --------------------------------------------------------------------------------------------------------
 
 
-def drawn(*words: str, width: int = 80) -> tuple[int, str]:
+def planned(*words: str, width: int = 80) -> tuple[int, str]:
     found = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": str(width)}, catch_exceptions=False)
     return found.return_value if found.return_value is not None else found.exit_code, found.output
 
 
-def test_a_plan_for_gpus_that_are_not_here_says_who_is_where():
-    _, text = drawn("configs/dapo_7b_gpu.yaml", "--cluster", "8xH100")
+def test_a_plan_for_other_gpus_draws_their_workers():
+    _, text = planned("configs/dapo_7b_gpu.yaml", "--cluster", "8xH100")
     lines = text.splitlines()
     assert "8 x H100 in 1 node" in text
     assert [line for line in lines if "rollout-4" in line and "rollout-7" in line]
@@ -198,29 +198,29 @@ def test_a_plan_for_gpus_that_are_not_here_says_who_is_where():
 
 def test_an_assumed_prompt_may_make_a_sequence_longer_than_a_pack():
     long = ["rollout.max_prompt_tokens=0", "rollout.max_new_tokens=4096", "policy.tokens_per_pack=4096"]
-    _, text = drawn("configs/grpo_gsm8k_0.5b_gpu.yaml", *long, "--cluster", "8xH100")
+    _, text = planned("configs/grpo_gsm8k_0.5b_gpu.yaml", *long, "--cluster", "8xH100")
     assert "pack alone, of 4351 tokens" in " ".join(text.split())
 
 
 def test_nodes_that_are_alike_are_drawn_once():
-    _, text = drawn("configs/dapo_32b_gpu.yaml", "--cluster", "8x8xH100")
+    _, text = planned("configs/dapo_32b_gpu.yaml", "--cluster", "8x8xH100")
     assert "nodes 1 to 3 are the same, with rollout-2 to 7" in text
     assert "nodes 5 to 7 are the same, with policy-8 to 31" in text
     assert text.count("╭─ GPU 0 ") == 2
 
 
-def test_what_does_not_fit_is_told_with_changes_that_a_user_can_type():
-    _, text = drawn("configs/dapo_7b_gpu.yaml", "--cluster", "8xA100-40")
+def test_suggested_changes_can_be_typed_and_fit():
+    _, text = planned("configs/dapo_7b_gpu.yaml", "--cluster", "8xA100-40")
     assert "✗ configs/dapo_7b_gpu.yaml does not fit:" in text
     [change] = [line for line in text.splitlines() if line.startswith("  1. ")]
     settings = change.split("  (")[0].split()[1:]
-    _, again = drawn("configs/dapo_7b_gpu.yaml", *settings, "--cluster", "8xA100-40")
+    _, again = planned("configs/dapo_7b_gpu.yaml", *settings, "--cluster", "8xA100-40")
     assert "fits" in again.splitlines()[-1]
     assert "not fit" not in again
 
 
 def test_a_plan_on_this_machine_needs_no_cluster_and_no_data(tmp_path):
-    _, text = drawn("configs/tiny_cpu.yaml", "data.train=not_here.jsonl", "--json", str(tmp_path / "f.json"))
+    _, text = planned("configs/tiny_cpu.yaml", "data.train=not_here.jsonl", "--json", str(tmp_path / "f.json"))
     assert "1 node: this machine" in text
     figures = json.loads((tmp_path / "f.json").read_text())
     assert figures["model"]["parameters"] == 330_752
@@ -229,62 +229,62 @@ def test_a_plan_on_this_machine_needs_no_cluster_and_no_data(tmp_path):
     assert set(figures["seconds"]) >= {"rollout", "score", "update", "sync", "step"}
 
 
-def test_what_a_running_cluster_lacks_and_does_not_tell_is_said(monkeypatch):
+def test_a_busy_cluster_is_drawn_with_what_it_lacks(monkeypatch):
     node = NodeSpec(8, GPUS["A100-40"], 0, 0, "10.0.0.1", "A100")
     monkeypatch.setattr("launch.tools.plan.command.find_nodes", lambda *_: ([node], "a cluster"))
-    _, text = drawn("configs/dapo_7b_gpu.yaml", width=120)
-    assert "node 0 (10.0.0.1): 8 x A100-40 of 39.4 GiB (the smallest of what is called A100), 0 CPUs" in text
+    _, text = planned("configs/dapo_7b_gpu.yaml", width=120)
+    assert "node 0 (10.0.0.1): 8 x A100-40 of 39.4 GiB (the smallest of the GPUs named A100), 0 CPUs" in text
     assert "rollout-0 + policy-0 to rollout-7 + policy-7: no node has 1 GPU and a CPU each left." in text
 
 
-def test_a_plan_for_cpus_draws_every_process_on_its_node_and_says_which_gpus_are_idle():
-    _, text = drawn("configs/tiny_cpu.yaml", "--cluster", "2x8xH100", width=120)
+def test_a_plan_for_cpus_draws_processes_and_counts_idle_gpus():
+    _, text = planned("configs/tiny_cpu.yaml", "--cluster", "2x8xH100", width=120)
     first, _, second = text.partition("node 1: ")
     for name in ("policy-0", "reference", "rollout-1", "reward-1", "driver"):
         assert (f"┌─ {name} ─" in first, f"┌─ {name} ─" in second) == (True, False)
-    assert "idle: 16 GPUs, of which cluster.device cpu makes no use" in second
+    assert "idle: 16 GPUs, which cluster.device cpu does not use" in second
 
 
 def test_seconds_may_come_from_a_measurement(costs):
-    _, text = drawn("configs/tiny_cpu.yaml", "--measured", costs, "--ragged", "5,10")
-    assert "Seconds of a step, as work has cost in the run that was measured" in text
+    _, text = planned("configs/tiny_cpu.yaml", "--measured", costs, "--ragged", "5,10")
+    assert "Seconds of a step, with the costs that were measured" in text
     assert "ESTIMATE" not in text
 
 
-def test_a_model_that_is_not_here_needs_its_shape(tmp_path):
+def test_an_unknown_model_needs_its_config_json(tmp_path):
     from rlsys.config.schema import ConfigError
 
     with pytest.raises(ConfigError, match="--model-config"):
-        drawn("configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b")
+        planned("configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b")
     (tmp_path / "config.json").write_text(
         json.dumps(
             {"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128}
             | {"num_hidden_layers": 2, "num_attention_heads": 2}
         )
     )
-    _, text = drawn(
+    _, text = planned(
         "configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b", "--model-config", str(tmp_path / "config.json")
     )
     assert "nobody/nothing-9b: " in text
 
 
 @pytest.mark.parametrize(("kind", "why"), [(None, "hf download"), ("abacus", "of what a `abacus` is made")])
-def test_it_is_said_of_a_reward_model_that_nothing_is_known_of_it(kind, why, tmp_path):
+def test_an_unknown_reward_model_is_named(kind, why, tmp_path):
     if kind:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     judge = f"reward.functions={{rm: {{function: model, path: '{tmp_path}'}}}}"
-    _, text = drawn("configs/tiny_cpu.yaml", judge, "--json", str(tmp_path / "f.json"), width=300)
+    _, text = planned("configs/tiny_cpu.yaml", judge, "--json", str(tmp_path / "f.json"), width=300)
     assert json.loads((tmp_path / "f.json").read_text())["fits"] is False
     assert f"Not counted: reward model {tmp_path}: " in text
     assert why in text
     assert "Whether configs/tiny_cpu.yaml fits is not known" in text
 
 
-def test_what_is_wrong_with_the_configuration_itself_comes_first():
+def test_problems_of_the_configuration_come_first():
     from rlsys.config.schema import ConfigError
 
     with pytest.raises(ConfigError, match="top_p"):
-        drawn("configs/tiny_cpu.yaml", "rollout.top_p=0.5")
+        planned("configs/tiny_cpu.yaml", "rollout.top_p=0.5")
 
 
 @pytest.mark.parametrize(
@@ -298,14 +298,14 @@ def test_what_is_wrong_with_the_configuration_itself_comes_first():
         ("configs/tiny_cpu.yaml rollout.max_new_tokens=64", r"\(at least 1\).* window is 64 tokens"),
     ],
 )
-def test_sequences_that_are_longer_than_the_models_window_are_refused(words, said):
+def test_sequences_beyond_the_models_window_are_refused(words, said):
     from rlsys.config.schema import ConfigError
 
     with pytest.raises(ConfigError, match=said):
-        drawn(*words.split())
+        planned(*words.split())
 
 
-def test_a_given_config_json_has_the_window_that_counts(tmp_path):
+def test_a_given_config_json_sets_the_window(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps(
             {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
@@ -314,24 +314,24 @@ def test_a_given_config_json_has_the_window_that_counts(tmp_path):
         )
     )
     long = ["rollout.max_new_tokens=12000", "policy.tokens_per_pack=16384", "--cluster", "8xH100"]
-    code, _ = drawn("configs/dapo_7b_gpu.yaml", *long, "--model-config", str(tmp_path / "config.json"))
+    code, _ = planned("configs/dapo_7b_gpu.yaml", *long, "--model-config", str(tmp_path / "config.json"))
     assert code == 0
 
 
-def test_no_time_is_estimated_where_there_is_no_gpu(monkeypatch):
+def test_without_gpus_no_time_is_estimated(monkeypatch):
     monkeypatch.setattr(
         "launch.tools.plan.command.find_nodes", lambda *_: ([NodeSpec(0, None, 8, 64 << 30)], "nowhere")
     )
-    _, text = drawn("configs/dapo_7b_gpu.yaml")
+    _, text = planned("configs/dapo_7b_gpu.yaml")
     assert "The cluster has 0." in text
     assert "Seconds of a step" not in text
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_where_no_cluster_answers_it_is_said_at_once(scheme):
+def test_an_address_without_a_cluster_fails_at_once(scheme):
     from rlsys.config.schema import ConfigError
     from workers.supervision.worker_setup import free_port
 
     address = f"{scheme}127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError, match=f"--address: no Ray cluster answers at {address}"):
-        drawn("configs/dapo_7b_gpu.yaml", "--address", address)
+        planned("configs/dapo_7b_gpu.yaml", "--address", address)
