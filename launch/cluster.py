@@ -1,6 +1,6 @@
 """Builds a run out of its parts. The only file that knows all workers, their order of start and their arguments.
 
-Slow imports come after Ray and the nurseries have begun to start, and run meanwhile.
+Slow imports come after Ray and the fork servers have begun to start, and run meanwhile.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ def run_concurrently(starts: Sequence[Callable[[], None]]) -> None:
 
 @contextlib.contextmanager
 def running_cluster(
-    config: Config, watch: Watchdog, *, model: str = "", training: bool = True
+    config: Config, watchdog: Watchdog, *, model: str = "", training: bool = True
 ) -> Iterator[RunningCluster]:
     """Starts Ray and all workers, and ends all of them afterwards."""
     remove_leftovers()  # they may hold a port
@@ -104,17 +104,17 @@ def running_cluster(
             raise ConfigError(
                 f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
             )
-    watch.note("starting Ray")
-    clear_registry(watch.logs)
-    with ray_session(config, watch.logs) as session:
+    watchdog.note("starting Ray")
+    clear_registry(watchdog.logs)
+    with ray_session(config, watchdog.logs) as session:
         address = address_for_ray_cli(session.ray)
-        watch.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
-        actors = Actors(session, config, watch)
+        watchdog.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
+        actors = Actors(session, config, watchdog)
         try:
-            with session.monitored(watch.stop):
-                yield _start_workers(session.ray, config, watch, actors, model, training)
+            with session.monitored(watchdog.stop):
+                yield _start_workers(session.ray, config, watchdog, actors, model, training)
         finally:
-            watch.stop.end_now()
+            watchdog.stop.end_now()
             actors.kill_all()
 
 
@@ -122,7 +122,8 @@ class Actors:
     """All Ray actors of the run."""
 
     def __init__(self, session: RaySession, config: Config, watchdog: Watchdog):
-        self.ray, self.forkserver_dir, self.config, self.logs = session.ray, session.nursery, config, watchdog.logs
+        self.ray, self.forkserver_dir = session.ray, session.forkserver_dir
+        self.config, self.logs = config, watchdog.logs
         self.actors: list[Any] = []
         self.start_counts: Counter[str] = Counter()  # by name of the worker
 
@@ -132,14 +133,16 @@ class Actors:
         options: Callable[[str], dict[str, Any]],
         environment: dict[str, str],
         numbers: Callable[[str], Iterable[int]] = lambda name: map(int, name.split("-")[1:]),
-        born: str = "",
+        forked_by: str = "",
     ) -> Callable[[str], Any]:
         """Returns `spawn`: `spawn("rollout-1")` starts a worker of this kind, or a new one in place of a lost one.
 
         `options` gives the Ray options of a worker, and `numbers` the numbers in its name, which its class takes.
-        `born` names the kind of nursery that forks the worker, if there is one.
+        `forked_by` names the kind of fork server for the worker, if there are fork servers.
         """
-        command = {"py_executable": fork_command(self.forkserver_dir, born)} if born and self.forkserver_dir else {}
+        command = (
+            {"py_executable": fork_command(self.forkserver_dir, forked_by)} if forked_by and self.forkserver_dir else {}
+        )
 
         def spawn(name: str) -> Any:
             self.start_counts[name] += 1
@@ -164,7 +167,7 @@ class Actors:
 
 @pause_garbage_collection()
 def _start_workers(
-    ray: Any, config: Config, watch: Watchdog, actors: Actors, model: str, training: bool
+    ray: Any, config: Config, watchdog: Watchdog, actors: Actors, model: str, training: bool
 ) -> RunningCluster:
     """Starts the actors first: their slow imports run while the driver finds the model and reads the tokenizer."""
     from workers.learner.critic import CriticGroup, CriticRank
@@ -175,10 +178,10 @@ def _start_workers(
     from workers.rollout.rollout import RolloutGroup, RolloutWorker
 
     cpu = config.cluster.device == "cpu"
-    place = reserve_gpus(ray, config, training, watch.note)
+    place = reserve_gpus(ray, config, training, watchdog.note)
     needs_reference = training and config.reference.kl_coef > 0
     needs_critic = training and config.algorithm.advantage == "gae"
-    watch.note(
+    watchdog.note(
         f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
         + (f", {config.policy.ranks} policy ranks" if training else "")
         + (", a reference" if needs_reference else "")
@@ -187,27 +190,27 @@ def _start_workers(
     learner_env = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
     engine_env = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.rollout.threads)} if cpu else GPU_ENVIRONMENT
     # Ray starts as many at a time as there are cores, in this order. Engines take longest, for their imports.
-    ranks = actors.make_spawner(PolicyRank, place, learner_env, born=MODELS)
-    policy = PolicyGroup(config, ranks, watch) if training else None
-    scorer = actors.make_spawner(ReferenceWorker, place, learner_env, born=MODELS)
-    reference = Reference(config, scorer, watch) if needs_reference else None
-    critic_ranks = actors.make_spawner(CriticRank, place, learner_env, born=MODELS)
-    critic = CriticGroup(config, critic_ranks, watch) if needs_critic else None
-    engines = actors.make_spawner(RolloutWorker, place, engine_env, born=ENGINES)
-    rollout = RolloutGroup(config, engines, watch)
-    judges = actors.make_spawner(RewardWorker, lambda name: OPTIONS | place(name), {}, numbers)
-    rewards = RewardPool(config, judges, watch)
+    ranks = actors.make_spawner(PolicyRank, place, learner_env, forked_by=MODELS)
+    policy = PolicyGroup(config, ranks, watchdog) if training else None
+    scorer = actors.make_spawner(ReferenceWorker, place, learner_env, forked_by=MODELS)
+    reference = Reference(config, scorer, watchdog) if needs_reference else None
+    critic_ranks = actors.make_spawner(CriticRank, place, learner_env, forked_by=MODELS)
+    critic = CriticGroup(config, critic_ranks, watchdog) if needs_critic else None
+    engines = actors.make_spawner(RolloutWorker, place, engine_env, forked_by=ENGINES)
+    rollout = RolloutGroup(config, engines, watchdog)
+    judges = actors.make_spawner(RewardWorker, lambda name: RAY_OPTIONS | place(name), {}, worker_numbers)
+    rewards = RewardPool(config, judges, watchdog)
 
     nodes = sum(node["Alive"] for node in ray.nodes())
-    path = model or find_model(config, watch.note)
+    path = model or find_model(config, watchdog.note)
     if config.model.path == "builtin:tiny" and not model and nodes > 1:
-        path = copy_model_into_run(watch.logs.parent, path)
+        path = copy_model_into_run(watchdog.logs.parent, path)
     tokenizer, window = load_tokenizer(path, config), load_window(path, config)
     if problems := check_model(config, path):
         raise ConfigError(problems)
     return RunningCluster(
         config,
-        watch.note,
+        watchdog.note,
         model=path,
         tokenizer=tokenizer,
         window=window,

@@ -95,7 +95,7 @@ def work_and_exit(
     code = 1
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
-        die_with(parent)  # a parent that is killed by SIGKILL cannot forward it
+        exit_with_parent(parent)  # a parent that is killed by SIGKILL cannot forward it
         os.setpgid(0, 0)  # Ctrl-C in a terminal reaches the parent alone, which forwards it once
         code = work()
         os.write(write_end, b".")

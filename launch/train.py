@@ -81,10 +81,10 @@ def finished_steps(config: Config, run: RunDirectory, console: Console) -> int:
 def clean_up_after_last_step(run: RunDirectory) -> None:
     """Removes what a driver that was killed after its last step has left behind."""
     from launch.ray_session.leftovers import remove_leftovers
-    from workers.supervision.places import forget
+    from workers.supervision.process_registry import clear_registry
 
     remove_leftovers()
-    forget(run.logs)
+    clear_registry(run.logs)
 
 
 def run_training(config: Config, run: RunDirectory, progress: Progress, stop: StopSignal) -> int:
@@ -95,10 +95,10 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)
     datasets.peek(config)
-    watch = Watchdog.from_config(config, run.logs, stop, progress.note, run.record_event)
+    watchdog = Watchdog.from_config(config, run.logs, stop, progress.note, run.record_event)
     try:
         tracking = Tracking(config, run.path, progress.note, run.record_event)
-        with running_cluster(config, watch) as cluster, tracking:
+        with running_cluster(config, watchdog) as cluster, tracking:
             from rlsys.trainer import Trainer
 
             run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)

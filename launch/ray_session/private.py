@@ -28,8 +28,8 @@ from launch.ray_session.session import RaySession
 from rlsys.config.cache import cache_dir
 from rlsys.config.schema import Config, ConfigError
 from workers.rollout.engines import CPU_ENVIRONMENT
-from workers.supervision.nursery import begin
-from workers.supervision.process import port_is_taken
+from workers.supervision.worker_forkserver import start_forkservers
+from workers.supervision.worker_setup import port_is_taken
 
 
 @contextlib.contextmanager
@@ -43,19 +43,19 @@ def private_ray(config: Config, logs: Path) -> Iterator[RaySession]:
     lock = lock_folder(folder)
     set_environment(folder)
     protect_token_file()
-    nursery = folder / "n" if config.cluster.device == "cpu" else None
-    nurse, other_children = None, set(psutil.Process().children(recursive=True))
+    forkserver_dir = folder / "n" if config.cluster.device == "cpu" else None
+    forkservers, other_children = None, set(psutil.Process().children(recursive=True))
     try:
-        if nursery:
-            nurse = begin(nursery, CPU_ENVIRONMENT, logs / "nursery.log")  # imports while Ray comes up
-        yield RaySession(ray, nursery, start_ray(folder, config.cluster.dashboard_port))
+        if forkserver_dir:  # they import while Ray starts
+            forkservers = start_forkservers(forkserver_dir, CPU_ENVIRONMENT, logs / "nursery.log")
+        yield RaySession(ray, forkserver_dir, start_ray(folder, config.cluster.dashboard_port))
     finally:
         with ignore_signals():
             children = [p for p in psutil.Process().children(recursive=True) if p not in other_children]
             ray.shutdown()
-            if nurse:
-                nurse.kill()
-                nurse.wait()
+            if forkservers:
+                forkservers.kill()
+                forkservers.wait()
             end_processes(children)
             end_processes_in(folder)  # grandchildren that have outlived their parent
             save_ray_logs(folder / "r", logs / "ray")

@@ -14,10 +14,10 @@ POLL_S = 1.0  # between two looks at Ray's own processes
 
 @dataclass(frozen=True)
 class RaySession:
-    """A connection to Ray. A private Ray also has its own processes, and on CPU a nursery."""
+    """A connection to Ray. A private Ray also has its own processes, and on CPU fork servers for its workers."""
 
     ray: Any  # the module
-    nursery: Path | None = None  # forks workers, see workers/supervision/nursery.py
+    forkserver_dir: Path | None = None  # of servers that fork workers, see workers/supervision/worker_forkserver.py
     processes: Mapping[str, Any] = field(default_factory=dict)  # of a private Ray, by name
 
     @contextlib.contextmanager

@@ -57,7 +57,7 @@ def check(config: Config, console: Console) -> int:
     datasets.peek(config)
     from launch.cluster import find_model, load_tokenizer, load_window
     from launch.ray_session.connect import ray_session
-    from workers.supervision.waiting import Watch
+    from workers.supervision.watchdog import Watchdog
 
     began = time.monotonic()
     with (
@@ -72,10 +72,10 @@ def check(config: Config, console: Console) -> int:
         gpus = int(session.ray.cluster_resources().get("GPU", 0)) if config.cluster.device == "gpu" else None
         if gpus == 0:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
-        watch = Watchdog(Path(logs), note=progress.note)
-        with session.monitored(watch.stop):
+        watchdog = Watchdog(Path(logs), note=progress.note)
+        with session.monitored(watchdog.stop):
             counts = rank_counts(config.policy.ranks, gpus)
-            updates = list(compute_updates(trial, session, watch, model, counts))
+            updates = list(compute_updates(trial, session, watchdog, model, counts))
     return print_updates(trial, updates, time.monotonic() - began, console)
 
 
@@ -157,18 +157,18 @@ def rank_counts(configured: int, gpus: int | None) -> list[int]:
 
 
 def compute_updates(
-    trial: UpdateTrial, session: Any, watch: Any, model: str, counts: list[int]
+    trial: UpdateTrial, session: Any, watchdog: Any, model: str, counts: list[int]
 ) -> Iterator[CheckedUpdate]:
     """Yields one result after the other. The first gradient of the first ranks is the reference for all."""
     reference: Any = None
     configured = trial.config.policy.tokens_per_pack
     for count in counts:
-        with gradient_ranks(trial.config, session, watch, count) as ranks:
+        with gradient_ranks(trial.config, session, watchdog, count) as ranks:
             for stage in STAGES:
-                watch.note(f"{format_count(count, 'rank')}, ZeRO {stage}")
+                watchdog.note(f"{format_count(count, 'rank')}, ZeRO {stage}")
                 ranks.call_all("build", model, stage)
                 if reference is None:
-                    reference = compute_reference(trial, ranks, watch)
+                    reference = compute_reference(trial, ranks, watchdog)
                 for budget in pack_budgets(trial.input_lengths, configured):
                     results = ranks.scatter("compare", trial.packs(count, budget), reference)
                     difference, loss = results[0][1], sum(share for share, _ in results)
@@ -176,18 +176,18 @@ def compute_updates(
                     yield CheckedUpdate(count, stage, budget, loss, *parts)
 
 
-def compute_reference(trial: UpdateTrial, ranks: Any, watch: Any) -> Any:
+def compute_reference(trial: UpdateTrial, ranks: Any, watchdog: Any) -> Any:
     """Fills the columns of the trial. Returns a Ray reference: a large gradient goes from worker to worker only."""
     packs = trial.packs(1, trial.config.policy.tokens_per_pack)
     trial.fill_columns(unpack(packs, ranks.scatter("score", packs), len(trial.members)))
     [packs_of_rank] = trial.packs(1, trial.config.policy.tokens_per_pack)
     loss, gradient = ranks.actors[0].gradient.options(num_returns=2).remote(packs_of_rank)
-    watch.gather({f"{ranks.role}-0": loss}, "computing the reference")
+    watchdog.gather({f"{ranks.role}-0": loss}, "computing the reference")
     return gradient
 
 
 @contextlib.contextmanager
-def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iterator[Any]:
+def gradient_ranks(config: Config, session: Any, watchdog: Any, count: int) -> Iterator[Any]:
     """Starts that many ranks, connected to each other, and ends them afterwards."""
     from launch.cluster import Actors
     from workers.learner.gradients import GradientRank
@@ -197,17 +197,17 @@ def gradient_ranks(config: Config, session: Any, watch: Any, count: int) -> Iter
     config = replace(config, policy=replace(config.policy, ranks=count))
     cpu = config.cluster.device == "cpu"
     environment = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
-    actors = Actors(session, config, watch)
+    actors = Actors(session, config, watchdog)
     spawn = actors.make_spawner(
         GradientRank,
         lambda _: {} if cpu else {"num_gpus": 1},
         environment,
         lambda name: [int(name.rpartition("-")[2])],
-        born=MODELS,
+        forked_by=MODELS,
     )
-    watch.note(f"starting {format_count(count, 'rank')}")
+    watchdog.note(f"starting {format_count(count, 'rank')}")
     try:
-        ranks = LearnerGroup(f"gradient-of-{count}", count, config, spawn, watch)
+        ranks = LearnerGroup(f"gradient-of-{count}", count, config, spawn, watchdog)
         ranks.start_ranks()
         yield ranks
     finally:

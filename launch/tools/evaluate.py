@@ -70,7 +70,7 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-eval-") as logs,
         Progress(console, 0) as progress,
-        running_cluster(config, Watch(Path(logs), note=progress.note), model=model, training=False) as cluster,
+        running_cluster(config, Watchdog(Path(logs), note=progress.note), model=model, training=False) as cluster,
     ):
         held_out = [
             datasets.load_held_out(config, name, cluster.tokenizer, cluster.window, progress.note)

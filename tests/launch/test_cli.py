@@ -31,7 +31,7 @@ def test_help_lists_the_main_commands_first_and_every_command_once(rlsys):
     assert sorted([*MAIN_COMMANDS, *(line.split()[0] for line in more.splitlines())]) == sorted(commands.commands)
 
 
-def test_the_version_is_told(rlsys):
+def test_the_version_is_printed(rlsys):
     done = rlsys("--version")
     assert done.returncode == 0
     assert __version__ in done.stdout
@@ -59,7 +59,7 @@ def test_wrong_usage_is_exit_code_2_with_a_sentence(rlsys, arguments, said):
 
 
 @pytest.mark.parametrize("name", ["tiny_cpu", "grpo"])
-def test_validate_says_that_a_file_is_valid_and_where_it_would_run(rlsys, name):
+def test_validate_prints_the_run_directory_of_a_valid_file(rlsys, name):
     config = ROOT / "configs" / f"{name}.yaml"
     done = rlsys("validate", config)
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_validate_prints_the_batch_arithmetic_and_leaves_nothing_behind(rlsys, s
     assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_validate_tells_all_problems_at_once_and_nothing_else(rlsys, small):
+def test_validate_prints_all_problems_at_once(rlsys, small):
     done = rlsys("validate", small, "rollout.top_p=0.5", "algorithm.kl=k9", "data.train=gone.jsonl")
     assert done.returncode == 2
     assert len(problems(done)) == 3
@@ -159,13 +159,13 @@ def test_training_into_something_else_is_refused(rlsys, small, tmp_path):
     assert [p.name for p in (tmp_path / "home" / "thesis").iterdir()] == ["chapter.tex"]
 
 
-def test_going_on_with_other_settings_is_refused_with_their_names(rlsys, small, finished):
+def test_resuming_with_other_settings_is_refused_with_their_names(rlsys, small, finished):
     done = rlsys("train", small, f"run.dir={finished}")
     assert done.returncode == 2
     assert "trainer.samples_per_prompt: 16 → 8" in problems(done)[0]
 
 
-def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, monkeypatch, capsys):
+def test_a_stopped_run_names_the_command_that_resumes_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "run_training", lambda *_: 1)
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     train.train(
@@ -179,21 +179,21 @@ def test_a_stopped_run_names_the_command_that_goes_on_as_it_was_typed(tmp_path, 
     )
 
 
-def test_a_run_that_was_killed_after_its_last_step_is_tidied_up_when_it_is_started_again(tmp_path, monkeypatch):
+def test_leftovers_of_a_run_killed_after_its_last_step_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     monkeypatch.setattr(train.Checkpoints, "load_newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
     monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "psm_x").touch()
-    place = {"node": "n", "pid": 1, "began": 0.5, "shared": [f"{tmp_path}/psm_x"]}
+    place = {"node": "n", "pid": 1, "created": 0.5, "shared_memory": [f"{tmp_path}/psm_x"]}
     (tmp_path / "run" / "logs" / "rollout-0.pid").write_text(json.dumps(place))
     train.train(Config(run=RunConfig(dir=str(tmp_path / "run")), trainer=TrainerConfig(steps=4)), plain_console())
     assert not (tmp_path / "psm_x").exists()
 
 
-def test_a_summary_spells_out_what_a_terminal_would_obey(tmp_path, capsys):
+def test_a_summary_escapes_control_characters(tmp_path, capsys):
     config = Config(run=RunConfig(dir=str(tmp_path / "run")))
     run = RunDirectory(config)
     for step in (0, 3):
@@ -210,7 +210,7 @@ def test_a_summary_spells_out_what_a_terminal_would_obey(tmp_path, capsys):
 # --- eval, as far as it starts nothing -------------------------------------------------------------------------------------
 
 
-def test_evaluating_what_is_not_there_is_refused(rlsys):
+def test_evaluating_a_missing_run_is_refused(rlsys):
     done = rlsys("eval", "no_such_run")
     assert done.returncode == 2
     assert "no_such_run is not a directory" in problems(done)[0]

@@ -25,7 +25,7 @@ def meet(others: threading.Barrier) -> None:
     others.wait()
 
 
-def test_the_first_that_fails_is_told_without_waiting_for_the_others() -> None:
+def test_the_first_failure_is_raised_without_waiting_for_the_others() -> None:
     over = threading.Event()
 
     def fail() -> None:
@@ -42,13 +42,13 @@ def linger(over: threading.Event) -> None:
     over.wait(20)
 
 
-def test_a_start_removes_what_workers_of_a_killed_driver_shared_and_nothing_else(tmp_path, monkeypatch) -> None:
+def test_a_start_removes_only_shared_memory_of_a_killed_driver(tmp_path, monkeypatch) -> None:
     def no_ray(config: Config, logs: object) -> None:
         raise WorkerLost("no Ray")
 
     monkeypatch.setattr("launch.cluster.ray_session", no_ray)
     monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.places.SHARED", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
     config = dataclasses.replace(Config(), run=RunConfig(dir=str(tmp_path / "run")))
     (tmp_path / "psm_folder").mkdir()
     (tmp_path / "mine").touch()

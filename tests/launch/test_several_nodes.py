@@ -1,4 +1,4 @@
-"""What is decided by how many nodes there are, and what they can see; without Ray."""
+"""What depends on the number of nodes and on the storage that they share. Runs without Ray."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_shared_memory_is_refused_between_nodes() -> None:
         choose_transport(config("sync.transport=shared_memory"), 3)
 
 
-def test_the_built_in_model_is_put_where_other_hosts_see_it(tmp_path: Path) -> None:
+def test_the_built_in_model_is_copied_into_the_run(tmp_path: Path) -> None:
     cache, run = tmp_path / "cache", tmp_path / "run"
     for folder in (cache, run):
         folder.mkdir()
@@ -50,14 +50,14 @@ def test_the_built_in_model_is_put_where_other_hosts_see_it(tmp_path: Path) -> N
 def joined(logs: Path, ranks: int) -> RunningCluster:
     """With a policy whose ranks have said where they are in `logs`, where they could."""
     parts: dict[str, Any] = dict.fromkeys(RunningCluster.__dataclass_fields__)
-    policy = SimpleNamespace(watch=SimpleNamespace(logs=logs))
+    policy = SimpleNamespace(watchdog=SimpleNamespace(logs=logs))
     return RunningCluster(**parts | {"config": config(f"policy.ranks={ranks}"), "policy": policy})
 
 
 def test_a_rank_that_does_not_see_the_run_directory_is_named(tmp_path: Path) -> None:
     logs = tmp_path / "run" / "logs"
     logs.mkdir(parents=True)
-    (logs / "policy-0.pid").write_text(json.dumps({"node": "a", "pid": 1, "began": 0.5}))
+    (logs / "policy-0.pid").write_text(json.dumps({"node": "a", "pid": 1, "created": 0.5}))
     joined(logs, ranks=1).require_run_directory()
     with pytest.raises(
         ConfigError, match=rf"run\.dir: policy-1 cannot write to {tmp_path}/run: another node has no such"
@@ -65,7 +65,7 @@ def test_a_rank_that_does_not_see_the_run_directory_is_named(tmp_path: Path) -> 
         joined(logs, ranks=2).require_run_directory()
 
 
-def test_a_run_in_the_folder_of_a_job_would_go_with_it_and_is_refused() -> None:
+def test_a_run_in_the_folder_of_a_job_is_refused() -> None:
     refuse_job_folder(Path("/shared/runs/one"))
     with pytest.raises(ConfigError, match=r"is in the working directory of a Ray job.*run\.dir=/shared/runs/NAME"):
         refuse_job_folder(Path("/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs/tiny_cpu"))

@@ -85,7 +85,8 @@ def run_loop(
     from workers.supervision.watchdog import Watchdog
 
     config = setup.config
-    with running_cluster(config, Watch.of(config, run.logs, StopSignal(), progress.note, run.record_event)) as cluster:
+    watchdog = Watchdog.from_config(config, run.logs, StopSignal(), progress.note, run.record_event)
+    with running_cluster(config, watchdog) as cluster:
         run.warm_up_writer()
         vocabulary = min(len(cluster.tokenizer), int(model_settings.get_text_config().vocab_size))
         prompts = make_prompts(setup, options, vocabulary, cluster, progress)

@@ -58,13 +58,13 @@ def rescore(
 def start_judge(config: Config) -> Iterator[Callable[[list[SavedSample], Advance], list[Verdict]]]:
     """Starts reward processes. Yields a function that returns a verdict for each sample."""
     from workers.reward.local import local_rewards
-    from workers.reward.supervisor import Item
+    from workers.reward.supervisor import RewardItem
 
     with contextlib.ExitStack() as stack:
         services = [stack.enter_context(local_rewards(service)) for service in reward_services(config)]
 
         def judge(saved: list[SavedSample], advance: Advance) -> list[Verdict]:
-            items = [Item("", reward_inputs(s.prompt, s.sample)) for s in saved]
+            items = [RewardItem("", reward_inputs(s.prompt, s.sample)) for s in saved]
             calls = [service.judge(items) for service in services]
             shown = 0
             while not all(call.done() for call in calls):
