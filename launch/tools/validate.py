@@ -12,7 +12,7 @@ from rlsys.config.option_comments import option_comments
 from rlsys.config.schema import Config, ConfigError
 from rlsys.config.shorthand import ENTRY_TYPES
 from rlsys.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
-from rlsys.models.shapes import known_model_shape
+from rlsys.models.lookup import known_model_shape
 from rlsys.tracking.builtin import missing_libraries
 
 

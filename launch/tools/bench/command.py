@@ -110,7 +110,7 @@ def run_loop(
         sync_bytes = weight_bytes(config, cluster.policy.weight_sync.info["manifest"])
         gpu = gpu_name() if config.cluster.device == "gpu" else ""
     peak = gpu_peak(config, gpu) if config.cluster.device == "gpu" else measure_cpu_peak(config)
-    return BenchMachine(flops.flop_counter(model_settings), sync_bytes, peak)
+    return BenchMachine(known_flop_counter(model_settings.to_dict()), sync_bytes, peak)
 
 
 class BenchDone(Exception):

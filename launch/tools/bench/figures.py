@@ -23,7 +23,7 @@ SPANS = {"rollout": "generate", "score": "score", "update": "update"}  # the spa
 class BenchMachine:
     """The capacity that the run uses."""
 
-    shape: flops.FlopCounter | None  # of the model; None if its work cannot be counted
+    shape: FlopCounter | None  # of the model; None if its work cannot be counted
     weight_bytes: int  # of a sync
     peak_flops: float | None  # FLOP/s of all devices together; None if not known
 
@@ -135,7 +135,7 @@ def measure(setup: BenchSetup, options: BenchOptions, run: Path, machine: BenchM
 
 
 def count_work(
-    setup: BenchSetup, run: Path, numbers: range, shape: flops.FlopCounter | None, worker_spans: list[Span]
+    setup: BenchSetup, run: Path, numbers: range, shape: FlopCounter | None, worker_spans: list[Span]
 ) -> WorkDone:
     """Counts samples, tokens and FLOPs. A forward pass counts once for each role that scored or updated."""
     config, prompt = setup.config, setup.prompt_tokens

@@ -19,7 +19,8 @@ from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.devices import GPUS, NodeSpec, parse_cluster, split_into_nodes
 from rlsys.estimates.host import usable_memory
 from rlsys.estimates.memory import SequenceLengths
-from rlsys.models.shapes import ModelShape, find_model_shape, model_shape
+from rlsys.models.lookup import find_model_shape, model_shape
+from rlsys.models.shapes import ModelShape
 from rlsys.rewards.settings import reward_services
 
 

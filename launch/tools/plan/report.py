@@ -15,7 +15,8 @@ from launch.tools.plan.suggestions import Suggestion
 from launch.tools.validate import batch_table
 from rlsys.estimates.batch_math import batch_rows
 from rlsys.estimates.devices import GIB, NodeSpec
-from rlsys.estimates.memory import PARTS, Parts, kv_cache_tokens, total_bytes
+from rlsys.estimates.engine import kv_cache_tokens
+from rlsys.estimates.memory import PARTS, Parts, total_bytes
 
 
 @dataclass(frozen=True)
