@@ -42,7 +42,7 @@ class PolicyAgain(Again, PolicyRank):
         self.steepening.remove()
 
     def digest(self) -> str:
-        """Hashes the whole state: the weights that the model computes with, the fp32 weights, Adam's moments and step."""
+        """Hashes the model's weights, their fp32 copies, and Adam's moments and step."""
         import torch
 
         from workers.learner.zero_state import MOMENTS, WEIGHT

@@ -1,1 +1,1 @@
-"""DeepSpeed ranks: policy and critic, and the reference; what they minimise and what they save."""
+"""The models that learn, and the reference: DeepSpeed ranks, what they minimize, and what they save."""

@@ -10,13 +10,13 @@ from rlsys.types import Pack
 
 
 class FirstBadSample:
-    """The first sample of a mini-batch, by its index in the batch, whose loss or whose loss's gradient is not finite."""
+    """The first sample of a mini-batch whose loss, or whose loss's gradient, is not finite."""
 
     def __init__(self, device: Any):
         self.first = torch.full((), math.inf, device=device)
 
     def observe(self, pack: Pack, outputs: Any, losses: Any) -> None:
-        """Checks `losses` [K], weights included, and during the backward pass the gradient of the `outputs` [K] they come from."""
+        """Checks `losses` [K], token weights included, and in the backward pass the gradient of `outputs` [K]."""
         if not pack.samples:
             return
         samples = torch.tensor(np.repeat(pack.samples, pack.target_counts), device=outputs.device)

@@ -1,4 +1,7 @@
-"""The critic of PPO: DeepSpeed ranks as Ray actors that estimate the reward still to come. It exists only with advantage gae."""
+"""The critic of PPO: DeepSpeed ranks as Ray actors that estimate the reward still to come.
+
+Only the advantage `gae` has one.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +70,7 @@ class CriticRank(LearnerRank):
     @recorded()
     @frees_gpu_memory
     def save(self, folder: str) -> None:
-        """Copies this rank's share of the state, the fp32 weights and Adam's state, and starts to write it to `critic/`."""
+        """Copies this rank's share of the fp32 weights and of Adam's state, and starts to write it to `critic/`."""
         self.writer.wait()  # one copy of the state at a time
         tensors = self.zero.state.owned_tensors(self.parameters(), (WEIGHT, *MOMENTS))
         self.writer.start(Path(folder), {f"critic/{self.zero.shard_file()}": tensors})

@@ -1,4 +1,7 @@
-"""Returns freed GPU memory to the device. PyTorch would keep it for its process, and an engine on the same GPU could not use it."""
+"""Returns freed GPU memory to the device.
+
+PyTorch keeps freed memory for its own process, so an engine on the same GPU could not use it.
+"""
 
 import functools
 import gc

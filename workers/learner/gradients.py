@@ -1,7 +1,7 @@
-"""One mini-batch's gradient under any number of ranks, ZeRO stage and pack budget, and how far it is from another gradient.
+"""One mini-batch's gradient under any number of ranks, ZeRO stage and pack budget, compared with a reference.
 
-The driver starts the ranks once for each number of them. They build their model anew for each stage, and go through the budgets.
-The gradient is that of the run's own update. Only the optimizer step is left out.
+For each number of ranks, the driver starts them once. They build their model anew for each stage, and compute the
+gradient with each budget. It is the gradient of the run's own update; only the optimizer step is left out.
 """
 
 import gc
@@ -18,8 +18,8 @@ from workers.learner.zero import ZeroEngine
 
 Gradient = dict[str, Floats]  # by parameter
 
-# A parameter whose gradient is smaller than this share of the whole gradient is compared with this share: it may be zero but for
-# rounding.
+# A parameter's difference is divided by its reference, or by this share of the whole gradient if that is larger: the
+# reference may be zero but for rounding.
 NOISE_FLOOR = 1e-3
 
 

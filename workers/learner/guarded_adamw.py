@@ -7,10 +7,9 @@ import torch
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW under DeepSpeed, which calls `step` itself, once per flat tensor, after it has clipped the gradients.
+    """AdamW whose steps `allow_step` can turn off: DeepSpeed calls `step` itself, after it has clipped gradients.
 
-    `allow_step` decides beforehand. A step that is left out changes neither weights nor moments nor step count, and DeepSpeed
-    copies the same weights again.
+    A step that is left out changes neither weights nor moments nor step count. DeepSpeed copies the same weights again.
     """
 
     allowed, stepped = True, False
@@ -26,7 +25,7 @@ class GuardedAdamW(torch.optim.AdamW):
         return None
 
     def create_moments(self, tensors: list[torch.Tensor]) -> None:
-        """Creates the moments now, as the first step would: a checkpoint may come before it, and every step may be left out."""
+        """Creates the moments as the first step would, because a checkpoint may be saved or loaded before it."""
         for tensor in tensors:
             self.state[tensor] = {
                 "step": torch.tensor(0.0),  # in host memory, as torch keeps it

@@ -49,7 +49,7 @@ def load_model_config(path: str, trust_remote_code: bool) -> Any:
 
 
 def compile_layers(lm: Any) -> None:
-    """Compiles the layers one by one, for any number of tokens. Layers are alike, so code compiled for one serves all."""
+    """Compiles each layer for any number of tokens. Layers are alike, so what is compiled for one serves all."""
     compiling.allow_compiling("policy.compile", "policy.compile false")
     layers = [module for module in lm.modules() if type(module).__name__ in (lm._no_split_modules or ())]
     if not layers:

@@ -37,7 +37,7 @@ class Objective:
         self.bad_sample = FirstBadSample(self.device)
 
     def sums_over_tokens(self) -> dict[str, float]:
-        """Returns the sums over the mini-batch's tokens, and the largest mismatch. Waits for the device, for the first time."""
+        """Returns sums over the mini-batch's tokens, and its largest mismatch. Only this waits for the device."""
         return {name: total.item() for name, total in self.sums.items()}
 
     def __call__(self, pack: Pack, outputs: tuple[Any, Any]) -> Any:

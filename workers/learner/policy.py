@@ -58,12 +58,12 @@ class PolicyRank(LearnerRank):
     @recorded(pack_facts)
     @frees_gpu_memory
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
-        """Makes one optimizer update with this rank's share of a mini-batch. `rlsys.metrics.update_metrics` reads the result."""
+        """Makes one optimizer update with this rank's share of a mini-batch. Returns the inputs of `update_metrics`."""
         self.objective.start_minibatch(kl_coef)
         step = self.zero.minimize(packs, self.objective, lr)
         return self.objective.sums_over_tokens() | step | {"first_bad_sample": self.objective.bad_sample.index()}
 
-    # --- sync: see workers/sync -------------------------------------------------------------------------------------------
+    # --- sync: see workers/sync ---------------------------------------------------------------------------------------
 
     def connection_info(self) -> Message:
         return self.weight_sender.connection_info()
@@ -82,7 +82,7 @@ class PolicyRank(LearnerRank):
     def finish_send(self) -> None:
         self.weight_sender.transport.finish_send()
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     @recorded()
     @frees_gpu_memory
@@ -99,7 +99,7 @@ class PolicyRank(LearnerRank):
         self.writer.wait()
         policy_checkpoint.load_state(self.zero, self.lm, Path(folder))
 
-    # --- diagnosis --------------------------------------------------------------------------------------------------------
+    # --- diagnosis ----------------------------------------------------------------------------------------------------
 
     def rescore(self, packs: list[Pack], what_if: WhatIf) -> list[Floats]:
         """Returns the log-probs [K, samplings] of each pack under a changed forward pass."""

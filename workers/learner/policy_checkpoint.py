@@ -1,8 +1,8 @@
 """The policy's part of a checkpoint. Each rank writes its own share.
 
 model/       a Hugging Face model directory, from rank 0
-optimizer/   part-00000-of-00002.safetensors, …: Adam's state. Also the fp32 weights where `model/` does not have them, because
-             it is in bfloat16, or transformers names or shapes the tensors on disk differently
+optimizer/   part-00000-of-00002.safetensors, …: Adam's state, and the fp32 weights if `model/` does not hold them,
+             because it is in bfloat16, or transformers stores the tensors in another form
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ def write_model_files(lm: Any, source: str, trust_remote_code: bool, folder: Pat
     """Writes all of a Hugging Face model directory except the weights."""
     from transformers import AutoTokenizer
 
-    # The generation config stays as the model's authors wrote it. transformers reads many that it would refuse to write.
+    # The generation config stays as the model's authors wrote it. transformers reads some that it refuses to write.
     generation_config, lm.generation_config = lm.generation_config, type(lm.generation_config)()
     lm.save_pretrained(folder, state_dict={})
     lm.generation_config = generation_config

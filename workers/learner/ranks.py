@@ -1,7 +1,7 @@
 """The ranks of one model under DeepSpeed: the actor that each rank is, and the driver's handle to all of them.
 
-Ranks hold collectives and shards of one state. So every call goes to all of them at the same time, and if one is lost, all
-are: the run goes back to its last checkpoint.
+Ranks take part in collectives and hold shards of one state. So every call goes to all of them at the same time. If one
+is lost, all are, and the run goes back to its last checkpoint.
 """
 
 import threading

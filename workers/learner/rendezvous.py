@@ -49,7 +49,10 @@ def create_store(address: str, port: int, rank: int, ranks: int, timeout: timede
 
 
 def bind_gloo(address: str) -> None:
-    """Makes Gloo listen on the interface of this address, unless the environment sets one. Gloo would use the host's name."""
+    """Makes Gloo listen on the interface of this address, unless the environment names another one.
+
+    By itself, Gloo listens where the host's name leads.
+    """
     if name := interface_name(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 

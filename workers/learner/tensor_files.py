@@ -1,4 +1,4 @@
-"""Tensors on disk, in safetensors files: written so that they are known to be on the disk, and read tensor by tensor."""
+"""Tensors in safetensors files: read back after they are written, and loaded tensor by tensor."""
 
 import errno
 import hashlib
@@ -14,8 +14,8 @@ _CHUNK = 1 << 24  # bytes
 def write_tensors(file: Path, tensors: dict[str, Any]) -> str:
     """Writes a safetensors file, reads it back, and returns its SHA-256.
 
-    The hash is of the bytes in memory, before they go anywhere. With the library's own writer, only the bytes that came back
-    could be hashed.
+    The hash is of the bytes in memory, before anything can damage them. The library's own writer does not offer that:
+    only the file could be hashed.
     """
     digest = hashlib.sha256()
     with file.open("wb") as out:
@@ -103,8 +103,8 @@ class TensorFiles:
         for problem, names in (("does not hold", missing), ("holds, and the model does not have,", surplus)):
             if names:
                 raise ValueError(
-                    f"{paths} {problem} {len(names)} of {len(shapes)} tensors, such as {names[0]}. It is another model's "
-                    "checkpoint, or not whole. Use another."
+                    f"{paths} {problem} {len(names)} of {len(shapes)} tensors, such as {names[0]}. "
+                    "It is another model's checkpoint, or not whole. Use another."
                 )
         for name, shape in shapes.items():
             stored = self.file_by_tensor[name].get_slice(name)

@@ -1,4 +1,7 @@
-"""The driver's part of a sync: ranks send, engines load and verify. workers/sync/__init__.py tells the whole exchange."""
+"""The driver's part of a sync: it has ranks send, and engines load and verify.
+
+The docstring of workers/sync numbers all steps of the exchange.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +34,7 @@ class WeightSync:
     def run(self, version: int) -> None:
         """Has every engine load the weights, and verify them before a sample leaves it."""
         if not self.in_flight:
-            # No engine is running that could be lost and need the last weights again: an object store need not hold two versions.
+            # No engine is running that could be lost and need the last weights again: an object store may free them.
             self.engines.weight_update = None
         try:
             self._send_and_load(version)
@@ -60,7 +63,7 @@ class WeightSync:
             self.engines.load_weights(update)
 
     def _root_cause(self, error: WorkerFailed) -> Exception:
-        """A rank that died, and its memory with it, explains the failures of the others: they wait for it, or for an engine."""
+        """Returns the failure that explains the others. If a rank died, the others failed while they waited for it."""
         failures: list[Any] = self.watchdog.collect_related_failures(
             self.ranks.start_calls("finish_send"), "sending weights"
         )

@@ -1,7 +1,7 @@
 """Rescores packs with a changed forward pass: other weights, dtype, attention, positions or sampling.
 
-Every change is a context manager that restores the model at the end, bit for bit. All ranks make the same change at the same
-time. With ZeRO 3, nothing is gathered beyond what the forward pass gathers, except one tensor at a time to load other weights.
+Every change is a context manager that restores the model at the end, bit for bit. All ranks make the same change at the
+same time. With ZeRO 3, only the forward pass gathers tensors, and the loading of other weights, one tensor at a time.
 """
 
 import contextlib
@@ -24,7 +24,10 @@ Forward = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.forward_all`
 def rescore(
     forward: Forward, lm: Any, packs: list[Pack], what_if: WhatIf, source: str, trust_remote_code: bool = False
 ) -> list[Floats]:
-    """Returns the log-probs [K, samplings] of each pack. `lm`: the model inside `forward`. `source`: where it was loaded from."""
+    """Returns the log-probs [K, samplings] of each pack.
+
+    `lm`: the model inside `forward`. `source`: the directory or hub name that it was loaded from.
+    """
     bfloat16 = what_if.dtype == "bfloat16"
     with contextlib.ExitStack() as changes:
         changes.enter_context(torch.compiler.set_stance("force_eager"))  # compiled layers would not see the changes
@@ -45,11 +48,14 @@ def rescore(
     return scores
 
 
-# --- sampling --------------------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 class SamplingHead(LogprobHead):
-    """Returns log-probs with a column for each sampling: [K, D], [K] -> [K, samplings]; and the targets in place of entropies."""
+    """Returns log-probs with a column for each sampling, and the targets in place of entropies.
+
+    [K, D], [K] -> [K, samplings], [K]
+    """
 
     samplings: tuple[Sampling, ...]
     round_logits: bool  # to bfloat16
@@ -87,7 +93,7 @@ def truncated_logprobs(logits: Tensor, targets: Tensor, sampling: Sampling) -> T
 
 @contextlib.contextmanager
 def use_sampling_head(head: Any, samplings: tuple[Sampling, ...], round_logits: bool) -> Iterator[None]:
-    """Gives the output layer another class, as `PackedLogprobs` does; its weights stay where they are, also with ZeRO 3."""
+    """Gives the output layer another class, as `PackedLogprobs` does. Its weights stay in place, also with ZeRO 3."""
     original = head.__class__
     head.__class__, head.samplings, head.round_logits = SamplingHead, samplings, round_logits
     try:
@@ -96,7 +102,7 @@ def use_sampling_head(head: Any, samplings: tuple[Sampling, ...], round_logits: 
         head.__class__ = original
 
 
-# --- weights and dtype -----------------------------------------------------------------------------------------------------
+# --- weights and dtype ------------------------------------------------------------------------------------------------
 
 
 def local_data(parameter: Any) -> Tensor:
@@ -175,7 +181,7 @@ def compute_in_float32(lm: Any) -> Iterator[None]:
             parameter.data = original
 
 
-# --- attention and positions -----------------------------------------------------------------------------------------------
+# --- attention and positions ------------------------------------------------------------------------------------------
 
 
 def plain_attention(

@@ -1,6 +1,6 @@
-"""A model under DeepSpeed ZeRO: it computes outputs and makes optimizer updates. The policy and the critic are such models.
+"""A model under DeepSpeed ZeRO, such as the policy or the critic: its outputs and its optimizer updates.
 
-Every method holds a collective: all ranks call it at the same time, with the same number of packs.
+Every method takes part in a collective: all ranks call it at the same time, with the same number of packs.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ class ZeroEngine:
     def minimize(self, packs: list[Pack], pack_loss: Callable[[Pack, Any], Any], lr: float) -> dict[str, float]:
         """Makes one optimizer update, or none if on any rank a loss or its gradient is not finite.
 
-        `pack_loss(pack, output)` is this pack's share of the loss. Returns the norm of the gradient, and whether the update was
-        `skipped`.
+        `pack_loss(pack, output)` is this pack's share of the loss. Returns the gradient's norm as `grad_norm`, and 1 as
+        `skipped` if there was no update.
         """
         import torch
 
@@ -73,10 +73,10 @@ class ZeroEngine:
         return {"grad_norm": norm, "skipped": float(not self.adam.stepped)}
 
     def allow_or_skip_step(self, bad: Any) -> float:
-        """Decides whether Adam steps, from the number of bad losses on this rank. Returns the gradient's norm with ZeRO 0, else 0.
+        """Allows Adam's step only if every loss and the gradient are finite. `bad`: bad losses on this rank.
 
-        A loss may be infinite while its gradient is finite. The other way round, DeepSpeed itself skips the step with ZeRO 1
-        to 3. ZeRO 0 computes no norm, so the norm is computed here.
+        With ZeRO 1 to 3, DeepSpeed itself skips the step if the gradient is not finite, and computes the norm later.
+        The result is 0 then. ZeRO 0 does neither, so the norm is computed and returned here.
         """
         self.deepspeed.comm.all_reduce(bad)
         norm = 0.0 if self.settings.zero_stage else self.gradient_norm()
@@ -96,7 +96,7 @@ class ZeroEngine:
         return contextlib.nullcontext() if whole else self.deepspeed.zero.GatheredParameters(parameters)
 
     def local_shard(self, parameter: Any) -> tuple[int, Any]:
-        """Returns this rank's shard of a ZeRO 3 parameter: the index of the first element, and the elements without padding."""
+        """Returns this rank's shard of a ZeRO 3 parameter: index of the first element, and elements without padding."""
         shard = parameter.ds_tensor.detach().view(-1)
         first = min(self.rank * len(shard), parameter.ds_numel)
         return first, shard[: parameter.ds_numel - first]
@@ -107,7 +107,7 @@ class ZeroEngine:
 
 
 def import_deepspeed(config: Config, ranks: int) -> None:
-    """Imports DeepSpeed. Called in the actor's constructor, so that slow imports run while the driver does other things.
+    """Imports DeepSpeed. An actor's constructor calls it, so slow imports run while the driver does other things.
 
     workers/PATCHES.md lists what is replaced in DeepSpeed.
     """
@@ -121,12 +121,13 @@ def import_deepspeed(config: Config, ranks: int) -> None:
         import deepspeed
 
     torch.set_num_threads(cpu_threads(config, ranks))
-    # Replaces a module of DeepSpeed by an empty class. DeepSpeed imports it only to ask whether an optimizer is its Muon, which
-    # ours never is. The real module imports torch's compiler: half of a rank's start time.
-    sys.modules.setdefault(MUON_MODULE, SimpleNamespace(**{MUON_CLASS: type(MUON_CLASS, (), {})}))  # type: ignore[arg-type]
+    # Replaces a module of DeepSpeed by an empty class. DeepSpeed only asks whether an optimizer is an instance of it,
+    # and ours never is. The real module imports torch's compiler, which takes half of a rank's start time.
+    muon: Any = SimpleNamespace(**{MUON_CLASS: type(MUON_CLASS, (), {})})
+    sys.modules.setdefault(MUON_MODULE, muon)
     if cpu:
-        # Replaces DeepSpeed's list of C++ kernels that could be compiled here by an empty one. Only inference would use any.
-        # Compiling one about doubled the first start, and asking the compiler which are possible takes a second.
+        # Replaces DeepSpeed's list of the C++ kernels that can be compiled here by an empty list. Only inference would
+        # use any. Compiling one about doubled the first start, and asking the compiler about all takes a second.
         deepspeed.ops.__compatible_ops__ = {}
 
 

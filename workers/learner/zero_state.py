@@ -8,6 +8,7 @@ The saved state is independent of that: any stage and any number of ranks can lo
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from workers.learner.tensor_files import TensorFiles
@@ -26,7 +27,7 @@ class Piece:
 
 
 class ZeroState:
-    """Saves and restores the state; both are collectives. `parameters`: the model's parameters by the names in the files."""
+    """Saves and restores the state. Both are collectives. `parameters`: the model's parameters by name."""
 
     def __init__(self, engine: Any, stage: int, comm: Any):
         self.engine, self.stage, self.comm = engine, stage, comm
@@ -36,8 +37,9 @@ class ZeroState:
             working = list(engine.module.parameters())
             # In bfloat16, DeepSpeed's optimizer wraps Adam.
             fp32 = self.optimizer is self.adam
-            pairs = [(working, working)] if fp32 else zip(self.optimizer.fp16_groups, self.optimizer.fp32_groups)  # noqa: B905
-            self.masters = {p: master for low, high in pairs for p, master in zip(low, high, strict=True)}
+            low = [working] if fp32 else self.optimizer.fp16_groups
+            high = [working] if fp32 else self.optimizer.fp32_groups
+            self.masters = dict(zip(chain(*low), chain(*high), strict=True))
         self.adam.create_moments(self.flat_tensors())
 
     def flat_tensors(self) -> list[Any]:
@@ -67,10 +69,10 @@ class ZeroState:
         flat = piece.flat if kind == WEIGHT else self.adam.state[piece.flat][kind]
         return flat.detach().view(-1).narrow(0, piece.offset, piece.count)
 
-    # --- save -------------------------------------------------------------------------------------------------------------
+    # --- save ---------------------------------------------------------------------------------------------------------
 
     def owned_tensors(self, parameters: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
-        """Copies whole tensors to host memory: of n ranks, each owns every n-th parameter, and rank 0 also Adam's step."""
+        """Copies whole tensors to host memory. Of n ranks, each owns every n-th parameter; rank 0 also Adam's step."""
         rank, ranks = self.comm.get_rank(), self.comm.get_world_size()
         owned = {} if rank else {"step": self.adam.state[self.flat_tensors()[0]]["step"].clone()}
         for i, (name, parameter) in enumerate(parameters.items()):
@@ -92,10 +94,10 @@ class ZeroState:
             self.comm.reduce(whole.view(torch.int32), dst=owner)
         return whole.view(shape)
 
-    # --- restore ----------------------------------------------------------------------------------------------------------
+    # --- restore ------------------------------------------------------------------------------------------------------
 
     def restore(self, parameters: dict[str, Any], files: TensorFiles, weights: TensorFiles | None) -> None:
-        """Loads what all ranks' `owned_tensors` were. `weights`: files that hold the weights under their bare names instead."""
+        """Loads the tensors that all ranks saved. `weights`: files with the weights, if the others do not have them."""
         import torch
 
         self.require_all(parameters, files, weights)

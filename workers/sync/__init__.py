@@ -2,7 +2,7 @@
 
 Once, when policy and engines have started:
 
-    1  every rank     Sender.connection_info(manifest)   what the engines must know: tensors, and where weights will be found
+    1  every rank     Sender.connection_info(manifest): which tensors there are, and where they will be found
     2  driver         hands rank 0's answer to all ranks and all engines
     3  every rank     Sender.connect(info)
        every engine   Receiver.init_info(info) → vLLM's init_weight_transfer_engine
@@ -22,8 +22,8 @@ Then for each version of the weights:
     9  every engine   compares them with those of its own parameters (`verify.py`) and releases its samples,
                       or reports which tensors differ, and is replaced
 
-What an answer of step 4 holds, such as a bucket in Ray's object store, goes from rank to engine without the driver. With
-`pipeline.in_flight`, engines generate during step 4 and load afterwards, unless the transport needs both at the same time.
+What an answer of step 4 holds, such as a bucket in Ray's object store, goes from rank to engine past the driver. With
+`pipeline.in_flight`, engines generate during step 4 and load afterwards, unless the transport needs both together.
 
 The engine's side of every transport is vLLM's weight-transfer interface. `nccl` and `ipc` are vLLM's own backends;
 `vllm_backend.py` registers ours, which reads a mapped block of memory.

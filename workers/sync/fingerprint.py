@@ -1,8 +1,8 @@
 """Numbers below 2^64 that tell whether two processes hold the same weights, bit for bit.
 
 `hash_bytes`            of the tensor's bytes in order, at the speed of memory. For whole tensors on CPU.
-`hash_with_positions`   the sum over elements of a hash of value and position. Shards on several devices add up to the whole.
-`hash_unordered`        the sum over elements of a hash of the value alone. Elements, or tensors, that swap places go unnoticed.
+`hash_with_positions`   a sum over elements, each hashed with its position. The sums of several shards add up.
+`hash_unordered`        a sum over elements, each hashed alone. Elements that swap places go unnoticed.
 """
 
 import math
@@ -21,7 +21,7 @@ MODULUS = 1 << 64
 
 
 def hash_bytes(tensor: Tensor, shards: int = 1) -> int:
-    """Hashes a tensor's bytes. `shards`: the number of ranks that hold an equal share of its elements and hash only that."""
+    """Hashes a tensor's bytes. `shards`: the number of ranks that each hold and hash an equal share of its elements."""
     flat = tensor.detach().reshape(-1)
     return combine_hashes(
         [

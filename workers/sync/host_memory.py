@@ -1,7 +1,7 @@
 """Flat anonymous memory for weights, which other processes of the same user can map without a file on disk.
 
-The memory is a memfd. Other processes open `/proc/<pid>/fd/<n>`. The kernel frees it when the last process that holds it
-ends, however that process ends.
+The memory is a memfd. Other processes open `/proc/<pid>/fd/<n>`. The kernel frees it when the last process that holds
+it ends, however that process ends.
 """
 
 import os
@@ -41,7 +41,7 @@ def map_file(path: str) -> Any:
 
 
 def readonly_tensor(array: Any) -> Any:
-    """Returns a tensor that shares the bytes of an array. The array may be read-only, as arrays from Ray's store are."""
+    """Returns a tensor that shares an array's bytes. The array may be read-only, as arrays from Ray's store are."""
     import torch
 
     with warnings.catch_warnings(action="ignore"):  # torch warns that such a tensor must not be written to

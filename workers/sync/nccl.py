@@ -1,6 +1,7 @@
 """Weights between GPUs by NCCL broadcast. Policy rank 0 is rank 0 of a group that holds every engine worker.
 
-connection info:  {"parts": 1, "address", "port", "world", "names", "dtypes", "shapes"}; the engines join as rank 1 + worker
+connection info:  {"parts": 1, "address", "port", "world", "names", "dtypes", "shapes"}
+every engine:     its workers join the group, from rank 1 on
 rank 0:           broadcasts buffers of packed tensors
 every engine:     vLLM's `nccl` backend unpacks and loads them
 

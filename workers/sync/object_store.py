@@ -1,12 +1,13 @@
 """Weights between hosts through Ray's object store, which moves them once per host.
 
 connection info:  {"parts", "layouts": [[(name, dtype, shape, offset), …], …], "size": bytes of the largest bucket}
-every rank:       answers each bucket with its shards: (bytes, [(to, from, count), …]); or rank 0 with all, others with nothing
-every engine:     fetches each bucket. If one rank had all of it and vLLM's worker is in this process, the worker gets the bytes
-                  where they lie. Otherwise they are joined in memory of this host, and the worker gets the path
+every rank:       answers each bucket with its shards: (bytes, [(to, from, count), …]);
+                  or rank 0 with whole tensors, and the others with nothing
+every engine:     fetches each bucket. If one rank sent all of it, and vLLM's worker is in this process, the worker gets
+                  the bytes where they lie. Otherwise they are joined in memory of this host, and it gets the path
 
-Memory: the object store of each host holds the model once, in the engines' dtype. Besides, every rank holds what it sends of a
-bucket, and every engine that joins pieces a bucket.
+Memory: the object store of each host holds the model once, in the engines' dtype. In addition, every rank holds its
+share of one bucket, and every engine that joins pieces holds one bucket.
 """
 
 from collections.abc import AsyncIterator

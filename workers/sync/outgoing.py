@@ -1,7 +1,7 @@
 """Weights on their way out of the policy: cast, checked, fingerprinted and copied in a single pass.
 
-A sync is bound by memory. So each tensor is read once, in blocks that stay in a core's cache while everything is done with
-them, and parts of tensors are copied in parallel.
+A sync is bound by memory. So each tensor is read once, in blocks that stay in a core's cache for all four steps, and
+parts of tensors are processed in parallel.
 """
 
 import math
@@ -23,7 +23,8 @@ class OutgoingWeights:
     outgoing.shard_buckets  what this rank sends of each bucket: its own shards, without waiting for other ranks;
                             or on rank 0 whole tensors, and nothing on the others
 
-    `OutgoingWeights([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)`
+    OutgoingWeights([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)
+
     `fingerprints` collects, by tensor, the fingerprint of each part that was copied or cast, unless `verify` is off.
     """
 
@@ -42,7 +43,7 @@ class OutgoingWeights:
     def __iter__(self) -> Iterator[NamedTensors]:
         return iter(self.full_buckets)
 
-    # --- tensor by tensor -------------------------------------------------------------------------------------------------
+    # --- tensor by tensor ---------------------------------------------------------------------------------------------
 
     def cast_tensors(self) -> Iterator[tuple[str, Any]]:
         """Yields whole tensors in the engines' dtype, for transports that take them from the GPU."""
@@ -57,7 +58,7 @@ class OutgoingWeights:
             self.record(name, tensor_fingerprint(whole, self.by_position))
         return whole
 
-    # --- block by block, into host memory ---------------------------------------------------------------------------------
+    # --- block by block, into host memory -----------------------------------------------------------------------------
 
     def copy_bucket(self, bucket: list[Shard], layout: list[Slot], memory: Any) -> None:
         """Copies shards into host memory. The layout may have more tensors than these."""
@@ -95,7 +96,7 @@ class OutgoingWeights:
         return running.value()
 
     def cast_blocks(self, part: Any) -> Iterator[tuple[Any, memoryview]]:
-        """Yields blocks in the engines' dtype. Threads in torch wait for each other, so uncast blocks share one call."""
+        """Yields blocks in the engines' dtype. Calls of torch block each other, so blocks without a cast share one."""
         blocks = part.split(BLOCK)
         if part.dtype != self.dtype:
             cast = (block.to(self.dtype) for block in blocks)

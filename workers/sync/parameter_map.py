@@ -1,13 +1,13 @@
-"""Finds every tensor of the policy in the engine's own parameters, so that both sides fingerprint the same thing by name.
+"""Finds every tensor of the policy in the engine's own parameters, so that both sides can fingerprint it by name.
 
-vLLM fuses q, k and v into one matrix and gate and up into another, pads vocabularies, and may split all of them over devices.
-The place of a tensor is a `Region`:
+vLLM fuses q, k and v into one matrix and gate and up into another, pads vocabularies, and may split all of them over
+devices. The place of a tensor is a `Region`:
 
     policy   q_proj [896, 896]   k_proj [128, 896]   v_proj [128, 896]
     engine   qkv_proj [1152, 896]   rows 0 … 895       896 … 1023          1024 … 1151
 
-Some architectures store a tensor in another form, which has no region. Such tensors are fingerprinted as they arrive. All of
-them together must have the same bits as the parameters that no region covers, in any order.
+Some architectures store a tensor in another form, and then it has no region. Such tensors are fingerprinted as they
+arrive. All of them together must have the same bits as the parameters that no region covers, in any order.
 """
 
 import re
@@ -24,7 +24,10 @@ TRANSPOSED = re.compile(r"\.(?:c_attn|c_fc|c_proj)\.weight$")  # GPT-2's matrice
 
 @dataclass(frozen=True)
 class Region:
-    """Rows of one of the engine's parameters. k_proj [128, 896] in qkv_proj: Region("….qkv_proj.weight", 896, 128, [128, 896])."""
+    """Rows of one of the engine's parameters.
+
+    k_proj [128, 896] in qkv_proj [1152, 896]: Region("….qkv_proj.weight", 896, 128, [128, 896])
+    """
 
     parameter: str
     first_row: int
@@ -87,7 +90,7 @@ class RegionFinder:
         return Region(parameter, 0, local[0], shape, (0, begin) if dim else (begin, 0), counted)
 
     def shard_of_device(self, shards: int) -> tuple[int, bool]:
-        """Returns which shard this device holds, and whether it is the first to hold it: devices may outnumber shards."""
+        """Returns which shard this device holds, and whether it counts: if several devices hold it, the first does."""
         return self.rank * shards // self.ranks, self.rank % max(1, self.ranks // shards) == 0
 
 
@@ -121,7 +124,7 @@ class ParameterMap:
         self.arrived: dict[str, int] = {}
         self.arrived_bits: dict[str, int] = {}  # by name, because several threads load at the same time
         if self.unmapped_tensors:
-            # Replaces the model's own method: there is no other place where tensors pass by name before they are converted.
+            # Replaces the model's own method, the only place where tensors pass by name before they are converted.
             self.load_weights, model.load_weights = model.load_weights, self.load_and_observe
 
     def require_same_model(self) -> None:
@@ -138,7 +141,7 @@ class ParameterMap:
             )
 
     def params_without_region(self) -> list[str]:
-        """Returns the parameters that regions do not cover completely. The padding after a vocabulary needs no region."""
+        """Returns the parameters that regions do not cover. The padding after a vocabulary need not be covered."""
         rows: dict[int, int] = {}
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         for region in self.regions.values():
@@ -156,7 +159,7 @@ class ParameterMap:
         by_address = {p.data_ptr(): (name, p) for name, p in reversed(list(self.model.named_parameters()))}
         return dict(reversed(by_address.values()))
 
-    # --- fingerprints -----------------------------------------------------------------------------------------------------
+    # --- fingerprints -------------------------------------------------------------------------------------------------
 
     def load_and_observe(self, weights: Iterable[tuple[str, Any]]) -> Any:
         """Stands in for the model's `load_weights`. Fingerprints the tensors without a region on their way in."""

@@ -28,7 +28,7 @@ class PolicyWeights:
         return [(name, dtype, list(getattr(p, "ds_shape", p.shape))) for name, p in self.model.named_parameters()]
 
     def full_buckets(self) -> Iterator[NamedTensors]:
-        """Yields whole tensors, bucket by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head appears once."""
+        """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once."""
         parameters = dict(self.model.named_parameters())
         for bucket in split_into_buckets(self.manifest()):
             named = [(name, parameters[name]) for name, _, _ in bucket]
@@ -36,7 +36,7 @@ class PolicyWeights:
                 yield named
 
     def shard_buckets(self) -> Iterator[list[Shard]]:
-        """Yields what this rank sends of each bucket: its own shards, or on rank 0 whole tensors and on others nothing."""
+        """Yields what this rank sends of each bucket: its shards; or on rank 0 whole tensors, on the others nothing."""
         if self.shards == 1:
             for bucket in self.full_buckets():
                 yield [(name, 0, tensor) for name, tensor in bucket if self.rank == 0]
@@ -61,7 +61,7 @@ class WeightSender:
         return self.transport.connection_info(manifest) | shared
 
     def send(self, part: int, verify: bool) -> Any:
-        """Sends one part; parts come in order. Returns what the engines need to know of it. Once one fails, all that follow do."""
+        """Sends the next part. Returns what the engines need to load it. Once a part fails, all later parts fail."""
         if part == 0:
             weights = self.weights
             buckets = weights.full_buckets(), weights.shard_buckets()

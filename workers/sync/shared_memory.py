@@ -1,7 +1,7 @@
 """Weights between processes of one host: the ranks write them to one block of memory, and every engine maps it.
 
 connection info:  {"parts", "path": "/proc/123/fd/9", "buckets": [[(name, dtype, shape, offset), …], …]}, from rank 0
-every rank:       maps the path and copies its shards, bucket by bucket; or rank 0 copies all tensors, gathered if need be
+every rank:       maps the path and copies its shards, bucket by bucket; or rank 0 copies whole tensors
 every engine:     maps the path and loads each bucket as soon as all ranks have written it
 
 The memory is as large as the model in the engines' dtype.

@@ -1,8 +1,8 @@
 """After a sync, each engine verifies, tensor by tensor, that it computes with the policy's weights.
 
     connect   manifest ──▶ every worker of the engine: ParameterMap(model, manifest)
-    send      every rank: {tensor: fingerprints of the parts it sent}        ──▶ combine_ranks([…]):   {tensor: fingerprint}
-    verify    every worker: DeviceFingerprints of its own parameters         ──▶ combine_devices([…]): {tensor: fingerprint}
+    send      every rank: {tensor: fingerprints of the parts it sent} ──▶ combine_ranks([…]):   {tensor: fingerprint}
+    verify    every worker: DeviceFingerprints of its parameters      ──▶ combine_devices([…]): {tensor: fingerprint}
               describe_differences(expected, actual): "", or which tensors differ
 
 The fingerprints are of the weights that the engine computes with, not of the bytes that arrived.

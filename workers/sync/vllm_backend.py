@@ -1,7 +1,7 @@
 """The backend by which vLLM loads weights from a mapped block of host memory.
 
-It is registered with vLLM's weight-transfer interface. The transports `shared_memory` and `object_store` use it; `nccl` and
-`cuda_ipc` use vLLM's own backends.
+It is registered with vLLM's weight-transfer interface. The transports `shared_memory` and `object_store` use it. `nccl`
+and `cuda_ipc` use vLLM's own backends.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ def register_backend() -> None:
             if self.in_place:
                 parallel_map(self.model.load_weights, [tensors[i::LOAD_PIECES] for i in range(LOAD_PIECES)])
             else:
-                # vLLM keeps tensors until a layer is complete. By then this memory may hold the next bucket, so they are copied.
+                # vLLM keeps tensors until a layer is complete. Then this memory may hold another bucket, so copy them.
                 self.model.load_weights((name, tensor.clone()) for name, tensor in tensors)
 
         def finish_weight_update(self) -> None:
@@ -67,7 +67,7 @@ def register_backend() -> None:
 
 
 def can_load_in_place(model: Any) -> bool:
-    """True if weights may be written straight into the engine's parameters, because no layer computes with a converted copy.
+    """True if weights can be written straight into the engine's parameters: no layer computes with a converted copy.
 
     On CPU this holds (`vllm_extension.keep_weights_plain`), except for quantized weights, experts and latent attention.
     """

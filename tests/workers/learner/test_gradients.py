@@ -21,7 +21,7 @@ def floats(*values: float) -> Floats:
     return np.array(values, dtype=np.float32)
 
 
-# --- how far two gradients are apart ---------------------------------------------------------------------------------------
+# --- how far two gradients are apart ----------------------------------------------------------------------------------
 
 
 def test_the_difference_is_relative_to_the_whole_and_to_each_parameter() -> None:
@@ -58,7 +58,7 @@ def test_a_stage_has_the_offloading_it_can_have(tiny: Callable[..., Config]) -> 
     ]
 
 
-# --- real ranks ------------------------------------------------------------------------------------------------------------
+# --- real ranks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

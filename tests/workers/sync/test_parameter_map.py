@@ -42,7 +42,10 @@ def manifest(weights: Weights) -> list[tuple[str, str, list[int]]]:
 class Engine(nn.Module):
     """One device's shard of the parameters, laid out as vLLM does, without renaming."""
 
-    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}  # noqa: RUF012
+    packed_modules_mapping = {  # noqa: RUF012
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
 
     def __init__(self, weights: Weights, rank: int = 0, ranks: int = 1):
         super().__init__()
