@@ -45,7 +45,7 @@ GPUS = {
         Gpu("RTX3090", 23.5, 936, 71, 35.6),
     )
 }
-DEFAULT_SIZES = {"A100": "A100-80", "A10": "A10G"}  # what a user means who does not say more
+DEFAULT_SIZES = {"A100": "A100-80", "A10": "A10G"}  # of names without a size
 VENDOR_WORDS = ("NVIDIA", "TESLA", "GEFORCE", "RTX", "SXM", "SXM4", "SXM5", "PCIE", "HBM2E", "HBM3", "GPU", "GPUS")
 TIMES = r"\s*[x*×]\s*"
 CLUSTER_PATTERNS = (

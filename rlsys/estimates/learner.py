@@ -71,6 +71,8 @@ def learner_memory(
 
 @dataclass(frozen=True)
 class LearnerRank:
+    """One rank, with what its memory depends on. `pass_parts` and others return what it holds for one purpose."""
+
     config: Config
     model: ModelShape
     role: str

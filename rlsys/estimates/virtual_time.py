@@ -108,7 +108,7 @@ class VirtualFuture(Future[T]):
 
 
 class SerialExecutor(Executor):
-    """A pool of one thread in virtual time: does what is submitted in order."""
+    """A pool of one thread in virtual time, which runs its tasks in order."""
 
     def __init__(self, time: VirtualTime):
         self.time = time

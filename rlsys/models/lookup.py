@@ -17,8 +17,8 @@ def model_shape(path: str, file: str | Path = "") -> tuple[ModelShape, str]:
     """The shape of the model at `model.path`, and where it was found. `file` is a config.json to read instead."""
     if file:
         return _read_config_file(path, Path(file).expanduser()), str(file)
-    if (found := find_model_shape(path)) is not None:
-        return found
+    if (shape_and_source := find_model_shape(path)) is not None:
+        return shape_and_source
     raise ConfigError(
         f"model.path: {path} is not on this machine, and its shape is not in the table of well-known models. "
         f"Give its config.json with --model-config FILE, or download it: hf download {path} config.json"
@@ -30,15 +30,15 @@ def find_model_shape(path: str) -> tuple[ModelShape, str] | None:
     if (file := find_config_file(path)) is not None:
         return _read_config_file(path, file), str(file)
     if (shape := look_up_shape(path)) is not None:
-        return shape, "the table of usual shapes"
+        return shape, "the table of well-known models"
     return None
 
 
 def known_model_shape(path: str) -> ModelShape | None:
     """The shape; None also for a model whose architecture is not known."""
     with contextlib.suppress(ConfigError):
-        if (found := find_model_shape(path)) is not None:
-            return found[0]
+        if (shape_and_source := find_model_shape(path)) is not None:
+            return shape_and_source[0]
     return None
 
 

@@ -82,7 +82,7 @@ def diagnose(agreement: Agreement, policy: Diagnosable, config: Config, weights:
 
 
 def find_tokenizer_problems(batch: Batch, facts: ModelFacts) -> list[str]:
-    """Sentences about what is unusual in the tokens of prompts and completions."""
+    """Describes, in sentences, what is unusual in the tokens of prompts and completions."""
     remarks = []
     prompts = batch.prompts
     if facts.symbols > facts.embeddings:

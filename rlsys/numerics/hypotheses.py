@@ -142,7 +142,7 @@ def dtype(tester: HypothesisTester) -> Outcomes:
 
 
 def tokenizer(tester: HypothesisTester) -> Outcomes:
-    """The engine saw other tokens than those that were sent, or returned other tokens than it sampled."""
+    """The engine may have computed with other tokens than the trainer: those of another tokenizer call."""
     batch, sampling = tester.batch, WhatIf((tester.sampling,))
     tested = []
     for claim, tokens in other_prompt_tokens(batch, tester.facts).items():
@@ -159,7 +159,7 @@ def tokenizer(tester: HypothesisTester) -> Outcomes:
 
 
 def other_prompt_tokens(batch: Batch, facts: ModelFacts) -> dict[str, list[list[int]]]:
-    """The prompts as another tokenizer call would have encoded them, by what it would have done."""
+    """The prompts as other tokenizer calls would have encoded them, by description."""
     count = len(batch.prompts)
     prompts = [p.tokens for p in batch.prompts]
     others = {

@@ -76,9 +76,10 @@ def assign_to_ranks(
         bins = fill_bins([count_tokens(c) for c in chunks], [cost(c) for c in chunks], ranks, budget)
         packs = [[sequence for i in members for sequence in chunks[i]] for members in bins]
         assigned = deal_out([(cost(pack), pack) for pack in packs], ranks)
-        slowest = max(sum(price for price, _ in packs) for packs in assigned)
+        slowest = max(sum(price for price, _ in rank_packs) for rank_packs in assigned)
         if slowest < least:
-            best, least = [[[s.sample for s in pack] for _, pack in packs] for packs in assigned], slowest
+            best = [[[s.sample for s in pack] for _, pack in rank_packs] for rank_packs in assigned]
+            least = slowest
         if least <= GOOD_ENOUGH * ideal:
             break
     return best
@@ -138,4 +139,4 @@ def deal_out(packs: list[CostedPack], ranks: int) -> list[list[CostedPack]]:
     """
     ordered = sorted(packs, key=itemgetter(0), reverse=True)
     rounds = [ordered[i : i + ranks][:: 1 - 2 * (i // ranks % 2)] for i in range(0, len(ordered), ranks)]
-    return [list(packs) for packs in zip(*rounds, strict=True)]
+    return [list(rank_packs) for rank_packs in zip(*rounds, strict=True)]

@@ -1,4 +1,4 @@
-"""From a mini-batch to packs: what each token weighs, and how sequences are laid end to end.
+"""From a mini-batch to packs: weights the tokens, and lays sequences end to end.
 
 The loss weights are computed here, once, over the whole mini-batch. A rank's loss is `(token_loss * weights).sum()`, so
 the update does not depend on the token budget, the number of ranks or the ZeRO stage.
@@ -117,9 +117,7 @@ def build(
     weights: Mapping[int, Floats] | None,
 ) -> list[list[Pack]]:
     """Builds the packs of the assigned samples, `[rank][i]`. A pack without samples becomes an `empty_pack`."""
-    filled = [
-        sorted(samples, key=lambda m: (prompt_groups[m], m)) for packs in assigned for samples in packs if samples
-    ]
+    filled = [sorted(samples, key=lambda m: (prompt_groups[m], m)) for rank in assigned for samples in rank if samples]
     builders = [lay_out(batch, samples, prompt_groups) for samples in filled]
     tokens = concat_and_split([builder.tokens for builder in builders])
     targets = gather(filled, [s.tokens for s in batch.samples])

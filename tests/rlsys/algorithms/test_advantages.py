@@ -55,7 +55,7 @@ EIGHTHS = st.integers(-40, 40).map(lambda n: n / 8)  # exact: equal rewards are 
 ANY = st.floats(-100, 100, width=32)
 
 
-def drawn(rewards: st.SearchStrategy[float]) -> st.SearchStrategy[Samples]:
+def draw_samples(rewards: st.SearchStrategy[float]) -> st.SearchStrategy[Samples]:
     """Draws ragged groups in any order, with ids that have gaps and may be negative; completions may be empty."""
     row = st.tuples(rewards, st.sampled_from([-7, 0, 1, 30, 2**40]), st.integers(0, 9), rewards, rewards)
     return st.lists(row, min_size=1, max_size=20).map(lambda rows: Samples(*map(list, zip(*rows, strict=True))))
@@ -89,7 +89,7 @@ def theirs(case: str, samples: Samples) -> list[float]:
     return plain.ADVANTAGES[name](rewards, samples.groups, **options)
 
 
-def close(case: str, result: Tensor, expected: Tensor | list[float]) -> None:
+def assert_close(case: str, result: Tensor, expected: Tensor | list[float]) -> None:
     expected = torch.as_tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5, msg=lambda text: f"{case}: {text}")
 
@@ -98,19 +98,19 @@ def close(case: str, result: Tensor, expected: Tensor | list[float]) -> None:
 
 
 @settings(max_examples=100)
-@given(drawn(st.one_of(EIGHTHS, ANY)))
+@given(draw_samples(st.one_of(EIGHTHS, ANY)))
 def test_advantages_equal_a_plain_loop_over_ragged_groups(samples):
     for case in CASES:
         result = ours(case, samples)
         assert result.dtype == torch.float32
-        close(case, result, theirs(case, samples))
+        assert_close(case, result, theirs(case, samples))
 
 
-@given(drawn(EIGHTHS), st.sampled_from([1e6, -1e6]))
+@given(draw_samples(EIGHTHS), st.sampled_from([1e6, -1e6]))
 def test_one_huge_reward_does_not_change_the_other_advantages(samples, huge):
     for case in CASES:
         samples = replace(samples, rewards=[huge, *samples.rewards[1:]])
-        close(case, ours(case, samples), theirs(case, samples))
+        assert_close(case, ours(case, samples), theirs(case, samples))
 
 
 def test_three_samples_by_hand():
@@ -191,29 +191,29 @@ def test_remax_is_0_where_the_greedy_completion_has_no_reward():
 # --- invariances ------------------------------------------------------------------------------------------------------
 
 
-@given(drawn(EIGHTHS), st.randoms(use_true_random=False))
+@given(draw_samples(EIGHTHS), st.randoms(use_true_random=False))
 def test_the_order_of_samples_does_not_matter(samples, rng):
     for case in CASES:
         order = list(range(len(samples.rewards)))
         rng.shuffle(order)
-        close(case, ours(case, samples.at(order)), ours(case, samples)[order])
+        assert_close(case, ours(case, samples.at(order)), ours(case, samples)[order])
 
 
-@given(drawn(EIGHTHS), st.permutations(range(5)))
+@given(draw_samples(EIGHTHS), st.permutations(range(5)))
 def test_group_ids_are_only_names(samples, names):
     for case in CASES:
         code = {group: 1000 * name - 7 for group, name in zip(sorted(set(samples.groups)), names, strict=False)}
-        close(case, ours(case, replace(samples, groups=[code[g] for g in samples.groups])), ours(case, samples))
+        assert_close(case, ours(case, replace(samples, groups=[code[g] for g in samples.groups])), ours(case, samples))
 
 
-@given(drawn(EIGHTHS), st.integers(-100, 100))
+@given(draw_samples(EIGHTHS), st.integers(-100, 100))
 def test_adding_the_same_to_all_rewards_changes_nothing(samples, shift):
     for case in [c for c in CASES if c not in ("max_rl", "raw")]:
         columns = {name: [r + shift for r in getattr(samples, name)] for name in ("rewards", "greedy", "second")}
-        close(case, ours(case, replace(samples, **columns)), ours(case, samples))
+        assert_close(case, ours(case, replace(samples, **columns)), ours(case, samples))
 
 
-@given(drawn(EIGHTHS), st.sampled_from([0.125, 3.0, 64.0]))
+@given(draw_samples(EIGHTHS), st.sampled_from([0.125, 3.0, 64.0]))
 def test_advantages_scale_with_rewards_unless_divided_by_a_statistic(samples, factor):
     for case in [c for c in CASES if c != "gdpo whiten"]:  # its components may cancel: noise over noise
         name, options = CASES[case]
@@ -222,10 +222,10 @@ def test_advantages_scale_with_rewards_unless_divided_by_a_statistic(samples, fa
         tiny = {"eps": 1e-12} if divided else {}
         columns = {name: [r * factor for r in getattr(samples, name)] for name in ("rewards", "greedy", "second")}
         grown = ours(case, replace(samples, **columns), **tiny)
-        close(case, grown, ours(case, samples, **tiny) * (1.0 if divided else factor))
+        assert_close(case, grown, ours(case, samples, **tiny) * (1.0 if divided else factor))
 
 
-@given(drawn(EIGHTHS))
+@given(draw_samples(EIGHTHS))
 def test_the_advantages_of_a_group_add_up_to_0(samples):
     for case in [c for c in WITHIN_GROUPS if c not in ("opo", "grpo_passk", "grpo_passk sample")]:
         result = ours(case, samples).tolist()
@@ -233,7 +233,7 @@ def test_the_advantages_of_a_group_add_up_to_0(samples):
             assert sum(result[i] for i in group) == pytest.approx(0, abs=1e-4)
 
 
-@given(drawn(EIGHTHS))
+@given(draw_samples(EIGHTHS))
 def test_the_advantages_of_a_batch_add_up_to_0(samples):
     for case in WHOLE_BATCH:
         assert ours(case, samples).sum() == pytest.approx(0, abs=1e-4)
@@ -295,7 +295,7 @@ def test_equal_rewards_have_no_advantage_with_an_eps_of_0_either(case, value):
 # --- number types -----------------------------------------------------------------------------------------------------
 
 
-@given(drawn(ANY))
+@given(draw_samples(ANY))
 def test_half_precision_rewards_are_computed_in_full_precision(samples):
     for case in CASES:
         rounded = {

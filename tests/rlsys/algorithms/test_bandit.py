@@ -20,14 +20,14 @@ from rlsys.packs.packing import token_weights
 
 Estimate = Callable[[Tensor, Tensor], Tensor]  # rewards [N], groups [N] -> advantages [N]
 
-CHANCES = [0.02, 0.3, 0.5, 0.9]
+PROBABILITIES = [0.02, 0.3, 0.5, 0.9]
 
 
-def truth(p: float) -> float:
+def success_gradient(p: float) -> float:
     return p * (1 - p)
 
 
-def named(name: str, **options: object) -> Estimate:
+def estimator(name: str, **options: object) -> Estimate:
     def estimate(rewards: Tensor, groups: Tensor) -> Tensor:
         if name == "remax":
             return ESTIMATORS[name](rewards, groups, greedy=torch.ones(len(rewards)))
@@ -36,7 +36,7 @@ def named(name: str, **options: object) -> Estimate:
     return estimate
 
 
-def expected(estimate: Estimate, p: float, size: int) -> float:
+def expected_gradient(estimate: Estimate, p: float, size: int) -> float:
     """The estimator's mean gradient over 0, 1, … G right answers of G, each weighted by its probability."""
     right = torch.arange(size + 1)
     rewards = (torch.arange(size) < right[:, None]).float()  # [G+1, G]
@@ -46,7 +46,7 @@ def expected(estimate: Estimate, p: float, size: int) -> float:
     return (torch.tensor(chances, dtype=torch.float64) * gradients).sum().item()
 
 
-def sampled(estimate: Estimate, p: float, size: int, draws: int = 20_000) -> tuple[float, float]:
+def sampled_gradient(estimate: Estimate, p: float, size: int, draws: int = 20_000) -> tuple[float, float]:
     """The mean gradient of drawn groups, and its standard error."""
     generator = torch.Generator().manual_seed(0)
     rewards = (torch.rand(draws, size, generator=generator) < p).float()
@@ -55,21 +55,21 @@ def sampled(estimate: Estimate, p: float, size: int, draws: int = 20_000) -> tup
     return gradients.mean().item(), gradients.std().item() / draws**0.5
 
 
-def agree(estimate: Estimate, p: float, size: int, right: float) -> None:
+def assert_expected_gradient(estimate: Estimate, p: float, size: int, right: float) -> None:
     """The sum is close to the right value, and the draws are within four standard errors of it."""
-    assert expected(estimate, p, size) == pytest.approx(right, rel=1e-4, abs=1e-8)
-    mean, error = sampled(estimate, p, size)
+    assert expected_gradient(estimate, p, size) == pytest.approx(right, rel=1e-4, abs=1e-8)
+    mean, error = sampled_gradient(estimate, p, size)
     assert abs(mean - right) < 4 * error + 1e-6  # rare outcomes may not have been drawn
 
 
 # --- unbiased ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("p", PROBABILITIES)
 @pytest.mark.parametrize("name", ["raw", "rloo", "remax"])
 def test_a_baseline_independent_of_the_sample_leaves_the_gradient_unbiased(name, p):
     for size in (2, 8):
-        agree(named(name), p, size, truth(p))
+        assert_expected_gradient(estimator(name), p, size, success_gradient(p))
 
 
 def test_a_baseline_removes_the_noise_of_rewards_far_from_zero():
@@ -77,19 +77,19 @@ def test_a_baseline_removes_the_noise_of_rewards_far_from_zero():
         return lambda rewards, groups: ESTIMATORS[name](rewards + 10, groups)
 
     for name in ("raw", "rloo"):
-        agree(far(name), 0.3, 8, truth(0.3))
-    assert sampled(far("raw"), 0.3, 8)[1] > 20 * sampled(far("rloo"), 0.3, 8)[1]
+        assert_expected_gradient(far(name), 0.3, 8, success_gradient(0.3))
+    assert sampled_gradient(far("raw"), 0.3, 8)[1] > 20 * sampled_gradient(far("rloo"), 0.3, 8)[1]
 
 
 # --- a constant factor for every prompt -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("p", PROBABILITIES)
 @pytest.mark.parametrize("name", ["dr_grpo", "opo"])
 def test_a_mean_with_the_sample_itself_shrinks_every_gradient(name, p):
     """With completions of equal length, the baseline of opo is the plain mean."""
     for size in (2, 8):
-        agree(named(name), p, size, (size - 1) / size * truth(p))
+        assert_expected_gradient(estimator(name), p, size, (size - 1) / size * success_gradient(p))
 
 
 @pytest.mark.parametrize("wrong_length", [1, 9])
@@ -108,9 +108,9 @@ def test_opo_is_biased_where_the_length_tells_right_from_wrong(wrong_length):
     for k in range(size + 1):
         baseline = 3 * k / (3 * k + wrong_length * (size - k))
         lost += math.comb(size, k) * p**k * (1 - p) ** (size - k) * baseline * (k - size * p) / size
-    agree(estimate, p, size, truth(p) - lost)
-    shrunk = (size - 1) / size * truth(p)
-    assert (truth(p) - lost > shrunk) == (
+    assert_expected_gradient(estimate, p, size, success_gradient(p) - lost)
+    shrunk = (size - 1) / size * success_gradient(p)
+    assert (success_gradient(p) - lost > shrunk) == (
         wrong_length > 3
     )  # long wrong answers lower the baseline, which then removes less
 
@@ -132,34 +132,40 @@ def grpo_gradient(p: float, size: int, std: str) -> float:
 
 
 @pytest.mark.parametrize("std", ["sample", "population"])
-@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("p", PROBABILITIES)
 def test_dividing_by_the_deviation_gives_the_binomial_gradient(p, std):
     for size in (2, 8):
-        agree(named("grpo", std=std), p, size, grpo_gradient(p, size, std))
+        assert_expected_gradient(estimator("grpo", std=std), p, size, grpo_gradient(p, size, std))
 
 
 def test_dividing_by_the_deviation_favors_very_easy_and_very_hard_prompts():
     """The ratio to the true gradient grows towards both ends, equally."""
-    estimate = named("grpo")
-    ratios = {p: expected(estimate, p, 8) / truth(p) for p in (0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99)}
+    estimate = estimator("grpo")
+    ratios = {
+        p: expected_gradient(estimate, p, 8) / success_gradient(p) for p in (0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99)
+    }
     assert ratios[0.01] > ratios[0.05] > ratios[0.2] > ratios[0.5]
     for p in (0.01, 0.05, 0.2):
         assert ratios[p] == pytest.approx(ratios[1 - p], rel=1e-3)
     assert ratios[0.01] > 1.3 * ratios[0.5]
-    flat = {p: expected(named("dr_grpo"), p, 8) / truth(p) for p in ratios}
+    flat = {p: expected_gradient(estimator("dr_grpo"), p, 8) / success_gradient(p) for p in ratios}
     assert max(flat.values()) == pytest.approx(min(flat.values()), rel=1e-4)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 def test_in_large_groups_grpo_weights_a_prompt_by_one_over_its_deviation(p):
-    assert expected(named("grpo"), p, 512) == pytest.approx(truth(p) / truth(p) ** 0.5, rel=0.02)
+    assert expected_gradient(estimator("grpo"), p, 512) == pytest.approx(
+        success_gradient(p) / success_gradient(p) ** 0.5, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_the_weight_of_the_hardest_prompts_is_bounded_by_the_group_size(size):
     """One right answer in G has the smallest deviation: as p goes to 0, the ratio goes to sqrt(G - 1)."""
     p = 1e-6
-    assert expected(named("grpo", std="population"), p, size) / truth(p) == pytest.approx((size - 1) ** 0.5, rel=1e-3)
+    assert expected_gradient(estimator("grpo", std="population"), p, size) / success_gradient(p) == pytest.approx(
+        (size - 1) ** 0.5, rel=1e-3
+    )
 
 
 # --- deviations of the whole batch ------------------------------------------------------------------------------------
@@ -178,8 +184,8 @@ def one_sample_each(estimate: Estimate, chances: list[float]) -> list[float]:
 
 def test_one_sample_per_prompt_shrinks_every_gradient():
     chances = [0.05, 0.3, 0.5, 0.5, 0.8, 0.95]
-    result = one_sample_each(named("reinforce_pp", std="none"), chances)
-    assert result == pytest.approx([5 / 6 * truth(p) for p in chances], rel=1e-4)
+    result = one_sample_each(estimator("reinforce_pp", std="none"), chances)
+    assert result == pytest.approx([5 / 6 * success_gradient(p) for p in chances], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
@@ -196,8 +202,8 @@ def test_the_deviation_of_a_large_batch_scales_easy_and_hard_prompts_alike(name)
         shrunk = (size - 1) / size
         deviation = (shrunk * inner) ** 0.5  # of differences from the group mean
     for estimate, right in (
-        (named(name), [shrunk * truth(p) / deviation for p in chances.tolist()]),
-        (named("grpo"), [grpo_gradient(p, size, "sample") for p in chances.tolist()]),
+        (estimator(name), [shrunk * success_gradient(p) / deviation for p in chances.tolist()]),
+        (estimator("grpo"), [grpo_gradient(p, size, "sample") for p in chances.tolist()]),
     ):
         gradients = (estimate(rewards, groups) * (rewards - p)).view(3, count, size).mean(2).double()
         error = gradients.std(1) / count**0.5
@@ -211,29 +217,29 @@ def test_the_deviation_of_a_large_batch_scales_easy_and_hard_prompts_alike(name)
 
 def likelihood_gradient(p: float, order: int) -> float:
     """The gradient of -Σ_{k=1..T} (1 - p)^k / k, log p up to order T: p (1 - p) Σ_{k=1..T} (1 - p)^(k-1)."""
-    return truth(p) * sum((1 - p) ** (k - 1) for k in range(1, order + 1))
+    return success_gradient(p) * sum((1 - p) ** (k - 1) for k in range(1, order + 1))
 
 
-@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("p", PROBABILITIES)
 @pytest.mark.parametrize("size", [2, 4, 16])
 def test_max_rl_ascends_the_likelihood_of_success_up_to_order_g_minus_1(p, size):
     """Its baseline is subtracted only in groups with a success, which costs one order."""
-    agree(named("max_rl"), p, size, likelihood_gradient(p, size - 1))
+    assert_expected_gradient(estimator("max_rl"), p, size, likelihood_gradient(p, size - 1))
 
 
 def test_max_rl_approaches_the_gradient_of_log_p_as_groups_grow():
-    for p in CHANCES:
+    for p in PROBABILITIES:
         limit = 1 - p  # d log p / dθ
-        gaps = [abs(expected(named("max_rl"), p, size) / limit - 1) for size in (2, 8, 32, 512)]
+        gaps = [abs(expected_gradient(estimator("max_rl"), p, size) / limit - 1) for size in (2, 8, 32, 512)]
         assert gaps[0] >= gaps[1] >= gaps[2] >= gaps[3]
         assert gaps[3] < 1e-3
 
 
-@pytest.mark.parametrize("p", CHANCES)
+@pytest.mark.parametrize("p", PROBABILITIES)
 def test_grpo_passk_ascends_the_probability_that_any_sample_succeeds(p):
     """d/dθ of 1 - (1 - p)^G is G (1 - p)^(G-1) p (1 - p); the mean over the group is a G-th of it."""
     for size in (2, 8):
-        agree(named("grpo_passk"), p, size, (1 - p) ** (size - 1) * truth(p))
+        assert_expected_gradient(estimator("grpo_passk"), p, size, (1 - p) ** (size - 1) * success_gradient(p))
 
 
 # --- several answers --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_losses import tokens
+from token_columns import draw_columns
 
 from rlsys.algorithms.corrections import CORRECTIONS, icepop, mis, sequence_mis, sequence_tis, tis
 
@@ -31,7 +31,7 @@ def ours(case: str, columns: list[list[float]]) -> torch.Tensor:
 
 
 @settings(max_examples=50)
-@given(tokens())
+@given(draw_columns())
 def test_weights_equal_a_plain_loop_over_ragged_sequences(columns):
     for case, (name, options) in CASES.items():
         result = ours(case, columns)
@@ -41,7 +41,7 @@ def test_weights_equal_a_plain_loop_over_ragged_sequences(columns):
         assert result.tolist() == pytest.approx(farthest, rel=1e-5), case
 
 
-@given(tokens(), st.randoms(use_true_random=False))
+@given(draw_columns(), st.randoms(use_true_random=False))
 def test_the_order_of_sequences_does_not_matter(columns, rng):
     blocks = plain.members(columns[4])
     rng.shuffle(blocks)

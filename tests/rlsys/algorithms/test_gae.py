@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_losses import tokens
+from token_columns import draw_columns
 
 from rlsys.algorithms.gae import gae, whiten
 
@@ -18,7 +18,7 @@ def tensors(columns: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 @settings(max_examples=60)
-@given(tokens(), SHARES, SHARES)
+@given(draw_columns(), SHARES, SHARES)
 def test_advantages_and_returns_equal_the_recursion_from_each_end(columns, gamma, lam):
     result = gae(*tensors(columns), gamma=gamma, lam=lam)
     expected = plain.gae(columns[0], columns[1], columns[4], gamma=gamma, lam=lam)
@@ -65,7 +65,7 @@ def test_a_perfect_critic_leaves_no_advantage():
     assert gae(rewards, values, torch.tensor([4, 4, 4, 2, 2]), lam=0.7)[0].tolist() == [0] * 5
 
 
-@given(tokens(), st.randoms(use_true_random=False))
+@given(draw_columns(), st.randoms(use_true_random=False))
 def test_the_order_of_sequences_does_not_matter(columns, rng):
     blocks = plain.members(columns[4])
     rng.shuffle(blocks)

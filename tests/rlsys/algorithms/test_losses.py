@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_columns import draw_columns
 
 from rlsys.algorithms.losses import LOSSES, ppo_clip
 
@@ -27,20 +28,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dppo_tv two sides": ("dppo_tv", {"clip_low": 0.1, "clip_high": 0.3}),
     "reinforce": ("reinforce", {}),
 }
-
-# Sixteenths and their differences are exact in single precision: no ratio is within rounding error of a bound.
-LOGPROBS = st.integers(-80, 0).map(lambda n: n / 16)
-TOKEN = st.tuples(LOGPROBS, LOGPROBS, st.integers(-24, 24).map(lambda n: n / 8), st.integers(1, 8).map(lambda n: n / 8))
-# Sequences by id and length; ids are unordered, have gaps and may be negative.
-LENGTHS = st.lists(st.tuples(st.integers(-50, 50), st.integers(1, 5)), max_size=5, unique_by=lambda pair: pair[0])
-
-
-@st.composite
-def tokens(draw: st.DrawFn) -> list[list[float]]:
-    """Log-probs, old log-probs, advantages, weights and sequences, [T] each."""
-    sequences = [label for label, length in draw(LENGTHS) for _ in range(length)]
-    rows = draw(st.lists(TOKEN, min_size=len(sequences), max_size=len(sequences)))
-    return [[row[i] for row in rows] for i in range(4)] + [sequences]
 
 
 def ours(case: str, columns: list[list[float]]) -> tuple[list[float], list[float]]:
@@ -64,7 +51,7 @@ def theirs(case: str, columns: list[list[float]]) -> tuple[list[float], list[flo
 
 
 @settings(max_examples=60)
-@given(tokens())
+@given(draw_columns())
 def test_losses_and_gradients_equal_a_plain_loop_over_ragged_sequences(columns):
     for case in CASES:
         for actual, expected in zip(ours(case, columns), theirs(case, columns), strict=True):
@@ -72,7 +59,7 @@ def test_losses_and_gradients_equal_a_plain_loop_over_ragged_sequences(columns):
 
 
 @settings(max_examples=15)
-@given(tokens())
+@given(draw_columns())
 def test_the_plain_gradients_are_the_slopes_of_the_plain_losses(columns):
     """Without cispo, whose gradient treats its weight as a constant."""
     logprobs, *others, weights, sequences = columns
@@ -86,7 +73,7 @@ def test_the_plain_gradients_are_the_slopes_of_the_plain_losses(columns):
         assert gradient == pytest.approx(plain.differences(total, logprobs), rel=1e-4, abs=1e-5), name
 
 
-@given(tokens(), st.randoms(use_true_random=False))
+@given(draw_columns(), st.randoms(use_true_random=False))
 def test_the_order_of_sequences_does_not_matter(columns, rng):
     blocks = plain.members(columns[4])
     rng.shuffle(blocks)
@@ -98,7 +85,7 @@ def test_the_order_of_sequences_does_not_matter(columns, rng):
             assert moved == pytest.approx([actual[t] for t in order], rel=1e-5, abs=1e-6), case
 
 
-@given(tokens())
+@given(draw_columns())
 def test_on_policy_every_loss_has_the_policy_gradient(columns):
     """If the tokens of a sequence share their advantage, sequence losses agree too: 1/|y| of |y| equal terms."""
     for sequence in plain.members(columns[4]):
@@ -208,7 +195,7 @@ def test_dppo_does_not_clip_a_rare_token_that_ppo_clip_clips():
 
 
 @pytest.mark.parametrize("case", ["ppo_clip", "ppo_clip two sides", "ppo_clip dual", "dppo_tv", "dppo_tv two sides"])
-@given(columns=tokens())
+@given(columns=draw_columns())
 def test_exactly_the_tokens_without_gradient_are_reported_as_clipped(case, columns):
     name, options = CASES[case]
     columns[2] = [a or 1.0 for a in columns[2]]  # without an advantage there is no gradient
@@ -234,7 +221,7 @@ def test_each_side_of_the_clip_reports_its_tokens_without_gradient(ratio, advant
     assert result.clipped_high.item() == (slope == 0 and ratio > 1)
 
 
-@given(tokens())
+@given(draw_columns())
 def test_with_clip_returns_the_same_loss(columns):
     logprobs, old, advantages = (torch.tensor(c) for c in columns[:3])
     sequences = torch.tensor(columns[4], dtype=torch.long)

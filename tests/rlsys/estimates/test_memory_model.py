@@ -43,11 +43,11 @@ GPUS = Config(
 LENGTHS = SequenceLengths(512, 1536)
 
 
-def rank(config: Config, role: str = "policy", first: bool = False) -> ProcessMemory:
+def learner_rank(config: Config, role: str = "policy", first: bool = False) -> ProcessMemory:
     return learner_memory(config, SEVEN, role, config.policy.ranks, LENGTHS, first=first, has_logits=role == "policy")
 
 
-def built(family: str, dtype: torch.dtype, **more: int):
+def build_model(family: str, dtype: torch.dtype, **more: int):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3}
@@ -58,7 +58,7 @@ def built(family: str, dtype: torch.dtype, **more: int):
     return lm, parse_config("it", config.to_dict())
 
 
-def saved_by(lm, packed) -> float:
+def saved_bytes(lm, packed) -> float:
     """Bytes of all tensors that are saved for the backward pass, without weights."""
     weights = {p.untyped_storage().data_ptr() for p in lm.parameters()}
     seen = {}
@@ -79,9 +79,9 @@ def saved_by(lm, packed) -> float:
 def test_a_layers_saved_bytes_per_token_equal_those_torch_counts(family, dtype):
     batch = make_batch([0.0] * 4, [0, 1, 2, 3], [64] * 4)
     [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
-    three, model = built(family, dtype)
-    four, _ = built(family, dtype, num_hidden_layers=4)
-    measured = (saved_by(four, packed) - saved_by(three, packed)) / len(packed.tokens)
+    three, model = build_model(family, dtype)
+    four, _ = build_model(family, dtype, num_hidden_layers=4)
+    measured = (saved_bytes(four, packed) - saved_bytes(three, packed)) / len(packed.tokens)
     width = 4 if dtype == torch.float32 else 2
     assert saved_activation_bytes(model, width, cells=1.0) == pytest.approx(measured, rel=0.03)
 
@@ -94,11 +94,11 @@ def test_a_compiled_layer_saves_less(family, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **how: right(module, backend=backend, **how))
     batch = make_batch([0.0] * 4, [0, 1, 2, 3], [64] * 4)
     [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
-    three, model = built(family, torch.float32)
-    four, _ = built(family, torch.float32, num_hidden_layers=4)
+    three, model = build_model(family, torch.float32)
+    four, _ = build_model(family, torch.float32, num_hidden_layers=4)
     for lm in (three, four):
         compile_layers(lm)
-    measured = (saved_by(four, packed) - saved_by(three, packed)) / len(packed.tokens)
+    measured = (saved_bytes(four, packed) - saved_bytes(three, packed)) / len(packed.tokens)
     assert saved_activation_bytes(model, 4, cells=1.0, compiled=True) == pytest.approx(measured, rel=0.05)
     assert saved_activation_bytes(model, 4, cells=1.0) > 1.2 * measured
 
@@ -107,7 +107,7 @@ def test_a_compiled_layer_saves_less(family, monkeypatch):
 @pytest.mark.parametrize("sizes", [{"vocab_size": 4096}, {"intermediate_size": 640, "num_hidden_layers": 6}])
 def test_the_peak_of_forward_and_backward_is_within_a_tenth(checkpointing, sizes, monkeypatch):
     monkeypatch.setattr(activations, "MALLOC", 1.0)  # torch's profiler counts requested bytes
-    lm, model = built("qwen2", torch.float32, **sizes)
+    lm, model = build_model("qwen2", torch.float32, **sizes)
     if checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
     batch = make_batch([0.0] * 16, [i // 4 for i in range(16)], [64] * 16)
@@ -130,7 +130,7 @@ def test_the_peak_of_forward_and_backward_is_within_a_tenth(checkpointing, sizes
 
 def test_weights_gradients_and_adam_by_hand():
     p = SEVEN.parameters
-    device = rank(GPUS).device
+    device = learner_rank(GPUS).device
     assert device["generate"]["weights"] == 2 * p
     assert device["generate"]["optimizer"] == 12 * p / 8, "fp32 weights and two moments, an eighth of each"
     assert device["update"]["gradients"] == 2 * p / 8
@@ -140,15 +140,17 @@ def test_weights_gradients_and_adam_by_hand():
 def test_each_zero_stage_holds_less_than_the_one_before(stage):
     def held(s: int) -> float:
         settings = replace(GPUS, policy=replace(GPUS.policy, zero_stage=s))
-        return total_bytes(rank(settings).device["generate"]) - rank(settings).device["generate"].get("buckets", 0)
+        return total_bytes(learner_rank(settings).device["generate"]) - learner_rank(settings).device["generate"].get(
+            "buckets", 0
+        )
 
     if stage:
         assert held(stage) <= held(stage - 1)
 
 
 def test_offloading_moves_bytes_to_main_memory():
-    kept_there = rank(GPUS)
-    moved = rank(replace(GPUS, policy=replace(GPUS.policy, offload_optimizer=True)))
+    kept_there = learner_rank(GPUS)
+    moved = learner_rank(replace(GPUS, policy=replace(GPUS.policy, offload_optimizer=True)))
     gone = kept_there.device["generate"]["optimizer"] - moved.device["generate"].get("optimizer", 0)
     assert gone == 12 * SEVEN.parameters / 8
     assert moved.host["step"]["optimizer"] >= gone
@@ -157,7 +159,7 @@ def test_offloading_moves_bytes_to_main_memory():
 def test_offloading_changes_nothing_on_cpu():
     host = replace(GPUS, cluster=ClusterConfig(device="cpu"))
     off = replace(host, policy=replace(host.policy, offload_optimizer=True))
-    assert rank(off).host == rank(host).host
+    assert learner_rank(off).host == learner_rank(host).host
 
 
 def test_zero_3_ranks_send_their_shards_or_gather_for_rank_0():
@@ -167,11 +169,11 @@ def test_zero_3_ranks_send_their_shards_or_gather_for_rank_0():
     everything, bucket = 2 * SEVEN.parameters, 2 * SEVEN.largest_tensor  # the embedding alone
 
     def sent(c: Config, first: bool) -> float:
-        held = rank(c, first=first).host["step"].get("buckets", 0)
-        return held - rank(c, "critic", first).host["step"].get("buckets", 0)
+        held = learner_rank(c, first=first).host["step"].get("buckets", 0)
+        return held - learner_rank(c, "critic", first).host["step"].get("buckets", 0)
 
     def gathered(c: Config) -> float:
-        moments = rank(c).device or rank(c).host
+        moments = learner_rank(c).device or learner_rank(c).host
         return moments["sync"]["weights"] - moments["generate"]["weights"]
 
     assert [sent(host, first) for first in (True, False)] == [everything / 8, everything / 8]
@@ -186,7 +188,7 @@ def test_zero_3_ranks_send_their_shards_or_gather_for_rank_0():
 
 def test_shorter_packs_chunks_and_checkpointing_lower_the_update():
     def update(**more: object) -> float:
-        return total_bytes(rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["update"])
+        return total_bytes(learner_rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["update"])
 
     assert update(gradient_checkpointing=True) < update()
     assert update(tokens_per_pack=2048) < update()

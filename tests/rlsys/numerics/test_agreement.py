@@ -15,7 +15,7 @@ from rlsys.numerics.agreement import (
 )
 
 
-def agreement(policy: list[float], allowed: float = 1e-3) -> Agreement:
+def make_agreement(policy: list[float], allowed: float = 1e-3) -> Agreement:
     """Two samples of two tokens and one token, with rollout log-probs -1, -2 and -3."""
     batch = make_batch([0, 0], [0, 1], [2, 1])
     for sample, logprobs in zip(batch.samples, ([-1, -2], [-3]), strict=True):
@@ -24,23 +24,23 @@ def agreement(policy: list[float], allowed: float = 1e-3) -> Agreement:
 
 
 def test_mean_and_largest_gap_are_over_tokens():
-    measured = agreement([-1, -2.5, -2.75])
+    measured = make_agreement([-1, -2.5, -2.75])
     assert (measured.mean, measured.largest, measured.tokens) == (0.25, 0.5, 3)
     assert measured.event_fields() == {"mean": 0.25, "largest": 0.5, "tokens": 3, "limit": 1e-3}
 
 
 def test_agreement_is_a_sentence():
-    assert str(agreement([-1, -2, -3])) == "rollout and policy agree: mean 0, largest 0 over 3 tokens"
-    assert str(agreement([-1, -2.5, -2.75])) == (
+    assert str(make_agreement([-1, -2, -3])) == "rollout and policy agree: mean 0, largest 0 over 3 tokens"
+    assert str(make_agreement([-1, -2.5, -2.75])) == (
         "rollout and policy disagree: mean 0.25, largest 0.5 over 3 tokens; the mean may be 0.001"
     )
 
 
 def test_a_gap_up_to_the_limit_passes_and_nan_does_not():
-    assert agreement([-1, -2.5, -2.75], allowed=0.25).within_limit
-    assert not agreement([-1, -2.5, -2.75], allowed=0.2).within_limit
-    assert not agreement([-1, math.nan, -3]).within_limit
-    assert not agreement([-1, -math.inf, -3]).within_limit
+    assert make_agreement([-1, -2.5, -2.75], allowed=0.25).within_limit
+    assert not make_agreement([-1, -2.5, -2.75], allowed=0.2).within_limit
+    assert not make_agreement([-1, math.nan, -3]).within_limit
+    assert not make_agreement([-1, -math.inf, -3]).within_limit
 
 
 @pytest.mark.parametrize(

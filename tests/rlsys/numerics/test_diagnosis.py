@@ -54,14 +54,14 @@ def make_agreement(gap: float = 1.0, prompt_lengths: list[int] | None = None) ->
     return Agreement(batch, np.concatenate([s.logprobs for s in batch.samples]) + np.float32(gap), 1e-3)
 
 
-def diagnosed(
+def run_diagnosis(
     config: Config, gap: Gap, facts: ModelFacts = FACTS, *, before: float = 1.0, prompt_lengths: list[int] | None = None
 ) -> Diagnosis:
     measured = make_agreement(before, prompt_lengths)
     return diagnose(measured, CausePolicy(gap, facts), config, {"the checkpoint of step 7": "/somewhere"})
 
 
-def unless(applies: Callable[[Pack, WhatIf, Sampling], bool], gap: float = 1.0) -> Gap:
+def agrees_if(applies: Callable[[Pack, WhatIf, Sampling], bool], gap: float = 1.0) -> Gap:
     """Agrees if `applies`, and is off by `gap` otherwise."""
     return lambda pack, what_if, sampling: 2e-5 if applies(pack, what_if, sampling) else gap
 
@@ -92,24 +92,26 @@ def unless(applies: Callable[[Pack, WhatIf, Sampling], bool], gap: float = 1.0) 
     ],
 )
 def test_the_cause_is_named_with_the_gap_before_and_after(config, applies, message):
-    diagnosis = diagnosed(config, unless(applies), prompt_lengths=[5, 4, 4, 3])
+    diagnosis = run_diagnosis(config, agrees_if(applies), prompt_lengths=[5, 4, 4, 3])
     assert str(diagnosis).startswith(message)
     assert str(diagnosis).endswith("(gap 1 → 2e-05)")
 
 
 def test_the_temperature_that_fits_is_found(config):
-    diagnosis = diagnosed(config, lambda p, v, s: abs(s.temperature - 0.7) + 2e-5)
+    diagnosis = run_diagnosis(config, lambda p, v, s: abs(s.temperature - 0.7) + 2e-5)
     assert str(diagnosis) == "temperature: the engine seems to sample at 0.7, the trainer divides by 1 (gap 1 → 2e-05)"
 
 
 def test_compiled_layers_are_named_if_every_hypothesis_removes_the_gap(config):
     built = replace(config, policy=replace(config.policy, compile=True))
-    assert str(diagnosed(built, lambda p, v, s: 2e-5)).startswith("compiled layers: the trainer's compiled layers give")
+    assert str(run_diagnosis(built, lambda p, v, s: 2e-5)).startswith(
+        "compiled layers: the trainer's compiled layers give"
+    )
 
 
 def test_log_probs_from_before_temperature_are_named(config):
     warm = replace(config, rollout=replace(config.rollout, temperature=0.6))
-    diagnosis = diagnosed(warm, lambda p, v, s: abs(s.temperature - 1))
+    diagnosis = run_diagnosis(warm, lambda p, v, s: abs(s.temperature - 1))
     assert str(diagnosis).startswith(
         "temperature: the engine's log-probs seem to be from before temperature, the trainer divides by 0.6"
     )
@@ -125,7 +127,7 @@ def test_a_fitted_temperature_is_rounded_as_far_as_possible(true):
 def test_the_models_generation_config_is_tested_with_its_temperature(config):
     facts = replace(FACTS, embeddings=1000, generation={"temperature": 0.6, "top_p": 0.83, "top_k": 23.0})
     truncated = Sampling(0.6, 0.83, 23)
-    diagnosis = diagnosed(config, unless(lambda p, v, s: s == truncated), facts)
+    diagnosis = run_diagnosis(config, agrees_if(lambda p, v, s: s == truncated), facts)
     assert "temperature 0.6 and top_p 0.83 and top_k 23 (of the model's generation_config.json)" in str(diagnosis)
 
 
@@ -145,34 +147,34 @@ def test_the_models_generation_config_is_tested_with_its_temperature(config):
     ],
 )
 def test_different_prompt_tokens_are_blamed_on_the_tokenizer(config, facts, applies, message):
-    diagnosis = diagnosed(config, unless(lambda p, v, s: bool(p.samples) and applies(p)), facts)
+    diagnosis = run_diagnosis(config, agrees_if(lambda p, v, s: bool(p.samples) and applies(p)), facts)
     assert str(diagnosis).startswith(f"tokenizer: {message}")
 
 
 def test_prompts_of_one_length_have_nothing_to_pad(config):
-    diagnosis = diagnosed(config, unless(lambda p, v, s: False))
+    diagnosis = run_diagnosis(config, agrees_if(lambda p, v, s: False))
     assert diagnosis.untested["padding"] == "all prompts have 4 tokens: there is nothing to pad"
     assert not any(s.cause == "padding" for s in diagnosis.tested)
 
 
 def test_a_gap_of_the_size_of_rounding_is_blamed_on_dtype(config):
     half = replace(config, rollout=replace(config.rollout, dtype="bfloat16"))
-    diagnosis = diagnosed(half, lambda p, v, s: 0.01 if v.dtype else 0.03, before=0.03)
+    diagnosis = run_diagnosis(half, lambda p, v, s: 0.01 if v.dtype else 0.03, before=0.03)
     assert str(diagnosis).startswith("dtype: the engine computes in bfloat16, the trainer in float32")
-    other = diagnosed(half, lambda p, v, s: -0.02 if v.dtype else 0.03, before=0.03)
+    other = run_diagnosis(half, lambda p, v, s: -0.02 if v.dtype else 0.03, before=0.03)
     assert other.bfloat16_gap == pytest.approx(0.05, rel=1e-3)
     assert str(other) == "dtype: rounding to bfloat16 moves the policy's own log-probs by 0.05, and the gap is 0.03"
 
 
 def test_an_unexplained_gap_is_reported_with_the_nearest_cause(config):
-    diagnosis = diagnosed(config, lambda p, v, s: 0.8 if v.attention else 1.0)
+    diagnosis = run_diagnosis(config, lambda p, v, s: 0.8 if v.attention else 1.0)
     assert diagnosis.explanation is None
     assert str(diagnosis).startswith("none of the known causes explains it: the nearest is attention kernel (")
     assert str(diagnosis).endswith("with a gap of 0.8 after 1")
 
 
 def test_the_error_has_figures_cause_and_a_way_out(config):
-    policy = CausePolicy(unless(lambda p, v, s: v.attention == "plain"))
+    policy = CausePolicy(agrees_if(lambda p, v, s: v.attention == "plain"))
     message = str(explain_disagreement(make_agreement(), policy, config, {}))
     assert message.startswith(
         "rollout and policy disagree: mean 1, largest 1 over 10 tokens; the mean may be 0.001. Cause: "
@@ -194,7 +196,7 @@ def test_a_diagnosis_that_fails_does_not_hide_the_disagreement(config):
 # --- tokenizer problems -----------------------------------------------------------------------------------------------
 
 
-def batch_of(prompt: list[int], completion: list[int]) -> Batch:
+def make_batch_of(prompt: list[int], completion: list[int]) -> Batch:
     batch = make_batch([0], [0], [len(completion)], [len(prompt)])
     tokens = np.array(completion, dtype=np.int32)
     return replace(
@@ -206,12 +208,12 @@ def batch_of(prompt: list[int], completion: list[int]) -> Batch:
 
 def test_usual_tokens_cause_no_remarks():
     facts = replace(FACTS, bos=7, bare=[[7, 3], [4, 5]])
-    assert find_tokenizer_problems(batch_of([7, 3], [4, 5, 1]), facts) == []
+    assert find_tokenizer_problems(make_batch_of([7, 3], [4, 5, 1]), facts) == []
 
 
 def test_every_unusual_token_causes_a_remark():
     facts = replace(FACTS, bos=7, ends=[9], symbols=14, bare=[[7, 3], [6]])
-    message = " ".join(find_tokenizer_problems(batch_of([7, 7, 3], [4, 5, 1]), facts))
+    message = " ".join(find_tokenizer_problems(make_batch_of([7, 7, 3], [4, 5, 1]), facts))
     assert "1 of 1 prompts begin with two BOS tokens" in message
     assert "the tokenizer ends a text with token 1, the model's files with [9]" in message
     assert "the tokenizer has 14 tokens, the model embeds 13" in message
@@ -225,4 +227,4 @@ def test_every_unusual_token_causes_a_remark():
 )
 def test_a_completion_is_reencoded_if_the_number_of_tokens_stays(again, expected):
     facts = replace(FACTS, bare=[[7], again])
-    assert reencode_completions(batch_of([7], [4, 5, 1]), facts)[0].tokens.tolist() == expected
+    assert reencode_completions(make_batch_of([7], [4, 5, 1]), facts)[0].tokens.tolist() == expected

@@ -26,7 +26,7 @@ def grouped_heads() -> Qwen2ForCausalLM:
     )
 
 
-def tokens_of(lengths: list[int]) -> torch.Tensor:
+def random_tokens(lengths: list[int]) -> torch.Tensor:
     return torch.randint(0, 13, (sum(lengths),), generator=torch.Generator().manual_seed(len(lengths)))
 
 
@@ -106,7 +106,7 @@ def test_copying_into_blocks_has_the_gradient_of_plain_indexing():
 @settings(max_examples=12)
 @given(lengths=LENGTHS)
 def test_packed_sequences_are_computed_as_if_each_were_alone(build, lengths):
-    model, tokens = build(), tokens_of(lengths)
+    model, tokens = build(), random_tokens(lengths)
     weights = torch.linspace(-1, 1, sum(lengths) * 13).view(-1, 13)
     results, gradients = [], []
     for forward in (logits_one_by_one, logits_packed):
@@ -123,7 +123,7 @@ def test_packed_sequences_are_computed_as_if_each_were_alone(build, lengths):
 
 def test_a_sequence_does_not_see_its_neighbors():
     model, lengths = zigzag.build_model(0), [4, 6, 5]
-    tokens = tokens_of(lengths)
+    tokens = random_tokens(lengths)
     before = logits_packed(model, tokens, lengths)
     tokens[4:10] = (tokens[4:10] + 1) % 13
     after = logits_packed(model, tokens, lengths)
@@ -133,7 +133,7 @@ def test_a_sequence_does_not_see_its_neighbors():
 
 
 def test_a_token_does_not_see_later_tokens():
-    model, tokens = zigzag.build_model(0), tokens_of([6])
+    model, tokens = zigzag.build_model(0), random_tokens([6])
     before = logits_packed(model, tokens, [6])
     tokens[3] = (tokens[3] + 1) % 13
     after = logits_packed(model, tokens, [6])

@@ -277,7 +277,7 @@ def test_empty_packs_unpack_to_nothing():
 # --- the update does not depend on the packs --------------------------------------------------------------------------
 
 
-def update_of(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[float, dict[str, torch.Tensor]]:
+def compute_update(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of one mini-batch, summed over the packs of all ranks."""
     model = zigzag.build_model(0)
     model.set_attn_implementation(PACKED_ATTENTION)
@@ -311,8 +311,8 @@ def update_of(batch: Batch, ranks: int, budget: int, normalize: str) -> tuple[fl
 @given(ranks=st.integers(1, 3), budget=st.integers(8, 70))
 def test_packing_does_not_change_the_loss_nor_its_gradient(normalize, ranks, budget):
     batch = make_batch([0] * 6, [0, 0, 1, 1, 2, 2], lengths=[1, 8, 3, 5, 2, 6], prompt_lengths=[7, 1, 4])
-    loss, gradients = update_of(batch, 1, 1000, normalize)
-    other_loss, other = update_of(batch, ranks, budget, normalize)
+    loss, gradients = compute_update(batch, 1, 1000, normalize)
+    other_loss, other = compute_update(batch, ranks, budget, normalize)
     assert other_loss == pytest.approx(loss, abs=1e-6)
     assert max(g.abs().max() for g in gradients.values()) > 1e-3
     for name, gradient in gradients.items():

@@ -4,7 +4,7 @@ import torch
 from fakes import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_losses import tokens
+from token_columns import draw_columns
 
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.packing import empty_pack, pack, unpack
@@ -28,18 +28,18 @@ def critic(head: float = 0.0) -> PackedValues:
     return values
 
 
-def packs_of(batch: Batch, budget: int = 1000) -> list[list[Pack]]:
+def make_packs(batch: Batch, budget: int = 1000) -> list[list[Pack]]:
     return pack(batch, range(len(batch.samples)), ranks=1, tokens_per_pack=budget)
 
 
 def test_an_untrained_critic_expects_no_reward():
-    [[p]] = packs_of(BATCH)
+    [[p]] = make_packs(BATCH)
     assert critic()(p).tolist() == [0.0] * 14
 
 
 @pytest.mark.parametrize("budget", [8, 12, 1000])
 def test_packed_values_equal_those_of_each_sequence_alone(budget):
-    packs, model = packs_of(BATCH, budget), critic(head=0.5)
+    packs, model = make_packs(BATCH, budget), critic(head=0.5)
     with torch.no_grad():
         result = BATCH.split(unpack(packs, [[model(p).numpy() for p in rank_packs] for rank_packs in packs], 4))
     decoder = zigzag.build_model(0).get_decoder()
@@ -57,16 +57,16 @@ def test_a_value_depends_on_earlier_tokens_but_not_on_its_own_token(changed):
     batch = make_batch([0], [0], lengths=[4], prompt_lengths=[3])
     model = critic(head=0.5)
     with torch.no_grad():
-        before = model(packs_of(batch)[0][0])
-        tokens_of = batch.samples[0].tokens
-        tokens_of[changed] = 2 if tokens_of[changed] != 2 else 3
-        after = model(packs_of(batch)[0][0])
+        before = model(make_packs(batch)[0][0])
+        tokens = batch.samples[0].tokens
+        tokens[changed] = 2 if tokens[changed] != 2 else 3
+        after = model(make_packs(batch)[0][0])
     assert torch.equal(after[: changed + 1], before[: changed + 1])
     assert (after[changed + 1 :] != before[changed + 1 :]).all()
 
 
 def test_the_gradient_reaches_the_head_and_every_layer_below():
-    [[p]] = packs_of(BATCH)
+    [[p]] = make_packs(BATCH)
     model = critic(head=0.5)
     value_loss(model(p), torch.zeros(14), torch.ones(14)).sum().backward()
     for name, weight in model.named_parameters():
@@ -75,7 +75,7 @@ def test_the_gradient_reaches_the_head_and_every_layer_below():
 
 
 def test_a_head_of_zeros_gets_gradients_but_passes_none_on():
-    [[p]] = packs_of(BATCH)
+    [[p]] = make_packs(BATCH)
     model = critic()
     value_loss(model(p), torch.zeros(14), torch.ones(14)).sum().backward()
     assert model.head.weight.grad.any()
@@ -84,7 +84,7 @@ def test_a_head_of_zeros_gets_gradients_but_passes_none_on():
 
 
 def test_a_critic_can_learn_its_returns():
-    [[p]] = packs_of(make_batch([0] * 2, [0, 1], lengths=[6, 8], prompt_lengths=[5, 3]))
+    [[p]] = make_packs(make_batch([0] * 2, [0, 1], lengths=[6, 8], prompt_lengths=[5, 3]))
     model, returns = critic(), torch.linspace(-1, 1, 14)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(80):
@@ -109,7 +109,7 @@ def test_half_precision_weights_still_give_full_precision_values():
     model = PackedValues(lm)
     torch.nn.init.constant_(model.head.weight, 0.01)
     assert model.head.weight.dtype == torch.bfloat16
-    assert model(packs_of(BATCH)[0][0]).dtype == torch.float32
+    assert model(make_packs(BATCH)[0][0]).dtype == torch.float32
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_value_losses_by_hand(value, old, target, loss, slope):
 
 
 @settings(max_examples=50)
-@given(tokens(), st.sampled_from([0.1, 0.2, 0.7]))
+@given(draw_columns(), st.sampled_from([0.1, 0.2, 0.7]))
 def test_value_losses_and_slopes_equal_the_plain_formula(columns, clip):
     values = torch.tensor(columns[0], dtype=torch.float32, requires_grad=True)
     old, returns = (torch.tensor(c, dtype=torch.float32) for c in columns[1:3])
