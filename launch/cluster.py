@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from workers.learner.policy import PolicyGroup
     from workers.learner.reference import Reference
     from workers.reward.pool import RewardPool
-    from workers.rollout.rollout import RolloutGroup
+    from workers.rollout.rollout_group import RolloutGroup
 
 
 @dataclass
@@ -174,8 +174,9 @@ def _start_workers(
     from workers.learner.policy import PolicyGroup, PolicyRank
     from workers.learner.reference import Reference, ReferenceWorker
     from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
-    from workers.rollout.engines import CPU_ENVIRONMENT, GPU_ENVIRONMENT
-    from workers.rollout.rollout import RolloutGroup, RolloutWorker
+    from workers.rollout.engine_settings import CPU_ENVIRONMENT, GPU_ENVIRONMENT
+    from workers.rollout.rollout_group import RolloutGroup
+    from workers.rollout.rollout_worker import RolloutWorker
 
     cpu = config.cluster.device == "cpu"
     place = reserve_gpus(ray, config, training, watchdog.note)

@@ -27,7 +27,7 @@ from launch.ray_session.leftovers import (
 from launch.ray_session.session import RaySession
 from rlsys.config.cache import cache_dir
 from rlsys.config.schema import Config, ConfigError
-from workers.rollout.engines import CPU_ENVIRONMENT
+from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.supervision.worker_forkserver import start_forkservers
 from workers.supervision.worker_setup import port_is_taken
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workers.rollout.engines import CPU_ENVIRONMENT
+from workers.rollout.engine_settings import CPU_ENVIRONMENT
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
 ROUNDS = 5
@@ -75,7 +75,8 @@ def engines(name: str, model: str) -> None:
     from rlsys.packs import exact
     from rlsys.types import Request
     from workers.cpu import exact_engine, norms
-    from workers.rollout.engines import InProcessEngine, engine_arguments
+    from workers.rollout.engine_settings import engine_arguments
+    from workers.rollout.in_process_engine import InProcessEngine
 
     rows = exact.MIN_ROWS, exact.MAX_ROWS
     own = CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu

@@ -23,8 +23,8 @@ from models import random_model
 from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 from workers.learner.policy import PolicyRank
-from workers.rollout.engines import CPU_ENVIRONMENT
-from workers.rollout.rollout import RolloutWorker
+from workers.rollout.engine_settings import CPU_ENVIRONMENT
+from workers.rollout.rollout_worker import RolloutWorker
 from workers.sync.verify import combine_ranks
 
 QUARTERS = 4  # which are copied one after the other, to need less memory
@@ -113,12 +113,12 @@ def main() -> None:
                 ray.get([worker.__ray_call__.remote(verifying, sync) for worker in workers])
                 before, began = cpu(), time.perf_counter()
                 parts = [[rank.send.remote(part) for rank in ranks] for part in range(connection_info["parts"])]
-                printing, taking = [rank.fingerprints.remote() for rank in ranks], engine.take.remote(parts, i)
+                printing, taking = [rank.fingerprints.remote() for rank in ranks], engine.load_weights.remote(parts, i)
                 prints = combine_ranks(ray.get(printing))
                 sent = time.perf_counter()
                 ray.get(taking)
                 taken = time.perf_counter()
-                wrong = ray.get(engine.prove.remote(i, prints)) if verify else ""
+                wrong = ray.get(engine.verify_weights.remote(i, prints)) if verify else ""
                 proved, after = time.perf_counter(), cpu()
                 assert not wrong, wrong
                 del parts

@@ -13,8 +13,9 @@ from rlsys.checks import load_checked
 from rlsys.config.schema import Config
 from workers.learner.critic import CriticGroup
 from workers.learner.policy import PolicyGroup
-from workers.rollout.engines import CPU_ENVIRONMENT
-from workers.rollout.rollout import RolloutGroup, RolloutWorker
+from workers.rollout.engine_settings import CPU_ENVIRONMENT
+from workers.rollout.rollout_group import RolloutGroup
+from workers.rollout.rollout_worker import RolloutWorker
 from workers.supervision.watchdog import Watchdog
 from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
 

@@ -16,7 +16,7 @@ from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.ranks import LearnerGroup, LearnerRank
 from workers.learner.weight_sync import WeightSync
 from workers.learner.zero import ZeroEngine
-from workers.rollout.rollout import RolloutGroup
+from workers.rollout.rollout_group import RolloutGroup
 from workers.supervision.watchdog import Watchdog
 from workers.sync import SENDERS, Message
 from workers.sync.sending import PolicyWeights, WeightSender

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlsys.runs.errors import WorkerFailed
 from workers.learner.ranks import LearnerGroup
-from workers.rollout.rollout import RolloutGroup, WeightUpdate
+from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
 from workers.supervision.watchdog import failure_severity
 from workers.sync import SENDERS
 from workers.sync.verify import combine_ranks

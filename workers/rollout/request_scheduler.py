@@ -1,8 +1,8 @@
-"""Who samples what: requests wait in the driver, and go to engines as these have room.
+"""Decides which engine gets which request. Pending requests wait in the driver until an engine has room.
 
-An engine holds what it decodes at once and a little more, so that it never waits for the driver; towards the end it holds no more
-than that, because what waits in one engine could be decoded by another. A group stays together, because its prompt is then computed
-once; only when no whole group is left do engines with room take from what others have begun.
+An engine holds the sequences it decodes at once and a small reserve, so that it never waits for the driver. Near the end it gets
+no reserve: a request that waits in one engine could run in another. The samples of a group go to one engine, which computes
+their prompt once. When no whole group is left, engines with room take requests from groups that other engines have started.
 """
 
 from collections import deque
@@ -10,21 +10,21 @@ from collections.abc import Mapping
 
 from rlsys.types import Request
 
-RESERVE = 4  # an engine's reserve is this part of what it decodes at once
+RESERVE_DIVISOR = 4  # an engine's reserve is its `max_running` divided by this
 
 
-class Dispatch:
-    """`Dispatch(requests, at_once=256)`, then `deal({"rollout-0": 0, "rollout-1": 300})` whenever engines hold less than before."""
+class RequestScheduler:
+    """`RequestScheduler(requests, max_running=256)`, then `assign({"rollout-0": 0, "rollout-1": 300})` whenever engines finish samples."""
 
     def __init__(self, requests: list[Request], max_running: int):
-        self.max_running, self.reserve = max_running, max(1, max_running // RESERVE)
-        self.engines = self.waiting_count = 0  # left: requests that wait
-        self.waiting_groups: deque[deque[Request]] = deque()  # groups that no engine has begun
-        self.started_groups: dict[str, deque[Request]] = {}  # the rest of the group that each engine is at
+        self.max_running, self.reserve = max_running, max(1, max_running // RESERVE_DIVISOR)
+        self.engine_count = self.waiting_count = 0
+        self.waiting_groups: deque[deque[Request]] = deque()  # no engine has started these
+        self.started_groups: dict[str, deque[Request]] = {}  # by engine: what is left of its current group
         self.requeue(requests)
 
     def requeue(self, requests: list[Request]) -> None:
-        """In front: they have waited before."""
+        """Puts requests at the front of the queue: those of a lost engine have waited before."""
         groups: dict[str, deque[Request]] = {}
         for r in requests:
             groups.setdefault(r.uid, deque()).append(r)
@@ -36,41 +36,40 @@ class Dispatch:
         self.started_groups.clear()
         self.waiting_count = 0
 
-    def assign(self, holding: Mapping[str, int]) -> dict[str, list[Request]]:
-        """What each engine is given now, group by group to the one that holds least; `holding` has how many each one holds.
+    def assign(self, running: Mapping[str, int]) -> dict[str, list[Request]]:
+        """Returns the requests each engine gets now. The next group goes to the engine with the fewest running samples.
 
-        All engines are named at first; later those that hold less than before are enough.
+        `running` holds the number of samples in each engine. The first call names all engines, later calls those that finished some.
         """
-        self.engines = max(self.engines, len(holding))
-        holding, dealt = dict(holding), dict[str, list[Request]]()
-        most = self.max_running + self.reserve * (
-            self.waiting_count > self.reserve * self.engines
-        )  # that an engine holds
-        while open_to := [n for n in holding if (most - holding[n]) * 2 >= self.reserve]:
-            name = min(open_to, key=lambda n: holding[n])
-            share = self.next_requests(name, most - holding[name])
-            if not share:
+        self.engine_count = max(self.engine_count, len(running))
+        running, assigned = dict(running), dict[str, list[Request]]()
+        limit = self.max_running + self.reserve * (self.waiting_count > self.reserve * self.engine_count)
+        # An engine with less than half of the reserve free is left alone: not every finished sample is worth a message.
+        while with_room := [name for name in running if (limit - running[name]) * 2 >= self.reserve]:
+            name = min(with_room, key=lambda n: running[n])
+            requests = self.next_requests(name, limit - running[name])
+            if not requests:
                 break
-            dealt.setdefault(name, []).extend(share)
-            holding[name] += len(share)
-            self.waiting_count -= len(share)
-        return dealt
+            assigned.setdefault(name, []).extend(requests)
+            running[name] += len(requests)
+            self.waiting_count -= len(requests)
+        return assigned
 
     def next_requests(self, name: str, room: int) -> list[Request]:
-        """Of one group."""
+        """Takes up to `room` requests of one group for this engine."""
         if not self.started_groups.get(name):
             if self.waiting_groups:
                 self.started_groups[name] = self.waiting_groups.popleft()
-            elif rest := max(self.started_groups.values(), key=len, default=None):
-                self.started_groups[name], kept = split_half(rest)
-                rest.clear()
-                rest.extend(kept)
+            elif largest := max(self.started_groups.values(), key=len, default=None):
+                self.started_groups[name] = split_half(largest)
         group = self.started_groups.get(name, deque())
         return [group.popleft() for _ in range(min(room, len(group)))]
 
 
-def split_half(rest: deque[Request]) -> tuple[deque[Request], list[Request]]:
-    """Who steals takes the larger half, from behind."""
-    requests = list(rest)
+def split_half(group: deque[Request]) -> deque[Request]:
+    """Removes the second half of a group, the larger one, and returns it."""
+    requests = list(group)
     middle = len(requests) // 2
-    return deque(requests[middle:]), requests[:middle]
+    group.clear()
+    group.extend(requests[:middle])
+    return deque(requests[middle:])

@@ -1,4 +1,7 @@
-"""What is added to vLLM's worker. vLLM imports this module in the worker's process before it loads the model."""
+"""What is added to vLLM's worker, and patches of vLLM for CPU.
+
+vLLM imports this module in the worker's process before it loads the model. The patches are listed in workers/PATCHES.md.
+"""
 
 import threading
 from typing import Any
@@ -12,55 +15,29 @@ from workers.sync.verify import DeviceFingerprints
 from workers.sync.vllm_backend import register_backend
 
 
-def keep_weights_plain() -> None:
-    """On CPU, vLLM repacks linear weights into private buffers and drops the originals, and a tied head's copy is missed when
-    weights are reloaded. Plain weights are loaded in place and can be fingerprinted.
-    """
-    from vllm.model_executor.layers import utils
-
-    def plain(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = linear_for(layer.weight)
-
-    utils.dispatch_cpu_unquantized_gemm = plain
-
-
-def keep_nothing_for_progress_bars() -> None:
-    """For several processes tqdm takes a semaphore with a name, which is left in /dev/shm if its process is killed."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    tqdm.set_lock(threading.RLock())
-
-
-def call_attention_directly() -> None:
-    """On CPU, and not by way of custom operators, which hide it from a compiler, where there is none."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    CpuPlatform.opaque_attention_op = classmethod(lambda cls: not dynamo.disable)
-
-
 class WorkerExtension:
-    """Methods reachable through `collective_rpc`."""
+    """Methods that the engine's actor calls through `collective_rpc`."""
 
-    def rlsys_rows_matter(self) -> list[str]:
-        """Matrices whose product with a token depends, on this machine, on the other tokens of the batch."""
+    def rlsys_batch_dependent_matrices(self) -> list[str]:
+        """Returns the matrices whose product with a token depends, on this machine, on the other tokens of the batch."""
         from rlsys.packs.exact import depends_on_batch
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        alike = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
-        return [name for name, p in alike.values() if depends_on_batch(p.detach(), product=linear_for(p))]
+        by_shape = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}
+        return [name for name, p in by_shape.values() if depends_on_batch(p.detach(), product=linear_for(p))]
 
-    def rlsys_alike_up_to(self, longest: int) -> int:
-        """Tokens of the longest sequence, up to `longest`, whose attention on this machine's CPU is the same however it was computed."""
+    def rlsys_deterministic_up_to(self, longest: int) -> int:
+        """Returns the longest sequence, up to `longest` tokens, whose attention on this CPU does not depend on how it was computed."""
         from workers.cpu.attention import deterministic_up_to
 
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         return deterministic_up_to(runner.get_model(), runner.dtype, runner.cache_config.block_size, longest)
 
-    def rlsys_chart(self, manifest: list[ManifestEntry], shards: int, by_position: bool) -> list[str]:
-        """Finds the policy's tensors among this worker's parameters. Returns those that have no place of their own there."""
+    def rlsys_map_parameters(self, manifest: list[ManifestEntry], shards: int, by_position: bool) -> list[str]:
+        """Finds the policy's tensors among this worker's parameters. Returns those that have no region of their own there."""
         from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
-        self.rlsys_found = ParameterMap(
+        self.rlsys_parameters = ParameterMap(
             self.model_runner.get_model(),  # type: ignore[attr-defined]
             manifest,
             get_tensor_model_parallel_rank(),
@@ -68,21 +45,55 @@ class WorkerExtension:
             by_position=by_position,
             shards=shards,
         )
-        return self.rlsys_found.unmapped_tensors
+        return self.rlsys_parameters.unmapped_tensors
 
-    def rlsys_prove(self) -> DeviceFingerprints:
-        """Fingerprints of the parameters this worker computes with."""
-        return self.rlsys_found.fingerprints()
+    def rlsys_fingerprints(self) -> DeviceFingerprints:
+        """Returns fingerprints of the parameters this worker computes with."""
+        return self.rlsys_parameters.fingerprints()
 
 
-def _prepare() -> None:
+def keep_weights_plain() -> None:
+    """Patch: replaces vLLM's choice of a CPU kernel for linear layers.
+
+    vLLM's kernels repack weights into private buffers and drop the originals. A tied head's copy is then missed when weights are
+    reloaded. Plain weights can be loaded in place and fingerprinted.
+    """
+    from vllm.model_executor.layers import utils
+
+    def use_plain_weights(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = linear_for(layer.weight)
+
+    utils.dispatch_cpu_unquantized_gemm = use_plain_weights
+
+
+def call_attention_directly() -> None:
+    """Patch: without a compiler, attention on CPU is called directly.
+
+    vLLM hides it from the compiler behind a custom operator, which costs time in each layer.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.opaque_attention_op = classmethod(lambda cls: not dynamo.disable)
+
+
+def use_process_local_progress_lock() -> None:
+    """Patch: gives tqdm a lock of this process.
+
+    Its default is a named semaphore for several processes, which stays in /dev/shm if the process is killed.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    tqdm.set_lock(threading.RLock())
+
+
+def _prepare_worker() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
         keep_weights_plain()
         call_attention_directly()
     register_backend()
-    keep_nothing_for_progress_bars()
+    use_process_local_progress_lock()
 
 
-_prepare()
+_prepare_worker()

@@ -1,7 +1,7 @@
 """A configuration's loop on a clock of its own: how long its steps would take, with what each piece of work costs given.
 
 Batches, their order and their lag, who samples what and what waits for what are decided by the code of real runs (`Pipeline`,
-`Timetable`, `Collector`, `Oversampling`, `Dispatch`, `deal`); engines, rewards and ranks only let time pass. What is left out: the
+`Timetable`, `Collector`, `Oversampling`, `RequestScheduler`, `deal`); engines, rewards and ranks only let time pass. What is left out: the
 network, all that two roles on one machine take from each other, and whatever fails. Scores are made after a batch and not
 while it is still being sampled, every group teaches something (`dynamic_sampling` keeps all), and a critic's work costs what the
 policy's does.
@@ -29,7 +29,7 @@ from rlsys.sampling.collector import Collector
 from rlsys.sampling.oversampling import Oversampling
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
-from workers.rollout.request_scheduler import Dispatch
+from workers.rollout.request_scheduler import RequestScheduler
 
 STEPS = 8  # that are counted, where nothing says how many
 
@@ -112,7 +112,7 @@ class SimulatedEngines:
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         at_once = self.config.rollout.max_sequences
-        work = Dispatch(requests, at_once)
+        scheduler = RequestScheduler(requests, at_once)
         self.engines = engines = {
             f"rollout-{i}": SimulatedEngine(self.costs, at_once, lambda: self.version)
             for i in range(self.config.rollout.engines)
@@ -128,7 +128,7 @@ class SimulatedEngines:
         def give(now: float, *names: str) -> None:
             """To those that have more room than before."""
             nonlocal left
-            for name, share in work.assign({n: engines[n].queued for n in names}).items() if left else ():
+            for name, share in scheduler.assign({n: engines[n].queued for n in names}).items() if left else ():
                 left -= len(share)
                 engines[name].add(share, now)
                 plan(name)

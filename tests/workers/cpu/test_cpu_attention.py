@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workers.cpu.attention import MAX_TOKENS, AttentionProbe, deterministic_up_to
-from workers.rollout.engines import CPU_ENVIRONMENT
+from workers.rollout.engine_settings import CPU_ENVIRONMENT
 
 SPLIT = "VLLM_CPU_ATTN_SPLIT_KV"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlsys.config.schema import Config
-from workers.rollout.engines import CPU_ENVIRONMENT, engine_arguments
+from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments
 
 TAKEN = """
 import json, sys

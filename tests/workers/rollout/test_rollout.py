@@ -21,8 +21,9 @@ from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Batch, Columns, Prompt, Request, Sample
 from workers.learner.model import load_packed
 from workers.learner.policy import PolicyGroup
-from workers.rollout.engines import CPU_ENVIRONMENT
-from workers.rollout.rollout import RolloutGroup, RolloutWorker, WeightUpdate
+from workers.rollout.engine_settings import CPU_ENVIRONMENT
+from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
+from workers.rollout.rollout_worker import RolloutWorker
 from workers.supervision.watchdog import Watchdog
 from workers.sync.host_memory import HostMemory
 from workers.sync.layout import BUCKET_BYTES, tensor_view
@@ -347,12 +348,12 @@ def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
         invitation = sent.invitation | told
 
         def believing(worker: Any) -> None:
-            worker.wrong = ""
+            worker.weights_error = ""
             worker.receiver.init_info(invitation, 0, 1, True)
 
         ray.get(sent.engine.__ray_call__.remote(believing))
-        ray.get(sent.engine.take.remote([[]], 1))
-        return str(ray.get(sent.engine.prove.remote(version, expected)))
+        ray.get(sent.engine.load_weights.remote([[]], 1))
+        return str(ray.get(sent.engine.verify_weights.remote(version, expected)))
 
     memory = sent.sender.memory
     assert taken() == ""
@@ -370,7 +371,7 @@ def test_an_engine_that_has_other_weights_says_which(sent: Sent) -> None:
     swapped = [(exchanged.get(name, name), *place) for name, *place in whole]
     assert taken(buckets=[swapped]) == f"2 of 26 tensors differ: {q} (it holds {k}), {k} (it holds {q})"
     with pytest.raises(ray.exceptions.RayTaskError, match=f"WrongWeights: .* 2 of 26 tensors differ: {q}"):
-        ray.get(sent.engine.take.remote([[]], 2))
+        ray.get(sent.engine.load_weights.remote([[]], 2))
 
     assert taken() == "", "and takes them whole again"
 

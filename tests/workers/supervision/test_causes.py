@@ -14,7 +14,7 @@ from rlsys.packs.packing import pack
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Columns, Prompt
 from workers.learner.policy import PolicyGroup
-from workers.rollout.rollout import RolloutGroup
+from workers.rollout.rollout_group import RolloutGroup
 
 Changed = Callable[..., Config]
 
@@ -83,16 +83,15 @@ def test_each_cause_is_found_on_real_engines(
 
     # The engine samples from the nucleus.
     def cut(worker: Any, top_p: float) -> None:
-        from workers.rollout import engines
+        from workers.rollout import in_process_engine
+        from workers.rollout.vllm_requests import sampling_params
 
-        whole = engines.sampling_params
+        def with_top_p(*arguments: Any) -> Any:
+            params = sampling_params(*arguments)
+            params.top_p = top_p
+            return params
 
-        def sampling(*arguments: Any) -> Any:
-            found = whole(*arguments)
-            found.top_p = top_p
-            return found
-
-        engines.sampling_params = sampling
+        in_process_engine.sampling_params = with_top_p
 
     [engine] = rollout.workers.actors.values()
     ray.get(engine.__ray_call__.remote(cut, 0.9))

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from workers.rollout.engines import CPU_ENVIRONMENT
+from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command, start_forkservers
 
 SCRIPT = """

@@ -1,0 +1,85 @@
+"""Environment and arguments of vLLM's engines."""
+
+from typing import Any
+
+from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens
+from rlsys.config.schema import Config
+
+# All processes of an engine are on one node and talk to each other over loopback.
+LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+COMMON_ENVIRONMENT = LOOPBACK | {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # answers between an engine's processes keep their Python type
+}
+# Set before vLLM is imported, in the actor's runtime environment.
+CPU_ENVIRONMENT = (
+    COMMON_ENVIRONMENT
+    | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_USE_AOT_COMPILE": "0",  # vLLM's CPU build cannot load its own cache and would compile anew; torch's cache works
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_ATTN_SPLIT_KV": "0",  # with several threads, the split of a sequence would depend on the other sequences
+        "OMP_NUM_THREADS": "1",
+    }
+)
+GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
+    "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
+}
+
+
+def runs_in_process(config: Config) -> bool:
+    """True if the engine runs inside the actor."""
+    return config.cluster.device == "cpu" and config.rollout.tensor_parallel == 1
+
+
+def engine_arguments(config: Config, model: str, backend: str, longest_prompt: int) -> dict[str, Any]:
+    """Returns the keyword arguments of vLLM's `EngineArgs`."""
+    r = config.rollout
+    arguments: dict[str, Any] = {
+        "model": model,
+        "tokenizer": model,
+        "skip_tokenizer_init": True,
+        "dtype": r.dtype,
+        "max_model_len": longest_prompt + r.max_new_tokens,
+        "max_num_seqs": r.max_sequences,
+        "tensor_parallel_size": r.tensor_parallel,
+        "block_size": r.block_size,
+        "enable_prefix_caching": True,
+        "enforce_eager": r.enforce_eager,
+        "seed": config.run.seed,
+        "trust_remote_code": config.model.trust_remote_code,
+        "generation_config": "vllm",  # the trainer would not see sampling defaults of the model's authors
+        "logprobs_mode": "processed_logprobs",  # after temperature
+        "disable_log_stats": True,
+        "worker_extension_cls": "workers.rollout.vllm_extension.WorkerExtension",
+        "weight_transfer_config": {"backend": backend},
+    }
+    if r.max_sequences > DEFAULT_BATCHED_TOKENS:  # vLLM refuses more sequences than its default number of tokens
+        arguments["max_num_batched_tokens"] = max_batched_tokens(config, arguments["max_model_len"])
+    if r.tensor_parallel > 1:
+        # In a placement group, vLLM would ask Ray for processes and for GPUs that the engine's actor has already.
+        arguments["distributed_executor_backend"] = "mp"
+    if config.cluster.device == "cpu":
+        return arguments | cpu_arguments(config)
+    arguments.pop("block_size")
+    return arguments | {
+        "gpu_memory_utilization": r.gpu_memory,
+        "enable_sleep_mode": config.cluster.placement == "colocated",
+    }
+
+
+def cpu_arguments(config: Config) -> dict[str, Any]:
+    from workers.cpu.norms import KERNEL_CONFIG
+
+    r = config.rollout
+    arguments: dict[str, Any] = {
+        "kv_cache_memory_bytes": r.kv_cache_mb << 20,
+        # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
+        "enable_chunked_prefill": False,
+    }
+    # A compiled engine fuses its norms with what is around them.
+    if r.enforce_eager and not r.exact and runs_in_process(config):
+        arguments["kernel_config"] = KERNEL_CONFIG
+    return arguments

@@ -1,0 +1,112 @@
+"""Reads the samples that engines stream back, and notices an engine that is lost or stalled.
+
+Each `generate` call on an engine is one stream of object references. A thread per stream puts what arrives into one queue, and
+`next()` takes it out. An engine may have several streams at a time.
+"""
+
+import queue
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from rlsys.runs.errors import WorkerFailed
+from rlsys.types import Request, Sample
+from workers.supervision.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
+
+Key = tuple[str, int]  # uid and index of a sample
+Arrival = tuple[
+    str, Any, list[Key], list[Sample] | Exception | None
+]  # engine, its actor, keys of the stream, what came
+
+
+class EngineStreams:
+    """`open` starts a stream, `next` returns what arrives first on any of them. Each sample is returned once."""
+
+    def __init__(self, watchdog: Watchdog):
+        self.watchdog = watchdog
+        self.actors: dict[str, Any] = {}  # by engine; what a replaced actor still sends is ignored
+        self.pending: dict[str, dict[Key, Request]] = {}  # by engine: requests without a sample yet
+        self.timers: dict[str, StallTimer] = {}
+        self.stopping = False
+        self.arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self.deferred: Arrival | None = None  # arrived when another engine had stalled
+
+    @property
+    def pending_engines(self) -> list[str]:
+        return [name for name, requests in self.pending.items() if requests]
+
+    def open(self, name: str, actor: Any, requests: list[Request]) -> None:
+        """Asks an engine for the samples of these requests."""
+        if not self.pending.get(name):
+            self.actors[name], self.pending[name], self.timers[name] = actor, {}, self.watchdog.start_timer()
+        by_key = {(r.uid, r.index): r for r in requests}
+        self.pending[name] |= by_key
+        stream = actor.generate.options(num_returns="streaming").remote(requests)
+        threading.Thread(target=self.read, args=(name, actor, list(by_key), stream), daemon=True).start()
+
+    def read(self, name: str, actor: Any, keys: list[Key], stream: Any) -> None:
+        """Puts all that a stream brings into the queue, its end or its error last. Runs in a thread of its own."""
+        try:
+            for ref in stream:
+                self.arrivals.put((name, actor, keys, ray.get(ref)))
+            self.arrivals.put((name, actor, keys, None))
+        except RayError as error:
+            self.arrivals.put((name, actor, keys, explain_failure(error, name, "generating", self.watchdog.logs)))
+        except Exception as error:
+            self.arrivals.put((name, actor, keys, error))
+
+    def stop_early(self) -> None:
+        """Has every engine return its unfinished samples as they are."""
+        self.stopping = True
+        for name in self.pending_engines:
+            self.actors[name].stop_early.remote()
+
+    def remove(self, name: str) -> tuple[Any, dict[Key, Request]]:
+        """Forgets a lost engine. Returns its actor and its pending requests."""
+        return self.actors.pop(name), self.pending.pop(name)
+
+    def next(self) -> tuple[str, list[Sample] | Exception]:
+        """Returns an engine's name with its new samples, or with the error that ended it.
+
+        A stalled engine is returned as an error even while others keep sending.
+        """
+        while True:
+            try:
+                arrival, self.deferred = self.deferred or self.arrivals.get(timeout=POLL_S), None
+            except queue.Empty:
+                arrival = None
+                if self.stopping:  # an engine may have read an earlier stop before the last `generate`
+                    self.stop_early()
+            current = arrival is not None and self.actors.get(arrival[0]) is arrival[1]
+            if arrival and current:
+                self.timers[arrival[0]].reset()
+            if stalled := self.stalled_engine():
+                self.deferred = arrival
+                return stalled
+            if arrival and current:
+                name, _, keys, samples = arrival
+                return name, samples if isinstance(samples, Exception) else self.accept(name, keys, samples)
+
+    def stalled_engine(self) -> tuple[str, Exception] | None:
+        """Returns a pending engine that has sent nothing for too long, and the error. Raises `StepAbandoned` if the run is ending."""
+        for name in self.pending_engines:
+            if waited := self.timers[name].expired():
+                uids = list(dict.fromkeys(uid for uid, _ in self.pending[name]))
+                return name, self.watchdog.report_stall([name], "generating", waited, uids)
+        return None
+
+    def reset_timers(self) -> None:
+        """Restarts the stall timers after a time in which nothing was read."""
+        for timer in self.timers.values():
+            timer.reset()
+
+    def accept(self, name: str, keys: list[Key], samples: list[Sample] | None) -> list[Sample] | Exception:
+        """Returns the samples that were still pending. `None` marks the end of a stream, an error if its samples are incomplete."""
+        pending = self.pending[name]
+        if samples is None:
+            missing = sum(key in pending for key in keys)
+            log = self.watchdog.logs / f"{name}.log"
+            return WorkerFailed(f"generating: {name} ended {missing} samples short. Its log: {log}") if missing else []
+        return [s for s in samples if pending.pop((s.uid, s.index), None)]

@@ -1,0 +1,82 @@
+"""One `generate` call over all engines: requests are assigned, samples are yielded, lost and stalled engines are replaced.
+
+RequestScheduler ──requests──▶ engines ──▶ EngineStreams ──▶ samples, for the driver
+       ▲                                        │ an engine died, stalled, or has wrong weights
+       └────── its pending requests ────── replace_engine
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rlsys.runs.errors import WorkerLost, WrongWeights
+from rlsys.types import Request, Sample
+from workers.rollout.engine_streams import EngineStreams
+from workers.rollout.request_scheduler import RequestScheduler
+from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
+from workers.supervision.watchdog import Watchdog
+
+
+class Generation:
+    """`for samples in Generation(requests, engines, watchdog, max_running).run(): …`"""
+
+    def __init__(self, requests: list[Request], engines: ReplaceableWorkers, watchdog: Watchdog, max_running: int):
+        self.engines, self.watchdog = engines, watchdog
+        self.scheduler = RequestScheduler(requests, max_running)
+        self.streams = EngineStreams(watchdog)
+        self.failed_attempts: Counter[tuple[str, int]] = Counter()  # by uid and index of a sample
+        self.stop_requested = False
+
+    def run(self) -> Iterator[list[Sample]]:
+        """Yields samples as they finish, in any order."""
+        self.assign_requests()
+        while self.streams.pending_engines:
+            name, samples = self.streams.next()
+            if isinstance(samples, WorkerLost):
+                self.replace_engine(name, samples)
+            elif isinstance(samples, Exception):
+                raise samples
+            elif samples:
+                yield samples
+                if self.stop_requested and not self.streams.stopping:
+                    self.scheduler.clear()
+                    self.streams.stop_early()
+            self.assign_requests()
+
+    def stop_early(self) -> None:
+        """Ends the run early: pending samples come unfinished or not at all. Called between two lists of samples."""
+        self.stop_requested = True
+
+    def replace_engine(self, name: str, error: WorkerLost) -> None:
+        """Replaces an engine that died, stalled or has wrong weights, and retries its pending requests on any engine."""
+        if isinstance(error, WrongWeights):
+            self.watchdog.event("weights did not arrive", worker=name, cause=str(error))
+        actor, pending = self.streams.remove(name)
+        self.failed_attempts.update(pending.keys())
+        if any(self.failed_attempts[key] == MAX_ATTEMPTS for key in pending):  # a request itself may kill engines
+            raise error
+        if not self.stop_requested:
+            self.scheduler.requeue(list(pending.values()))
+        self.engines.replace({name: error}, {name: actor})
+        self.streams.reset_timers()
+
+    def assign_requests(self) -> None:
+        """Gives waiting requests to engines with room. While weights are sent, the engines go on with what they have."""
+        if not self.scheduler.waiting_count:
+            return
+        if not self.engines.lock.acquire(blocking=not self.streams.pending_engines):
+            return  # the next samples try again
+        try:
+            running = {
+                name: len(pending)
+                for name, actor in self.engines.actors.items()
+                if not (pending := self.streams.pending.get(name, {})) or self.streams.actors[name] is actor
+            }
+            for name, requests in self.scheduler.assign(running).items():
+                self.streams.open(name, self.engines.actors[name], requests)
+        finally:
+            self.engines.lock.release()
+
+    def samples_by_engine(self) -> dict[str, int]:
+        """Counts the pending samples of each engine, and under "" the requests that wait for one. Any thread may call it."""
+        waiting, pending = self.scheduler.waiting_count, self.streams.pending.copy()
+        return {"": waiting} | {name: len(pending.get(name, ())) for name in self.engines.actors.copy()}

@@ -1,0 +1,190 @@
+"""A rollout engine as a Ray actor."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlsys.config.schema import Config
+from rlsys.runs.errors import WrongWeights
+from rlsys.runs.timeline import recorded, request_facts
+from rlsys.types import Request, Sample, join_partial
+from workers.rollout.async_engine import AsyncEngine
+from workers.rollout.engine import Engine
+from workers.rollout.engine_settings import engine_arguments, runs_in_process
+from workers.rollout.in_process_engine import InProcessEngine
+from workers.rollout.read_write_lock import ReadWriteLock
+from workers.rollout.vllm_requests import request_id
+from workers.supervision.process_registry import register_process
+from workers.supervision.worker_setup import setup_worker_process
+from workers.sync import RECEIVERS, Message
+from workers.sync.transport import PartRefs
+from workers.sync.verify import combine_devices, describe_differences, list_names
+
+
+class RolloutWorker:
+    """One engine. It samples with one version of the weights at a time: `load_weights` waits until every `generate` has ended.
+
+    With `pipeline.in_flight` it loads them between two tokens instead, and unfinished samples go on. It samples with new weights
+    at once, but holds finished samples back until `verify_weights` has compared the weights with the policy's.
+    """
+
+    def __init__(self, config: Config, index: int, logs: str):
+        setup_worker_process(f"rollout-{index}", logs)
+        self.config, self.index, self.version, self.logs = config, index, 0, Path(logs)
+        self.lock = ReadWriteLock()  # generation is shared, changes of the engine are exclusive
+        self.weights_lock = asyncio.Lock()  # held while weights are changed or read
+        self.verified, self.weights_error = (
+            asyncio.Event(),
+            "",
+        )  # samples leave once `verified` is set, if there is no error
+        self.verified.set()
+        import torch
+        import vllm  # noqa: F401  the slow import, while the driver does other things
+
+        if config.cluster.device == "cpu":
+            torch.set_num_threads(config.rollout.threads)
+
+    @recorded()
+    async def start(self, model: str, transport: str, longest_prompt: int) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=self.config.model.trust_remote_code)
+        self.stop_ids = read_stop_ids(model, self.tokenizer)
+        self.receiver = RECEIVERS[transport]()
+        settings = engine_arguments(self.config, model, self.receiver.backend, longest_prompt)
+        in_process = runs_in_process(self.config)
+        exact = self.config.rollout.exact
+        self.engine: Engine = InProcessEngine(settings, exact) if in_process else AsyncEngine(settings)
+        if not in_process:
+            register_process(f"rollout-{self.index}", self.logs)  # again, with the shared memory of vLLM's processes
+        await self.engine.set_weight_version(self.version)
+        if self.config.cluster.device == "cpu":
+            await self.log_determinism_limits(settings["max_model_len"])
+
+    async def log_determinism_limits(self, longest: int) -> None:
+        """Logs where a sample that is drawn again, after an engine was lost, may not be the same bit for bit on this CPU."""
+        may_differ = (
+            "a sample that is drawn again, after an engine was lost, "
+            "may differ from the first in the last bit of its log-probs."
+        )
+        [names, *_] = await self.engine.call_workers("rlsys_batch_dependent_matrices")
+        if names:
+            print(
+                f"On this machine products with {list_names(names)} depend on what else is in the batch: {may_differ}"
+            )
+        if self.config.rollout.exact:
+            return
+        [tokens, *_] = await self.engine.call_workers("rlsys_deterministic_up_to", longest=longest)
+        if tokens < longest:
+            print(
+                f"On this machine attention over more than {tokens} tokens depends on how many of them were computed "
+                f"before: {may_differ} rollout.exact=true uses an attention that does not."
+            )
+
+    @recorded(request_facts)
+    async def generate(self, requests: list[Request]) -> AsyncIterator[list[Sample]]:
+        """Yields samples as they finish. The driver receives a stream of object references."""
+        by_id = {request_id(r): r for r in requests}
+        async with self.lock.shared():
+            # With in-flight updates, requests must not reuse the prefix cache of older weights.
+            salt = str(self.version) if self.config.pipeline.in_flight else ""
+            async for outputs in self.engine.generate(requests, self.stop_ids, salt):
+                await self.verified.wait()
+                self.raise_if_wrong_weights()
+                yield [self.to_sample(by_id[output.request_id], output.outputs[0]) for output in outputs]
+
+    async def stop_early(self) -> None:
+        """Ends every running `generate`; its unfinished samples are yielded as they are."""
+        await self.engine.abort_all()
+
+    def to_sample(self, request: Request, completion: Any) -> Sample:
+        tokens, spans = list(completion.token_ids), completion.weight_versions
+        logprobs = [by_token[t].logprob for t, by_token in zip(tokens, completion.logprobs, strict=True)]
+        new = Sample(
+            uid=request.uid,
+            index=request.index,
+            text="",
+            tokens=np.array(tokens, dtype=np.int32),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            finish="cut" if completion.finish_reason == "abort" else completion.finish_reason,
+            version=int(spans[0].version) if spans else self.version,
+            changes=tuple((span.start, int(span.version)) for span in spans[1:]),
+        )
+        sample = join_partial(request.partial, new) if request.partial else new
+        return replace(sample, text=self.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=True))
+
+    async def connect(self, info: Message) -> None:
+        """Prepares the engine to receive the policy's weights."""
+        tensor_parallel, in_process = self.config.rollout.tensor_parallel, runs_in_process(self.config)
+        init_info = self.receiver.init_info(info, self.index, tensor_parallel, in_process)
+        await self.engine.call_workers("init_weight_transfer_engine", init_info=init_info)
+        if not self.config.sync.verify:
+            return
+        policy = {key: info[key] for key in ("manifest", "shards", "by_position")}
+        [unmapped, *_] = await self.engine.call_workers("rlsys_map_parameters", **policy)
+        if unmapped:
+            print(
+                f"sync.verify: this architecture stores {list_names(unmapped)} in a form of its own. Their bits are compared "
+                "together, in any order: it would not be noticed if two of these tensors changed places."
+            )
+
+    @recorded(lambda _, parts, version: {"version": version}, name="take")
+    async def load_weights(self, parts: list[PartRefs], version: int) -> None:
+        """Replaces the weights with those the ranks send. After a failure no sample leaves this engine."""
+        self.raise_if_wrong_weights()
+        in_flight = self.config.pipeline.in_flight
+        async with self.engine.paused() if in_flight else self.lock.exclusive(), self.weights_lock:
+            self.verified.clear()
+            await self.engine.wake("weights")
+            await self.engine.call_workers("start_weight_update")
+            async for update in self.receiver.update_infos(parts):
+                await self.engine.call_workers("update_weights", update_info=update)
+            await self.engine.call_workers("finish_weight_update")
+            if not in_flight:  # else the salt keeps prompts of different weights apart
+                await self.engine.reset_prefix_cache()
+            await self.engine.set_weight_version(version)
+            self.version = version
+            if not self.config.sync.verify:
+                self.verified.set()
+
+    @recorded(lambda _, version, expected: {"version": version})
+    async def verify_weights(self, version: int, expected: dict[str, str]) -> str:
+        """Compares the engine's weights with the policy's fingerprints. Returns the difference; then no sample leaves this engine."""
+        async with self.weights_lock:
+            try:
+                fingerprints = combine_devices(await self.engine.inspect("rlsys_fingerprints"))
+                stale = "" if self.version == version else f"it has version {self.version}"
+                self.weights_error = stale or describe_differences(expected, fingerprints)
+            except Exception as error:
+                self.weights_error = f"they cannot be read, {type(error).__name__}: {error}"
+            self.verified.set()
+        return self.weights_error
+
+    def raise_if_wrong_weights(self) -> None:
+        if self.weights_error:
+            raise WrongWeights(f"has weights that are not version {self.version} of the policy's: {self.weights_error}")
+
+    @recorded()
+    async def sleep(self) -> None:
+        async with self.lock.exclusive():
+            await self.engine.sleep()
+
+    @recorded()
+    async def wake(self) -> None:
+        await self.engine.wake("kv_cache")
+
+
+def read_stop_ids(model: str, tokenizer: Any) -> list[int]:
+    """End-of-sequence tokens of the tokenizer and of generation_config.json."""
+    from transformers import GenerationConfig
+
+    try:
+        ids = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # the model has no generation_config.json
+        ids = None
+    ids = [ids] if isinstance(ids, int) else ids or []
+    return sorted({i for i in [tokenizer.eos_token_id, *ids] if i is not None})

@@ -1,0 +1,62 @@
+"""Requests as vLLM takes them, and its finished outputs in lists."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from rlsys.types import Request
+
+# A finished sample waits this long for others to travel with: a list costs engine, driver and reward pool some milliseconds.
+MAX_BATCHING_DELAY_S = 0.25
+
+
+def sampling_params(request: Request, stop_ids: list[int]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=request.temperature,
+        max_tokens=request.max_new_tokens - len(partial_tokens(request)),
+        seed=request.seed,
+        logprobs=0,  # the sampled token's
+        detokenize=False,
+        stop_token_ids=[] if request.ignore_end else stop_ids,
+        ignore_eos=request.ignore_end,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def token_prompt(request: Request, salt: str) -> Any:
+    """Returns vLLM's prompt: the prompt's tokens and those already sampled."""
+    tokens = {"prompt_token_ids": [*request.tokens, *partial_tokens(request)]}
+    return tokens | ({"cache_salt": salt} if salt else {})
+
+
+def partial_tokens(request: Request) -> list[int]:
+    """Tokens of the completion that were sampled before."""
+    return request.partial.tokens.tolist() if request.partial else []
+
+
+def request_id(request: Request) -> str:
+    return f"{request.uid}/{request.index}"
+
+
+async def collect_outputs(finished: "asyncio.Queue[Any]", count: int) -> AsyncIterator[list[Any]]:
+    """Yields `count` outputs from the queue, in lists. Raises an exception found among them.
+
+    No output waits longer than a quarter of the time since the call began.
+    """
+    began = time.monotonic()
+    while count:
+        outputs = [await finished.get()]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(MAX_BATCHING_DELAY_S, (time.monotonic() - began) / 4)):
+                while len(outputs) < count:
+                    outputs.append(await finished.get())
+        for output in outputs:
+            if isinstance(output, Exception):
+                raise output
+        count -= len(outputs)
+        yield outputs
