@@ -1,1 +1,1 @@
-"""`rlsys submit` and `rlsys job`: a run as a job of a cluster that is elsewhere."""
+"""`rlsys submit` and `rlsys job`: runs as jobs of a cluster elsewhere."""

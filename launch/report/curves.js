@@ -40,7 +40,7 @@ function build(data, key) {
     const grid = h("div", { class: "grid" }, members.map((card) => card.element));
     cards.push(...members);
     if (name === "Everything else") {
-      const folded = h("details", { open }, h("summary", {}, `${name}: ${plural(members.length, "figure")}`), grid);
+      const folded = h("details", { open }, h("summary", {}, `${name}: ${plural(members.length, "metric")}`), grid);
       folded.addEventListener("toggle", redraw);
       section.append(folded);
     } else {

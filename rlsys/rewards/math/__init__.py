@@ -1,1 +1,1 @@
-"""The reward `math`: final answers found, normalised and compared."""
+"""The reward `math`: final answers found, normalized and compared."""
