@@ -25,7 +25,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("scorer")
+    folder = tmp_path_factory.mktemp("reward_model")
     settings = Qwen2Config(
         vocab_size=13, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
         num_labels=2, max_position_embeddings=64, pad_token_id=0, eos_token_id=1, initializer_range=0.5,
@@ -38,32 +38,32 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def one_by_one(path: str, texts: list[str], label: int = 0) -> list[float]:
-    scorer = RewardModel(path, "float32", on_gpu=False)
-    ids = [torch.tensor([scorer.tokenizer.encode(text)]) for text in texts]
+    reward_model = RewardModel(path, "float32", on_gpu=False)
+    ids = [torch.tensor([reward_model.tokenizer.encode(text)]) for text in texts]
     with torch.no_grad():
-        return [scorer.model(i).logits[0, label].item() for i in ids]
+        return [reward_model.model(i).logits[0, label].item() for i in ids]
 
 
 def test_padding_does_not_change_a_score(path: str) -> None:
     texts = ["1>2", "123456>654321", "12>21", "9>"]
-    found = RewardModel(path, "float32", on_gpu=False).scores(texts, batch=3, max_tokens=0, label=1)
+    found = RewardModel(path, "float32", on_gpu=False).score_texts(texts, batch=3, max_tokens=0, label=1)
     assert found == pytest.approx(one_by_one(path, texts, label=1), abs=1e-5)
 
 
 def test_a_text_that_is_too_long_loses_its_beginning(path: str) -> None:
-    [found] = RewardModel(path, "float32", on_gpu=False).scores(["123456>654"], batch=1, max_tokens=4, label=0)
+    [found] = RewardModel(path, "float32", on_gpu=False).score_texts(["123456>654"], batch=1, max_tokens=4, label=0)
     assert found == pytest.approx(one_by_one(path, [">654"])[0], abs=1e-5)
 
 
 def test_a_chat_is_rendered_by_the_models_own_template(path: str) -> None:
-    scorer = RewardModel(path, "float32", on_gpu=False)
-    assert scorer.text("unused", "21", [{"role": "user", "content": "12"}]) == "12>21"
-    assert scorer.text("12>", "21", None) == "12>21"
+    reward_model = RewardModel(path, "float32", on_gpu=False)
+    assert reward_model.chat_text("unused", "21", [{"role": "user", "content": "12"}]) == "12>21"
+    assert reward_model.chat_text("12>", "21", None) == "12>21"
 
 
 def test_keys_and_values_are_not_kept(path: str) -> None:
-    scorer = RewardModel(path, "float32", on_gpu=False)
-    assert scorer.model(torch.tensor([[2, 3]])).past_key_values is None
+    reward_model = RewardModel(path, "float32", on_gpu=False)
+    assert reward_model.model(torch.tensor([[2, 3]])).past_key_values is None
 
 
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
