@@ -64,7 +64,7 @@ def born(session: Any) -> Callable[[dict[str, str] | None], dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the shared processes."""
+    """Logs of the shared processes."""
     return tmp_path_factory.mktemp("logs")
 
 
@@ -85,7 +85,7 @@ def shared(ray: Any, born: Callable[..., dict[str, Any]], logs: Path) -> Iterato
 
 
 class NoEngines:
-    """The policy under test has nobody to send weights to."""
+    """Stands in for the engines where a test of the policy needs none."""
 
     def __init__(self, watchdog: Watchdog):
         self.watchdog = watchdog
@@ -102,7 +102,7 @@ class NoEngines:
 
 @pytest.fixture(scope="session")
 def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., PolicyGroup]:
-    """`policy(config)` is a policy as at the start of a run. The one before it with as many ranks is no more."""
+    """`policy(config)` is a policy as at the start of a run. It reuses the processes of the last policy as large."""
 
     def start(config: Config, engines: Any = None, transport: str = "shared_memory") -> PolicyGroup:
         def rank(name: str) -> Any:
@@ -119,7 +119,7 @@ def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., 
 
 @pytest.fixture(scope="session")
 def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Config], CriticGroup]:
-    """The same of a critic."""
+    """`critic(config)`: the same for a critic."""
 
     def start(config: Config) -> CriticGroup:
         def rank(name: str) -> Any:
@@ -137,7 +137,7 @@ def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Conf
 def engines(
     shared: Callable[..., Any], tiny: Callable[..., Config], model: str, logs: Path
 ) -> Callable[..., RolloutGroup]:
-    """`engines("rollout.engines=1")`: the same ones for all tests. They have the weights that the last test gave them."""
+    """`engines("rollout.engines=1")`: shared by all tests. They keep the weights that the last test gave them."""
     groups: dict[tuple[str, ...], RolloutGroup] = {}
 
     def start(*overrides: str, transport: str = "shared_memory") -> RolloutGroup:

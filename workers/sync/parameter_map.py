@@ -75,7 +75,7 @@ class RegionFinder:
             return Region(parameter, 0, end - first, shape, (first, 0))
         if len(local) != len(shape):
             return None
-        split = [dim for dim, (here, whole) in enumerate(zip(local, shape, strict=True)) if here != whole]
+        split = [dim for dim, (a, b) in enumerate(zip(local, shape, strict=True)) if a != b]
         if not split:
             return Region(parameter, 0, local[0], shape, counted=self.rank == 0)
         [dim, *others] = split

@@ -10,7 +10,7 @@ from workers.sync.layout import ManifestEntry
 from workers.sync.outgoing import OutgoingWeights
 
 GRACE_S = 10.0  # after a rank has failed, the driver has this long to see it and to end this engine with the run
-PartRefs = list[Any]  # one part: a reference to each rank's reply, by rank
+PartRefs = list[Any]  # one part: a reference to each rank's answer, by rank
 Message = dict[str, Any]  # plain values only; each transport's docstring lists them
 
 
@@ -46,7 +46,7 @@ class Receiver(Protocol):
 
 
 async def wait_for_part(refs: PartRefs) -> list[Any]:
-    """Returns the ranks' replies once all of them have sent the part."""
+    """Returns the ranks' answers once all of them have sent the part."""
     try:
         return list(await asyncio.gather(*refs))
     except RayError:

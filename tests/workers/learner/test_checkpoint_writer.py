@@ -1,4 +1,4 @@
-"""Tensors in files, and the thread that writes them."""
+"""Tensors in files, and the thread that writes checkpoints."""
 
 import threading
 from pathlib import Path
@@ -17,14 +17,14 @@ SHAPES = {"step": [], "a": [2, 2], "none": [0, 4]}
 def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     tensors = TENSORS | {"half": torch.tensor([1.0, 2.5], dtype=torch.bfloat16)}
     write_tensors(tmp_path / "file", tensors)
-    found = load_file(tmp_path / "file")
-    assert found.keys() == tensors.keys()
+    loaded = load_file(tmp_path / "file")
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), "bit for bit"
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), "bit for bit"
 
 
-def test_a_file_that_is_not_what_was_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_differs_from_what_was_written_is_refused(tmp_path: Path) -> None:
     digest = write_tensors(tmp_path / "file", TENSORS)
     data = bytearray((tmp_path / "file").read_bytes())
     data[-1] ^= 1
@@ -33,7 +33,7 @@ def test_a_file_that_is_not_what_was_written_is_told(tmp_path: Path) -> None:
         verify_hash(tmp_path / "file", digest)
 
 
-def test_tensors_that_lack_or_are_too_many_or_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_missing_surplus_or_misshapen_tensors_are_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path / "file", TENSORS)
     files = TensorFiles([tmp_path / "file"])
     files.require(SHAPES)
@@ -47,20 +47,20 @@ def test_tensors_that_lack_or_are_too_many_or_of_another_shape_are_refused(tmp_p
         TensorFiles([]).require(SHAPES)
 
 
-def test_half_precision_is_no_state_to_go_on_from(tmp_path: Path) -> None:
+def test_a_state_in_half_precision_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "file")
     with pytest.raises(ValueError, match="a is BF16"):
         TensorFiles([tmp_path / "file"]).require({"a": [2]})
 
 
-def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_tensors(tmp_path / name, TENSORS)
     with pytest.raises(ValueError, match=r"two holds (step|a|none), and so does another"):
         TensorFiles([tmp_path / "one", tmp_path / "two"])
 
 
-def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path / "file", TENSORS)
     (tmp_path / "file").write_bytes((tmp_path / "file").read_bytes()[:-1])
     with pytest.raises(ValueError, match="file cannot be read"):
@@ -79,7 +79,7 @@ def test_a_second_checkpoint_waits_for_the_first(tmp_path: Path) -> None:
     assert second.keys() == {"a/file"}
 
 
-def test_what_is_not_the_disks_fault_is_raised_as_it_is() -> None:
+def test_an_error_that_is_not_the_disks_is_raised_unchanged() -> None:
     writer = CheckpointWriter()
 
     def fill(folder: Path) -> None:
@@ -90,6 +90,6 @@ def test_what_is_not_the_disks_fault_is_raised_as_it_is() -> None:
         writer.result(wait=True)
 
 
-def test_the_ranks_answers_are_one_when_all_are_there() -> None:
+def test_results_are_merged_once_all_ranks_have_written() -> None:
     assert merge_results([{"a": "1"}, None]) is None
     assert merge_results([{"a": "1"}, {"b": "2"}]) == {"a": "1", "b": "2"}

@@ -1,4 +1,4 @@
-"""The critic on real DeepSpeed: it learns what is to come, is the same on any number of ranks, and resumes exactly."""
+"""The critic on real DeepSpeed: it learns the returns, does not depend on the number of ranks, and resumes exactly."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_policy import mean_of_tokens, ragged_batch
+from test_policy import ragged_batch, token_mean
 
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack, unpack
@@ -28,43 +28,43 @@ def values(group: CriticGroup, tokens_per_pack: int = 4096) -> Floats:
 def learn(
     group: CriticGroup, updates: int, tokens_per_pack: int = 4096, spoiled: int | None = None
 ) -> list[dict[str, float]]:
-    """Updates towards a return that differs from sample to sample, and that of one sample may be no number."""
-    batch, found = ragged_batch(), []
+    """Makes updates toward a different return for each sample. The return of sample `spoiled` is not a number."""
+    batch, results = ragged_batch(), []
     by_sample = np.linspace(-1, 1, 16, dtype=np.float32)
     if spoiled is not None:
         by_sample[spoiled] = np.nan
     returns = np.repeat(by_sample, batch.lengths)
     for _ in range(updates):
         columns = Columns(values=values(group), returns=returns)
-        weights = mean_of_tokens(batch, list(range(16)))
+        weights = token_mean(batch, list(range(16)))
         budget = {"ranks": group.ranks, "tokens_per_pack": tokens_per_pack}
         packs = pack(batch, range(16), columns=columns, weights=weights, **budget)
-        found.append(group.update(packs, 1e-3))
-    return found
+        results.append(group.update(packs, 1e-3))
+    return results
 
 
-def test_the_critic_expects_nothing_at_first_and_learns_what_comes(
+def test_the_critic_starts_at_zero_and_learns_the_returns(
     critic: Callable[[Config], CriticGroup], configured: Callable[..., Config]
 ) -> None:
     group = critic(configured())
     assert not values(group).any()
-    found = learn(group, 30)
+    results = learn(group, 30)
     expected = np.repeat(np.linspace(-1, 1, 16), ragged_batch().lengths)
-    assert found[0]["loss"] == pytest.approx(float((expected**2).mean() / 2), rel=1e-5)
-    assert found[-1]["loss"] < 0.2 * found[0]["loss"]
+    assert results[0]["loss"] == pytest.approx(float((expected**2).mean() / 2), rel=1e-5)
+    assert results[-1]["loss"] < 0.2 * results[0]["loss"]
     assert np.corrcoef(values(group), expected)[0, 1] > 0.8
 
 
 def test_updates_do_not_depend_on_stage_ranks_and_budget(
     critic: Callable[[Config], CriticGroup], configured: Callable[..., Config]
 ) -> None:
-    one = critic(configured("policy.zero_stage=1"))
-    expected, known = learn(one, 3), values(one)
+    reference = critic(configured("policy.zero_stage=1"))
+    expected, expected_values = learn(reference, 3), values(reference)
     for stage, ranks, tokens_per_pack in ((2, 2, 40), (3, 2, 4096), (0, 1, 64)):
         other = critic(configured(f"policy.zero_stage={stage}", f"critic.ranks={ranks}"))
-        for mine, theirs in zip(learn(other, 3, tokens_per_pack), expected, strict=True):
-            assert mine == pytest.approx(theirs, rel=1e-4)
-        np.testing.assert_allclose(values(other), known, atol=1e-4)
+        for result, wanted in zip(learn(other, 3, tokens_per_pack), expected, strict=True):
+            assert result == pytest.approx(wanted, rel=1e-4)
+        np.testing.assert_allclose(values(other), expected_values, atol=1e-4)
 
 
 def test_a_loaded_critic_continues_as_if_never_stopped(
@@ -83,6 +83,6 @@ def test_a_loaded_critic_continues_as_if_never_stopped(
     spoiled = learn(other, 1, spoiled=5)[0]
     assert (spoiled["skipped"], spoiled["first_bad_sample"]) == (1.0, 5)
     assert np.array_equal(values(other), before)
-    found = learn(other, 2)
-    assert (found, values(other).tolist()) == expected
-    assert {f["skipped"] for f in found} == {0.0}
+    results = learn(other, 2)
+    assert (results, values(other).tolist()) == expected
+    assert {result["skipped"] for result in results} == {0.0}

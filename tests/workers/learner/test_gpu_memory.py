@@ -1,4 +1,4 @@
-"""When a worker gives back what it has freed of a GPU."""
+"""When a worker returns freed GPU memory to the device."""
 
 from types import SimpleNamespace
 

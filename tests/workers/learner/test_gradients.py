@@ -1,4 +1,4 @@
-"""One update is the same however it is computed, as `rlsys check` measures it; and what it says where it is not."""
+"""Comparing gradients, and `rlsys check`: an update does not depend on how it is computed."""
 
 import math
 from collections.abc import Callable
@@ -21,23 +21,23 @@ def floats(*values: float) -> Floats:
     return np.array(values, dtype=np.float32)
 
 
-# --- how far two gradients are apart ----------------------------------------------------------------------------------
+# --- comparing two gradients ------------------------------------------------------------------------------------------
 
 
 def test_the_difference_is_relative_to_the_whole_and_to_each_parameter() -> None:
     reference = {"a": floats(3, 0), "b": floats(4)}
-    found = compare_gradients([("a", floats(3, 0)), ("b", floats(4.5))], reference)
-    assert found.total == pytest.approx(0.5 / 5)
-    assert (found.largest, found.parameter) == (pytest.approx(0.5 / 4), "b")
+    difference = compare_gradients([("a", floats(3, 0)), ("b", floats(4.5))], reference)
+    assert difference.total == pytest.approx(0.5 / 5)
+    assert (difference.largest, difference.parameter) == (pytest.approx(0.5 / 4), "b")
 
 
-def test_a_parameter_with_hardly_a_gradient_is_compared_with_a_part_of_the_whole() -> None:
+def test_a_tiny_gradient_is_compared_with_a_share_of_the_whole() -> None:
     reference = {"weight": floats(10), "bias": floats(1e-9)}
-    found = compare_gradients([("weight", floats(10)), ("bias", floats(-1e-9))], reference)
-    assert found.largest == pytest.approx(2e-9 / 1e-2), "rounding of what is zero is no difference"
+    difference = compare_gradients([("weight", floats(10)), ("bias", floats(-1e-9))], reference)
+    assert difference.largest == pytest.approx(2e-9 / 1e-2), "rounding errors of a zero gradient are no difference"
 
 
-def test_a_gradient_that_is_no_number_is_infinitely_far() -> None:
+def test_a_gradient_that_is_not_a_number_is_infinitely_far() -> None:
     assert compare_gradients([("a", floats(math.nan))], {"a": floats(1)}).total == math.inf
 
 
@@ -46,7 +46,7 @@ def test_a_parameter_without_a_gradient_is_an_error() -> None:
         compare_gradients([("a", floats(1))], {"a": floats(1), "b": floats(1)})
 
 
-def test_a_stage_has_the_offloading_it_can_have(tiny: Callable[..., Config]) -> None:
+def test_a_stage_keeps_the_offloading_that_it_supports(tiny: Callable[..., Config]) -> None:
     policy = replace(tiny().policy, offload_optimizer=True, offload_params=True)
     assert [
         (with_zero_stage(policy, s).offload_optimizer, with_zero_stage(policy, s).offload_params) for s in range(4)
@@ -80,5 +80,5 @@ def test_stages_ranks_and_budgets_give_one_gradient(
     for line in lines:
         assert line.within_tolerance("float32", lines[0].loss), line
     assert max(line.total_difference for line in lines) < 1e-5
-    assert max(line.total_difference for line in lines) > 0, "something else was computed"
-    assert abs(lines[0].loss) > 1e-4, "and it is not nothing"
+    assert max(line.total_difference for line in lines) > 0, "the ways to compute it really differ"
+    assert abs(lines[0].loss) > 1e-4, "the loss is not trivial"

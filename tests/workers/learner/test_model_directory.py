@@ -1,4 +1,4 @@
-"""What a model directory from a stranger can do: nothing but be refused."""
+"""A model directory from a stranger cannot run code."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_code_beside_the_weights_is_not_run(directory: Path, tiny: Callable[...,
     assert not mark.exists()
 
 
-def test_pickled_weights_are_numbers_or_are_refused(
+def test_pickled_weights_hold_only_numbers_or_are_refused(
     directory: Path, tiny: Callable[..., Config], tmp_path: Path
 ) -> None:
     import torch
@@ -95,10 +95,10 @@ def test_a_chat_template_cannot_leave_its_sandbox(template: str, model: str, tmp
 @pytest.mark.parametrize(
     "authors", [{"temperature": 0.9, "top_p": 0.6}, {"do_sample": False, "top_k": 20}, {"do_sample": True, "top_k": 5}]
 )
-def test_a_checkpoint_says_how_to_sample_as_the_models_authors_do(
+def test_a_checkpoint_keeps_the_authors_generation_config(
     directory: Path, tiny: Callable[..., Config], tmp_path: Path, authors: dict[str, float]
 ) -> None:
-    """transformers reads the first two, and refuses to write them."""
+    """transformers reads the first two configurations, but refuses to write them."""
     (directory / "generation_config.json").write_text(json.dumps(authors))
     config = tiny(f"model.path={directory}")
     lm = load_packed(config, str(directory)).lm

@@ -1,4 +1,4 @@
-"""What the policy minimises, by hand: two sequences of two tokens and one."""
+"""What the policy minimizes, checked by hand with two sequences, of two tokens and of one token."""
 
 import math
 from collections.abc import Callable
@@ -39,12 +39,12 @@ PACK = Pack(
 
 
 def objective(config: Config, kl_coef: float = 0.0) -> Objective:
-    made = Objective(config, "cpu")
-    made.start_minibatch(kl_coef)
-    return made
+    created = Objective(config, "cpu")
+    created.start_minibatch(kl_coef)
+    return created
 
 
-def answer() -> tuple[torch.Tensor, torch.Tensor]:
+def outputs() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(LOGPROBS, requires_grad=True), torch.tensor([0.1, 0.2, 0.3], requires_grad=True)
 
 
@@ -53,81 +53,81 @@ def with_columns(**columns: Floats) -> Pack:
 
 
 def test_on_policy_it_is_the_weighted_sum_of_the_policy_gradient(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny())
-    logprobs, entropy = answer()
-    total = made(PACK, (logprobs, entropy))
+    loss = objective(tiny())
+    logprobs, entropy = outputs()
+    total = loss(PACK, (logprobs, entropy))
     total.backward()  # type: ignore[no-untyped-call]
     assert total.item() == pytest.approx(-0.5 - 0.25 + 0.5)
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-0.5, -0.25, 0.5])
     assert entropy.grad is None
-    assert made.sums_over_tokens()["loss"] == pytest.approx(-0.25)
-    assert made.sums_over_tokens()["entropy"] == pytest.approx(0.6)
-    assert [made.sums_over_tokens()[name] for name in ("tokens", "kl", "mismatch", "clip_low", "clip_high")] == [
+    assert loss.sums_over_tokens()["loss"] == pytest.approx(-0.25)
+    assert loss.sums_over_tokens()["entropy"] == pytest.approx(0.6)
+    assert [loss.sums_over_tokens()[name] for name in ("tokens", "kl", "mismatch", "clip_low", "clip_high")] == [
         3,
         0,
         0,
         0,
         0,
     ]
-    assert "correction" not in made.sums_over_tokens()
+    assert "correction" not in loss.sums_over_tokens()
 
 
 def test_without_old_log_probs_the_policy_is_its_own_anchor(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny())
-    own = replace(PACK, columns=Columns(advantages=PACK.columns.advantages))
-    assert made(own, answer()).item() == made(PACK, answer()).item()
+    loss = objective(tiny())
+    without_old = replace(PACK, columns=Columns(advantages=PACK.columns.advantages))
+    assert loss(without_old, outputs()).item() == loss(PACK, outputs()).item()
 
 
 def test_the_kl_term_has_the_coefficient_of_the_call(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny("algorithm.kl=k2"), kl_coef=0.5)
-    plain = made(PACK, answer()).item()
-    total = made(with_columns(ref=LOGPROBS - 1), answer()).item()
+    loss = objective(tiny("algorithm.kl=k2"), kl_coef=0.5)
+    plain = loss(PACK, outputs()).item()
+    total = loss(with_columns(ref=LOGPROBS - 1), outputs()).item()
     assert total - plain == pytest.approx(0.5 * 0.5 * 1.0), (
         "coefficient, k2 of a log-ratio of 1, weights of one together"
     )
-    assert made.sums_over_tokens()["kl"] == pytest.approx(1.5)
+    assert loss.sums_over_tokens()["kl"] == pytest.approx(1.5)
 
 
 def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny("entropy.coef=2"))
-    logprobs, entropy = answer()
-    total = made(PACK, (logprobs, entropy))
+    loss = objective(tiny("entropy.coef=2"))
+    logprobs, entropy = outputs()
+    total = loss(PACK, (logprobs, entropy))
     total.backward()  # type: ignore[no-untyped-call]
     assert total.item() == pytest.approx(-0.25 - 2 * (0.05 + 0.05 + 0.075))
     assert entropy.grad is not None
     assert entropy.grad.tolist() == pytest.approx([-1.0, -0.5, -0.5])
 
 
-def test_an_anchor_holds_its_tokens_near_their_old_log_probs(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny("algorithm.loss=reinforce"))
+def test_an_anchor_keeps_its_tokens_near_their_old_log_probs(tiny: Callable[..., Config]) -> None:
+    loss = objective(tiny("algorithm.loss=reinforce"))
     pack = with_columns(old=LOGPROBS - floats(0, 2, 2), anchor=floats(3, 3, 0))
-    logprobs, entropy = answer()
-    plain = made(with_columns(old=LOGPROBS - floats(0, 2, 2)), answer()).item()
-    total = made(pack, (logprobs, entropy))
+    logprobs, entropy = outputs()
+    plain = loss(with_columns(old=LOGPROBS - floats(0, 2, 2)), outputs()).item()
+    total = loss(pack, (logprobs, entropy))
     assert total.item() - plain == pytest.approx(0.25 * 3 * 2), "the second token: weight, anchor, half of two squared"
 
 
-def test_a_correction_weighs_the_policy_loss_but_not_the_kl(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny("correction.method=mis", "correction.high=1.5"), kl_coef=1.0)
+def test_a_correction_weights_the_policy_loss_but_not_the_kl(tiny: Callable[..., Config]) -> None:
+    loss = objective(tiny("correction.method=mis", "correction.high=1.5"), kl_coef=1.0)
     rollout = LOGPROBS - np.log(floats(0.5, 1.0, 2.0))  # ratios old / rollout
     pack = replace(with_columns(ref=LOGPROBS - 1), rollout=rollout)
-    total = made(pack, answer()).item()
+    total = loss(pack, outputs()).item()
     kl = math.exp(-1)  # k3 of a log-ratio of 1: e^-1 + 1 - 1
     assert total == pytest.approx(-0.5 * 0.5 - 0.25 * 1.0 + 0.0 + kl, rel=1e-5)
-    assert made.sums_over_tokens()["correction"] == pytest.approx(1.5)
-    assert made.sums_over_tokens()["correction_squared"] == pytest.approx(1.25)
-    assert made.sums_over_tokens()["masked"] == 1
-    assert made.sums_over_tokens()["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
+    assert loss.sums_over_tokens()["correction"] == pytest.approx(1.5)
+    assert loss.sums_over_tokens()["correction_squared"] == pytest.approx(1.25)
+    assert loss.sums_over_tokens()["masked"] == 1
+    assert loss.sums_over_tokens()["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
 
 
-def test_tokens_held_by_the_clip_are_counted_on_their_side(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny("algorithm.clip_low=0.1", "algorithm.clip_high=0.3"))
-    made(with_columns(old=LOGPROBS - np.log(floats(1.5, 1.2, 0.8))), answer())
-    assert (made.sums_over_tokens()["clip_low"], made.sums_over_tokens()["clip_high"]) == (1, 1)
+def test_clipped_tokens_are_counted_by_side(tiny: Callable[..., Config]) -> None:
+    loss = objective(tiny("algorithm.clip_low=0.1", "algorithm.clip_high=0.3"))
+    loss(with_columns(old=LOGPROBS - np.log(floats(1.5, 1.2, 0.8))), outputs())
+    assert (loss.sums_over_tokens()["clip_low"], loss.sums_over_tokens()["clip_high"]) == (1, 1)
 
 
-def test_a_loss_of_the_users_own_gets_the_options_it_names(
+def test_a_users_loss_gets_the_options_that_it_names(
     tiny: Callable[..., Config], tmp_path: "pytest.TempPathFactory"
 ) -> None:
     file = f"{tmp_path}/mine.py"
@@ -135,42 +135,42 @@ def test_a_loss_of_the_users_own_gets_the_options_it_names(
         out.write(
             "def mine(logprobs, old, advantages, sequences, *, clip_high): return clip_high * advantages * logprobs\n"
         )
-    made = objective(tiny(f"algorithm.loss={file}:mine", "algorithm.clip_high=3"))
-    assert made(PACK, answer()).item() == pytest.approx(3 * (-0.5 - 0.5 + 0.25))
-    assert made.sums_over_tokens()["clip_high"] == 0
+    loss = objective(tiny(f"algorithm.loss={file}:mine", "algorithm.clip_high=3"))
+    assert loss(PACK, outputs()).item() == pytest.approx(3 * (-0.5 - 0.5 + 0.25))
+    assert loss.sums_over_tokens()["clip_high"] == 0
 
 
 def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Config]) -> None:
-    made = objective(tiny("correction.method=tis", "entropy.coef=1"), kl_coef=1.0)
+    loss = objective(tiny("correction.method=tis", "entropy.coef=1"), kl_coef=1.0)
     nothing = torch.zeros(0, requires_grad=True)
     none = floats()
-    total = made(empty_pack(Columns(advantages=none, old=none, ref=none, anchor=none)), (nothing, nothing))
+    total = loss(empty_pack(Columns(advantages=none, old=none, ref=none, anchor=none)), (nothing, nothing))
     total.backward()  # type: ignore[no-untyped-call]
     assert total.item() == 0
-    assert set(made.sums_over_tokens().values()) == {0.0}
+    assert set(loss.sums_over_tokens().values()) == {0.0}
 
 
-def culprit_of(config: Config, *packs: Pack) -> float:
-    made = objective(config, kl_coef=1.0)
+def first_bad_sample(config: Config, *packs: Pack) -> float:
+    loss = objective(config, kl_coef=1.0)
     for pack in packs:
-        made(pack, answer()).backward()  # type: ignore[no-untyped-call]
-    return made.bad_sample.index()
+        loss(pack, outputs()).backward()  # type: ignore[no-untyped-call]
+    return loss.bad_sample.index()
 
 
-def test_the_first_sample_that_is_no_number_is_found(tiny: Callable[..., Config]) -> None:
+def test_the_first_sample_that_is_not_a_number_is_found(tiny: Callable[..., Config]) -> None:
     good, bad = floats(1, 1, 1), floats(1, math.nan, math.inf)
-    assert culprit_of(tiny(), PACK, with_columns(advantages=good)) == math.inf
+    assert first_bad_sample(tiny(), PACK, with_columns(advantages=good)) == math.inf
     elsewhere = replace(with_columns(advantages=bad), samples=[7, 4])
-    assert culprit_of(tiny(), elsewhere) == 4, "both are bad; the first in the batch, wherever it is packed"
-    assert culprit_of(tiny(), replace(elsewhere, samples=[3, 9]), elsewhere, PACK) == 3
+    assert first_bad_sample(tiny(), elsewhere) == 4, "both are bad; the first in the batch, wherever it is packed"
+    assert first_bad_sample(tiny(), replace(elsewhere, samples=[3, 9]), elsewhere, PACK) == 3
 
 
-def test_a_loss_of_no_gradient_can_be_infinite_and_a_finite_loss_can_be_too_steep(tiny: Callable[..., Config]) -> None:
-    assert culprit_of(tiny(), with_columns(ref=floats(-1, -2, -math.inf))) == 1
+def test_an_infinite_loss_or_an_infinite_gradient_is_found(tiny: Callable[..., Config]) -> None:
+    assert first_bad_sample(tiny(), with_columns(ref=floats(-1, -2, -math.inf))) == 1
     steep = with_columns(advantages=floats(-3e38, 1, 1), old=LOGPROBS)
-    assert culprit_of(tiny("algorithm.loss=reinforce"), replace(steep, weights=floats(1, 1, 1))) == math.inf
-    made = objective(tiny())
-    logprobs, entropy = answer()
-    total = made(PACK, (logprobs, entropy))
+    assert first_bad_sample(tiny("algorithm.loss=reinforce"), replace(steep, weights=floats(1, 1, 1))) == math.inf
+    loss = objective(tiny())
+    logprobs, entropy = outputs()
+    total = loss(PACK, (logprobs, entropy))
     (total + (logprobs[2] * 0).sqrt()).backward()
-    assert made.bad_sample.index() == 1, "the square root is 0, its slope is infinite"
+    assert loss.bad_sample.index() == 1, "the square root is 0, its slope is infinite"

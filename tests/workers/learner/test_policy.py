@@ -1,4 +1,4 @@
-"""The policy on real DeepSpeed: one update is the same however it is cut up."""
+"""The policy on real DeepSpeed: an update is the same for any ZeRO stage, number of ranks and pack budget."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ KL_COEF = 0.1
 
 
 def ragged_batch(seed: int = 0) -> Batch:
-    """Four prompts, four samples each of 1 to 8 tokens, made up."""
+    """Returns four random prompts with four random samples each, of 1 to 8 tokens."""
     rng = np.random.default_rng(seed)
     prompts = [Prompt(f"p{g}", "made", "", rng.integers(2, 13, 7).tolist(), {}) for g in range(4)]
     samples = [
@@ -37,19 +37,19 @@ def ragged_batch(seed: int = 0) -> Batch:
     return Batch(prompts, samples, np.repeat(np.arange(4), 4), rewards, [{}] * 16)
 
 
-def mean_of_tokens(batch: Batch, members: list[int]) -> Floats:
+def token_mean(batch: Batch, members: list[int]) -> Floats:
     return token_weights(torch.from_numpy(batch.lengths[members]), "token_mean").numpy()
 
 
 def train(
     group: PolicyGroup, tokens_per_pack: int, steps: int = STEPS, first: int = 0, updates: int = 1000
 ) -> list[dict[str, float]]:
-    """Updates on made-up batches: two mini-batches each, old and reference log-probs scored before."""
-    found = []
+    """Makes updates on random batches, two mini-batches each. Old and reference log-probs are scored before."""
+    results = []
     for step in range(first, first + steps):
         batch = ragged_batch(step)
-        everything = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
-        old = unpack(everything, group.score(everything), 16)
+        scored = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
+        old = unpack(scored, group.score(scored), 16)
         advantages = np.repeat(batch.rewards - batch.rewards.mean(), batch.lengths)
         columns = Columns(advantages=advantages, old=old, ref=old)
         for members in (range(8), range(8, 16)):
@@ -59,12 +59,12 @@ def train(
                 ranks=group.ranks,
                 tokens_per_pack=tokens_per_pack,
                 columns=columns,
-                weights=mean_of_tokens(batch, list(members)),
+                weights=token_mean(batch, list(members)),
             )
-            found.append(group.update(packs, LR, KL_COEF))
-            if len(found) == updates:
-                return found
-    return found
+            results.append(group.update(packs, LR, KL_COEF))
+            if len(results) == updates:
+                return results
+    return results
 
 
 def weights(group: PolicyGroup) -> torch.Tensor:
@@ -80,11 +80,11 @@ def weights(group: PolicyGroup) -> torch.Tensor:
     )
 
 
-REFERENCE: dict[str, Any] = {}
+REFERENCE: dict[str, Any] = {}  # the results of the first case
 
 
 @pytest.mark.parametrize(
-    ("stage", "ranks", "tokens_per_pack", "more"),
+    ("stage", "ranks", "tokens_per_pack", "settings"),
     [
         (0, 1, 4096, {}),
         (0, 2, 64, {}),
@@ -96,29 +96,29 @@ REFERENCE: dict[str, Any] = {}
     ],
     ids=lambda value: str(value),
 )
-def test_one_update_is_the_same_whatever_stage_ranks_and_budget(
+def test_an_update_does_not_depend_on_stage_ranks_and_budget(
     policy: Callable[..., PolicyGroup],
     tiny: Callable[..., Config],
     changed: Callable[..., Config],
     stage: int,
     ranks: int,
     tokens_per_pack: int,
-    more: dict[str, Any],
+    settings: dict[str, Any],
 ) -> None:
-    group = policy(changed(tiny(), "policy", zero_stage=stage, ranks=ranks, **more))
+    group = policy(changed(tiny(), "policy", zero_stage=stage, ranks=ranks, **settings))
     before = weights(group)
-    found = train(group, tokens_per_pack, updates=1)
-    once = weights(group)
-    found += train(group, tokens_per_pack, first=1)
+    results = train(group, tokens_per_pack, updates=1)
+    after_one = weights(group)
+    results += train(group, tokens_per_pack, first=1)
     after = weights(group)
-    REFERENCE.setdefault("found", found)
-    REFERENCE.setdefault("once", once)
+    REFERENCE.setdefault("results", results)
+    REFERENCE.setdefault("after_one", after_one)
     REFERENCE.setdefault("after", after)
-    for mine, theirs in zip(found, REFERENCE["found"], strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-4, rel=1e-4)
-    assert found[0] == pytest.approx(REFERENCE["found"][0], abs=1e-5, rel=1e-5)
-    assert (once - REFERENCE["once"]).abs().max() < 1e-5
-    assert (after - REFERENCE["after"]).abs().max() < 1e-4  # AdamW makes rounding of a tiny gradient visible
+    for result, reference in zip(results, REFERENCE["results"], strict=True):
+        assert result == pytest.approx(reference, abs=1e-4, rel=1e-4)
+    assert results[0] == pytest.approx(REFERENCE["results"][0], abs=1e-5, rel=1e-5)
+    assert (after_one - REFERENCE["after_one"]).abs().max() < 1e-5
+    assert (after - REFERENCE["after"]).abs().max() < 1e-4  # AdamW enlarges the rounding errors of tiny gradients
     assert (after - before).abs().max() > 5e-4, "nothing was learned, so nothing was compared"
 
 
@@ -146,7 +146,7 @@ def test_weights_that_are_not_finite_never_leave_the_policy(
     group = policy(changed(tiny(), "policy", ranks=1, clip_grad=0.0))
     batch = ragged_batch()
     columns = Columns(advantages=np.ones(batch.lengths.sum(), dtype=np.float32))
-    weights = mean_of_tokens(batch, list(range(16)))
+    weights = token_mean(batch, list(range(16)))
     group.update(pack(batch, range(16), ranks=1, tokens_per_pack=4096, columns=columns, weights=weights), math.inf, 0.0)
     with pytest.raises(WorkerFailed, match="not finite"):
         group.sync(1)

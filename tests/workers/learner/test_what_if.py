@@ -1,4 +1,4 @@
-"""Every cause of disagreement, made by transformers itself, is named by its figures."""
+"""Each cause of disagreement, reproduced with transformers, is diagnosed from the log-probs alone."""
 
 import copy
 import dataclasses
@@ -26,7 +26,7 @@ from workers.learner.what_if import rescore
 Prompts = list[list[int]]
 
 
-class Alone:
+class LocalPolicy:
     """A policy of one rank in this process, without DeepSpeed."""
 
     ranks = 1
@@ -50,7 +50,7 @@ class Alone:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Matrices this small are slowest where other processes use the same cores."""
+    """With matrices this small, more threads are slower when other processes use the same cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,7 +59,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def batch(model: str) -> Batch:
-    """Twelve prompts of four to seven tokens; their completions are sampled from the model."""
+    """Twelve prompts of four to seven tokens, with completions sampled from the model."""
     tokenizer, lm = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
     texts = ["3185>", "70416>", "864152>"] * 4
     torch.manual_seed(0)
@@ -82,20 +82,20 @@ def by_transformers(
     warpers: list[Any] | None = None,
     positions: Callable[[int, int], torch.Tensor] | None = None,
 ) -> Floats:
-    """Log-probs [T] of the batch's completions, one unpacked sequence at a time. `positions(prompt, all)`"""
-    found = []
+    """Returns log-probs [T] of the completions, one unpacked sequence at a time. `positions(prompt, total)`"""
+    columns = []
     for prompt, sample in zip(prompts or [p.tokens for p in batch.prompts], batch.samples, strict=True):
         ids, n = torch.tensor([[*prompt, *sample.tokens.tolist()]]), len(prompt)
         places = {} if positions is None else {"position_ids": positions(n, ids.shape[1])[None]}
         with torch.no_grad():
             logits = lm(ids, **places).logits[0, n - 1 : -1].float()
         logits = LogitsProcessorList(warpers or [])(ids, logits)
-        found.append(logits.log_softmax(-1).gather(-1, ids[0, n:, None])[:, 0].numpy())
-    return np.concatenate(found)
+        columns.append(logits.log_softmax(-1).gather(-1, ids[0, n:, None])[:, 0].numpy())
+    return np.concatenate(columns)
 
 
-def found_with(batch: Batch, logprobs: Floats, policy: Alone) -> Agreement:
-    """What is measured where these are the engine's log-probs."""
+def agreement_with(batch: Batch, logprobs: Floats, policy: LocalPolicy) -> Agreement:
+    """Returns the agreement if these were the engine's log-probs."""
     samples = [dataclasses.replace(s, logprobs=p) for s, p in zip(batch.samples, batch.split(logprobs), strict=True)]
     batch = dataclasses.replace(batch, samples=samples)
     packs = pack(batch, range(12), ranks=1, tokens_per_pack=64)
@@ -113,71 +113,94 @@ def diagnosed(batch: Batch, tiny: Callable[..., Config], model: str) -> Callable
         logprobs: Floats, *overrides: str, weights: dict[str, str] | None = None, batch: Batch = batch
     ) -> Diagnosis:
         config = tiny("policy.tokens_per_pack=64", *overrides)
-        policy = Alone(config, model)
+        policy = LocalPolicy(config, model)
         before = {name: p.detach().clone() for name, p in policy.packed.lm.named_parameters()}
-        found = found_with(batch, logprobs, policy)
-        diagnosis = diagnose(found, policy, config, weights or {})
-        assert all(torch.equal(p, before[name]) for name, p in policy.packed.lm.named_parameters()), "nothing was left"
-        assert found_with(batch, logprobs, policy).mean == found.mean, "behind"
+        agreement = agreement_with(batch, logprobs, policy)
+        diagnosis = diagnose(agreement, policy, config, weights or {})
+        assert all(torch.equal(p, before[name]) for name, p in policy.packed.lm.named_parameters()), "restored"
+        assert agreement_with(batch, logprobs, policy).mean == agreement.mean, "the forward pass too"
         return diagnosis
 
     return run
 
 
-def test_a_policy_that_agrees_is_fine(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
+def test_a_policy_that_agrees_needs_no_explanation(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     diagnosis = diagnosed(by_transformers(lm, batch))
     assert diagnosis.agreement.within_limit
     assert diagnosis.agreement.mean < 1e-6
     assert diagnosis.explanation is None
-    assert not any("BOS" in said or "encoded again" in said for said in diagnosis.tokenizer_remarks)
+    assert not any("BOS" in remark or "encoded again" in remark for remark in diagnosis.tokenizer_remarks)
 
 
 @pytest.mark.parametrize(
-    ("warpers", "override", "said"),
+    ("warpers", "override", "start"),
     [
-        ([TemperatureLogitsWarper(0.7)], "rollout.temperature=1", "temperature: the engine seems to sample at 0.7, the trainer divides by 1"),
-        ([TemperatureLogitsWarper(1.37)], "rollout.temperature=0.7", "temperature: the engine seems to sample at 1.37, the trainer divides by 0.7"),
-        ([], "rollout.temperature=0.7", "temperature: the engine's log-probs seem to be from before temperature, the trainer divides by 0.7"),
-        ([TopPLogitsWarper(0.9)], "rollout.temperature=1", "top-p: the engine seems to sample with top_p 0.9, the trainer takes"),
-        ([TemperatureLogitsWarper(1.5), TopPLogitsWarper(0.95)], "rollout.temperature=1.5", "top-p: the engine seems to sample with top_p 0.95"),
+        (
+            [TemperatureLogitsWarper(0.7)],
+            "rollout.temperature=1",
+            "temperature: the engine seems to sample at 0.7, the trainer divides by 1",
+        ),
+        (
+            [TemperatureLogitsWarper(1.37)],
+            "rollout.temperature=0.7",
+            "temperature: the engine seems to sample at 1.37, the trainer divides by 0.7",
+        ),
+        (
+            [],
+            "rollout.temperature=0.7",
+            "temperature: the engine's log-probs seem to be from before temperature, the trainer divides by 0.7",
+        ),
+        (
+            [TopPLogitsWarper(0.9)],
+            "rollout.temperature=1",
+            "top-p: the engine seems to sample with top_p 0.9, the trainer takes",
+        ),
+        (
+            [TemperatureLogitsWarper(1.5), TopPLogitsWarper(0.95)],
+            "rollout.temperature=1.5",
+            "top-p: the engine seems to sample with top_p 0.95",
+        ),
         ([TopKLogitsWarper(5)], "rollout.temperature=1", "top-k: the engine seems to sample with top_k 5"),
     ],
     ids=["temperature", "another temperature", "raw", "top-p", "top-p when warm", "top-k"],
-)  # fmt: skip
-def test_what_the_engine_does_to_logits_is_named(
-    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, warpers: list[Any], override: str, said: str
+)
+def test_a_change_of_the_logits_is_named(
+    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, warpers: list[Any], override: str, start: str
 ) -> None:
     logprobs = by_transformers(lm, batch, warpers=warpers)
-    # What a truncated engine would not have sampled is left as the truncation has it not.
-    there = np.isfinite(logprobs)
-    plain = by_transformers(lm, batch, warpers=warpers[:-1])
-    diagnosis = diagnosed(np.where(there, logprobs, plain), override)
-    assert str(diagnosis).startswith(said)
+    # A truncated engine would not have sampled some of these tokens. They keep their log-probs without the truncation.
+    sampled = np.isfinite(logprobs)
+    without_truncation = by_transformers(lm, batch, warpers=warpers[:-1])
+    diagnosis = diagnosed(np.where(sampled, logprobs, without_truncation), override)
+    assert str(diagnosis).startswith(start)
     assert not diagnosis.agreement.within_limit
 
 
 @pytest.mark.parametrize(
-    ("positions", "said"),
+    ("positions", "start"),
     [
-        (lambda n, all_: torch.cat([torch.arange(n), torch.arange(7, 7 + all_ - n)]), "padding: positions of completions"),
+        (
+            lambda n, all_: torch.cat([torch.arange(n), torch.arange(7, 7 + all_ - n)]),
+            "padding: positions of completions",
+        ),
         ("seen", "padding: the padding in front of a prompt seems to be seen"),
     ],
     ids=["right", "seen"],
-)  # fmt: skip
+)
 def test_padding_is_named(
-    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, positions: Any, said: str
+    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, positions: Any, start: str
 ) -> None:
     if positions == "seen":
         logprobs = by_transformers(lm, batch, prompts=[[0] * (7 - len(p.tokens)) + p.tokens for p in batch.prompts])
     else:
         logprobs = by_transformers(lm, batch, positions=positions)
     diagnosis = diagnosed(logprobs)
-    assert str(diagnosis).startswith(said)
+    assert str(diagnosis).startswith(start)
     assert diagnosis.explanation is not None
     assert diagnosis.explanation.mean < 1e-5
 
 
-def test_a_token_in_front_is_the_tokenizers(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
+def test_a_missing_first_token_is_named(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     logprobs = by_transformers(lm, batch, prompts=[p.tokens[1:] for p in batch.prompts])
     fewer = dataclasses.replace(batch, prompts=[dataclasses.replace(p, text=p.text[1:]) for p in batch.prompts])
     diagnosis = diagnosed(logprobs, batch=fewer)
@@ -191,12 +214,12 @@ def test_an_engine_in_bfloat16_is_named(diagnosed: Callable[..., Diagnosis], mod
 
 
 def test_a_policy_in_bfloat16_is_named(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
-    sent = copy.deepcopy(lm).bfloat16().float()  # such a policy's weights, in an engine of float32
+    sent = copy.deepcopy(lm).bfloat16().float()  # the weights of a bfloat16 policy, in a float32 engine
     diagnosis = diagnosed(by_transformers(sent, batch), "policy.dtype=bfloat16")
     assert str(diagnosis).startswith("dtype: the engine computes in float32, the trainer in bfloat16")
 
 
-def test_older_weights_are_named_by_where_they_lie(
+def test_older_weights_are_named_by_their_checkpoint(
     diagnosed: Callable[..., Diagnosis], batch: Batch, model: str, tmp_path: Path
 ) -> None:
     old = AutoModelForCausalLM.from_pretrained(model)
@@ -221,14 +244,12 @@ def broken_kernel() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("broken_kernel")
-def test_an_attention_kernel_that_computes_otherwise_is_named(
-    diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch
-) -> None:
+def test_a_wrong_attention_kernel_is_named(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     diagnosis = diagnosed(by_transformers(lm, batch))
     assert str(diagnosis).startswith("attention kernel: ")
 
 
-def test_compiled_layers_that_compute_otherwise_are_named(
+def test_wrong_compiled_layers_are_named(
     diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(graph: Any, _: Any) -> Callable[..., list[Any]]:
@@ -242,7 +263,7 @@ def test_compiled_layers_that_compute_otherwise_are_named(
     assert diagnosis.explanation.mean < 1e-5
 
 
-def test_what_nothing_explains_is_said_so(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
+def test_an_unexplained_gap_is_reported_as_such(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     noise = np.random.default_rng(0).normal(0, 1, int(batch.lengths.sum())).astype(np.float32)
     diagnosis = diagnosed(by_transformers(lm, batch) + noise)
     assert diagnosis.explanation is None

@@ -1,4 +1,4 @@
-"""What the trainers save is the same whatever the ZeRO stage, and goes on bit for bit; an update that is not finite never was."""
+"""Checkpoints of every ZeRO stage resume bit for bit, and an update that is not finite leaves no trace."""
 
 import errno
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_policy import KL_COEF, LR, mean_of_tokens, ragged_batch, train, weights
+from test_policy import KL_COEF, LR, ragged_batch, token_mean, train, weights
 
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack
@@ -21,7 +21,7 @@ from rlsys.types import Columns
 from workers.learner.policy import PolicyGroup
 from workers.learner.zero import MUON_CLASS, MUON_MODULE
 
-EVERY = {  # settings of policy.*, by what to call them
+CASES = {  # settings of policy.*, by name
     "0": {"zero_stage": 0},
     "1": {"zero_stage": 1},
     "2": {"zero_stage": 2},
@@ -40,45 +40,48 @@ Ranks = Callable[..., PolicyGroup]
 
 @pytest.fixture
 def ranks(policy: Callable[..., PolicyGroup], tiny: Callable[..., Config], changed: Callable[..., Config]) -> Ranks:
-    """`ranks("3-offload")`: two of them, or another number, as at the start of a run."""
-    return lambda case, count=2: policy(changed(tiny(), "policy", ranks=count, **EVERY[case]))
+    """`ranks("3-offload", 2)`: that many ranks, as at the start of a run."""
+    return lambda case, count=2: policy(changed(tiny(), "policy", ranks=count, **CASES[case]))
 
 
 def digests(group: PolicyGroup) -> list[str]:
     return group.call_all("digest")
 
 
-def update(group: PolicyGroup, spoil: Callable[[Columns, "np.ndarray[Any, Any]"], None] = lambda *_: None) -> Any:
-    """One update on made-up samples; `spoil` gets the columns and where in them sample 11 is."""
+Spoil = Callable[[Columns, "np.ndarray[Any, Any]"], None]
+
+
+def update(group: PolicyGroup, spoil: Spoil = lambda *_: None) -> Any:
+    """Makes one update on random samples. `spoil` changes the columns; it gets the indices of sample 11's tokens."""
     batch = ragged_batch(7)
-    everything = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=64)
     old = np.concatenate([s.logprobs for s in batch.samples])
     columns = Columns(advantages=np.ones_like(old), old=old, ref=old.copy())
     ends = batch.lengths.cumsum()
     spoil(columns, np.arange(ends[10], ends[11]))
-    everything = pack(
+    packs = pack(
         batch,
         range(16),
         ranks=group.ranks,
         tokens_per_pack=64,
         columns=columns,
-        weights=mean_of_tokens(batch, list(range(16))),
+        weights=token_mean(batch, list(range(16))),
     )
-    return group.update(everything, LR, KL_COEF)
+    return group.update(packs, LR, KL_COEF)
 
 
-def not_a_number(columns: Columns, where: "np.ndarray[Any, Any]") -> None:
+def set_advantage_to_nan(columns: Columns, tokens: "np.ndarray[Any, Any]") -> None:
     assert columns.advantages is not None
-    columns.advantages[where[0]] = np.nan
+    columns.advantages[tokens[0]] = np.nan
 
 
-def infinite_with_a_finite_gradient(columns: Columns, where: "np.ndarray[Any, Any]") -> None:
+def set_reference_to_infinity(columns: Columns, tokens: "np.ndarray[Any, Any]") -> None:
+    """The loss becomes infinite, and its gradient stays finite."""
     assert columns.ref is not None
-    columns.ref[where[-1]] = -np.inf
+    columns.ref[tokens[-1]] = -np.inf
 
 
-@pytest.mark.parametrize("case", EVERY)
-def test_what_is_loaded_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_loaded_checkpoint_continues_bit_for_bit(ranks: Ranks, tmp_path: Path, case: str) -> None:
     group = ranks(case)
     train(group, 64, steps=1)
     group.save(str(tmp_path))
@@ -95,8 +98,8 @@ def test_what_is_loaded_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path, case: 
     assert (train(group, 64, steps=1, first=1), digests(group)) == expected
 
 
-@pytest.mark.parametrize("case", EVERY)
-def test_an_update_that_is_not_finite_never_was(ranks: Ranks, case: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_that_is_not_finite_leaves_no_trace(ranks: Ranks, case: str) -> None:
     group = ranks(case)
     train(group, 64, steps=1)
     first = update(group)
@@ -104,50 +107,50 @@ def test_an_update_that_is_not_finite_never_was(ranks: Ranks, case: str) -> None
     expected = train(group, 64, steps=1, first=1), digests(group)
 
     group = ranks(case)
-    new = digests(group)
-    assert update(group, infinite_with_a_finite_gradient)["skipped"] == 1.0
-    assert digests(group) == new, "the very first update"
+    initial = digests(group)
+    assert update(group, set_reference_to_infinity)["skipped"] == 1.0
+    assert digests(group) == initial, "the very first update"
     train(group, 64, steps=1)
     assert update(group) == first
     before = digests(group)
-    for spoil in (not_a_number, infinite_with_a_finite_gradient):
-        found = update(group, spoil)
-        assert (found["skipped"], found["first_bad_sample"]) == (1.0, 11), spoil.__name__
+    for spoil in (set_advantage_to_nan, set_reference_to_infinity):
+        skipped = update(group, spoil)
+        assert (skipped["skipped"], skipped["first_bad_sample"]) == (1.0, 11), spoil.__name__
         assert digests(group) == before, spoil.__name__
     group.call_all("steepen", math.inf)
-    found = update(group)
-    assert (found["skipped"], found["first_bad_sample"]) == (1.0, math.inf), (
-        "loss and its gradient are finite, the weights' is not"
+    skipped = update(group)
+    assert (skipped["skipped"], skipped["first_bad_sample"]) == (1.0, math.inf), (
+        "losses and their gradients are finite, only the gradient of the weights is not"
     )
-    assert math.isfinite(found["loss"])
+    assert math.isfinite(skipped["loss"])
     assert digests(group) == before
     group.call_all("stop_steepening")
     assert (train(group, 64, steps=1, first=1), digests(group)) == expected
 
 
 @pytest.mark.parametrize(
-    ("writer", "wrote", "reader", "reads"), [(2, "2", 1, "0"), (2, "3", 1, "3"), (1, "1", 2, "3"), (2, "0", 2, "2")]
+    ("writers", "saved", "readers", "loaded"), [(2, "2", 1, "0"), (2, "3", 1, "3"), (1, "1", 2, "3"), (2, "0", 2, "2")]
 )
-def test_other_ranks_and_stages_can_go_on(
-    ranks: Ranks, tmp_path: Path, writer: int, wrote: str, reader: int, reads: str
+def test_other_ranks_and_stages_can_load_a_checkpoint(
+    ranks: Ranks, tmp_path: Path, writers: int, saved: str, readers: int, loaded: str
 ) -> None:
-    group = ranks(wrote, writer)
+    group = ranks(saved, writers)
     train(group, 64, steps=1)
     group.save(str(tmp_path))
     group.saved(wait=True)
-    then = weights(group)
+    at_save = weights(group)
     expected, end = train(group, 64, steps=1, first=1), weights(group)
 
-    other = ranks(reads, reader)
+    other = ranks(loaded, readers)
     other.load(str(tmp_path))
-    assert torch.equal(weights(other), then)
-    for mine, theirs in zip(train(other, 64, steps=1, first=1), expected, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-5, rel=1e-4)
+    assert torch.equal(weights(other), at_save)
+    for actual, wanted in zip(train(other, 64, steps=1, first=1), expected, strict=True):
+        assert actual == pytest.approx(wanted, abs=1e-5, rel=1e-4)
     assert (weights(other) - end).abs().max() < 1e-5
-    assert (weights(other) - then).abs().max() > 1e-4
+    assert (weights(other) - at_save).abs().max() > 1e-4
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_training_during_a_write_does_not_change_the_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     group = ranks("2")
     train(group, 64, steps=1)
     group.save(str(tmp_path / "whole"))
@@ -156,7 +159,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(r
     part = "optimizer/part-00000-of-00002.safetensors"
     pipe = tmp_path / "slow" / part
     pipe.parent.mkdir(parents=True)
-    os.mkfifo(pipe)  # a disk so slow that nothing is written until somebody reads
+    os.mkfifo(pipe)  # as a very slow disk: a write blocks until something reads
     before = digests(group)
     group.save(str(tmp_path / "slow"))
     assert group.saved(wait=False) is None
@@ -164,12 +167,12 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(r
     assert digests(group) != before
     assert group.saved(wait=False) is None
     assert pipe.read_bytes() == (tmp_path / "whole" / part).read_bytes()
-    with pytest.raises(OSError, match=f"{pipe}") as raised:  # it cannot be brought to a disk
+    with pytest.raises(OSError, match=f"{pipe}") as raised:  # a pipe cannot be synced to a disk
         group.saved(wait=True)
     assert raised.value.errno == errno.EINVAL
 
 
-def test_a_full_disk_is_told_by_its_number_and_the_next_checkpoint_is_good(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_next_checkpoint_is_good(ranks: Ranks, tmp_path: Path) -> None:
     group = ranks("1")
     part = "optimizer/part-00001-of-00002.safetensors"
     (tmp_path / "full" / "optimizer").mkdir(parents=True)
@@ -184,6 +187,8 @@ def test_a_full_disk_is_told_by_its_number_and_the_next_checkpoint_is_good(ranks
 
 
 class Bomb:
+    """Creates a directory when it is unpickled."""
+
     def __init__(self, place: Path):
         self.place = place
 
@@ -191,7 +196,7 @@ class Bomb:
         return os.mkdir, (str(self.place),)
 
 
-def test_no_pickle_in_a_checkpoint_is_ever_loaded(ranks: Ranks, tmp_path: Path) -> None:
+def test_no_pickle_in_a_checkpoint_is_loaded(ranks: Ranks, tmp_path: Path) -> None:
     group = ranks("0", 1)
     folder, exploded = tmp_path / "checkpoint", tmp_path / "exploded"
     group.save(str(folder))
@@ -209,7 +214,7 @@ def test_no_pickle_in_a_checkpoint_is_ever_loaded(ranks: Ranks, tmp_path: Path) 
     assert not [p for p in sources if "torch.load(" in p.read_text() or "load_checkpoint(" in p.read_text()]
 
 
-def test_what_stands_in_for_a_part_of_deepspeed_has_its_name_and_what_is_asked_of_it() -> None:
-    found = importlib.util.find_spec(MUON_MODULE)
-    assert found is not None
-    assert f"class {MUON_CLASS}(" in Path(str(found.origin)).read_text()
+def test_the_replaced_module_of_deepspeed_exists_and_has_the_class() -> None:
+    spec = importlib.util.find_spec(MUON_MODULE)
+    assert spec is not None
+    assert f"class {MUON_CLASS}(" in Path(str(spec.origin)).read_text()

@@ -1,3 +1,5 @@
+"""Fingerprints differ whenever weights differ, and agree between whole tensors and shards."""
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,15 +22,15 @@ def weights(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [torch.randn(4, 6, generator=generator).to(dtype), torch.randn(6, generator=generator).to(dtype)]
 
 
-def by_place(tensor):
+def with_positions(tensor):
     return hash_with_positions(tensor, tensor.shape)
 
 
-def alone(tensor):
+def unordered(tensor):
     return hash_unordered([tensor])
 
 
-EACH = pytest.mark.parametrize("fingerprint", [hash_bytes, by_place, alone])
+EACH = pytest.mark.parametrize("fingerprint", [hash_bytes, with_positions, unordered])
 
 
 @EACH
@@ -67,8 +69,8 @@ def test_the_same_numbers_in_another_precision_are_other_weights(fingerprint):
     assert fingerprint(a.float()) != fingerprint(a)
 
 
-@pytest.mark.parametrize("fingerprint", [hash_bytes, by_place])
-def test_elements_that_changed_places_are_other_weights(fingerprint):
+@pytest.mark.parametrize("fingerprint", [hash_bytes, with_positions])
+def test_elements_that_swapped_places_are_other_weights(fingerprint):
     a, _ = weights()
     assert fingerprint(a.flip(0)) != fingerprint(a)
     assert fingerprint(a.flip(1)) != fingerprint(a)
@@ -76,25 +78,25 @@ def test_elements_that_changed_places_are_other_weights(fingerprint):
 
 
 @EACH
-def test_rows_of_a_fused_matrix_are_as_the_matrix_they_came_from(fingerprint):
+def test_rows_of_a_fused_matrix_have_the_fingerprint_of_their_matrix(fingerprint):
     a, _ = weights()
     fused = torch.cat([torch.ones(3, 6), a, torch.ones(2, 6)])
     assert fingerprint(fused.narrow(0, 3, 4)) == fingerprint(a)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shares_by_place_add_up_to_the_whole(dtype):
+def test_shards_hashed_with_positions_add_up_to_the_whole(dtype):
     a, b = weights(dtype)
     rows = hash_with_positions(a[:1], a.shape) + hash_with_positions(a[1:], a.shape, (1, 0))
     columns = hash_with_positions(a[:, :4], a.shape) + hash_with_positions(a[:, 4:], a.shape, (0, 4))
     assert rows % MODULUS == columns % MODULUS == hash_with_positions(a, a.shape)
-    assert hash_with_positions(a[:0], a.shape, (len(a), 0)) == 0, "a device may have nothing of a small vocabulary"
+    assert hash_with_positions(a[:0], a.shape, (len(a), 0)) == 0, "a device may hold nothing of a small vocabulary"
     assert (
         hash_with_positions(b[:3], b.shape) + hash_with_positions(b[3:], b.shape, (3, 0))
     ) % MODULUS == hash_with_positions(b, b.shape)
 
 
-def test_bits_alone_do_not_depend_on_grouping_or_padding():
+def test_the_unordered_hash_ignores_grouping_and_padding():
     a, b = weights()
     expected = hash_unordered([a, b])
     assert hash_unordered([torch.cat([a.flatten(), b])]) == expected
@@ -104,7 +106,7 @@ def test_bits_alone_do_not_depend_on_grouping_or_padding():
     assert hash_unordered([]) == 0
 
 
-def test_bytes_are_the_same_read_whole_or_in_parts_but_not_in_another_order(monkeypatch):
+def test_bytes_hash_the_same_whole_or_in_parts_but_not_in_another_order(monkeypatch):
     a, _ = weights()
     monkeypatch.setattr("workers.sync.fingerprint._PART", 10)  # 24 elements: three parts
     expected = hash_bytes(a)
@@ -117,6 +119,6 @@ def test_bytes_are_the_same_read_whole_or_in_parts_but_not_in_another_order(monk
 
 def test_long_tensors_are_read_in_parts(monkeypatch):
     a, b = weights()
-    expected = by_place(a), hash_unordered([a, b])
+    expected = with_positions(a), hash_unordered([a, b])
     monkeypatch.setattr("workers.sync.fingerprint._CHUNK", 7)
-    assert (by_place(a), hash_unordered([a, b])) == expected
+    assert (with_positions(a), hash_unordered([a, b])) == expected
