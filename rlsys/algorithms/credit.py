@@ -21,6 +21,8 @@ from rlsys.types import Batch, Columns, Floats
 
 @dataclass(frozen=True)
 class Credit:
+    """Advantages, and what the metrics report about them."""
+
     columns: Columns  # with advantages, and with whatever else the update needs
     advantages: Floats  # [N] of each sample; the mean over its tokens where they differ
     kl: float | None  # mean per token, if KL is in the reward
@@ -28,6 +30,8 @@ class Credit:
 
 
 class CreditAssignment:
+    """Turns the rewards of a batch into advantages, with the configured method."""
+
     def __init__(self, config: Config):
         self.config = config
         self.with_critic = config.algorithm.advantage == "gae"
@@ -45,10 +49,10 @@ class CreditAssignment:
         if self.with_critic:
             columns = self.token_advantages(rewards + penalties, kl_cost, lengths, sample_of_token(batch), columns)
         else:
-            bonus = penalties
+            adjustment = penalties
             if token_kl is not None:
-                bonus = penalties - torch.zeros(len(penalties)).index_add(0, sample_of_token(batch), kl_cost)
-            per_sample = self.sample_advantages(batch, rewards, bonus, lengths)
+                adjustment = penalties - torch.zeros(len(penalties)).index_add(0, sample_of_token(batch), kl_cost)
+            per_sample = self.sample_advantages(batch, rewards, adjustment, lengths)
             columns = replace(columns, advantages=np.repeat(per_sample.numpy(), batch.lengths))
         if token_kl is not None:
             columns = replace(columns, ref=None)  # the loss has no KL term then
@@ -96,15 +100,15 @@ class CreditAssignment:
         longest = self.config.rollout.max_new_tokens
         return length_penalty.overlong_penalty(lengths, longest=longest, buffer=o.buffer, factor=o.penalty)
 
-    def sample_advantages(self, batch: Batch, rewards: Tensor, bonus: Tensor, lengths: Tensor) -> Tensor:
-        """One advantage per sample, from rewards and groups. `bonus` is added to the rewards.  [N]"""
+    def sample_advantages(self, batch: Batch, rewards: Tensor, adjustment: Tensor, lengths: Tensor) -> Tensor:
+        """One advantage per sample, from rewards and groups; `adjustment` [N] is added to the rewards.  [N]"""
         weights, penalty = None, self.config.overlong.penalty
         if rewards.dim() == 2:
             weights = self.component_weights(batch)
-            if bonus.any():  # the length penalty is one more component
-                rewards, weights = torch.cat([rewards, bonus[:, None] / penalty], 1), [*weights, penalty]
+            if adjustment.any():  # the length penalty is one more component
+                rewards, weights = torch.cat([rewards, adjustment[:, None] / penalty], 1), [*weights, penalty]
         else:
-            rewards = rewards + bonus
+            rewards = rewards + adjustment
         if self.config.algorithm.advantage == "max_rl" and (rewards < 0).any():
             raise ConfigError(
                 f"algorithm.advantage max_rl is for rewards of 0 or more; one is {float(rewards.min()):g}."

@@ -1,9 +1,9 @@
-"""What `rlsys plan` says a process needs, against the peak memory of real runs: every role, several models, ZeRO 0 to 3.
+"""Compares the memory that `rlsys plan` estimates with the peaks of real runs: all roles, several models, ZeRO 0 to 3.
 
     python tests/bench/memory.py                                # all cases, about fifteen minutes on two cores
     python tests/bench/memory.py --case 8m --zero 2 --json figures.json
 
-The peak is the kernel's own (VmHWM): every page that the process has touched and that is in memory, shared ones too.
+The peak is the kernel's (VmHWM): all pages of the process that were in memory at a time, shared pages included.
 """
 
 import argparse
@@ -39,7 +39,7 @@ LARGE |= {"num_key_value_heads": 4, "vocab_size": 32768, "max_position_embedding
 
 @dataclass
 class Peak:
-    """Of one process, in bytes."""
+    """The peak memory of a process, in bytes."""
 
     total: int = 0  # VmHWM
     parts: dict[str, int] = field(
@@ -48,7 +48,7 @@ class Peak:
 
 
 def settings(case: str, folder: Path) -> list[str]:
-    """What a case changes of the demo's configuration; its model is made."""
+    """Builds the model of a case, and returns what the case changes in the demo's configuration."""
     if case == "tiny":
         return []
     if case == "8m":
@@ -63,28 +63,28 @@ def settings(case: str, folder: Path) -> list[str]:
 
 
 def save_large(folder: Path) -> None:
-    """129 million parameters, with the tokenizer and prompts of the small ones: most of its words have no text."""
+    """Saves a model of 129 million parameters with the small case's tokenizer: most of its tokens have no text."""
     save_case(CASES["small"], folder)
     random_model(**LARGE).save_pretrained(folder)
 
 
-def measured(config: Path, overrides: list[str], folder: Path) -> dict[str, Peak]:
-    """The peaks of a run's processes, by worker, the driver among them."""
+def measure_peaks(config: Path, overrides: list[str], folder: Path) -> dict[str, Peak]:
+    """Runs a training, and returns the peaks of its workers and of the driver, by name."""
     command = [sys.executable, "-m", "launch", "train", str(config), f"run.dir={folder}", *COMMON, *overrides]
-    found: dict[str, Peak] = {}
+    peaks: dict[str, Peak] = {}
     with (folder.parent / f"{folder.name}.txt").open("w") as out:
         run = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
         while run.poll() is None:
             time.sleep(0.05)
-            for name, pid in [("driver", driver_of(run.pid)), *workers(folder)]:
-                look(found.setdefault(name, Peak()), pid)
+            for name, pid in [("driver", driver_pid(run.pid)), *workers(folder)]:
+                update_peak(peaks.setdefault(name, Peak()), pid)
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {run.returncode}:\n{Path(out.name).read_text()[-3000:]}")
-    return found
+    return peaks
 
 
-def driver_of(command: int) -> int:
-    """The process that works, below the one that waits for it."""
+def driver_pid(command: int) -> int:
+    """The training process, which is a child of the command."""
     try:
         children = psutil.Process(command).children()
     except psutil.Error:
@@ -93,16 +93,16 @@ def driver_of(command: int) -> int:
 
 
 def workers(folder: Path) -> list[tuple[str, int]]:
-    found = []
+    pids = []
     for file in (folder / "logs").glob("*.pid"):
         try:
-            found.append((file.stem, int(json.loads(file.read_text())["pid"])))
+            pids.append((file.stem, int(json.loads(file.read_text())["pid"])))
         except (OSError, ValueError):  # being written
             continue
-    return found
+    return pids
 
 
-def look(peak: Peak, pid: int) -> None:
+def update_peak(peak: Peak, pid: int) -> None:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -116,18 +116,18 @@ def look(peak: Peak, pid: int) -> None:
     peak.total = max(peak.total, kib["VmHWM"])
 
 
-def predicted(config: Path, overrides: list[str]) -> dict[str, tuple[str, Parts]]:
-    """By worker: the moment when it needs most, and what for."""
+def predict(config: Path, overrides: list[str]) -> dict[str, tuple[str, Parts]]:
+    """The moment with the largest need and its parts, by worker."""
     c = load_checked(config, [*COMMON, *overrides])
     model, _ = model_shape(c.model.path)
     prompt = c.rollout.max_prompt_tokens or TINY_PROMPT
-    every = memory_by_role(c, model, SequenceLengths(prompt, c.rollout.max_new_tokens))
-    found = {name: every[name] for name in ("driver", "reference") if name in every}
-    found |= {f"rollout-{i}": every["rollout"] for i in range(c.rollout.engines)}
-    found |= {f"policy-{i}": every["policy" if i else "policy-0"] for i in range(c.policy.ranks)}
-    found |= {f"critic-{i}": every["critic"] for i in range(c.critic.ranks) if "critic" in every}
-    found |= {f"reward-{i}": every["reward"] for i in range(c.reward.workers)}
-    return {name: process.peak() for name, process in found.items()}
+    by_role = memory_by_role(c, model, SequenceLengths(prompt, c.rollout.max_new_tokens))
+    processes = {name: by_role[name] for name in ("driver", "reference") if name in by_role}
+    processes |= {f"rollout-{i}": by_role["rollout"] for i in range(c.rollout.engines)}
+    processes |= {f"policy-{i}": by_role["policy" if i else "policy-0"] for i in range(c.policy.ranks)}
+    processes |= {f"critic-{i}": by_role["critic"] for i in range(c.critic.ranks) if "critic" in by_role}
+    processes |= {f"reward-{i}": by_role["reward"] for i in range(c.reward.workers)}
+    return {name: process.peak() for name, process in processes.items()}
 
 
 def main() -> None:
@@ -137,32 +137,32 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=CONFIG, help="what the cases change")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print("model zero worker         measured  predicted  ratio  (MiB)   at: parts; anonymous, file and shared pages")
-    for case in asked.case or ["tiny", "8m", "129m"]:
+    for case in args.case or ["tiny", "8m", "129m"]:
         with tempfile.TemporaryDirectory() as name:
             changed = settings(case, Path(name) / "model")
-            for stage in asked.zero or range(4):
-                overrides = [*changed, f"policy.zero_stage={stage}", *asked.overrides]
-                expected = predicted(asked.config, overrides)
-                for worker, peak in sorted(measured(asked.config, overrides, Path(name) / f"zero-{stage}").items()):
+            for stage in args.zero or range(4):
+                overrides = [*changed, f"policy.zero_stage={stage}", *args.overrides]
+                expected = predict(args.config, overrides)
+                for worker, peak in sorted(measure_peaks(args.config, overrides, Path(name) / f"zero-{stage}").items()):
                     rows.append(compare(case, stage, worker, peak, *expected.get(worker, ("", {}))))
     worst = max(rows, key=lambda r: abs(r["ratio"] - 1))
     print(f"farthest off: {worst['worker']} of {worst['case']} with ZeRO {worst['zero']}: {worst['ratio']:.2f}")
-    if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
 
 
 def compare(case: str, stage: int, worker: str, peak: Peak, moment: str, parts: Parts) -> dict[str, Any]:
     ratio = total_bytes(parts) / peak.total
-    said = ", ".join(f"{n} {v / 2**20:,.0f}" for n, v in parts.items())
+    parts_text = ", ".join(f"{n} {v / 2**20:,.0f}" for n, v in parts.items())
     pages = " + ".join(f"{v / 2**20:,.0f}" for v in peak.parts.values())
     line = (
         f"{case:5} {stage:4} {worker:12} {peak.total / 2**20:10,.0f} {total_bytes(parts) / 2**20:10,.0f} {ratio:6.2f}"
     )
-    print(f"{line}          {moment}: {said}; {pages}", flush=True)
-    found = {
+    print(f"{line}          {moment}: {parts_text}; {pages}", flush=True)
+    row = {
         "case": case,
         "zero": stage,
         "worker": worker,
@@ -170,7 +170,7 @@ def compare(case: str, stage: int, worker: str, peak: Peak, moment: str, parts: 
         "ratio": ratio,
         "moment": moment,
     }
-    return found | asdict(peak) | {"expected": parts}
+    return row | asdict(peak) | {"expected": parts}
 
 
 if __name__ == "__main__":
