@@ -55,7 +55,7 @@ def born(session: Any) -> Callable[[dict[str, str] | None], dict[str, Any]]:
 
     def options(environment: dict[str, str] | None) -> dict[str, Any]:
         kind = ENGINES if environment == CPU_ENVIRONMENT else MODELS
-        command = fork_command(session.nursery, kind)
+        command = fork_command(session.forkserver_dir, kind)
         variables = environment or {"OMP_NUM_THREADS": "1"}
         return {"num_cpus": 0, "runtime_env": {"env_vars": variables, "py_executable": command}}
 
