@@ -23,10 +23,10 @@ from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks import zigzag
 from workers.supervision.imports import pause_garbage_collection, skip_generation_import
+from workers.supervision.ports import port_is_taken
 from workers.supervision.process_registry import clear_registry, read_process_info, remove_shared_memory
 from workers.supervision.watchdog import Watchdog
 from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
-from workers.supervision.worker_setup import port_is_taken
 
 if TYPE_CHECKING:
     from workers.learner.critic import CriticGroup

@@ -28,8 +28,8 @@ from launch.ray_session.session import RaySession
 from rlsys.config.cache import cache_dir
 from rlsys.config.schema import Config, ConfigError
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
+from workers.supervision.ports import port_is_taken
 from workers.supervision.worker_forkserver import start_forkservers
-from workers.supervision.worker_setup import port_is_taken
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def private_ray(config: Config, logs: Path) -> Iterator[RaySession]:
     forkservers, other_children = None, set(psutil.Process().children(recursive=True))
     try:
         if forkserver_dir:  # they import while Ray starts
-            forkservers = start_forkservers(forkserver_dir, CPU_ENVIRONMENT, logs / "nursery.log")
+            forkservers = start_forkservers(forkserver_dir, CPU_ENVIRONMENT, logs / "forkserver.log")
         yield RaySession(ray, forkserver_dir, start_ray(folder, config.cluster.dashboard_port))
     finally:
         with ignore_signals():

@@ -17,7 +17,7 @@ import psutil
 from hosts import Host, NoHosts, hosts
 from killing import ROOT
 
-from workers.supervision.worker_setup import free_port
+from workers.supervision.ports import free_port
 
 RAY = str(Path(sys.executable).parent / "ray")
 HEAD, OTHER, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"  # addresses of the loopback, as if they were machines

@@ -1,4 +1,4 @@
-"""What tests of real processes share: a small configuration, one private Ray, and processes that are slow to start."""
+"""Shared by tests of real processes: a small configuration, one private Ray, and workers that are slow to start."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import again
+import plain_worker
 import pytest
+import reusable_ranks
 
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
@@ -50,8 +51,8 @@ def ray(session: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def born(session: Any) -> Callable[[dict[str, str] | None], dict[str, Any]]:
-    """Ray's options of a process with this environment, forked as those of a run are."""
+def worker_options(session: Any) -> Callable[[dict[str, str] | None], dict[str, Any]]:
+    """`worker_options(environment)` returns Ray's options for a worker that is forked as in a run."""
 
     def options(environment: dict[str, str] | None) -> dict[str, Any]:
         kind = ENGINES if environment == CPU_ENVIRONMENT else MODELS
@@ -64,19 +65,19 @@ def born(session: Any) -> Callable[[dict[str, str] | None], dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logs of the shared processes."""
+    """The logs of the shared workers."""
     return tmp_path_factory.mktemp("logs")
 
 
 @pytest.fixture(scope="session")
-def shared(ray: Any, born: Callable[..., dict[str, Any]], logs: Path) -> Iterator[Callable[..., Any]]:
-    """`shared("policy-0 of 2", PolicyAgain, config, 0)` is an actor that all tests have in common."""
+def shared_actor(ray: Any, worker_options: Callable[..., Any], logs: Path) -> Iterator[Callable[..., Any]]:
+    """`shared_actor("policy-0 of 2", ReusablePolicyRank, config, 0)` returns the same actor to every test."""
     actors: dict[str, Any] = {}
-    ray.cloudpickle.register_pickle_by_value(again)  # workers do not find tests
+    ray.cloudpickle.register_pickle_by_value(reusable_ranks)  # workers cannot import tests
 
     def get(key: str, kind: type, config: Config, index: int, environment: dict[str, str] | None = None) -> Any:
         if key not in actors:
-            actors[key] = ray.remote(kind).options(**born(environment)).remote(config, index, str(logs))
+            actors[key] = ray.remote(kind).options(**worker_options(environment)).remote(config, index, str(logs))
         return actors[key]
 
     yield get
@@ -85,7 +86,7 @@ def shared(ray: Any, born: Callable[..., dict[str, Any]], logs: Path) -> Iterato
 
 
 class NoEngines:
-    """Stands in for the engines where a test of the policy needs none."""
+    """Stands for the engines when a test needs none."""
 
     def __init__(self, watchdog: Watchdog):
         self.watchdog = watchdog
@@ -101,15 +102,16 @@ class NoEngines:
 
 
 @pytest.fixture(scope="session")
-def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., PolicyGroup]:
-    """`policy(config)` is a policy as at the start of a run. It reuses the processes of the last policy as large."""
+def policy(shared_actor: Callable[..., Any], model: str, logs: Path) -> Callable[..., PolicyGroup]:
+    """`policy(config)` returns a policy as at the start of a run. It replaces the last one with as many ranks."""
 
     def start(config: Config, engines: Any = None, transport: str = "shared_memory") -> PolicyGroup:
         def rank(name: str) -> Any:
-            return shared(f"{name} of {config.policy.ranks}", again.PolicyAgain, config, int(name.split("-")[1]))
+            kind, index = reusable_ranks.ReusablePolicyRank, int(name.split("-")[1])
+            return shared_actor(f"{name} of {config.policy.ranks}", kind, config, index)
 
         group = PolicyGroup(config, rank, Watchdog(logs))
-        group.call_all("become", config)
+        group.call_all("set_config", config)
         group.start(model, transport)
         group.connect(engines or NoEngines(Watchdog(logs)))
         return group
@@ -118,15 +120,16 @@ def policy(shared: Callable[..., Any], model: str, logs: Path) -> Callable[..., 
 
 
 @pytest.fixture(scope="session")
-def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Config], CriticGroup]:
-    """`critic(config)`: the same for a critic."""
+def critic(shared_actor: Callable[..., Any], model: str, logs: Path) -> Callable[[Config], CriticGroup]:
+    """`critic(config)` returns a critic as at the start of a run."""
 
     def start(config: Config) -> CriticGroup:
         def rank(name: str) -> Any:
-            return shared(f"{name} of {config.critic.ranks}", again.CriticAgain, config, int(name.split("-")[1]))
+            kind, index = reusable_ranks.ReusableCriticRank, int(name.split("-")[1])
+            return shared_actor(f"{name} of {config.critic.ranks}", kind, config, index)
 
         group = CriticGroup(config, rank, Watchdog(logs))
-        group.call_all("become", config)
+        group.call_all("set_config", config)
         group.start(model)
         return group
 
@@ -135,16 +138,16 @@ def critic(shared: Callable[..., Any], model: str, logs: Path) -> Callable[[Conf
 
 @pytest.fixture(scope="session")
 def engines(
-    shared: Callable[..., Any], tiny: Callable[..., Config], model: str, logs: Path
+    shared_actor: Callable[..., Any], tiny: Callable[..., Config], model: str, logs: Path
 ) -> Callable[..., RolloutGroup]:
-    """`engines("rollout.engines=1")`: shared by all tests. They keep the weights that the last test gave them."""
+    """`engines("rollout.engines=1")` returns the same engines to every test, with the weights of the test before."""
     groups: dict[tuple[str, ...], RolloutGroup] = {}
 
     def start(*overrides: str, transport: str = "shared_memory") -> RolloutGroup:
         key, config = (*overrides, transport), tiny(*overrides)
 
         def engine(name: str) -> Any:
-            return shared(f"{name} {key}", RolloutWorker, config, int(name.split("-")[1]), CPU_ENVIRONMENT)
+            return shared_actor(f"{name} {key}", RolloutWorker, config, int(name.split("-")[1]), CPU_ENVIRONMENT)
 
         if key not in groups:
             groups[key] = RolloutGroup(config, engine, Watchdog(logs))
@@ -155,7 +158,7 @@ def engines(
 
 
 @pytest.fixture
-def spawn(ray: Any, born: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def spawn(ray: Any, worker_options: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """`spawn(PolicyRank, config, 0)` starts an actor that is killed after the test."""
     actors = []
 
@@ -166,7 +169,7 @@ def spawn(ray: Any, born: Callable[..., dict[str, Any]], tmp_path: Path) -> Iter
         environment: dict[str, str] | None = None,
         ray_options: dict[str, Any] | None = None,
     ) -> Any:
-        options = born(environment) | (ray_options or {})
+        options = worker_options(environment) | (ray_options or {})
         actors.append(ray.remote(kind).options(**options).remote(config, *arguments, str(tmp_path)))
         return actors[-1]
 
@@ -176,8 +179,23 @@ def spawn(ray: Any, born: Callable[..., dict[str, Any]], tmp_path: Path) -> Iter
 
 
 @pytest.fixture
+def start_worker(ray: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """`start_worker("a-0")` starts a `PlainWorker` that is killed after the test."""
+    actors = []
+    ray.cloudpickle.register_pickle_by_value(plain_worker)
+
+    def start(name: str) -> Any:
+        actors.append(ray.remote(plain_worker.PlainWorker).options(num_cpus=0).remote(name, str(tmp_path)))
+        return actors[-1]
+
+    yield start
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.fixture
 def changed() -> Callable[..., Config]:
-    """`changed(config, "policy", ranks=1)` is a copy with some fields of a section replaced."""
+    """`changed(config, "policy", ranks=1)` returns a copy with some fields of a section replaced."""
 
     def change(config: Config, section: str, **fields: Any) -> Config:
         return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})

@@ -1,7 +1,8 @@
-"""Whether vLLM's attention on CPU gives a token the same bits however its sequence came to be computed.
+"""Finds out whether vLLM's attention on this CPU gives a token the same bits however its sequence was computed.
 
-It takes as many keys at a time as fit into a core's cache beside the queries. A short sequence is added up in one go. A longer one may be added up in
-another order as a whole prompt, behind a beginning that was there already, token by token, or, with several threads, among other sequences.
+The kernel reads as many keys at a time as fit into a core's cache beside the queries. A short sequence is summed in one block. A
+longer one may be summed in another order as a whole prompt, behind a cached prefix, token by token, or, with several threads,
+beside other sequences.
 """
 
 from typing import Any
@@ -9,54 +10,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MIN_TOKENS, MAX_TOKENS = 128, 4096  # tokens that are tried; half a second for the longest
-SUFFIX_TOKENS = 40  # tokens behind a beginning that is there already
+MIN_TOKENS, MAX_TOKENS = 128, 4096  # lengths that are tried; the longest takes half a second
+SUFFIX_TOKENS = 40  # computed behind a cached prefix
 
 
 class AttentionProbe:
-    """One group of heads that share keys, of a model's attention, on random numbers."""
+    """Runs one group of attention heads that share keys, on random numbers."""
 
-    def __init__(self, heads: int, size: int, dtype: torch.dtype, block: int):
-        self.heads, self.size, self.dtype, self.block = heads, size, dtype, block
+    def __init__(self, heads: int, head_size: int, dtype: torch.dtype, block_size: int):
+        self.heads, self.head_size, self.dtype, self.block_size = heads, head_size, dtype, block_size
 
     def depends_on_history(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens has no result of its own."""
+        """True if the result for a sequence of this length depends on how, or beside what, it was computed."""
         suffix = min(SUFFIX_TOKENS, tokens)
         whole = self.run_attention([(tokens, tokens)])
-        behind = self.run_attention([(tokens, suffix)])
+        behind_prefix = self.run_attention([(tokens, suffix)])
         last = self.run_attention([(tokens, 1)])
-        among = self.run_attention([(tokens, tokens), (300, 300), (70, 1)])
-        last_among = self.run_attention([(tokens, 1), (50, 1), (900, 1)])
-        pairs = [(whole[-suffix:], behind), (whole[-1:], last), (whole, among), (last, last_among)]
+        beside_others = self.run_attention([(tokens, tokens), (300, 300), (70, 1)])
+        last_beside_others = self.run_attention([(tokens, 1), (50, 1), (900, 1)])
+        pairs = [
+            (whole[-suffix:], behind_prefix),
+            (whole[-1:], last),
+            (whole, beside_others),
+            (last, last_beside_others),
+        ]
         return any(not torch.equal(a, b) for a, b in pairs)
 
     def run_attention(self, sequences: list[tuple[int, int]]) -> Tensor:
-        """Of sequences of so many tokens, of which the last so many are asked for, those of the first: [Q, H, D]."""
+        """`sequences` are (tokens, last tokens that are queried). Returns the output of the first sequence.  [Q, H, D]"""
         from vllm import _custom_ops as ops
         from vllm import envs
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        isa = _get_attn_isa(self.dtype, self.block, self.size)
-        blocks = [-(-tokens // self.block) for tokens, _ in sequences]
-        cache = torch.zeros(sum(blocks) + 1, 1, 2 * self.block, self.size, dtype=self.dtype)
+        isa = _get_attn_isa(self.dtype, self.block_size, self.head_size)
+        blocks = [-(-tokens // self.block_size) for tokens, _ in sequences]
+        cache = torch.zeros(sum(blocks) + 1, 1, 2 * self.block_size, self.head_size, dtype=self.dtype)
         keys, values = cache.chunk(2, dim=2)
-        table, queries, taken = torch.zeros(len(sequences), max(blocks), dtype=torch.int32), [], 1
-        for i, (tokens, asked) in enumerate(sequences):
-            draw = torch.Generator().manual_seed(i)
-            q, k, v = (torch.randn(tokens, n, self.size, generator=draw).to(self.dtype) for n in (self.heads, 1, 1))
-            slots = torch.arange(tokens) + taken * self.block
+        table, queries, used = torch.zeros(len(sequences), max(blocks), dtype=torch.int32), [], 1
+        for i, (tokens, queried) in enumerate(sequences):
+            rng = torch.Generator().manual_seed(i)
+            q, k, v = (torch.randn(tokens, n, self.head_size, generator=rng).to(self.dtype) for n in (self.heads, 1, 1))
+            slots = torch.arange(tokens) + used * self.block_size
             ops.cpu_attn_reshape_and_cache(k, v, keys, values, slots, isa)
-            table[i, : blocks[i]] = torch.arange(taken, taken + blocks[i])
-            queries.append(q[tokens - asked :])
-            taken += blocks[i]
+            table[i, : blocks[i]] = torch.arange(used, used + blocks[i])
+            queries.append(q[tokens - queried :])
+            used += blocks[i]
         query = torch.cat(queries)
-        starts = torch.tensor([0, *(asked for _, asked in sequences)]).cumsum(0).int()
+        starts = torch.tensor([0, *(queried for _, queried in sequences)]).cumsum(0).int()
         lengths, out = torch.tensor([tokens for tokens, _ in sequences]).int(), torch.empty_like(query)
-        plan = ops.cpu_attn_get_scheduler_metadata(
+        schedule = ops.cpu_attn_get_scheduler_metadata(
             num_reqs=len(sequences),
             num_heads=self.heads,
             num_kv_heads=1,
-            head_dim=self.size,
+            head_dim=self.head_size,
             seq_lens=lengths,
             dtype=self.dtype,
             query_start_loc=starts,
@@ -72,30 +78,32 @@ class AttentionProbe:
             output=out,
             query_start_loc=starts,
             seq_lens=lengths,
-            scale=self.size**-0.5,
+            scale=self.head_size**-0.5,
             causal=True,
             alibi_slopes=None,
             sliding_window=-1,
             block_table=table,
             softcap=0.0,
-            scheduler_metadata=plan,
+            scheduler_metadata=schedule,
             s_aux=None,
         )
         return out[: sequences[0][1]]
 
 
-def deterministic_up_to(model: Any, dtype: torch.dtype, block: int, longest: int) -> int:
-    """Tokens of the longest sequence that was tried, up to `longest`, before one that has no result of its own."""
+def deterministic_up_to(model: Any, dtype: torch.dtype, block_size: int, longest: int) -> int:
+    """Returns the tokens of the longest sequence, up to `longest`, whose result does not depend on how it was computed.
+
+    Lengths are tried by doubling: the result is the last one before a length that does depend.
+    """
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-    found = [m.impl for m in model.modules() if isinstance(getattr(m, "impl", None), CPUAttentionBackendImpl)]
-    kinds = {(impl.num_heads // impl.num_kv_heads, impl.head_size) for impl in found}
-    lengths = [n for n in (MIN_TOKENS << i for i in range(6)) if n < min(longest, MAX_TOKENS)] + [
-        min(longest, MAX_TOKENS)
-    ]
-    alike = 0
-    for tokens in lengths:
-        if any(AttentionProbe(heads, size, dtype, block).depends_on_history(tokens) for heads, size in kinds):
-            return alike
-        alike = tokens
+    layers = [m.impl for m in model.modules() if isinstance(getattr(m, "impl", None), CPUAttentionBackendImpl)]
+    shapes = {(layer.num_heads // layer.num_kv_heads, layer.head_size) for layer in layers}
+    largest = min(longest, MAX_TOKENS)
+    deterministic = 0
+    for tokens in [*(n for n in (MIN_TOKENS << i for i in range(6)) if n < largest), largest]:
+        probes = (AttentionProbe(heads, head_size, dtype, block_size) for heads, head_size in shapes)
+        if any(probe.depends_on_history(tokens) for probe in probes):
+            return deterministic
+        deterministic = tokens
     return longest

@@ -1,7 +1,8 @@
-// y = x wᵀ + b in float32, for the few rows of x that a step of an engine has. See linear.py.
+// y = x wᵀ + b in float32, for the few rows of x that one step of an engine has. See linear.py.
 //
-// 4 rows of x times some of w make a tile. Each of its sums is made in so many lanes as there are sums, added up at the end: in
-// the same order for every row, wherever in a tile it is, and however many threads there are.
+// A tile is 4 rows of x times a few rows of w: as many products as a vector has lanes. Each product is summed in a vector
+// of its own, whose lanes are added at the end. The order is the same for every row, wherever in a tile it is, and for any
+// number of threads.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -15,42 +16,43 @@
 
 using torch::stable::Tensor;
 
-// As many as a register holds: 16 sums of 16 are half of the registers of AVX-512, 8 sums of 8 half of those of AVX2.
+// Floats in a register. 16 vectors of 16 take half of AVX-512's registers, 8 vectors of 8 half of AVX2's.
 #ifdef __AVX512F__
 constexpr int LANES = 16;
 #else
 constexpr int LANES = 8;
 #endif
-constexpr int TALL = 4, WIDE = LANES / TALL;  // a tile's rows of x and of w
-constexpr int64_t ROWS = 32;  // of x, for which w is read once; narrow ones fit into a core's first cache
+constexpr int TILE_X = 4, TILE_W = LANES / TILE_X;  // a tile's rows of x and of w
+constexpr int64_t ROWS = 32;  // rows of x for which w is read once; narrow rows fit into a core's first cache
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int Places __attribute__((vector_size(4 * LANES)));
+typedef int LaneIndices __attribute__((vector_size(4 * LANES)));
 
-// Of blocks of 2H lanes, the first half added to the second: those of a, then those of b.
+// Adds the first half of each block of 2H lanes to its second half, and concatenates the sums of a and of b.
 template <int H, int... I>
-Lanes halved(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
+Lanes fold_halves(Lanes a, Lanes b, std::integer_sequence<int, I...>) {
 #ifdef __clang__
   return __builtin_shufflevector(a, b, (I / H * 2 * H + I % H)...) +
          __builtin_shufflevector(a, b, (I / H * 2 * H + I % H + H)...);
 #else
-  return __builtin_shuffle(a, b, Places{(I / H * 2 * H + I % H)...}) +
-         __builtin_shuffle(a, b, Places{(I / H * 2 * H + I % H + H)...});
+  return __builtin_shuffle(a, b, LaneIndices{(I / H * 2 * H + I % H)...}) +
+         __builtin_shuffle(a, b, LaneIndices{(I / H * 2 * H + I % H + H)...});
 #endif
 }
 
-// Of LANES / H vectors, one after the other, what is left when their lanes are added up to H each: for H = 1, the sums.
+// Adds the lanes of LANES / H vectors until H lanes of each are left, in one vector. For H = 1 these are their sums.
 template <int H>
-Lanes added_up(const Lanes* vectors) {
+Lanes sum_lanes(const Lanes* vectors) {
   if constexpr (H == LANES)
     return *vectors;
   else
-    return halved<H>(added_up<2 * H>(vectors), added_up<2 * H>(vectors + LANES / (2 * H)),
+    return fold_halves<H>(sum_lanes<2 * H>(vectors), sum_lanes<2 * H>(vectors + LANES / (2 * H)),
                      std::make_integer_sequence<int, LANES>());
 }
 
-// Loaded once. Compilers take loads for free, and load what is multiplied four times four times: then loads are all a core does.
-inline Lanes loaded(const float* from) {
+// Loads a vector once. Compilers count loads as free: they would load a factor of four products four times, and the core
+// would do nothing but loads.
+inline Lanes load_lanes(const float* from) {
   Lanes lanes = *(const Unaligned*)from;
 #ifdef __AVX__
   asm("" : "+v"(lanes));
@@ -58,20 +60,20 @@ inline Lanes loaded(const float* from) {
   return lanes;
 }
 
-// Each of some rows of x times each of some rows of w. `next` is a row that is wanted soon. A function of its own, so that the loop
-// has all registers: within its caller's, addresses were fetched from elsewhere for each product.
+// Multiplies each row of x in a tile with each row of w. `next` is a row that is needed soon. The function is not inlined,
+// so that its loop has all registers: inlined, it read addresses from memory for each product.
 __attribute__((noinline)) Lanes products(const float* const* x, const float* const* w, int64_t width, const float* next) {
   Lanes sums[LANES] = {};
   for (int64_t k = 0; k < width; k += LANES) {
-    Lanes of_w[WIDE];
-    for (int j = 0; j < WIDE; j++) of_w[j] = loaded(w[j] + k);
-    for (int i = 0; i < TALL; i++) {
-      const Lanes of_x = loaded(x[i] + k);
-      for (int j = 0; j < WIDE; j++) sums[i * WIDE + j] += of_x * of_w[j];
+    Lanes w_lanes[TILE_W];
+    for (int j = 0; j < TILE_W; j++) w_lanes[j] = load_lanes(w[j] + k);
+    for (int i = 0; i < TILE_X; i++) {
+      const Lanes x_lanes = load_lanes(x[i] + k);
+      for (int j = 0; j < TILE_W; j++) sums[i * TILE_W + j] += x_lanes * w_lanes[j];
     }
     __builtin_prefetch(next + k);
   }
-  return added_up<1>(sums);
+  return sum_lanes<1>(sums);
 }
 
 struct Product {
@@ -79,31 +81,31 @@ struct Product {
   float* y;                   // [rows, columns]
   int64_t rows, columns, width;
 
-  // Where a tile reaches beyond the last row, that row is taken again.
-  const float* row_of_x(int64_t m) const { return x + std::min(m, rows - 1) * width; }
-  const float* row_of_w(int64_t n) const { return w + std::min(n, columns - 1) * width; }
+  // Where a tile reaches beyond the last row, that row is used again.
+  const float* x_row(int64_t m) const { return x + std::min(m, rows - 1) * width; }
+  const float* w_row(int64_t n) const { return w + std::min(n, columns - 1) * width; }
 
-  // The columns of y from `first` to `end`.
+  // Computes the columns of y from `first` to `end`.
   void compute(int64_t first, int64_t end) const {
     for (int64_t from = 0; from < rows; from += ROWS)
-      for (int64_t n = first; n < end; n += WIDE) compute(from, std::min(from + ROWS, rows), n);
+      for (int64_t n = first; n < end; n += TILE_W) compute(from, std::min(from + ROWS, rows), n);
   }
 
-  // Of a tile's columns of y, the rows from `from` to `to`.
+  // Computes a tile's columns of y, from `n` on, in the rows from `from` to `to`.
   void compute(int64_t from, int64_t to, int64_t n) const {
-    const float *of_x[TALL], *of_w[WIDE];
+    const float *x_rows[TILE_X], *w_rows[TILE_W];
     Lanes biases = {};
-    for (int j = 0; j < WIDE; j++) of_w[j] = row_of_w(n + j);
-    for (int i = 0; bias && i < LANES; i++) biases[i] = bias[std::min(n + i % WIDE, columns - 1)];
-    for (int64_t m = from; m < to; m += TALL) {
-      for (int i = 0; i < TALL; i++) of_x[i] = row_of_x(m + i);
-      const float* next = row_of_w(n + WIDE + std::min<int64_t>((m - from) / TALL, WIDE - 1));
-      const Lanes found = products(of_x, of_w, width, next) + biases;
-      for (int i = 0; i < std::min<int64_t>(TALL, to - m); i++) {
+    for (int j = 0; j < TILE_W; j++) w_rows[j] = w_row(n + j);
+    for (int i = 0; bias && i < LANES; i++) biases[i] = bias[std::min(n + i % TILE_W, columns - 1)];
+    for (int64_t m = from; m < to; m += TILE_X) {
+      for (int i = 0; i < TILE_X; i++) x_rows[i] = x_row(m + i);
+      const float* next = w_row(n + TILE_W + std::min<int64_t>((m - from) / TILE_X, TILE_W - 1));
+      const Lanes sums = products(x_rows, w_rows, width, next) + biases;
+      for (int i = 0; i < std::min<int64_t>(TILE_X, to - m); i++) {
         float* target = y + (m + i) * columns + n;
-        const float* source = (const float*)&found + i * WIDE;
-        if (n + WIDE <= columns)
-          std::memcpy(target, source, 4 * WIDE);
+        const float* source = (const float*)&sums + i * TILE_W;
+        if (n + TILE_W <= columns)
+          std::memcpy(target, source, 4 * TILE_W);
         else
           std::memcpy(target, source, 4 * (columns - n));
       }
@@ -120,9 +122,9 @@ Tensor linear(Tensor x, Tensor weight, std::optional<Tensor> bias) {
   const float* biases = bias ? bias->const_data_ptr<float>() : nullptr;
   const Product product{x.const_data_ptr<float>(), weight.const_data_ptr<float>(), biases, y.mutable_data_ptr<float>(),
                         x.numel() / width, columns, width};
-  // 64 columns are worth a thread.
-  torch::stable::parallel_for(0, (columns + WIDE - 1) / WIDE, 64 / WIDE, [&](int64_t first, int64_t end) {
-    product.compute(first * WIDE, std::min(end * WIDE, columns));
+  // A thread pays off from 64 columns.
+  torch::stable::parallel_for(0, (columns + TILE_W - 1) / TILE_W, 64 / TILE_W, [&](int64_t first, int64_t end) {
+    product.compute(first * TILE_W, std::min(end * TILE_W, columns));
   });
   return y;
 }

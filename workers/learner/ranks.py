@@ -14,8 +14,9 @@ from rlsys.config.schema import Config
 from rlsys.types import Pack
 from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult
 from workers.learner.zero import import_deepspeed
+from workers.supervision.ports import free_port
 from workers.supervision.watchdog import Watchdog
-from workers.supervision.worker_setup import free_port, setup_worker_process
+from workers.supervision.worker_setup import setup_worker_process
 
 
 class LearnerRank:

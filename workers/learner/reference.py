@@ -21,7 +21,7 @@ class ReferenceWorker:
 
         self.torch = torch
         self.device = "cuda" if config.cluster.device == "gpu" and config.reference.gpus else "cpu"
-        torch.set_num_threads(cpu_threads(config, sharing=1 + config.policy.ranks))
+        torch.set_num_threads(cpu_threads(config, processes=1 + config.policy.ranks))
 
     @frees_gpu_memory
     def start(self, model: str) -> None:

@@ -1,4 +1,4 @@
-"""Importing libraries without what they would take along, and without what slows it down."""
+"""Faster imports: without libraries they would pull in, and without garbage collection."""
 
 import contextlib
 import gc
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 @contextlib.contextmanager
 def hide_modules(*modules: str) -> Iterator[None]:
-    """In between, these are not to be had, as if they were not installed; one that is imported already stays."""
+    """Makes modules look as if they were not installed. A module that is imported already stays."""
     hidden = [name for name in modules if name not in sys.modules]
     sys.modules |= dict.fromkeys(hidden)  # type: ignore[arg-type]  # None: an import of it fails
     try:
@@ -21,9 +21,10 @@ def hide_modules(*modules: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def skip_generation_import() -> Iterator[None]:
-    """In between, transformers' tokenizers do without its `generate`, which takes half of what they take to import, torch's compiler with it.
+    """Patch: transformers' tokenizers are imported without its `generate`, half of their import time (torch's compiler is in it).
 
-    They name its mixin, to give it to models of remote code that lack it; in a process that loads such a model let this be.
+    The tokenizers name its mixin, to give it to models of remote code that lack it. So a process that loads such a model must
+    not use this.
     """
     import transformers.generation
 
@@ -36,12 +37,15 @@ def skip_generation_import() -> Iterator[None]:
         yield
     finally:
         del sys.modules[module]
-        vars(package).pop(mixin, None)  # where it keeps what it has found
+        vars(package).pop(mixin, None)  # the package has cached the empty mixin
 
 
 @contextlib.contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """In between, nothing looks for garbage: imports make a million objects, and hardly any. Nor is what is there at the end ever looked at again."""
+    """Disables the garbage collector during imports: they make a million objects and hardly any garbage.
+
+    Objects that exist at the end are never collected again.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

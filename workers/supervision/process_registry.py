@@ -1,4 +1,4 @@
-"""Where each worker's process is, so that it can be looked at, or ended, when it answers no more."""
+"""Where each worker's process runs, so that a worker that no longer answers can be inspected or killed."""
 
 import contextlib
 import json
@@ -13,26 +13,27 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-SHARED_MEMORY_PREFIXES = ("/dev/shm/psm_", "/dev/shm/vllm_")  # as Python and vLLM name them
-NODE_TIMEOUT_S = 15.0  # with a node that is asked
+SHARED_MEMORY_PREFIXES = ("/dev/shm/psm_", "/dev/shm/vllm_")  # Python's and vLLM's
+NODE_TIMEOUT_S = 15.0  # for a node to answer
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Written by the worker itself, into `logs/rollout-0.pid`."""
+    """A worker's process. The worker writes it to `logs/rollout-0.pid`."""
 
     node: str  # Ray's id
     pid: int
-    created: float  # when the process was created: numbers of processes are used again
-    shared_memory: list[str] = field(default_factory=list)  # files in /dev/shm that nobody removes if it is killed
+    created: float  # when the process was created: pids are reused
+    shared_memory: list[str] = field(default_factory=list)  # files in /dev/shm that stay if it is killed
 
 
 def register_process(name: str, logs: Path) -> None:
-    """Called in a worker; again, when it has started processes of its own."""
-    own = psutil.Process()
-    place = ProcessInfo(ray.get_runtime_context().get_node_id(), own.pid, own.create_time(), find_shared_memory(own))
+    """Writes this process's `ProcessInfo`. A worker calls it again once it has started processes of its own."""
+    process = psutil.Process()
+    node = ray.get_runtime_context().get_node_id()
+    info = ProcessInfo(node, process.pid, process.create_time(), find_shared_memory(process))
     with contextlib.suppress(OSError):  # on another host without the run directory
-        (logs / f"{name}.pid").write_text(json.dumps(asdict(place)))
+        (logs / f"{name}.pid").write_text(json.dumps(asdict(info)))
 
 
 def read_process_info(name: str, logs: Path) -> ProcessInfo | None:
@@ -42,48 +43,53 @@ def read_process_info(name: str, logs: Path) -> ProcessInfo | None:
         return None
 
 
+def read_process_infos(names: Iterable[str], logs: Path) -> dict[str, ProcessInfo]:
+    """Returns the `ProcessInfo` of every worker that has written one."""
+    return {name: info for name in names if (info := read_process_info(name, logs))}
+
+
 def find_shared_memory(parent: psutil.Process) -> list[str]:
-    """Files in /dev/shm through which processes that it started talk to each other."""
-    found = set()
+    """Returns the files in /dev/shm that processes started by `parent` have mapped."""
+    files = set()
     for process in parent.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            found |= {m.path for m in process.memory_maps() if m.path.startswith(SHARED_MEMORY_PREFIXES)}
-    return sorted(path for path in found if os.path.exists(path))  # not those that are unlinked already
+            files |= {m.path for m in process.memory_maps() if m.path.startswith(SHARED_MEMORY_PREFIXES)}
+    return sorted(file for file in files if os.path.exists(file))  # without those already unlinked
 
 
-def find_process(place: ProcessInfo) -> psutil.Process | None:
-    """On the host it is at."""
+def find_process(info: ProcessInfo) -> psutil.Process | None:
+    """Returns the process, on the host where it runs, unless it has ended."""
     try:
-        process = psutil.Process(place.pid)
-        return process if process.create_time() == place.created else None
+        process = psutil.Process(info.pid)
+        return process if process.create_time() == info.created else None
     except psutil.Error:
         return None
 
 
 def run_on_nodes(
-    ask: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], places: Mapping[str, ProcessInfo]
+    function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], infos: Mapping[str, ProcessInfo]
 ) -> dict[str, Any]:
-    """`ask(place, *arguments[name])` where each worker's process is; without those whose node does not answer."""
+    """Runs `function(info, *arguments[name])` on each worker's node. Nodes that do not answer are left out of the result."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = ray.get_runtime_context().get_node_id()
-    found, asked = {}, {}
-    for name, place in places.items():
-        if place.node == here:
-            found[name] = ask(place, *arguments[name])
+    this_node = ray.get_runtime_context().get_node_id()
+    results, names = {}, {}
+    for name, info in infos.items():
+        if info.node == this_node:
+            results[name] = function(info, *arguments[name])
         else:
-            there = NodeAffinitySchedulingStrategy(place.node, soft=False)
-            task = ray.remote(ask).options(num_cpus=0, scheduling_strategy=there)
-            asked[task.remote(place, *arguments[name])] = name
-    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_TIMEOUT_S) if asked else ([], [])
+            strategy = NodeAffinitySchedulingStrategy(info.node, soft=False)
+            task = ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy)
+            names[task.remote(info, *arguments[name])] = name
+    ready, _ = ray.wait(list(names), num_returns=len(names), timeout=NODE_TIMEOUT_S) if names else ([], [])
     for ref in ready:
         with contextlib.suppress(RayError):
-            found[asked[ref]] = ray.get(ref)
-    return found
+            results[names[ref]] = ray.get(ref)
+    return results
 
 
 def kill_actors(actors: Mapping[str, Any], logs: Path) -> None:
-    """For good: actors that nobody will call again."""
+    """Ends actors for good, with their processes."""
     for actor in actors.values():
         with contextlib.suppress(RayError):
             ray.kill(actor)
@@ -91,38 +97,38 @@ def kill_actors(actors: Mapping[str, Any], logs: Path) -> None:
 
 
 def kill_processes(names: list[str], logs: Path) -> None:
-    """Also of one that was stopped, and hears nothing."""
-    places = {name: place for name in names if (place := read_process_info(name, logs))}
-    run_on_nodes(kill_process, dict.fromkeys(places, ()), places)
+    """Kills workers' processes, also those that Ray cannot reach: a stopped process (SIGSTOP) handles no request."""
+    infos = read_process_infos(names, logs)
+    run_on_nodes(kill_process, dict.fromkeys(infos, ()), infos)
 
 
-def kill_process(place: ProcessInfo) -> None:
-    if process := find_process(place):
+def kill_process(info: ProcessInfo) -> None:
+    if process := find_process(info):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    unlink_shared_memory(place)
+    unlink_shared_memory(info)
 
 
-def unlink_shared_memory(place: ProcessInfo) -> None:
-    for file in place.shared_memory:
-        if any(file.startswith(start) and "/" not in file.removeprefix(start) for start in SHARED_MEMORY_PREFIXES):
+def unlink_shared_memory(info: ProcessInfo) -> None:
+    for file in info.shared_memory:
+        if any(file.startswith(p) and "/" not in file.removeprefix(p) for p in SHARED_MEMORY_PREFIXES):
             with contextlib.suppress(FileNotFoundError, PermissionError):  # gone, or another user's by now
                 Path(file).unlink()
 
 
 def remove_shared_memory(names: Iterable[str], logs: Path) -> None:
-    """Removes what workers that have ended left in /dev/shm: here, and on other hosts as far as they answer."""
-    places = {name: place for name in names if (place := read_process_info(name, logs)) and place.shared_memory}
-    for place in places.values():
-        unlink_shared_memory(place)  # names of such files are random
+    """Removes what ended workers left in /dev/shm, on this host and on others that answer."""
+    infos = {name: info for name, info in read_process_infos(names, logs).items() if info.shared_memory}
+    for info in infos.values():
+        unlink_shared_memory(info)  # their names are random: those of other hosts do not exist here
     if ray.is_initialized():
-        here = ray.get_runtime_context().get_node_id()
-        away = {name: place for name, place in places.items() if place.node != here}
-        run_on_nodes(unlink_shared_memory, dict.fromkeys(away, ()), away)
+        this_node = ray.get_runtime_context().get_node_id()
+        elsewhere = {name: info for name, info in infos.items() if info.node != this_node}
+        run_on_nodes(unlink_shared_memory, dict.fromkeys(elsewhere, ()), elsewhere)
 
 
 def clear_registry(logs: Path) -> None:
-    """Of workers of a driver that was killed: what they left in /dev/shm here, then where they were."""
+    """Removes what the workers of a killed driver left behind: shared memory on this host, then their files in `logs`."""
     files = list(logs.glob("*.pid"))
     remove_shared_memory((file.stem for file in files), logs)
     for file in files:

@@ -1,7 +1,7 @@
-"""Workers that do not need each other: one that is lost is replaced, and brought to where it was.
+"""A pool of independent workers. A lost worker is replaced, and the replacement replays its setup calls.
 
-call("start", …, keep=True)   every worker answers; who is lost over it is replaced and asked again
-replace("rollout-1", why)     another process takes its place, and is told again all that was to be kept
+call("start", model, …, replay=True)   every worker answers; a worker lost meanwhile is replaced and asked again
+replace({"rollout-1": error}, …)       a new process takes the name, and every call made with `replay` is repeated on it
 """
 
 import threading
@@ -12,14 +12,13 @@ from rlsys.runs.errors import WorkerLost
 from workers.supervision.process_registry import kill_actors
 from workers.supervision.watchdog import Watchdog
 
-MAX_ATTEMPTS = 3  # workers that may be lost one after the other in the same place
+MAX_ATTEMPTS = 3  # a call, or a replacement, that loses this many workers in a row fails
 
 
 class ReplaceableWorkers:
-    """`Crew(["rollout-0", "rollout-1"], spawn, watch)`; `spawn(name)` starts the actor of that name.
+    """`ReplaceableWorkers(["rollout-0", "rollout-1"], spawn, watchdog)`; `spawn(name)` starts the actor of that name.
 
-    `before(lost)` is called before others take their places, and raises if that would be in vain; `then(names)` when they have come
-    to where the others are, as far as what was kept goes.
+    `before_replace(lost)` may raise to refuse a replacement. `after_replace(names)` runs once the replayed calls have succeeded.
     """
 
     def __init__(
@@ -30,17 +29,11 @@ class ReplaceableWorkers:
         before_replace: Callable[[dict[str, WorkerLost]], None] | None = None,
         after_replace: Callable[[list[str]], None] | None = None,
     ):
-        self.spawn, self.watchdog, self.before_replace, self.after_replace = (
-            spawn,
-            watchdog,
-            before_replace,
-            after_replace,
-        )
-        self.lock = threading.RLock()  # held while places change hands: engines may be asked by two threads at once
+        self.spawn, self.watchdog = spawn, watchdog
+        self.before_replace, self.after_replace = before_replace, after_replace
+        self.lock = threading.RLock()  # held while workers are replaced: two threads may call them at once
         self.actors = {name: spawn(name) for name in names}
-        self.replayed_calls: dict[
-            str, tuple[tuple[Any, ...], str, float]
-        ] = {}  # what a new worker is told, in this order
+        self.replayed_calls: dict[str, tuple[tuple[Any, ...], str, float]] = {}  # method → arguments, doing, limit_s
 
     def call(
         self,
@@ -53,39 +46,48 @@ class ReplaceableWorkers:
         max_attempts: int = MAX_ATTEMPTS,
         concurrent_calls: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The answers of every worker, or of some, by name. `beside` are calls of others without which these do not end, nor do
-        they without these: with one try the first worker that is lost ends all of it."""
-        found: dict[str, Any] = {}
+        """Calls a method of every worker, and returns the answers by name.
+
+        doing             What the call is for, as errors and events name it: "starting the engines".
+        limit_s           Deadline for all answers together. 0: a worker stalls after `watchdog.stall_s` without an answer.
+        replay            Repeats the call on every later replacement, before any other call.
+        only              Calls these workers and no others.
+        max_attempts      How many times the call is tried where workers are lost. 1: the first loss ends it, nobody is replaced.
+        concurrent_calls  Calls of other workers, already started, that end only together with this one. Their answers are
+                          returned too; one that is lost ends the call.
+        """
+        answers: dict[str, Any] = {}
         names, others = only or list(self.actors), dict(concurrent_calls or {})
         for attempt in range(1, max_attempts + 1):
             with self.lock:
-                asked = {n: self.actors[n] for n in names if n not in found}
-                calls = {n: getattr(actor, method).remote(*arguments) for n, actor in asked.items()}
+                actors = {n: self.actors[n] for n in names if n not in answers}
+                calls = {n: getattr(actor, method).remote(*arguments) for n, actor in actors.items()}
             lost: dict[str, WorkerLost] = {}
-            waiting = {n: ref for n, ref in others.items() if n not in found}
-            for name, answer in self.watchdog.outcomes(calls | waiting, doing, limit_s):
+            calls |= {n: ref for n, ref in others.items() if n not in answers}
+            for name, answer in self.watchdog.outcomes(calls, doing, limit_s):
                 if isinstance(answer, WorkerLost) and name not in others and max_attempts > 1:
                     lost[name] = answer
                 elif isinstance(answer, Exception):
                     raise answer
                 else:
-                    found[name] = answer
+                    answers[name] = answer
             if not lost:
                 break
             if attempt == max_attempts:
                 raise next(iter(lost.values()))
-            self.replace(lost, asked)
+            self.replace(lost, actors)
         if replay:
             self.replayed_calls[method] = arguments, doing, limit_s
-        return {name: found[name] for name in [*names, *others]}
+        return {name: answers[name] for name in [*names, *others]}
 
-    def replace(self, lost: dict[str, WorkerLost], asked: dict[str, Any]) -> None:
-        """Other processes take the places of these, and come to where they were. `asked` are the actors that were lost.
+    def replace(self, lost: dict[str, WorkerLost], actors: dict[str, Any]) -> None:
+        """Replaces these workers, and brings the replacements to the state of the others. `actors` are those that were lost.
 
-        Unless the run is over, or Ray is lost, which is what ended them.
+        Raises instead if the run is ending, or if Ray is lost: that is what ended the workers.
         """
         with self.lock:
-            if lost := {n: why for n, why in lost.items() if self.actors[n] is asked[n]}:  # who is still in its place
+            # Another thread may have replaced a worker already.
+            if lost := {name: error for name, error in lost.items() if self.actors[name] is actors[name]}:
                 self._replace(lost)
 
     def _replace(self, lost: dict[str, WorkerLost]) -> None:
@@ -93,22 +95,26 @@ class ReplaceableWorkers:
             self.before_replace(lost)
         for attempt in range(1, MAX_ATTEMPTS + 1):
             self.watchdog.stop.raise_if_stopped()
-            for name, why in lost.items():
-                first, _, more = str(why).partition("\n")
-                self.watchdog.note(f"{first}; another one takes its place")
-                self.watchdog.event("replaced", worker=name, cause=first, log=more)
+            self._report(lost)
             kill_actors({name: self.actors[name] for name in lost}, self.watchdog.logs)
             for name in lost:
                 self.actors[name] = self.spawn(name)
             try:
-                for method, (arguments, doing, limit_s) in list(self.replayed_calls.items()):
-                    self.call(
-                        method, *arguments, doing=f"{doing} again", limit_s=limit_s, only=list(lost), max_attempts=1
-                    )
+                self._replay(list(lost))
                 break
-            except WorkerLost as why:
+            except WorkerLost as error:
                 if attempt == MAX_ATTEMPTS:
                     raise
-                lost = dict.fromkeys(lost, why)
+                lost = dict.fromkeys(lost, error)
         if self.after_replace:
             self.after_replace(list(lost))
+
+    def _replay(self, names: list[str]) -> None:
+        for method, (arguments, doing, limit_s) in list(self.replayed_calls.items()):
+            self.call(method, *arguments, doing=f"{doing} again", limit_s=limit_s, only=names, max_attempts=1)
+
+    def _report(self, lost: dict[str, WorkerLost]) -> None:
+        for name, error in lost.items():
+            sentence, _, log = str(error).partition("\n")
+            self.watchdog.note(f"{sentence}; it is replaced")
+            self.watchdog.event("replaced", worker=name, cause=sentence, log=log)

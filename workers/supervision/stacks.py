@@ -1,7 +1,7 @@
-"""What a worker that says nothing is doing: the Python stacks of its process, taken from outside.
+"""What a stalled worker is doing: the Python stacks of its process, read from outside.
 
-py-spy reads the memory of the process, so it needs nothing of it, not even that it runs. Where it may not, the process is sent
-SIGUSR1, and its `faulthandler` writes them.
+py-spy reads the memory of the process, which need not even run. Where py-spy is not allowed to, the process gets SIGUSR1 and
+its `faulthandler` writes the stacks.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from workers.supervision.process_registry import ProcessInfo, find_process, read_process_info, run_on_nodes
+from workers.supervision.process_registry import ProcessInfo, find_process, read_process_infos, run_on_nodes
 
-PY_SPY_TIMEOUT_S = 4.0  # with py-spy
+PY_SPY_TIMEOUT_S = 4.0
 
 
 def enable_stack_dumps(name: str, logs: Path) -> None:
-    """Called in a worker: SIGUSR1 writes its stacks from now on."""
+    """Called in a worker: from now on SIGUSR1 writes its stacks to a file."""
     faulthandler.enable()
     with contextlib.suppress(OSError):  # on another host without the run directory
         faulthandler.register(signal.SIGUSR1, stacks_file(name, logs).open("w"), all_threads=True)
@@ -33,53 +33,52 @@ def stacks_file(name: str, logs: Path) -> Path:
 
 
 def collect_stacks(names: list[str], logs: Path) -> dict[str, str]:
-    """The stacks of each worker, or why there are none. Takes seconds, whatever state the workers are in."""
-    places = {name: place for name in names if (place := read_process_info(name, logs))}
-    found = run_on_nodes(process_stacks, {name: (str(stacks_file(name, logs)),) for name in places}, places)
-    unknown = "it has not said where it is: it is still starting, or on a host without the run directory"
-    return {name: found.get(name, "its node does not answer" if name in places else unknown) for name in names}
+    """Returns the stacks of each worker, or why there are none. Takes seconds, whatever state the workers are in."""
+    infos = read_process_infos(names, logs)
+    stacks = run_on_nodes(process_stacks, {name: (str(stacks_file(name, logs)),) for name in infos}, infos)
+    unknown = "its process is not registered: it is still starting, or on a host without the run directory"
+    return {name: stacks.get(name, "its node does not answer" if name in infos else unknown) for name in names}
 
 
-def process_stacks(place: ProcessInfo, written: str) -> str:
-    """Of a process of this host; `written` is where it writes them itself."""
-    process = find_process(place)
+def process_stacks(info: ProcessInfo, dump_file: str) -> str:
+    """Returns the stacks of a process of this host. `dump_file` is where its `faulthandler` writes."""
+    process = find_process(info)
     if process is None:
-        return f"process {place.pid} is gone"
+        return f"process {info.pid} is gone"
     state = process.status()
-    head = f"process {place.pid}, {state}\n"
-    if found := run_py_spy(place.pid):
-        return head + found
+    head = f"process {info.pid}, {state}\n"
+    if stacks := run_py_spy(info.pid):
+        return head + stacks
     if state == psutil.STATUS_STOPPED:
-        return head + "a signal has stopped it, so it cannot say more"
+        return head + "no stacks: a signal has stopped it"
     with contextlib.suppress(OSError):
-        before = os.path.getsize(written)
+        size = os.path.getsize(dump_file)
         process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + 1.0
-        while os.path.getsize(written) == before and time.monotonic() < deadline:
+        while os.path.getsize(dump_file) == size and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.05)
-        return head + Path(written).read_bytes()[before:].decode(errors="replace")
+        return head + Path(dump_file).read_bytes()[size:].decode(errors="replace")
     return head + "no stacks: py-spy may not read it, and it has no file to write them to"
 
 
 def run_py_spy(pid: int) -> str:
-    """What py-spy says, or nothing where it is not there or not allowed."""
-    program = shutil.which(
-        "py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    )
+    """Returns py-spy's dump, or "" where py-spy is missing or not allowed."""
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which("py-spy", path=folders)
     if program is None:
         return ""
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return said.stdout if said.returncode == 0 else ""
+    return done.stdout if done.returncode == 0 else ""
 
 
-def innermost_calls(text: str) -> str:
-    """The innermost calls of the main thread, for the screen."""
-    first, *lines = text.splitlines() or [""]
+def innermost_calls(stacks: str) -> str:
+    """Returns the innermost calls of the main thread in one line, for the screen."""
+    first, *lines = stacks.splitlines() or [""]
     starts = [i for i, line in enumerate(lines) if line.lstrip().startswith(("Thread ", "Current thread "))]
     main = next((i for i in starts if "MainThread" in lines[i]), starts[-1] if starts else len(lines))
     calls = [line.strip() for line in lines[main + 1 : main + 4] if line.startswith(" ")]

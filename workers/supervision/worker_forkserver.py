@@ -1,13 +1,13 @@
-"""Workers forked from a process that has imported what they need: on one machine, imports are most of what a start costs.
+"""Forks workers from a process that has already imported their libraries: imports are most of the time a start takes on one machine.
 
-    driver ─ starts ─▶ nursery: torch, transformers, deepspeed ─ forks ─▶ ranks, reference
-                          └─ forks ─▶ nursery: vLLM as well ─ forks ─▶ rollout-0, rollout-1
+    driver ─ starts ─▶ forkserver: torch, transformers, deepspeed ─ forks ─▶ policy ranks, critic, reference
+                          └─ forks ─▶ forkserver: vLLM as well ─ forks ─▶ rollout-0, rollout-1
 
-Ray starts a worker by a command, the `py_executable` of its runtime environment. That command is this file, run as a script: it sends
-its arguments, environment and folder to a nursery, which forks the worker, and then it lives and ends as the worker does.
-Where no nursery answers it becomes the worker itself, which takes longer and is the same otherwise.
+Ray starts a worker by a command, the `py_executable` of its runtime environment. Here that command is this file, run as a script:
+it sends its arguments, environment and folder to a forkserver, which forks the worker. The command then lives and ends with the
+worker. Where no forkserver answers, the command becomes the worker itself, which only takes longer.
 
-A worker ends with its nursery, and the nursery with the driver. No other takes its place.
+A worker ends with its forkserver, and a forkserver with the driver. A forkserver that has ended is not replaced.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MODELS, ENGINES = KINDS = ("models", "engines")  # what a nursery is for, and the name of its socket
+MODELS, ENGINES = KINDS = ("models", "engines")  # the two forkservers, and the names of their sockets
 OOM_SCORE = Path("/proc/self/oom_score_adj")
-REQUEST_TIMEOUT_S = 10.0  # with somebody who has knocked and says nothing
+REQUEST_TIMEOUT_S = 10.0  # for a client to send its request
 PR_SET_PDEATHSIG = 1
 
 
 def start_forkservers(folder: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts the nurseries, with sockets in this folder. They have this environment until they are a worker."""
+    """Starts both forkservers, with their sockets in `folder`. A worker later gets its own environment."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "workers.supervision.worker_forkserver", "serve", str(folder), str(os.getpid())]
     with log.open("a") as out:
@@ -38,7 +38,7 @@ def start_forkservers(folder: Path, environment: dict[str, str], log: Path) -> s
 
 
 def fork_command(folder: Path, kind: str) -> str:
-    """The command that starts a worker of this kind, as a shell reads it."""
+    """Returns the shell command that starts a worker of this kind."""
     import shlex
 
     return shlex.join([sys.executable, "-I", "-S", __file__, str(folder / kind)])
@@ -47,131 +47,131 @@ def fork_command(folder: Path, kind: str) -> str:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def request_worker(door: str, arguments: list[str]) -> int:
-    """Has the worker forked. Returns its exit code when it has ended."""
-    words = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
-    words["oom_score"] = OOM_SCORE.read_text()  # Ray's choice of who goes first when memory is short
-    begun = end = b""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
-        line.connect(door)
-        line.sendall(json.dumps(words).encode() + b"\n")
-        begun, end = line.recv(1), line.recv(1)
-    if not begun:
+def request_worker(address: str, arguments: list[str]) -> int:
+    """Has a worker forked, waits until it has ended, and returns its exit code."""
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    request["oom_score"] = OOM_SCORE.read_text()  # Ray's choice of which process the kernel kills first
+    started = exit_code = b""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        started, exit_code = connection.recv(1), connection.recv(1)
+    if not started:
         os.execv(sys.executable, [sys.executable, *arguments])
-    return end[0] if end else 1
+    return exit_code[0] if exit_code else 1
 
 
-# --- the nursery -----------------------------------------------------------------------------------------------------
+# --- the forkserver --------------------------------------------------------------------------------------------------
 
 
 def serve(folder: Path, driver: int) -> None:
-    """Imports, then forks whoever is asked for. Who asks before that waits."""
+    """Imports the libraries, then forks workers on request. Requests that come earlier wait."""
     import gc
 
     from workers.supervision.imports import hide_modules  # not above: the command runs this file alone
 
     gc.disable()  # imports make a million objects and no garbage
     exit_with_parent(driver)
-    doors = {kind: socket.socket(socket.AF_UNIX) for kind in KINDS}
-    for kind, door in doors.items():
-        door.bind(str(folder / kind))
-        door.listen(64)
-    # Ray reads a worker's environment when it is imported; vLLM does without. MLflow starts a thread, which a fork would lose.
+    sockets = {kind: socket.socket(socket.AF_UNIX) for kind in KINDS}
+    for kind, listener in sockets.items():
+        listener.bind(str(folder / kind))
+        listener.listen(64)
+    # Ray reads a worker's environment when it is imported; vLLM works without it. MLflow starts a thread, which a fork would lose.
     with hide_modules("ray", "mlflow"):
         import torch  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
-        nursery = os.getpid()
+        parent = os.getpid()
         if os.fork():
             import deepspeed  # noqa: F401
 
             kind = MODELS
         else:
-            exit_with_parent(nursery)
+            exit_with_parent(parent)
             import vllm.v1.worker.cpu_worker  # noqa: F401
             from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
 
             kind = ENGINES
     for other in set(KINDS) - {kind}:
-        doors[other].close()
-    gc.freeze()  # what is shared stays shared
-    WorkerForkserver(doors[kind]).run()
+        sockets[other].close()
+    gc.freeze()  # a collection would write to pages that the workers share
+    WorkerForkserver(sockets[kind]).run()
 
 
 class WorkerForkserver:
-    def __init__(self, door: socket.socket):
-        self.door, self.pid = door, os.getpid()
+    """Serves one socket. A connection stands for one worker: it closes when the worker ends, and the worker is killed when it closes."""
+
+    def __init__(self, listener: socket.socket):
+        self.listener, self.pid = listener, os.getpid()
         self.selector = selectors.DefaultSelector()
-        self.selector.register(door, selectors.EVENT_READ, self.fork_worker)
+        self.selector.register(listener, selectors.EVENT_READ, self.fork_worker)
 
     def run(self) -> None:
         while True:
             for key, _ in self.selector.select():
                 if self.selector.get_map().get(key.fd) is not key:
-                    continue  # of somebody who went a moment ago
+                    continue  # unregistered by an event of the same round
                 try:
                     key.data()
-                except (OSError, ValueError) as error:  # no more processes or files, or words that make no sense
+                except (OSError, ValueError) as error:  # no more processes or files, or a malformed request
                     log_line(f"{type(error).__name__}: {error}")
 
     def fork_worker(self) -> None:
-        """Somebody asks for a worker."""
-        line, _ = self.door.accept()
+        connection, _ = self.listener.accept()
         try:
-            words = read_request(line)
+            request = read_request(connection)
             pid = os.fork()
         except (OSError, ValueError):
-            line.close()
+            connection.close()
             raise
         if not pid:
-            self.close_inherited(line)
-            run_as_worker(words, self.pid)
-        end = os.pidfd_open(pid)
-        self.selector.register(line, selectors.EVENT_READ, lambda: self.kill_worker(line, end))
-        self.selector.register(end, selectors.EVENT_READ, lambda: self.report_exit(line, end, pid))
+            self.close_inherited(connection)
+            run_as_worker(request, self.pid)
+        pidfd = os.pidfd_open(pid)
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self.kill_worker(connection, pidfd))
+        self.selector.register(pidfd, selectors.EVENT_READ, lambda: self.report_exit(connection, pidfd, pid))
         log_line(f"process {pid} is a worker now")
-        line.send(b".")
+        connection.send(b".")
 
-    def kill_worker(self, line: socket.socket, end: int) -> None:
-        """Who asked is gone: so is the worker."""
-        self.selector.unregister(line)
-        signal.pidfd_send_signal(end, signal.SIGKILL)
+    def kill_worker(self, connection: socket.socket, pidfd: int) -> None:
+        """Called when the command has ended: its worker must end too."""
+        self.selector.unregister(connection)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
-    def report_exit(self, line: socket.socket, end: int, pid: int) -> None:
-        """A worker has ended."""
+    def report_exit(self, connection: socket.socket, pidfd: int, pid: int) -> None:
+        """Called when a worker has ended: sends its exit code to the command."""
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         log_line(f"process {pid} has ended with {code}")
-        self.selector.unregister(end)
-        os.close(end)
-        if line.fileno() in self.selector.get_map():
-            self.selector.unregister(line)
-        with line, contextlib.suppress(OSError):
-            line.send(bytes([code if code >= 0 else 128 - code]))
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
+        if connection.fileno() in self.selector.get_map():
+            self.selector.unregister(connection)
+        with connection, contextlib.suppress(OSError):
+            connection.send(bytes([code if code >= 0 else 128 - code]))
 
-    def close_inherited(self, line: socket.socket) -> None:
-        """In a new worker: what is the nursery's only."""
+    def close_inherited(self, connection: socket.socket) -> None:
+        """Closes in a new worker the files that belong to the forkserver."""
         for key in list(self.selector.get_map().values()):
             os.close(key.fd)
         self.selector.close()
-        line.close()
+        connection.close()
 
 
-def read_request(line: socket.socket) -> dict[str, Any]:
-    """What is asked for."""
-    line.settimeout(REQUEST_TIMEOUT_S)
-    with line.makefile("rb") as words:
-        found: dict[str, Any] = json.loads(words.readline())
-    line.settimeout(None)
-    return found
+def read_request(connection: socket.socket) -> dict[str, Any]:
+    connection.settimeout(REQUEST_TIMEOUT_S)
+    with connection.makefile("rb") as lines:
+        request: dict[str, Any] = json.loads(lines.readline())
+    connection.settimeout(None)
+    return request
 
 
-def log_line(what: str) -> None:
+def log_line(text: str) -> None:
     with contextlib.suppress(OSError):  # the disk may be full
-        print(what, flush=True)
+        print(text, flush=True)
 
 
-def run_as_worker(words: dict[str, Any], nursery: int) -> None:
-    """Python from here on, as if it had been started with these arguments; what is imported stays so."""
+def run_as_worker(request: dict[str, Any], forkserver: int) -> None:
+    """Becomes the worker: runs its script as if Python had been started with these arguments. Imported modules stay imported."""
     import gc
     import random
     import runpy
@@ -179,13 +179,13 @@ def run_as_worker(words: dict[str, Any], nursery: int) -> None:
 
     code = 1
     try:
-        exit_with_parent(nursery)
-        os.setpgid(0, 0)  # Ray ends what a worker leaves behind by its group
-        OOM_SCORE.write_text(words["oom_score"])
+        exit_with_parent(forkserver)
+        os.setpgid(0, 0)  # Ray kills what a worker leaves behind by its process group
+        OOM_SCORE.write_text(request["oom_score"])
         os.environ.clear()
-        os.environ.update(words["environment"])
-        os.chdir(words["folder"])
-        sys.argv = words["arguments"]
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        sys.argv = request["arguments"]
         random.seed()
         sys.modules["numpy"].random.seed()
         gc.enable()
@@ -202,12 +202,12 @@ def run_as_worker(words: dict[str, Any], nursery: int) -> None:
         os._exit(code)
 
 
-def exit_with_parent(process: int) -> None:
-    """If it ends, so does this one."""
+def exit_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != process:
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,17 +1,16 @@
-"""What every worker process does first, and ports."""
+"""What every worker process does first."""
 
 import os
-import socket
-from contextlib import closing
 from pathlib import Path
 
 from rlsys.config.schema import Config
-from rlsys.runs import timeline
-from workers.supervision import process_registry, stacks
+from rlsys.runs.timeline import open_timeline
+from workers.supervision.process_registry import register_process
+from workers.supervision.stacks import enable_stack_dumps
 
 
 def setup_worker_process(name: str, logs: str) -> None:
-    """Sends this process's output, libraries' chatter included, to its own file in the run directory."""
+    """Sends the process's output, that of libraries included, to its own log, and makes the process inspectable."""
     try:
         file = os.open(Path(logs) / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:  # on another host without the run directory: Ray's own logs keep the output
@@ -19,31 +18,16 @@ def setup_worker_process(name: str, logs: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-    process_registry.register_process(name, Path(logs))
-    stacks.enable_stack_dumps(name, Path(logs))
-    timeline.open_timeline(name, Path(logs))
+    register_process(name, Path(logs))
+    enable_stack_dumps(name, Path(logs))
+    open_timeline(name, Path(logs))
 
 
-def cpu_threads(config: Config, sharing: int) -> int:
-    """CPU threads of a rank or the reference. Beside GPUs cores have little else to do: there it has its part of them, which an
-    optimizer in host memory needs, and a reference without a GPU."""
+def cpu_threads(config: Config, processes: int) -> int:
+    """Returns the CPU threads of a learner process, one of `processes` that share this node's cores.
+
+    Beside GPUs, cores have little else to do. An optimizer in host memory needs them, and a reference without a GPU.
+    """
     if config.cluster.device == "cpu":
         return config.policy.threads
-    return max(config.policy.threads, len(os.sched_getaffinity(0)) // sharing)
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as s:
-        s.bind(("", 0))
-        port: int = s.getsockname()[1]
-        return port
-
-
-def port_is_taken(port: int) -> bool:
-    with closing(socket.socket()) as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("", port))
-        except OSError:
-            return True
-    return False
+    return max(config.policy.threads, len(os.sched_getaffinity(0)) // processes)

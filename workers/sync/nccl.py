@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from workers.supervision.worker_setup import free_port
+from workers.supervision.ports import free_port
 from workers.sync.layout import ManifestEntry
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, PartRefs

@@ -19,7 +19,7 @@ from launch.ray_session.leftovers import SYSTEM_TEMP_DIR, abandoned_folders, sho
 from rlsys.config.cache import cache_dir, hub_cache
 from rlsys.config.schema import Config
 from rlsys.estimates.host import read_cgroup, usable_memory
-from workers.supervision.worker_setup import port_is_taken
+from workers.supervision.ports import port_is_taken
 
 RAY_PORTS = {  # where `ray start --head` listens, by the option that changes it
     "--port": 6379,

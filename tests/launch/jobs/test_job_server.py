@@ -16,7 +16,7 @@ from ray.job_submission import JobStatus
 from launch.jobs.server import JobServer, JobServerLost
 from launch.jobs.submit import parse_environment
 from rlsys.config.schema import ConfigError
-from workers.supervision.worker_setup import free_port
+from workers.supervision.ports import free_port
 
 
 class Answers(BaseHTTPRequestHandler):

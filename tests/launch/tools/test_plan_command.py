@@ -330,7 +330,7 @@ def test_without_gpus_no_time_is_estimated(monkeypatch):
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_without_a_cluster_fails_at_once(scheme):
     from rlsys.config.schema import ConfigError
-    from workers.supervision.worker_setup import free_port
+    from workers.supervision.ports import free_port
 
     address = f"{scheme}127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError, match=f"--address: no Ray cluster answers at {address}"):

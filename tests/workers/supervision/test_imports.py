@@ -1,4 +1,4 @@
-"""What is imported, and what is not, in processes of their own."""
+"""What loading a tokenizer imports, seen in a process of its own."""
 
 import json
 import subprocess
@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import GenerationMixin
 
 ids = tokenizer("12>", return_tensors="pt")["input_ids"]
-more = AutoModelForCausalLM.from_pretrained(model).generate(ids, max_new_tokens=2)
-print(json.dumps([compiler, type(tokenizer) is type(AutoTokenizer.from_pretrained(model)), GenerationMixin.__module__, len(more[0]) - len(ids[0])]))
+output = AutoModelForCausalLM.from_pretrained(model).generate(ids, max_new_tokens=2)
+print(json.dumps([compiler, type(tokenizer) is type(AutoTokenizer.from_pretrained(model)), GenerationMixin.__module__, len(output[0]) - len(ids[0])]))
 """
 
 
-def test_a_tokenizer_takes_no_compiler_along_and_generation_is_there_for_who_wants_it(model: str) -> None:
+def test_a_tokenizer_imports_no_compiler_and_generate_works_afterwards(model: str) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, model], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     compiler, same, mixin, generated = json.loads(done.stdout.splitlines()[-1])

@@ -9,13 +9,13 @@ from workers.learner.policy import PolicyRank
 from workers.sync import layout
 
 
-class Again:
-    """A rank that can be started again: `become(config)`, then `start`. The ranks join each other only once."""
+class Reusable:
+    """A rank that can be started again: `set_config(config)`, then `start`. The ranks join each other only once."""
 
     config: Config
     joined = False
 
-    def become(self, config: Config) -> None:
+    def set_config(self, config: Config) -> None:
         self.config = config
 
     def join(self, address: str, port: int) -> None:
@@ -24,7 +24,7 @@ class Again:
         self.joined = True
 
 
-class PolicyAgain(Again, PolicyRank):
+class ReusablePolicyRank(Reusable, PolicyRank):
     def set_bucket_bytes(self, size: int) -> None:
         """Applies from the next connection on."""
         layout.split_into_buckets.__defaults__ = (size,)
@@ -58,5 +58,5 @@ class PolicyAgain(Again, PolicyRank):
         return digest.hexdigest()
 
 
-class CriticAgain(Again, CriticRank):
+class ReusableCriticRank(Reusable, CriticRank):
     pass
