@@ -17,7 +17,7 @@ from launch.placement import choose_transport, reserve_gpus
 from launch.ray_session.connect import address_for_ray_cli, metrics_urls, ray_session
 from launch.ray_session.leftovers import remove_leftovers
 from launch.ray_session.session import RaySession
-from rlsys.checks import check_model
+from rlsys.checks.model import check_model_fits
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
@@ -207,7 +207,7 @@ def _start_workers(
     if config.model.path == "builtin:tiny" and not model and nodes > 1:
         path = copy_model_into_run(watchdog.logs.parent, path)
     tokenizer, window = load_tokenizer(path, config), load_window(path, config)
-    if problems := check_model(config, path):
+    if problems := check_model_fits(config, path):
         raise ConfigError(problems)
     return RunningCluster(
         config,

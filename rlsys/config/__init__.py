@@ -1,1 +1,1 @@
-"""The tree of options: its schema, how it is read, short forms, suggestions. The ground floor: it imports nothing of ours but types."""
+"""The configuration: its schema, how it is read, short forms, suggestions. It imports nothing else of the project."""

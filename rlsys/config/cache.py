@@ -1,4 +1,4 @@
-"""Where what can be made again is kept between runs. It may be removed at any time."""
+"""Where files are kept between runs that can be made again at any time."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,9 @@ def cache_dir() -> Path:
 
 
 def hub_cache() -> tuple[Path, str]:
-    """Where Hugging Face's libraries keep what comes from the hub, and the variable of the environment that says so."""
-    if own := os.environ.get("HF_HUB_CACHE"):
-        return Path(own).expanduser(), "HF_HUB_CACHE"
+    """Returns the download directory of Hugging Face's libraries, and the environment variable that decides it."""
+    if directory := os.environ.get("HF_HUB_CACHE"):
+        return Path(directory).expanduser(), "HF_HUB_CACHE"
     if home := os.environ.get("HF_HOME"):
         return Path(home).expanduser() / "hub", "HF_HOME"
     return cache_dir().parent.expanduser() / "huggingface" / "hub", "XDG_CACHE_HOME"

@@ -1,8 +1,9 @@
-"""What each option means: the comment beside it in schema.py."""
+"""What each option means: the comment beside it in schema.py, behind its choices."""
 
 import ast
 import dataclasses
 import inspect
+from typing import Any
 
 from rlsys.config import schema
 from rlsys.config.schema import Config
@@ -10,7 +11,7 @@ from rlsys.config.shorthand import ENTRY_TYPES
 
 
 def option_comments() -> dict[str, str]:
-    """Comments by option, such as `policy.lr`; `reward.functions.NAME.weight` for options of named entries."""
+    """Returns comments by option, such as `policy.lr`; `reward.functions.NAME.weight` for settings of entries."""
     source = inspect.getsource(schema)
     lines = source.splitlines()
     comments = {
@@ -20,14 +21,20 @@ def option_comments() -> dict[str, str]:
         for field in node.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
-    sections = {f.name: type(getattr(Config(), f.name)) for f in dataclasses.fields(Config)}
     by_option = {
-        f"{name}.{f.name}": comments[kind.__name__, f.name]
-        for name, kind in sections.items()
-        for f in dataclasses.fields(kind)
+        f"{section.name}.{option.name}": prepend_choices(option, comments[kind.__name__, option.name])
+        for section in dataclasses.fields(Config)
+        for kind in (type(getattr(Config(), section.name)),)
+        for option in dataclasses.fields(kind)
     }
     return by_option | {
         f"{key}.NAME.{name}": comments[kind.__name__, name]
         for key, kind in ENTRY_TYPES.items()
         for name in kind.__annotations__
     }
+
+
+def prepend_choices(option: "dataclasses.Field[Any]", comment: str) -> str:
+    """ "decides the build of vLLM" -> "cpu | gpu: decides the build of vLLM" """
+    choices = option.metadata.get("choices", ()) + ("module:function",) * option.metadata.get("user_function", False)
+    return f"{' | '.join(choices)}: {comment}" if choices else comment

@@ -1,11 +1,14 @@
 """The configuration: one tree of frozen dataclasses.
 
-The comment beside a field is its documentation; a default is a recommendation. `loading` reads it from defaults ← YAML ←
-`key=value`; `rlsys.checks` finds what does not fit together. Nothing heavy is imported, so `rlsys validate` answers at once.
+The comment beside an option documents it, and `rlsys validate --options` prints it. A default is a recommendation.
+`loading` reads the tree from defaults ← YAML ← `key=value`, and `rlsys.checks` finds what does not fit together.
+Nothing heavy is imported, so `rlsys validate` answers at once.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # Methods by name, each with its options in `algorithm` or `correction`. The functions are in the files of these names.
 ADVANTAGES = {
@@ -22,6 +25,7 @@ ADVANTAGES = {
     "raw": (),
     "gae": (),
 }
+GROUP_RELATIVE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
 LOSSES = {
     "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
     "gspo": ("clip_low", "clip_high"),
@@ -41,6 +45,7 @@ CORRECTIONS = {
 KL_ESTIMATORS = ("k1", "k2", "k3", "k3_unbiased")
 NORMALIZERS = ("token_mean", "sequence_mean", "sequence_sum", "constant", "decoupled")
 TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
+MIN_TEMPERATURE = 0.01  # vLLM samples at this temperature in place of a lower one above 0
 
 
 class ConfigError(ValueError):
@@ -51,62 +56,88 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
+# --- choices and ranges; `rlsys.checks.values` checks them -----------------------------------------------------------
+
+
+def one_of(*names: str, default: str | None = "", user_function: bool = False) -> Any:
+    """An option with these choices, the first of which is the default. A user's function may be one more choice."""
+    metadata = {"choices": names, "user_function": user_function}
+    return field(default=names[0] if default == "" else default, metadata=metadata)
+
+
+def positive(default: T) -> T:
+    return field(default=default, metadata={"range": "greater than 0"})
+
+
+def not_negative(default: T) -> T:
+    return field(default=default, metadata={"range": "of 0 or more"})
+
+
+def share(default: T) -> T:
+    return field(default=default, metadata={"range": "between 0 and 1"})
+
+
+def below_one(default: T) -> T:
+    return field(default=default, metadata={"range": "from 0 to less than 1"})
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class RunConfig:
     dir: str = ""  # the run directory; empty: runs/<name of the YAML file>
-    seed: int = 0  # every random choice follows from it
-    max_restarts: int = 10  # times it goes on from its last checkpoint by itself, after policy, driver or Ray were lost
-    grace_s: float = 25.0  # after SIGTERM: seconds in which a step may still finish, before it is abandoned
+    seed: int = not_negative(0)  # every random choice follows from it
+    max_restarts: int = not_negative(10)  # restarts from the last checkpoint after the loss of policy, driver or Ray
+    grace_s: float = not_negative(25.0)  # seconds after SIGTERM in which the current step may still finish
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    device: str = "cpu"  # cpu | gpu: which build of vLLM and which DeepSpeed accelerator
-    address: str = ""  # a running Ray cluster; empty: RAY_ADDRESS if set, else a private one on this machine
-    placement: str = "separate"  # separate | colocated: whether engines and policy ranks share GPUs
-    dashboard_port: int = 0  # port of the private cluster's dashboard; 0: any free one
-    start_timeout_s: float = 600.0  # how long all workers together may take to come up
+    device: str = one_of("cpu", "gpu")  # decides the build of vLLM and DeepSpeed's accelerator
+    address: str = ""  # address of a running Ray cluster; empty: RAY_ADDRESS if set, else a private one
+    placement: str = one_of("separate", "colocated")  # whether engines and policy ranks share GPUs
+    dashboard_port: int = not_negative(0)  # port of the private cluster's dashboard; 0: any free port
+    start_timeout_s: float = positive(600.0)  # seconds within which all workers must have started
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    path: str = "builtin:tiny"  # builtin:tiny, a directory, or a hub name
-    trust_remote_code: bool = False  # whether code shipped with the model may run
+    path: str = "builtin:tiny"  # builtin:tiny, a directory, or a Hugging Face hub name
+    trust_remote_code: bool = False  # run the code that ships with the model
 
 
 @dataclass(frozen=True)
 class RewardFunction:
     """A reward function. In YAML `name: weight`, or `name: {weight: 1.0, some_option: value, …}`."""
 
-    weight: float = 1.0  # the sum of functions' scores, each times its weight, is the reward
-    function: str = ""  # built-in, module:function or file.py:function; empty: the name
-    deadline_s: float | None = (
-        None  # seconds it may take; null: reward.timeout_s, or more for model, http, judge and code
-    )
-    options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
+    weight: float = 1.0  # the reward is the sum of all functions' scores, each times its weight
+    function: str = ""  # built-in name, module:function or file.py:function; empty: the name of the entry
+    deadline_s: float | None = None  # seconds; null: reward.timeout_s, or more for model, http, judge and code
+    options: dict[str, Any] = field(default_factory=dict)  # the function's keyword arguments
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """A data set. In YAML `path`, `path: weight`, or `name: {path: …, weight: …, …}`; null is what `data` says."""
+    """A data set. In YAML `path`, `path: weight`, or `name: {path: …, weight: …, …}`."""
 
-    path: str = ""  # file, directory, hub name or builtin:<task>; empty: the name
-    weight: float | None = None  # share of prompts from this set; null for all: each row once an epoch
-    split: str = "train"  # of a Hugging Face data set
-    subset: str = ""  # of a Hugging Face data set that has several
-    source: str = ""  # its name in figures; empty: the row's own field `source`, or the file's name
-    prompt_key: str | None = None  # as in data
-    answer_key: str | None = None  # as in data
-    system: str | None = None  # as in data
-    template: str | None = None  # as in data
-    as_chat: bool | None = None  # as in data
+    path: str = ""  # file, directory, hub name or builtin:<task>; empty: the name of the entry
+    weight: float | None = None  # share of the prompts; null for every set: each row once per epoch
+    split: str = "train"  # split of a Hugging Face data set
+    subset: str = ""  # subset of a Hugging Face data set that has several
+    source: str = ""  # name in metrics; empty: the row's field `source`, else the file's name
+    prompt_key: str | None = None  # replaces data.prompt_key
+    answer_key: str | None = None  # replaces data.answer_key
+    system: str | None = None  # replaces data.system
+    template: str | None = None  # replaces data.template
+    as_chat: bool | None = None  # replaces data.as_chat
     reward: dict[str, RewardFunction] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
 
 
 @dataclass(frozen=True)
 class HeldOutSource(DataSource):
-    samples: int | None = None  # as in eval
-    temperature: float | None = None  # as in eval
+    samples: int | None = None  # replaces eval.samples
+    temperature: float | None = None  # replaces eval.temperature
 
 
 @dataclass(frozen=True)
@@ -114,106 +145,108 @@ class DataConfig:
     train: dict[str, DataSource] = field(
         default_factory=lambda: {"builtin:zigzag": DataSource("builtin:zigzag")}
     )  # JSONL, JSON, CSV or parquet files, Hugging Face data sets (directory or hub name), builtin:<task>
-    prompt_key: str = "prompt"  # the field with the prompt: text, or a list of chat messages; a.b is b in a
-    answer_key: str = "answer"  # the field that reward functions get as `answer`
-    system: str = ""  # system message put before prompts that have none; makes a chat of a text
-    template: str = ""  # Jinja file that makes a text of messages; empty: the tokenizer's own chat template
-    as_chat: bool = False  # whether a text prompt becomes a user message, and goes through the template
-    shuffle: bool = True  # a new order each epoch, a pure function of run.seed
-    overlong: str = "error"  # error | skip: prompts that rollout.max_prompt_tokens does not allow
-    on_bad_row: str = "error"  # error | skip: rows that cannot be read; skipped ones are counted and listed
+    prompt_key: str = "prompt"  # field with the prompt: a text or a list of chat messages; a.b is field b of field a
+    answer_key: str = "answer"  # field that reward functions receive as `answer`
+    system: str = ""  # system message for prompts without one; it turns a text prompt into a chat
+    template: str = ""  # Jinja file that renders messages as text; empty: the tokenizer's own chat template
+    as_chat: bool = False  # turn a text prompt into a user message and apply the chat template
+    shuffle: bool = True  # use a new order in each epoch, derived from run.seed
+    overlong: str = one_of("error", "skip")  # what happens to prompts longer than rollout.max_prompt_tokens
+    on_bad_row: str = one_of("error", "skip")  # what happens to unreadable rows; skipped rows are counted and listed
 
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    steps: int = 100  # how many batches to train on
-    prompts_per_step: int = 32  # groups in a batch
-    samples_per_prompt: int = 16  # completions in a group
-    updates_per_step: int = 1  # mini-batches, one optimizer update each, in a pass over the batch
-    epochs_per_step: int = 1  # passes over the batch
-    max_mismatch: float | None = None  # mean |rollout - old| log-prob of a step that stops it; null: by dtype and lag
-    max_skipped: int = 3  # updates in a row with a loss or gradient that is not finite; one more stops the run
+    steps: int = positive(100)  # training steps, one batch each
+    prompts_per_step: int = positive(32)  # groups in a batch
+    samples_per_prompt: int = positive(16)  # completions in a group
+    updates_per_step: int = positive(1)  # mini-batches in a pass over the batch, one optimizer update each
+    epochs_per_step: int = positive(1)  # passes over the batch
+    max_mismatch: float | None = positive(
+        None
+    )  # limit of a step's mean |rollout - old| log-prob; null: by dtype and lag
+    max_skipped: int = not_negative(3)  # updates in a row that may be skipped for a non-finite loss or gradient
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    engines: int = 2  # vLLM engines, data-parallel
-    tensor_parallel: int = 1  # GPUs per engine, each with a part of every matrix; on CPU processes
-    dtype: str = "float32"  # float32 | bfloat16
-    temperature: float = 1.0  # 0.01 or more; also divides the trainer's logits, so that log-probs compare
-    top_p: float = 1.0  # only 1: see `check`
-    top_k: int = -1  # only -1: see `check`
-    max_prompt_tokens: int = 0  # longer prompts: see data.overlong; 0: what the model's window allows
-    max_new_tokens: int = 512  # a completion is cut here
-    max_sequences: int = 256  # sequences an engine decodes at once
-    oversample: float = 0.0  # share of prompts asked for beyond a step's, so that it need not wait for the longest
-    block_size: int = 32  # tokens per KV block: prompts shorter than one share nothing
-    threads: int = 1  # CPU threads per engine
-    kv_cache_mb: int = 64  # KV cache of a CPU engine, MiB
-    gpu_memory: float = 0.85  # share of a GPU's memory a GPU engine takes
-    enforce_eager: bool = True  # false: CUDA graphs, on CPU compiled layers; slower start, faster decoding
-    exact: bool = False  # CPU: engine and trainer compute alike; rollout and old log-probs are equal bit for bit
+    engines: int = positive(2)  # vLLM engines, data-parallel
+    tensor_parallel: int = positive(1)  # GPUs per engine (processes on CPU); each holds a part of every matrix
+    dtype: str = one_of("float32", "bfloat16")  # number format of the engines' weights and activations
+    temperature: float = positive(1.0)  # 0.01 or more; also divides the trainer's logits: log-probs stay comparable
+    top_p: float = 1.0  # must be 1: the trainer's log-probs are over the whole vocabulary
+    top_k: int = -1  # must be -1, for the same reason
+    max_prompt_tokens: int = not_negative(0)  # longest prompt, see data.overlong; 0: what the model's window allows
+    max_new_tokens: int = positive(512)  # longest completion; it is truncated there
+    max_sequences: int = positive(256)  # sequences that an engine decodes at the same time
+    oversample: float = not_negative(0.0)  # extra prompts, a share of a step's: it need not wait for the longest
+    block_size: int = positive(32)  # tokens per KV-cache block; samples share the full blocks of their prompt
+    threads: int = positive(1)  # CPU threads per engine
+    kv_cache_mb: int = positive(64)  # KV cache of a CPU engine, in MiB
+    gpu_memory: float = 0.85  # share of a GPU's memory that an engine takes
+    enforce_eager: bool = True  # false: CUDA graphs (on CPU: compiled layers), for a slower start and faster decoding
+    exact: bool = False  # CPU only: engine and trainer compute alike: rollout and old log-probs are equal bits
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    ranks: int = 2  # DeepSpeed processes; one GPU each on a GPU cluster
-    zero_stage: int = 2  # 0 | 1 | 2 | 3
-    offload_optimizer: bool = False  # keep optimizer state in host memory (ZeRO 1-3)
-    offload_params: bool = False  # keep parameters in host memory (ZeRO 3)
-    dtype: str = "float32"  # float32 | bfloat16
-    tokens_per_pack: int = 4096  # tokens of one forward and backward
-    logprob_chunk: int = 1024  # positions whose logits exist at one time
-    gradient_checkpointing: bool = False  # recompute activations in the backward pass
-    compile: bool = False  # layers are compiled at their first use: some 20 s, then shorter updates; ZeRO 0-2
-    lr: float = 1e-6  # peak learning rate (AdamW)
-    lr_schedule: str = "constant"  # constant | linear | cosine, after the warm-up
-    warmup_updates: int = 0  # optimizer updates of linear warm-up
-    beta1: float = 0.9  # AdamW
-    beta2: float = 0.95  # AdamW
-    weight_decay: float = 0.0  # AdamW
-    clip_grad: float = 1.0  # global gradient norm; 0: no clipping
-    threads: int = 1  # CPU threads per rank; beside GPUs a rank has its part of the cores if that is more
-    port: int = 0  # rendezvous port of the ranks; 0: any free one
+    ranks: int = positive(2)  # DeepSpeed processes, one GPU each on a GPU cluster
+    zero_stage: int = 2  # 0 | 1 | 2 | 3: how much of the training state DeepSpeed splits over the ranks
+    offload_optimizer: bool = False  # keep the optimizer state in host memory (ZeRO 1-3)
+    offload_params: bool = False  # keep the parameters in host memory (ZeRO 3)
+    dtype: str = one_of("float32", "bfloat16")  # number format of forward and backward
+    tokens_per_pack: int = positive(4096)  # token budget of one forward and backward
+    logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass, which saves memory
+    compile: bool = False  # compile layers at their first use (about 20 s) for faster updates; ZeRO 0-2
+    lr: float = positive(1e-6)  # AdamW: peak learning rate
+    lr_schedule: str = one_of("constant", "linear", "cosine")  # course of the learning rate after the warm-up
+    warmup_updates: int = not_negative(0)  # optimizer updates of linear warm-up
+    beta1: float = below_one(0.9)  # AdamW: decay of the gradient's running mean
+    beta2: float = below_one(0.95)  # AdamW: decay of the squared gradient's running mean
+    weight_decay: float = not_negative(0.0)  # AdamW: weight decay
+    clip_grad: float = not_negative(1.0)  # largest global gradient norm; 0: no clipping
+    threads: int = positive(1)  # CPU threads per rank; on GPU nodes at least the rank's share of the cores
+    port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port
 
 
 @dataclass(frozen=True)
 class ReferenceConfig:
-    kl_coef: float = 0.0  # weight of the KL term; 0: no reference worker exists
-    kl_in: str = "loss"  # loss | reward: a term of the loss, or taken off the reward before advantages
-    kl_target: float = 0.0  # KL per token that kl_coef is adapted to keep; 0: kl_coef stays
-    kl_horizon: int = 10  # steps in which an adapted kl_coef changes by about 20 % at most
-    gpus: float = 0.0  # GPUs it takes on a GPU cluster; a fraction shares one, 0 runs it on the CPU
+    kl_coef: float = not_negative(0.0)  # weight of the KL term; 0: there is no reference worker
+    kl_in: str = one_of("loss", "reward")  # whether KL is a term of the loss or is subtracted from the reward
+    kl_target: float = not_negative(0.0)  # KL per token at which an adaptive kl_coef aims; 0: kl_coef is constant
+    kl_horizon: int = positive(10)  # steps in which an adaptive kl_coef changes by about 20 % at most
+    gpus: float = not_negative(0.0)  # GPUs on a GPU cluster; a fraction shares one, 0 runs the reference on the CPU
 
 
 @dataclass(frozen=True)
 class CriticConfig:
-    """Exists with algorithm.advantage gae only. dtype, zero_stage and the rest of its DeepSpeed settings are the policy's."""
+    """Used with algorithm.advantage gae only. dtype, zero_stage and its other DeepSpeed settings are the policy's."""
 
-    ranks: int = 1  # DeepSpeed processes; one GPU each on a GPU cluster
-    lr: float = 1e-5  # peak learning rate; policy.lr_schedule holds for it too
-    warmup_updates: int = 0  # optimizer updates of linear warm-up
-    alone_steps: int = 0  # first steps, in which the critic learns and the policy does not
-    clip: float = 0.2  # a value that has moved so far from its old one learns no more in a step; 0: no clip
-    gamma: float = 1.0  # discount of what is to come, per token
-    lam: float = 1.0  # 1: the whole return counts; less: the critic's later estimates take its place
-    whiten: bool = True  # bring advantages to mean 0 and deviation 1 over all tokens of the batch
-    port: int = 0  # rendezvous port of the ranks; 0: any free one
+    ranks: int = positive(1)  # DeepSpeed processes, one GPU each on a GPU cluster
+    lr: float = positive(1e-5)  # peak learning rate; its course is policy.lr_schedule
+    warmup_updates: int = not_negative(0)  # optimizer updates of linear warm-up
+    alone_steps: int = not_negative(0)  # first steps, which train the critic only
+    clip: float = not_negative(0.2)  # how far a value may move from its old one within a step; 0: no limit
+    gamma: float = share(1.0)  # discount per token
+    lam: float = share(1.0)  # GAE's lambda; 1: the whole return, lower: more weight on the critic's own later estimates
+    whiten: bool = True  # normalize advantages to mean 0 and deviation 1 over all tokens of the batch
+    port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port
 
 
 @dataclass(frozen=True)
 class RewardConfig:
     functions: dict[str, RewardFunction] = field(
         default_factory=lambda: {"zigzag": RewardFunction(function="zigzag")}
-    )  # built-in, module:function or file.py:function → weight, or weight and options
-    workers: int = 2  # reward processes, spread over the cluster
-    timeout_s: float = 10.0  # a function that has not judged a sample by then has its process killed
-    memory_mb: int = 4096  # memory a reward process may take, MiB; 0: no limit
-    batch: int = 32  # samples a batched function gets at once, at most
-    concurrency: int = 64  # samples that the async functions of a process are at together, about
-    on_failure: str = "drop"  # drop (leaves its group) | abort | score: x, for a sample whose verdict failed
-    max_failure_share: float = 0.5  # more failed verdicts than this in a step stop the run
-    shuffle: bool = False  # debugging: shuffle rewards within the batch; nothing can be learned then
+    )  # built-in, module:function or file.py:function, each with its weight, or with weight and options
+    workers: int = positive(2)  # reward processes, spread over the cluster
+    timeout_s: float = positive(10.0)  # seconds a function has for a sample; then its process is killed
+    memory_mb: int = not_negative(4096)  # memory limit of a reward process, in MiB; 0: no limit
+    batch: int = positive(32)  # most samples that a batched function gets at once
+    concurrency: int = positive(64)  # samples that a process's async functions judge at the same time, roughly
+    on_failure: str = "drop"  # drop (from its group) | abort | score: x: what happens to a sample whose verdict failed
+    max_failure_share: float = share(0.5)  # share of failed verdicts in a step above which the run stops
+    shuffle: bool = False  # debugging: shuffle rewards within the batch, so that nothing can be learned
 
     @property
     def failure_score(self) -> float | None:
@@ -226,99 +259,99 @@ class RewardConfig:
 class AlgorithmConfig:
     """Null stands for the method's own recommendation, which is the default of its function."""
 
-    advantage: str = "grpo"  # advantage estimator; gae: PPO, with a critic
-    std: str | None = None  # sample (1/(G-1)) | population (1/G) | none: deviation that advantages are divided by
-    eps: float | None = None  # added to the deviation
+    advantage: str = one_of(*ADVANTAGES, user_function=True)  # advantage estimator; gae: PPO, with a critic
+    std: str | None = one_of("sample", "population", "none", default=None)  # divides advantages; G-1, G or none
+    eps: float | None = not_negative(None)  # added to that deviation
     whiten: bool | None = None  # gdpo: divide by the batch's deviation at the end
-    loss: str = "ppo_clip"  # policy loss
-    clip_low: float | None = None  # how far the clip lets the ratio fall below 1 (0.2 for ppo_clip)
-    clip_high: float | None = None  # how far above (0.2 for ppo_clip)
-    dual_clip: float | None = None  # ppo_clip: bound of the ratio of bad tokens, above 1; null: none
-    tau_pos: float | None = None  # sapo: steepness of the gate for good tokens
-    tau_neg: float | None = None  # sapo: for bad tokens
-    normalize: str = "token_mean"  # token_mean | sequence_mean | sequence_sum | constant | decoupled: weights of tokens
-    constant: int = 0  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
-    control_weight: float = 1e-3  # weight of the first token with normalize=decoupled
-    kl: str = "k3"  # k1 | k2 | k3 | k3_unbiased: estimator of KL to the reference
+    loss: str = one_of(*LOSSES, user_function=True)  # policy loss
+    clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
+    clip_high: float | None = not_negative(None)  # how far above 1 the ratio is clipped (ppo_clip: 0.2)
+    dual_clip: float | None = not_negative(None)  # ppo_clip: bound of the ratio at a negative advantage; null: none
+    tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
+    tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
+    normalize: str = one_of(*NORMALIZERS)  # how the loss weights tokens
+    constant: int = not_negative(0)  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
+    control_weight: float = not_negative(1e-3)  # weight of a completion's first token with normalize=decoupled
+    kl: str = one_of(*KL_ESTIMATORS, default="k3")  # estimator of the KL to the reference
 
 
 @dataclass(frozen=True)
 class CorrectionConfig:
-    method: str = "none"  # none | tis | mis | sequence_tis | sequence_mis | icepop: weight by old / rollout probability
-    low: float | None = None  # icepop: smaller ratios weigh 0; null: the method's own
-    high: float | None = None  # larger ratios are cut to this, or weigh 0; null: the method's own
+    method: str = one_of("none", *CORRECTIONS)  # weight of a token by its ratio of old to rollout probability
+    low: float | None = not_negative(None)  # icepop: ratios below this have weight 0; null: the method's default
+    high: float | None = not_negative(None)  # larger ratios are truncated or have weight 0; null: the method's default
 
 
 @dataclass(frozen=True)
 class EntropyConfig:
-    coef: float = 0.0  # weight of an entropy bonus in the loss
-    control: str = "none"  # none | clip_cov | kl_cov: leave out, or hold, tokens of high log-prob-advantage covariance
-    share: float = 0.002  # of all tokens, that the control takes
-    low: float = 1.0  # clip_cov: takes from tokens with at least this covariance
-    high: float = 5.0  # clip_cov: and at most this
-    kl_coef: float = 1.0  # kl_cov: weight of the term that holds its tokens near their old log-probs
+    coef: float = not_negative(0.0)  # weight of an entropy bonus in the loss
+    control: str = one_of("none", "clip_cov", "kl_cov")  # leaves out, or holds, tokens of high covariance
+    share: float = share(0.002)  # share of all tokens that the control takes
+    low: float = 1.0  # clip_cov: lowest covariance of a token that it takes
+    high: float = 5.0  # clip_cov: highest covariance of a token that it takes
+    kl_coef: float = not_negative(1.0)  # kl_cov: weight of the term that holds its tokens near their old log-probs
 
 
 @dataclass(frozen=True)
 class OverlongConfig:
-    mask: bool = False  # leave completions cut at rollout.max_new_tokens out of the loss
-    buffer: int = 0  # tokens before rollout.max_new_tokens in which the reward falls evenly; 0: none
-    penalty: float = 1.0  # how much it has fallen at the end of the buffer
+    mask: bool = False  # leave completions truncated at rollout.max_new_tokens out of the loss
+    buffer: int = not_negative(0)  # tokens before rollout.max_new_tokens over which the reward falls linearly; 0: none
+    penalty: float = not_negative(1.0)  # how much the reward has fallen at the end of the buffer
 
 
 @dataclass(frozen=True)
 class DynamicSamplingConfig:
-    enabled: bool = False  # drop groups of equal rewards, and ask for other prompts until the batch is full
-    max_rounds: int = 20  # rounds of asking in a step, each for a batch at most; then the run stops
+    enabled: bool = False  # drop groups of equal rewards, and sample other prompts until the batch is full
+    max_rounds: int = positive(20)  # rounds of sampling in a step, each of one batch at most; then the run stops
 
 
 @dataclass(frozen=True)
 class SyncConfig:
-    transport: str = "auto"  # auto | shared_memory | object_store | nccl | cuda_ipc
-    verify: bool = True  # each engine proves after each sync, tensor by tensor, that it has the policy's weights
+    transport: str = one_of(*TRANSPORTS)  # how weights travel from the policy to the engines
+    verify: bool = True  # prove after each sync, tensor by tensor, that every engine has the policy's weights
 
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    max_lag: int = 0  # updates that may pass between a sample's weights and its training; 0: on-policy
-    in_flight: bool = False  # engines take weights in the middle of samples; timing decides what is sampled from what
+    max_lag: int = not_negative(0)  # updates that may pass between a sample's weights and its training; 0: on-policy
+    in_flight: bool = False  # engines take new weights in the middle of samples; timing decides at which token
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    datasets: dict[str, HeldOutSource] = field(default_factory=dict)  # as data.train; without weights
-    every: int = 10  # steps between evaluations; also before the first and after the last; 0: only those two
+    datasets: dict[str, HeldOutSource] = field(default_factory=dict)  # as in data.train, without weights
+    every: int = not_negative(10)  # steps between evaluations; 0: only before the first step and after the last
     samples: int = 1  # completions per prompt
     temperature: float = 0.0  # 0: greedy; else 0.01 or more
-    pass_score: float = 1.0  # a completion with at least this score counts as solved in pass@k
+    pass_score: float = 1.0  # lowest score of a completion that counts as solved in pass@k
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    every: int = 50  # steps between checkpoints; also after the last; 0: only that one
-    keep_last: int = 2  # older ones are removed; 0: keep all
-    keep_best: str = ""  # a figure, such as eval/all/accuracy: its best step is saved and kept too; -figure: the lowest
+    every: int = not_negative(50)  # steps between checkpoints; 0: only after the last step
+    keep_last: int = not_negative(2)  # newest checkpoints that are kept; 0: all
+    keep_best: str = ""  # metric whose best step is kept too, as eval/all/accuracy; -metric: the lowest is best
 
 
 @dataclass(frozen=True)
 class TrackerConfig:
-    """Somewhere else that figures go. In YAML `name`, or `name: {some_option: value, …}`."""
+    """Somewhere else that metrics go. In YAML `name`, or `name: {some_option: value, …}`."""
 
-    tracker: str = ""  # tensorboard | wandb | mlflow | module:function | file.py:function; empty: the name
-    options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
+    tracker: str = ""  # tensorboard | wandb | mlflow | module:function | file.py:function; empty: the name of the entry
+    options: dict[str, Any] = field(default_factory=dict)  # the tracker's keyword arguments
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    to: dict[str, TrackerConfig] = field(default_factory=dict)  # tensorboard, wandb, mlflow, …: beside metrics.jsonl
-    samples: int = 8  # prompts of an evaluation whose first completion goes there too; 0: none
-    ray: bool = True  # whether Ray's own metrics have the figures: for its dashboard, Prometheus and Grafana
+    to: dict[str, TrackerConfig] = field(default_factory=dict)  # tensorboard, wandb, mlflow, …: besides metrics.jsonl
+    samples: int = not_negative(8)  # prompts of an evaluation whose first completion is tracked too; 0: none
+    ray: bool = True  # export metrics through Ray too: for its dashboard, Prometheus and Grafana
 
 
 @dataclass(frozen=True)
 class WatchdogConfig:
-    stall_s: float = 1800.0  # a worker that is waited for, and of which nothing is heard for so long, has stalled
-    action: str = "restart"  # restart | abort: what becomes of it, after its stacks were saved
+    stall_s: float = positive(1800.0)  # seconds without an answer after which a worker has stalled
+    action: str = one_of("restart", "abort")  # what happens to a stalled worker once its stacks are saved
 
 
 @dataclass(frozen=True)

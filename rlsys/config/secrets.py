@@ -1,11 +1,11 @@
-"""Secrets come from the environment and go nowhere: what refers to one stays a reference, what looks like one is refused or hidden.
+"""Secrets come from the environment. A reference to one stays a reference; what looks like one is refused or redacted.
 
     judge: {api_key: "${oc.env:JUDGE_KEY}"}      the configuration, config.yaml and Ray hold this text
-                       │ `given`, in the process that runs the function
+                       │ `resolve_env`, in the process that runs the function
                        ▼
-    judge(…, api_key="…the value…")              what it raises is `hidden` before it is written anywhere
+    judge(…, api_key="…the value…")              `redact` cleans what it raises before that is written anywhere
 
-Values that refer to the environment elsewhere are settled at once: a path or a number is no secret.
+References in other options are resolved when the configuration is read: a path or a number is no secret.
 """
 
 import os
@@ -18,15 +18,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlsys.config.schema import ConfigError
 
-SHORTEST = 6  # characters: a shorter value would be hidden in half of all words
-NAME = re.compile(
+MIN_SECRET_CHARS = 6  # a shorter value would be redacted within ordinary words
+SECRET_NAME = re.compile(
     r"api_?key|access_?key|private_?key|secret|passw(or)?d|passphrase|credential|authorization|bearer", re.IGNORECASE
 )
-TOKEN = re.compile(r"(^|_)token$", re.IGNORECASE)  # also what a text ends with, so its value decides
-VARIABLE = re.compile(rf"{NAME.pattern}|{TOKEN.pattern}|_(key|pwd|pass)$", re.IGNORECASE)  # PWD itself is a folder
-WHERE = ("_env", "_file")  # ends of names that say where a secret is
-RANDOM = re.compile(r"(?=.*\d)[A-Za-z0-9_\-./+=:~]{16,}")
-VALUES = {
+TOKEN_NAME = re.compile(r"(^|_)token$", re.IGNORECASE)  # may name an end-of-text token too: the value decides
+SECRET_VARIABLE = re.compile(rf"{SECRET_NAME.pattern}|{TOKEN_NAME.pattern}|_(key|pwd|pass)$", re.IGNORECASE)
+POINTER_ENDINGS = ("_env", "_file")  # such names say where a secret is
+RANDOM_TEXT = re.compile(r"(?=.*\d)[A-Za-z0-9_\-./+=:~]{16,}")
+SECRET_VALUES = {
     "a well-known kind of key": re.compile(
         r"\b(sk-|hf_|gh[opsur]_|github_pat_|glpat-|xox[abprs]-|AIza)[A-Za-z0-9_\-]{16,}|\b(AKIA|ASIA)[A-Z0-9]{16}\b"
         r"|\beyJ[\w\-]{10,}\.eyJ[\w\-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
@@ -46,7 +46,7 @@ REFERENCE = re.compile(r"(?<!\\)\$\{oc\.env:\s*([^,}\s]+)")
 
 
 class EnvReference(str):
-    """A text that refers to environment variables, as YAML has it. FromEnvironment("Bearer ${oc.env:JUDGE_KEY}")"""
+    """A text that refers to environment variables, as YAML has it. EnvReference("Bearer ${oc.env:JUDGE_KEY}")"""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class EnvReference(str):
 
 
 def resolve_env(value: Any) -> Any:
-    """With the values of what it refers to: only for the process that needs them."""
+    """Replaces references with the values of the environment: only for the process that needs them."""
     if isinstance(value, dict):
         return {k: resolve_env(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -75,22 +75,23 @@ def resolve_env(value: Any) -> Any:
 
 
 def find_secrets(key: str, value: Any) -> list[str]:
-    """Sentences about texts that look like secrets, and are none that the environment holds. They do not show them."""
+    """Returns a sentence for each text that looks like a secret and is not a reference. None of them shows the text."""
     return [
-        f"{redact(place)} holds {what}. What is secret does not belong in a file or on a command line, where others can read it: put it "
-        f"into an environment variable, and {_way_out(place)}. Change it where others may have seen it."
+        f"{redact(place)} holds {kind}. A secret does not belong in a file or on a command line, where others can read "
+        f"it: put it into an environment variable, and {_way_out(place)}. Change it where others may have seen it."
         for place, text in _texts(key, value)
-        if (what := _looks_like(place, text))
+        if (kind := _secret_kind(place, text))
     ]
 
 
 def is_secret_variable(name: str, value: str) -> bool:
-    """Whether a variable's name tells of a secret, whatever its value, or its value looks like one."""
-    told = VARIABLE.search(name) and not name.lower().endswith(WHERE)
-    return bool(told or _looks_like(name, value))
+    """True if an environment variable has the name of a secret, or a value that looks like one."""
+    is_named = SECRET_VARIABLE.search(name) and not name.lower().endswith(POINTER_ENDINGS)
+    return bool(is_named or _secret_kind(name, value))
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yields every text in a value, with the option it stands in."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield key, str(name)
@@ -102,14 +103,15 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _looks_like(place: str, text: str) -> str | None:
+def _secret_kind(place: str, text: str) -> str | None:
+    """Returns in words what kind of secret the text seems to be, or None."""
     name = place.rpartition(".")[2].replace("-", "_")
-    if text and not name.lower().endswith(WHERE):
-        if NAME.search(name):
+    if text and not name.lower().endswith(POINTER_ENDINGS):
+        if SECRET_NAME.search(name):
             return "what its name calls a secret"
-        if TOKEN.search(name) and RANDOM.fullmatch(text):
+        if TOKEN_NAME.search(name) and RANDOM_TEXT.fullmatch(text):
             return "what looks like a token"
-    return next((what for what, pattern in VALUES.items() if pattern.search(text)), None)
+    return next((kind for kind, pattern in SECRET_VALUES.items() if pattern.search(text)), None)
 
 
 def _way_out(place: str) -> str:
@@ -121,30 +123,33 @@ def _way_out(place: str) -> str:
 
 
 def redact(text: str, variables: Iterable[str] = ()) -> str:
-    """With *** for the values of these variables, of all others whose names tell of secrets, and for well-known kinds of keys."""
-    named = (name for name in os.environ if VARIABLE.search(name))
+    """Replaces secrets with ***.
+
+    They are the values of `variables` and of all variables with the name of a secret, and well-known kinds of keys.
+    """
+    named = (name for name in os.environ if SECRET_VARIABLE.search(name))
     for value in sorted({os.environ.get(name, "") for name in (*variables, *named)}, key=len, reverse=True):
-        if len(value) >= SHORTEST:
+        if len(value) >= MIN_SECRET_CHARS:
             text = text.replace(value, "***")
-    for pattern in VALUES.values():
+    for pattern in SECRET_VALUES.values():
         text = pattern.sub("***", text)
     return text
 
 
-def redact_nested(fact: Any) -> Any:
-    """`hidden`, for every text in lists and mappings."""
-    if isinstance(fact, dict):
-        return {k: redact_nested(v) for k, v in fact.items()}
-    if isinstance(fact, list | tuple):
-        return [redact_nested(v) for v in fact]
-    return redact(fact) if isinstance(fact, str) else fact
+def redact_nested(value: Any) -> Any:
+    """Applies `redact` to every text in lists and mappings."""
+    if isinstance(value, dict):
+        return {k: redact_nested(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_nested(v) for v in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def referenced_variables(options: Any) -> list[str]:
-    """The environment variables that options refer to, or name."""
+    """Returns the environment variables that options refer to (`${oc.env:NAME}`) or name (`token_env: NAME`)."""
     if isinstance(options, dict):
-        said = [v for k, v in options.items() if str(k).endswith("_env") and isinstance(v, str) and v]
-        return said + [name for v in options.values() for name in referenced_variables(v)]
+        named = [v for k, v in options.items() if str(k).endswith("_env") and isinstance(v, str) and v]
+        return named + [name for v in options.values() for name in referenced_variables(v)]
     if isinstance(options, list):
         return [name for v in options for name in referenced_variables(v)]
     return options.variables if isinstance(options, EnvReference) else []

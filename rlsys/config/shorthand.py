@@ -1,8 +1,8 @@
-"""Mappings of names to functions, data sets or trackers, and the short forms people write them in.
+"""Short forms of the mappings from names to reward functions, data sets or trackers.
 
-    exact    [exact, my.py:brevity]    {exact: 1.0, my.py:brevity: 0.1}    {exact: 1.0, length: {weight: 0.1, at_most: 200}}
+    exact    [exact, my.py:brevity]    {exact: 1.0, my.py:brevity: 0.1}    {exact: 1.0, length: {at_most: 200}}
 
-What is no field of the entry is an option of the function or the tracker; a data set has no others.
+A setting that is not a field of the entry is an option of the reward function or tracker. Data sets have no options.
 """
 
 import dataclasses
@@ -17,37 +17,32 @@ ENTRY_TYPES: dict[str, type] = {
     "eval.datasets": HeldOutSource,
     "tracking.to": TrackerConfig,
 }
-SHORT = {
-    RewardFunction: "weight",
-    DataSource: "weight",
-    HeldOutSource: "",
-    TrackerConfig: "",
-}  # what a number stands for
-ITSELF = {
+NUMBER_FIELD: dict[type, str] = {RewardFunction: "weight", DataSource: "weight"}  # set by a bare number
+NAME_FIELD: dict[type, str] = {  # empty, it is the name of the entry
     RewardFunction: "function",
     DataSource: "path",
     HeldOutSource: "path",
     TrackerConfig: "tracker",
-}  # what is the name where it is not said
-OPEN = (RewardFunction, TrackerConfig)  # those with options
+}
+WITH_OPTIONS = (RewardFunction, TrackerConfig)
 
 
 def parse_entries(key: str, value: Any) -> dict[str, Any]:
-    """The entries of a mapping, from any of its forms. Raises `ValueError` with what is wrong."""
+    """Returns the entries of a mapping in any of its forms. Raises `ValueError` with what is wrong."""
     kind = ENTRY_TYPES[key]
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list) and all(isinstance(name, str) and name for name in value):
-        if doubled := next((name for name in value if value.count(name) > 1), None):
-            raise ValueError(f"`{key}` has {doubled} more than once.")
+        if duplicate := next((name for name in value if value.count(name) > 1), None):
+            raise ValueError(f"`{key}` has {duplicate} more than once.")
         value = dict.fromkeys(value)
     if not isinstance(value, dict):
         raise ValueError(f"`{key}` must be {describe_form(key)}; {value!r} is not.")
-    return {str(name): parse_entry(f"{key}.{name}", kind, str(name), given) for name, given in value.items()}
+    return {str(name): parse_entry(f"{key}.{name}", kind, str(name), settings) for name, settings in value.items()}
 
 
 def describe_form(key: str) -> str:
-    """What such a mapping looks like, in words."""
+    """Describes in words what such a mapping looks like."""
     if ENTRY_TYPES[key] is RewardFunction:
         return "a mapping of names to weights, such as {exact: 1.0}"
     if ENTRY_TYPES[key] is TrackerConfig:
@@ -55,72 +50,75 @@ def describe_form(key: str) -> str:
     return "a path, a list of paths, or a mapping of names to settings, such as {sums.jsonl: {prompt_key: question}}"
 
 
-def parse_entry(key: str, kind: type, name: str, given: Any) -> Any:
-    """One of them: null, a number, or a mapping."""
-    if given is None:
-        given = {}
-    elif isinstance(given, int | float) and not isinstance(given, bool) and SHORT[kind]:
-        given = {SHORT[kind]: float(given)}
-    if not isinstance(given, dict):
-        short = f"a number, its {SHORT[kind]}, or " if SHORT[kind] else ""
-        raise ValueError(f"`{key}` must be {short}a mapping of settings; it is {given!r}.")
+def parse_entry(key: str, kind: type, name: str, settings: Any) -> Any:
+    """Returns one entry. Its settings are null, a number, or a mapping."""
+    number = NUMBER_FIELD.get(kind)
+    if settings is None:
+        settings = {}
+    elif isinstance(settings, int | float) and not isinstance(settings, bool) and number:
+        settings = {number: float(settings)}
+    if not isinstance(settings, dict):
+        or_number = f"a number, its {number}, or " if number else ""
+        raise ValueError(f"`{key}` must be {or_number}a mapping of settings; it is {settings!r}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for field, value in given.items():
-        if field in fields:
-            values[field] = _converted(f"{key}.{field}", fields[field].type, value)
-        elif kind in OPEN:
-            values["options"] = values.get("options", {}) | {str(field): value}
+    for setting, value in settings.items():
+        if setting in fields:
+            values[setting] = convert_setting(f"{key}.{setting}", fields[setting].type, value)
+        elif kind in WITH_OPTIONS:
+            values["options"] = values.get("options", {}) | {str(setting): value}
         else:
-            near = difflib.get_close_matches(str(field), list(fields), 1)
-            raise ValueError(
-                f"`{key}` has no setting `{field}`."
-                + (f" Did you mean `{near[0]}`?" if near else f" It may have {', '.join(fields)}.")
-            )
-    itself = ITSELF[kind]
-    return kind(**(values | {itself: values.get(itself) or name}))
+            close = difflib.get_close_matches(str(setting), list(fields), 1)
+            way_out = f"Did you mean `{close[0]}`?" if close else f"It may have {', '.join(fields)}."
+            raise ValueError(f"`{key}` has no setting `{setting}`. {way_out}")
+    name_field = NAME_FIELD[kind]
+    return kind(**(values | {name_field: values.get(name_field) or name}))
 
 
 def update_entries(key: str, entries: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """With one entry, or one setting of it, said anew: `name` is all that follows the mapping's own key."""
+    """Returns the entries with one entry, or one of its settings, replaced.
+
+    `name` is what follows the mapping's own key: an entry such as `exact`, or a setting such as `exact.weight`.
+    """
     kind = ENTRY_TYPES[key]
-    inner, dot, setting = name.rpartition(".")
-    if dot and inner in entries:
-        known = {f.name: getattr(entries[inner], f.name) for f in dataclasses.fields(kind)}
-        if kind in OPEN and setting not in known:
-            known["options"] = known["options"] | {setting: value}
+    entry, dot, setting = name.rpartition(".")
+    if dot and entry in entries:
+        settings = {f.name: getattr(entries[entry], f.name) for f in dataclasses.fields(kind)}
+        if kind in WITH_OPTIONS and setting not in settings:
+            settings["options"] = settings["options"] | {setting: value}
         else:
-            known[setting] = value
-        return entries | {inner: parse_entry(f"{key}.{inner}", kind, inner, known)}
+            settings[setting] = value
+        return entries | {entry: parse_entry(f"{key}.{entry}", kind, entry, settings)}
     return entries | {name: parse_entry(f"{key}.{name}", kind, name, value)}
 
 
 def shorten_entries(entries: dict[str, Any]) -> dict[str, Any]:
-    """The shortest form that reads as these entries: what is saved with a run, and compared with it."""
-    return {name: _short(name, e) for name, e in entries.items()}
+    """Returns the shortest form that reads as these entries. Runs are saved and compared in this form."""
+    return {name: shorten_entry(name, entry) for name, entry in entries.items()}
 
 
-def _short(name: str, e: Any) -> Any:
-    default = type(e)(**{ITSELF[type(e)]: name})
-    said = {f.name: getattr(e, f.name) for f in dataclasses.fields(e) if getattr(e, f.name) != getattr(default, f.name)}
-    if "reward" in said:
-        said["reward"] = shorten_entries(said["reward"])
-    if "options" in said and not set(said["options"]) & {f.name for f in dataclasses.fields(e)}:
-        said |= said.pop("options")
-    if isinstance(e, RewardFunction) and set(said) <= {"weight"}:
-        return e.weight
-    return said or None
+def shorten_entry(name: str, entry: Any) -> Any:
+    default = type(entry)(**{NAME_FIELD[type(entry)]: name})
+    names = [f.name for f in dataclasses.fields(entry)]
+    settings = {n: getattr(entry, n) for n in names if getattr(entry, n) != getattr(default, n)}
+    if "reward" in settings:
+        settings["reward"] = shorten_entries(settings["reward"])
+    if "options" in settings and not set(settings["options"]) & set(names):
+        settings |= settings.pop("options")
+    if isinstance(entry, RewardFunction) and set(settings) <= {"weight"}:
+        return entry.weight
+    return settings or None
 
 
-def _converted(key: str, kind: Any, value: Any) -> Any:
-    """A setting of the right type, or `ValueError`."""
+def convert_setting(key: str, kind: Any, value: Any) -> Any:
+    """Returns a setting with the type of its field. Raises `ValueError` for another type."""
     if kind == dict[str, RewardFunction]:
         return parse_functions(key, value)
     if kind == dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError(f"`{key}` must be a mapping; it is {value!r}.")
         return {str(k): v for k, v in value.items()}
-    may_be_null = kind != (kind := _without_none(kind))
+    may_be_null = kind != (kind := without_none(kind))
     if value is None and may_be_null:
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -132,7 +130,7 @@ def _converted(key: str, kind: Any, value: Any) -> Any:
 
 
 def parse_functions(key: str, value: Any) -> dict[str, RewardFunction]:
-    """Reward functions in any of their forms. `functions("reward", {"exact": 1.0})`"""
+    """Returns reward functions, given in any of their forms. `parse_functions("reward", {"exact": 1.0})`"""
     if value is None or value == {}:
         return {}
     if all(isinstance(v, RewardFunction) for v in (value.values() if isinstance(value, dict) else [None])):
@@ -143,6 +141,7 @@ def parse_functions(key: str, value: Any) -> dict[str, RewardFunction]:
         raise ValueError(str(error).replace("reward.functions", key)) from None
 
 
-def _without_none(kind: Any) -> Any:
-    inner = [k for k in getattr(kind, "__args__", ()) if k is not type(None)]
-    return inner[0] if inner else kind
+def without_none(kind: Any) -> Any:
+    """float | None -> float"""
+    members = [k for k in getattr(kind, "__args__", ()) if k is not type(None)]
+    return members[0] if members else kind

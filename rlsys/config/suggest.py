@@ -1,4 +1,4 @@
-"""What somebody may have meant who wrote an option that there is not: a name from another system, or one that is spelt nearly so."""
+"""Suggests an option for an unknown name: one that is spelled like it, or our name for another library's."""
 
 import dataclasses
 import difflib
@@ -6,190 +6,91 @@ from typing import Any
 
 from rlsys.config.schema import Config
 
-# What verl, TRL and OpenRLHF call our options, by the last part of the name, or the last two where one would lead astray.
-# configs/MIGRATING.md says where the values differ.
-ELSEWHERE = {
-    "adv_estimator": "algorithm.advantage",
-    "norm_adv_by_std_in_grpo": "algorithm.std",
-    "scale_rewards": "algorithm.std",
-    "cliprange": "algorithm.clip_low",
-    "clip_ratio": "algorithm.clip_low",
-    "clip_ratio_low": "algorithm.clip_low",
-    "epsilon": "algorithm.clip_low",
-    "clip_ratio_high": "algorithm.clip_high",
-    "epsilon_high": "algorithm.clip_high",
-    "clip_ratio_c": "algorithm.dual_clip",
-    "delta": "algorithm.dual_clip",
-    "importance_sampling_level": "algorithm.loss",
-    "loss_mode": "algorithm.loss",
-    "loss_agg_mode": "algorithm.normalize",
-    "loss_type": "algorithm.normalize",
-    "kl_loss_type": "algorithm.kl",
-    "kl_penalty": "algorithm.kl",
-    "beta": "reference.kl_coef",
-    "kl_loss_coef": "reference.kl_coef",
-    "init_kl_coef": "reference.kl_coef",
-    "use_kl_in_reward": "reference.kl_in",
-    "target_kl": "reference.kl_target",
-    "horizon": "reference.kl_horizon",
-    "entropy_coef": "entropy.coef",
-    "entropy_coeff": "entropy.coef",
-    "mask_truncated_completions": "overlong.mask",
-    "overlong_buffer": "overlong.buffer",
-    "filter_groups": "dynamic_sampling.enabled",
-    "max_num_gen_batches": "dynamic_sampling.max_rounds",
-    "n": "trainer.samples_per_prompt",
-    "num_generations": "trainer.samples_per_prompt",
-    "train_batch_size": "trainer.prompts_per_step",
-    "ppo_mini_batch_size": "trainer.updates_per_step",
-    "ppo_epochs": "trainer.epochs_per_step",
-    "num_iterations": "trainer.epochs_per_step",
-    "max_steps": "trainer.steps",
-    "total_training_steps": "trainer.steps",
-    "save_total_limit": "checkpoint.keep_last",
-    "max_actor_ckpt_to_keep": "checkpoint.keep_last",
-    "max_prompt_length": "rollout.max_prompt_tokens",
-    "max_response_length": "rollout.max_new_tokens",
-    "max_completion_length": "rollout.max_new_tokens",
-    "gpu_memory_utilization": "rollout.gpu_memory",
-    "vllm_gpu_memory_utilization": "rollout.gpu_memory",
-    "tensor_model_parallel_size": "rollout.tensor_parallel",
-    "vllm_tensor_parallel_size": "rollout.tensor_parallel",
-    "learning_rate": "policy.lr",
-    "grad_clip": "policy.clip_grad",
-    "max_grad_norm": "policy.clip_grad",
-    "cliprange_value": "critic.clip",
-    "critic_warmup": "critic.alone_steps",
-    "custom_reward_function": "reward.functions",
-    "reward_manager": "reward.functions",
-    "reward_model": "reward.functions",
-    "sandbox_fusion": "reward.functions",
-    "reward_funcs": "reward.functions",
-    "reward_weights": "reward.functions",
-    "reward_model_path": "reward.functions",
-    "reward_pretrain": "reward.functions",
-    "remote_rm_url": "reward.functions",
-    "train_files": "data.train",
-    "train_dataset": "data.train",
-    "dataset_name": "data.train",
-    "dataset_config": "data.train",
-    "dataset_train_split": "data.train",
-    "prompt_data": "data.train",
-    "prompt_data_probs": "data.train",
-    "prompt_split": "data.train",
-    "input_key": "data.prompt_key",
-    "label_key": "data.answer_key",
-    "system_prompt": "data.system",
-    "input_template": "data.template",
-    "apply_chat_template": "data.as_chat",
-    "shuffle_dataset": "data.shuffle",
-    "filter_overlong_prompts": "data.overlong",
-    "truncation": "data.overlong",
-    "val_files": "eval.datasets",
-    "eval_dataset": "eval.datasets",
-    "eval_split": "eval.datasets",
-    "dataset_test_split": "eval.datasets",
-    "test_freq": "eval.every",
-    "val_before_train": "eval.every",
-    "eval_steps": "eval.every",
-    "eval_strategy": "eval.every",
-    "eval_on_start": "eval.every",
-    "val_kwargs": "eval.samples",
-    "val_kwargs.n": "eval.samples",
-    "num_generations_eval": "eval.samples",
-    "eval_n_samples_per_prompt": "eval.samples",
-    "val_kwargs.temperature": "eval.temperature",
-    "do_sample": "eval.temperature",
-    "eval_temperature": "eval.temperature",
-    "rollout_data_dir": "run.dir",
-    "validation_data_dir": "run.dir",
-    "log_completions": "run.dir",
-    "freezing_actor_steps": "critic.alone_steps",
-    "advantage_estimator": "algorithm.advantage",
-    "no_advantage_std_norm": "algorithm.std",
-    "policy_loss_type": "algorithm.loss",
-    "eps_clip": "algorithm.clip_low",
-    "eps_clip_low_high": "algorithm.clip_low",
-    "kl_estimator": "algorithm.kl",
-    "use_kl_loss": "reference.kl_in",
-    "entropy_loss_coef": "entropy.coef",
-    "overlong_buffer_len": "overlong.buffer",
-    "overlong_penalty_factor": "overlong.penalty",
-    "penalty_factor": "overlong.penalty",
-    "dynamic_filtering": "dynamic_sampling.enabled",
-    "rollout_is": "correction.method",
-    "vllm_importance_sampling_correction": "correction.method",
-    "enable_vllm_is_correction": "correction.method",
-    "rollout_is_threshold": "correction.high",
-    "tis_imp_ratio_cap": "correction.high",
-    "vllm_importance_sampling_mode": "correction.method",
-    "vllm_importance_sampling_clip_max": "correction.high",
-    "vllm_importance_sampling_cap": "correction.high",
-    "vllm_is_truncated_threshold": "correction.high",
-    "rollout_batch_size": "trainer.prompts_per_step",
-    "n_samples_per_prompt": "trainer.samples_per_prompt",
-    "max_epochs": "trainer.epochs_per_step",
-    "max_ckpt_num": "checkpoint.keep_last",
-    "save_freq": "checkpoint.every",
-    "save_steps": "checkpoint.every",
-    "prompt_max_len": "rollout.max_prompt_tokens",
-    "generate_max_len": "rollout.max_new_tokens",
-    "vllm_num_engines": "rollout.engines",
-    "hybrid_engine": "cluster.placement",
-    "vllm_mode": "cluster.placement",
-    "colocate_all_models": "cluster.placement",
-    "async_train": "pipeline.max_lag",
-    "async_queue_size": "pipeline.max_lag",
-    "actor_learning_rate": "policy.lr",
-    "critic_learning_rate": "critic.lr",
-    "max_norm": "policy.clip_grad",
-    "l2": "policy.weight_decay",
-    "ppo_max_token_len_per_gpu": "policy.tokens_per_pack",
-    "train_max_tokens_per_gpu": "policy.tokens_per_pack",
-    "use_torch_compile": "policy.compile",
-    "torch_compile": "policy.compile",
-    "optimizer_offload": "policy.offload_optimizer",
-    "adam_offload": "policy.offload_optimizer",
-    "lambd": "critic.lam",
-    "value_clip": "critic.clip",
-    "model_name_or_path": "model.path",
-    "pretrain": "model.path",
-    "logger": "tracking.to",
-    "report_to": "tracking.to",
-    "use_wandb": "tracking.to",
-    "use_tensorboard": "tracking.to",
-    "project_name": "tracking.to",
-    "wandb_project": "tracking.to",
-    "default_local_dir": "run.dir",
-    "output_dir": "run.dir",
-    "ckpt_path": "run.dir",
-    "save_path": "run.dir",
-    "experiment_name": "run.dir",
-    "run_name": "run.dir",
-    "wandb_run_name": "run.dir",
-    "generation_batch_size": "trainer.prompts_per_step",
-    "per_device_train_batch_size": "trainer.prompts_per_step",
-    "steps_per_generation": "trainer.updates_per_step",
-    "gradient_accumulation_steps": "trainer.updates_per_step",
-    "advantage.estimator": "algorithm.advantage",
-    "kl.init_coef": "reference.kl_coef",
-    "kl.use_loss": "reference.kl_in",
-    "rollout.batch_size": "trainer.prompts_per_step",
-    "train.batch_size": "trainer.updates_per_step",
-    "train.async_enable": "pipeline.max_lag",
-    "train.colocate_all": "cluster.placement",
-    "vllm.num_engines": "rollout.engines",
-    "reward.remote_url": "reward.functions",
-    "prompt_dataset": "data.train",
-    "eval.steps": "eval.every",
-    "eval.n_samples_per_prompt": "eval.samples",
-    "ckpt.path": "run.dir",
-    "ckpt.max_num": "checkpoint.keep_last",
+# Our option, and its names in verl, TRL and OpenRLHF: the last part of each, or the last two where one is ambiguous.
+# configs/README.md says where the values differ.
+FOREIGN_NAMES = {
+    "run.dir": (
+        "rollout_data_dir validation_data_dir log_completions default_local_dir output_dir ckpt_path "
+        "save_path experiment_name run_name wandb_run_name ckpt.path"
+    ),
+    "cluster.placement": "hybrid_engine vllm_mode colocate_all_models train.colocate_all",
+    "model.path": "model_name_or_path pretrain",
+    "data.train": (
+        "train_files train_dataset dataset_name dataset_config dataset_train_split prompt_data "
+        "prompt_data_probs prompt_split prompt_dataset"
+    ),
+    "data.prompt_key": "input_key",
+    "data.answer_key": "label_key",
+    "data.system": "system_prompt",
+    "data.template": "input_template",
+    "data.as_chat": "apply_chat_template",
+    "data.shuffle": "shuffle_dataset",
+    "data.overlong": "filter_overlong_prompts truncation",
+    "trainer.steps": "max_steps total_training_steps",
+    "trainer.prompts_per_step": (
+        "train_batch_size rollout_batch_size generation_batch_size per_device_train_batch_size rollout.batch_size"
+    ),
+    "trainer.samples_per_prompt": "n num_generations n_samples_per_prompt",
+    "trainer.updates_per_step": "ppo_mini_batch_size steps_per_generation gradient_accumulation_steps train.batch_size",
+    "trainer.epochs_per_step": "ppo_epochs num_iterations max_epochs",
+    "rollout.engines": "vllm_num_engines vllm.num_engines",
+    "rollout.tensor_parallel": "tensor_model_parallel_size vllm_tensor_parallel_size",
+    "rollout.max_prompt_tokens": "max_prompt_length prompt_max_len",
+    "rollout.max_new_tokens": "max_response_length max_completion_length generate_max_len",
+    "rollout.gpu_memory": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "policy.offload_optimizer": "optimizer_offload adam_offload",
+    "policy.tokens_per_pack": "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
+    "policy.compile": "use_torch_compile torch_compile",
+    "policy.lr": "learning_rate actor_learning_rate",
+    "policy.weight_decay": "l2",
+    "policy.clip_grad": "grad_clip max_grad_norm max_norm",
+    "reference.kl_coef": "beta kl_loss_coef init_kl_coef kl.init_coef",
+    "reference.kl_in": "use_kl_in_reward use_kl_loss kl.use_loss",
+    "reference.kl_target": "target_kl",
+    "reference.kl_horizon": "horizon",
+    "reward.functions": (
+        "custom_reward_function reward_manager reward_model sandbox_fusion reward_funcs reward_weights "
+        "reward_model_path reward_pretrain remote_rm_url reward.remote_url"
+    ),
+    "critic.lr": "critic_learning_rate",
+    "critic.alone_steps": "critic_warmup freezing_actor_steps",
+    "critic.clip": "cliprange_value value_clip",
+    "critic.lam": "lambd",
+    "algorithm.advantage": "adv_estimator advantage_estimator advantage.estimator",
+    "algorithm.std": "norm_adv_by_std_in_grpo scale_rewards no_advantage_std_norm",
+    "algorithm.loss": "importance_sampling_level loss_mode policy_loss_type",
+    "algorithm.clip_low": "cliprange clip_ratio clip_ratio_low epsilon eps_clip eps_clip_low_high",
+    "algorithm.clip_high": "clip_ratio_high epsilon_high",
+    "algorithm.dual_clip": "clip_ratio_c delta",
+    "algorithm.normalize": "loss_agg_mode loss_type",
+    "algorithm.kl": "kl_loss_type kl_penalty kl_estimator",
+    "correction.method": (
+        "rollout_is vllm_importance_sampling_correction enable_vllm_is_correction vllm_importance_sampling_mode"
+    ),
+    "correction.high": (
+        "rollout_is_threshold tis_imp_ratio_cap vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_cap vllm_is_truncated_threshold"
+    ),
+    "entropy.coef": "entropy_coef entropy_coeff entropy_loss_coef",
+    "overlong.mask": "mask_truncated_completions",
+    "overlong.buffer": "overlong_buffer overlong_buffer_len",
+    "overlong.penalty": "overlong_penalty_factor penalty_factor",
+    "dynamic_sampling.enabled": "filter_groups dynamic_filtering",
+    "dynamic_sampling.max_rounds": "max_num_gen_batches",
+    "pipeline.max_lag": "async_train async_queue_size train.async_enable",
+    "eval.datasets": "val_files eval_dataset eval_split dataset_test_split",
+    "eval.every": "test_freq val_before_train eval_steps eval_strategy eval_on_start eval.steps",
+    "eval.samples": "val_kwargs val_kwargs.n num_generations_eval eval_n_samples_per_prompt eval.n_samples_per_prompt",
+    "eval.temperature": "val_kwargs.temperature do_sample eval_temperature",
+    "checkpoint.every": "save_freq save_steps",
+    "checkpoint.keep_last": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num ckpt.max_num",
+    "tracking.to": "logger report_to use_wandb use_tensorboard project_name wandb_project",
 }
+OPTION_BY_FOREIGN_NAME = {name: option for option, names in FOREIGN_NAMES.items() for name in names.split()}
 
 
 def option_names(kind: Any = Config, prefix: str = "") -> list[str]:
-    """Every option's dotted name."""
+    """Returns every option by its dotted name."""
     names = []
     for f in dataclasses.fields(kind):
         names += option_names(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else [prefix + f.name]
@@ -197,29 +98,32 @@ def option_names(kind: Any = Config, prefix: str = "") -> list[str]:
 
 
 def suggest_option(key: str) -> str:
-    """A sentence for the end of the message."""
+    """Returns a sentence for the end of the message about an unknown option."""
     if key == "base":
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
-    ours, leaf = [*option_names(), "base"], key.rpartition(".")[2]
-    alike = [o for o in ours if o.rpartition(".")[2] == key]
-    if len(alike) > 1:  # a section is missing, and who knows which
-        return f" Did you mean one of {', '.join(f'`{o}`' for o in alike)}?"
-    found = (
+    options, leaf = [*option_names(), "base"], key.rpartition(".")[2]
+    without_section = [o for o in options if o.rpartition(".")[2] == key]
+    if len(without_section) > 1:
+        return f" Did you mean one of {', '.join(f'`{o}`' for o in without_section)}?"
+    option = (
         translate_option(key)
-        or closest_option(key, [o for o in ours if o.rpartition(".")[2] == leaf])
-        or next(iter(difflib.get_close_matches(key, ours, 1, 0.7)), None)
-        or next((o for o in ours if difflib.get_close_matches(leaf, [o.rpartition(".")[2]], 1, 0.8)), None)
+        or closest_option(key, [o for o in options if o.rpartition(".")[2] == leaf])
+        or next(iter(difflib.get_close_matches(key, options, 1, 0.7)), None)
+        or next((o for o in options if difflib.get_close_matches(leaf, [o.rpartition(".")[2]], 1, 0.8)), None)
     )
-    return f" Did you mean `{found}`?" if found else " `rlsys validate --options` lists them all."
+    return f" Did you mean `{option}`?" if option else " `rlsys validate --options` lists them all."
 
 
 def translate_option(key: str) -> str | None:
-    """Ours for a name from elsewhere, which its last known part decides.  "reward_model.path" -> "reward.functions" """
+    """Returns our option for another library's, by the last part of its name that is known.
+
+    "reward_model.path" -> "reward.functions"
+    """
     parts = key.split(".")
     names = [name for i in reversed(range(len(parts))) for name in (".".join(parts[i - 1 : i + 1]), parts[i])]
-    return next((ELSEWHERE[name] for name in names if name in ELSEWHERE), None)
+    return next((OPTION_BY_FOREIGN_NAME[name] for name in names if name in OPTION_BY_FOREIGN_NAME), None)
 
 
-def closest_option(key: str, among: list[str]) -> str | None:
-    """Of options of that name in several sections: the one whose section is spelt nearly so, or the first."""
-    return next(iter(difflib.get_close_matches(key, among, 1, 0.7) or among), None)
+def closest_option(key: str, candidates: list[str]) -> str | None:
+    """Returns the candidate with the most similar name, or else the first."""
+    return next(iter(difflib.get_close_matches(key, candidates, 1, 0.7) or candidates), None)

@@ -15,7 +15,7 @@ ROOMS = {
     "rlsys": [
         *("types", "text", "seeds", "interfaces", "config", "tasks", "sandbox", "rewards", "data", "runs", "tracking"),
         *("algorithms", "packs", "models", "sampling", "pipeline", "evaluation", "numerics", "metrics", "trainer"),
-        *("estimates", "checks_sets", "checks", "analysis"),
+        *("estimates", "checks", "analysis"),
     ],
     "workers": ["supervision", "sync", "cpu", "reward", "rollout", "learner"],
     "launch": [

@@ -279,7 +279,7 @@ def test_settings_show_differences_from_the_defaults_with_meanings(tmp_path):
         "trainer.steps", "trainer.prompts_per_step", "trainer.samples_per_prompt",
     ]  # fmt: skip
     steps = options["trainer.steps"]
-    assert (steps["value"], steps["default"], steps["meaning"]) == ("7", "100", "how many batches to train on")
+    assert (steps["value"], steps["default"], steps["meaning"]) == ("7", "100", "training steps, one batch each")
 
 
 def test_secrets_are_hidden_wherever_they_come_from(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsys import checks
 from rlsys.algorithms import advantages, corrections, kl, losses
+from rlsys.checks import methods, values
 from rlsys.config import loading, schema
 from rlsys.config.schema import Config
 from rlsys.packs import packing
@@ -82,7 +82,7 @@ def test_every_option_of_a_method_is_a_field_that_may_be_null():
 
 
 def test_those_who_compare_within_a_group_are_advantages_there_are():
-    assert {*schema.ADVANTAGES} - {*checks.GROUP_RELATIVE} == {"reinforce_pp", "remax", "raw", "gae"}
+    assert {*schema.ADVANTAGES} - {*schema.GROUP_RELATIVE} == {"reinforce_pp", "remax", "raw", "gae"}
 
 
 def test_the_bounds_known_of_corrections_are_those_of_their_functions():
@@ -91,12 +91,12 @@ def test_the_bounds_known_of_corrections_are_those_of_their_functions():
         defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
         if {"low", "high"} <= {*defaults}:
             both[name] = (defaults["low"], defaults["high"])
-    assert both == checks.CORRECTION_BOUNDS
+    assert both == methods.CORRECTION_BOUNDS
 
 
 def test_the_recipes_named_in_hints_are_the_files_for_methods_on_the_tiny_model():
     files = {path.stem for path in CONFIGS if not path.stem.endswith("_gpu")}
-    assert {*checks.RECIPES} == files - {"tiny_cpu"}
+    assert {*values.RECIPES} == files - {"tiny_cpu"}
 
 
 def test_the_normalizers_listed_are_those_the_packing_knows():

@@ -333,8 +333,8 @@ def test_a_name_without_its_section_leads_to_all_that_have_it(refused):
 
 def test_names_of_other_libraries_lead_to_options_there_are_and_are_no_name_of_ours():
     ours = {*loading.flatten(Config())}
-    assert {*suggest.ELSEWHERE.values()} <= ours
-    assert not {*suggest.ELSEWHERE} & {part for key in ours for part in key.split(".")}
+    assert {*suggest.OPTION_BY_FOREIGN_NAME.values()} <= ours
+    assert not {*suggest.OPTION_BY_FOREIGN_NAME} & {part for key in ours for part in key.split(".")}
 
 
 def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_only_options_there_are():
@@ -350,7 +350,7 @@ def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_onl
         for name in re.findall(r"`([^`]+)`", "".join(elsewhere))
         for parts in (1, 2)
     }
-    assert {*suggest.ELSEWHERE.items()} <= named
+    assert {*suggest.OPTION_BY_FOREIGN_NAME.items()} <= named
     assert {ours for _, ours in named} <= {*loading.flatten(Config())}
 
 

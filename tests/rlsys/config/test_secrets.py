@@ -124,7 +124,7 @@ def test_a_literal_that_looks_like_a_secret_is_refused_without_being_shown(optio
         assert secret not in problem
     text = loading.OmegaConf.to_yaml({"reward": {"functions": {"own.py:good": {option: value}}}})
     file.write_text(text)
-    assert any("What is secret does not belong" in found for found in problems_of(file))
+    assert any("A secret does not belong" in found for found in problems_of(file))
 
 
 @pytest.mark.parametrize(

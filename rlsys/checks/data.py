@@ -1,0 +1,65 @@
+"""Checks the data sets to train and to evaluate on."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlsys.config.schema import MIN_TEMPERATURE, Config, ConfigError, DataSource
+from rlsys.data.origin import Origin, locate_data
+
+
+def check_data(c: Config) -> Iterator[str]:
+    if not c.data.train:
+        yield "data.train is empty; name at least one data set, such as `data.train: sums.jsonl`."
+    weights = [source.weight for source in c.data.train.values()]
+    if any(w is not None for w in weights) and not all(w is not None and 0 < w < math.inf for w in weights):
+        yield (
+            f"data.train: the weights are {', '.join(map(str, weights))} (of {', '.join(c.data.train)}); "
+            "give every set a weight above 0, or none of them."
+        )
+    yield from missing_template("data", c.data.template)
+    for name, source in c.data.train.items():
+        yield from check_source("data.train", name, source)
+
+
+def check_eval(c: Config) -> Iterator[str]:
+    yield from check_sampling("eval", c.eval.samples, c.eval.temperature)
+    for name, source in c.eval.datasets.items():
+        yield from check_source("eval.datasets", name, source)
+        if source.weight is not None:
+            yield f"eval.datasets.{name} has a weight; every held-out prompt is asked. Leave it out."
+        if source.samples is not None or source.temperature is not None:
+            samples = c.eval.samples if source.samples is None else source.samples
+            temperature = c.eval.temperature if source.temperature is None else source.temperature
+            yield from check_sampling(f"eval.datasets.{name}", samples, temperature)
+
+
+def check_sampling(key: str, samples: int, temperature: float) -> Iterator[str]:
+    if samples < 1:
+        yield f"{key}.samples is {samples}; it must be a whole number greater than 0."
+    elif not 0 <= temperature < math.inf:
+        yield f"{key}.temperature is {temperature}; it must be a number of 0 or more."
+    elif 0 < temperature < MIN_TEMPERATURE:
+        yield (
+            f"{key}.temperature is {temperature:g}; vLLM would take {MIN_TEMPERATURE:g} in its place. "
+            f"Use 0, which is greedy, or {MIN_TEMPERATURE:g} or more."
+        )
+    elif samples > 1 and temperature == 0:
+        yield (
+            f"{key}.samples is {samples}, and temperature 0 gives the same completion {samples} times. "
+            "Use a temperature such as 1.0."
+        )
+
+
+def check_source(key: str, name: str, source: DataSource) -> Iterator[str]:
+    """A data set that does not exist or cannot be read, and a template that does not exist."""
+    try:
+        locate_data(Origin(source.path, source.split, source.subset))
+    except ConfigError as error:
+        yield from (f"{key}: {problem}" for problem in error.problems)
+    yield from missing_template(f"{key}.{name}", source.template or "")
+
+
+def missing_template(key: str, template: str) -> Iterator[str]:
+    if template and not Path(template).expanduser().is_file():
+        yield f"{key}.template: the Jinja file {template} does not exist (from {Path.cwd()})."

@@ -1,0 +1,57 @@
+"""Checks the machines: cluster, sync and watchdog."""
+
+from collections.abc import Iterator
+
+from rlsys.checks.rewards import all_functions
+from rlsys.checks.sampling import updates_while_sampling
+from rlsys.config.schema import Config
+from rlsys.rewards.settings import function_deadline
+
+
+def check_cluster(c: Config) -> Iterator[str]:
+    if c.cluster.placement != "colocated":
+        return
+    if c.cluster.device == "cpu":
+        yield "cluster.placement colocated shares GPUs; cluster.device is cpu. Use separate."
+        return
+    if c.algorithm.advantage == "gae" and c.critic.ranks > c.policy.ranks:
+        yield (
+            f"critic.ranks ({c.critic.ranks}) is more than the GPUs of cluster.placement colocated, "
+            f"policy.ranks ({c.policy.ranks})."
+        )
+    if c.rollout.engines * c.rollout.tensor_parallel != c.policy.ranks:
+        yield (
+            "cluster.placement colocated puts one policy rank on each engine GPU, but rollout.engines "
+            f"({c.rollout.engines}) × rollout.tensor_parallel ({c.rollout.tensor_parallel}) is not policy.ranks "
+            f"({c.policy.ranks})."
+        )
+    if updates_while_sampling(c) > 0:
+        yield (
+            f"pipeline.max_lag {c.pipeline.max_lag} generates while training; colocated GPUs do one at a time. "
+            f"Use placement separate, or max_lag {int(bool(c.rollout.oversample))}."
+        )
+
+
+def check_sync(c: Config) -> Iterator[str]:
+    transport, colocated = c.sync.transport, c.cluster.placement == "colocated"
+    if c.cluster.device == "cpu":
+        if transport in ("nccl", "cuda_ipc"):
+            yield f"sync.transport {transport} needs GPUs; cluster.device is cpu. Use auto."
+    elif transport == "cuda_ipc" and not colocated:
+        yield "sync.transport cuda_ipc passes pointers within one GPU; it needs cluster.placement colocated."
+    elif transport == "nccl" and colocated:
+        yield (
+            "sync.transport nccl cannot connect two processes on one GPU; "
+            "with cluster.placement colocated use cuda_ipc."
+        )
+
+
+def check_watchdog(c: Config) -> Iterator[str]:
+    timed = [(key, f) for key, f in all_functions(c) if isinstance(f.options.get("timeout_s", 0), int | float)]
+    deadlines = [(function_deadline(f, c.reward.timeout_s), key) for key, f in timed]
+    slowest, key = max(deadlines, default=(0.0, ""))
+    if not c.watchdog.stall_s > slowest:
+        yield (
+            f"watchdog.stall_s ({c.watchdog.stall_s:g}) is not more than what {key} may take ({slowest:g} s): every "
+            "slow verdict would count as a stall. Use a larger stall_s, or shorter deadlines."
+        )

@@ -1,0 +1,103 @@
+"""Checks the method: algorithm, correction, entropy, reference and critic."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rlsys.config.plugins import user_function_problems
+from rlsys.config.schema import ADVANTAGES, CORRECTIONS, LOSSES, AlgorithmConfig, Config
+
+CORRECTION_BOUNDS = {"icepop": (0.5, 5.0)}  # default low and high of a correction that has both, as in its function
+
+
+def check_algorithm(c: Config) -> Iterator[str]:
+    a = c.algorithm
+    yield from unused_options(a, "algorithm.advantage", a.advantage, ADVANTAGES)
+    yield from unused_options(a, "algorithm.loss", a.loss, LOSSES)
+    yield from unused_weights(c)
+    yield from user_function_problems("algorithm.advantage", a.advantage)
+    yield from user_function_problems("algorithm.loss", a.loss)
+    if a.dual_clip is not None and a.dual_clip <= 1:
+        yield f"algorithm.dual_clip is {a.dual_clip:g}; it must be greater than 1, or null for none."
+    kl_in_reward = c.reference.kl_in == "reward" and c.reference.kl_coef
+    if a.advantage == "max_rl" and (c.overlong.buffer or kl_in_reward):
+        yield (
+            "algorithm.advantage max_rl takes rewards of 0 or more; overlong.buffer and reference.kl_in reward take "
+            "something off. Use overlong.buffer 0 and reference.kl_in loss."
+        )
+    if a.advantage == "gdpo" and kl_in_reward:
+        yield (
+            "algorithm.advantage gdpo brings each part of the reward to one deviation, so reference.kl_coef "
+            f"({c.reference.kl_coef:g}) would say nothing of KL in the reward. Use reference.kl_in loss."
+        )
+
+
+def unused_options(section: object, key: str, method: str, table: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Options of other methods of `table`. They would silently have no effect."""
+    if method not in table:
+        return  # a user's function may ask for any option
+    prefix = key.partition(".")[0]
+    for option in sorted({option for options in table.values() for option in options} - set(table[method])):
+        value = getattr(section, option)
+        if value is not None:
+            used = ", ".join(f"{prefix}.{name}" for name in table[method]) or "no options"
+            yield f"{prefix}.{option} is {value}, but {key} {method} does not use it; it has {used}."
+
+
+def unused_weights(c: Config) -> Iterator[str]:
+    """Options of one way to weight tokens, given with another."""
+    if ":" in c.algorithm.advantage + c.algorithm.loss:
+        return  # a user's function may ask for any option
+    for normalize, option in (("constant", "constant"), ("decoupled", "control_weight")):
+        value, default = getattr(c.algorithm, option), getattr(AlgorithmConfig(), option)
+        if value != default and c.algorithm.normalize != normalize:
+            yield (
+                f"algorithm.{option} is {value}, but algorithm.normalize {c.algorithm.normalize} does not use it. "
+                f"Use algorithm.normalize={normalize}, or go back to algorithm.{option}={default}."
+            )
+
+
+def check_correction(c: Config) -> Iterator[str]:
+    method = c.correction.method
+    yield from unused_options(c.correction, "correction.method", method, CORRECTIONS | {"none": ()})
+    if method in CORRECTION_BOUNDS:
+        default_low, default_high = CORRECTION_BOUNDS[method]
+        low = default_low if c.correction.low is None else c.correction.low
+        high = default_high if c.correction.high is None else c.correction.high
+        if low > high:
+            yield (
+                f"correction.low ({low:g}) is above correction.high ({high:g}); every token would weigh 0. "
+                f"Null, for both, is {default_low:g} and {default_high:g}."
+            )
+
+
+def check_entropy(c: Config) -> Iterator[str]:
+    e, t = c.entropy, c.trainer
+    if not e.low <= e.high:
+        yield f"entropy.low ({e.low:g}) is above entropy.high ({e.high:g}); no covariance is between them."
+    if e.control == "kl_cov" and t.updates_per_step * t.epochs_per_step == 1:
+        yield (
+            "entropy.control kl_cov has no gradient in a step's first update, and with trainer.updates_per_step 1 and "
+            "epochs_per_step 1 there is no other. Use 2 updates, or clip_cov."
+        )
+
+
+def check_reference(c: Config) -> Iterator[str]:
+    if c.reference.kl_target and not c.reference.kl_coef > 0:
+        yield (
+            f"reference.kl_target is {c.reference.kl_target:g}, but kl_coef is 0 and stays 0. "
+            "Start from a coefficient such as 0.01."
+        )
+
+
+def check_critic(c: Config) -> Iterator[str]:
+    if c.algorithm.advantage != "gae":
+        return
+    if c.critic.alone_steps and c.critic.alone_steps >= c.trainer.steps:
+        yield (
+            f"critic.alone_steps ({c.critic.alone_steps}) is not less than trainer.steps ({c.trainer.steps}): "
+            "the policy would never learn. Use fewer, or train longer."
+        )
+    if c.critic.port and c.critic.port == c.policy.port:
+        yield (
+            f"critic.port and policy.port are both {c.policy.port}; two rendezvous need two ports. "
+            "Change one, or use 0 for any free port."
+        )

@@ -1,0 +1,66 @@
+"""Checks the model's path, and whether prompts, completions and tensor parallelism fit its shape."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlsys.config.schema import Config
+from rlsys.models.known_shapes import look_up_shape
+from rlsys.models.lookup import context_of_model, known_model_shape
+from rlsys.models.shapes import ModelShape, tensor_parallel_problem
+
+
+def check_model(c: Config) -> Iterator[str]:
+    path = c.model.path
+    # A hub name is `owner/name` or `name`; anything else is a directory.
+    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).is_dir()
+    if path.startswith("builtin:"):
+        if path != "builtin:tiny":
+            yield f"model.path is `{path}`; the only built-in model is builtin:tiny."
+    elif is_local:
+        file = Path(path).expanduser() / "config.json"
+        if not file.is_file():
+            yield (
+                f"model.path: {file} does not exist. Give a Hugging Face model directory, a hub name, or builtin:tiny."
+            )
+        elif not is_json_object(file):
+            yield f"model.path: {file} is not a JSON object; the model directory is damaged."
+
+
+def is_json_object(file: Path) -> bool:
+    try:
+        return isinstance(json.loads(file.read_text()), dict)
+    except ValueError:
+        return False
+
+
+def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> list[str]:
+    """Checks against the model's shape, as far as this machine knows it.
+
+    A hub model that is new to this machine is checked once its config.json has been downloaded. Until then `model` is
+    the shape that models of its name usually have; `train` passes none, and waits for the config.json.
+    """
+    problems = [*check_window(c, model.context if model else context_of_model(path))]
+    if problems and model and not path.startswith("builtin:") and model == look_up_shape(path):
+        problems[0] += (
+            " That is the window of what usually is called so; a config.json goes before: "
+            f"hf download {path} config.json"
+        )
+    shape = model or known_model_shape(path)
+    if (
+        c.rollout.tensor_parallel > 1
+        and shape
+        and (problem := tensor_parallel_problem(shape, c.rollout.tensor_parallel))
+    ):
+        problems.append(problem)
+    return problems
+
+
+def check_window(c: Config, window: int) -> Iterator[str]:
+    prompt, new = c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
+    total = max(prompt, 1) + new
+    if window and total > window:
+        yield (
+            f"rollout.max_prompt_tokens ({prompt or 'at least 1'}) + rollout.max_new_tokens ({new}) = {total}, "
+            f"but the model's window is {window} tokens. Reduce one of them by {total - window}."
+        )

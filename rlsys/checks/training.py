@@ -1,0 +1,59 @@
+"""Checks a training step: trainer, policy, overlong and dynamic_sampling."""
+
+from collections.abc import Iterator
+
+from rlsys.config.schema import GROUP_RELATIVE, Config
+
+
+def check_trainer(c: Config) -> Iterator[str]:
+    t = c.trainer
+    if t.updates_per_step > 0 and t.prompts_per_step > 0 and t.prompts_per_step % t.updates_per_step:
+        divisors = [n for n in range(1, t.prompts_per_step + 1) if t.prompts_per_step % n == 0]
+        nearest = min(divisors, key=lambda n: (abs(n - t.updates_per_step), n))
+        yield (
+            f"trainer.prompts_per_step ({t.prompts_per_step}) cannot be split into trainer.updates_per_step "
+            f"({t.updates_per_step}) mini-batches of whole groups. Use updates_per_step {nearest}, "
+            f"or prompts_per_step {-(-t.prompts_per_step // t.updates_per_step) * t.updates_per_step}."
+        )
+    if c.algorithm.advantage in GROUP_RELATIVE and t.samples_per_prompt < 2:
+        yield (
+            f"trainer.samples_per_prompt is {t.samples_per_prompt}; {c.algorithm.advantage} compares samples of one "
+            "prompt and needs at least 2. With 1, algorithm.advantage may be reinforce_pp, remax, raw or gae."
+        )
+
+
+def check_dynamic_sampling(c: Config) -> Iterator[str]:
+    if c.dynamic_sampling.enabled and c.trainer.samples_per_prompt < 2:
+        yield (
+            "dynamic_sampling drops groups of equal rewards; with trainer.samples_per_prompt "
+            f"{c.trainer.samples_per_prompt} that is every group."
+        )
+
+
+def check_overlong(c: Config) -> Iterator[str]:
+    if c.overlong.buffer > c.rollout.max_new_tokens:
+        yield (
+            f"overlong.buffer ({c.overlong.buffer}) is longer than a completion can be, "
+            f"rollout.max_new_tokens ({c.rollout.max_new_tokens})."
+        )
+
+
+def check_policy(c: Config) -> Iterator[str]:
+    p, prompt, new = c.policy, c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
+    if p.tokens_per_pack < prompt + new:
+        yield (
+            f"policy.tokens_per_pack ({p.tokens_per_pack}) is smaller than one full sequence: "
+            f"rollout.max_prompt_tokens ({prompt}) + rollout.max_new_tokens ({new}) = {prompt + new}. "
+            f"Use at least {prompt + new}."
+        )
+    if p.zero_stage not in (0, 1, 2, 3):
+        yield f"policy.zero_stage is {p.zero_stage}; DeepSpeed has 0, 1, 2 and 3."
+    if p.offload_optimizer and p.zero_stage < 1:
+        yield f"policy.offload_optimizer needs policy.zero_stage 1, 2 or 3; it is {p.zero_stage}."
+    if p.offload_params and p.zero_stage != 3:
+        yield f"policy.offload_params needs policy.zero_stage 3; it is {p.zero_stage}."
+    if p.compile and p.zero_stage >= 3:
+        yield (
+            "policy.compile works with policy.zero_stage 0, 1 and 2: ZeRO 3 gathers weights in the middle of layers, "
+            "so they would be compiled again and again. Use one of those, or policy.compile false."
+        )
