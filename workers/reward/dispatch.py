@@ -1,7 +1,7 @@
-"""Deals samples to reward processes as they come free.
+"""Sends samples to reward processes as these come free.
 
-Cheap verdicts travel in lists, which keeps the cost of a message away from them; dear ones one at a time, so that nothing waits
-behind a sample that hangs. What comes back unjudged, because another sample took its process down, is dealt again.
+Samples with cheap verdicts travel in lists, which saves messages. Samples with slow verdicts travel one at a time, so that none
+waits behind one that hangs. A sample that comes back unjudged, because another sample ended its process, is retried.
 """
 
 import threading
@@ -14,18 +14,18 @@ from typing import Any
 
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
-from workers.reward.supervisor import JudgeResult, RewardItem
+from workers.reward.sample_queue import JudgeResult, RewardItem
 
-LIST_SECONDS = 0.02  # what a list may take to judge
-MAX_LIST = 64
-ASYNC_LISTS = 8  # that a worker is at where functions are async: its threads wait for them
-MAX_ATTEMPTS = 50  # times that a sample is dealt before it counts as failed
+LIST_SECONDS = 0.02  # the time a list may take to judge
+MAX_LIST = 64  # samples
+ASYNC_LISTS = 8  # lists that a worker with async functions judges at once; one thread waits for each
+MAX_ATTEMPTS = 50  # a sample that was sent this many times has failed
 
 Submit = Callable[[list[RewardItem]], "Future[list[JudgeResult]]"]
 
 
 class PendingVerdicts(Future[list[Verdict]]):
-    """All verdicts of one call, in its order, when the last one is there."""
+    """The verdicts of one `judge` call, in its order, done when the last one has arrived."""
 
     def __init__(self, count: int):
         super().__init__()
@@ -55,100 +55,98 @@ class PendingItem:
 class WorkerState:
     name: str
     submit: Submit
-    lists: int = 0  # that it is at
-    alone: bool = False  # whether it is at a sample that wants to be alone
+    running_lists: int = 0
+    exclusive: bool = False  # whether it judges a sample that must run alone
 
 
-def dispatch_limits(settings: RewardSettings, ready: dict[str, Any]) -> dict[str, int]:
-    """How many samples a worker of such functions is given."""
-    if ready["waits"]:
-        return {
-            "together": max(1, settings.concurrency // ASYNC_LISTS, settings.batch * ready["batched"]),
-            "lists": ASYNC_LISTS,
-        }
-    return {"together": settings.batch if ready["batched"] else 1}
+def dispatch_limits(settings: RewardSettings, ready_info: dict[str, Any]) -> dict[str, int]:
+    """Returns how many samples a worker is sent at once, as options of `Dispatcher`. `ready_info` comes from its process."""
+    batched = ready_info["batched"]
+    if ready_info["has_async"]:
+        list_size = max(1, settings.concurrency // ASYNC_LISTS, settings.batch * batched)
+        return {"list_size": list_size, "lists_per_worker": ASYNC_LISTS}
+    return {"list_size": settings.batch if batched else 1}
 
 
 class Dispatcher:
-    """`together` is how many samples a process judges at once: 1, or more where functions are async or batched."""
+    """`list_size` is the number of samples a process judges at once: 1, or more where functions are async or batched."""
 
-    def __init__(self, submits: Mapping[str, Submit], *, together: int = 1, lists: int = 1):
+    def __init__(self, submits: Mapping[str, Submit], *, list_size: int = 1, lists_per_worker: int = 1):
         self.workers = [WorkerState(name, submit) for name, submit in submits.items()]
-        self.together, self.lists = together, lists
-        self.waiting: deque[PendingItem] = deque()
-        self.seconds_per_verdict = 0.001  # seconds per verdict, of late
+        self.list_size, self.lists_per_worker = list_size, lists_per_worker
+        self.pending: deque[PendingItem] = deque()
+        self.seconds_per_verdict = 0.001  # moving average
         self.lock = threading.RLock()
 
     def judge(self, items: list[RewardItem]) -> PendingVerdicts:
         verdicts = PendingVerdicts(len(items))
         with self.lock:
-            self.waiting.extend(PendingItem(item, verdicts, i) for i, item in enumerate(items))
+            self.pending.extend(PendingItem(item, verdicts, i) for i, item in enumerate(items))
             self.dispatch()
         return verdicts
 
     def busy_workers(self) -> list[str]:
-        """The workers that have samples to judge."""
-        return [w.name for w in self.workers if w.lists]
+        return [w.name for w in self.workers if w.running_lists]
 
     def dispatch(self) -> None:
-        """Gives what is waiting to who has room, the least busy first."""
-        while self.waiting:
-            free = [w for w in self.workers if w.lists < self.max_lists() and not w.alone]
-            alone = self.waiting[0].item.alone
+        """Sends pending samples to workers with room, to the least busy one first."""
+        while self.pending:
+            free = [w for w in self.workers if w.running_lists < self.max_lists() and not w.exclusive]
+            alone = self.pending[0].item.alone
             if alone:
-                free = [w for w in free if not w.lists]
+                free = [w for w in free if not w.running_lists]
             if not free:
                 return
-            worker = min(free, key=lambda w: w.lists)
+            worker = min(free, key=lambda w: w.running_lists)
             count = 1 if alone else self.list_length()
-            share: list[PendingItem] = []
-            while self.waiting and len(share) < count and (alone or not self.waiting[0].item.alone):
-                share.append(self.waiting.popleft())
-            self.send_list(worker, share, alone)
+            samples: list[PendingItem] = []
+            while self.pending and len(samples) < count and (alone or not self.pending[0].item.alone):
+                samples.append(self.pending.popleft())
+            self.send_list(worker, samples, alone)
 
     def max_lists(self) -> int:
-        """Two on the way keep a process busy that is done with a list in no time."""
-        return max(self.lists, 2 if self.seconds_per_verdict * self.list_length() < LIST_SECONDS else 1)
+        """Returns the number of lists per worker. Where lists are quick, a second one on its way keeps the process busy."""
+        return max(self.lists_per_worker, 2 if self.seconds_per_verdict * self.list_length() < LIST_SECONDS else 1)
 
     def list_length(self) -> int:
-        """How many samples make a list."""
-        if self.together > 1:
-            return self.together
-        share = -(-len(self.waiting) // len(self.workers))
-        return max(1, min(int(LIST_SECONDS / self.seconds_per_verdict), share, MAX_LIST))
+        """Returns the number of samples in the next list."""
+        if self.list_size > 1:
+            return self.list_size
+        fair_share = -(-len(self.pending) // len(self.workers))
+        return max(1, min(int(LIST_SECONDS / self.seconds_per_verdict), fair_share, MAX_LIST))
 
-    def send_list(self, worker: WorkerState, share: list[PendingItem], alone: bool) -> None:
-        worker.lists += 1
-        worker.alone = alone
+    def send_list(self, worker: WorkerState, samples: list[PendingItem], exclusive: bool) -> None:
+        worker.running_lists += 1
+        worker.exclusive = exclusive
         began = time.perf_counter()
-        for place in share:
-            place.attempts += 1
-        answers = worker.submit([place.item for place in share])
-        answers.add_done_callback(lambda done: self.on_answers(worker, share, time.perf_counter() - began, done))
+        for sample in samples:
+            sample.attempts += 1
+        results = worker.submit([sample.item for sample in samples])
+        results.add_done_callback(lambda done: self.on_results(worker, samples, time.perf_counter() - began, done))
 
-    def on_answers(
-        self, worker: WorkerState, share: list[PendingItem], seconds: float, done: "Future[list[JudgeResult]]"
+    def on_results(
+        self, worker: WorkerState, samples: list[PendingItem], seconds: float, results: "Future[list[JudgeResult]]"
     ) -> None:
         with self.lock:
-            worker.lists -= 1
-            worker.alone = False
-            self.seconds_per_verdict += 0.2 * (seconds / len(share) - self.seconds_per_verdict)
-            error = done.exception()
+            worker.running_lists -= 1
+            worker.exclusive = False
+            self.seconds_per_verdict += 0.2 * (seconds / len(samples) - self.seconds_per_verdict)
+            error = results.exception()
             if error is not None:
-                for place in share:
-                    if not place.verdicts.done():
-                        place.verdicts.set_exception(error)
-            else:
-                for place, answer in zip(reversed(share), reversed(done.result()), strict=True):
-                    self.accept_answer(place, answer)
+                for sample in samples:
+                    if not sample.verdicts.done():
+                        sample.verdicts.set_exception(error)
+            else:  # backwards, so that samples to be retried keep their order at the front
+                for sample, result in zip(reversed(samples), reversed(results.result()), strict=True):
+                    self.accept_or_retry(sample, result)
             self.dispatch()
 
-    def accept_answer(self, place: PendingItem, answer: JudgeResult) -> None:
-        if isinstance(answer, Verdict):
-            place.verdicts.set_verdict(place.index, answer)
-        elif place.attempts >= MAX_ATTEMPTS:
-            sentence = f"{MAX_ATTEMPTS} reward processes ended while it waited for its turn"
-            place.verdicts.set_verdict(place.index, Verdict(None, failure="crash", detail=sentence))
+    def accept_or_retry(self, sample: PendingItem, result: JudgeResult) -> None:
+        if isinstance(result, Verdict):
+            sample.verdicts.set_verdict(sample.index, result)
+        elif sample.attempts >= MAX_ATTEMPTS:
+            detail = f"{MAX_ATTEMPTS} reward processes ended while it waited for its turn"
+            sample.verdicts.set_verdict(sample.index, Verdict(None, failure="crash", detail=detail))
         else:
-            place.item = answer
-            self.waiting.appendleft(place)
+            sample.item = result
+            self.pending.appendleft(sample)

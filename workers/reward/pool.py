@@ -1,7 +1,7 @@
-"""The reward pool: Ray actors, each with a process that runs reward functions, and one more for each reward model.
+"""The reward pool: Ray actors with a process each that runs reward functions, and workers of their own for reward models.
 
 driver ──lists of samples──▶ RewardWorker (actor) ──▶ RewardRunner ──▶ reward process (user's code)
-       ◀─verdicts, or samples that another one's end sent back──
+       ◀──verdicts, or samples to be retried──
 """
 
 import threading
@@ -17,17 +17,18 @@ from rlsys.runs.errors import WorkerLost
 from rlsys.runs.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
 from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, PendingVerdicts, Submit, dispatch_limits
-from workers.reward.supervisor import JudgeResult, RewardItem, RewardRunner
+from workers.reward.runner import RewardRunner
+from workers.reward.sample_queue import JudgeResult, RewardItem
 from workers.supervision.process_registry import kill_processes
 from workers.supervision.watchdog import POLL_S, Watchdog, explain_failure
 from workers.supervision.worker_setup import setup_worker_process
 
-# Ray's: it starts a worker again that is lost, and gives it again what it was at.
+# Ray itself restarts a lost reward worker and repeats the calls it was running.
 RAY_OPTIONS = {"max_concurrency": ASYNC_LISTS + 1, "max_restarts": -1, "max_task_retries": -1}
 
 
 def worker_numbers(name: str) -> tuple[int, int]:
-    """Service and index of the worker of that name."""
+    """ "reward-1-0" → service 1, index 0;  "reward-3" → service 0, index 3"""
     *service, index = (int(part) for part in name.split("-")[1:])
     return (service or [0])[0], index
 
@@ -54,11 +55,11 @@ class RewardService:
 
     settings: RewardSettings
     actors: dict[str, Any]  # by name
-    dispatcher: Dispatcher | None = None
+    dispatcher: Dispatcher | None = None  # once the workers are ready
 
 
 class RewardPool:
-    """Deals samples to the workers. Implements `rlsys.interfaces.Rewards`."""
+    """Sends samples to the workers. Implements `rlsys.interfaces.Rewards`."""
 
     def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
         self.config, self.watchdog = config, watchdog
@@ -69,102 +70,95 @@ class RewardPool:
 
     def start(self) -> None:
         limit = self.config.cluster.start_timeout_s
-        calls = {
-            name: a.ready.options(max_task_retries=0).remote() for s in self.services for name, a in s.actors.items()
-        }
-        ready = self.watchdog.gather(calls, "starting the reward pool", limit)
+        actors = {name: actor for service in self.services for name, actor in service.actors.items()}
+        calls = {name: actor.ready.options(max_task_retries=0).remote() for name, actor in actors.items()}
+        ready_infos = self.watchdog.gather(calls, "starting the reward pool", limit)
         for service in self.services:
-            first = ready[next(iter(service.actors))]
-            service.dispatcher = Dispatcher(
-                {name: self.submit(name, actor) for name, actor in service.actors.items()},
-                **dispatch_limits(service.settings, first),
-            )
-        for said in dict.fromkeys(said for found in ready.values() for said in found["notes"]):
-            self.watchdog.note(said)
+            submits = {name: self.make_submit(name, actor) for name, actor in service.actors.items()}
+            limits = dispatch_limits(service.settings, ready_infos[next(iter(service.actors))])
+            service.dispatcher = Dispatcher(submits, **limits)
+        for note in dict.fromkeys(note for info in ready_infos.values() for note in info["notes"]):
+            self.watchdog.note(note)
 
-    def submit(self, name: str, actor: Any) -> Submit:
-        def call(items: list[RewardItem]) -> Future[list[JudgeResult]]:
-            answers: Future[list[JudgeResult]] = Future()
+    def make_submit(self, name: str, actor: Any) -> Submit:
+        def submit(items: list[RewardItem]) -> Future[list[JudgeResult]]:
+            results: Future[list[JudgeResult]] = Future()
 
-            def done(ref: "Future[list[JudgeResult]]") -> None:
-                error = ref.exception()
+            def on_done(call: "Future[list[JudgeResult]]") -> None:
+                error = call.exception()
                 if error is None:
-                    answers.set_result(ref.result())
+                    results.set_result(call.result())
                 else:
-                    answers.set_exception(explain_failure(error, name, "judging samples", self.watchdog.logs))  # type: ignore[arg-type]
+                    logs = self.watchdog.logs
+                    results.set_exception(explain_failure(error, name, "judging samples", logs))  # type: ignore[arg-type]
 
-            actor.judge.remote(items).future().add_done_callback(done)
-            return answers
+            actor.judge.remote(items).future().add_done_callback(on_done)
+            return results
 
-        return call
+        return submit
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
         items = [RewardItem(prompts[s.uid].rewards, reward_inputs(prompts[s.uid], s)) for s in samples]
         parts = []
         for service in self.services:
             assert service.dispatcher is not None
-            which = [i for i, item in enumerate(items) if item.function_set in service.settings.functions]
-            parts.append((which, service.dispatcher.judge([items[i] for i in which])))
+            indices = [i for i, item in enumerate(items) if item.function_set in service.settings.functions]
+            parts.append((indices, service.dispatcher.judge([items[i] for i in indices])))
         return CombinedVerdicts([s.uid for s in samples], parts, self)
 
     def waiting_samples(self) -> int:
-        """Samples that no reward process has taken yet. May be asked at any time, by any thread."""
-        return sum(len(s.dispatcher.waiting) for s in self.services if s.dispatcher is not None)
+        """Counts the samples that no reward process has taken yet. Any thread may call it."""
+        return sum(len(s.dispatcher.pending) for s in self.services if s.dispatcher is not None)
 
     def replace_stalled_workers(self, waited_s: float, uids: list[str]) -> None:
-        """Ends the workers that have samples and say nothing: Ray starts them again, with the same samples."""
-        late = {
-            name: s.actors[name]
-            for s in self.services
-            if s.dispatcher is not None
-            for name in s.dispatcher.busy_workers()
-        }
-        lost = self.watchdog.report_stall(list(late), "judging samples", waited_s, uids)
-        if not late or not isinstance(lost, WorkerLost):
-            raise lost
-        self.watchdog.event("replaced", worker=", ".join(late), cause=str(lost))
-        kill_processes(list(late), self.watchdog.logs)
+        """Kills the workers that have samples and do not answer. Ray restarts them and repeats their calls."""
+        stalled = [name for s in self.services if s.dispatcher is not None for name in s.dispatcher.busy_workers()]
+        error = self.watchdog.report_stall(stalled, "judging samples", waited_s, uids)
+        if not stalled or not isinstance(error, WorkerLost):
+            raise error
+        self.watchdog.event("replaced", worker=", ".join(stalled), cause=str(error))
+        kill_processes(stalled, self.watchdog.logs)
 
 
 class CombinedVerdicts(Future[list[Verdict]]):
-    """What several services say of the same samples, added up when the last one has said it."""
+    """The verdicts of several services on the same samples, combined when the last one has arrived."""
 
     def __init__(self, uids: list[str], parts: Sequence[tuple[list[int], PendingVerdicts]], pool: RewardPool):
         super().__init__()
         self.uids, self.parts, self.pool = uids, parts, pool
-        self.open, self.lock = len(parts), threading.Lock()
+        self.open_parts, self.lock = len(parts), threading.Lock()
         for _, verdicts in parts:
-            verdicts.add_done_callback(self.one)
+            verdicts.add_done_callback(self.on_part)
 
-    def one(self, done: "Future[list[Verdict]]") -> None:
+    def on_part(self, part: "Future[list[Verdict]]") -> None:
         with self.lock:
-            self.open -= 1
+            self.open_parts -= 1
             if self.done():
                 return
-            if error := done.exception():
+            if error := part.exception():
                 self.set_exception(error)
-            elif not self.open:
-                of_sample: list[list[Verdict]] = [[] for _ in self.uids]
-                for which, verdicts in self.parts:
-                    for i, verdict in zip(which, verdicts.result(), strict=True):
-                        of_sample[i].append(verdict)
-                self.set_result([combine_verdicts(found) for found in of_sample])
+            elif not self.open_parts:
+                by_sample: list[list[Verdict]] = [[] for _ in self.uids]
+                for indices, verdicts in self.parts:
+                    for i, verdict in zip(indices, verdicts.result(), strict=True):
+                        by_sample[i].append(verdict)
+                self.set_result([combine_verdicts(verdicts) for verdicts in by_sample])
 
-    def missing(self) -> int:
+    def count_missing(self) -> int:
         return sum(verdicts.missing for _, verdicts in self.parts)
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
-        """Waits as long as verdicts come in: workers from which none does have stalled."""
-        patience, missing = self.pool.watchdog.start_timer(timeout or 0), self.missing()
+        """Waits as long as verdicts arrive. When none does for too long, the busy workers have stalled and are replaced."""
+        timer, missing = self.pool.watchdog.start_timer(timeout or 0), self.count_missing()
         while True:
             try:
                 return super().result(POLL_S)
             except TimeoutError:
                 if self.done():  # it came just now
                     return super().result()
-            if missing != self.missing():
-                missing = self.missing()
-                patience.reset()
-            elif waited := patience.expired():
+            if missing != self.count_missing():
+                missing = self.count_missing()
+                timer.reset()
+            elif waited := timer.expired():
                 self.pool.replace_stalled_workers(waited, list(dict.fromkeys(self.uids)))
-                patience.reset(self.pool.config.cluster.start_timeout_s)
+                timer.reset(self.pool.config.cluster.start_timeout_s)

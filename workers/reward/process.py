@@ -1,19 +1,20 @@
-"""The process that runs reward functions. `workers.reward.supervisor` starts, feeds, watches and kills it.
+"""The process that runs reward functions. `workers.reward.runner` starts it, sends it samples and replaces it.
 
-    runner ──pickle [(number, set, pickled facts), …]──▶ process      set: which functions judge; "" for reward.functions
-           ◀── {"ready": true, …}, or {"problem": sentence}    once, when the functions are imported
-           ◀── {"now": [numbers], "within": s, "place": …}  these, and no others, are being judged in the main thread; or
-                                                               these too in the loop. From here their deadline runs
+    runner ──pickle [(number, function set, pickled inputs), …]──▶ process
+           ◀── {"ready": true, …}, or {"problem": sentence}   once, when the functions are imported
+           ◀── {"running": [numbers], "seconds": s, "where": "thread"}   these, and no others, run in the main thread now
+           ◀── {"running": [numbers], "seconds": s, "where": "loop"}     these run in the event loop, beside others
            ◀── {"verdict": number, "score": …, …}
-           ◀── {"more": true}                                  its main thread is free: the next list may come
-           ◀── {"bye": reason}                                 it wants to be replaced; what it did not judge is for another
+           ◀── {"idle": true}                                 its main thread is free: the next list may come
+           ◀── {"retire": reason}                             it wants to be replaced; what it did not judge is retried elsewhere
 
-Functions that are not async run one sample after the other in the main thread, so that a user's signals and event loops
-work; those that are run in one event loop beside it. Answers are JSON: nothing that user's code sends is unpickled.
+A deadline begins when a sample is reported as running. Plain functions run one sample after the other in the main thread, so
+that a user's signals and event loops work. Async functions run in one event loop beside it. Answers are JSON: nothing that a
+user's function sends is unpickled.
 
-Covered: it ends with its runner; it is killed past the deadline with everything it started; `reward.memory_mb` limits
-what it allocates. Not covered: files, network and environment are the user's. Do not run untrusted code in a reward
-function, but in the sandbox that the built-in `code` uses.
+Covered: the process ends with its runner; past a deadline it is killed with everything it started; `reward.memory_mb` limits
+what it allocates. Not covered: files, network and environment are the user's. Do not run untrusted code in a reward function,
+but in the sandbox that the built-in `code` uses.
 """
 
 import asyncio
@@ -26,16 +27,21 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlsys.config.schema import ConfigError
 from rlsys.rewards.functions import NOTES
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
 
+if TYPE_CHECKING:
+    from rlsys.rewards import Judge
+
 GRACE_S = 1.0  # for async functions to stop by themselves, which takes no process down
-LEFT_BEHIND = 32  # threads that functions may leave running before the process is replaced
+MAX_LEFT_THREADS = 32  # threads that functions may leave running before the process is replaced
+PR_SET_PDEATHSIG = 1
 
 
 class RewardServer:
@@ -48,109 +54,104 @@ class RewardServer:
             name: Judge(functions, timeout_s=settings.timeout_s) for name, functions in settings.functions.items()
         }
         self.batched = any(judge.batched for judge in self.judges.values())
-        self.spent = ""  # why it wants to be replaced
-        self.unfinished = 0  # samples that async functions are at
+        self.retire_reason = ""  # why it wants to be replaced
+        self.async_pending = 0  # samples in the event loop
         self.loop: asyncio.AbstractEventLoop | None = None
         if any(judge.async_rewards for judge in self.judges.values()):
             self.loop = asyncio.new_event_loop()
-            together = settings.batch if self.batched else 1
-            self.places = asyncio.Semaphore(max(1, settings.concurrency // together))
+            self.loop_slots = asyncio.Semaphore(max(1, settings.concurrency // self.batch_size))
             threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.threads = threading.active_count()
+        self.initial_threads = threading.active_count()
 
-    def say(self, **message: Any) -> None:
+    @property
+    def batch_size(self) -> int:
+        return self.settings.batch if self.batched else 1
+
+    def send(self, **message: Any) -> None:
         if os.getpid() != self.pid:  # a function has forked, and its child came back from it
             os._exit(0)
         with self.lock:
             self.connection.send_bytes(json.dumps(message).encode())
 
-    def now(self, numbers: list[int], within: float, place: str) -> None:
-        self.say(now=numbers, within=within, place=place)
-
     def serve(self) -> None:
-        used = {f.function for functions in self.settings.functions.values() for f in functions.values()}
-        notes = [NOTES[name]() for name in NOTES if name in used]
-        self.say(ready=True, batched=self.batched, waits=self.loop is not None, notes=notes)
-        while not self.spent:
-            for share in self.shares(self.unpacked(pickle.loads(self.connection.recv_bytes()))):
-                self.judge(share)
-                if self.spent:
+        names = {f.function for functions in self.settings.functions.values() for f in functions.values()}
+        notes = [NOTES[name]() for name in NOTES if name in names]
+        self.send(ready=True, batched=self.batched, has_async=self.loop is not None, notes=notes)
+        while not self.retire_reason:
+            for batch in self.split_into_batches(self.unpickle(pickle.loads(self.connection.recv_bytes()))):
+                self.judge(batch)
+                if self.retire_reason:
                     break
             else:
-                self.say(more=True)
-        while self.unfinished:
+                self.send(idle=True)
+        while self.async_pending:
             threading.Event().wait(0.01)
-        self.say(bye=self.spent)
+        self.send(retire=self.retire_reason)
 
-    def unpacked(self, items: list[tuple[int, str, bytes]]) -> list[Any]:
-        """The items with their facts. A row may hold what cannot be loaded here: its sample alone has failed."""
-        found = []
-        for number, which, packed in items:
+    def unpickle(self, items: list[tuple[int, str, bytes]]) -> list[tuple[int, str, Any]]:
+        """Unpickles each sample's inputs. A sample whose row cannot be loaded here fails; the others go on."""
+        samples = []
+        for number, function_set, pickled in items:
             try:
-                found.append((number, which, pickle.loads(packed)))
+                samples.append((number, function_set, pickle.loads(pickled)))
             except Exception as error:
-                sentence = f"the sample cannot be read in a reward process: {type(error).__name__}: {error}"
-                self.answer(number, Verdict(None, failure="exception", detail=sentence))
-        return found
+                detail = f"the sample cannot be read in a reward process: {type(error).__name__}: {error}"
+                self.answer(number, Verdict(None, failure="exception", detail=detail))
+        return samples
 
-    def shares(self, items: list[Any]) -> list[list[Any]]:
-        """What is judged in one go: samples of one set, several where a function takes lists."""
-        size = self.settings.batch if self.batched else 1
-        by_set: dict[str, list[Any]] = {}
-        for item in items:
-            by_set.setdefault(item[1], []).append(item)
-        return [same[i : i + size] for same in by_set.values() for i in range(0, len(same), size)]
+    def split_into_batches(self, samples: list[tuple[int, str, Any]]) -> list[list[tuple[int, str, Any]]]:
+        """Returns the samples that are judged together: of one function set, several where a function takes lists."""
+        by_set: dict[str, list[tuple[int, str, Any]]] = {}
+        for sample in samples:
+            by_set.setdefault(sample[1], []).append(sample)
+        size = self.batch_size
+        return [group[i : i + size] for group in by_set.values() for i in range(0, len(group), size)]
 
-    def judge(self, items: list[Any]) -> None:
-        numbers, facts = [number for number, _, _ in items], [facts for _, _, facts in items]
-        judge = self.judges[items[0][1]]
-        parts = judge.judge_sync(facts, lambda which, within: self.now([numbers[i] for i in which], within, "thread"))
+    def judge(self, samples: list[tuple[int, str, Any]]) -> None:
+        numbers, inputs = [number for number, _, _ in samples], [inputs for _, _, inputs in samples]
+        judge = self.judges[samples[0][1]]
+
+        def on_start(indices: Sequence[int], seconds: float) -> None:
+            self.send(running=[numbers[i] for i in indices], seconds=seconds, where="thread")
+
+        parts = judge.judge_sync(inputs, on_start)
         signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that a function left set would go off in another sample
         if self.loop and judge.async_rewards:
-            self.now([], 0.0, "thread")
+            self.send(running=[], seconds=0.0, where="thread")
             with self.lock:
-                self.unfinished += len(items)
-            asyncio.run_coroutine_threadsafe(self.finish(judge, numbers, facts, parts), self.loop)
+                self.async_pending += len(samples)
+            asyncio.run_coroutine_threadsafe(self.judge_async(judge, numbers, inputs, parts), self.loop)
             return
-        for number, found in zip(numbers, parts, strict=True):
-            self.answer(number, judge.combine(found))
+        for number, part in zip(numbers, parts, strict=True):
+            self.answer(number, judge.combine(part))
 
-    async def finish(self, judge: Any, numbers: list[int], facts: list[Any], parts: list[Any]) -> None:
-        async with self.places:
-            self.now(numbers, judge.async_limit_s + GRACE_S, "loop")
+    async def judge_async(self, judge: "Judge", numbers: list[int], inputs: list[Any], parts: list[Any]) -> None:
+        async with self.loop_slots:
+            self.send(running=numbers, seconds=judge.async_limit_s + GRACE_S, where="loop")
             try:
-                await judge.judge_async(facts, parts)
+                await judge.judge_async(inputs, parts)
             except asyncio.CancelledError:  # a function cancelled the task it runs in
-                parts = [
-                    {t.name: t.error_verdict(RuntimeError("it cancelled its own task")) for t in judge.async_rewards}
-                    for _ in numbers
-                ]
-        for number, found in zip(numbers, parts, strict=True):
-            self.answer(number, judge.combine(found))
+                error = RuntimeError("it cancelled its own task")
+                parts = [{r.name: r.error_verdict(error) for r in judge.async_rewards} for _ in numbers]
+        for number, part in zip(numbers, parts, strict=True):
+            self.answer(number, judge.combine(part))
         with self.lock:
-            self.unfinished -= len(numbers)
+            self.async_pending -= len(numbers)
 
     def answer(self, number: int, verdict: Verdict) -> None:
-        self.say(verdict=number, **dataclasses.asdict(verdict))
-        left = threading.active_count() - self.threads
+        self.send(verdict=number, **dataclasses.asdict(verdict))
+        left_threads = threading.active_count() - self.initial_threads
         if verdict.failure == "memory":
-            self.spent = "it ran out of memory"
-        elif left > LEFT_BEHIND:
-            self.spent = f"functions left {left} threads running"
+            self.retire_reason = "it ran out of memory"
+        elif left_threads > MAX_LEFT_THREADS:
+            self.retire_reason = f"functions left {left_threads} threads running"
 
 
 def main(fd: int, parent: int) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the runner
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the runner
     if os.getppid() != parent:
         return
-    os.set_inheritable(fd, False)  # if a child held it, the runner would not see that this process has ended
-    held = [fd]
-
-    def let_go() -> None:
-        while held:
-            os.close(held.pop())
-
-    os.register_at_fork(after_in_child=let_go)
+    close_in_children(fd)
     connection = Connection(fd)
     try:
         settings: RewardSettings = pickle.loads(connection.recv_bytes())
@@ -160,14 +161,28 @@ def main(fd: int, parent: int) -> None:
         try:
             server = RewardServer(connection, settings)
         except ConfigError as error:
-            return connection.send_bytes(json.dumps({"problem": str(error)}).encode())
+            return send_problem(connection, str(error))
         except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return connection.send_bytes(
-                json.dumps({"problem": f"loading the reward functions raised {type(error).__name__}: {error}"}).encode()
-            )
+            return send_problem(connection, f"loading the reward functions raised {type(error).__name__}: {error}")
         server.serve()
     except EOFError:
         return
+
+
+def send_problem(connection: Connection, sentence: str) -> None:
+    connection.send_bytes(json.dumps({"problem": sentence}).encode())
+
+
+def close_in_children(fd: int) -> None:
+    """Closes the socket in every child. If a child held it, the runner would not see that this process has ended."""
+    os.set_inheritable(fd, False)
+    open_fds = [fd]
+
+    def close() -> None:
+        while open_fds:  # a child of the child must not close a file of its own that has this number
+            os.close(open_fds.pop())
+
+    os.register_at_fork(after_in_child=close)
 
 
 if __name__ == "__main__":

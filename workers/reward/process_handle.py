@@ -1,4 +1,4 @@
-"""A reward process as its runner sees it: what is said to it and by it without waiting, and an end for all that it started."""
+"""The runner's end of a reward process: starts it, exchanges messages without waiting, and kills it with all that it started."""
 
 import contextlib
 import os
@@ -15,23 +15,20 @@ from typing import Any
 
 from rlsys.rewards.settings import RewardSettings
 
-KILL_TIMEOUT_S = 5.0  # for the kernel to end what is killed
-ENV_MARK = "RLSYS_REWARD_PROCESS"  # in the environment of a process and of all that it starts
+KILL_TIMEOUT_S = 5.0  # for the kernel to end killed processes
+ENV_MARK = "RLSYS_REWARD_PROCESS"  # in the environment of a reward process and of all that it starts
 
 
 class ProcessHandle:
-    """A process and what is said to it and by it. `facts` are there when its functions are imported.
-
-    Neither end waits for the other here: a process that hangs in the middle of a message must not hold up the keeper.
-    """
+    """The socket does not block: a process that hangs in the middle of a message must not hold up the supervisor thread."""
 
     def __init__(self, settings: RewardSettings):
-        self.socket, theirs = socket.socketpair()
+        self.socket, child_socket = socket.socketpair()
         self.mark = uuid.uuid4().hex
         try:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "workers.reward.process", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "workers.reward.process", str(child_socket.fileno()), str(os.getpid())],
+                pass_fds=[child_socket.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # so that what it starts can be killed with it
                 env=os.environ
@@ -42,13 +39,15 @@ class ProcessHandle:
             self.socket.close()
             raise
         finally:
-            theirs.close()
+            child_socket.close()
         self.socket.setblocking(False)
         self.unsent, self.unread = bytearray(), bytearray()
-        self.closed = False  # it has closed its end
+        self.closed = False  # the process has closed its end
         self.started_at = time.monotonic()
-        self.ready_info: dict[str, Any] | None = None  # what it said of itself when it was ready
-        self.idle = False
+        self.ready_info: dict[str, Any] | None = (
+            None  # its `ready` message; None: the functions are still being imported
+        )
+        self.idle = False  # whether its main thread can take samples
         self.send(settings)
 
     def send(self, message: Any) -> None:
@@ -59,17 +58,17 @@ class ProcessHandle:
         self.flush()
 
     def flush(self) -> None:
-        """Sends as much as it takes now."""
+        """Sends as much as the socket takes now."""
         try:
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it has died: reading will say so
+        except OSError:  # the process has died: `read_messages` notices
             self.unsent.clear()
 
     def read_messages(self) -> list[dict[str, Any]]:
-        """The messages that have come whole."""
+        """Returns the messages that have arrived completely."""
         try:
             while data := self.socket.recv(1 << 20):
                 self.unread += data
@@ -88,21 +87,21 @@ class ProcessHandle:
         return messages
 
     def kill(self) -> str:
-        """Kills it and all it started; returns how it ended."""
+        """Kills the process and all that it started. Returns how the process ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         code = self.child.wait()
         self.socket.close()
-        mark, until = f"{ENV_MARK}={self.mark}".encode(), time.monotonic() + KILL_TIMEOUT_S
-        while sum(_killed(int(name), mark) for name in os.listdir("/proc") if name.isdigit()):
-            if time.monotonic() > until:
+        mark, deadline = f"{ENV_MARK}={self.mark}".encode(), time.monotonic() + KILL_TIMEOUT_S
+        while sum(_kill_if_marked(int(name), mark) for name in os.listdir("/proc") if name.isdigit()):
+            if time.monotonic() > deadline:
                 break
-            time.sleep(0.001)  # until they are gone; what they have started meanwhile is found next
+            time.sleep(0.001)  # until they are gone; the next round finds what they have started meanwhile
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _killed(pid: int, mark: bytes) -> bool:
-    """Kills a process that has the mark, whatever group or parent it has made for itself."""
+def _kill_if_marked(pid: int, mark: bytes) -> bool:
+    """Kills a process that has the mark, even in a session or process group of its own."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             if mark not in file.read().split(b"\0"):

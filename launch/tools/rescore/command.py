@@ -58,7 +58,7 @@ def rescore(
 def start_judge(config: Config) -> Iterator[Callable[[list[SavedSample], Advance], list[Verdict]]]:
     """Starts reward processes. Yields a function that returns a verdict for each sample."""
     from workers.reward.local import local_rewards
-    from workers.reward.supervisor import RewardItem
+    from workers.reward.sample_queue import RewardItem
 
     with contextlib.ExitStack() as stack:
         services = [stack.enter_context(local_rewards(service)) for service in reward_services(config)]

@@ -48,22 +48,22 @@ def trap(completion, folder):
 
 
 @pytest.fixture
-def told() -> list[str]:
+def notes() -> list[str]:
     """What the pool puts on the screen."""
     return []
 
 
 @pytest.fixture
 def pool(
-    spawn: Callable[..., Any], tiny: Callable[..., Config], tmp_path: Path, told: list[str]
+    spawn: Callable[..., Any], tiny: Callable[..., Config], tmp_path: Path, notes: list[str]
 ) -> Callable[..., RewardPool]:
     def start(source: str = TRAPS, *overrides: str) -> RewardPool:
         (tmp_path / "traps.py").write_text(source)
         functions = f"reward.functions={tmp_path}/traps.py:trap"
         config = tiny(functions, "reward.timeout_s=1.5", "reward.workers=1", *overrides)
-        watch = Watchdog(tmp_path, config.watchdog.stall_s, note=told.append)
+        watchdog = Watchdog(tmp_path, config.watchdog.stall_s, note=notes.append)
         pool = RewardPool(
-            config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watch
+            config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watchdog
         )
         pool.start()
         return pool
@@ -121,8 +121,8 @@ def test_the_process_ends_with_its_actor(pool: Callable[..., RewardPool], tmp_pa
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_is_killed_or_stopped_is_replaced_and_every_sample_judged_once(
-    pool: Callable[..., RewardPool], tmp_path: Path, told: list[str], how: signal.Signals
+def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
+    pool: Callable[..., RewardPool], tmp_path: Path, notes: list[str], how: signal.Signals
 ) -> None:
     source = "import os, time\ndef trap(completion):\n    time.sleep(0.2)\n    return float(len(completion))\n"
     started = pool(source, "watchdog.stall_s=3", "reward.timeout_s=2", "reward.workers=2")
@@ -130,17 +130,17 @@ def test_a_worker_that_is_killed_or_stopped_is_replaced_and_every_sample_judged_
     prompt = Prompt("p", "s", "", [1], {"folder": str(tmp_path)})
     verdicts = started.judge(samples, {"p": prompt})
     time.sleep(1)
-    place = read_process_info("reward-0", tmp_path)
-    assert place
-    os.kill(place.pid, how)
+    info = read_process_info("reward-0", tmp_path)
+    assert info
+    os.kill(info.pid, how)
     began = time.monotonic()
     assert [v.score for v in verdicts.result()] == list(range(30))
     if how == signal.SIGSTOP:
         assert any(
-            "judging samples: nothing heard from reward-0 for 3 s, awaiting samples of 1" in text for text in told
-        ), told
+            "judging samples: reward-0 stalled: no answer for 3 s, pending samples of 1" in text for text in notes
+        ), notes
         assert time.monotonic() - began < 40
-    assert read_process_info("reward-0", tmp_path) != place, "another process took its place"
+    assert read_process_info("reward-0", tmp_path) != info, "another process took its place"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_function_that_cannot_be_imported_is_refused_with_its_reason(
         pool(source)
 
 
-def test_async_functions_wait_together_and_one_that_hangs_takes_nobody_down(
+def test_async_functions_wait_together_and_one_that_hangs_harms_no_other(
     pool: Callable[..., RewardPool], tmp_path: Path
 ) -> None:
     source = """
@@ -176,7 +176,7 @@ async def trap(completion):
     assert len({v.score for v in verdicts[1:]}) == 1, "one process judged them all"
 
 
-def test_an_async_function_that_blocks_is_killed_and_the_others_are_judged(
+def test_an_async_function_that_blocks_is_killed_and_others_are_judged(
     pool: Callable[..., RewardPool], tmp_path: Path
 ) -> None:
     source = """

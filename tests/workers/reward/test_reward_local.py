@@ -1,4 +1,4 @@
-"""Reward processes without Ray: what a function does to its process reaches nobody else, and leaves nothing behind."""
+"""Reward processes without Ray: a function that harms its process harms no other sample, and leaves nothing behind."""
 
 import os
 import time
@@ -12,36 +12,39 @@ import pytest
 from rlsys.config.schema import ConfigError, RewardFunction
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
-from workers.reward import supervisor
+from workers.reward import runner as runner_module
 from workers.reward.local import local_rewards
-from workers.reward.supervisor import JudgeResult, RewardItem, RewardRunner
+from workers.reward.runner import RewardRunner
+from workers.reward.sample_queue import JudgeResult, RewardItem
 
 
-def settings(folder: Path, source: str, **given: Any) -> RewardSettings:
+def settings(folder: Path, source: str, **changes: Any) -> RewardSettings:
     (folder / "own.py").write_text(source)
-    limits = {"timeout_s": 1.5, "memory_mb": 1024, "batch": 8, "concurrency": 16, "start_timeout_s": 20.0} | given
+    limits = {"timeout_s": 1.5, "memory_mb": 1024, "batch": 8, "concurrency": 16, "start_timeout_s": 20.0} | changes
     return RewardSettings({"": {"own": RewardFunction(function=f"{folder}/own.py:own")}}, **limits)
 
 
-def judge(folder: Path, source: str, rows: list[Any], **given: Any) -> list[Verdict]:
-    with local_rewards(settings(folder, source, **given)) as rewards:
+def judge(folder: Path, source: str, rows: list[Any], **changes: Any) -> list[Verdict]:
+    with local_rewards(settings(folder, source, **changes)) as rewards:
         items = [RewardItem("", row if isinstance(row, dict) else {"completion": row}) for row in rows]
         return rewards.judge(items).result(timeout=60)
 
 
-def said(answers: Sequence[JudgeResult]) -> list[Any]:
-    return [a if isinstance(a, RewardItem) else a.failure or a.score for a in answers]
+def outcomes(results: Sequence[JudgeResult]) -> list[Any]:
+    return [a if isinstance(a, RewardItem) else a.failure or a.score for a in results]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     descriptors = len(os.listdir("/proc/self/fd"))
     yield
-    assert not [p for p in psutil.Process().children(recursive=True) if "reward_process" in " ".join(p.cmdline())]
+    assert not [
+        p for p in psutil.Process().children(recursive=True) if "workers.reward.process" in " ".join(p.cmdline())
+    ]
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_a_process_that_hangs_while_large_rows_are_sent_to_it_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_process_that_hangs_while_large_rows_are_sent_blocks_no_other(tmp_path: Path) -> None:
     source = """
 import asyncio, re
 async def own(completion, row):
@@ -51,10 +54,10 @@ async def own(completion, row):
     return 1.0
 """
     rows = [{"completion": "hang" if i == 3 else "ok", "row": "x" * 300_000} for i in range(40)]
-    assert said(judge(tmp_path, source, rows)) == [1.0] * 3 + ["timeout"] + [1.0] * 36
+    assert outcomes(judge(tmp_path, source, rows)) == [1.0] * 3 + ["timeout"] + [1.0] * 36
 
 
-def test_a_forked_child_that_comes_back_from_the_function_gives_no_second_verdict(tmp_path: Path) -> None:
+def test_a_forked_child_that_returns_gives_no_second_verdict(tmp_path: Path) -> None:
     source = """
 import os, time
 def own(completion):
@@ -64,10 +67,10 @@ def own(completion):
     time.sleep(0.4 * (completion == "slow"))
     return 1.0
 """
-    assert said(judge(tmp_path, source, ["fork", "slow", "ok", "slow"])) == [1.0] * 4
+    assert outcomes(judge(tmp_path, source, ["fork", "slow", "ok", "slow"])) == [1.0] * 4
 
 
-def test_a_process_that_ends_has_crashed_though_its_child_lives_on(tmp_path: Path) -> None:
+def test_a_process_that_ends_has_crashed_even_if_its_child_runs_on(tmp_path: Path) -> None:
     source = """
 import os, time
 def own(completion):
@@ -79,7 +82,7 @@ def own(completion):
         os._exit(3)
     return 1.0
 """
-    assert said(judge(tmp_path, source, ["fork", "ok", "shell", "ok"])) == ["crash", 1.0, "crash", 1.0]
+    assert outcomes(judge(tmp_path, source, ["fork", "ok", "shell", "ok"])) == ["crash", 1.0, "crash", 1.0]
 
 
 @pytest.mark.parametrize("moment", ["import", "judge"])
@@ -95,7 +98,7 @@ def own(completion):
     killed_once("judge")
     return 1.0
 """
-    assert said(judge(tmp_path, source, ["a", "b", "c"])) == [1.0] * 3
+    assert outcomes(judge(tmp_path, source, ["a", "b", "c"])) == [1.0] * 3
     assert (tmp_path / "killed").exists()
 
 
@@ -107,7 +110,7 @@ def own(completion):
     open("{tmp_path}/child", "w").write(str(child.pid))
     time.sleep(1000)
 """
-    assert said(judge(tmp_path, source, ["hang"])) == ["timeout"]
+    assert outcomes(judge(tmp_path, source, ["hang"])) == ["timeout"]
     child = int((tmp_path / "child").read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
@@ -125,10 +128,10 @@ def own(completion):
         time.sleep(0.1)
     return 1.0
 """
-    assert said(judge(tmp_path, source, ["alarm", "ok", "ok", "ok", "ok"])) == [1.0] * 5
+    assert outcomes(judge(tmp_path, source, ["alarm", "ok", "ok", "ok", "ok"])) == [1.0] * 5
 
 
-def test_memory_full_of_small_things_is_told_as_memory(tmp_path: Path) -> None:
+def test_memory_full_of_small_objects_fails_as_memory(tmp_path: Path) -> None:
     source = """
 def own(completion):
     found = None
@@ -137,7 +140,7 @@ def own(completion):
     return 1.0
 """
     verdicts = judge(tmp_path, source, ["full", "ok", "full", "ok"], memory_mb=300, timeout_s=20.0)
-    assert said(verdicts) == ["memory", 1.0, "memory", 1.0]
+    assert outcomes(verdicts) == ["memory", 1.0, "memory", 1.0]
 
 
 class Unreadable:
@@ -150,7 +153,7 @@ def test_a_row_that_cannot_cross_to_the_process_fails_alone(tmp_path: Path) -> N
         {"completion": "ok", "odd": odd} for odd in (1, lambda: 1, Unreadable(), "\ud800\0", "x" * 5_000_000)
     ]
     verdicts = judge(tmp_path, "def own(completion):\n    return 1.0\n", rows)
-    assert said(verdicts) == [1.0, "exception", "exception", 1.0, 1.0]
+    assert outcomes(verdicts) == [1.0, "exception", "exception", 1.0, 1.0]
     assert "cannot be sent" in verdicts[1].detail
     assert "cannot be read" in verdicts[2].detail
 
@@ -169,10 +172,10 @@ def own(completion):
         os._exit(1)
     return 1.0
 """
-    assert said(judge(tmp_path, source, ["ok", "crash", "ok", "crash", "ok"])) == [1.0, "crash", 1.0, "crash", 1.0]
+    assert outcomes(judge(tmp_path, source, ["ok", "crash", "ok", "crash", "ok"])) == [1.0, "crash", 1.0, "crash", 1.0]
 
 
-def test_an_import_that_works_only_once_is_told_in_the_end(tmp_path: Path) -> None:
+def test_an_import_that_works_only_once_ends_with_its_error(tmp_path: Path) -> None:
     source = f"""
 import os
 if os.path.exists("{tmp_path}/once"):
@@ -185,7 +188,7 @@ def own(completion):
         judge(tmp_path, source, ["crash", "ok"])
 
 
-def test_a_process_that_stands_by_and_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+def test_a_spare_process_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     source = f"""
 import os, time
 if os.path.exists("{tmp_path}/once"):
@@ -196,18 +199,16 @@ def own(completion):
     return 1.0
 """
     busy = time.process_time()
-    assert said(judge(tmp_path, source, ["ok"] * 5, start_timeout_s=1.0)) == [1.0] * 5
+    assert outcomes(judge(tmp_path, source, ["ok"] * 5, start_timeout_s=1.0)) == [1.0] * 5
     assert time.process_time() - busy < 0.5
 
 
-def test_a_long_list_of_slow_samples_is_no_sign_of_a_process_that_is_not_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "SILENCE_LIMIT_S", 0.3)
+def test_a_long_list_of_slow_samples_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "SILENCE_LIMIT_S", 0.3)
     source = "import time\ndef own(completion):\n    time.sleep(0.2)\n    return 1.0\n"
     runner = RewardRunner(settings(tmp_path, source))
     try:
         runner.ready.result(timeout=20)
-        assert said(runner.judge([RewardItem("", {"completion": "ok"})] * 6)) == [1.0] * 6
+        assert outcomes(runner.judge([RewardItem("", {"completion": "ok"})] * 6)) == [1.0] * 6
     finally:
         runner.close()

@@ -81,9 +81,9 @@ def test_its_score_and_a_functions_are_added_up(
         (["exact"], 1, True),
         (["model"], 1, False),
     ]
-    watch = Watchdog(tmp_path)
+    watchdog = Watchdog(tmp_path)
     pool = RewardPool(
-        config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watch
+        config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watchdog
     )
     pool.start()
     none = np.zeros(0)

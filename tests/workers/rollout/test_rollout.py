@@ -319,9 +319,9 @@ class Sent:
         self.sender.send(outgoing, 0)
         self.delivery = WeightUpdate([[]], 1, combine_ranks([outgoing.fingerprints]))
 
-        watch = Watchdog(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
+        watchdog = Watchdog(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
         self.group = RolloutGroup(
-            config, lambda name: spawn(RolloutWorker, config, 0, environment=CPU_ENVIRONMENT), watch
+            config, lambda name: spawn(RolloutWorker, config, 0, environment=CPU_ENVIRONMENT), watchdog
         )
         self.group.start(model, "shared_memory", 7)
         self.group.connect(self.invitation)
