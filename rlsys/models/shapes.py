@@ -130,7 +130,7 @@ def parse_config(name: str, settings: dict[str, Any]) -> ModelShape:
     family = str(s.get("model_type", ""))
     if family not in KNOWN_FAMILIES:
         raise ConfigError(
-            f"{name}: the layers of a `{family}` model are not known here; known: {', '.join(KNOWN_FAMILIES)}. "
+            f"{name}: the layers of model_type `{family}` are not known here; known: {', '.join(KNOWN_FAMILIES)}. "
             "`rlsys train` may run it all the same."
         )
     experts = int(s.get("num_experts") or s.get("num_local_experts") or 0)

@@ -268,7 +268,7 @@ def test_an_unknown_model_needs_its_config_json(tmp_path):
     assert "nobody/nothing-9b: " in text
 
 
-@pytest.mark.parametrize(("kind", "why"), [(None, "hf download"), ("abacus", "of what a `abacus` is made")])
+@pytest.mark.parametrize(("kind", "why"), [(None, "hf download"), ("abacus", "the layers of model_type `abacus`")])
 def test_an_unknown_reward_model_is_named(kind, why, tmp_path):
     if kind:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
