@@ -1,4 +1,4 @@
-"""Prompts from data that people already have: files, folders, Hugging Face data sets, several mixed. README.md shows how."""
+"""Prompts from existing data: files, folders, Hugging Face data sets, several of them mixed. README.md shows how."""
 
 from rlsys.data.dataset import Dataset
 from rlsys.data.order import ShuffledOrder, WeightedOrder

@@ -1,7 +1,7 @@
-"""Where prepared data sets are kept between runs: `$XDG_CACHE_HOME/rlsys/data`, a folder for each. They may be removed at any time.
+"""The cache of prepared data sets: `$XDG_CACHE_HOME/rlsys/data`, a folder for each. It may be removed at any time.
 
-A folder is named for everything that decides what is in it, made aside and renamed when it is whole. Two runs may make the same
-one at once: the second finds it there and uses it.
+The name of a folder depends on everything that decides its contents. It is filled under another name, and renamed when
+it is complete. Two runs may fill the same folder at once: the second to finish uses the first one's.
 """
 
 import hashlib
@@ -17,92 +17,94 @@ from rlsys.config.cache import cache_dir
 from rlsys.config.schema import ConfigError
 from rlsys.data.store import StoredDataset, open_stored
 
-Note = Callable[[str], None]  # what tells a person
-MAX_HASHED_BYTES = 16 << 20  # bytes; a larger file is known by path, size and time of change
-SMALL_BYTES = 1 << 20  # bytes; what is smaller is prepared anew each time, in memory
+Note = Callable[[str], None]  # shows a line to the user
+MAX_HASHED_BYTES = 16 << 20  # a larger file is identified by path, size and time of change
+SMALL_BYTES = 1 << 20  # less data is prepared again each time, in memory
 
 
 def data_cache_dir() -> Path:
     return cache_dir() / "data"
 
 
-def get_or_build(name: str, key: list[Any], make: Callable[[Path], StoredDataset], note: Note) -> StoredDataset:
-    """What `make` fills a folder with, made once per key. Where the cache cannot be written, in a temporary folder."""
-    words = json.dumps(key, sort_keys=True, default=str)
-    place = data_cache_dir() / f"{name[:40]}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
-    found = _found(place)
-    if found is not None:
-        return found
+def get_or_build(name: str, key: list[Any], build: Callable[[Path], StoredDataset], note: Note) -> StoredDataset:
+    """Returns the data set that `build` writes to a folder, built once per key.
+
+    Where the cache cannot be written, the folder is a temporary one.
+    """
+    text = json.dumps(key, sort_keys=True, default=str)
+    folder = data_cache_dir() / f"{name[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if (cached := _open_cached(folder)) is not None:
+        return cached
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=place.parent, prefix=".making-"))
-    except OSError as error:
-        note(
-            f"{name}: the cache {place.parent} cannot be written ({error.strerror}); it is prepared in a temporary folder"
-        )
-        return _passing(name, make)
-    try:
-        made = make(beside)
-        beside.chmod(0o755)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
         try:
-            beside.rename(place)
-        except OSError:  # someone else was faster
-            return _found(place) or made
-        note(f"{name}: prepared for later runs too, in {place} ({made.facts.bytes / 2**20:,.0f} MiB)")
-        return open_stored(place)
+            return _build_in_cache(name, folder, unfinished, build, note)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        note(
-            f"{name}: the cache {place.parent} cannot be written ({error.strerror}); it is prepared in a temporary folder"
-        )
-        return _passing(name, make)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        problem = f"the cache {folder.parent} cannot be written ({error.strerror})"
+        note(f"{name}: {problem}; the data is prepared in a temporary folder")
+        return _build_temporarily(name, build)
 
 
-def _found(place: Path) -> StoredDataset | None:
-    """A whole one; what is damaged is removed."""
-    if not place.is_dir():
+def _build_in_cache(
+    name: str, folder: Path, unfinished: Path, build: Callable[[Path], StoredDataset], note: Note
+) -> StoredDataset:
+    built = build(unfinished)
+    unfinished.chmod(0o755)
+    try:
+        unfinished.rename(folder)
+    except OSError:  # another run was faster
+        return _open_cached(folder) or built
+    note(f"{name}: prepared for later runs too, in {folder} ({built.facts.bytes / 2**20:,.0f} MiB)")
+    return open_stored(folder)
+
+
+def _open_cached(folder: Path) -> StoredDataset | None:
+    """Opens a complete folder, or removes a damaged one."""
+    if not folder.is_dir():
         return None
     try:
-        return open_stored(place)
+        return open_stored(folder)
     except (OSError, ValueError, TypeError, KeyError):
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         return None
 
 
-def _passing(name: str, make: Callable[[Path], StoredDataset]) -> StoredDataset:
-    """A folder without a name: it is gone when the process is."""
+def _build_temporarily(name: str, build: Callable[[Path], StoredDataset]) -> StoredDataset:
+    """Builds in a folder that is removed at once: its memory map stays open as long as the process lives."""
     try:
-        aside = Path(tempfile.mkdtemp(prefix="rlsys-data-"))
+        folder = Path(tempfile.mkdtemp(prefix="rlsys-data-"))
     except OSError as error:
         raise ConfigError(f"{name}: no folder for the prepared data can be written: {error}.") from None
     try:
-        made = make(aside)
-        return replace(made, first_bad=made.read_all_bad(), bad_file=None)
+        built = build(folder)
+        return replace(built, first_bad=built.read_all_bad(), bad_file=None)
     except OSError as error:
         raise ConfigError(
-            f"{name}: the prepared data cannot be written, neither to {data_cache_dir()} nor to {aside.parent}: {error.strerror}. "
-            "Make room, or name another disk in XDG_CACHE_HOME."
+            f"{name}: the prepared data cannot be written, neither to {data_cache_dir()} nor to {folder.parent}: "
+            f"{error.strerror}. Make room, or name another disk in XDG_CACHE_HOME."
         ) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)  # the map stays open
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def file_fingerprint(file: Path) -> list[Any]:
-    """What a file is known by."""
+    """Returns what identifies a file and its contents."""
     status = file.stat()
     if status.st_size > MAX_HASHED_BYTES:
-        # The second time is the system's own: nobody can set it back, as copying programs do with the first.
+        # Programs that copy files may set the time of modification back, but not the time of change.
         return [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     return [status.st_size, hashlib.sha256(file.read_bytes()).hexdigest()]
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """What decides the tokens it gives: vocabulary and rules, chat template, special tokens. Not where it was loaded from."""
+    """Hashes what decides a tokenizer's tokens: vocabulary, rules, chat template, special tokens. Not its path."""
     if tokenizer.is_fast:
         rules = tokenizer.backend_tokenizer.to_str()
     else:
-        own = {k: v for k, v in tokenizer.init_kwargs.items() if k != "name_or_path"}
-        rules = json.dumps([tokenizer.get_vocab(), own], sort_keys=True, default=str)
+        settings = {k: v for k, v in tokenizer.init_kwargs.items() if k != "name_or_path"}
+        rules = json.dumps([tokenizer.get_vocab(), settings], sort_keys=True, default=str)
     parts = (type(tokenizer).__name__, rules, tokenizer.chat_template, tokenizer.special_tokens_map)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

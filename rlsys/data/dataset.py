@@ -1,4 +1,4 @@
-"""Tokenized prompts, dealt in an order that depends on nothing but the seed."""
+"""Tokenized prompts, in an order that depends on nothing but the seed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,9 +9,9 @@ from rlsys.types import Prompt
 
 
 class Dataset:
-    """Tokenized prompts. `take(position, count)` is the training stream: a new order each epoch, without an end.
+    """Tokenized prompts. `take(position, count)` reads the training stream: a new order each epoch, without an end.
 
-    `prompts` is a list, or rows that are read when they are asked for.
+    `prompts` is a list, or rows that are read on demand.
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int = 0, shuffle: bool = True, order: Order | None = None):
@@ -20,7 +20,7 @@ class Dataset:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
+        """The length of the longest prompt, in tokens."""
         if isinstance(self.prompts, PromptRows | JoinedPrompts):
             return self.prompts.longest_prompt
         return max(len(p.tokens) for p in self.prompts)
@@ -32,7 +32,7 @@ class Dataset:
         return self.prompts[i]
 
     def take(self, position: int, count: int) -> list[Prompt]:
-        """`count` prompts from `position` on, each with the uid of this use of its row."""
+        """Returns `count` prompts from `position` on. The uid of each also names the epoch."""
         taken = []
         for p in range(position, position + count):
             i, epoch = self.order(p)

@@ -1,4 +1,4 @@
-"""Where the rows of a data set are: files, a folder of files, a saved Hugging Face data set, the hub, or a built-in task."""
+"""Where the rows of a data set are: files, a folder, a saved Hugging Face data set, the hub, or a built-in task."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from rlsys.config.schema import ConfigError
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
 BUILTIN = ("zigzag", "zigzag_heldout")
-SPLITS = {  # how files of a split are named on the hub
+SPLITS = {  # words in the names of files on the hub, and the splits they mean
     "train": "train",
     "training": "train",
     "validation": "validation",
@@ -32,60 +32,60 @@ class Origin:
     path: str
     split: str = "train"
     subset: str = ""
-    source: str = ""  # its name in figures; empty: the row's own, or the name of file or folder
+    source: str = ""  # its name in metrics; empty: the row's own, or the name of file or folder
 
 
 @dataclass(frozen=True)
 class DataLocation:
-    """What a path turned out to be."""
+    """What a path leads to."""
 
     kind: Literal["builtin", "files", "saved", "hub"]
-    name: str  # of the set, where neither configuration nor row has one
+    name: str  # of the data set, where neither configuration nor row names it
     files: tuple[Path, ...] = ()
 
 
 def locate_data(origin: Origin) -> DataLocation:
-    """What the path is, seen without opening data. Raises `ConfigError` saying why it is nothing we can read."""
+    """Finds out what a path leads to, without opening data. Raises `ConfigError` for what cannot be read."""
     path = origin.path
     if path.startswith("builtin:"):
         name = path.partition(":")[2]
         if name not in BUILTIN:
             raise ConfigError(f"{path} does not exist; built in: {', '.join(f'builtin:{n}' for n in BUILTIN)}.")
-        _whole(origin, "a built-in task")
+        _refuse_split(origin, "a built-in task")
         return DataLocation("builtin", name)
-    place = Path(path).expanduser()
-    if place.is_file():
-        if not place.name.endswith(EXTENSIONS):
+    local = Path(path).expanduser()
+    if local.is_file():
+        if not local.name.endswith(EXTENSIONS):
             raise ConfigError(f"{path} must end in {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]}.")
-        _whole(origin, "one file")
-        return DataLocation("files", strip_extension(place), (place,))
-    if place.is_dir():
-        return _saved(origin, place) or _folder(origin, place)
+        _refuse_split(origin, "one file")
+        return DataLocation("files", strip_extension(local), (local,))
+    if local.is_dir():
+        return _saved(origin, local) or _folder(origin, local)
     if looks_like_hub_name(path):
         return DataLocation("hub", path.rpartition("/")[2])
-    listed = " It is taken as one name; give a folder, or files as a list: [a.jsonl, b.jsonl]."
-    way_out = listed if set(path) & set("*?[,") else ""
+    hint = " It is taken as one name; give a folder, or files as a list: [a.jsonl, b.jsonl]."
+    way_out = hint if set(path) & set("*?[,") else ""
     raise ConfigError(f"{path} does not exist (from {Path.cwd()}).{way_out}")
 
 
-def _whole(origin: Origin, what: str) -> None:
+def _refuse_split(origin: Origin, what: str) -> None:
     if origin.split != "train" or origin.subset:
         raise ConfigError(f"{origin.path} is {what}; it has no splits or subsets. Leave `split` and `subset` out.")
 
 
 def looks_like_hub_name(path: str) -> bool:
-    """`owner/name`, unless the owner is a folder here: then it is a path that is not there."""
+    """True for `owner/name`, unless the owner is a local folder: then it is a path that does not exist."""
     return bool(HUB_NAME.fullmatch(path)) and not path.endswith(EXTENSIONS) and not Path(path).parent.is_dir()
 
 
 def strip_extension(file: Path) -> str:
-    """`sums` of sums.jsonl.gz."""
+    """ "sums.jsonl.gz" -> "sums" """
     ending = next((e for e in sorted(EXTENSIONS, key=len, reverse=True) if file.name.endswith(e)), file.suffix)
     return file.name.removesuffix(ending) or file.name
 
 
 def _saved(origin: Origin, folder: Path) -> DataLocation | None:
-    """What `save_to_disk` of the datasets library has written."""
+    """Locates a split in what `save_to_disk` of the datasets library wrote; None if the folder is something else."""
     splits = folder / "dataset_dict.json"
     if splits.is_file():
         try:
@@ -101,29 +101,33 @@ def _saved(origin: Origin, folder: Path) -> DataLocation | None:
 
 
 def _folder(origin: Origin, folder: Path) -> DataLocation:
-    """The files of a split in a folder, as in a copy of a hub repository: `main/train-00000-of-00001.parquet`, `test/a.jsonl`."""
+    """Locates the files of a split in a folder.
+
+    They are named as in a repository of the hub: `main/train-00000-of-00001.parquet`, `test/a.jsonl`.
+    """
     inside = folder / origin.subset
     if not inside.is_dir():
-        there = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")) or "none"
-        raise ConfigError(f"{origin.path} has no folder `{origin.subset}` for its subset; folders there: {there}.")
+        folders = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")) or "none"
+        raise ConfigError(f"{origin.path} has no folder `{origin.subset}` for its subset; folders there: {folders}.")
     files = sorted(p for p in inside.rglob("*") if p.name.endswith(EXTENSIONS) and p.is_file())
     files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(inside).parts)]
     if not files:
         raise ConfigError(f"{origin.path} holds no data: no file in it ends in {', '.join(EXTENSIONS)}.")
-    marked = {file: _splits(file.relative_to(inside)) for file in files}
-    if any(marked.values()):
-        files = [file for file in files if SPLITS.get(origin.split, origin.split) in marked[file]]
+    splits = {file: _splits(file.relative_to(inside)) for file in files}
+    if any(splits.values()):
+        files = [file for file in files if SPLITS.get(origin.split, origin.split) in splits[file]]
         if not files:
-            known = ", ".join(sorted(set().union(*marked.values())))
+            known = ", ".join(sorted(set().union(*splits.values())))
             raise ConfigError(f"{origin.path} has no files of a split `{origin.split}`; it has {known}.")
     elif origin.split != "train":
         raise ConfigError(
-            f"{origin.path} has no files of a split `{origin.split}`: no file or folder in it is named after one. Leave `split` out."
+            f"{origin.path} has no files of a split `{origin.split}`: no file or folder in it is named after one. "
+            "Leave `split` out."
         )
     return DataLocation("files", folder.resolve().name, tuple(files))
 
 
 def _splits(file: Path) -> set[str]:
-    """Splits that a file is named after: its folders, or a word of its name."""
+    """Returns the splits that a file is named after, by its folders or by a word of its name."""
     words = {*file.parts[:-1], *re.split(r"[^A-Za-z]+", strip_extension(file))}
     return {SPLITS[word.lower()] for word in words if word.lower() in SPLITS}

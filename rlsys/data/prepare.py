@@ -1,4 +1,4 @@
-"""One pass over a data set: read ─▶ render ─▶ tokenize ─▶ store. Memory does not grow with the data."""
+"""Prepares a data set in one pass: read ─▶ render ─▶ tokenize ─▶ store. Memory does not grow with the data."""
 
 import base64
 import datetime
@@ -15,7 +15,9 @@ from rlsys.config.schema import ConfigError
 from rlsys.data import cache
 from rlsys.data.cache import Note
 from rlsys.data.origin import DataLocation, Origin, locate_data
-from rlsys.data.readers import BadRow, DataRow, load_hugging_face, read_rows
+from rlsys.data.readers import read_rows
+from rlsys.data.readers.rows import BadRow, DataRow
+from rlsys.data.readers.tables import load_hugging_face
 from rlsys.data.render import (
     PromptFormat,
     PromptRenderer,
@@ -28,58 +30,53 @@ from rlsys.data.render import (
 from rlsys.data.store import RowWriter, StoredDataset
 from rlsys.text import replace_surrogates
 
-VERSION = 3  # of what is stored; another one prepares anew
-ROWS, CHARACTERS = 1000, 4_000_000  # tokenized together, at most
-PATIENCE_S = 10.0  # between notes
+VERSION = 3  # of the stored form; data stored in another version is prepared again
+MAX_ROWS, MAX_CHARACTERS = 1000, 4_000_000  # that are tokenized together
+NOTE_INTERVAL_S = 10.0
 
 
 class DatasetPreparer:
-    """`Preparation(tokenizer, note)(origin, form)` is a data set ready to be chosen from."""
+    """Prepares data sets, or finds them in the cache. `DatasetPreparer(tokenizer, note)(origin, form)`"""
 
     def __init__(self, tokenizer: Any, note: Note):
         self.tokenizer, self.note = tokenizer, note
 
     def __call__(self, origin: Origin, form: PromptFormat) -> StoredDataset:
-        place = locate_data(origin)
-        if place.kind == "builtin" or (
-            place.kind == "files" and sum(f.stat().st_size for f in place.files) < cache.SMALL_BYTES
-        ):
-            return self.prepare_rows(origin, place, form, None)
+        location = locate_data(origin)
+        is_small = location.kind == "files" and sum(f.stat().st_size for f in location.files) < cache.SMALL_BYTES
+        if location.kind == "builtin" or is_small:
+            return self.prepare_rows(origin, location, form, None)
         template = form.template and read_template(form.template)
-        key = [
-            VERSION,
-            asdict(origin),
-            asdict(form),
-            template,
-            self.fingerprint,
-            *self.content_fingerprints(origin, place),
-        ]
+        key = [VERSION, asdict(origin), asdict(form), template, self.fingerprint]
+        key += self.content_fingerprints(origin, location)
         return cache.get_or_build(
-            place.name, key, lambda folder: self.prepare_rows(origin, place, form, folder), note=self.note
+            location.name, key, lambda folder: self.prepare_rows(origin, location, form, folder), note=self.note
         )
 
     @cached_property
     def fingerprint(self) -> str:
         return cache.tokenizer_fingerprint(self.tokenizer)
 
-    def content_fingerprints(self, origin: Origin, place: DataLocation) -> list[Any]:
-        if place.kind == "files":
-            return [[str(file), *cache.file_fingerprint(file)] for file in place.files]
-        fingerprint = load_hugging_face(origin, place)._fingerprint
-        files = [file for folder in place.files for file in sorted(folder.iterdir()) if file.is_file()]
+    def content_fingerprints(self, origin: Origin, location: DataLocation) -> list[Any]:
+        """Returns what identifies the data itself, in the cache's key."""
+        if location.kind == "files":
+            return [[str(file), *cache.file_fingerprint(file)] for file in location.files]
+        fingerprint = load_hugging_face(origin, location)._fingerprint
+        files = [file for folder in location.files for file in sorted(folder.iterdir()) if file.is_file()]
         return [fingerprint, *map(cache.file_fingerprint, files)]
 
     def prepare_rows(
-        self, origin: Origin, place: DataLocation, form: PromptFormat, folder: Path | None
+        self, origin: Origin, location: DataLocation, form: PromptFormat, folder: Path | None
     ) -> StoredDataset:
+        """Renders, tokenizes and stores all rows, in `folder` or in memory."""
         renderer, writer = PromptRenderer(form, self.tokenizer), RowWriter(folder)
         try:
-            began = said = time.monotonic()
-            for batch in batches(read_rows(origin, place)):
-                self.add_batch(origin, place, renderer, writer, batch)
-                if time.monotonic() - said > PATIENCE_S:
-                    said = time.monotonic()
-                    rate = writer.facts.read / (said - began)
+            started = last_note = time.monotonic()
+            for batch in split_batches(read_rows(origin, location)):
+                self.add_batch(origin.source, location.name, renderer, writer, batch)
+                if time.monotonic() - last_note > NOTE_INTERVAL_S:
+                    last_note = time.monotonic()
+                    rate = writer.facts.read / (last_note - started)
                     self.note(f"{origin.path}: {writer.facts.read:,} rows prepared, {rate:,.0f} a second")
             writer.facts.own_system = renderer.own_system
             return writer.finish()
@@ -89,8 +86,8 @@ class DatasetPreparer:
 
     def add_batch(
         self,
-        origin: Origin,
-        place: DataLocation,
+        source: str,
+        default_source: str,
         renderer: PromptRenderer,
         writer: RowWriter,
         batch: list[DataRow | BadRow],
@@ -101,60 +98,64 @@ class DatasetPreparer:
                 writer.add_bad(row)
                 continue
             try:
-                asked = renderer(row.fields)
-                source = origin.source or str(row.fields.get("source") or place.name)
-                record: dict[str, Any] = {
-                    "file": row.file,
-                    "line": row.line,
-                    "hash": hash_number(to_canonical_json(row.fields), 6),
-                    "same": hash_number(asked.text, 8),
-                    "source": replace_surrogates(source),
-                    "text": asked.text,
-                    "messages": asked.messages and to_json(asked.messages),
-                    "row": to_json(reward_fields(row.fields, renderer.form)),
-                }
+                prompt = renderer(row.fields)
+                row_source = source or str(row.fields.get("source") or default_source)
+                usable.append((make_record(row, prompt, row_source, renderer.form), prompt))
             except UnusableRow as error:
                 writer.add_bad(BadRow(row.file, row.line, error.reason, error.detail))
             except RecursionError:
                 writer.add_bad(BadRow(row.file, row.line, "nested too deep", "the row is nested too deep."))
             except ConfigError as error:
                 raise ConfigError(f"{row.location}: {error}") from None
-            else:
-                usable.append((record, asked))
         records = []
-        for (record, asked), tokens in zip(usable, self.tokenize([asked for _, asked in usable]), strict=True):
+        for (record, prompt), tokens in zip(usable, self.tokenize([prompt for _, prompt in usable]), strict=True):
             if tokens:
                 records.append(record | {"tokens": tokens, "length": len(tokens)})
             else:
-                said = f"the prompt {asked.text[:80]!r} has no tokens."
-                writer.add_bad(BadRow(record["file"], record["line"], "without tokens", said))
+                detail = f"the prompt {prompt.text[:80]!r} has no tokens."
+                writer.add_bad(BadRow(record["file"], record["line"], "without tokens", detail))
         writer.add(records)
 
-    def tokenize(self, asked: list[RenderedPrompt]) -> list[list[int]]:
-        """Of many texts at once, which keeps all cores busy."""
-        found: list[list[int]] = [[] for _ in asked]
-        for special in (True, False):
-            places = [i for i, a in enumerate(asked) if a.add_special_tokens is special]
-            if places:
+    def tokenize(self, prompts: list[RenderedPrompt]) -> list[list[int]]:
+        """Tokenizes many texts at once, which keeps all cores busy."""
+        tokens: list[list[int]] = [[] for _ in prompts]
+        for add_special_tokens in (True, False):
+            chosen = [i for i, p in enumerate(prompts) if p.add_special_tokens is add_special_tokens]
+            if chosen:
                 encoded = self.tokenizer(
-                    [asked[i].text for i in places],
-                    add_special_tokens=special,
+                    [prompts[i].text for i in chosen],
+                    add_special_tokens=add_special_tokens,
                     return_attention_mask=False,
                     return_token_type_ids=False,
                     verbose=False,
                 )
-                for i, tokens in zip(places, encoded["input_ids"], strict=True):
-                    found[i] = tokens
-        return found
+                for i, ids in zip(chosen, encoded["input_ids"], strict=True):
+                    tokens[i] = ids
+        return tokens
 
 
-def batches(rows: Iterator[DataRow | BadRow]) -> Iterator[list[DataRow | BadRow]]:
+def make_record(row: DataRow, prompt: RenderedPrompt, source: str, form: PromptFormat) -> dict[str, Any]:
+    """Returns the columns of `store.FIELDS`, without the prompt's length."""
+    return {
+        "file": row.file,
+        "line": row.line,
+        "hash": hash_number(to_canonical_json(row.fields), 6),
+        "same": hash_number(prompt.text, 8),
+        "source": replace_surrogates(source),
+        "text": prompt.text,
+        "messages": prompt.messages and to_json(prompt.messages),
+        "row": to_json(reward_fields(row.fields, form)),
+    }
+
+
+def split_batches(rows: Iterator[DataRow | BadRow]) -> Iterator[list[DataRow | BadRow]]:
+    """Splits rows into batches of at most `MAX_ROWS`, which end after `MAX_CHARACTERS`."""
     batch: list[DataRow | BadRow] = []
     size = 0
     for row in rows:
         batch.append(row)
         size += sum(len(v) for v in row.fields.values() if isinstance(v, str)) if isinstance(row, DataRow) else 0
-        if len(batch) >= ROWS or size >= CHARACTERS:
+        if len(batch) >= MAX_ROWS or size >= MAX_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -162,24 +163,24 @@ def batches(rows: Iterator[DataRow | BadRow]) -> Iterator[list[DataRow | BadRow]
 
 
 def to_json(value: Any) -> str:
-    """As JSON. What JSON does not know becomes text: dates in ISO form, decimals in digits, bytes in base64."""
-    return json.dumps(value, default=_other)
+    """Returns a value as JSON. Dates become text in ISO form, decimals digits, and bytes base64."""
+    return json.dumps(value, default=_to_text)
 
 
 def to_canonical_json(fields: dict[str, Any]) -> str:
-    """The same text for the same row, wherever it stands: fields in order, and nothing where there is nothing."""
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_other)
+    """Returns the same text for the same row in any file: keys are sorted, nulls left out."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_to_text)
     if "null" in text:
         text = json.dumps(drop_nulls(json.loads(text)), sort_keys=True, separators=(",", ":"))
     return text
 
 
 def hash_number(text: str, size: int) -> int:
-    """The first bytes of its SHA-256."""
+    """Returns the first `size` bytes of the text's SHA-256 as a number."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big")
 
 
-def _other(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)

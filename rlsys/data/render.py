@@ -1,10 +1,10 @@
-"""A row to the text the model is asked, and its tokens.
+"""From a row to the text of its prompt.
 
     text                              as it is
     text, with as_chat or a system    a user message, after the system message ─┐
-    messages                          after the system message ─────────────────┴▶ chat template, with the opening of the answer
+    messages                          after the system message ─────────────────┴▶ chat template
 
-The chat template is the tokenizer's, or a Jinja file of the user's; through a file go texts too.
+The chat template also opens the answer. It is the tokenizer's, or a Jinja file of the user's. Texts go through a Jinja file too.
 """
 
 import json
@@ -24,7 +24,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How rows are meant. Form(prompt_key="question", answer_key="reward_model.ground_truth", system="Think first.")"""
+    """How rows become prompts. PromptFormat(prompt_key="question", answer_key="label", system="Think first.")"""
 
     prompt_key: str = "prompt"
     answer_key: str = "answer"
@@ -34,7 +34,7 @@ class PromptFormat:
 
 
 class UnusableRow(ValueError):
-    """Why a row cannot become a prompt: the reason it is counted under, and a sentence."""
+    """A row cannot become a prompt: the reason it is counted under, and a sentence."""
 
     def __init__(self, reason: str, detail: str):
         self.reason, self.detail = reason, detail
@@ -45,11 +45,11 @@ class UnusableRow(ValueError):
 class RenderedPrompt:
     text: str
     messages: list[Message] | None  # the chat it was rendered from
-    add_special_tokens: bool  # whether the tokenizer adds its special tokens; a template has written its own
+    add_special_tokens: bool  # a template has written its own
 
 
 class PromptRenderer:
-    """`Renderer(form, tokenizer)(fields)` is what is asked, or raises `Refusal`."""
+    """Renders rows. `PromptRenderer(form, tokenizer)(fields)` returns the prompt, or raises `UnusableRow`."""
 
     def __init__(self, form: PromptFormat, tokenizer: Any):
         self.form, self.tokenizer = form, tokenizer
@@ -78,17 +78,20 @@ class PromptRenderer:
         return [{"role": "system", "content": self.form.system}, *messages]
 
     def apply_chat_template(self, messages: list[Message], prompt: str | list[Message]) -> str:
-        if not self.tokenizer.chat_template:
+        if not self.tokenizer.chat_template and isinstance(prompt, list):
             raise ConfigError(
                 "the prompt is a list of chat messages, but the tokenizer has no chat template. "
                 "Use plain text prompts, or give a Jinja file in data.template."
-                if isinstance(prompt, list)
-                else f"{'data.system' if self.form.system else 'data.as_chat'} makes chat messages of a text, but the tokenizer has no "
-                "chat template. Leave it out, or give a Jinja file in data.template."
+            )
+        if not self.tokenizer.chat_template:
+            option = "data.system" if self.form.system else "data.as_chat"
+            raise ConfigError(
+                f"{option} makes chat messages of a text, but the tokenizer has no chat template. "
+                "Leave it out, or give a Jinja file in data.template."
             )
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template may raise what it likes
+        except Exception as error:  # a template may raise any error
             raise UnusableRow(
                 "refused by the template", f"the tokenizer's chat template refuses these messages: {error}"
             ) from error
@@ -99,13 +102,13 @@ class PromptRenderer:
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         try:
             return self.user_template(messages=messages, prompt=text, system=self.form.system, row=fields)
-        except Exception as error:  # the same
-            said = f"{self.form.template} refuses this row: {type(error).__name__}: {error}"
-            raise UnusableRow("refused by the template", said) from error
+        except Exception as error:  # a template may raise any error
+            detail = f"{self.form.template} refuses this row: {type(error).__name__}: {error}"
+            raise UnusableRow("refused by the template", detail) from error
 
 
 def compile_template(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
-    """A user's Jinja file, in a sandbox, with what chat templates of tokenizers may expect."""
+    """Compiles a user's Jinja file, in a sandbox, with the names that chat templates of tokenizers expect."""
     from jinja2 import TemplateSyntaxError, Undefined
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -113,17 +116,17 @@ def compile_template(path: str, special_tokens: dict[str, str]) -> Callable[...,
     def raise_exception(message: str) -> str:
         raise ValueError(message)
 
-    class Named(Undefined):
-        """May be asked for and tested. A prompt with a hole where a misspelt name stands is refused."""
+    class StrictUndefinedText(Undefined):
+        """An unknown name may be tested, but not printed: a misspelled one would leave a hole in the prompt."""
 
         def __str__(self) -> str:
             return str(self._fail_with_undefined_error())
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], undefined=Named
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], undefined=StrictUndefinedText
     )
     environment.globals |= {"raise_exception": raise_exception, **dict.fromkeys(SPECIAL_TOKENS, "")}
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own is for web pages
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for web pages
     try:
         template = environment.from_string(read_template(path))
     except TemplateSyntaxError as error:
@@ -145,7 +148,7 @@ def read_template(path: str) -> str:
 
 
 def get_field(fields: dict[str, Any], key: str) -> Any:
-    """`a.b` is the field of that name, or field b of the field a. `MISSING` where there is none, or nothing in it."""
+    """Returns the field called `a.b`, or field b of field a. Returns `MISSING` if it does not exist or is null."""
     value: Any = fields
     for part in [key] if key in fields else key.split("."):
         if not isinstance(value, dict) or value.get(part) is None:
@@ -159,7 +162,8 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
     if prompt is MISSING and key not in fields:
         raise UnusableRow(
             "without a prompt",
-            f"the row has no field `{key}`; it has {', '.join(map(str, fields)) or 'none'}. Set data.prompt_key to the field with the prompt.",
+            f"the row has no field `{key}`; it has {', '.join(map(str, fields)) or 'none'}. "
+            "Set data.prompt_key to the field with the prompt.",
         )
     if isinstance(prompt, str) and prompt.strip():
         _require_unicode(prompt)
@@ -168,15 +172,15 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
         messages = [drop_nulls(m) | {"content": message_text(m)} for m in prompt]
         if any(m["content"] and m["content"].strip() for m in messages):
             return messages
-    said = None if prompt is MISSING else prompt
+    value = None if prompt is MISSING else prompt
     raise UnusableRow(
         "not a prompt",
-        f"a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {repr(said)[:80]}.",
+        f"a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {repr(value)[:80]}.",
     )
 
 
 def drop_nulls(value: Any) -> Any:
-    """At any depth: parquet gives every message, and every call in it, every key that any has."""
+    """Drops nulls at any depth: parquet gives every message all the keys that any message has."""
     if isinstance(value, dict):
         return {k: drop_nulls(v) for k, v in value.items() if v is not None}
     return [drop_nulls(v) for v in value] if isinstance(value, list) else value
@@ -190,7 +194,7 @@ def _is_message(message: Any) -> bool:
 
 
 def message_text(message: Message) -> str | None:
-    """Its text. A list of text parts is one text, as many templates would print the list itself."""
+    """Returns the text of a message. A list of text parts becomes one text, as many templates would print the list."""
     content = message.get("content")
     if not isinstance(content, list):
         return content
@@ -200,9 +204,7 @@ def message_text(message: Message) -> str | None:
         text = part.get("text") if is_text else part
         if not isinstance(text, str):
             kind = f"`{part['type']}`" if isinstance(part, dict) and part.get("type") else repr(part)[:40]
-            raise UnusableRow(
-                "not text", f"a message has a part that is no text: {kind}. Models are asked by text alone."
-            )
+            raise UnusableRow("not text", f"a message has a part that is not text: {kind}. Prompts are text only.")
         texts.append(text)
     return "".join(texts)
 
@@ -217,7 +219,7 @@ def _require_unicode(text: str) -> None:
 
 
 def reward_fields(fields: dict[str, Any], form: PromptFormat) -> dict[str, Any]:
-    """What reward functions may ask for: the row without its prompt and source, and the answer under that name."""
+    """Returns what reward functions may ask for: the row without prompt and source, and the answer as `answer`."""
     kept = {k: v for k, v in fields.items() if k not in (form.prompt_key, "source")}
     answer = get_field(fields, form.answer_key)
     if isinstance(answer, float) and math.isnan(answer):

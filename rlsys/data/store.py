@@ -1,10 +1,10 @@
-"""Prepared rows, written once in a pass and read at random through a memory map. Writer and reader stand together.
+"""Prepared rows: written once, in one pass, and read at random through a memory map. Writer and reader share this file.
 
-    rows.arrow    one record per usable row, in the order of the data: `SCHEMA`
-    bad.jsonl     what could not be used: file, line, reason, detail, rows
-    facts.json    counts; written last, so a folder without it is not finished
+    rows.arrow    one record per usable row, in the order of the data: `FIELDS` and the tokens
+    bad.jsonl     rows that cannot be used: file, line, reason, detail, rows
+    facts.json    counts; written last, so a folder without it is incomplete
 
-How long prompts may be is not decided here: every length is kept, and `keep` chooses.
+Prompts of every length are stored; `selection` chooses among them.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsys.data.readers import BadRow
+from rlsys.data.readers.rows import BadRow
 from rlsys.types import Prompt
 
 FIELDS = {
@@ -35,7 +35,7 @@ FIELDS = {
 
 @dataclass
 class DatasetFacts:
-    """What a pass has found. Facts(read=1000, bad={"not JSON": 3}, own_system=12, bytes=81000)"""
+    """Counts of a pass. DatasetFacts(read=1000, bad={"not JSON": 3}, own_system=12, bytes=81000)"""
 
     read: int = 0  # rows, the bad ones included
     bad: dict[str, int] = field(default_factory=dict)  # reason → rows
@@ -44,9 +44,9 @@ class DatasetFacts:
 
 
 class RowWriter:
-    """Takes rows in batches. `folder` None keeps everything in memory."""
+    """Writes rows in batches. With `folder` None, everything stays in memory."""
 
-    SHOWN = 10  # bad rows that are kept in memory, of those that go into a file
+    MAX_BAD_IN_MEMORY = 10  # the others are in the file only
 
     def __init__(self, folder: Path | None):
         self.folder, self.facts = folder, DatasetFacts()
@@ -61,7 +61,7 @@ class RowWriter:
             self.bad = (folder / "bad.jsonl").open("w", encoding="utf-8")
 
     def add(self, records: list[dict[str, Any]]) -> None:
-        """Each has the columns of `FIELDS`, and `tokens`."""
+        """Adds records, each with the columns of `FIELDS` and `tokens`."""
         self.facts.read += len(records)
         if not self.folder:
             self.memory += records
@@ -76,7 +76,7 @@ class RowWriter:
         self.facts.bad[bad.reason] = self.facts.bad.get(bad.reason, 0) + bad.rows
         if self.folder:
             self.bad.write(json.dumps(asdict(bad)) + "\n")
-        if not self.folder or len(self.first) < self.SHOWN:
+        if not self.folder or len(self.first) < self.MAX_BAD_IN_MEMORY:
             self.first.append(bad)
 
     def finish(self) -> "StoredDataset":
@@ -111,7 +111,7 @@ class RecordTable:
         return dict(record)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Of numbers. pyarrow's own `to_numpy` would import pandas."""
+        """Returns a column of numbers. pyarrow's own `to_numpy` would import pandas."""
         kind = np.dtype(FIELDS[name])
         parts = [
             np.frombuffer(chunk.buffers()[1], kind, len(chunk), chunk.offset * kind.itemsize)
@@ -122,19 +122,19 @@ class RecordTable:
 
 
 def open_stored(folder: Path) -> "StoredDataset":
-    """What a pass has left in a folder. Raises `OSError` or `ValueError` where that is not whole."""
+    """Opens what a pass wrote to a folder. Raises `OSError` or `ValueError` if it is incomplete."""
     facts = DatasetFacts(**json.loads((folder / "facts.json").read_text()))
     if (size := (folder / "rows.arrow").stat().st_size) != facts.bytes:
         raise ValueError(f"rows.arrow has {size} bytes, not {facts.bytes}")
     table, bad = RecordTable(folder / "rows.arrow"), folder / "bad.jsonl"
     with bad.open(encoding="utf-8") as lines:
-        first = [BadRow(**json.loads(line)) for line in islice(lines, RowWriter.SHOWN)]
+        first = [BadRow(**json.loads(line)) for line in islice(lines, RowWriter.MAX_BAD_IN_MEMORY)]
     return StoredDataset(facts, table, table.column("length"), table.column("hash"), table.column("same"), first, bad)
 
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """All usable rows of a data set. Of one that lies in a file, nothing but what is asked for is in memory."""
+    """All usable rows of a data set. Rows in a file are read on demand."""
 
     facts: DatasetFacts
     records: RecordTable | list[dict[str, Any]]
@@ -142,7 +142,7 @@ class StoredDataset:
     hashes: NDArray[np.uint64]  # [N]
     text_hashes: NDArray[np.uint64]  # [N] a hash of each prompt's text
     first_bad: list[BadRow]
-    bad_file: Path | None = None  # with all of them; None: `first_bad` has all
+    bad_file: Path | None = None  # all bad rows; None: `first_bad` has all
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -157,7 +157,7 @@ class StoredDataset:
 
 
 class PromptRows(Sequence[Prompt]):
-    """Chosen rows of a data set as prompts, each made when it is asked for."""
+    """Selected rows of a data set as prompts, each made on demand."""
 
     def __init__(self, stored: StoredDataset, chosen: NDArray[np.int64], *, rewards: str = ""):
         self.stored, self.chosen, self.rewards = stored, chosen, rewards
@@ -199,14 +199,14 @@ class PromptRows(Sequence[Prompt]):
 
 
 class JoinedPrompts(Sequence[Prompt]):
-    """Several sequences of prompts, end to end. A row that is in two of them has two uids."""
+    """Several sequences of prompts, end to end. A row that is in two of them gets two uids."""
 
     def __init__(self, parts: list[PromptRows]):
         self.parts = parts
         self.starts = np.cumsum([0, *map(len, parts)])
         counted = count_occurrences(np.concatenate([p.hashes for p in parts]))
-        for part, own in zip(parts, np.split(counted, self.starts[1:-1]), strict=True):
-            part.occurrence = own
+        for part, occurrence in zip(parts, np.split(counted, self.starts[1:-1]), strict=True):
+            part.occurrence = occurrence
 
     @property
     def longest_prompt(self) -> int:
@@ -228,7 +228,7 @@ class JoinedPrompts(Sequence[Prompt]):
 
 
 def count_occurrences(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """How often each was there up to here.  [N] -> [N]    [7, 8, 7, 7] -> [1, 1, 2, 3]"""
+    """Counts how often each value has occurred so far.  [N] -> [N]    [7, 8, 7, 7] -> [1, 1, 2, 3]"""
     order = np.argsort(hashes, kind="stable")
     ordered, places = hashes[order], np.arange(len(hashes))
     begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] + np.uint64(1)) != 0)

@@ -137,9 +137,9 @@ def test_prompts_that_several_sets_share_are_noted(read, tokenizer):
     lines("b.jsonl", *numbered(3, 5))
     _, notes = load(read({"train": ["a.jsonl", "b.jsonl"]}), tokenizer)
     assert notes == [
-        "a.jsonl: 7 prompts; 2 repeat a prompt that is there already",
+        "a.jsonl: 7 prompts; 2 repeat an earlier prompt",
         "b.jsonl: 5 prompts",
-        "data.train: 2 prompts are there already in another set",
+        "data.train: 2 prompts are in another set too",
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from rlsys import data
 from rlsys.config.schema import ConfigError
 from rlsys.data import DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules
-from rlsys.data.readers import BadRow, DataRow
+from rlsys.data.readers.rows import BadRow, DataRow
 
 
 def lines(folder: Path, *rows: Any, name: str = "sums.jsonl") -> str:

@@ -13,7 +13,8 @@ from launch.tools.convert.converters import Converter, Question
 from rlsys.config.schema import ConfigError
 from rlsys.data import Origin
 from rlsys.data.origin import locate_data
-from rlsys.data.readers import BadRow, read_rows
+from rlsys.data.readers import read_rows
+from rlsys.data.readers.rows import BadRow
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Any
 
 from rlsys.config.schema import ConfigError
 from rlsys.data.origin import DataLocation, Origin, locate_data
-from rlsys.data.readers import BadRow, read_rows
+from rlsys.data.readers import read_rows
+from rlsys.data.readers.rows import BadRow
 from rlsys.models.shapes import ModelShape
 from rlsys.rewards.functions import REWARDS
 

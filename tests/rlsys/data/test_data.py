@@ -115,7 +115,7 @@ def test_identical_rows_are_numbered_and_repeated_prompts_are_told(tmp_path, tok
     uids = [p.uid for p in load(lines(tmp_path, *rows), tokenizer, notes=notes)]
     assert [uid.partition("~")[2] for uid in uids] == ["", "", "2", "3", ""]
     assert len({uid.partition("~")[0] for uid in uids}) == 3
-    assert "5 prompts; 3 repeat a prompt that is there already" in notes[0]
+    assert "5 prompts; 3 repeat an earlier prompt" in notes[0]
 
 
 def test_a_row_that_is_in_two_sets_has_two_uids(tmp_path, tokenizer):

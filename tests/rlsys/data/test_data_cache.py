@@ -226,7 +226,7 @@ def test_two_runs_may_make_the_same_at_once(path):
 
 
 def test_rows_of_a_map_are_read_at_random_in_pieces_of_any_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "ROWS", 7)
+    monkeypatch.setattr(prepare, "MAX_ROWS", 7)
     rows = [{"prompt": f"{n:03}>", "answer": [{"n": n}]} for n in range(40)]
     stored = prepared(table(tmp_path, rows), zigzag.make_tokenizer())
     chosen = data.select_rows(Origin("a"), stored, SelectionRules(7))
@@ -238,8 +238,8 @@ def test_rows_of_a_map_are_read_at_random_in_pieces_of_any_size(tmp_path, monkey
 
 
 def test_a_long_pass_says_how_far_it_is(path, monkeypatch):
-    monkeypatch.setattr(prepare, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(prepare, "ROWS", 20)
+    monkeypatch.setattr(prepare, "NOTE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(prepare, "MAX_ROWS", 20)
     notes = []
     prepared(path, zigzag.make_tokenizer(), notes)
     assert f"{path}: 20 rows prepared, " in notes[0]

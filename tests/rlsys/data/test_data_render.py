@@ -183,7 +183,7 @@ def test_a_list_of_text_parts_is_one_text_and_other_parts_are_refused(tmp_path, 
     assert (prompt.text, prompt.messages) == ("12>", [user("12")])
     image = {"type": "image", "url": "a.png", "text": ""}
     [bad, _] = refused(lines(tmp_path, {"prompt": [user([image, *parts])]}), chat)[:2]
-    assert "a message has a part that is no text: `image`" in bad
+    assert "a message has a part that is not text: `image`" in bad
 
 
 def test_an_assistant_that_calls_a_tool_needs_no_content(tmp_path, chat):
