@@ -1,4 +1,4 @@
-"""vLLM's attention on this CPU: whether a sequence has a result of its own, and how it is found out."""
+"""vLLM's attention on this CPU: whether the result for a sequence depends on how it was computed."""
 
 from collections.abc import Iterator
 
@@ -21,26 +21,26 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def model() -> torch.nn.Module:
-    """Of one attention, of four heads with two of keys."""
+    """A model with one attention layer: four heads, two key heads."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-    found = torch.nn.Module()
-    found.impl = CPUAttentionBackendImpl.__new__(CPUAttentionBackendImpl)  # what makes it asks for an engine around it
-    found.impl.num_heads, found.impl.num_kv_heads, found.impl.head_size = 4, 2, 64
-    return found
+    module = torch.nn.Module()
+    module.impl = CPUAttentionBackendImpl.__new__(CPUAttentionBackendImpl)  # its constructor needs an engine
+    module.impl.num_heads, module.impl.num_kv_heads, module.impl.head_size = 4, 2, 64
+    return module
 
 
-def test_short_sequences_have_a_result_of_their_own(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_for_a_short_sequence_is_always_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SPLIT, CPU_ENVIRONMENT[SPLIT])
     for heads, size in ((1, 32), (7, 64), (1, 128)):
         for tokens in (1, 30, 64, 128):
             assert not AttentionProbe(heads, size, torch.float32, 32).depends_on_history(tokens), (heads, size, tokens)
 
 
-def test_it_is_seen_where_a_sequence_is_cut_by_what_is_beside_it(
+def test_a_split_that_depends_on_other_sequences_is_noticed(
     model: torch.nn.Module, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's own setting, with which an engine of two threads would cut sequences so."""
+    """vLLM's default setting splits sequences so in an engine of two threads."""
     monkeypatch.setenv(SPLIT, "1")
     if threads == 2:
         assert AttentionProbe(2, 64, torch.float32, 32).depends_on_history(2048)

@@ -1,4 +1,4 @@
-"""Norms by vLLM's kernels for CPUs: what its own operations give, and the same for a token whatever is beside it."""
+"""Norms by vLLM's CPU kernels: equal to its torch operations, and for a token the same beside any others."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ NEAR = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 @pytest.fixture(scope="module")
 def operations() -> Any:
     norms.register_kernels()
-    norms.register_kernels()  # of a second engine in the process
+    norms.register_kernels()  # for a second engine in the process
     from vllm import ir
 
     return ir.ops
@@ -21,17 +21,17 @@ def operations() -> Any:
 
 def need_rounding(dtype: torch.dtype) -> None:
     if not norms.rounds_to_nearest(dtype):
-        pytest.skip(f"this CPU has no {dtype} of its own, and vLLM's kernel cuts digits off")
+        pytest.skip(f"this CPU has no {dtype} instructions, and vLLM's kernel truncates")
 
 
 def inputs(dtype: torch.dtype, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(0)
-    made = torch.randn(*shape, generator=source), 1 + torch.randn(shape[-1], generator=source) / 8
-    return made[0].to(dtype), made[1].to(dtype)
+    rng = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(*shape, generator=rng), 1 + torch.randn(shape[-1], generator=rng) / 8
+    return x.to(dtype), weight.to(dtype)
 
 
 @pytest.mark.parametrize("dtype", NEAR)
-def test_a_norm_is_vllms_own_to_rounding_and_a_rows_does_not_depend_on_the_others(operations: Any, dtype: Any) -> None:
+def test_a_norm_equals_vllms_up_to_rounding_and_rows_are_independent(operations: Any, dtype: Any) -> None:
     need_rounding(dtype)
     x, weight = inputs(dtype, 37, 64)
     whole = norms.norm(x, weight, 1e-6)
@@ -41,14 +41,14 @@ def test_a_norm_is_vllms_own_to_rounding_and_a_rows_does_not_depend_on_the_other
         assert torch.equal(norms.norm(x[a:b], weight, 1e-6), whole[a:b])
 
 
-def test_heads_that_lie_among_others_are_found(operations: Any) -> None:
+def test_heads_that_are_not_contiguous_are_supported(operations: Any) -> None:
     x, weight = inputs(torch.float32, 5, 6, 32)
     heads = x[:, 2:4]  # as the keys in a product of queries, keys and values
     assert torch.equal(norms.norm(heads, weight, 1e-6), norms.norm(heads.contiguous(), weight, 1e-6))
 
 
 @pytest.mark.parametrize("dtype", NEAR)
-def test_a_kernel_that_cuts_digits_off_is_found(operations: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_truncates_is_noticed(operations: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = inputs(dtype, 37, 64)
     exact = operations.rms_norm.impls["native"].impl_fn(x.double(), weight.double(), 1e-6)
     error = (norms.norm(x, weight, 1e-6).double().abs() - exact.abs()).mean()
@@ -59,28 +59,28 @@ def test_a_kernel_that_cuts_digits_off_is_found(operations: Any, dtype: Any, mon
 
 
 @pytest.mark.parametrize("dtype", NEAR)
-def test_a_sum_and_its_norm_are_vllms_own_to_rounding(operations: Any, dtype: Any) -> None:
+def test_a_sum_and_its_norm_equal_vllms_up_to_rounding(operations: Any, dtype: Any) -> None:
     need_rounding(dtype)
     (x, weight), residual = inputs(dtype, 37, 64), inputs(dtype, 38, 64)[0][1:]
     native = operations.fused_add_rms_norm.impls["native"].impl_fn(x, residual, weight, 1e-6)
     alone = norms.add_and_norm(x[3:4].clone(), residual[3:4].clone(), weight, 1e-6)
-    found = norms.add_and_norm(x, residual, weight, 1e-6)
-    for ours, theirs, one in zip(found, native, alone, strict=True):
-        assert torch.allclose(ours.float(), theirs.float(), rtol=NEAR[dtype], atol=NEAR[dtype])
-        assert torch.equal(ours[3:4], one)
+    results = norms.add_and_norm(x, residual, weight, 1e-6)
+    for ours, vllms, single in zip(results, native, alone, strict=True):
+        assert torch.allclose(ours.float(), vllms.float(), rtol=NEAR[dtype], atol=NEAR[dtype])
+        assert torch.equal(ours[3:4], single)
 
 
-def test_an_engine_takes_them_wherever_they_are_made_for_it(operations: Any) -> None:
+def test_vllm_uses_the_kernels_for_every_input_they_support(operations: Any) -> None:
     x, weight = inputs(torch.float32, 4, 64)
-    one, two = operations.rms_norm, operations.fused_add_rms_norm
+    norm, add_and_norm = operations.rms_norm, operations.fused_add_rms_norm
     priority = norms.KERNEL_CONFIG["ir_op_priority"]
-    with one.set_priority(priority["rms_norm"]), two.set_priority(priority["fused_add_rms_norm"]):
-        ways = [
-            one.dispatch(x, weight, 1e-6),
-            one.dispatch(x, None, 1e-6),
-            one.dispatch(x, weight.bfloat16(), 1e-6),
-            one.dispatch(x, weight, 1e-6, 32),
-            two.dispatch(x, x.clone(), weight, 1e-6),
-            two.dispatch(x, x.t().contiguous().t(), weight, 1e-6),
+    with norm.set_priority(priority["rms_norm"]), add_and_norm.set_priority(priority["fused_add_rms_norm"]):
+        chosen = [
+            norm.dispatch(x, weight, 1e-6),
+            norm.dispatch(x, None, 1e-6),
+            norm.dispatch(x, weight.bfloat16(), 1e-6),
+            norm.dispatch(x, weight, 1e-6, 32),
+            add_and_norm.dispatch(x, x.clone(), weight, 1e-6),
+            add_and_norm.dispatch(x, x.t().contiguous().t(), weight, 1e-6),
         ]
-    assert [way.provider == norms.PROVIDER for way in ways] == [True, False, False, False, True, False]
+    assert [kernel.provider == norms.PROVIDER for kernel in chosen] == [True, False, False, False, True, False]

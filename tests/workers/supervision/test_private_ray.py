@@ -1,4 +1,4 @@
-"""The private Ray: who can reach it, and who can use it."""
+"""The private Ray: it is reached from this host and used with its token only, and it leaves nothing behind."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from launch.ray_session.patches import treat_timeout_as_lost
 from launch.ray_session.private import protect_token_file
 from rlsys.runs.errors import WorkerLost
 
-STRANGER = """
+QUERY = """
 import sys
 import tempfile
 import time
@@ -41,12 +41,12 @@ def call(port, method):
         return f"{error.code().name} {port} {method}"
 
 calls = [(port, method) for port in sys.argv[1:] for method in METHODS]
-print(*ThreadPoolExecutor(128).map(call, *zip(*calls)), sep="\\n")  # some ports speak another language, and say nothing at all
+print(*ThreadPoolExecutor(128).map(call, *zip(*calls)), sep="\\n")  # some ports speak another protocol, and never answer
 """
 
 
 def listening() -> dict[str, str]:
-    """Addresses that this process and its descendants listen on, with the names of their owners."""
+    """Returns the addresses that this process and its descendants listen on, with the names of the processes."""
     me = psutil.Process()
     return {
         f"{c.laddr.ip}:{c.laddr.port}": p.name()
@@ -57,8 +57,8 @@ def listening() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def used(ray) -> dict[str, str]:
-    """What listens while an actor lives."""
+def listeners(ray) -> dict[str, str]:
+    """The addresses that are listened on while an actor lives."""
 
     @ray.remote
     class Actor:
@@ -67,40 +67,40 @@ def used(ray) -> dict[str, str]:
 
     actor = Actor.remote()
     assert ray.get(actor.where.remote()) == "127.0.0.1"
-    found = listening()
+    addresses = listening()
     ray.kill(actor)
-    return found
+    return addresses
 
 
 @pytest.fixture
-def stranger(tmp_path) -> dict[str, str]:
-    """The environment of somebody without the token."""
+def no_token(tmp_path) -> dict[str, str]:
+    """The environment of a process without the token."""
     return {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
 
 
-def test_a_private_ray_listens_on_loopback_only(used):
-    assert {"gcs_server", "raylet"} <= set(used.values())
-    assert [place for place in used if not place.removeprefix("::ffff:").startswith("127.")] == []
+def test_a_private_ray_listens_on_loopback_only(listeners):
+    assert {"gcs_server", "raylet"} <= set(listeners.values())
+    assert [address for address in listeners if not address.removeprefix("::ffff:").startswith("127.")] == []
 
 
-def test_ray_without_its_token_answers_nobody(ray, stranger):
+def test_ray_answers_nobody_without_its_token(ray, no_token):
     gcs = ray.get_runtime_context().gcs_address
     for token in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
-        found = subprocess.run(
-            [sys.executable, "-c", STRANGER, gcs], env=stranger | token, capture_output=True, text=True, timeout=60
+        done = subprocess.run(
+            [sys.executable, "-c", QUERY, gcs], env=no_token | token, capture_output=True, text=True, timeout=60
         )
-        assert found.returncode != 0
-        assert "uthenticat" in found.stderr
+        assert done.returncode != 0
+        assert "uthenticat" in done.stderr
 
 
-def test_no_process_of_ray_obeys_a_caller_without_the_token(used, stranger):
-    ports = [place.rpartition(":")[2] for place in used]
-    said = subprocess.run(
-        [sys.executable, "-c", CALLS, *ports], env=stranger, capture_output=True, text=True, timeout=120, check=True
+def test_no_process_of_ray_obeys_a_caller_without_the_token(listeners, no_token):
+    ports = [address.rpartition(":")[2] for address in listeners]
+    output = subprocess.run(
+        [sys.executable, "-c", CALLS, *ports], env=no_token, capture_output=True, text=True, timeout=120, check=True
     ).stdout
-    assert "ANSWERED" not in said
-    refused = {line.split()[2] for line in said.splitlines() if line.startswith("UNAUTHENTICATED")}
-    assert len(refused) == 6, said
+    assert "ANSWERED" not in output
+    refused = {line.split()[2] for line in output.splitlines() if line.startswith("UNAUTHENTICATED")}
+    assert len(refused) == 6, output
 
 
 @pytest.mark.parametrize("path", ["/api/jobs/", "/api/v0/actors", "/nodes?view=summary", "/logs/"])
@@ -110,12 +110,12 @@ def test_dashboard_and_jobs_demand_the_token(ray, path):
     assert refused.value.code == 401
 
 
-def test_who_has_the_token_lists_the_actors(ray):
+def test_with_the_token_actors_can_be_listed(ray):
     command = [str(Path(sys.executable).parent / "ray"), "list", "actors", "--address", address_for_ray_cli(ray)]
-    found = subprocess.run(
+    done = subprocess.run(
         command, env=os.environ | {"RAY_AUTH_MODE": "token"}, capture_output=True, text=True, timeout=60
     )
-    assert found.returncode == 0, found.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_only_its_user_may_enter_the_folder_of_a_private_ray(ray):
@@ -144,14 +144,14 @@ def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
     assert [p.name for p in file.parent.iterdir()] == ["auth_token"]
 
 
-def test_a_ray_that_does_not_come_up_in_time_is_tried_again_and_one_that_is_asked_for_nonsense_is_not():
+def test_a_start_of_ray_is_retried_after_a_timeout_but_not_after_an_error():
     with pytest.raises(WorkerLost, match="Ray did not come up: the node timed out"), treat_timeout_as_lost():
         raise Exception("the node timed out")  # as Ray does
     with pytest.raises(ValueError, match="no such port"), treat_timeout_as_lost():
         raise ValueError("no such port")
 
 
-LOSES = """
+MONITOR = """
 import sys, time
 from pathlib import Path
 import psutil
@@ -179,17 +179,17 @@ with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as se
 
 
 @pytest.mark.parametrize("victim", ["ray::DashboardAgent", "gcs_server"])
-def test_whoever_waits_is_told_when_ray_has_lost_a_process_that_it_needs(tmp_path: Path, victim: str) -> None:
-    command = [sys.executable, "-c", LOSES, str(tmp_path), victim]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said, *more = ended.stdout.splitlines()
-    assert said == "killed", ended.stdout + ended.stderr
-    if ended.returncode == 0:  # else Ray itself has ended the process by then
-        assert more in (["Ray's raylet has ended"], ["Ray's gcs_server has ended"])
-    assert "Traceback" not in ended.stderr
+def test_a_wait_ends_when_ray_loses_a_process_it_needs(tmp_path: Path, victim: str) -> None:
+    command = [sys.executable, "-c", MONITOR, str(tmp_path), victim]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    first, *others = done.stdout.splitlines()
+    assert first == "killed", done.stdout + done.stderr
+    if done.returncode == 0:  # else Ray itself has ended the process
+        assert others in (["Ray's raylet has ended"], ["Ray's gcs_server has ended"])
+    assert "Traceback" not in done.stderr
 
 
-LATE = """
+LATE_CALL = """
 import sys
 import tempfile
 import time
@@ -199,26 +199,26 @@ from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 
 with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
-    thing = session.ray.put(1)
+    ref = session.ray.put(1)
 try:
-    session.ray.wait([thing])
+    session.ray.wait([ref])
 except Exception as error:
     print(type(error).__name__, session.ray.is_initialized())
 """
 
 
 def test_a_late_call_starts_no_other_ray(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LATE, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.stdout.split()[-1] == "False", ended.stdout + ended.stderr
+    command = [sys.executable, "-c", LATE_CALL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split()[-1] == "False", done.stdout + done.stderr
 
 
-def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
+def test_leftovers_of_a_dead_driver_are_removed_and_of_a_running_one_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    while psutil.Process(dead.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked about it yet
+    while psutil.Process(dead.pid).status() != psutil.STATUS_ZOMBIE:  # its parent has not waited for it yet
         time.sleep(0.01)
     folders = [tmp_path / f"rlsys-{pid}-abc" for pid in (dead.pid, os.getpid())]
     for folder in folders:
@@ -228,7 +228,7 @@ def test_what_a_dead_driver_has_left_is_removed_and_nothing_of_a_living_one(
     dead.wait()
 
 
-def test_a_driver_that_cannot_be_seen_is_known_to_live_by_its_lock(
+def test_a_driver_in_another_container_is_seen_to_run_by_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))

@@ -1,4 +1,4 @@
-"""Figures as a real Ray exports them."""
+"""Metrics as a real Ray exports them."""
 
 import re
 import time
@@ -11,7 +11,7 @@ from rlsys.tracking import RunInfo
 from workers.supervision import ray_metrics
 from workers.supervision.ray_metrics import RayMetrics
 
-FIGURES = {
+METRICS = {
     "reward/mean": 0.5,
     "reward/failed": 2.0,
     "failure/timeout": 2.0,
@@ -25,31 +25,31 @@ FIGURES = {
 
 
 def exported(ray: Any, run: str) -> dict[str, float]:
-    """Of a run: figures by their names and our labels, as `ray_rlsys_accuracy source=sums`."""
-    found = {}
-    (page,) = metrics_urls(ray)
-    with urllib.request.urlopen(page, timeout=5) as answer:
-        for line in answer.read().decode().splitlines():
+    """Returns the exported metrics of a run by name and label: `ray_rlsys_accuracy source=sums`."""
+    values = {}
+    (url,) = metrics_urls(ray)
+    with urllib.request.urlopen(url, timeout=5) as page:
+        for line in page.read().decode().splitlines():
             if (match := re.match(r"(ray_rlsys_\w+)\{(.*)\} (\S+)$", line)) and f'run="{run}"' in match[2]:
                 labels = re.findall(r'\b(source|phase|engine|reason|le)="([^"]*)"', match[2])
-                found[" ".join([match[1], *(f"{name}={value}" for name, value in labels)])] = float(match[3])
-    return found
+                values[" ".join([match[1], *(f"{name}={value}" for name, value in labels)])] = float(match[3])
+    return values
 
 
-def test_ray_has_every_figure_under_the_name_that_the_board_asks_for(ray: Any) -> None:
-    told = RunInfo("adding-1", "adding", Path("adding"), {"trainer.steps": 10}, first_step=0, resumed=False)
+def test_ray_exports_every_metric_under_the_name_that_the_dashboard_uses(ray: Any) -> None:
+    run = RunInfo("adding-1", "adding", Path("adding"), {"trainer.steps": 10}, first_step=0, resumed=False)
     metrics = RayMetrics(
-        told, samples=32, engines=lambda: {"": 5, "rollout-0": 3, "rollout-1": 0}, verdicts=lambda: 4, restarts=1
+        run, samples=32, engines=lambda: {"": 5, "rollout-0": 3, "rollout-1": 0}, verdicts=lambda: 4, restarts=1
     )
-    metrics.step(1, FIGURES)
-    metrics.step(2, FIGURES)
+    metrics.step(1, METRICS)
+    metrics.step(2, METRICS)
     for event in (*ray_metrics.EVENTS, "sync"):
         metrics.event({"event": event})
     metrics.look()
 
     deadline = time.monotonic() + 40
-    while "ray_rlsys_checkpoints_total" not in (found := exported(ray, "adding")):
-        assert time.monotonic() < deadline, found
+    while "ray_rlsys_checkpoints_total" not in (values := exported(ray, "adding")):
+        assert time.monotonic() < deadline, values
         time.sleep(0.5)
         metrics.look()
 
@@ -73,6 +73,6 @@ def test_ray_has_every_figure_under_the_name_that_the_board_asks_for(ray: Any) -
         "ray_rlsys_reward_failures_total reason=timeout": 4,
         "ray_rlsys_step_duration_seconds_count": 2,  # the sum is Ray's estimate, from the buckets
     } | {f"ray_{name}_total": 1 for name in ray_metrics.EVENTS.values()}
-    assert {name: found.get(name) for name in expected} == expected
-    assert not any("low" in name for name in found), "an interval is no set of data"
-    assert "ray_rlsys_step_duration_seconds_bucket le=2.5" in found
+    assert {name: values.get(name) for name in expected} == expected
+    assert not any("low" in name for name in values), "the bound of an interval is no data set"
+    assert "ray_rlsys_step_duration_seconds_bucket le=2.5" in values

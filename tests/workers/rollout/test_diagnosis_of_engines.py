@@ -1,4 +1,4 @@
-"""Real engines and a real policy agree to rounding; and each way in which they come apart is found on them."""
+"""Real engines and a real policy agree up to rounding, and the diagnosis finds each cause of a disagreement."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +16,15 @@ from rlsys.types import Columns, Prompt
 from workers.learner.policy import PolicyGroup
 from workers.rollout.rollout_group import RolloutGroup
 
-Changed = Callable[..., Config]
+MakeConfig = Callable[..., Config]
 
 
 def test_each_cause_is_found_on_real_engines(
     ray: Any,
     engines: Callable[..., RolloutGroup],
     policy: Callable[..., PolicyGroup],
-    tiny: Changed,
-    changed: Changed,
+    tiny: MakeConfig,
+    changed: MakeConfig,
     model: str,
 ) -> None:
     config = tiny("rollout.engines=1", "policy.zero_stage=3")
@@ -42,31 +42,31 @@ def test_each_cause_is_found_on_real_engines(
     def measured(config: Config = config, rollout: RolloutGroup = rollout) -> Agreement:
         return measure_agreement(rollout, policy, prompts, config)
 
-    def cause(found: Agreement, config: Config = config) -> str:
-        assert found.mean > 1e-3
-        return str(diagnose(found, policy, config, {}))
+    def cause(agreement: Agreement, config: Config = config) -> str:
+        assert agreement.mean > 1e-3
+        return str(diagnose(agreement, policy, config, {}))
 
     # Nothing is wrong.
-    found = measured()
-    assert found.within_limit
-    assert found.mean <= 1e-6
-    assert found.largest <= 1e-4
-    assert found.tokens > 60
-    assert diagnose(found, policy, config, {}).explanation is None
+    first = measured()
+    assert first.within_limit
+    assert first.mean <= 1e-6
+    assert first.largest <= 1e-4
+    assert first.tokens > 60
+    assert diagnose(first, policy, config, {}).explanation is None
     again = measured()
-    assert np.array_equal(again.policy, found.policy), "what was tried has left nothing behind"
-    assert [s.tokens.tolist() for s in again.batch.samples] == [s.tokens.tolist() for s in found.batch.samples]
+    assert np.array_equal(again.policy, first.policy), "the diagnosis leaves the policy as it was"
+    assert [s.tokens.tolist() for s in again.batch.samples] == [s.tokens.tolist() for s in first.batch.samples]
 
-    # The engine is asked for another temperature than the policy divides by.
+    # The engine samples at another temperature than the policy divides by.
     warm = measured(changed(config, "rollout", temperature=0.7))
     assert cause(warm).startswith("temperature: the engine seems to sample at 0.7, the trainer divides by 1 (gap ")
 
     # The engine computes in bfloat16.
-    found = measured(half, coarse)
-    assert found.within_limit, "within what bfloat16 may have"
-    assert cause(found, half).startswith("dtype: ")
+    rounded = measured(half, coarse)
+    assert rounded.within_limit, "bfloat16 has a wider limit"
+    assert cause(rounded, half).startswith("dtype: ")
 
-    # The policy learns, and the engines are not told.
+    # The policy is updated, and the engines keep the old weights.
     batch = again.batch
     tokens = int(batch.lengths.sum())
     columns = Columns(advantages=-np.ones(tokens, dtype=np.float32))
@@ -77,12 +77,12 @@ def test_each_cause_is_found_on_real_engines(
     assert not stale.within_limit
     assert cause(stale).startswith("stale weights: the engine seems to have the weights of step 0 (gap ")
     policy.rescore(packs, WhatIf((Sampling(1.0),), weights=STEP_0))
-    assert np.array_equal(measured().policy, stale.policy), "and what was learned is there again, bit for bit"
+    assert np.array_equal(measured().policy, stale.policy), "the diagnosis restores the updated weights, bit for bit"
     policy.sync(1)
     assert measured().within_limit
 
-    # The engine samples from the nucleus.
-    def cut(worker: Any, top_p: float) -> None:
+    # The engine samples with top-p.
+    def set_top_p(worker: Any, top_p: float) -> None:
         from workers.rollout import in_process_engine
         from workers.rollout.vllm_requests import sampling_params
 
@@ -94,7 +94,7 @@ def test_each_cause_is_found_on_real_engines(
         in_process_engine.sampling_params = with_top_p
 
     [engine] = rollout.workers.actors.values()
-    ray.get(engine.__ray_call__.remote(cut, 0.9))
+    ray.get(engine.__ray_call__.remote(set_top_p, 0.9))
     assert cause(measured()).startswith("top-p: the engine seems to sample with top_p 0.9, the trainer takes")
-    ray.get(engine.__ray_call__.remote(cut, 1.0))
+    ray.get(engine.__ray_call__.remote(set_top_p, 1.0))
     assert measured().within_limit
