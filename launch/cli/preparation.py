@@ -36,8 +36,8 @@ def init(model: str | None, data: str | None, gpus: int | None, **options: Any) 
     default_data = "builtin:zigzag" if model == "builtin:tiny" else "openai/gsm8k"
     data = data or click.prompt("data (a hub name or a file)", default=default_data)
     gpus = click.prompt("GPUs (0: this machine's CPUs)", default=0, type=GpuCount(0)) if gpus is None else gpus
-    from launch.tools.init.command import InitOptions
     from launch.tools.init.command import init as run
+    from launch.tools.init.options import InitOptions
 
     run(InitOptions(model, data, gpus, **options), console)
 

@@ -1,1 +1,1 @@
-"""`rlsys init`: a first configuration, commented, that fits."""
+"""`rlsys init`: options, dataset_presets ─▶ choose ─▶ render ─▶ a commented configuration."""

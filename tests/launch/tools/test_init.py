@@ -9,19 +9,21 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import commands
-from launch.tools.init.command import COMMENTS, InitOptions, default_name
+from launch.tools.init.command import default_name
+from launch.tools.init.options import InitOptions
+from launch.tools.init.render import COMMENTS
 from rlsys.checks import load_checked
 from rlsys.config.loading import flatten
 from rlsys.config.schema import Config, ConfigError
 
 
-def made(*words: object) -> str:
+def run_init(*words: object) -> str:
     found = CliRunner().invoke(commands, ["init", *map(str, words)], catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return found.output
 
 
-def plan_says(file: object, *words: str) -> str:
+def plan_verdict(file: object, *words: str) -> str:
     return CliRunner().invoke(commands, ["plan", str(file), *words], catch_exceptions=False).output.splitlines()[-1]
 
 
@@ -39,31 +41,31 @@ def plan_says(file: object, *words: str) -> str:
         ("meta-llama/Llama-3.1-8B-Instruct", "8xH200"),
     ],
 )
-def test_what_is_written_is_valid_and_fits(model, gpus, tmp_path):
+def test_a_written_configuration_is_valid_and_fits(model, gpus, tmp_path):
     count, _, kind = gpus.partition("x")
     file = tmp_path / "my.yaml"
-    made("--model", model, "--data", "openai/gsm8k", "--gpus", count, "--gpu", kind, "-o", file)
+    run_init("--model", model, "--data", "openai/gsm8k", "--gpus", count, "--gpu", kind, "-o", file)
     config = load_checked(file)
     assert config.model.path == model
     assert config.rollout.engines * config.rollout.tensor_parallel <= int(count)
-    assert plan_says(file, "--cluster", gpus) == f"✓ {file} fits."
+    assert plan_verdict(file, "--cluster", gpus) == f"✓ {file} fits."
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-72B-Instruct"])
 def test_a_large_model_is_spread(model, tmp_path):
     file = tmp_path / "my.yaml"
-    made("--model", model, "--data", "openai/gsm8k", "--gpus", 32, "-o", file)
+    run_init("--model", model, "--data", "openai/gsm8k", "--gpus", 32, "-o", file)
     assert load_checked(file).policy.zero_stage == 3
-    assert "fits" in plan_says(file, "--cluster", "32xH100")
+    assert "fits" in plan_verdict(file, "--cluster", "32xH100")
 
 
 def test_the_built_in_task_runs_on_this_machine(tmp_path):
     file = tmp_path / "my.yaml"
-    assert "rlsys train" in made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
+    assert "rlsys train" in run_init("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
     config = load_checked(file)
     assert config.cluster.device == "cpu"
     assert list(config.eval.datasets) == ["builtin:zigzag_heldout"]
-    assert plan_says(file) == f"✓ {file} fits."
+    assert plan_verdict(file) == f"✓ {file} fits."
 
 
 @pytest.mark.parametrize(
@@ -76,9 +78,9 @@ def test_the_built_in_task_runs_on_this_machine(tmp_path):
         ("someone/something", "prompt", "math"),
     ],
 )
-def test_known_sets_have_their_fields_and_their_judge(data, key, reward, tmp_path):
+def test_known_sets_have_their_fields_and_rewards(data, key, reward, tmp_path):
     file = tmp_path / "my.yaml"
-    made("--model", "Qwen/Qwen2.5-1.5B-Instruct", "--data", data, "--gpus", 8, "-o", file)
+    run_init("--model", "Qwen/Qwen2.5-1.5B-Instruct", "--data", data, "--gpus", 8, "-o", file)
     config = load_checked(file)
     assert config.data.prompt_key == key
     assert list(config.reward.functions) == [reward]
@@ -86,10 +88,12 @@ def test_known_sets_have_their_fields_and_their_judge(data, key, reward, tmp_pat
     assert ("CHECK THIS" in file.read_text()) == (data == "someone/something")
 
 
-def test_a_files_own_fields_are_taken(tmp_path):
+def test_the_fields_of_a_file_are_used(tmp_path):
     (tmp_path / "mine.jsonl").write_text(json.dumps({"problem": "1 + 1", "solution": "2"}) + "\n")
     file = tmp_path / "my.yaml"
-    made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "mine.jsonl", "--gpus", 8, "--reward", "exact", "-o", file)
+    run_init(
+        "--model", "Qwen/Qwen3-8B", "--data", tmp_path / "mine.jsonl", "--gpus", 8, "--reward", "exact", "-o", file
+    )
     config = load_checked(file)
     assert (config.data.prompt_key, config.data.answer_key) == ("problem", "solution")
     assert list(config.reward.functions) == ["exact"]
@@ -114,7 +118,7 @@ def test_fields_are_read_from_the_first_row_whatever_the_format(name, tmp_path, 
     monkeypatch.chdir(tmp_path)
     Path(name).parent.mkdir(exist_ok=True)
     save(Path(name), SUM)
-    made("--model", "Qwen/Qwen3-8B", "--data", name.partition("/")[0], "--gpus", 8)
+    run_init("--model", "Qwen/Qwen3-8B", "--data", name.partition("/")[0], "--gpus", 8)
     [file] = Path().glob("qwen3-8b-*.yaml")
     assert file.name in ("qwen3-8b-d.yaml", "qwen3-8b-folder.yaml")
     config = load_checked(file)
@@ -131,20 +135,22 @@ def test_fields_are_read_from_the_first_row_whatever_the_format(name, tmp_path, 
         ({"Problem": "1 + 1", "solution": "so 2", "answer": "2"}, ("Problem", "answer"), 1),
     ],
 )
-def test_fields_that_are_not_clear_are_marked_and_those_of_the_row_told(row, keys, marked, tmp_path):
+def test_unclear_fields_are_marked_and_the_fields_of_the_row_listed(row, keys, marked, tmp_path):
     save(tmp_path / "d.csv", row)
-    made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.csv", "--gpus", 8, "-o", tmp_path / "my.yaml")
+    run_init("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.csv", "--gpus", 8, "-o", tmp_path / "my.yaml")
     text, config = (tmp_path / "my.yaml").read_text(), load_checked(tmp_path / "my.yaml")
     assert (config.data.prompt_key, config.data.answer_key) == keys
     assert text.count("# CHECK THIS: the field of a row") == marked
     assert f"its first row has {', '.join(row)}: set" in text
 
 
-def test_data_without_a_row_that_can_be_read_is_refused(tmp_path):
+def test_data_without_a_readable_row_is_refused(tmp_path):
     for text, said in {"": "it has no rows", "{": "d.jsonl:1: not JSON"}.items():
         (tmp_path / "d.jsonl").write_text(text)
         with pytest.raises(ConfigError, match=said):
-            made("--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.jsonl", "--gpus", 8, "-o", tmp_path / "my.yaml")
+            run_init(
+                "--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.jsonl", "--gpus", 8, "-o", tmp_path / "my.yaml"
+            )
     assert not (tmp_path / "my.yaml").exists()
 
 
@@ -153,9 +159,9 @@ def test_a_file_is_replaced_only_when_told_to(tmp_path):
     file.write_text("precious")
     words = ["--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file]
     with pytest.raises(ConfigError, match="--force"):
-        made(*words)
+        run_init(*words)
     assert file.read_text() == "precious"
-    made(*words, "--force")
+    run_init(*words, "--force")
     assert load_checked(file).trainer.steps == 80
 
 
@@ -164,12 +170,12 @@ def test_the_file_is_named_for_model_and_data(model):
     assert default_name(InitOptions(model, "openai/gsm8k/", gpus=8)) == "qwen3-8b-gsm8k.yaml"
 
 
-def test_the_folder_of_the_file_is_made(tmp_path):
+def test_the_folder_of_the_file_is_created(tmp_path):
     file = tmp_path / "new" / "my.yaml"
-    made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
+    run_init("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
     assert load_checked(file).trainer.steps == 80
     with pytest.raises(ConfigError, match="is a folder"):
-        made("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", tmp_path / "new", "--force")
+        run_init("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", tmp_path / "new", "--force")
 
 
 @pytest.mark.parametrize(
@@ -191,9 +197,9 @@ def test_the_folder_of_the_file_is_made(tmp_path):
         (["--model", "Qwen/Qwen3-8B", "--data", "builtin:zigzag", "--gpus", 8], "builtin:tiny knows digits only"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(words, said, tmp_path):
+def test_impossible_wishes_are_refused_and_no_file_is_written(words, said, tmp_path):
     with pytest.raises(ConfigError) as found:
-        made(*words, "-o", tmp_path / "my.yaml")
+        run_init(*words, "-o", tmp_path / "my.yaml")
     assert said in str(found.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -204,7 +210,7 @@ def test_without_a_terminal_nothing_is_asked():
     assert "Missing --model, --data" in found.output
 
 
-def test_a_number_of_gpus_with_their_kind_is_told_apart():
+def test_a_kind_in_the_number_of_gpus_is_refused_with_a_hint():
     found = CliRunner().invoke(commands, ["init", "--gpus", "8xA100-80"])
     assert found.exit_code == 2
     assert "--gpus 8 --gpu A100-80" in found.output
@@ -212,13 +218,13 @@ def test_a_number_of_gpus_with_their_kind_is_told_apart():
 
 
 @pytest.mark.parametrize(("gpu", "name"), [("A100 80GB", "A100-80"), ("nvidia l40s", "L40S")])
-def test_a_kind_of_gpu_is_written_by_the_name_that_plan_takes(gpu, name, tmp_path):
+def test_a_kind_of_gpu_is_written_with_the_name_that_plan_takes(gpu, name, tmp_path):
     file = tmp_path / "my own.yaml"
-    said = made("--model", "Qwen/Qwen3-4B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", gpu, "-o", file)
+    said = run_init("--model", "Qwen/Qwen3-4B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", gpu, "-o", file)
     assert f"next: rlsys plan '{file}' --cluster 8x{name}, then rlsys train '{file}'" in said.replace("\n", " ")
     assert f"# Hardware  8 x {name};" in file.read_text()
 
 
-def test_every_comment_is_of_an_option_that_there_is():
+def test_every_comment_belongs_to_an_option():
     there = flatten(Config())
     assert [key for key in COMMENTS if key not in there] == []
