@@ -1,4 +1,4 @@
-"""How long prompts and completions are taken to be: as the command line says, else as a run had them, else as the configuration allows."""
+"""The lengths that a plan assumes: those of the options, else those of a run, else those that the configuration allows."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +10,14 @@ from rlsys.estimates.step_time import MEAN_OVER_MAX_LENGTH
 from rlsys.models.shapes import ModelShape
 from rlsys.runs.directory import read_lines
 
-PROMPT = 256  # tokens, where nothing says how many
-LOOKED_AT = 256  # samples of a run, for its prompts
-SAMPLES = "step-*.parquet"
+PROMPT = 256  # tokens, if nothing sets a length
+SAMPLES_READ = 256  # of a run, to estimate the length of its prompts
+SAMPLE_FILES = "step-*.parquet"
 
 
 @dataclass(frozen=True)
 class LengthRequest:
-    """What the command line says of lengths."""
+    """Lengths that the options set."""
 
     prompt_tokens: int | None = None
     ragged: tuple[float, int] | None = None  # mean and maximum of completions
@@ -25,7 +25,7 @@ class LengthRequest:
 
 @dataclass(frozen=True)
 class LengthAssumption:
-    """In tokens: `Taken(prompt=1024, mean=1536.0, longest=3072, said="prompts of 1,024 tokens (rollout.max_prompt_tokens); …")`"""
+    """Lengths in tokens. `LengthAssumption(prompt=1024, mean=1536.0, longest=3072, description="prompts of 1,024 …")`"""
 
     prompt: int
     mean: float  # of completions
@@ -35,56 +35,71 @@ class LengthAssumption:
 
 @dataclass(frozen=True)
 class RunLengths:
-    """Lengths of a run. `prompt` is about as many tokens as its prompts have letters for; 0: it has kept no samples."""
+    """Lengths of a run, in tokens. `prompt` is an estimate from the length of texts; 0: the run has no samples."""
 
     prompt: int
-    mean: float
+    mean: float  # of completions
     longest: int
 
 
-def with_length_limits(config: Config, asked: LengthRequest) -> Config:
-    """The configuration with the lengths that were asked for as its limits, so that its own checks are theirs too."""
+def with_length_limits(config: Config, request: LengthRequest) -> Config:
+    """Makes the requested lengths the limits of the configuration, so that its checks apply to them."""
     rollout = config.rollout
-    if asked.prompt_tokens:
-        rollout = replace(rollout, max_prompt_tokens=asked.prompt_tokens)
-    if asked.ragged:
-        mean, longest = asked.ragged
-        CompletionLengths(mean, longest)  # refuses what cannot be
-        config = replace(config, overlong=OverlongConfig())  # every completion is as long as it is told to be
+    if request.prompt_tokens:
+        rollout = replace(rollout, max_prompt_tokens=request.prompt_tokens)
+    if request.ragged:
+        mean, longest = request.ragged
+        CompletionLengths(mean, longest)  # refuses impossible lengths
+        config = replace(config, overlong=OverlongConfig())  # every completion ends at its given length
         rollout = replace(rollout, max_new_tokens=longest)
     return replace(config, rollout=rollout)
 
 
 def assume_lengths(
-    config: Config, model: ModelShape | None, asked: LengthRequest, run: Path | None = None
+    config: Config, model: ModelShape | None, request: LengthRequest, run: Path | None = None
 ) -> LengthAssumption:
-    """`config` is `allowing` what was asked for; `run` is what costs are from, if that is a run."""
-    r, had = config.rollout, read_run_lengths(run) if run and run.is_dir() else None
-    if asked.ragged:
-        mean, longest, of_completions = *asked.ragged, "--ragged"
-    elif had:
-        longest = min(had.longest, r.max_new_tokens)
-        mean, of_completions = min(had.mean, longest), f"as in {run}"
-    else:
-        longest = r.max_new_tokens
-        mean, of_completions = max(MEAN_OVER_MAX_LENGTH * longest, 1.0), "half of rollout.max_new_tokens, and all of it"
+    """`config` comes from `with_length_limits`. `run` is the source of the costs, and may also be a JSON file."""
+    measured = read_run_lengths(run) if run and run.is_dir() else None
+    mean, longest, completion_source = assume_completions(config, request, measured, run)
     room = max(model.context - longest, 1) if model and model.context else 1 << 30
-    if asked.prompt_tokens:
-        prompt, of_prompts = asked.prompt_tokens, "--prompt-tokens"
-    elif had and had.prompt:
-        prompt, of_prompts = min(had.prompt, r.max_prompt_tokens or room), f"about as in {run}"
-    elif r.max_prompt_tokens:
-        prompt, of_prompts = r.max_prompt_tokens, "rollout.max_prompt_tokens"
-    else:
-        prompt = min(PROMPT, room)
-        of_prompts = "what the model's window leaves" if prompt == room else "--prompt-tokens says otherwise"
+    prompt, prompt_source = assume_prompt(config, request, measured, run, room)
     average = f"{mean:,.1f}" if mean < 100 else f"{mean:,.0f}"
-    said = f"prompts of {prompt:,} tokens ({of_prompts}), completions of {average} on average and {longest:,} at most ({of_completions})"
-    return LengthAssumption(prompt, mean, longest, said)
+    prompts = f"prompts of {prompt:,} tokens ({prompt_source})"
+    completions = f"completions of {average} on average and {longest:,} at most ({completion_source})"
+    return LengthAssumption(prompt, mean, longest, f"{prompts}, {completions}")
+
+
+def assume_completions(
+    config: Config, request: LengthRequest, measured: RunLengths | None, run: Path | None
+) -> tuple[float, int, str]:
+    """Mean, maximum, and where they come from."""
+    limit = config.rollout.max_new_tokens
+    if request.ragged:
+        return *request.ragged, "--ragged"
+    if measured:
+        longest = min(measured.longest, limit)
+        return min(measured.mean, longest), longest, f"as in {run}"
+    mean = max(MEAN_OVER_MAX_LENGTH * limit, 1.0)
+    return mean, limit, "half of rollout.max_new_tokens, and all of it"
+
+
+def assume_prompt(
+    config: Config, request: LengthRequest, measured: RunLengths | None, run: Path | None, room: int
+) -> tuple[int, str]:
+    """The length, and where it comes from. `room` is what completions leave of the model's window."""
+    limit = config.rollout.max_prompt_tokens
+    if request.prompt_tokens:
+        return request.prompt_tokens, "--prompt-tokens"
+    if measured and measured.prompt:
+        return min(measured.prompt, limit or room), f"about as in {run}"
+    if limit:
+        return limit, "rollout.max_prompt_tokens"
+    prompt = min(PROMPT, room)
+    return prompt, "what the model's window leaves" if prompt == room else "--prompt-tokens sets another length"
 
 
 def read_run_lengths(run: Path) -> RunLengths | None:
-    """What the figures of a run say of its completions, and its newest samples of its prompts."""
+    """Reads completions from the metrics of a run, and prompts from its newest samples."""
     lines = [line for line in read_lines(run / "metrics.jsonl") if line.get("length/mean")]
     if not lines:
         return None
@@ -93,14 +108,17 @@ def read_run_lengths(run: Path) -> RunLengths | None:
 
 
 def estimate_prompt_tokens(run: Path) -> int:
-    """On average; a prompt's tokens are not kept, so its letters are reckoned as long as those of completions."""
-    files = sorted((run / "samples").glob(SAMPLES))
+    """The mean length of prompts. A run keeps no tokens of prompts.
+
+    A token of a prompt is taken to have as many letters as a token of a completion.
+    """
+    files = sorted((run / "samples").glob(SAMPLE_FILES))
     if not files:
         return 0
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(files[-1]) as file:
-        first = next(file.iter_batches(LOOKED_AT, columns=["prompt", "completion", "tokens"]), None)
+        first = next(file.iter_batches(SAMPLES_READ, columns=["prompt", "completion", "tokens"]), None)
     if first is None:
         return 0
     rows = first.to_pylist()

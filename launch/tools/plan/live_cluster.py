@@ -1,9 +1,11 @@
-"""A Ray cluster that is running, looked at and left as it is: its nodes, and what of them is free.
+"""Reads the nodes of a running Ray cluster and what is free on them, without changing the cluster.
 
-Its head's GCS is asked, which answers at once, and to who has no node of the cluster too; once a second it asks
-its nodes what they have free. Of `ray://` addresses the GCS is usually near by. Where it is not, the server for clients reads out
-what the cluster's autoscaler writes down every five seconds; where that is not done either, a client of Ray looks, for which the
-cluster has to start two processes.
+There are three sources, tried in this order:
+
+1. The GCS of the head node. It answers at once, also to machines outside the cluster. For a `ray://` address it usually
+   runs on the same host.
+2. The report of the autoscaler, which the Ray client server reads out. It is written every five seconds.
+3. A Ray client, which makes the cluster start two processes.
 """
 
 import json
@@ -23,15 +25,15 @@ from rlsys.config.schema import ConfigError
 from rlsys.estimates.devices import NodeSpec, matching_gpus
 
 TIMEOUT_S = 5.0
-FRESH_S = 10.0  # what an autoscaler has written down is not older than that, or it has died
-TASK_S = 30.0  # until Ray has a process for a task, and its answer
-KIND, ADDRESS = "accelerator_type:", "node:"  # resources that say what a node is
+FRESH_S = 10.0  # an older report of the autoscaler means that it has died
+TASK_S = 30.0  # for Ray to start a process for a task and return its result
+KIND, ADDRESS = "accelerator_type:", "node:"  # prefixes of resources that describe a node
 CLIENTS = "ray://"
 USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
 
 
 class NoAnswerError(Exception):
-    """The service of Ray's that was asked is not at this address, or does not answer."""
+    """The Ray service is not at this address, or does not answer."""
 
 
 def query_nodes(address: str) -> list[NodeSpec]:
@@ -45,10 +47,10 @@ def query_nodes(address: str) -> list[NodeSpec]:
         if not address.startswith(CLIENTS):
             return query_gcs(local_gcs_address() if address == "auto" else join_address(*split_address(address)))
         if gcs := find_gcs(address):
-            with suppress(NoAnswerError):  # something else, or another cluster's
+            with suppress(NoAnswerError):  # it may be another service, or of another cluster
                 return query_gcs(gcs)
         return query_autoscaler_report(join_address(*split_address(address))) or query_as_client(address)
-    except ConfigError:  # is a ValueError, and a sentence already
+    except ConfigError:  # it is a ValueError too, and already a sentence
         raise
     except (OSError, ValueError, RuntimeError, NoAnswerError) as error:
         cause = str(error).strip().rpartition("\n")[2]
@@ -56,7 +58,7 @@ def query_nodes(address: str) -> list[NodeSpec]:
 
 
 def require_listener(address: str) -> None:
-    """Raises `ConfigError` where nobody listens: a client of Ray would try for a minute."""
+    """Raises `ConfigError` if nothing listens at the address. A Ray client would try for a minute."""
     if address == "auto":
         return
     try:
@@ -66,10 +68,10 @@ def require_listener(address: str) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port; where there is none, the one that `ray start --head` takes."""
-    found = urlsplit(address if "://" in address else f"//{address}")
+    """Host and port. Without a port, the default of `ray start --head`."""
+    url = urlsplit(address if "://" in address else f"//{address}")
     try:
-        return found.hostname or "", found.port or (USUAL_CLIENTS if address.startswith(CLIENTS) else USUAL_GCS)
+        return url.hostname or "", url.port or (USUAL_CLIENTS if address.startswith(CLIENTS) else USUAL_GCS)
     except ValueError:
         raise ConfigError(
             f"--address is {address}; a cluster's is HEAD:{USUAL_GCS}, or ray://HEAD:{USUAL_CLIENTS}."
@@ -80,20 +82,21 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# --- asking the GCS ---------------------------------------------------------------------------------------------------------
+# --- the GCS ----------------------------------------------------------------------------------------------------------
 
 
 def local_gcs_address() -> str:
-    """The cluster that this machine has a node of; `RAY_ADDRESS` first. Raises `ConnectionError`."""
+    """The cluster at RAY_ADDRESS, else the one that this machine belongs to. Raises `ConnectionError`."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     return str(canonicalize_bootstrap_address_or_die("auto"))
 
 
 def find_gcs(address: str) -> str:
-    """Where the GCS of the cluster is whose server for clients has this address, as far as one can know; or nothing.
+    """The address of the GCS that belongs to a Ray client server; empty if it cannot be known.
 
-    A server on this machine has it on its command line. Of another it is taken to have its usual port if the server has.
+    A server on this machine names it on its command line. On another host, the GCS is taken to have its default port if
+    the server has its own.
     """
     host, port = split_address(address)
     for process in psutil.process_iter(["cmdline"]):
@@ -105,8 +108,8 @@ def find_gcs(address: str) -> str:
 
 
 def query_gcs(address: str) -> list[NodeSpec]:
-    """Raises `Unanswered`."""
-    import ray  # noqa: F401  its generated modules are found by way of it
+    """Raises `NoAnswerError`."""
+    import ray  # noqa: F401  makes its generated modules importable
     from ray.core.generated.autoscaler_pb2 import DEAD, GetClusterStatusRequest
     from ray.core.generated.autoscaler_pb2_grpc import AutoscalerStateServiceStub
 
@@ -118,7 +121,7 @@ def query_gcs(address: str) -> list[NodeSpec]:
 
 
 def call_service(address: str, ask: Callable[[Any], Any]) -> Any:
-    """What a service of Ray's says over a channel of gRPC. Raises `Unanswered`, and `ConfigError` where the token is the cause."""
+    """Calls a Ray service over gRPC. Raises `NoAnswerError`, or `ConfigError` if the token is the cause."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
 
@@ -131,19 +134,16 @@ def call_service(address: str, ask: Callable[[Any], Any]) -> Any:
                 raise ConfigError(f"--address: the Ray cluster at {address} {explain_token_refusal(shown)}") from None
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                 raise NoAnswerError(
-                    f"something else does; a GCS is HEAD:{USUAL_GCS}, a server for clients ray://HEAD:{USUAL_CLIENTS}"
+                    f"another service does; a GCS is HEAD:{USUAL_GCS}, a Ray client server ray://HEAD:{USUAL_CLIENTS}"
                 ) from None
             raise NoAnswerError(error.details()) from None
 
 
-# --- or Ray's server for clients --------------------------------------------------------------------------------------------
+# --- the report of the autoscaler -------------------------------------------------------------------------------------
 
 
 def query_autoscaler_report(clients: str) -> list[NodeSpec]:
-    """What it wrote down, which Ray's server for clients reads out without starting anything; of one that died, nothing.
-
-    Raises `Unanswered`.
-    """
+    """Nodes in the autoscaler's report; empty without a recent report. Raises `NoAnswerError`."""
     from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
     from ray.core.generated.ray_client_pb2 import KVGetRequest
     from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
@@ -152,9 +152,9 @@ def query_autoscaler_report(clients: str) -> list[NodeSpec]:
         request = KVGetRequest(key=DEBUG_AUTOSCALING_STATUS.encode())
         return RayletDriverStub(channel).KVGet(request, timeout=TIMEOUT_S, metadata=[("client_id", "plan")]).value
 
-    found = json.loads(call_service(clients, ask) or "{}")
-    nodes = found.get("load_metrics_report", {}).get("usage_by_node")  # of each resource, what is used and all
-    if not nodes or abs(time.time() - found["time"]) > FRESH_S:
+    report = json.loads(call_service(clients, ask) or "{}")
+    nodes = report.get("load_metrics_report", {}).get("usage_by_node")  # of each resource: (used, total)
+    if not nodes or abs(time.time() - report["time"]) > FRESH_S:
         return []
     return [parse_usage(usage) for usage in nodes.values()]
 
@@ -167,19 +167,19 @@ def parse_usage(usage: Mapping[str, tuple[float, float]]) -> NodeSpec:
     )
 
 
-# --- or as a client ---------------------------------------------------------------------------------------------------------
+# --- a Ray client -----------------------------------------------------------------------------------------------------
 
 
 def query_as_client(address: str) -> list[NodeSpec]:
-    """A client is told what is free on all nodes together only; a task that asks for nothing sees what is free on each."""
+    """Runs a task that needs no resources: a client sees only what is free on all nodes together, a task sees each node."""
     import ray
     from ray._private.state import available_resources_per_node
     from ray.exceptions import RayError
 
     connect_client(address)
     try:
-        looks = ray.remote(num_cpus=0)(available_resources_per_node)
-        free = ray.get(looks.remote(), timeout=TASK_S)
+        task = ray.remote(num_cpus=0)(available_resources_per_node)
+        free = ray.get(task.remote(), timeout=TASK_S)
         alive = [n for n in ray.nodes() if n["Alive"]]
         return [
             make_node(n["NodeManagerAddress"], n["Resources"], free.get(n["NodeID"], n["Resources"])) for n in alive
@@ -187,11 +187,11 @@ def query_as_client(address: str) -> list[NodeSpec]:
     except RayError as error:
         raise NoAnswerError(str(error)) from None
     finally:
-        Thread(target=ray.shutdown).start()  # takes half a second, in which the plan can be made
+        Thread(target=ray.shutdown).start()  # takes half a second, while the plan is made
 
 
 def connect_client(address: str) -> None:
-    """Ray's server for clients has a process for each of them; now and then one dies as it starts, and the next does not."""
+    """Tries twice: Ray starts a process for each client, and sometimes the process dies at its start."""
     import ray
 
     for last in (False, True):
@@ -205,12 +205,14 @@ def connect_client(address: str) -> None:
 
 def make_node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> NodeSpec:
     kinds = [name.removeprefix(KIND) for name in has if name.startswith(KIND)]
-    found = matching_gpus(kinds[0]) if kinds else []
+    gpus_of_kind = matching_gpus(kinds[0]) if kinds else []
     gpus = int(free.get("GPU", 0))
-    if gpus and not found:
+    if gpus and not gpus_of_kind:
         raise ConfigError(
             f"node {address} has GPUs of a kind that is not known ({', '.join(kinds) or 'none is named'}); give --cluster instead."
         )
-    # Ray's figure for memory is not what the node has: a part of that, for bookkeeping.
-    kind = kinds[0] if len(found) > 1 else ""
-    return NodeSpec(gpus, found[0] if found else None, free.get("CPU", 0.0), 0, address, kind, bool(has.get("CPU")))
+    # Ray's figure for memory is a part of the node's memory. So the memory is not known, which 0 stands for.
+    kind = kinds[0] if len(gpus_of_kind) > 1 else ""
+    return NodeSpec(
+        gpus, gpus_of_kind[0] if gpus_of_kind else None, free.get("CPU", 0.0), 0, address, kind, bool(has.get("CPU"))
+    )

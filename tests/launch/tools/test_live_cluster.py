@@ -1,3 +1,5 @@
+"""`rlsys plan --address`: the nodes of a running cluster, from each of three sources."""
+
 import json
 import socket
 import time
@@ -21,7 +23,7 @@ DIED = ConnectionAbortedError(
 WHOLE = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}
 
 
-# --- the GCS is asked -------------------------------------------------------------------------------------------------------
+# --- the GCS ---------------------------------------------------------------------------------------------------------------
 
 
 class Gcs(services.AutoscalerStateServiceServicer):
@@ -53,7 +55,7 @@ def gcs(monkeypatch):
     server.stop(None).wait()
 
 
-def test_what_is_free_of_each_living_node_is_told(gcs):
+def test_each_living_node_has_its_free_resources(gcs):
     nodes = live_cluster.query_nodes(gcs[0])
     assert [(n.name, n.gpus, n.gpu.name, n.cpus) for n in nodes] == [
         ("10.0.0.1", 1, "H100", 8),
@@ -61,7 +63,7 @@ def test_what_is_free_of_each_living_node_is_told(gcs):
     ]
 
 
-def test_a_token_that_is_not_taken_is_one_sentence_with_a_way_out(gcs):
+def test_a_refused_token_is_one_sentence_with_a_hint(gcs):
     address, answers = gcs
     answers.refuses = True
     with pytest.raises(
@@ -70,14 +72,14 @@ def test_a_token_that_is_not_taken_is_one_sentence_with_a_way_out(gcs):
         live_cluster.query_nodes(address)
 
 
-def test_a_kind_of_gpu_that_is_not_known_is_one_sentence_with_a_way_out(gcs, monkeypatch):
+def test_an_unknown_kind_of_gpu_is_one_sentence_with_a_hint(gcs, monkeypatch):
     monkeypatch.setitem(WHOLE, "accelerator_type:ABACUS", WHOLE["accelerator_type:H100"])
     monkeypatch.delitem(WHOLE, "accelerator_type:H100")
     with pytest.raises(ConfigError, match=r"^node 10.0.0.1 has GPUs of a kind that is not known \(ABACUS\); give"):
         live_cluster.query_nodes(gcs[0])
 
 
-def test_of_gpus_of_several_sizes_the_smallest_is_taken_and_named(gcs, monkeypatch):
+def test_a_name_for_several_sizes_means_the_smallest(gcs, monkeypatch):
     monkeypatch.setitem(WHOLE, "accelerator_type:A100", 1.0)
     monkeypatch.delitem(WHOLE, "accelerator_type:H100")
     found = live_cluster.query_nodes(gcs[0])[0]
@@ -88,12 +90,12 @@ def test_of_gpus_of_several_sizes_the_smallest_is_taken_and_named(gcs, monkeypat
     assert (found.gpu.name, found.ambiguous_name) == ("A100-80", "")
 
 
-def test_a_node_that_has_no_cpus_is_kept_free_of_workers():
+def test_a_node_without_cpus_takes_no_cpu_workers():
     found = [live_cluster.make_node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
     assert [(n.cpus, n.takes_cpu_workers) for n in found] == [(0, False), (0, True)], "of the second others have them"
 
 
-def test_something_else_that_listens_is_not_waited_for(monkeypatch):
+def test_a_silent_listener_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(live_cluster, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
@@ -101,18 +103,20 @@ def test_something_else_that_listens_is_not_waited_for(monkeypatch):
             live_cluster.query_nodes(address)
 
 
-def test_another_service_of_rays_is_told_from_the_one_that_was_meant(gcs):
+def test_another_ray_service_at_the_address_is_recognized(gcs):
     address, _ = gcs
-    with pytest.raises(ConfigError, match=f"ray://{address} .something else does; a GCS is HEAD:6379, a server for"):
+    with pytest.raises(
+        ConfigError, match=f"ray://{address} .another service does; a GCS is HEAD:6379, a Ray client server"
+    ):
         live_cluster.query_nodes(f"ray://{address}")
 
 
-def test_the_dashboards_address_is_not_the_clusters():
+def test_the_address_of_the_dashboard_is_refused():
     with pytest.raises(ConfigError, match="plan asks the cluster itself: HEAD:6379"):
         live_cluster.query_nodes("http://head:8265")
 
 
-def test_an_address_without_a_port_has_the_usual_one():
+def test_an_address_without_a_port_has_the_default_port():
     assert live_cluster.split_address("head") == ("head", 6379)
     assert live_cluster.split_address("ray://head") == ("head", 10001)
     assert live_cluster.join_address(*live_cluster.split_address("[::1]:7000")) == "[::1]:7000"
@@ -120,7 +124,7 @@ def test_an_address_without_a_port_has_the_usual_one():
         live_cluster.split_address("head:many")
 
 
-def test_the_gcs_of_a_server_for_clients_is_named_by_its_command_line_or_taken_to_have_its_usual_port(monkeypatch):
+def test_the_gcs_of_a_client_server_is_found(monkeypatch):
     class Process:
         def __init__(self, line):
             self.info = {"cmdline": line and line.split()}
@@ -137,7 +141,7 @@ def test_the_gcs_of_a_server_for_clients_is_named_by_its_command_line_or_taken_t
     assert live_cluster.find_gcs("ray://far:10001") == "far:6379"
 
 
-def test_a_client_is_not_needed_where_the_gcs_answers(gcs, monkeypatch):
+def test_no_client_is_needed_if_the_gcs_answers(gcs, monkeypatch):
     address, _ = gcs
     monkeypatch.setattr(live_cluster, "require_listener", lambda _: None)
     monkeypatch.setattr(live_cluster, "find_gcs", lambda _: address)
@@ -145,7 +149,7 @@ def test_a_client_is_not_needed_where_the_gcs_answers(gcs, monkeypatch):
     assert len(live_cluster.query_nodes("ray://127.0.0.1:1")) == 2
 
 
-# --- the server for clients reads out what the autoscaler writes down --------------------------------------------------------
+# --- the report of the autoscaler ------------------------------------------------------------------------------------------
 
 
 class Clients(clients.RayletDriverServicer):
@@ -182,7 +186,7 @@ def served(monkeypatch):
     server.stop(None).wait()
 
 
-def test_what_an_autoscaler_wrote_down_is_read_out_without_a_client(served):
+def test_the_report_of_the_autoscaler_is_read_without_a_client(served):
     nodes = live_cluster.query_nodes(served[0])
     assert [(n.name, n.gpus, n.gpu.name, n.cpus) for n in nodes] == [
         ("10.0.0.1", 3, "H100", 6),
@@ -190,7 +194,7 @@ def test_what_an_autoscaler_wrote_down_is_read_out_without_a_client(served):
     ]
 
 
-def test_of_an_autoscaler_that_died_or_tells_nothing_of_nodes_a_client_is_needed(served, monkeypatch):
+def test_without_a_recent_report_of_nodes_a_client_is_needed(served, monkeypatch):
     address, answers = served
     monkeypatch.setattr(live_cluster, "query_as_client", lambda _: [])
     assert len(live_cluster.query_nodes(address)) == 2
@@ -202,14 +206,14 @@ def test_of_an_autoscaler_that_died_or_tells_nothing_of_nodes_a_client_is_needed
     assert live_cluster.query_nodes(address) == []
 
 
-def test_a_server_for_clients_that_does_not_take_the_token_says_so_at_once(served):
+def test_a_client_server_that_refuses_the_token_is_named(served):
     address, answers = served
     answers.report = None
     with pytest.raises(ConfigError, match=f"^--address: the Ray cluster at {address[6:]} demands a token"):
         live_cluster.query_nodes(address)
 
 
-# --- a client looks ---------------------------------------------------------------------------------------------------------
+# --- a Ray client ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -231,13 +235,13 @@ def fails(monkeypatch):
     return raised
 
 
-def test_a_process_of_rays_that_dies_as_it_starts_is_asked_for_again(fails):
+def test_a_client_process_that_dies_at_its_start_is_tried_again(fails):
     fails += [DIED]
     assert live_cluster.query_nodes("ray://127.0.0.1:1") == []
     assert not fails
 
 
-def test_a_cluster_that_cannot_be_joined_is_told_with_the_cause(fails):
+def test_a_cluster_that_cannot_be_joined_is_named_with_the_cause(fails):
     fails += [DIED, DIED]
     with pytest.raises(ConfigError, match=r"ray://127.0.0.1:1 \(.*no such process\)"):
         live_cluster.query_nodes("ray://127.0.0.1:1")
@@ -247,7 +251,7 @@ def test_a_cluster_that_cannot_be_joined_is_told_with_the_cause(fails):
     assert fails == [DIED], "nothing else is tried twice"
 
 
-def test_a_client_has_a_task_see_what_others_use_of_each_node(fails, monkeypatch):
+def test_a_task_of_the_client_sees_what_each_node_has_free(fails, monkeypatch):
     node = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": WHOLE}
     nodes = [node, node | {"NodeID": "b"}, node | {"NodeID": "c"}, node | {"NodeID": "d", "Alive": False}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
@@ -256,7 +260,7 @@ def test_a_client_has_a_task_see_what_others_use_of_each_node(fails, monkeypatch
     assert found == [(4, 8.0), (3, 2.0), (0, 0)], "the first has just come: nobody has had it yet"
 
 
-def test_a_task_that_does_not_end_is_told(fails, monkeypatch):
+def test_a_task_that_does_not_end_is_an_error(fails, monkeypatch):
     def late(*_, timeout):
         raise GetTimeoutError(f"Get timed out after {timeout} s")
 
