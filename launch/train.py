@@ -1,9 +1,9 @@
 """A training run, from its configuration to its summary."""
 
 import contextlib
-import functools
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from rlsys.runs.checkpoint import Checkpoints
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
 from rlsys.runs.errors import StepAbandoned
 from rlsys.runs.progress import Progress, format_scores
+from rlsys.runs.run_log import RunLog
 from rlsys.runs.stopping import StopSignal
 from rlsys.text import escape_control_chars
 from rlsys.tracking import RunInfo, Tracker
@@ -75,7 +76,7 @@ def finished_steps(config: Config, run: RunDirectory, console: Console) -> int:
     """The step of the newest checkpoint, unless its evaluation is still to be done."""
     checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
     newest = checkpoints.load_newest(lambda text: print_line(console, text))
-    return newest.step if newest and not newest.state["owed"] else 0
+    return newest.state.step if newest and not newest.state.pending_metrics else 0
 
 
 def clean_up_after_last_step(run: RunDirectory) -> None:
@@ -99,6 +100,7 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
     try:
         tracking = Tracking(config, run.path, progress.note, run.record_event)
         with running_cluster(config, watchdog) as cluster, tracking:
+            from rlsys.numerics.diagnosis import explain_disagreement
             from rlsys.trainer import Trainer
 
             run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)
@@ -117,10 +119,9 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
                 policy=cluster.policy,
                 reference=cluster.reference,
                 critic=cluster.critic,
-                run=run,
-                progress=progress,
+                log=RunLog(run, progress, tracking.start),
+                explain=partial(explain_disagreement, policy=cluster.policy, config=config),
                 stop=stop,
-                tracking=tracking,
             ).run()
             progress.note("stopping")
     except StepAbandoned:  # while the workers started
@@ -135,7 +136,7 @@ def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster
     from workers.supervision.ray_metrics import RayMetrics
 
     t, events = config.trainer, read_lines(run.path / "events.jsonl")
-    return functools.partial(
+    return partial(
         RayMetrics,
         samples=t.prompts_per_step * t.samples_per_prompt,
         engines=cluster.rollout.samples_by_engine,

@@ -10,6 +10,7 @@ from rlsys.algorithms.credit import Credit
 from rlsys.runs.timeline import span
 from rlsys.sampling.dynamic_sampling import informative_groups
 from rlsys.types import Batch, Metrics
+from rlsys.updates import StepUpdates
 
 
 class PhaseTimer:
@@ -52,10 +53,10 @@ def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
     metrics: Metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
-        "reward/asked": float(batch.requested),
+        "reward/requested": float(batch.requested),
         "reward/failed": float(sum(batch.failures.values())),
-        "groups/alone": float((sizes == 1).sum()),
-        "groups/lost": float((sizes == 0).sum()),
+        "groups/one_sample": float((sizes == 1).sum()),
+        "groups/all_failed": float((sizes == 0).sum()),
         "groups/equal": float((~informative_groups(batch, by_component) & (sizes > 1)).sum()),
         "groups/dropped": float(batch.dropped_groups),
         "length/mean": float(lengths.mean()),
@@ -65,7 +66,7 @@ def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
     }
     metrics |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
     if batch.deferred:
-        metrics["groups/left"] = float(len(batch.deferred))
+        metrics["groups/deferred"] = float(len(batch.deferred))
     return metrics | component_metrics(batch)
 
 
@@ -149,3 +150,15 @@ def critic_metrics(updates: list[Metrics]) -> Metrics:
         return {}
     means = {f"critic/{name}": sum(u[name] for u in updates) / len(updates) for name in ("loss", "grad_norm")}
     return means | {"critic/lr": updates[-1]["lr"]}
+
+
+def step_metrics(step: int, batch: Batch, credit: Credit, updates: StepUpdates, *, by_component: bool) -> Metrics:
+    """All metrics of a step except times and versions."""
+    return (
+        batch_metrics(batch, by_component)
+        | update_metrics(updates.policy)
+        | credit_metrics(credit)
+        | critic_metrics(updates.critic)
+        | updates.counts
+        | lag_metrics(step, batch)
+    )

@@ -101,7 +101,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         ),
         Chart(
             "Groups that teach nothing",
-            ("groups/equal", "groups/alone", "groups/lost", "groups/dropped"),
+            ("groups/equal", "groups/one_sample", "groups/all_failed", "groups/dropped"),
             "Groups with equal rewards, with one valid sample, with none; and groups that were replaced by others.",
             "groups",
             "zero",

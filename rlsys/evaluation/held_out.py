@@ -99,9 +99,8 @@ def evaluate(
         for h in held_out
         for request in SamplingPlan(h.samples, h.temperature, max_new_tokens).requests(collector.seed, name, h.prompts)
     ]
-    batch = collector.raise_if_too_many_failures(
-        name, collector.generate_and_judge(name, [p for h in held_out for p in h.prompts], requests)
-    )
+    batch = collector.generate_and_judge(name, [p for h in held_out for p in h.prompts], requests)
+    collector.raise_if_too_many_failures(name, batch)
     if stale := {s.version for s in [*batch.samples, *(s for s, _ in batch.failed)]} - {step}:
         raise RuntimeError(f"evaluation of step {step}: the engines sampled from the weights of step {min(stale)}.")
     return Evaluation(batch, score_sources(held_out, batch, pass_score=pass_score, seed=seed))

@@ -51,11 +51,11 @@ class Diagnosis:
 
 
 def explain_disagreement(
-    agreement: Agreement, policy: Diagnosable, config: Config, weights: dict[str, str]
+    agreement: Agreement, weights: dict[str, str], *, policy: Diagnosable, config: Config
 ) -> Disagreement:
     """Makes the error that stops a run: the figures, then their cause. `weights` as in `diagnose`."""
     try:
-        cause = str(diagnose(agreement, policy, config, weights))
+        cause = str(diagnose(agreement, weights, policy=policy, config=config))
     except WorkerFailed as error:  # which must not hide the disagreement
         cause = f"unknown; the diagnosis failed ({str(error).partition(chr(10))[0]})"
     return Disagreement(
@@ -64,7 +64,7 @@ def explain_disagreement(
     )
 
 
-def diagnose(agreement: Agreement, policy: Diagnosable, config: Config, weights: dict[str, str]) -> Diagnosis:
+def diagnose(agreement: Agreement, weights: dict[str, str], *, policy: Diagnosable, config: Config) -> Diagnosis:
     """Tests all known causes. `weights`: description → model directory of weights that the engines may still have."""
     batch = agreement.batch
     facts = policy.model_facts([p.text for p in batch.prompts] + [s.text for s in batch.samples])

@@ -1,45 +1,42 @@
-"""The best step so far, by a figure of metrics.jsonl."""
+"""The best step so far, by a metric of metrics.jsonl."""
 
 import difflib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlsys.types import Metrics
 
 
-@dataclass
+@dataclass(frozen=True)
 class BestStep:
-    """`Best("eval/all/accuracy")`, or `Best("-kl")` where less is better, or `Best("")` where nobody asks."""
+    """`BestStep("eval/all/accuracy")`; `BestStep("-kl")` where less is better; `BestStep("")` where no step is kept as the best."""
 
-    figure: str
+    metric: str = ""
     step: int = -1
-    value: float = -math.inf  # of what is to be large
+    value: float = -math.inf  # the larger, the better
 
-    def update(self, step: int, found: Metrics) -> bool:
-        """Whether this step is better than all before it; it is the best then. Steps without the figure do not count."""
-        if (name := self.find_metric(found)) is None:
-            return False
-        value = -found[name] if self.figure.startswith("-") else found[name]
-        if not value > self.value:
-            return False
-        self.step, self.value = step, value
-        return True
+    def after(self, step: int, metrics: Metrics) -> "BestStep":
+        """This step if it is better than all before, else the best one before it. Steps without the metric do not count."""
+        if (name := self.find_metric(metrics)) is None:
+            return self
+        value = -metrics[name] if self.metric.startswith("-") else metrics[name]
+        return replace(self, step=step, value=value) if value > self.value else self
 
-    def find_metric(self, found: Metrics) -> str | None:
-        """Of the figure in this step, if it has it. Where there is one source, eval/all/accuracy is its own."""
-        name = self.figure.removeprefix("-")
-        if name in found:
+    def find_metric(self, metrics: Metrics) -> str | None:
+        """The metric's name in this step. Where there is one source, its own accuracy stands for eval/all/accuracy."""
+        name = self.metric.removeprefix("-")
+        if name in metrics:
             return name
-        _, all_of_them, rest = name.partition("eval/all/")
-        sources = [n for n in found if n.startswith("eval/") and n.partition("/")[2].partition("/")[2] == rest]
-        return sources[0] if all_of_them and len(sources) == 1 else None
+        _, over_all, rest = name.partition("eval/all/")
+        sources = [n for n in metrics if n.startswith("eval/") and n.partition("/")[2].partition("/")[2] == rest]
+        return sources[0] if over_all and len(sources) == 1 else None
 
-    def explain_missing(self, found: Metrics) -> str:
-        """What is wrong where this step, an evaluated one, should have the figure and does not."""
-        name = self.figure.removeprefix("-")
-        if not name.startswith("eval/") or self.find_metric(found):
+    def explain_missing(self, metrics: Metrics) -> str:
+        """What is wrong if an evaluated step lacks the metric; empty if nothing is."""
+        name = self.metric.removeprefix("-")
+        if not name.startswith("eval/") or self.find_metric(metrics):
             return ""
-        there = sorted(n for n in found if n.startswith("eval/"))
-        close = difflib.get_close_matches(name, there, 3, 0.0)
-        instead = f"it has {', '.join(close)}" if there else "eval.datasets is empty"
-        return f"checkpoint.keep_best: no evaluation has a figure {name}; {instead}."
+        known = sorted(n for n in metrics if n.startswith("eval/"))
+        close = difflib.get_close_matches(name, known, 3, 0.0)
+        instead = f"it has {', '.join(close)}" if known else "eval.datasets is empty"
+        return f"checkpoint.keep_best: no evaluation has a metric {name}; {instead}."

@@ -14,11 +14,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlsys.config.schema import ConfigError
 from rlsys.runs.batch_files import read_batch, write_batch
 from rlsys.runs.directory import write_atomically
+from rlsys.runs.state import RunState
 from rlsys.types import Batch
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -31,9 +31,8 @@ SUMS = "SHA256SUMS"
 class SavedCheckpoint:
     """A checkpoint that was read and is whole."""
 
-    step: int
     path: Path
-    state: dict[str, Any]
+    state: RunState
     pending: list[Batch]
 
 
@@ -44,13 +43,13 @@ class Checkpoints:
         self.folder, self.keep_last = folder, keep_last
         self.step: int | None = None  # of the one that is being written
 
-    def begin(self, step: int, state: dict[str, Any], pending: list[Batch]) -> str:
-        """A directory beside, with the loop's own part in it, to be filled."""
-        self.step, self.best = step, state["best"]["step"]
-        self.unfinished_dir = self.folder / f".step-{step:06d}"
+    def begin(self, state: RunState, pending: list[Batch]) -> str:
+        """Returns a hidden directory that holds the loop's own part; workers add theirs."""
+        self.step, self.best = state.step, state.best.step
+        self.unfinished_dir = self.folder / f".step-{state.step:06d}"
         shutil.rmtree(self.unfinished_dir, ignore_errors=True)
         self.unfinished_dir.mkdir(parents=True)
-        write_atomically(self.unfinished_dir / "state.json", json.dumps(state))
+        write_atomically(self.unfinished_dir / "state.json", json.dumps(state.to_json()))
         for number, batch in enumerate(pending):
             write_batch(self.unfinished_dir / "pending" / f"{number:03d}", batch)
         own = {
@@ -100,7 +99,7 @@ class Checkpoints:
             damage = find_damage(path)
             if not damage:
                 try:
-                    return SavedCheckpoint(step, path, read_state(path), read_pending(path))
+                    return SavedCheckpoint(path, read_state(path), read_pending(path))
                 except (
                     OSError,
                     ValueError,
@@ -148,10 +147,9 @@ def require_undamaged(checkpoint: Path) -> None:
         raise ConfigError(f"the checkpoint {checkpoint} is damaged: {damage}. Use another one.")
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> RunState:
     """The loop's own part of a checkpoint."""
-    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    return state
+    return RunState.from_json(json.loads((checkpoint / "state.json").read_text()))
 
 
 def read_pending(checkpoint: Path) -> list[Batch]:

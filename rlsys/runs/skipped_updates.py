@@ -1,4 +1,4 @@
-"""Updates that were skipped because a loss or a gradient was not finite: told, counted, and after too many in a row the end."""
+"""Updates that were skipped because a loss or gradient was not finite: recorded, counted, and fatal after too many in a row."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,46 +7,56 @@ from rlsys.types import Batch, Metrics
 
 
 class RecordEvent(Protocol):
-    def __call__(self, kind: str, **facts: Any) -> None: ...
+    def __call__(self, kind: str, **fields: Any) -> None: ...
 
 
-@dataclass
+@dataclass(frozen=True)
+class SkippedInARow:
+    """How many updates were skipped since the last good one. `SkippedInARow(2, "step 7, update 1: sample 3 of prompt zigzag:17#0")`"""
+
+    count: int = 0
+    first: str = ""
+
+
+@dataclass(frozen=True)
 class SkippedUpdates:
-    """Of one model. Weights stay as they were before such an update; its samples are in the step's file in samples/."""
+    """Handles skipped updates. Such an update left the weights as they were; its samples are in samples/."""
 
-    max_in_a_row: int  # in a row
-    lr: str  # the option to lower
-    event: RecordEvent
-    in_a_row: int = 0
-    first: str = ""  # where the row began
+    max_in_a_row: int
+    record_event: RecordEvent
 
-    def drop_skipped(self, step: int, batch: Batch, updates: list[Metrics]) -> list[Metrics]:
-        """The updates that were made. Raises `FloatingPointError` when too many in a row were not."""
+    def drop(
+        self, step: int, batch: Batch, updates: list[Metrics], lr: str, before: SkippedInARow
+    ) -> tuple[list[Metrics], SkippedInARow]:
+        """Returns one model's good updates, and how many were skipped behind them. `lr` is the option to lower.
+
+        Raises `FloatingPointError` after too many skipped in a row.
+        """
+        skipped = before
         for number, update in enumerate(updates, 1):
             if not update["skipped"]:
-                self.in_a_row, self.first = 0, ""
+                skipped = SkippedInARow()
                 continue
             sample = describe_sample(batch, update["first_bad_sample"])
-            where = f"step {step}, update {number}: {sample}"
-            facts = {
-                "step": step,
-                "update": number,
-                "loss": repr(update["loss"]),
-                "grad_norm": repr(update["grad_norm"]),
-            }
-            self.event("skipped update", lr=self.lr, sample=sample, **facts)
-            self.in_a_row, self.first = self.in_a_row + 1, self.first or where
-            if self.in_a_row > self.max_in_a_row:
-                raise FloatingPointError(
-                    f"{self.in_a_row} updates in a row had a loss or gradient that is not finite, and were skipped; "
-                    f"trainer.max_skipped is {self.max_in_a_row}. It began at {self.first}; the step's samples are in "
-                    f"samples/step-{step:06d}.parquet. The last checkpoint is good. A lower {self.lr} or policy.dtype=float32 may help."
-                )
-        return [update for update in updates if not update["skipped"]]
+            loss, norm = repr(update["loss"]), repr(update["grad_norm"])
+            self.record_event(
+                "skipped update", lr=lr, sample=sample, step=step, update=number, loss=loss, grad_norm=norm
+            )
+            skipped = SkippedInARow(skipped.count + 1, skipped.first or f"step {step}, update {number}: {sample}")
+            if skipped.count > self.max_in_a_row:
+                raise FloatingPointError(self.explain(skipped, step, lr))
+        return [update for update in updates if not update["skipped"]], skipped
+
+    def explain(self, skipped: SkippedInARow, step: int, lr: str) -> str:
+        return (
+            f"{skipped.count} updates in a row had a loss or gradient that is not finite, and were skipped; "
+            f"trainer.max_skipped is {self.max_in_a_row}. It began at {skipped.first}; the step's samples are in "
+            f"samples/step-{step:06d}.parquet. The last checkpoint is good. A lower {lr} or policy.dtype=float32 may help."
+        )
 
 
 def describe_sample(batch: Batch, index: float) -> str:
-    """The first sample whose loss is not finite, as samples/ calls it."""
+    """Names the first sample whose loss is not finite, as samples/ does."""
     if index >= len(batch.samples):
         return "no single sample (each loss is finite, their gradient is not)"
     sample = batch.samples[int(index)]

@@ -1,4 +1,4 @@
-"""From prompts to a judged batch. A sample goes to the reward pool the moment it is seen."""
+"""From prompts to a judged batch. A sample goes to the reward pool the moment it finishes."""
 
 import time
 from collections import Counter
@@ -15,12 +15,13 @@ from rlsys.sampling.length_forecast import LengthForecast
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict
 
-OnSamples = Callable[[list[Prompt], list[Sample]], None]
-JudgedSample = tuple[Sample, Future[list[Verdict]], int]  # a sample, and which verdict of which answer is its own
+OnSamples = Callable[[list[Prompt], list[Sample]], None]  # called with a batch's prompts and some finished samples
+TakePrompts = Callable[[int, int], list[Prompt]]  # the prompts at positions of the training data: first, count
+JudgedSample = tuple[Sample, Future[list[Verdict]], int]  # a sample, and the place of its verdict in an answer
 
 
 class Collector:
-    """Samples prompts, has the samples judged, and puts the batch together."""
+    """Has prompts sampled and the samples judged, and builds the batch."""
 
     def __init__(self, rollout: Rollout, rewards: Rewards, *, seed: int, reward: RewardConfig):
         self.rollout, self.rewards, self.seed = rollout, rewards, seed
@@ -28,29 +29,28 @@ class Collector:
         self.failure_score = reward.failure_score
         self.length_forecast = LengthForecast()
 
-    def raise_if_too_many_failures(self, step: int | str, batch: Batch) -> Batch:
-        """The batch, unless too many of its verdicts failed."""
+    def raise_if_too_many_failures(self, step: int | str, batch: Batch) -> None:
         failed = sum(batch.failures.values())
         limit = 0 if self.abort else self.max_failure_share * batch.requested
         if failed > limit or not batch.samples:
             rule = "on_failure is abort" if self.abort else f"max_failure_share is {self.max_failure_share:g}"
             reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(batch.failures.items()))
             raise TooManyRewardFailures(
-                f"step {step}: {failed} of {batch.requested} reward verdicts failed ({reasons}); reward.{rule}. The first: {batch.first_failure}"
+                f"step {step}: {failed} of {batch.requested} reward verdicts failed ({reasons}); reward.{rule}. "
+                f"The first: {batch.first_failure}"
             )
-        return batch
 
     def collect(
-        self, step: int | str, prompts: list[Prompt], draw: SamplingPlan, seen: OnSamples | None = None
+        self, step: int | str, prompts: list[Prompt], plan: SamplingPlan, on_samples: OnSamples | None = None
     ) -> Batch:
-        """The judged completions of these prompts.
-
-        A batch whose verdicts failed is a batch too, down to one without samples: see `checked`.
-        """
-        requests = draw.requests(self.seed, step, prompts)
-        score = self.failure_score
+        """The judged completions of these prompts. Failed verdicts make a batch smaller, down to no samples at all."""
         return self.generate_and_judge(
-            step, prompts, requests, baseline=draw.greedy_index, failure_score=score, seen=seen
+            step,
+            prompts,
+            plan.requests(self.seed, step, prompts),
+            greedy_index=plan.greedy_index,
+            failure_score=self.failure_score,
+            on_samples=on_samples,
         )
 
     def generate_and_judge(
@@ -59,52 +59,52 @@ class Collector:
         prompts: list[Prompt],
         requests: list[Request],
         *,
-        baseline: int | None = None,
+        greedy_index: int | None = None,
         failure_score: float | None = None,
-        seen: OnSamples | None = None,
+        on_samples: OnSamples | None = None,
     ) -> Batch:
-        """The judged completions of any requests of these prompts; of those with index `baseline` the reward alone is kept.
+        """The judged completions of any requests for these prompts.
 
-        A failed verdict has the score `failure_score`, or none. `seen` is told of samples as they come.
+        Of samples with index `greedy_index` only the reward is kept. A failed verdict gets `failure_score`, or no score.
         """
         by_uid = {p.uid: p for p in prompts}
         place = {p.uid: i for i, p in enumerate(self.length_forecast.longest_first(prompts))}
         judged: list[JudgedSample] = []
-        for finished in self.rollout.generate(sorted(requests, key=lambda r: place[r.uid])):
-            verdicts = self.rewards.judge(finished, by_uid)
-            judged += [(s, verdicts, i) for i, s in enumerate(finished)]
-            if seen:
-                seen(prompts, finished)
+        for samples in self.rollout.generate(sorted(requests, key=lambda r: place[r.uid])):
+            verdicts = self.rewards.judge(samples, by_uid)
+            judged += [(s, verdicts, i) for i, s in enumerate(samples)]
+            if on_samples:
+                on_samples(prompts, samples)
         if len(judged) != len(requests):
-            raise RuntimeError(f"step {step}: {len(requests)} samples were asked for, {len(judged)} came back")
-        return self.build_batch(prompts, judged, baseline=baseline, failure_score=failure_score)
+            raise RuntimeError(f"step {step}: {len(requests)} samples were requested, {len(judged)} came back")
+        return self.build_batch(prompts, judged, greedy_index=greedy_index, failure_score=failure_score)
 
     def build_batch(
         self,
         prompts: list[Prompt],
         judged: list[JudgedSample],
         *,
-        since: float = 0.0,
-        baseline: int | None = None,
+        sampled_at: float = 0.0,
+        greedy_index: int | None = None,
         failure_score: float | None = None,
     ) -> Batch:
-        """The batch of these prompts, when all verdicts are there; `judged` are all their samples, in any order.
+        """Waits for the verdicts and builds the batch. `judged` are all samples of these prompts, in any order.
 
-        `since` is when the last sample was there, if it is not now.
+        `sampled_at` is when the last sample was finished, if not now.
         """
-        since = since or time.perf_counter()
+        sampled_at = sampled_at or time.perf_counter()
         pairs = [(s, verdicts.result()[i]) for s, verdicts, i in judged]
-        reward_s = time.perf_counter() - since
+        reward_s = time.perf_counter() - sampled_at
         self.length_forecast.observe(prompts, [s for s, _ in pairs])
         group = {p.uid: g for g, p in enumerate(prompts)}
         pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
         failed = [(s, v) for s, v in pairs if v.score is None]
         if failure_score is not None:
             pairs = [(s, replace(v, score=failure_score) if v.score is None else v) for s, v in pairs]
-        good = [(s, v) for s, v in pairs if v.score is not None and s.index != baseline]
+        good = [(s, v) for s, v in pairs if v.score is not None and s.index != greedy_index]
         greedy = np.full(len(prompts), np.nan, dtype=np.float32)
         for s, v in pairs:
-            if s.index == baseline and v.score is not None:
+            if s.index == greedy_index and v.score is not None:
                 greedy[group[s.uid]] = v.score
         return Batch(
             prompts=prompts,
@@ -113,10 +113,10 @@ class Collector:
             rewards=np.array([v.score for _, v in good], dtype=np.float32),
             components=[v.components for _, v in good],
             answers=[v.answer for _, v in good],
-            failed=[(s, v) for s, v in failed if s.index != baseline],
+            failed=[(s, v) for s, v in failed if s.index != greedy_index],
             requested=len(pairs),
             failures=dict(Counter(v.failure for _, v in failed)),
             first_failure=f"{failed[0][1].failure}: {failed[0][1].detail}" if failed else "",
             reward_s=reward_s,
-            greedy=None if baseline is None else greedy,
+            greedy=None if greedy_index is None else greedy,
         )

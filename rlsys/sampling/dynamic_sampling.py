@@ -1,9 +1,8 @@
-"""Dynamic sampling: groups that teach nothing make room for others, until the batch is full.
+"""Dynamic sampling: groups whose rewards are all equal are replaced by other prompts, until the batch is full.
 
-Yu et al. 2025 (DAPO), arXiv 2503.14476, section 3.2. A round asks for as many prompts as the share of good groups so far makes
-likely to be enough, and never for more than a batch. Prompts behind the last one that was needed go back into the stream and
-are asked again in the next step, from newer weights: every sample of a batch is from the same weights, and neither an accepted
-group nor the end of the data, which begins anew, is ever lost.
+Yu et al. 2025 (DAPO), arXiv 2503.14476, section 3.2. Each round asks for as many prompts as the share of informative groups so
+far makes likely to be enough, and never for more than a batch. Prompts behind the last one needed go back into the stream and
+are sampled again in the next step, from newer weights. So every batch has one version, and no informative group is lost.
 """
 
 import math
@@ -16,86 +15,86 @@ from numpy.typing import NDArray
 from rlsys.runs.errors import NothingToLearn
 from rlsys.types import Batch
 
-MARGIN = 1.25  # asked for beyond what is expected to be enough: another round would cost more
+OVERASK = 1.25  # times the expected number of prompts: another round would cost more
 
 
 def fill_batch(
-    ask: Callable[[int], Batch],
-    wanted: int,
+    collect: Callable[[int], Batch],
+    needed: int,
     *,
     max_rounds: int,
     step: int,
-    parts: bool = False,
+    by_component: bool = False,
     check: Callable[[Batch], object] = lambda batch: None,
 ) -> Batch:
-    """`ask(count)` samples and judges that many new prompts; the result has `wanted` groups whose rewards differ.
+    """Returns `needed` groups whose rewards differ. `collect(count)` samples and judges that many new prompts.
 
-    With `parts` it is enough that one of the reward's components differs. `check` sees all that is there before more is asked
-    for: where verdicts fail, that is the cause, and not the prompts.
+    With `by_component` it is enough that one component of the reward differs. `check` sees everything collected so far before
+    each further round: failed verdicts are then the cause, and not the prompts.
     """
     rounds: list[Batch] = []
-    missing, count = wanted, wanted
+    missing, count = needed, needed
     for _ in range(max_rounds):
-        batch = ask(count)
-        good = np.flatnonzero(informative_groups(batch, parts))
-        if len(good) >= missing:
-            rounds.append(first_groups(batch, int(good[missing - 1]) + 1))
-            return concat_batches([select_groups(batch, informative_groups(batch, parts)) for batch in rounds])
+        batch = collect(count)
+        informative = np.flatnonzero(informative_groups(batch, by_component))
+        if len(informative) >= missing:
+            rounds.append(first_groups(batch, int(informative[missing - 1]) + 1))
+            return concat_batches([select_groups(b, informative_groups(b, by_component)) for b in rounds])
         rounds.append(batch)
         check(concat_batches(rounds))
-        missing -= len(good)
-        share = (wanted - missing) / sum(len(b.prompts) for b in rounds)
-        count = min(wanted, math.ceil(MARGIN * missing / share)) if share else wanted
-    all_of_them = concat_batches(rounds)
-    prompts, failed = len(all_of_them.prompts), sum(all_of_them.failures.values())
-    verdicts = (
-        f"{failed} of {all_of_them.requested} verdicts failed, the first: {all_of_them.first_failure}. "
-        if failed
-        else ""
-    )
+        missing -= len(informative)
+        share = (needed - missing) / sum(len(b.prompts) for b in rounds)
+        count = min(needed, math.ceil(OVERASK * missing / share)) if share else needed
+    raise NothingToLearn(explain_too_few(rounds, step, needed - missing, needed, by_component))
+
+
+def explain_too_few(rounds: list[Batch], step: int, informative: int, needed: int, by_component: bool) -> str:
+    batch = concat_batches(rounds)
+    prompts, failed = len(batch.prompts), sum(batch.failures.values())
+    verdicts = f"{failed} of {batch.requested} verdicts failed, the first: {batch.first_failure}. " if failed else ""
     means = [
-        m
+        mean
         for b in rounds
-        for m, teaches in zip(group_means(b), informative_groups(b, parts), strict=True)
-        if not teaches
+        for mean, differs in zip(group_means(b), informative_groups(b, by_component), strict=True)
+        if not differs
     ]
-    raise NothingToLearn(
-        f"step {step}: {wanted - missing} of {wanted} groups have rewards that differ, after {max_rounds} rounds and {prompts} "
+    return (
+        f"step {step}: {informative} of {needed} groups have rewards that differ, after {len(rounds)} rounds and {prompts} "
         f"prompts (dynamic_sampling.max_rounds). The groups of equal rewards have rewards from {min(means):g} to {max(means):g}. "
-        f"{verdicts}This run can go on with a larger dynamic_sampling.max_rounds, or with dynamic_sampling.enabled=false; a new one may "
-        "take easier or harder prompts, or more trainer.samples_per_prompt."
+        f"{verdicts}This run can go on with a larger dynamic_sampling.max_rounds, or with dynamic_sampling.enabled=false; a new one "
+        "may take easier or harder prompts, or more trainer.samples_per_prompt."
     )
 
 
 def first_groups(batch: Batch, count: int) -> Batch:
-    """The batch with its first `count` groups, as if no more had been asked for."""
+    """The batch with its first `count` groups only, as if no more prompts had been requested."""
     keep = np.arange(len(batch.prompts)) < count
     left = len(batch.prompts) - count
     return replace(select_groups(batch, keep), dropped_groups=batch.dropped_groups, position=batch.position - left)
 
 
-def informative_groups(batch: Batch, parts: bool = False) -> NDArray[np.bool_]:
-    """Which groups have at least two rewards that differ, or with `parts` two components of it.  [groups] bool"""
-    names = sorted({name for c in batch.components for name in c}) if parts else []
+def informative_groups(batch: Batch, by_component: bool = False) -> NDArray[np.bool_]:
+    """True for groups with at least two different rewards, or with `by_component` two different components.  [groups] bool"""
+    names = sorted({name for c in batch.components for name in c}) if by_component else []
     columns = [[c.get(name, 0.0) for name in names] for c in batch.components] if names else batch.rewards[:, None]
     values = np.asarray(columns, dtype=np.float32)  # [N, K]
     shape = (len(batch.prompts), values.shape[1])
     high, low = np.full(shape, -np.inf), np.full(shape, np.inf)
     np.maximum.at(high, batch.groups, values)
     np.minimum.at(low, batch.groups, values)
-    found: NDArray[np.bool_] = np.any(high > low, axis=1)
-    return found
+    differs: NDArray[np.bool_] = np.any(high > low, axis=1)
+    return differs
 
 
 def group_means(batch: Batch) -> list[float]:
-    """Mean reward of each group; 0 for one that lost all its samples."""
+    """Mean reward of each group; 0 for a group without samples."""
     count = np.bincount(batch.groups, minlength=len(batch.prompts))
     total = np.bincount(batch.groups, weights=batch.rewards, minlength=len(batch.prompts))
     return list(total / np.maximum(count, 1))
 
 
 def select_groups(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
-    """The batch with some of its groups, and all that failed.  keep [groups] bool"""
+    """The batch with some of its groups, and all failed samples.  keep [groups] bool"""
     samples = np.flatnonzero(keep[batch.groups])
     number = np.cumsum(keep) - 1  # of each group that stays
     return replace(
@@ -112,7 +111,7 @@ def select_groups(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
 
 
 def concat_batches(batches: list[Batch]) -> Batch:
-    """Several batches as one, in order."""
+    """Joins batches, in order."""
     first = np.cumsum([0, *(len(b.prompts) for b in batches)])
     reasons = sorted({reason for b in batches for reason in b.failures})
     return Batch(

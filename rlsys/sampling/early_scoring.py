@@ -1,15 +1,15 @@
-"""A batch is scored while the rest of it is still being sampled: chunk by chunk, as soon as the groups of a chunk are finished.
+"""Scores a batch while the rest of it is still being sampled: chunk by chunk, as soon as all groups of a chunk are finished.
 
     groups     0 1 2 3 4 5 6 7        a chunk is as many groups, in the order of the batch, as fill a pack on each rank
-    finished   x x x . x . x .        the first chunk, 0 1, is being scored; 2 is finished, and 3 still belongs to its chunk
+    finished   x x x . x . x .        the first chunk, 0 1, is being scored; 2 is finished, and 3 belongs to its chunk
 
-Which groups make a chunk follows from their lengths alone, and each chunk is packed by itself. So every number is the same bit for bit,
-whatever was finished when, and also where a batch comes from a checkpoint and is scored as a whole.
+The lengths alone decide which groups make a chunk, and each chunk is packed by itself. So every number is the same bit for bit,
+whatever finishes first, and also where a batch comes from a checkpoint and is scored as a whole.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -18,59 +18,57 @@ import numpy as np
 from rlsys.config.derived import scores_old
 from rlsys.config.schema import Config
 from rlsys.interfaces import Scorer
-from rlsys.models.lookup import pairs_per_token
-from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
-from rlsys.packs.packing import pack, unpack
+from rlsys.packs.packing import unpack
 from rlsys.sampling.collector import OnSamples
-from rlsys.types import Batch, Floats, Prompt, Sample
+from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
 
 ScoresBySample = dict[tuple[str, int], Floats]  # by uid and index
+PackBatch = Callable[..., list[list[Pack]]]
 
 
 class BatchScorer:
-    """What one scorer says of one batch: `seen` as samples come, or not at all, then `rest` and `column`."""
+    """One scorer's numbers for one batch. `add_samples` as they finish, or not at all; then `finish` and `column`."""
 
     def __init__(
         self,
         scorer: Scorer,
         thread: ThreadPoolExecutor,
+        pack: PackBatch,
         *,
-        tokens_per_pack: int,
-        samples: int,
-        pairs_per_token: float = DEFAULT_PAIRS_PER_TOKEN,
-        chunked: bool = True,
+        samples_per_prompt: int,
+        chunk_tokens: float = math.inf,
     ):
-        self.scorer, self.thread = scorer, thread
-        self.pack = partial(pack, ranks=scorer.ranks, tokens_per_pack=tokens_per_pack, pairs_per_token=pairs_per_token)
-        self.most = tokens_per_pack * scorer.ranks if chunked else math.inf  # tokens of a chunk
-        self.samples = samples  # of a group
+        self.scorer, self.thread, self.pack = scorer, thread, partial(pack, ranks=scorer.ranks)
+        self.samples_per_prompt, self.chunk_tokens = samples_per_prompt, chunk_tokens
         self.samples_by_uid: defaultdict[str, list[Sample]] = defaultdict(list)
         self.chunk: list[Prompt] = []
         self.tokens = 0  # of the chunk
-        self.groups = 0  # that have been put into chunks
+        self.groups = 0  # that are in this or an earlier chunk
         self.scored: list[Future[ScoresBySample]] = []
 
     def add_samples(self, prompts: list[Prompt], samples: Iterable[Sample]) -> None:
-        """Some samples of the batch that these prompts make."""
+        """Adds some samples of the batch that these prompts make."""
         for s in samples:
-            if s.index < self.samples:  # a greedy one more is judged only
+            if s.index < self.samples_per_prompt:  # an additional greedy sample is only judged
                 self.samples_by_uid[s.uid].append(s)
-        while self.groups < len(prompts) and len(self.samples_by_uid[prompts[self.groups].uid]) == self.samples:
-            self.add(prompts[self.groups])
+        while self.groups < len(prompts) and self.is_complete(prompts[self.groups]):
+            self.add_group(prompts[self.groups])
         if self.groups == len(prompts):
-            self.close()
+            self.close_chunk()
 
-    def add(self, prompt: Prompt) -> None:
-        tokens = len(prompt.tokens) + sum(
-            len(s.tokens) - 1 for s in self.samples_by_uid[prompt.uid]
-        )  # the prompt is shared
-        if self.tokens + tokens > self.most:
-            self.close()
+    def is_complete(self, prompt: Prompt) -> bool:
+        return len(self.samples_by_uid[prompt.uid]) == self.samples_per_prompt
+
+    def add_group(self, prompt: Prompt) -> None:
+        completions = sum(len(s.tokens) - 1 for s in self.samples_by_uid[prompt.uid])
+        tokens = len(prompt.tokens) + completions  # the prompt is shared
+        if self.tokens + tokens > self.chunk_tokens:
+            self.close_chunk()
         self.chunk.append(prompt)
         self.tokens += tokens
         self.groups += 1
 
-    def close(self) -> None:
+    def close_chunk(self) -> None:
         if self.chunk:
             self.scored.append(self.thread.submit(self.score, self.chunk))
         self.chunk, self.tokens = [], 0
@@ -83,72 +81,81 @@ class BatchScorer:
         numbers = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         batch = Batch(prompts, samples, numbers, np.zeros(len(samples), dtype=np.float32), [{} for _ in samples])
         packs = self.pack(batch, range(len(samples)))
-        found = batch.split(unpack(packs, self.scorer.score(packs), len(samples)))
-        return {(s.uid, s.index): own for s, own in zip(samples, found, strict=True)}
+        scores = batch.split(unpack(packs, self.scorer.score(packs), len(samples)))
+        return {(s.uid, s.index): column for s, column in zip(samples, scores, strict=True)}
 
     def finish(self, batch: Batch) -> None:
-        """The batch is whole."""
-        if not self.groups:  # nobody has shown it before
+        """Scores what is left once the batch is complete."""
+        if not self.groups:  # nothing was added while it was sampled
             failed = {(s.uid, s.index): s for s, _ in batch.failed}
             for s in (failed | {(s.uid, s.index): s for s in batch.samples}).values():
                 self.samples_by_uid[s.uid].append(s)
         for prompt in batch.prompts[self.groups :]:
-            self.add(prompt)
-        self.close()
+            self.add_group(prompt)
+        self.close_chunk()
 
     def column(self, batch: Batch) -> Floats:
-        """[T] One number for each token of the batch."""
-        found: ScoresBySample = {}
+        """One number for each token of the batch.  [T]"""
+        scores: ScoresBySample = {}
         for chunk in self.scored:
-            found |= chunk.result()
-        return np.concatenate([found[s.uid, s.index] for s in batch.samples])
+            scores |= chunk.result()
+        return np.concatenate([scores[s.uid, s.index] for s in batch.samples])
 
 
 class EarlyScoring:
-    """Old and reference log-probs of every batch; a thread for each scorer waits for it."""
+    """Old and reference log-probs of every batch, and the critic's values. One thread per scorer waits for it."""
 
-    def __init__(self, config: Config, policy: Scorer, reference: Scorer | None):
+    def __init__(
+        self, config: Config, policy: Scorer, reference: Scorer | None, critic: Scorer | None, pack: PackBatch
+    ):
         self.scorers: dict[str, Scorer] = {"old": policy} if scores_old(config) else {}
         if reference:
             self.scorers["ref"] = reference
-        # Who has the weights and nothing else to do while engines sample, where all that is sampled is in the batch.
+        self.has_reference, self.critic, self.pack = reference is not None, critic, pack
+        # These have their weights and nothing else to do while engines sample, and all samples end up in the batch.
         on_policy, separate = config.pipeline.max_lag == 0, config.cluster.placement == "separate"
-        known = not config.dynamic_sampling.enabled and not config.rollout.oversample
-        self.early = [name for name in self.scorers if separate and known and (name == "ref" or on_policy)]
+        keeps_all = not config.dynamic_sampling.enabled and not config.rollout.oversample
+        self.early = [name for name in self.scorers if separate and keeps_all and (name == "ref" or on_policy)]
         self.threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"score {name}") for name in self.scorers}
-        self.tokens_per_pack, self.samples = config.policy.tokens_per_pack, config.trainer.samples_per_prompt
-        self.pairs_per_token = pairs_per_token(config.model.path)
+        self.tokens_per_pack = config.policy.tokens_per_pack
+        self.samples_per_prompt = config.trainer.samples_per_prompt
         self.started: dict[int, dict[str, BatchScorer]] = {}  # by step
 
     def start_batch(self, step: int) -> OnSamples:
-        """What is to be told of the samples of this step, as they come."""
-        self.started[step] = begun = {name: self.scores(name) for name in self.early}
+        """Returns the function to call with the samples of this step as they finish."""
+        self.started[step] = scorers = {name: self.batch_scorer(name) for name in self.early}
 
-        def seen(prompts: list[Prompt], samples: list[Sample]) -> None:
-            for scores in begun.values():
-                scores.add_samples(prompts, samples)
+        def on_samples(prompts: list[Prompt], samples: list[Sample]) -> None:
+            for scorer in scorers.values():
+                scorer.add_samples(prompts, samples)
 
-        return seen
+        return on_samples
 
-    def scores(self, name: str) -> BatchScorer:
+    def batch_scorer(self, name: str) -> BatchScorer:
+        scorer = self.scorers[name]
         return BatchScorer(
-            self.scorers[name],
+            scorer,
             self.threads[name],
-            tokens_per_pack=self.tokens_per_pack,
-            samples=self.samples,
-            pairs_per_token=self.pairs_per_token,
-            chunked=name in self.early,
+            self.pack,
+            samples_per_prompt=self.samples_per_prompt,
+            chunk_tokens=self.tokens_per_pack * scorer.ranks if name in self.early else math.inf,
         )
 
-    def columns(self, step: int, batch: Batch) -> dict[str, Floats]:
-        """`old` and `ref` of a batch, [T] each, as far as they are needed."""
-        begun = self.started.pop(step, {})
-        found = {name: begun.get(name) or self.scores(name) for name in self.scorers}
-        for scores in found.values():
-            scores.finish(batch)
-        return {name: scores.column(batch) for name, scores in found.items()}
+    def columns(self, step: int, batch: Batch) -> Columns:
+        """`old`, `ref` and `values` of a batch, [T] each, as far as this configuration needs them."""
+        started = self.started.pop(step, {})
+        scorers = {name: started.get(name) or self.batch_scorer(name) for name in self.scorers}
+        for scorer in scorers.values():
+            scorer.finish(batch)
+        scores = {name: scorer.column(batch) for name, scorer in scorers.items()}
+        return Columns(**scores, values=self.critic_values(batch) if self.critic else None)
+
+    def critic_values(self, batch: Batch) -> Floats:
+        assert self.critic is not None
+        packs = self.pack(batch, range(len(batch.samples)), ranks=self.critic.ranks)
+        return unpack(packs, self.critic.score(packs), len(batch.samples))
 
     def close(self, wait: bool = False) -> None:
-        """No more is scored; with `wait`, nothing is being scored either."""
+        """Starts no more scoring; with `wait`, also waits for what is running."""
         for thread in self.threads.values():
             thread.shutdown(wait=wait, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""How the prompts of a batch are sampled."""
+"""How each prompt of a batch is sampled."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,27 +10,26 @@ from rlsys.types import Prompt, Request
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """`Draw(8, temperature=1.0, max_new_tokens=512)`: eight completions of each prompt."""
+    """`SamplingPlan(8, temperature=1.0, max_new_tokens=512)`: eight completions of each prompt."""
 
     samples: int
     temperature: float
     max_new_tokens: int
-    greedy: bool = False  # and one completion more, at temperature 0, whose reward alone is kept
+    greedy: bool = False  # one more completion at temperature 0, of which only the reward is kept
 
     @classmethod
     def from_config(cls, config: Config) -> "SamplingPlan":
-        """For training."""
+        """The plan for training."""
         r, greedy = config.rollout, config.algorithm.advantage == "remax"
         return cls(config.trainer.samples_per_prompt, r.temperature, r.max_new_tokens, greedy)
 
     @property
     def completions_per_prompt(self) -> int:
-        """Completions of each prompt, all kinds together."""
         return self.samples + self.greedy
 
     @property
     def greedy_index(self) -> int | None:
-        """The index of the greedy one."""
+        """The index of the greedy completion, if there is one."""
         return self.samples if self.greedy else None
 
     def requests(self, seed: int, step: int | str, prompts: Iterable[Prompt]) -> list[Request]:

@@ -26,6 +26,7 @@ from rlsys.checks import load_checked
 from rlsys.data import Dataset
 from rlsys.runs import directory, samples
 from rlsys.runs.directory import RunDirectory
+from rlsys.runs.run_log import RunLog
 from rlsys.trainer import Trainer
 from rlsys.types import Floats, Metrics, Pack, Prompt, Request, Sample, Verdict
 
@@ -185,8 +186,8 @@ def measure(tokens: int, steps: int, profile: cProfile.Profile | None = None) ->
             policy=Ranks(RANKS, engines, meter),
             reference=Ranks(1, engines, meter),
             critic=None,
-            run=run,
-            progress=watch,
+            log=RunLog(run, watch),
+            explain=lambda *_: AssertionError("engines and policy are the same here"),
         )
         if profile:
             profile.enable()

@@ -14,7 +14,9 @@ from fakes import (
 )
 
 from rlsys.evaluation.held_out import HeldOutSet
+from rlsys.numerics.diagnosis import explain_disagreement
 from rlsys.runs.directory import RunDirectory, read_lines
+from rlsys.runs.run_log import RunLog
 from rlsys.tracking.tracking import Tracking
 from rlsys.trainer import Trainer
 from rlsys.types import Request
@@ -51,7 +53,7 @@ class Machines:
         self.run_directory = RunDirectory(self.config)
         self.rollout, self.rewards = rollout(self.events), FakeRewards()
         self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
-        self.critic = FakeCritic(self.events)
+        self.critic, self.reference = FakeCritic(self.events), FakeReference(self.events)
         self.tracking = Tracking(
             self.config, self.run_directory.path, self.progress.note, self.run_directory.record_event
         )
@@ -62,11 +64,12 @@ class Machines:
             rollout=self.rollout,
             rewards=self.rewards,
             policy=self.policy,
-            reference=FakeReference(self.events) if reference else None,
+            reference=self.reference if reference else None,
             critic=self.critic if self.config.algorithm.advantage == "gae" else None,
-            run=self.run_directory,
-            progress=self.progress,
-            tracking=self.tracking,
+            log=RunLog(self.run_directory, self.progress, self.tracking.start),
+            explain=lambda agreement, weights: explain_disagreement(
+                agreement, weights, policy=self.policy, config=self.config
+            ),
         )
 
     def run(self) -> "Machines":

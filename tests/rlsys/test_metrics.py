@@ -19,10 +19,10 @@ def test_the_metrics_of_a_batch_by_hand():
         {
             "reward/mean": 0.6,
             "reward/std": 0.3**0.5,  # squares 2 x 0.36 + 3 x 0.16 = 1.2, over 4
-            "reward/asked": 8,
+            "reward/requested": 8,
             "reward/failed": 3,
-            "groups/alone": 1,  # group 3
-            "groups/lost": 1,  # group 2
+            "groups/one_sample": 1,  # group 3
+            "groups/all_failed": 1,  # group 2
             "groups/equal": 1,  # group 1
             "groups/dropped": 0,
             "length/mean": 3,

@@ -1,5 +1,6 @@
 import threading
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_more_failures_than_allowed_stop_the_run(broken, share, stops):
         with pytest.raises(TooManyRewardFailures, match=rf"step 1: {broken} of 12 .*timeout: no verdict after 10 s"):
             collector.raise_if_too_many_failures(1, batch)
     else:
-        assert collector.raise_if_too_many_failures(1, batch) is batch
+        collector.raise_if_too_many_failures(1, batch)
 
 
 def broken_once() -> FakeRewards:
@@ -108,7 +109,9 @@ def test_one_failure_stops_a_run_that_is_told_to_abort():
         TooManyRewardFailures, match=r"1 of 12 .*\(timeout 1\); reward.on_failure is abort. The first: timeout"
     ):
         collector.raise_if_too_many_failures(1, batch)
-    assert collector.raise_if_too_many_failures(1, collect()[0]).failures == {}
+    batch, _ = collect()
+    collector.raise_if_too_many_failures(1, batch)
+    assert batch.failures == {}
 
 
 def test_a_failed_verdict_may_be_given_a_score_and_is_counted_all_the_same(tmp_path):
@@ -146,7 +149,7 @@ def test_an_engine_that_loses_a_sample_is_noticed():
             for finished in super().generate(requests):
                 yield finished[1:]
 
-    with pytest.raises(RuntimeError, match="4 samples were asked for, 3 came back"):
+    with pytest.raises(RuntimeError, match="4 samples were requested, 3 came back"):
         Collector(Losing([]), FakeRewards(), seed=0, reward=RewardConfig(max_failure_share=0)).collect(
             1, [make_prompt()], SamplingPlan(4, 1.0, max_new_tokens=7)
         )
@@ -168,7 +171,7 @@ class Loop:
         self.events: list[str] = []
         self.version, self.sampled = 1, {}
         self.timetable, self.in_flight = SyncSchedule(max_lag, 1 if in_flight else max(1, max_lag)), in_flight
-        self.pipeline = Pipeline(self.start, first=1, last=last, timetable=self.timetable)
+        self.pipeline = Pipeline(self.start, first=1, last=last, schedule=self.timetable)
 
     def start(self, step: int):
         self.events.append(f"start {step}")
@@ -184,7 +187,7 @@ class Loop:
             self.events.append(f"train {order[-1]}")
             if self.timetable.syncs_after(step):
                 if not self.in_flight:
-                    self.pipeline.wait_until_idle()
+                    self.pipeline.wait_until_idle(after=step)
                 self.version = step + 1
                 self.events.append(f"sync {self.version}")
         self.pipeline.close()
@@ -228,7 +231,7 @@ def test_between_two_syncs_batches_are_generated_as_fast_as_they_can_be():
             generated.set()
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=9, timetable=SyncSchedule(3, 3))
+    pipeline = Pipeline(start, first=1, last=9, schedule=SyncSchedule(3, 3))
     pipeline.next()
     assert generated.wait(10), "batches 2 to 4 do not wait for step 1"
     pipeline.close()
@@ -258,10 +261,10 @@ def test_with_a_lag_training_does_not_wait_for_the_next_batch_but_draining_does(
             assert release.wait(10)
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=2, timetable=SyncSchedule(1, 1))
+    pipeline = Pipeline(start, first=1, last=2, schedule=SyncSchedule(1, 1))
     assert pipeline.next().rewards[0] == 1, "batch 1 is handed out while batch 2 is being generated"
     assert started.wait(10)
-    drained = threading.Thread(target=pipeline.wait_until_idle)
+    drained = threading.Thread(target=partial(pipeline.wait_until_idle, after=1))
     drained.start()
     drained.join(0.05)
     assert drained.is_alive()
@@ -278,7 +281,7 @@ def failing_at_2(error: Exception) -> Pipeline:
             raise error
         return make_batch([float(step)], [0])
 
-    pipeline = Pipeline(start, first=1, last=2, timetable=SyncSchedule(1, 1))
+    pipeline = Pipeline(start, first=1, last=2, schedule=SyncSchedule(1, 1))
     pipeline.next()
     return pipeline
 
@@ -286,8 +289,8 @@ def failing_at_2(error: Exception) -> Pipeline:
 @pytest.mark.parametrize("error", [TooManyRewardFailures("no more"), NothingToLearn("no more")])
 def test_a_batch_that_teaches_nothing_is_told_when_its_turn_comes(error):
     pipeline = failing_at_2(error)
-    pipeline.wait_until_idle()
-    assert pipeline.finished_ahead() == []
+    pipeline.wait_until_idle(after=1)
+    assert pipeline.finished_ahead(after=1) == []
     with pytest.raises(type(error), match="no more"):
         pipeline.next()
     pipeline.close()
@@ -297,7 +300,7 @@ def test_a_batch_that_teaches_nothing_is_told_when_its_turn_comes(error):
 def test_a_batch_that_was_lost_must_be_made_again_from_the_weights_that_are_still_there(error):
     pipeline = failing_at_2(error)
     with pytest.raises(type(error)):
-        pipeline.wait_until_idle()
+        pipeline.wait_until_idle(after=1)
     pipeline.close()
 
 
@@ -310,7 +313,7 @@ def test_nothing_is_started_past_the_last_step():
 def test_a_pipeline_can_begin_in_the_middle():
     started = []
     pipeline = Pipeline(
-        lambda k: started.append(k) or make_batch([float(k)], [0]), first=5, last=5, timetable=SyncSchedule(1, 1)
+        lambda k: started.append(k) or make_batch([float(k)], [0]), first=5, last=5, schedule=SyncSchedule(1, 1)
     )
     assert pipeline.next().rewards[0] == 5
     assert started == [5]
@@ -322,7 +325,7 @@ def test_what_goes_wrong_in_sampling_is_raised_in_the_loop(max_lag):
     def start(step: int):
         raise TooManyRewardFailures(f"step {step}")
 
-    pipeline = Pipeline(start, first=1, last=3, timetable=SyncSchedule(max_lag, 1))
+    pipeline = Pipeline(start, first=1, last=3, schedule=SyncSchedule(max_lag, 1))
     with pytest.raises(TooManyRewardFailures, match="step 1"):
         pipeline.next()
     pipeline.close()

@@ -461,7 +461,7 @@ def test_groups_that_teach_nothing_are_counted_and_not_computed(tmp_path):
     assert set(teaching) == {0, 4}, "groups of both kinds"
     sizes = sorted(sum(len(p.samples) for own in packs for p in own) for packs, _ in machines.policy.updates)
     assert sizes == teaching
-    assert machines.lines[1]["update/silent_samples"] == 16 - sum(teaching)
+    assert machines.lines[1]["update/zero_advantage_samples"] == 16 - sum(teaching)
 
 
 def test_a_whole_mini_batch_without_verdicts_is_an_empty_update(tmp_path):
@@ -470,7 +470,7 @@ def test_a_whole_mini_batch_without_verdicts_is_an_empty_update(tmp_path):
     machines.run()
     sizes = sorted(sum(len(p.samples) for own in packs for p in own) for packs, _ in machines.policy.updates)
     assert sizes == [0, 4, 4, 4]
-    assert machines.lines[1]["groups/lost"] == 1
+    assert machines.lines[1]["groups/all_failed"] == 1
 
 
 def test_too_many_failures_stop_the_run_before_anything_is_learned(tmp_path):
@@ -547,7 +547,7 @@ def test_log_probs_of_engines_that_are_no_numbers_stop_a_run(tmp_path):
         found = one(request, version)
         return replace(found, logprobs=found.logprobs * np.nan)
 
-    machines.trainer.compare = lambda: None  # the start was fine
+    machines.trainer.check_agreement = lambda: None  # the start was fine
     machines.rollout.one = without
     with pytest.raises(Disagreement, match=r"step 1: .* differ by nan on average"):
         machines.run()

@@ -119,7 +119,7 @@ class RayMetrics(Tracker):
             if f"time/{phase}" in metrics:
                 self.set_gauge("rlsys_phase_seconds", metrics[f"time/{phase}"], phase=phase)
         if seconds := metrics.get("time/step"):
-            judged = metrics.get("reward/asked", self.samples_per_step) - metrics.get("reward/failed", 0.0)
+            judged = metrics.get("reward/requested", self.samples_per_step) - metrics.get("reward/failed", 0.0)
             self.set_gauge("rlsys_samples_per_second", judged / seconds)
             self.increment("rlsys_samples", judged)
             self.increment("rlsys_tokens", metrics.get("tokens", 0.0))

@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlsys.models.shapes import context_from_config
 from rlsys.pipeline import SyncSchedule
 from rlsys.runs.directory import RunDirectory, read_lines, require_writable
 from rlsys.runs.progress import Progress
+from rlsys.runs.run_log import RunLog
 from rlsys.types import Metrics
 
 
@@ -80,6 +82,7 @@ def run_loop(
 ) -> BenchMachine:
     """Trains for warmup and measured steps."""
     from launch.cluster import running_cluster
+    from rlsys.numerics.diagnosis import explain_disagreement
     from rlsys.runs.stopping import StopSignal
     from rlsys.trainer import Trainer
     from workers.supervision.watchdog import Watchdog
@@ -101,8 +104,8 @@ def run_loop(
             policy=cluster.policy,
             reference=cluster.reference,
             critic=cluster.critic,
-            run=run,
-            progress=StopAfterStep(progress, options.warmup + options.steps),
+            log=RunLog(run, StopAfterStep(progress, options.warmup + options.steps)),
+            explain=partial(explain_disagreement, policy=cluster.policy, config=config),
         )
         with contextlib.suppress(BenchDone):
             trainer.run()

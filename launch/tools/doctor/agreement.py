@@ -41,7 +41,7 @@ def check_agreement(config: Config, console: Console) -> int:
         progress.note(f"sampling {PROMPTS} prompts")
         measured = agreement.measure_agreement(cluster.rollout, cluster.policy, prompts.take(0, PROMPTS), config)
         progress.note("looking for the cause of a gap")
-        diagnosis = diagnose(measured, cluster.policy, config, checkpoint_weights(config))
+        diagnosis = diagnose(measured, checkpoint_weights(config), policy=cluster.policy, config=config)
     return print_diagnosis(diagnosis, config, console)
 
 

@@ -307,17 +307,17 @@ class SimulatedLoop:
         return report
 
     def train(self, steps: int) -> None:
-        timetable = SyncSchedule.from_config(self.config)
-        pipeline = Pipeline(self.sample, first=1, last=steps, timetable=timetable, thread=SerialExecutor(self.time))
+        schedule = SyncSchedule.from_config(self.config)
+        pipeline = Pipeline(self.sample, first=1, last=steps, schedule=schedule, thread=SerialExecutor(self.time))
         for step in range(1, steps + 1):
             batch = pipeline.next()
             with self.at_work():
                 self.score(batch)
                 self.update(batch)
             self.time.sleep(self.costs.other_s)
-            if timetable.syncs_after(step) and not self.config.pipeline.in_flight:
-                pipeline.wait_until_idle()
-            if timetable.syncs_after(step):
+            if schedule.syncs_after(step) and not self.config.pipeline.in_flight:
+                pipeline.wait_until_idle(after=step)
+            if schedule.syncs_after(step):
                 with self.at_work():
                     self.engines.load_weights(step)
             self.tell(step, batch)

@@ -91,7 +91,7 @@ def wrong_weights(run: RunData) -> Findings:
 
 def failed_rewards(run: RunData) -> Findings:
     """Reward verdicts failed, on training or held-out samples: a note for any, a warning from 1 % on."""
-    requested = sum(n for _, n in run.series("reward/asked"))
+    requested = sum(n for _, n in run.series("reward/requested"))
     scored = run.config is not None and run.config.reward.failure_score is not None
     exclusion = "" if scored else "A failed sample is excluded from its group. "
     yield from _failed_verdicts(

@@ -242,11 +242,11 @@ def test_the_chart_of_equal_groups_is_for_group_relative_methods(tmp_path):
     def title(advantage: str) -> str:
         config = Config(algorithm=replace(Config().algorithm, advantage=advantage))
         drawn = page_data([ReportedRun.read(make_run(tmp_path / advantage, 2, config=config, saved=False))])["charts"]
-        [chart] = [c for c in drawn if "groups/alone" in c["names"]]
+        [chart] = [c for c in drawn if "groups/one_sample" in c["names"]]
         return chart["title"]
 
     assert title("grpo") == "Groups that teach nothing"
-    assert title("reinforce_pp") == title("gae") == "groups/alone"
+    assert title("reinforce_pp") == title("gae") == "groups/one_sample"
 
 
 def test_every_chart_is_explained_in_a_sentence():

@@ -145,7 +145,7 @@ def test_a_check_is_silent_about_a_run_that_has_just_started(check):
 
 def test_evidence_names_figures_steps_and_samples():
     failed = {"reward/failed": [0.0, 2.0, 0.0, 1.0], "failure/timeout": [None, 2.0, None, 1.0]}
-    [found] = run_check("failed_rewards", **failed, **{"reward/asked": [8.0] * 4})
+    [found] = run_check("failed_rewards", **failed, **{"reward/requested": [8.0] * 4})
     assert found.figures == ("reward/failed", "failure/timeout")
     assert found.steps == (2, 4)
     assert found.samples == {"failure": "timeout", "set": "step"}
@@ -154,12 +154,12 @@ def test_evidence_names_figures_steps_and_samples():
 
 
 def test_few_failures_are_a_note_and_many_a_warning():
-    few = {"reward/failed": [0.0] * 19 + [1.0], "reward/asked": [8.0] * 20}
+    few = {"reward/failed": [0.0] * 19 + [1.0], "reward/requested": [8.0] * 20}
     assert [f.tone for f in run_check("failed_rewards", **few)] == ["note"]
     assert [
-        f.tone for f in run_check("failed_rewards", **{"reward/failed": [1.0, 0.0], "reward/asked": [8.0] * 2})
+        f.tone for f in run_check("failed_rewards", **{"reward/failed": [1.0, 0.0], "reward/requested": [8.0] * 2})
     ] == ["warning"]
-    many = {"reward/failed": [4.0, 4.0], "reward/asked": [1000.0, 600.0]}  # with dropped groups of dynamic sampling
+    many = {"reward/failed": [4.0, 4.0], "reward/requested": [1000.0, 600.0]}  # with dropped groups of dynamic sampling
     [found] = run_check("failed_rewards", **many)
     assert found.tone == "note"
     assert "0.5 % of all" in found.text

@@ -58,7 +58,7 @@ def run_diagnosis(
     config: Config, gap: Gap, facts: ModelFacts = FACTS, *, before: float = 1.0, prompt_lengths: list[int] | None = None
 ) -> Diagnosis:
     measured = make_agreement(before, prompt_lengths)
-    return diagnose(measured, CausePolicy(gap, facts), config, {"the checkpoint of step 7": "/somewhere"})
+    return diagnose(measured, {"the checkpoint of step 7": "/somewhere"}, policy=CausePolicy(gap, facts), config=config)
 
 
 def agrees_if(applies: Callable[[Pack, WhatIf, Sampling], bool], gap: float = 1.0) -> Gap:
@@ -175,7 +175,7 @@ def test_an_unexplained_gap_is_reported_with_the_nearest_cause(config):
 
 def test_the_error_has_figures_cause_and_a_way_out(config):
     policy = CausePolicy(agrees_if(lambda p, v, s: v.attention == "plain"))
-    message = str(explain_disagreement(make_agreement(), policy, config, {}))
+    message = str(explain_disagreement(make_agreement(), {}, policy=policy, config=config))
     assert message.startswith(
         "rollout and policy disagree: mean 1, largest 1 over 10 tokens; the mean may be 0.001. Cause: "
     )
@@ -188,7 +188,7 @@ def test_a_diagnosis_that_fails_does_not_hide_the_disagreement(config):
     def broken(pack: Pack, what_if: WhatIf, sampling: Sampling) -> float:
         raise WorkerFailed("policy-1 died\nand more")
 
-    message = str(explain_disagreement(make_agreement(), CausePolicy(broken), config, {}))
+    message = str(explain_disagreement(make_agreement(), {}, policy=CausePolicy(broken), config=config))
     assert message.startswith("rollout and policy disagree: mean 1")
     assert "the diagnosis failed (policy-1 died)" in message
 

@@ -8,14 +8,14 @@ import pytest
 from fakes import make_batch
 
 from rlsys.config.schema import ConfigError
+from rlsys.runs.best_step import BestStep
 from rlsys.runs.checkpoint import SUMS, Checkpoints, find_damage, list_checkpoints, require_undamaged, sha256
-
-STATE = {"position": 7, "best": {"figure": "", "step": -1, "value": 0.0}}
+from rlsys.runs.state import RunState
 
 
 def save(folder: Path, step: int, *, keep_last: int = 2, best: int = -1, pending=(), text: str = "w") -> Path:
     checkpoints = Checkpoints(folder, keep_last)
-    beside = Path(checkpoints.begin(step, STATE | {"best": {"step": best}, "step": step}, list(pending)))
+    beside = Path(checkpoints.begin(RunState(step=step, position=7, best=BestStep(step=best)), list(pending)))
     (beside / "model").mkdir()
     (beside / "model" / "weights").write_text(text)
     return checkpoints.complete({"model/weights": sha256(beside / "model" / "weights")})
@@ -35,7 +35,7 @@ def test_what_is_saved_is_found_with_its_state(tmp_path):
     assert path == tmp_path / "step-000040"
     assert (path / "model" / "weights").read_text() == "w"
     there, told = newest(tmp_path)
-    assert (there.step, there.path, there.state["position"], there.pending, told) == (40, path, 7, [], [])
+    assert (there.state.step, there.path, there.state.position, there.pending, told) == (40, path, 7, [], [])
 
 
 def test_sha256sum_agrees_that_it_is_whole(tmp_path):
@@ -76,7 +76,7 @@ def test_steps_are_ordered_as_numbers(tmp_path):
 
 def test_one_that_was_begun_and_not_completed_is_no_checkpoint(tmp_path):
     save(tmp_path, 5, keep_last=1)
-    Checkpoints(tmp_path, 1).begin(10, STATE, [])
+    Checkpoints(tmp_path, 1).begin(RunState(step=10), [])
     assert [step for step, _ in list_checkpoints(tmp_path)] == [5]
     save(tmp_path, 10, keep_last=1)
     assert names(tmp_path) == ["step-000010"]
@@ -115,7 +115,7 @@ def test_killed_while_a_step_is_replaced_one_of_both_is_there_whole(tmp_path, mo
                 save(tmp_path, 10, text=text)
     assert next(left, None) is None, "it was killed"
     there, told = newest(tmp_path)
-    assert (there.step, told) == (10, [])
+    assert (there.state.step, told) == (10, [])
     assert (there.path / "model" / "weights").read_text() in ("old", "new", "newer")
     assert names(tmp_path) == ["step-000010"]
 
@@ -177,7 +177,7 @@ def test_one_whose_sums_are_gone_is_named_too(tmp_path):
 
 def test_what_a_killed_run_left_half_written_or_half_removed_goes(tmp_path):
     good = save(tmp_path, 5)
-    Checkpoints(tmp_path, 1).begin(10, STATE, [])
+    Checkpoints(tmp_path, 1).begin(RunState(step=10), [])
     (tmp_path / ".gone-step-000003").mkdir()
     there, told = newest(tmp_path)
     assert (there.path, told) == (good, [])

@@ -78,9 +78,9 @@ def test_a_group_teaches_where_at_least_two_rewards_differ():
 def test_parts_of_a_reward_may_differ_where_their_sum_does_not():
     batch = replace(make_batch([1, 1], [0, 0]), components=[{"a": 1.0, "b": 0.0}, {"b": 1.0, "a": 0.0}])
     assert informative_groups(batch).tolist() == [False]
-    assert informative_groups(batch, parts=True).tolist() == [True]
+    assert informative_groups(batch, by_component=True).tolist() == [True]
     same = replace(batch, components=[{"a": 1.0, "b": 0.0}, {"b": 0.0, "a": 1.0}])
-    assert informative_groups(same, parts=True).tolist() == [False]
+    assert informative_groups(same, by_component=True).tolist() == [False]
 
 
 def test_a_round_without_verdicts_is_a_round_without_groups():

@@ -2,12 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from fakes import make_batch, make_config
 from machines import Machines, killed_while, learned
 
+from rlsys.packs.packing import pack
 from rlsys.sampling.early_scoring import BatchScorer, EarlyScoring
 from rlsys.types import Batch, Verdict
 
@@ -21,6 +23,12 @@ class Scorer:
     def score(self, packs):
         self.calls.append([[f"{len(p.samples)} of {len(p.tokens)}" for p in own] for own in packs])
         return [[p.rollout + np.float32(len(p.tokens)) + np.float32(p.tokens.sum()) / 64 for p in own] for own in packs]
+
+
+def batch_scorer(scorer: Scorer, thread: ThreadPoolExecutor) -> BatchScorer:
+    """Chunks of 24 tokens per rank, two samples per prompt."""
+    pack_batch = partial(pack, tokens_per_pack=24)
+    return BatchScorer(scorer, thread, pack_batch, samples_per_prompt=2, chunk_tokens=24 * scorer.ranks)
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def batch_of_six() -> Batch:
 def column(batch: Batch, thread, order=None, ranks: int = 1) -> tuple[list[float], Scorer]:
     """Its numbers, its samples having finished in this order; None: they are shown all at once."""
     scorer = Scorer(ranks)
-    scores = BatchScorer(scorer, thread, tokens_per_pack=24, samples=2)
+    scores = batch_scorer(scorer, thread)
     for i in order or []:
         scores.add_samples(batch.prompts, [batch.samples[i]])
     scores.finish(batch)
@@ -67,7 +75,7 @@ def test_chunks_are_consecutive_groups_that_fill_a_pack(thread):
 
 def test_a_chunk_is_scored_as_soon_as_it_and_the_next_group_are_finished(thread):
     batch, scorer = named(), Scorer()
-    scores = BatchScorer(scorer, thread, tokens_per_pack=24, samples=2)
+    scores = batch_scorer(scorer, thread)
     scores.add_samples(batch.prompts, batch.samples[2:8])
     assert not scores.scored, "the first group is missing"
     scores.add_samples(batch.prompts, batch.samples[:2])
@@ -78,7 +86,7 @@ def test_a_chunk_is_scored_as_soon_as_it_and_the_next_group_are_finished(thread)
 
 def test_the_last_chunk_is_scored_as_soon_as_the_batch_is_finished(thread):
     batch, scorer = named(), Scorer()
-    scores = BatchScorer(scorer, thread, tokens_per_pack=24, samples=2)
+    scores = batch_scorer(scorer, thread)
     scores.add_samples(batch.prompts, batch.samples)
     assert len(scores.scored) == 3
     scores.finish(batch)
@@ -98,7 +106,7 @@ def test_samples_without_a_verdict_have_their_place_in_a_chunk_and_not_in_the_co
     parts = np.split(np.array(whole), np.cumsum(batch.lengths))[:-1]
     expected = np.concatenate([parts[i] for i in keep]).tolist()
     assert column(lost, thread)[0] == expected, "as it comes from a checkpoint"
-    scores = BatchScorer(Scorer(), thread, tokens_per_pack=24, samples=2)
+    scores = batch_scorer(Scorer(), thread)
     scores.add_samples(batch.prompts, batch.samples)
     scores.finish(lost)
     assert scores.column(lost).tolist() == expected
@@ -106,7 +114,7 @@ def test_samples_without_a_verdict_have_their_place_in_a_chunk_and_not_in_the_co
 
 def test_who_may_score_while_engines_sample(tmp_path):
     def early(*options: str) -> list[str]:
-        return EarlyScoring(make_config(tmp_path, *options), Scorer(2), Scorer()).early
+        return EarlyScoring(make_config(tmp_path, *options), Scorer(2), Scorer(), None, pack).early
 
     assert early() == ["old", "ref"]
     assert early("trainer.updates_per_step=1") == ["ref"], "the update has the old ones itself"
@@ -121,7 +129,7 @@ def test_what_a_scorer_raises_ends_the_step(tmp_path):
     def score(packs):
         raise FloatingPointError("no")
 
-    machines.trainer.reference.score = score
+    machines.reference.score = score
     with pytest.raises(FloatingPointError, match="no"):
         machines.run()
     assert machines.policy.updates == []
@@ -135,8 +143,8 @@ def test_a_batch_from_a_checkpoint_is_scored_as_it_would_have_been(tmp_path):
 
         def machines(folder=tmp_path / name, options=options):
             made = Machines(folder, *options, reference=True, evals=0)
-            made.trainer.reference.score = Scorer().score
-            made.rewards.broken = {(p.uid, 1) for p in made.trainer.train_data.take(0, 16)}
+            made.reference.score = Scorer().score
+            made.rewards.broken = {(p.uid, 1) for p in made.trainer.batches.take(0, 16)}
             return made
 
         if name == "killed":

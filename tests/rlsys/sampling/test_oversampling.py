@@ -100,8 +100,8 @@ def test_every_prompt_is_trained_on_once_and_no_sample_is_older_than_allowed(tmp
     trained = [uid for step in range(1, 13) for uid in dict.fromkeys(machines.column(f"step-{step:06d}", "uid"))]
     assert len(trained) == len(set(trained)) == 12 * 4
     state = Checkpoints(machines.run_directory.path / "checkpoints", 0).load_newest(print).state
-    stream = [p.uid for p in make_dataset(10).take(0, state["position"])]
-    assert {*trained, *(stream[i] for i in state["left"])} == set(stream)
+    stream = [p.uid for p in make_dataset(10).take(0, state.position)]
+    assert {*trained, *(stream[i] for i in state.deferred)} == set(stream)
     assert max(line["lag"] for line in machines.lines[1:]) <= lag
     assert any(changes for step in range(1, 13) for changes in machines.column(f"step-{step:06d}", "changes"))
 
@@ -119,8 +119,8 @@ def test_a_killed_run_asks_again_for_what_was_left(tmp_path, lag):
     trained = [uid for step in range(1, 10) for uid in dict.fromkeys(again.column(f"step-{step:06d}", "uid"))]
     assert len(trained) == len(set(trained)) == 9 * 4
     state = Checkpoints(again.run_directory.path / "checkpoints", 0).load_newest(print).state
-    stream = [p.uid for p in make_dataset(10).take(0, state["position"])]
-    assert {*trained, *(stream[i] for i in state["left"])} == set(stream)
+    stream = [p.uid for p in make_dataset(10).take(0, state.position)]
+    assert {*trained, *(stream[i] for i in state.deferred)} == set(stream)
 
 
 @pytest.mark.parametrize("options", [["pipeline.max_lag=2"], ["pipeline.max_lag=3", "rollout.oversample=0.5"]])

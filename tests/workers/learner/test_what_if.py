@@ -116,7 +116,7 @@ def diagnosed(batch: Batch, tiny: Callable[..., Config], model: str) -> Callable
         policy = LocalPolicy(config, model)
         before = {name: p.detach().clone() for name, p in policy.packed.lm.named_parameters()}
         agreement = agreement_with(batch, logprobs, policy)
-        diagnosis = diagnose(agreement, policy, config, weights or {})
+        diagnosis = diagnose(agreement, weights or {}, policy=policy, config=config)
         assert all(torch.equal(p, before[name]) for name, p in policy.packed.lm.named_parameters()), "restored"
         assert agreement_with(batch, logprobs, policy).mean == agreement.mean, "the forward pass too"
         return diagnosis

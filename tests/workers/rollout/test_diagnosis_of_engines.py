@@ -44,7 +44,7 @@ def test_each_cause_is_found_on_real_engines(
 
     def cause(agreement: Agreement, config: Config = config) -> str:
         assert agreement.mean > 1e-3
-        return str(diagnose(agreement, policy, config, {}))
+        return str(diagnose(agreement, {}, policy=policy, config=config))
 
     # Nothing is wrong.
     first = measured()
@@ -52,7 +52,7 @@ def test_each_cause_is_found_on_real_engines(
     assert first.mean <= 1e-6
     assert first.largest <= 1e-4
     assert first.tokens > 60
-    assert diagnose(first, policy, config, {}).explanation is None
+    assert diagnose(first, {}, policy=policy, config=config).explanation is None
     again = measured()
     assert np.array_equal(again.policy, first.policy), "the diagnosis leaves the policy as it was"
     assert [s.tokens.tolist() for s in again.batch.samples] == [s.tokens.tolist() for s in first.batch.samples]

@@ -1,0 +1,95 @@
+"""The updates of a step: for each mini-batch of whole groups, one optimizer update of the policy and one of the critic."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rlsys.algorithms.credit import Credit
+from rlsys.algorithms.schedule import learning_rate
+from rlsys.config.schema import Config
+from rlsys.interfaces import Critic, Policy
+from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, split_into_mini_batches
+from rlsys.runs.run_log import RunLog
+from rlsys.runs.skipped_updates import SkippedInARow, SkippedUpdates
+from rlsys.runs.state import RunState
+from rlsys.types import Batch, Columns, Metrics, Pack
+
+PackBatch = Callable[..., list[list[Pack]]]  # `packs.packing.pack` with the budget filled in
+
+
+@dataclass(frozen=True)
+class StepUpdates:
+    """What the updates of a step report; skipped ones are left out and counted."""
+
+    policy: list[Metrics]
+    critic: list[Metrics]
+    policy_skips: SkippedInARow
+    critic_skips: SkippedInARow
+    counts: Metrics
+
+
+class Updates:
+    def __init__(self, config: Config, policy: Policy, critic: Critic | None, pack: PackBatch, log: RunLog):
+        self.config, self.policy, self.critic, self.pack, self.log = config, policy, critic, pack, log
+        self.critic_only_steps = config.critic.alone_steps if critic else 0
+        self.started_step = 0  # the last one whose weights may have changed
+
+    def __call__(self, step: int, batch: Batch, credit: Credit, state: RunState) -> StepUpdates:
+        """Trains on every mini-batch, and writes the step's samples meanwhile."""
+        self.started_step = step
+        policy: list[Metrics] = []
+        critic: list[Metrics] = []
+        for i, mini in enumerate(split_into_mini_batches(self.config, step, batch)):
+            active = drop_zero_advantage(self.config, batch, mini, policy_columns(credit))
+            trains_policy = step > self.critic_only_steps
+            policy_packs = self.packs(batch, active, policy_columns(credit), self.policy) if trains_policy else []
+            critic_packs = self.packs(batch, mini, critic_columns(credit), self.critic) if self.critic else []
+            if (
+                i == 0
+            ):  # written while the first update runs; begun earlier, the writing thread would hold up the packing
+                self.log.samples(f"step-{step:06d}", batch, credit.advantages, credit.columns)
+            if self.critic:
+                critic.append(self.update_critic(self.critic, critic_packs, mini))
+            if trains_policy:
+                policy.append(self.update_policy(policy_packs, active, state.kl_coef))
+        return self.drop_skipped(step, batch, policy, critic, state)
+
+    def packs(self, batch: Batch, mini: MiniBatch, columns: Columns, learner: Policy | Critic) -> list[list[Pack]]:
+        return self.pack(batch, mini.members, ranks=learner.ranks, columns=columns, weights=mini.weights)
+
+    def update_policy(self, packs: list[list[Pack]], mini: MiniBatch, kl_coef: float) -> Metrics:
+        p = self.config.policy
+        lr = self.learning_rate(mini.update, p.lr, p.warmup_updates, first_step=self.critic_only_steps)
+        zero_advantage = {"zero_advantage_samples": float(mini.zero_advantage_samples)}
+        return self.policy.update(packs, lr, kl_coef) | {"lr": lr} | zero_advantage
+
+    def update_critic(self, critic: Critic, packs: list[list[Pack]], mini: MiniBatch) -> Metrics:
+        c = self.config.critic
+        lr = self.learning_rate(mini.update, c.lr, c.warmup_updates)
+        return critic.update(packs, lr) | {"lr": lr}
+
+    def learning_rate(self, update: int, peak: float, warmup: int, first_step: int = 0) -> float:
+        """The rate of an update, for a model that starts to learn after `first_step`."""
+        t = self.config.trainer
+        per_step = t.updates_per_step * t.epochs_per_step
+        update, total = update - first_step * per_step, (t.steps - first_step) * per_step
+        return learning_rate(update, peak=peak, schedule=self.config.policy.lr_schedule, warmup=warmup, total=total)
+
+    def drop_skipped(
+        self, step: int, batch: Batch, policy: list[Metrics], critic: list[Metrics], state: RunState
+    ) -> StepUpdates:
+        skipped = SkippedUpdates(self.config.trainer.max_skipped, self.log.event)
+        good_policy, policy_skips = skipped.drop(step, batch, policy, "policy.lr", state.policy_skips)
+        good_critic, critic_skips = skipped.drop(step, batch, critic, "critic.lr", state.critic_skips)
+        counts = {
+            "update/skipped": sum(u["skipped"] for u in [*policy, *critic]),
+            "update/zero_advantage_samples": sum(u["zero_advantage_samples"] for u in policy),
+        }
+        return StepUpdates(good_policy, good_critic, policy_skips, critic_skips, counts)
+
+
+def policy_columns(credit: Credit) -> Columns:
+    return replace(credit.columns, values=None, returns=None)
+
+
+def critic_columns(credit: Credit) -> Columns:
+    return replace(credit.columns, advantages=None, old=None, ref=None, anchor=None)
