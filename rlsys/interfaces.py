@@ -9,7 +9,7 @@ from rlsys.types import Floats, Pack, Prompt, Request, Sample, Verdict
 
 # --- what a diagnosis asks a policy rank for ------------------------------------------------------------------------------
 
-STEP_0 = "step 0"  # as `Variant.weights`: those the policy was made with
+STEP_0 = "step 0"  # as `WhatIf.weights`: those that the policy started with
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A forward pass as it might have been; what is empty is as it is. `Variant((Sampling(0.7), Sampling(0.8)))`"""
+    """A changed forward pass. Empty fields change nothing. `WhatIf((Sampling(0.7), Sampling(0.8)))`"""
 
     samplings: tuple[Sampling, ...]
-    weights: str = ""  # model directory whose weights are used, or STEP_0
+    weights: str = ""  # a model directory, or STEP_0
     dtype: str = ""  # bfloat16 | float32
     attention: str = ""  # plain: softmax(q kᵀ) v, written out, one sequence at a time
-    positions: str = (
-        ""  # left: a prompt begins where padding in front of it ends; right: a completion, where it does behind
-    )
-    longest_prompt: int = 0  # tokens of the longest prompt, which is what `positions` pads to
+    positions: str = ""  # left: as with padding before the prompt; right: as with padding after it
+    longest_prompt: int = 0  # tokens to which `positions` pads prompts
 
 
 @dataclass(frozen=True)
@@ -96,14 +94,14 @@ class Scorer(Protocol):
 
 
 class Diagnosable(Scorer, Protocol):
-    """A policy that computes as if: what finds out why engines and policy disagree."""
+    """A policy that can score with a changed forward pass, to find out why it disagrees with the engines."""
 
     def rescore(self, packs: list[list[Pack]], what_if: WhatIf) -> list[list[Floats]]:
         """`packs[rank][i]` → log-probs [K, samplings]."""
         ...
 
     def model_facts(self, texts: list[str]) -> ModelFacts:
-        """What the model's files say, and the tokens they make of some texts."""
+        """Returns what the model's files say, and how they tokenize these texts."""
         ...
 
 
@@ -125,7 +123,7 @@ class Critic(Scorer, Protocol):
     def load(self, folder: str) -> None: ...
 
 
-class Policy(Diagnosable, Protocol):
+class Policy(Scorer, Protocol):
     """The policy ranks, as one."""
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
