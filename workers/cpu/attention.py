@@ -1,8 +1,8 @@
 """Finds out whether vLLM's attention on this CPU gives a token the same bits however its sequence was computed.
 
-The kernel reads as many keys at a time as fit into a core's cache beside the queries. A short sequence is summed in one block. A
-longer one may be summed in another order as a whole prompt, behind a cached prefix, token by token, or, with several threads,
-beside other sequences.
+The kernel reads as many keys at a time as fit into a core's cache beside the queries. A short sequence is summed in one
+block. A longer one may be summed in another order as a whole prompt, behind a cached prefix, token by token, or, with
+several threads, beside other sequences.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ class AttentionProbe:
         return any(not torch.equal(a, b) for a, b in pairs)
 
     def run_attention(self, sequences: list[tuple[int, int]]) -> Tensor:
-        """`sequences` are (tokens, last tokens that are queried). Returns the output of the first sequence.  [Q, H, D]"""
+        """Returns the output of the first sequence, [Q, H, D]. `sequences` are (tokens, queried tokens at the end)."""
         from vllm import _custom_ops as ops
         from vllm import envs
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa

@@ -13,8 +13,8 @@ def allow_compiling(option: str, alternative: str) -> None:
 
     if not shutil.which(compiler := os.environ.get("CXX", "g++")):
         raise ConfigError(
-            f"{option} needs a C++ compiler on every machine that computes so, and {compiler} is not found on this one. "
-            f"Install one (apt-get install g++), name one in CXX, or use {alternative}."
+            f"{option} needs a C++ compiler on every machine that computes so, and {compiler} is not found on "
+            f"this one. Install one (apt-get install g++), name one in CXX, or use {alternative}."
         )
     os.environ.pop("TORCH_COMPILE_DISABLE", None)  # vLLM reads it
     dynamo.disable = False

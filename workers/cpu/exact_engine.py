@@ -1,7 +1,7 @@
 """Makes vLLM compute on CPU as the trainer does, for `rollout.exact`.
 
-Linear layers, norms and activations of both are already the same operations in the same order. Two things differ: attention,
-where vLLM has its own kernel, and rotary embeddings, where vLLM's kernel rounds once less.
+Linear layers, norms and activations of both are already the same operations in the same order. Two things differ:
+attention, where vLLM has its own kernel, and rotary embeddings, where vLLM's kernel rounds once less.
 """
 
 from collections import defaultdict
@@ -24,7 +24,10 @@ def use_exact_attention() -> None:
 
 
 def write_kv_cache(self: Any, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Writes keys and values [T, H, D] into the cache [blocks, H, block, 2 D]. `slot_mapping` [T] counts tokens of the cache."""
+    """Writes keys and values [T, H, D] into the cache [blocks, H, block, 2 D].
+
+    `slot_mapping` [T] counts tokens of the cache.
+    """
     slots = slot_mapping[: len(key)]
     block, offset = slots // kv_cache.shape[2], slots % kv_cache.shape[2]
     kv_cache[block, :, offset] = torch.cat([key[: len(slots)], value[: len(slots)]], dim=-1)
@@ -42,7 +45,7 @@ def exact_forward(
     output_scale: Tensor | None = None,
     output_block_scale: Tensor | None = None,
 ) -> Tensor:
-    """Computes attention for the queries [T, H, D] of several requests laid end to end, into `output` of the same shape."""
+    """Computes attention for the queries [T, H, D] of several requests end to end, into `output` of the same shape."""
     if attn_metadata is None:  # vLLM warms up
         return output
     for rows, blocks, visible in group_requests(attn_metadata, kv_cache.shape[2]):

@@ -1,8 +1,9 @@
 """The products of an engine's linear layers on CPU.
 
-The weights stay as the policy wrote them, and a row's result does not depend on the other rows of the batch. An engine that is
-not compiled multiplies with `rlsys.packs.exact`. A compiled one has a C++ compiler, and uses `linear.cpp`. A matrix library first
-copies the weights into its own layout, which pays off with many rows; a step of an engine has one row per running sample.
+The weights stay as the policy wrote them, and a row's result does not depend on the other rows of the batch. An engine
+that is not compiled multiplies with `rlsys.packs.exact`. A compiled one has a C++ compiler, and uses `linear.cpp`. A
+matrix library first copies the weights into its own layout, which pays off with many rows; a step of an engine has one
+row per running sample.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Norms of an engine on CPU in one pass.
 
-vLLM's CPU build has kernels for norms, but by itself uses six torch operations instead. Here the kernels are registered as
-another implementation of two of vLLM's operations. Norms that a kernel does not support are computed as before. Rows are
-computed one by one: a token's result does not depend on the other tokens of the batch.
+vLLM's CPU build has kernels for norms, but by itself uses six torch operations instead. Here the kernels are registered
+as another implementation of two of vLLM's operations. Norms that a kernel does not support are computed as before. Rows
+are computed one by one: a token's result does not depend on the other tokens of the batch.
 """
 
 import functools
@@ -40,7 +40,10 @@ def supports_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_siz
 
 @functools.cache
 def rounds_to_nearest(dtype: torch.dtype) -> bool:
-    """True if the kernel rounds to the nearest number. On a CPU without bfloat16 instructions, vLLM's kernel truncates."""
+    """True if the kernel rounds to the nearest number.
+
+    On a CPU without bfloat16 instructions, vLLM's kernel truncates.
+    """
     x = torch.linspace(1, 2, 256, dtype=dtype)
     exact = x.double() / x.double().pow(2).mean().sqrt()
     return bool(norm(x, torch.ones_like(x), 0.0).sub(exact).mean().abs() < torch.finfo(dtype).eps / 4)

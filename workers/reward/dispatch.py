@@ -1,7 +1,8 @@
 """Sends samples to reward processes as these come free.
 
-Samples with cheap verdicts travel in lists, which saves messages. Samples with slow verdicts travel one at a time, so that none
-waits behind one that hangs. A sample that comes back unjudged, because another sample ended its process, is retried.
+Samples with cheap verdicts travel in lists, which saves messages. Samples with slow verdicts travel one at a time, so
+that none waits behind one that hangs. A sample that comes back unjudged, because another sample ended its process, is
+retried.
 """
 
 import threading
@@ -60,7 +61,10 @@ class WorkerState:
 
 
 def dispatch_limits(settings: RewardSettings, ready_info: dict[str, Any]) -> dict[str, int]:
-    """Returns how many samples a worker is sent at once, as options of `Dispatcher`. `ready_info` comes from its process."""
+    """Returns how many samples a worker is sent at once, as options of `Dispatcher`.
+
+    `ready_info` comes from its process.
+    """
     batched = ready_info["batched"]
     if ready_info["has_async"]:
         list_size = max(1, settings.concurrency // ASYNC_LISTS, settings.batch * batched)
@@ -69,7 +73,7 @@ def dispatch_limits(settings: RewardSettings, ready_info: dict[str, Any]) -> dic
 
 
 class Dispatcher:
-    """`list_size` is the number of samples a process judges at once: 1, or more where functions are async or batched."""
+    """`list_size` is how many samples a process judges at once: 1, or more where functions are async or batched."""
 
     def __init__(self, submits: Mapping[str, Submit], *, list_size: int = 1, lists_per_worker: int = 1):
         self.workers = [WorkerState(name, submit) for name, submit in submits.items()]
@@ -105,7 +109,10 @@ class Dispatcher:
             self.send_list(worker, samples, alone)
 
     def max_lists(self) -> int:
-        """Returns the number of lists per worker. Where lists are quick, a second one on its way keeps the process busy."""
+        """Returns the number of lists per worker.
+
+        Where lists are quick, a second one on its way keeps the process busy.
+        """
         return max(self.lists_per_worker, 2 if self.seconds_per_verdict * self.list_length() < LIST_SECONDS else 1)
 
     def list_length(self) -> int:

@@ -1,4 +1,4 @@
-"""The reward pool: Ray actors with a process each that runs reward functions, and workers of their own for reward models.
+"""The reward pool: Ray actors that each run reward functions in a process, and further actors for reward models.
 
 driver ──lists of samples──▶ RewardWorker (actor) ──▶ RewardRunner ──▶ reward process (user's code)
        ◀──verdicts, or samples to be retried──
@@ -90,7 +90,8 @@ class RewardPool:
                     results.set_result(call.result())
                 else:
                     logs = self.watchdog.logs
-                    results.set_exception(explain_failure(error, name, "judging samples", logs))  # type: ignore[arg-type]
+                    failure = explain_failure(error, name, "judging samples", logs)  # type: ignore[arg-type]
+                    results.set_exception(failure)
 
             actor.judge.remote(items).future().add_done_callback(on_done)
             return results
@@ -148,7 +149,10 @@ class CombinedVerdicts(Future[list[Verdict]]):
         return sum(verdicts.missing for _, verdicts in self.parts)
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
-        """Waits as long as verdicts arrive. When none does for too long, the busy workers have stalled and are replaced."""
+        """Waits as long as verdicts arrive.
+
+        When none does for too long, the busy workers have stalled and are replaced.
+        """
         timer, missing = self.pool.watchdog.start_timer(timeout or 0), self.count_missing()
         while True:
             try:

@@ -2,19 +2,19 @@
 
     runner ──pickle [(number, function set, pickled inputs), …]──▶ process
            ◀── {"ready": true, …}, or {"problem": sentence}   once, when the functions are imported
-           ◀── {"running": [numbers], "seconds": s, "where": "thread"}   these, and no others, run in the main thread now
+           ◀── {"running": [numbers], "seconds": s, "where": "thread"}   only these run in the main thread now
            ◀── {"running": [numbers], "seconds": s, "where": "loop"}     these run in the event loop, beside others
            ◀── {"verdict": number, "score": …, …}
            ◀── {"idle": true}                                 its main thread is free: the next list may come
-           ◀── {"retire": reason}                             it wants to be replaced; what it did not judge is retried elsewhere
+           ◀── {"retire": reason}                             it wants to be replaced; its other samples are retried
 
-A deadline begins when a sample is reported as running. Plain functions run one sample after the other in the main thread, so
-that a user's signals and event loops work. Async functions run in one event loop beside it. Answers are JSON: nothing that a
-user's function sends is unpickled.
+A deadline begins when a sample is reported as running. Plain functions run one sample after the other in the main
+thread, so that a user's signals and event loops work. Async functions run in one event loop beside it. Answers are
+JSON: nothing that a user's function sends is unpickled.
 
-Covered: the process ends with its runner; past a deadline it is killed with everything it started; `reward.memory_mb` limits
-what it allocates. Not covered: files, network and environment are the user's. Do not run untrusted code in a reward function,
-but in the sandbox that the built-in `code` uses.
+Covered: the process ends with its runner; past a deadline it is killed with everything it started; `reward.memory_mb`
+limits what it allocates. Not covered: files, network and environment are the user's. Do not run untrusted code in a
+reward function, but in the sandbox that the built-in `code` uses.
 """
 
 import asyncio

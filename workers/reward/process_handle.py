@@ -1,4 +1,4 @@
-"""The runner's end of a reward process: starts it, exchanges messages without waiting, and kills it with all that it started."""
+"""The runner's end of a reward process: starts it, exchanges messages, and kills it with all that it started."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ ENV_MARK = "RLSYS_REWARD_PROCESS"  # in the environment of a reward process and 
 
 
 class ProcessHandle:
-    """The socket does not block: a process that hangs in the middle of a message must not hold up the supervisor thread."""
+    """Never blocks: a process that hangs in the middle of a message must not hold up the supervisor thread."""
 
     def __init__(self, settings: RewardSettings):
         self.socket, child_socket = socket.socketpair()

@@ -3,8 +3,8 @@
     judge(items) ──pending──▶ supervisor thread ──in flight──▶ reward process (workers/reward/process.py)
           ◀──verdicts, or items to be retried──┘
 
-Reward functions run outside the actor because only a process can be stopped for certain. A spare process stands by with its
-imports done, so that a replacement costs no waiting.
+Reward functions run outside the actor because only a process can be stopped for certain. A spare process stands by with
+its imports done, so that a replacement costs no waiting.
 """
 
 import threading
@@ -55,7 +55,7 @@ class RewardRunner:
         self.poller.wake()
         self.supervisor.join()
 
-    # --- the supervisor thread ------------------------------------------------------------------------------------------
+    # --- the supervisor thread ---------------------------------------------------------------------------------------
 
     def supervise(self) -> None:
         try:
@@ -144,7 +144,7 @@ class RewardRunner:
             self.start_spare()
 
     def handle_failed_start(self, process: ProcessHandle, problem: str = "") -> None:
-        """Starts the process again if that may help: it has worked before, or the import ended the process (no `problem`)."""
+        """Retries the start if it has worked before, or if the import ended the process (no `problem`)."""
         exit_status = process.kill()
         sentence = problem or f"{describe_functions(self.settings)}: importing ended the process ({exit_status})."
         sentence = sentence.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""The samples of a reward runner: first pending, then in flight in the process, then judged or handed back to be retried."""
+"""The samples of a reward runner: pending, then in flight in the process, then judged or handed back for a retry."""
 
 import contextlib
 import pickle
@@ -90,8 +90,8 @@ class SampleQueue:
     def hand_back(self, cause: Cause, now: float, exit_status: str) -> None:
         """Answers all samples of a process that has ended.
 
-        A suspect is a running sample that may be the cause. If it ran alone, it has failed. If it did not, it is handed back to
-        be judged alone, which shows whether it was the cause. All others are handed back to be retried.
+        A suspect is a running sample that may be the cause. If it ran alone, it has failed. If it did not, it is handed
+        back to be judged alone, which shows whether it was the cause. All others are handed back to be retried.
         """
         deadlines = self.deadlines if cause != "retired" else {}
         suspects = [n for n, deadline in deadlines.items() if cause == "crash" or deadline.at <= now]

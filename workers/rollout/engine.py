@@ -1,8 +1,8 @@
 """What a rollout worker needs of vLLM. Two classes implement it.
 
-`InProcessEngine`, on CPU, steps vLLM inside the actor: no child process, no compilation unless asked for, and a much shorter
-start. `AsyncEngine`, on GPUs and with tensor parallelism, is vLLM's AsyncLLM: it reports a dead engine core at once, where the
-synchronous engine would wait for ever.
+`InProcessEngine`, on CPU, steps vLLM inside the actor: no child process, no compilation unless asked for, and a much
+shorter start. `AsyncEngine`, on GPUs and with tensor parallelism, is vLLM's AsyncLLM: it reports a dead engine core at
+once, where the synchronous engine would wait for ever.
 """
 
 from collections.abc import AsyncIterator
@@ -27,7 +27,10 @@ class Engine(Protocol):
         ...
 
     def paused(self) -> AbstractAsyncContextManager[None]:
-        """While it is open, no token is sampled and the weights may change. Afterwards samples go on where they were."""
+        """While it is open, no token is sampled and the weights may change.
+
+        Afterwards samples go on where they were.
+        """
         ...
 
     async def set_weight_version(self, version: int) -> None:

@@ -13,17 +13,14 @@ COMMON_ENVIRONMENT = LOOPBACK | {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # answers between an engine's processes keep their Python type
 }
 # Set before vLLM is imported, in the actor's runtime environment.
-CPU_ENVIRONMENT = (
-    COMMON_ENVIRONMENT
-    | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_USE_AOT_COMPILE": "0",  # vLLM's CPU build cannot load its own cache and would compile anew; torch's cache works
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_ATTN_SPLIT_KV": "0",  # with several threads, the split of a sequence would depend on the other sequences
-        "OMP_NUM_THREADS": "1",
-    }
-)
+CPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_USE_AOT_COMPILE": "0",  # vLLM's CPU build cannot load its own cache; torch's cache works
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_ATTN_SPLIT_KV": "0",  # with threads, a sequence's split would depend on the others
+    "OMP_NUM_THREADS": "1",
+}
 GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
 }

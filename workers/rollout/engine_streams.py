@@ -1,7 +1,7 @@
 """Reads the samples that engines stream back, and notices an engine that is lost or stalled.
 
-Each `generate` call on an engine is one stream of object references. A thread per stream puts what arrives into one queue, and
-`next()` takes it out. An engine may have several streams at a time.
+Each `generate` call on an engine is one stream of object references. A thread per stream puts what arrives into one
+queue, and `next()` takes it out. An engine may have several streams at a time.
 """
 
 import queue
@@ -90,7 +90,10 @@ class EngineStreams:
                 return name, samples if isinstance(samples, Exception) else self.accept(name, keys, samples)
 
     def stalled_engine(self) -> tuple[str, Exception] | None:
-        """Returns a pending engine that has sent nothing for too long, and the error. Raises `StepAbandoned` if the run is ending."""
+        """Returns a pending engine that has sent nothing for too long, and the error.
+
+        Raises `StepAbandoned` if the run is ending.
+        """
         for name in self.pending_engines:
             if waited := self.timers[name].expired():
                 uids = list(dict.fromkeys(uid for uid, _ in self.pending[name]))
@@ -103,7 +106,10 @@ class EngineStreams:
             timer.reset()
 
     def accept(self, name: str, keys: list[Key], samples: list[Sample] | None) -> list[Sample] | Exception:
-        """Returns the samples that were still pending. `None` marks the end of a stream, an error if its samples are incomplete."""
+        """Returns the samples that were still pending.
+
+        `None` marks the end of a stream, an error if its samples are incomplete.
+        """
         pending = self.pending[name]
         if samples is None:
             missing = sum(key in pending for key in keys)

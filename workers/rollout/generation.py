@@ -1,4 +1,4 @@
-"""One `generate` call over all engines: requests are assigned, samples are yielded, lost and stalled engines are replaced.
+"""One `generate` call on all engines: assigns requests, yields samples, replaces lost and stalled engines.
 
 RequestScheduler ──requests──▶ engines ──▶ EngineStreams ──▶ samples, for the driver
        ▲                                        │ an engine died, stalled, or has wrong weights
@@ -47,7 +47,7 @@ class Generation:
         self.stop_requested = True
 
     def replace_engine(self, name: str, error: WorkerLost) -> None:
-        """Replaces an engine that died, stalled or has wrong weights, and retries its pending requests on any engine."""
+        """Replaces an engine that died, stalled or has wrong weights, and retries its pending requests."""
         if isinstance(error, WrongWeights):
             self.watchdog.event("weights did not arrive", worker=name, cause=str(error))
         actor, pending = self.streams.remove(name)
@@ -60,7 +60,10 @@ class Generation:
         self.streams.reset_timers()
 
     def assign_requests(self) -> None:
-        """Gives waiting requests to engines with room. While weights are sent, the engines go on with what they have."""
+        """Gives waiting requests to engines with room.
+
+        While weights are sent, the engines go on with what they have.
+        """
         if not self.scheduler.waiting_count:
             return
         if not self.engines.lock.acquire(blocking=not self.streams.pending_engines):
@@ -77,6 +80,9 @@ class Generation:
             self.engines.lock.release()
 
     def samples_by_engine(self) -> dict[str, int]:
-        """Counts the pending samples of each engine, and under "" the requests that wait for one. Any thread may call it."""
+        """Counts the pending samples of each engine, and under "" the requests that wait for one.
+
+        Any thread may call it.
+        """
         waiting, pending = self.scheduler.waiting_count, self.streams.pending.copy()
         return {"": waiting} | {name: len(pending.get(name, ())) for name in self.engines.actors.copy()}

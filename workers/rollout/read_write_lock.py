@@ -1,4 +1,4 @@
-"""A readers-writer lock for asyncio: samples are generated under a shared lock, an engine is changed under an exclusive one."""
+"""A readers-writer lock for asyncio: generation is shared, changes of the engine are exclusive."""
 
 import asyncio
 from collections.abc import AsyncIterator

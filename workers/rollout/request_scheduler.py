@@ -1,8 +1,9 @@
 """Decides which engine gets which request. Pending requests wait in the driver until an engine has room.
 
-An engine holds the sequences it decodes at once and a small reserve, so that it never waits for the driver. Near the end it gets
-no reserve: a request that waits in one engine could run in another. The samples of a group go to one engine, which computes
-their prompt once. When no whole group is left, engines with room take requests from groups that other engines have started.
+An engine holds the sequences it decodes at once and a small reserve, so that it never waits for the driver. Near the
+end it gets no reserve: a request that waits in one engine could run in another. The samples of a group go to one
+engine, which computes their prompt once. When no whole group is left, engines with room take requests from groups that
+other engines have started.
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ RESERVE_DIVISOR = 4  # an engine's reserve is its `max_running` divided by this
 
 
 class RequestScheduler:
-    """`RequestScheduler(requests, max_running=256)`, then `assign({"rollout-0": 0, "rollout-1": 300})` whenever engines finish samples."""
+    """`RequestScheduler(requests, max_running=256)`, then `assign({"rollout-0": 300})` when samples are finished."""
 
     def __init__(self, requests: list[Request], max_running: int):
         self.max_running, self.reserve = max_running, max(1, max_running // RESERVE_DIVISOR)
@@ -39,7 +40,8 @@ class RequestScheduler:
     def assign(self, running: Mapping[str, int]) -> dict[str, list[Request]]:
         """Returns the requests each engine gets now. The next group goes to the engine with the fewest running samples.
 
-        `running` holds the number of samples in each engine. The first call names all engines, later calls those that finished some.
+        `running` holds the number of samples in each engine. The first call names all engines, later calls those that
+        finished some.
         """
         self.engine_count = max(self.engine_count, len(running))
         running, assigned = dict(running), dict[str, list[Request]]()

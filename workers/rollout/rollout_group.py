@@ -27,8 +27,9 @@ class WeightUpdate:
 class RolloutGroup:
     """All engines as one. Implements `rlsys.interfaces.Rollout`.
 
-    An engine that died, stalled or has wrong weights is replaced. The replacement loads the current weights and gets the
-    requests that the lost engine had not answered. `Generation` notices such an engine, `ReplaceableWorkers` replaces it.
+    An engine that died, stalled or has wrong weights is replaced. The replacement loads the current weights and gets
+    the requests that the lost engine had not answered. `Generation` notices such an engine, `ReplaceableWorkers`
+    replaces it.
     """
 
     def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
@@ -58,7 +59,7 @@ class RolloutGroup:
         """Starts the same call on every engine and returns object references by name, without waiting."""
         return {name: getattr(actor, method).remote(*arguments) for name, actor in self.workers.actors.items()}
 
-    # --- generation -----------------------------------------------------------------------------------------------------
+    # --- generation --------------------------------------------------------------------------------------------------
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         """Yields samples as they finish, from all engines."""
@@ -72,7 +73,10 @@ class RolloutGroup:
         self.generation.stop_early()
 
     def samples_by_engine(self) -> dict[str, int]:
-        """Counts the pending samples of each engine, and under "" the requests that wait for one. Any thread may call it."""
+        """Counts the pending samples of each engine, and under "" the requests that wait for one.
+
+        Any thread may call it.
+        """
         if generation := self.generation:
             return generation.samples_by_engine()
         return {"": 0} | dict.fromkeys(self.workers.actors.copy(), 0)
@@ -87,7 +91,7 @@ class RolloutGroup:
             self.workers.call("sleep", doing="putting the engines to sleep")
             self.awake = False
 
-    # --- weights --------------------------------------------------------------------------------------------------------
+    # --- weights -----------------------------------------------------------------------------------------------------
 
     def load_weights(self, update: WeightUpdate, sends: dict[str, Any] | None = None) -> dict[str, Any]:
         """Has every engine load the weights, and every later replacement too.
@@ -107,7 +111,10 @@ class RolloutGroup:
         return {name: answers[name] for name in sends or {}}
 
     def verify_weights(self) -> None:
-        """Has every engine compare its weights with the policy's. An engine with wrong ones fails its next `generate`."""
+        """Has every engine compare its weights with the policy's.
+
+        An engine with wrong ones fails its next `generate`.
+        """
         if not (update := self.weight_update) or not update.fingerprints:
             return
         expected = update.version, update.fingerprints

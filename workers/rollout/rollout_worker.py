@@ -26,10 +26,11 @@ from workers.sync.verify import combine_devices, describe_differences, list_name
 
 
 class RolloutWorker:
-    """One engine. It samples with one version of the weights at a time: `load_weights` waits until every `generate` has ended.
+    """One engine. It samples with one version of the weights: `load_weights` waits until every `generate` has ended.
 
-    With `pipeline.in_flight` it loads them between two tokens instead, and unfinished samples go on. It samples with new weights
-    at once, but holds finished samples back until `verify_weights` has compared the weights with the policy's.
+    With `pipeline.in_flight` it loads them between two tokens instead, and unfinished samples go on. It samples with
+    new weights at once, but holds finished samples back until `verify_weights` has compared the weights with the
+    policy's.
     """
 
     def __init__(self, config: Config, index: int, logs: str):
@@ -66,7 +67,7 @@ class RolloutWorker:
             await self.log_determinism_limits(settings["max_model_len"])
 
     async def log_determinism_limits(self, longest: int) -> None:
-        """Logs where a sample that is drawn again, after an engine was lost, may not be the same bit for bit on this CPU."""
+        """Logs where a retried sample, after an engine was lost, may differ from the first in its last bits."""
         may_differ = (
             "a sample that is drawn again, after an engine was lost, "
             "may differ from the first in the last bit of its log-probs."
@@ -128,8 +129,8 @@ class RolloutWorker:
         [unmapped, *_] = await self.engine.call_workers("rlsys_map_parameters", **policy)
         if unmapped:
             print(
-                f"sync.verify: this architecture stores {list_names(unmapped)} in a form of its own. Their bits are compared "
-                "together, in any order: it would not be noticed if two of these tensors changed places."
+                f"sync.verify: this architecture stores {list_names(unmapped)} in a form of its own. "
+                "Their bits are compared together, in any order: two tensors that changed places would not be noticed."
             )
 
     @recorded(lambda _, parts, version: {"version": version}, name="take")
@@ -153,7 +154,10 @@ class RolloutWorker:
 
     @recorded(lambda _, version, expected: {"version": version})
     async def verify_weights(self, version: int, expected: dict[str, str]) -> str:
-        """Compares the engine's weights with the policy's fingerprints. Returns the difference; then no sample leaves this engine."""
+        """Compares the engine's weights with the policy's fingerprints.
+
+        Returns the difference; then no sample leaves this engine.
+        """
         async with self.weights_lock:
             try:
                 fingerprints = combine_devices(await self.engine.inspect("rlsys_fingerprints"))

@@ -1,6 +1,7 @@
 """What is added to vLLM's worker, and patches of vLLM for CPU.
 
-vLLM imports this module in the worker's process before it loads the model. The patches are listed in workers/PATCHES.md.
+vLLM imports this module in the worker's process before it loads the model. The patches are listed in
+workers/PATCHES.md.
 """
 
 import threading
@@ -19,7 +20,7 @@ class WorkerExtension:
     """Methods that the engine's actor calls through `collective_rpc`."""
 
     def rlsys_batch_dependent_matrices(self) -> list[str]:
-        """Returns the matrices whose product with a token depends, on this machine, on the other tokens of the batch."""
+        """Returns the matrices whose products depend, on this machine, on the other tokens of the batch."""
         from rlsys.packs.exact import depends_on_batch
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
@@ -27,14 +28,17 @@ class WorkerExtension:
         return [name for name, p in by_shape.values() if depends_on_batch(p.detach(), product=linear_for(p))]
 
     def rlsys_deterministic_up_to(self, longest: int) -> int:
-        """Returns the longest sequence, up to `longest` tokens, whose attention on this CPU does not depend on how it was computed."""
+        """Returns the most tokens, up to `longest`, whose attention here does not depend on how it was computed."""
         from workers.cpu.attention import deterministic_up_to
 
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         return deterministic_up_to(runner.get_model(), runner.dtype, runner.cache_config.block_size, longest)
 
     def rlsys_map_parameters(self, manifest: list[ManifestEntry], shards: int, by_position: bool) -> list[str]:
-        """Finds the policy's tensors among this worker's parameters. Returns those that have no region of their own there."""
+        """Finds the policy's tensors among this worker's parameters.
+
+        Returns those that have no region of their own there.
+        """
         from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
         self.rlsys_parameters = ParameterMap(
@@ -55,8 +59,8 @@ class WorkerExtension:
 def keep_weights_plain() -> None:
     """Patch: replaces vLLM's choice of a CPU kernel for linear layers.
 
-    vLLM's kernels repack weights into private buffers and drop the originals. A tied head's copy is then missed when weights are
-    reloaded. Plain weights can be loaded in place and fingerprinted.
+    vLLM's kernels repack weights into private buffers and drop the originals. A tied head's copy is then missed when
+    weights are reloaded. Plain weights can be loaded in place and fingerprinted.
     """
     from vllm.model_executor.layers import utils
 

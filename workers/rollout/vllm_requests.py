@@ -8,7 +8,7 @@ from typing import Any
 
 from rlsys.types import Request
 
-# A finished sample waits this long for others to travel with: a list costs engine, driver and reward pool some milliseconds.
+# A finished sample waits this long for others: sending a list costs some milliseconds in each process.
 MAX_BATCHING_DELAY_S = 0.25
 
 

@@ -21,10 +21,10 @@ def hide_modules(*modules: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def skip_generation_import() -> Iterator[None]:
-    """Patch: transformers' tokenizers are imported without its `generate`, half of their import time (torch's compiler is in it).
+    """Patch: transformers' tokenizers are imported without `generate`, which is half of their import time.
 
-    The tokenizers name its mixin, to give it to models of remote code that lack it. So a process that loads such a model must
-    not use this.
+    The tokenizers name its mixin, to give it to models of remote code that lack it. So a process that loads such a
+    model must not use this.
     """
     import transformers.generation
 

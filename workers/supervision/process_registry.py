@@ -69,7 +69,7 @@ def find_process(info: ProcessInfo) -> psutil.Process | None:
 def run_on_nodes(
     function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], infos: Mapping[str, ProcessInfo]
 ) -> dict[str, Any]:
-    """Runs `function(info, *arguments[name])` on each worker's node. Nodes that do not answer are left out of the result."""
+    """Runs `function(info, *arguments[name])` on each worker's node. Leaves out nodes that do not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     this_node = ray.get_runtime_context().get_node_id()
@@ -128,7 +128,7 @@ def remove_shared_memory(names: Iterable[str], logs: Path) -> None:
 
 
 def clear_registry(logs: Path) -> None:
-    """Removes what the workers of a killed driver left behind: shared memory on this host, then their files in `logs`."""
+    """Removes what the workers of a killed driver left: shared memory on this host, then their files in `logs`."""
     files = list(logs.glob("*.pid"))
     remove_shared_memory((file.stem for file in files), logs)
     for file in files:

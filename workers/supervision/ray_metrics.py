@@ -1,7 +1,7 @@
-"""A tracker that exports a run's metrics as Ray's own: for its dashboard, Prometheus and Grafana (`launch/grafana.json`).
+"""Exports a run's metrics as Ray's own, for its dashboard, Prometheus and Grafana (`launch/grafana.json`).
 
-Ray exports a gauge as ray_NAME, a counter as ray_NAME_total, a histogram as ray_NAME_bucket, …_sum and …_count. All have the
-label `run`.
+Ray exports a gauge as ray_NAME, a counter as ray_NAME_total, a histogram as ray_NAME_bucket, …_sum and …_count. All
+have the label `run`.
 """
 
 from collections.abc import Callable
@@ -77,8 +77,8 @@ class RayMetrics(Tracker):
     ):
         """`samples` is the number of samples in a step.
 
-        `engines()` counts the running samples by engine, and under "" those that wait for an engine. `verdicts()` counts the
-        samples that wait for a reward process.
+        `engines()` counts the running samples by engine, and under "" those that wait for an engine. `verdicts()`
+        counts the samples that wait for a reward process.
         """
         from ray.util import metrics
 
@@ -130,7 +130,10 @@ class RayMetrics(Tracker):
             self.increment(name)
 
     def look(self) -> None:
-        """Updates the gauges of engines and queues. Sets all others again: Ray drops a gauge that was not set for a while."""
+        """Updates the gauges of engines and queues.
+
+        Sets all others again: Ray drops a gauge that was not set for a while.
+        """
         for (name, label), value in self.values.items():
             self.gauges[name].set(value, tags=dict(label) or None)
         running = self.engines()

@@ -18,7 +18,8 @@ MAX_ATTEMPTS = 3  # a call, or a replacement, that loses this many workers in a 
 class ReplaceableWorkers:
     """`ReplaceableWorkers(["rollout-0", "rollout-1"], spawn, watchdog)`; `spawn(name)` starts the actor of that name.
 
-    `before_replace(lost)` may raise to refuse a replacement. `after_replace(names)` runs once the replayed calls have succeeded.
+    `before_replace(lost)` may raise to refuse a replacement. `after_replace(names)` runs once the replayed calls have
+    succeeded.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class ReplaceableWorkers:
         """Calls a method of every worker, and returns the answers by name.
 
         doing             What the call is for, as errors and events name it: "starting the engines".
-        limit_s           Deadline for all answers together. 0: a worker stalls after `watchdog.stall_s` without an answer.
+        limit_s           Deadline for all answers together. 0: a worker stalls after `watchdog.stall_s`.
         replay            Repeats the call on every later replacement, before any other call.
         only              Calls these workers and no others.
-        max_attempts      How many times the call is tried where workers are lost. 1: the first loss ends it, nobody is replaced.
-        concurrent_calls  Calls of other workers, already started, that end only together with this one. Their answers are
-                          returned too; one that is lost ends the call.
+        max_attempts      How many times the call is tried when workers are lost. 1: the first loss ends it.
+        concurrent_calls  Started calls of other workers that end only together with this one. Their answers are
+                          returned too; the loss of such a worker ends the call.
         """
         answers: dict[str, Any] = {}
         names, others = only or list(self.actors), dict(concurrent_calls or {})
@@ -81,7 +82,7 @@ class ReplaceableWorkers:
         return {name: answers[name] for name in [*names, *others]}
 
     def replace(self, lost: dict[str, WorkerLost], actors: dict[str, Any]) -> None:
-        """Replaces these workers, and brings the replacements to the state of the others. `actors` are those that were lost.
+        """Replaces workers and brings the replacements to the state of the others. `actors` are the lost ones.
 
         Raises instead if the run is ending, or if Ray is lost: that is what ended the workers.
         """

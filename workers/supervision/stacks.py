@@ -1,7 +1,7 @@
 """What a stalled worker is doing: the Python stacks of its process, read from outside.
 
-py-spy reads the memory of the process, which need not even run. Where py-spy is not allowed to, the process gets SIGUSR1 and
-its `faulthandler` writes the stacks.
+py-spy reads the memory of the process, which need not even run. Where py-spy is not allowed to, the process gets
+SIGUSR1 and its `faulthandler` writes the stacks.
 """
 
 import contextlib

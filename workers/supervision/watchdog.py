@@ -1,4 +1,4 @@
-"""How the driver waits for workers. Every wait has a name; a stalled worker is reported; of several errors the root cause is raised.
+"""How the driver waits for workers: it reports stalled workers, and of several errors it raises the root cause.
 
 outcomes(calls, doing)   each worker's answer or error, as they come: for workers that are replaced one by one
 gather(calls, doing)     all answers, or one exception: for workers that only work together
@@ -46,7 +46,8 @@ class Watchdog:
     def outcomes(self, calls: Mapping[str, Any], doing: str, limit_s: float = 0) -> Iterator[tuple[str, Any]]:
         """`{worker name: object ref}` → `(name, answer)`, or `(name, WorkerFailed | ConfigError)`, as they come.
 
-        `limit_s` is the deadline for all of them together. Without it, workers stall when none has answered for `stall_s`.
+        `limit_s` is the deadline for all of them together. Without it, workers stall when none has answered for
+        `stall_s`.
         """
         names = {ref: name for name, ref in calls.items()}
         pending, timer = list(names), self.start_timer(limit_s)
@@ -91,7 +92,7 @@ class Watchdog:
     def report_stall(
         self, names: list[str], doing: str, waited_s: float, uids: list[str] | None = None
     ) -> WorkerFailed:
-        """Shows which workers stalled and what they are doing, on the screen and in events.jsonl. The caller raises the exception."""
+        """Reports stalled workers with their stacks, on screen and in events.jsonl. The caller raises the exception."""
         stacks = collect_stacks(names, self.logs)
         sentence = f"{doing}: {', '.join(names)} stalled: no answer for {waited_s:.0f} s"
         if uids:
@@ -99,7 +100,8 @@ class Watchdog:
             sentence += f", pending samples of {len(uids)} prompts ({first})"
         self.event("stall", doing=doing, waiting_for=names, seconds=round(waited_s, 1), uids=uids or [], stacks=stacks)
         self.note("\n".join([sentence, *(f"  {name}: {innermost_calls(text)}" for name, text in stacks.items())]))
-        sentence += f" (watchdog.stall_s; cluster.start_timeout_s while they come up). Their stacks are in events.jsonl, their logs in {self.logs}"
+        sentence += " (watchdog.stall_s; cluster.start_timeout_s while they come up). "
+        sentence += f"Their stacks are in events.jsonl, their logs in {self.logs}"
         return WorkerFailed(sentence) if self.abort else WorkerLost(sentence)
 
 
@@ -111,7 +113,7 @@ class StallTimer:
         self.reset()
 
     def reset(self, grace_s: float = 0) -> None:
-        """Starts again. `grace_s` is a longer limit for the first answer of a worker that has only just been started."""
+        """Starts again. `grace_s` is a longer limit for the first answer of a worker that was just started."""
         self.since = time.monotonic() + max(0.0, grace_s - self.limit_s)
 
     def expired(self) -> float:
@@ -122,7 +124,10 @@ class StallTimer:
 
 
 def failure_severity(error: Exception) -> int:
-    """Ranks failures of one moment. A dead worker is the root cause of what its peers raise: their collectives fail with it."""
+    """Ranks failures of one moment.
+
+    A dead worker is the root cause of what its peers raise: their collectives fail with it.
+    """
     return 2 if isinstance(error, ConfigError) else int(isinstance(error, WorkerLost))
 
 

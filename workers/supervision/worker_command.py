@@ -1,7 +1,7 @@
 """The command by which a private Ray starts a worker: it sets the environment and becomes the worker.
 
-Ray's own script does the same, but imports Ray for it, which the worker then imports once more. Runtime environments that this
-command does not know are left to Ray's script.
+Ray's own script does the same, but imports Ray for it, which the worker then imports once more. Runtime environments
+that this command does not know are left to Ray's script.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Forks workers from a process that has already imported their libraries: imports are most of the time a start takes on one machine.
+"""Forks workers from a process that has imported their libraries. On one machine, imports are most of a start.
 
     driver ─ starts ─▶ forkserver: torch, transformers, deepspeed ─ forks ─▶ policy ranks, critic, reference
                           └─ forks ─▶ forkserver: vLLM as well ─ forks ─▶ rollout-0, rollout-1
 
-Ray starts a worker by a command, the `py_executable` of its runtime environment. Here that command is this file, run as a script:
-it sends its arguments, environment and folder to a forkserver, which forks the worker. The command then lives and ends with the
-worker. Where no forkserver answers, the command becomes the worker itself, which only takes longer.
+Ray starts a worker by a command, the `py_executable` of its runtime environment. Here that command is this file, run as
+a script: it sends its arguments, environment and folder to a forkserver, which forks the worker. The command then lives
+and ends with the worker. Where no forkserver answers, the command becomes the worker itself, which only takes longer.
 
 A worker ends with its forkserver, and a forkserver with the driver. A forkserver that has ended is not replaced.
 """
@@ -76,7 +76,7 @@ def serve(folder: Path, driver: int) -> None:
     for kind, listener in sockets.items():
         listener.bind(str(folder / kind))
         listener.listen(64)
-    # Ray reads a worker's environment when it is imported; vLLM works without it. MLflow starts a thread, which a fork would lose.
+    # Ray reads a worker's environment when it is imported; vLLM works without it. A fork would lose MLflow's thread.
     with hide_modules("ray", "mlflow"):
         import torch  # noqa: F401
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
@@ -99,7 +99,7 @@ def serve(folder: Path, driver: int) -> None:
 
 
 class WorkerForkserver:
-    """Serves one socket. A connection stands for one worker: it closes when the worker ends, and the worker is killed when it closes."""
+    """Serves one socket. Each connection belongs to one worker: when one of them ends, so does the other."""
 
     def __init__(self, listener: socket.socket):
         self.listener, self.pid = listener, os.getpid()
@@ -171,7 +171,10 @@ def log_line(text: str) -> None:
 
 
 def run_as_worker(request: dict[str, Any], forkserver: int) -> None:
-    """Becomes the worker: runs its script as if Python had been started with these arguments. Imported modules stay imported."""
+    """Becomes the worker: runs its script as if Python had been started with these arguments.
+
+    Imported modules stay imported.
+    """
     import gc
     import random
     import runpy

@@ -1,4 +1,4 @@
-"""One engine on real vLLM that gets weights as a policy sends them: it notices wrong weights, and no sample leaves it."""
+"""An engine on real vLLM notices wrong weights, and no sample leaves it."""
 
 from collections.abc import Callable
 from pathlib import Path

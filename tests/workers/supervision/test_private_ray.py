@@ -41,7 +41,7 @@ def call(port, method):
         return f"{error.code().name} {port} {method}"
 
 calls = [(port, method) for port in sys.argv[1:] for method in METHODS]
-print(*ThreadPoolExecutor(128).map(call, *zip(*calls)), sep="\\n")  # some ports speak another protocol, and never answer
+print(*ThreadPoolExecutor(128).map(call, *zip(*calls)), sep="\\n")  # ports of other protocols never answer
 """
 
 
