@@ -1,1 +1,1 @@
-"""The run directory and what lives in it: samples, checkpoints, events, timeline; progress, stopping, errors."""
+"""The run directory and its contents: samples, checkpoints, events, timeline; also progress, stopping and errors."""

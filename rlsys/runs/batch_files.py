@@ -1,7 +1,7 @@
-"""A judged batch on disk, exactly: numbers as safetensors, texts as JSON. What is read back trains as what was written.
+"""A judged batch on disk: numbers as safetensors, texts as JSON. A batch that is read back trains exactly as before.
 
-Rows of prompts are kept as far as JSON goes: their rewards are there already, so nothing asks for them but the samples' file,
-which keeps them in the same way.
+Only the rows of prompts may change, as JSON does not know dates and the like. The rewards are computed already, so only
+the file of samples uses the rows, and it stores them in the same way.
 """
 
 import json
@@ -17,7 +17,7 @@ from rlsys.types import Batch, Prompt, Sample, Verdict
 
 
 def write_batch(target: Path, batch: Batch) -> None:
-    """Two files, `target.safetensors` and `target.json`, flushed to disk."""
+    """Writes two files, `target.safetensors` and `target.json`, and flushes them to disk."""
     from safetensors.numpy import save
 
     failed = [sample for sample, _ in batch.failed]

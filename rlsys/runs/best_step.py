@@ -9,21 +9,21 @@ from rlsys.types import Metrics
 
 @dataclass(frozen=True)
 class BestStep:
-    """`BestStep("eval/all/accuracy")`; `BestStep("-kl")` where less is better; `BestStep("")` where no step is kept as the best."""
+    """`BestStep("eval/all/accuracy")`; `BestStep("-kl")` if less is better; `BestStep("")` if no best step is kept."""
 
     metric: str = ""
     step: int = -1
     value: float = -math.inf  # the larger, the better
 
     def after(self, step: int, metrics: Metrics) -> "BestStep":
-        """This step if it is better than all before, else the best one before it. Steps without the metric do not count."""
+        """Returns this step if it is better than all before, else `self`. Steps without the metric do not count."""
         if (name := self.find_metric(metrics)) is None:
             return self
         value = -metrics[name] if self.metric.startswith("-") else metrics[name]
         return replace(self, step=step, value=value) if value > self.value else self
 
     def find_metric(self, metrics: Metrics) -> str | None:
-        """The metric's name in this step. Where there is one source, its own accuracy stands for eval/all/accuracy."""
+        """Returns the metric's name in this step, or None. With one source, eval/all/accuracy means that source's."""
         name = self.metric.removeprefix("-")
         if name in metrics:
             return name
@@ -32,7 +32,7 @@ class BestStep:
         return sources[0] if over_all and len(sources) == 1 else None
 
     def explain_missing(self, metrics: Metrics) -> str:
-        """What is wrong if an evaluated step lacks the metric; empty if nothing is."""
+        """Explains why an evaluated step lacks the metric; empty if it has it."""
         name = self.metric.removeprefix("-")
         if not name.startswith("eval/") or self.find_metric(metrics):
             return ""

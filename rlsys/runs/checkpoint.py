@@ -1,9 +1,11 @@
-"""Checkpoints: written beside, fsynced, proved by SHA-256, renamed. A directory `step-000040` with `SHA256SUMS` is whole, or says where not.
+"""Checkpoints: written under another name, fsynced, hashed, and renamed when complete.
+
+A checkpoint `step-000040` has a file `SHA256SUMS`, which shows whether it is intact, or which of its files is not.
 
 step-000040/
-    model/       Hugging Face directory        optimizer/  state of the optimizer, by parameter      critic/   both, of the critic
-    state.json   where the run is              pending/    batches that were sampled and not yet trained on
-    SHA256SUMS   every file; `sha256sum -c SHA256SUMS` checks it too
+    model/       Hugging Face directory            optimizer/  its state, by parameter; critic/ has both too
+    state.json   where the run stands              pending/    batches that are sampled but not trained on yet
+    SHA256SUMS   every file; `sha256sum -c SHA256SUMS` checks them too
 """
 
 import hashlib
@@ -23,13 +25,13 @@ from rlsys.types import Batch
 
 _NAME = re.compile(r"step-(\d{6,})")
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
-_WAS = ".was-"
+_REPLACED = ".was-"
 SUMS = "SHA256SUMS"
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that was read and is whole."""
+    """An intact checkpoint, read from disk."""
 
     path: Path
     state: RunState
@@ -37,11 +39,11 @@ class SavedCheckpoint:
 
 
 class Checkpoints:
-    """Those of a run. One at a time is being written: `begin`, then workers write, then `complete`."""
+    """The checkpoints of a run. One is written at a time: `begin`, then the workers write, then `complete`."""
 
     def __init__(self, folder: Path, keep_last: int):
         self.folder, self.keep_last = folder, keep_last
-        self.step: int | None = None  # of the one that is being written
+        self.step: int | None = None  # of the checkpoint being written
 
     def begin(self, state: RunState, pending: list[Batch]) -> str:
         """Returns a hidden directory that holds the loop's own part; workers add theirs."""
@@ -52,25 +54,23 @@ class Checkpoints:
         write_atomically(self.unfinished_dir / "state.json", json.dumps(state.to_json()))
         for number, batch in enumerate(pending):
             write_batch(self.unfinished_dir / "pending" / f"{number:03d}", batch)
-        own = {
-            str(p.relative_to(self.unfinished_dir)): sha256(p) for p in self.unfinished_dir.rglob("*") if p.is_file()
-        }
-        self.sums = own
+        files = [p for p in self.unfinished_dir.rglob("*") if p.is_file()]
+        self.sums = {str(p.relative_to(self.unfinished_dir)): sha256(p) for p in files}
         return str(self.unfinished_dir)
 
     def complete(self, sums: dict[str, str]) -> Path:
-        """Others have written these files, and flushed them to disk."""
-        assert self.step is not None, "nothing was begun"
+        """Gives the checkpoint its name. The workers have written the files in `sums` and flushed them to disk."""
+        assert self.step is not None, "begin() comes first"
         target = self.folder / f"step-{self.step:06d}"
         write_atomically(self.unfinished_dir / SUMS, format_sums(self.sums | sums))
-        for place in [p for p in self.unfinished_dir.rglob("*") if p.is_dir()] + [self.unfinished_dir]:
-            _sync(place)
-        was = target.with_name(f"{_WAS}{target.name}")  # of the same step, and the only one perhaps
+        for directory in [p for p in self.unfinished_dir.rglob("*") if p.is_dir()] + [self.unfinished_dir]:
+            _sync(directory)
+        replaced = target.with_name(f"{_REPLACED}{target.name}")  # of the same step, and perhaps the only checkpoint
         if target.exists():
-            target.rename(was)
+            target.rename(replaced)
         self.unfinished_dir.rename(target)
         _sync(self.folder)
-        shutil.rmtree(was, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
         self.step = None
         if self.keep_last:
             for step, old in list_checkpoints(self.folder)[: -self.keep_last]:
@@ -83,16 +83,18 @@ class Checkpoints:
 
     @property
     def last_step(self) -> int:
-        """The step of the newest that is in place; 0: there is none."""
-        there = self.list_all()
-        return there[-1][0] if there else 0
+        """The step of the newest complete checkpoint; 0 if there is none."""
+        checkpoints = self.list_all()
+        return checkpoints[-1][0] if checkpoints else 0
 
-    def load_newest(self, tell: Callable[[str], None]) -> SavedCheckpoint | None:
-        """The newest that is whole. A damaged one is named, and set aside; what a killed run was writing or removing goes, and what
-        it was about to replace has its name again."""
-        for was in self.folder.glob(f"{_WAS}step-*"):
-            if not (target := was.with_name(was.name.removeprefix(_WAS))).exists():
-                was.rename(target)
+    def load_newest(self, note: Callable[[str], None]) -> SavedCheckpoint | None:
+        """Reads the newest intact checkpoint. A damaged one is reported and renamed.
+
+        What a killed run was writing or removing is deleted. What it was about to replace gets its name back.
+        """
+        for replaced in self.folder.glob(f"{_REPLACED}step-*"):
+            if not (target := replaced.with_name(replaced.name.removeprefix(_REPLACED))).exists():
+                replaced.rename(target)
         for unfinished in self.folder.glob(".*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         for step, path in reversed(list_checkpoints(self.folder)):
@@ -100,30 +102,26 @@ class Checkpoints:
             if not damage:
                 try:
                     return SavedCheckpoint(path, read_state(path), read_pending(path))
-                except (
-                    OSError,
-                    ValueError,
-                    KeyError,
-                    TypeError,
-                ) as error:  # whole, and yet not what we would have written
+                except (OSError, ValueError, KeyError, TypeError) as error:  # intact, but not in this version's form
                     damage = f"{type(error).__name__}: {error}"
             aside = self.folder / f"damaged-{path.name}"
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-            tell(
-                f"the checkpoint of step {step} is damaged: {damage}. It is now {aside}; an earlier one is used, or the run begins anew"
+            note(
+                f"the checkpoint of step {step} is damaged: {damage}. It is now {aside}; an earlier one is used, "
+                "or the run begins anew"
             )
         return None
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Steps and directories of the checkpoints, oldest first. They were whole when they got their names."""
+    """Returns steps and directories of the checkpoints, oldest first. They were complete when they got their names."""
     names = ((_NAME.fullmatch(p.name), p) for p in folder.iterdir()) if folder.is_dir() else ()
     return sorted((int(m[1]), p) for m, p in names if m and p.is_dir())
 
 
 def find_damage(checkpoint: Path) -> str:
-    """What is wrong with its files, naming the first; empty if every one is as it was written."""
+    """Returns what is wrong with the first damaged file of a checkpoint; empty if all are as they were written."""
     try:
         text = (checkpoint / SUMS).read_bytes().decode()
         lines = [_LINE.fullmatch(line) for line in text.splitlines()]
@@ -131,9 +129,9 @@ def find_damage(checkpoint: Path) -> str:
         if format_sums(sums) != text or "state.json" not in sums:
             return f"{checkpoint / SUMS} is not as it was written"
         for name, expected in sums.items():
-            if (found := sha256(checkpoint / name)) != expected:
+            if (actual := sha256(checkpoint / name)) != expected:
                 size = (checkpoint / name).stat().st_size
-                return f"{checkpoint / name} ({size} bytes) has SHA-256 {found[:12]}… instead of {expected[:12]}…"
+                return f"{checkpoint / name} ({size} bytes) has SHA-256 {actual[:12]}… instead of {expected[:12]}…"
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except (OSError, UnicodeDecodeError) as error:
@@ -142,18 +140,18 @@ def find_damage(checkpoint: Path) -> str:
 
 
 def require_undamaged(checkpoint: Path) -> None:
-    """For who uses one checkpoint and no other."""
+    """Raises `ConfigError` if a checkpoint is damaged, for commands that use this one and no other."""
     if damage := find_damage(checkpoint):
         raise ConfigError(f"the checkpoint {checkpoint} is damaged: {damage}. Use another one.")
 
 
 def read_state(checkpoint: Path) -> RunState:
-    """The loop's own part of a checkpoint."""
+    """Reads the loop's own part of a checkpoint."""
     return RunState.from_json(json.loads((checkpoint / "state.json").read_text()))
 
 
 def read_pending(checkpoint: Path) -> list[Batch]:
-    """Batches that were sampled from older weights and are still to be trained on, in order."""
+    """Reads the batches that are sampled but not trained on yet, in order."""
     folder = checkpoint / "pending"
     names = sorted({p.stem for p in folder.iterdir()}) if folder.is_dir() else []
     return [read_batch(folder / name) for name in names]
@@ -169,15 +167,15 @@ def format_sums(sums: dict[str, str]) -> str:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Its name goes first: killed in between, what is left is not taken for a checkpoint."""
+    """Renames before it deletes: after a kill in between, the rest is not taken for a checkpoint."""
     gone = checkpoint.with_name(f".gone-{checkpoint.name}")
     shutil.rmtree(gone, ignore_errors=True)
     checkpoint.rename(gone)
     shutil.rmtree(gone)
 
 
-def _sync(place: Path) -> None:
-    handle = os.open(place, os.O_RDONLY)
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

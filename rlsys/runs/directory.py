@@ -1,8 +1,8 @@
-"""The run directory: what every tool reads.
+"""The run directory, which every tool reads.
 
 config.yaml     the resolved configuration        samples/      every sample of every step, parquet
-metrics.jsonl   one line per step                 checkpoints/  step-000040/, see `checkpoint`; damaged-step-000040/, set aside
-events.jsonl    starts, syncs, faults, stops      logs/         of each process: .log, .spans (what it did when), .pid (where it is), .stacks (what it was at)
+metrics.jsonl   one line per step                 checkpoints/  step-000040/, see `checkpoint`; damaged-step-000040/
+events.jsonl    starts, syncs, faults, stops      logs/         per process: .log, .spans (timeline), .pid, .stacks
 """
 
 import contextlib
@@ -23,8 +23,11 @@ from rlsys.runs import timeline
 from rlsys.runs.samples import warm_up_pyarrow, write_samples
 from rlsys.types import Batch, Columns, Floats
 
-FILES_BEFORE_CONFIG = (".lock", ".config.yaml.tmp")  # all that a run leaves that was killed before it wrote config.yaml
-CHANGEABLE_OPTIONS = (  # what a run may be continued with
+FILES_BEFORE_CONFIG = (
+    ".lock",
+    ".config.yaml.tmp",
+)  # may exist in the directory of a run that was killed before it wrote config.yaml
+CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "run.dir",
     "run.max_restarts",
     "run.grace_s",
@@ -62,7 +65,7 @@ CHANGEABLE_OPTIONS = (  # what a run may be continued with
 
 
 class RunDirectory:
-    """Opens a run directory for writing, and holds it: two runs in one directory are refused."""
+    """Opens a run directory for writing and locks it: two runs in one directory are refused."""
 
     def __init__(self, config: Config):
         self.path = Path(config.run.dir).expanduser().resolve()
@@ -71,7 +74,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             if not known.is_file() and any(p.name not in FILES_BEFORE_CONFIG for p in self.path.iterdir()):
                 raise ConfigError(
-                    f"run.dir: {self.path} holds something that is not a run (no config.yaml). Choose another directory."
+                    f"run.dir: {self.path} holds something that is not a run (no config.yaml). "
+                    "Choose another directory."
                 )
             self._lock = (self.path / ".lock").open("w")
         except (NotADirectoryError, FileExistsError):
@@ -94,14 +98,15 @@ class RunDirectory:
             timeline.open_timeline("driver", self.logs)
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")
             self._writing: Future[None] | None = None
-        except PermissionError as error:  # the directory is another user's, the lock in it open to all
+        except PermissionError as error:  # another user's directory, in which anyone may open the lock
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
     def _refuse_changes(self, config: Config, known: Path) -> None:
         from omegaconf import OmegaConf
 
         tree = OmegaConf.load(known)
-        before, now = loading.flatten(loading.build_config(tree, [], str(known))), loading.flatten(config)  # type: ignore[arg-type]
+        before = loading.flatten(loading.build_config(tree, [], str(known)))  # type: ignore[arg-type]
+        now = loading.flatten(config)
         changed = [
             f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(CHANGEABLE_OPTIONS)
         ]
@@ -117,7 +122,7 @@ class RunDirectory:
         self._lock.close()
 
     def warm_up_writer(self) -> None:
-        """While others do something."""
+        """Loads what the first samples need, while the workers start."""
         self._writer.submit(warm_up_pyarrow)
 
     @property
@@ -133,47 +138,46 @@ class RunDirectory:
             file.write(json.dumps(line) + "\n")
 
     def rewind_metrics(self, step: int) -> None:
-        """Forgets the lines of steps that will be done again, and a last one cut off by a crash."""
+        """Removes the lines of steps that will be repeated, and a last line that a crash cut off."""
         file = self.path / "metrics.jsonl"
         if file.is_file():
-            write_atomically(
-                file, "".join(json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step)
-            )
+            lines = [json.dumps(line) + "\n" for line in read_lines(file) if line["step"] <= step]
+            write_atomically(file, "".join(lines))
 
     def save_samples(
         self, name: str, batch: Batch, advantages: Floats | None = None, per_token: Columns | None = None
     ) -> None:
-        """Written while the run goes on; `settle` waits for it. A file is there whole or not at all."""
-        self.wait_for_samples()  # one at a time
+        """Writes samples in the background; `wait_for_samples` waits for them. A file is complete or does not exist."""
+        self.wait_for_samples()  # one file at a time
         target = self.path / "samples" / f"{name}.parquet"
         self._writing = self._writer.submit(write_samples, target, batch, advantages, per_token)
 
     def wait_for_samples(self) -> None:
-        """Waits until the samples are on disk, and raises what was wrong with the last ones."""
+        """Waits until the samples are on disk, and raises the error of writing them."""
         writing, self._writing = self._writing, None
         if writing:
             writing.result()
 
 
 def terminate_last_line(file: Path) -> None:
-    """So that what is added behind a line that was cut off is a line of its own."""
+    """Ends a line that a crash cut off, so that what is appended starts a line of its own."""
     if file.is_file() and not file.read_bytes().endswith(b"\n"):
         with file.open("a") as out:
             out.write("\n")
 
 
 def read_lines(file: Path, newest: int | None = None) -> list[dict[str, Any]]:
-    """The whole lines of a .jsonl file, or of its `newest` bytes; one cut off by a crash is left out."""
+    """Returns the complete lines of a .jsonl file, or of its `newest` bytes, without one that a crash cut off."""
     lines = []
     if file.is_file():
-        for text in _end(file, newest).decode(errors="replace").splitlines():
+        for text in _read_end(file, newest).decode(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 if isinstance(line := json.loads(text), dict):
                     lines.append(line)
     return lines
 
 
-def _end(file: Path, newest: int | None) -> bytes:
+def _read_end(file: Path, newest: int | None) -> bytes:
     with file.open("rb") as data:
         size = data.seek(0, os.SEEK_END)
         first = max(0, size - newest) if newest else 0
@@ -182,7 +186,7 @@ def _end(file: Path, newest: int | None) -> bytes:
 
 
 def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
-    """Prompts, completions and rewards saved under a name, such as `eval-000000`; nothing if there are none."""
+    """Returns the prompts, completions and rewards saved under a name, such as `eval-000000`, if there are any."""
     file = run / "samples" / f"{name}.parquet"
     if not file.is_file():
         return []
@@ -195,13 +199,13 @@ def read_samples(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 def write_user_file(file: Path, text: str) -> None:
-    """`write` for a file that a user has named: its folder is made, and what is in the way is a sentence."""
+    """Writes a file that the user named, and makes its folder. Raises `ConfigError` if it cannot be written."""
     with writable_place(file):
         write_atomically(file, text)
 
 
 def require_writable(file: Path) -> None:
-    """Raises what `write_named` would. Long work asks before it begins."""
+    """Raises what `write_user_file` would raise, before long work begins."""
     with writable_place(file), tempfile.TemporaryFile(dir=file.parent):
         pass
 
@@ -218,10 +222,10 @@ def writable_place(file: Path) -> Iterator[None]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """A file is either the old one or the new one, never half of either."""
-    aside = file.with_name(f".{file.name}.tmp")
-    with aside.open("w") as out:
+    """Writes a file so that even after a crash it is the old one or the new one, never a part of either."""
+    unfinished = file.with_name(f".{file.name}.tmp")
+    with unfinished.open("w") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    aside.rename(file)
+    unfinished.rename(file)

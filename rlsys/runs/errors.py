@@ -1,4 +1,8 @@
-"""What can go wrong beyond the algorithm: workers that fail or are lost, a disk that takes no more, the wish to stop."""
+"""What can go wrong outside the algorithm.
+
+A worker is `lost` when its process has died, `stalled` when it does not answer in time, and `failed` when it raised an
+error. A stalled worker is killed, and is lost from then on. A verdict has `failed` when it has no score.
+"""
 
 import errno
 
@@ -6,34 +10,34 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised, or answered what cannot be. Trying again would end the same way. The sentence names it and its log."""
+    """A worker raised an error, or gave an impossible answer. A retry would end alike. The message names its log."""
 
 
 class WorkerLost(WorkerFailed):
-    """A worker died, or stalled and was given up. Another one may take its place."""
+    """A worker's process died, or it stalled and was given up. It may be replaced."""
 
 
 class WrongWeights(WorkerLost):
-    """An engine computes with other weights than the policy's. What it has sampled with them has gone nowhere."""
+    """An engine has other weights than the policy's. Nothing that it sampled with them has been used."""
 
 
 class StepAbandoned(Exception):
-    """The run was told to stop, and what it waited for took longer than its grace."""
+    """The run was told to stop, and the current step was given up because its grace is over."""
 
 
 class TooManyRewardFailures(RuntimeError):
-    """Too many verdicts of a step were failures."""
+    """Too many verdicts of a step failed."""
 
 
 class NothingToLearn(RuntimeError):
-    """Too few groups of a step had rewards that differ."""
+    """Too few groups of a step had different rewards."""
 
 
 def describe_disk_error(error: BaseException) -> str:
-    """In one sentence, if that is what it is."""
+    """Describes a disk error in one sentence; empty for any other error."""
     if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return ""
     return (
         f"{error.filename or 'the run directory'}: {error.strerror}. What was saved before is whole: "
-        "make room, or mend the disk, and run the same command again."
+        "make room, or repair the disk, and run the same command again."
     )

@@ -1,20 +1,20 @@
 """Samples on disk: a parquet file per step and per evaluation, one row per sample, judged or not.
 
-uid index source prompt completion      what was asked, which sample of its group, what came
-reward advantage answer components      what the reward functions said; reward is null where they failed
-failure detail                          why, and its first line
-finish version tokens rollout_logprobs  how the engine made it
-old_logprobs token_advantages           what the policy said of the tokens before the step, and what each of them earned; null where
-                                        the step asked for no old log-probs, and where all tokens earned the sample's advantage
-changes                                 [[token, version], …]: from that token on it is of newer weights
-rewards row messages                    what a reward function asks for, so that another one can judge it later
+uid index source prompt completion      the prompt, the sample's index in its group, and the completion
+reward advantage answer components      what the reward functions returned; reward is null where they failed
+failure detail                          why they failed, and the first line of the error
+finish version tokens rollout_logprobs  how the engine sampled it
+old_logprobs token_advantages           per token: the policy's log-probs before the step, and advantages. Null where
+                                        none were computed, and where all tokens have the sample's advantage
+changes                                 [[token, version], …]: from that token on, it was sampled from newer weights
+rewards row messages                    what reward functions ask for, so that other ones can judge the sample later
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,14 +23,17 @@ from rlsys.runs.timeline import recorded
 from rlsys.text import replace_surrogates
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample, Verdict
 
-# What every version has written.
-REQUIRED_COLUMNS = ("uid", "index", "source", "prompt", "completion", "reward", "advantage", "finish", "version")
-PER_TOKEN = ("rollout_logprobs", "old_logprobs", "token_advantages")  # a number for each token
+COLUMNS = (
+    *("uid", "index", "source", "prompt", "completion", "reward", "advantage", "answer", "components", "failure"),
+    *("detail", "finish", "version", "changes", "tokens", "rollout_logprobs", "old_logprobs", "token_advantages"),
+    *("rewards", "row", "messages"),
+)
+NUMBER_LISTS = ("tokens", "rollout_logprobs", "old_logprobs", "token_advantages")  # a number for each token
 
 
 @dataclass(frozen=True)
 class SavedSample:
-    """A sample read back. Of its tokens there are as many as there were, all 0: which they were, and log-probs, stays on disk."""
+    """A sample read back. Its tokens are all 0, as many as there were: the ids and the log-probs stay on disk."""
 
     prompt: Prompt
     sample: Sample
@@ -38,8 +41,22 @@ class SavedSample:
     advantage: float | None
 
 
+class SampleRow(NamedTuple):
+    """A sample with everything that its row is made of."""
+
+    group: int
+    sample: Sample
+    verdict: Verdict
+    advantage: float | None = None
+    old: Floats | None = None
+    token_advantages: Floats | None = None
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
 def warm_up_pyarrow() -> None:
-    """What is slow about the first of them, and not to be waited for in a step: with its first list pyarrow imports pandas."""
+    """Does the slow part of the first file before a step waits for it: with its first list, pyarrow imports pandas."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -50,141 +67,86 @@ def warm_up_pyarrow() -> None:
 def write_samples(
     target: Path, batch: Batch, advantages: Floats | None = None, per_token: Columns | None = None
 ) -> None:
-    """Every sample of a batch, groups standing together; written aside and renamed. `advantages` are [N], `per_token` [T]."""
+    """Writes every sample of a batch, group by group. A file gets its name when it is complete.
+
+    `advantages` are [N], `per_token` [T].
+    """
     import pyarrow as pa
     import pyarrow.parquet
 
+    table = pa.table(make_columns(batch, make_rows(batch, advantages, per_token or Columns())))
+    unfinished = target.with_name(f".{target.name}.tmp")
+    pyarrow.parquet.write_table(
+        table,
+        unfinished,
+        compression="zstd",  # a group's texts repeat
+        # In a dictionary, lists of numbers would take twice the time, and more room.
+        use_dictionary=[name for name in COLUMNS if name not in NUMBER_LISTS],
+        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in NUMBER_LISTS},
+    )
+    unfinished.rename(target)
+
+
+def make_rows(batch: Batch, advantages: Floats | None, per_token: Columns) -> list[SampleRow]:
+    """Returns the rows of all samples, groups in order, those with a reward first in each."""
     group = {p.uid: g for g, p in enumerate(batch.prompts)}
     failed = {(s.uid, s.index): (s, verdict) for s, verdict in batch.failed if s.uid in group}
-    judged, known = [], per_token or Columns()
-    old, earned = (split_column(batch, c) for c in (known.old, drop_uniform(batch, known.advantages)))
-    answers = batch.answers or [None] * len(batch.samples)
-    for s, reward, components, answer in zip(batch.samples, batch.rewards, batch.components, answers, strict=True):
-        _, why = failed.pop((s.uid, s.index), (s, Verdict(None)))  # it may have failed and have a score all the same
-        judged.append(Verdict(float(reward), components, why.failure, why.detail, answer))
-    rows = list(
-        zip(
-            batch.groups.tolist(),
-            batch.samples,
-            judged,
-            floats_or_none(advantages, len(judged)),
-            old,
-            earned,
-            strict=True,
-        )
-    )
-    rows += [(group[s.uid], s, verdict, None, None, None) for s, verdict in failed.values()]
-    rows.sort(key=lambda row: row[0])
-    prompts = [batch.prompts[g] for g, *_ in rows]
-    facts = {p.uid: (to_json(p.row), to_json(p.messages) if p.messages else None) for p in batch.prompts}
-    samples, verdicts = [s for _, s, *_ in rows], [v for _, _, v, *_ in rows]
-    columns = {
-        "uid": pa.array([s.uid for s in samples], pa.string()),
-        "index": pa.array([s.index for s in samples], pa.int64()),
-        "source": pa.array([p.source for p in prompts], pa.string()),
-        "prompt": pa.array([p.text for p in prompts], pa.string()),
-        "completion": pa.array([s.text for s in samples], pa.string()),
-        "reward": pa.array([v.score for v in verdicts], pa.float32()),
-        "advantage": pa.array([advantage for _, _, _, advantage, *_ in rows], pa.float32()),
-        "answer": pa.array([None if v.answer is None else replace_surrogates(v.answer) for v in verdicts], pa.string()),
-        "components": pa.array([to_json(v.components) for v in verdicts], pa.string()),
-        "failure": pa.array([v.failure or None for v in verdicts], pa.string()),
-        "detail": pa.array([first_line(v.detail) or None for v in verdicts], pa.string()),
-        "finish": pa.array([s.finish for s in samples], pa.string()),
-        "version": pa.array([s.version for s in samples], pa.int64()),
-        "changes": pa.array([s.changes for s in samples], pa.list_(pa.list_(pa.int64()))),
-        "tokens": pa.array([s.tokens for s in samples], pa.list_(pa.int32())),
-        "rollout_logprobs": pa.array([s.logprobs for s in samples], pa.list_(pa.float32())),
-        "old_logprobs": pa.array([numbers for *_, numbers, _ in rows], pa.list_(pa.float32())),
-        "token_advantages": pa.array([numbers for *_, numbers in rows], pa.list_(pa.float32())),
-        "rewards": pa.array([p.rewards for p in prompts], pa.string()),
-        "row": pa.array([facts[p.uid][0] for p in prompts], pa.string()),
-        "messages": pa.array([facts[p.uid][1] for p in prompts], pa.string()),
+    old = split_column(batch, per_token.old)
+    token_advantages = split_column(batch, drop_uniform(batch, per_token.advantages))
+    rows = []
+    for i, (g, sample) in enumerate(zip(batch.groups.tolist(), batch.samples, strict=True)):
+        # With `reward.on_failure: score: x`, a sample has failed and has a score all the same.
+        _, failure = failed.pop((sample.uid, sample.index), (sample, Verdict(None)))
+        answer = batch.answers[i] if batch.answers else None
+        score, components = float(batch.rewards[i]), batch.components[i]
+        verdict = Verdict(score, components, failure.failure, failure.detail, answer)
+        advantage = None if advantages is None else float(advantages[i])
+        rows.append(SampleRow(g, sample, verdict, advantage, old[i], token_advantages[i]))
+    rows += [SampleRow(group[sample.uid], sample, verdict) for sample, verdict in failed.values()]
+    return sorted(rows, key=lambda row: row.group)
+
+
+def make_columns(batch: Batch, rows: list[SampleRow]) -> dict[str, Any]:
+    """Returns the columns of a file as pyarrow arrays, in the order of `COLUMNS`."""
+    import pyarrow as pa
+
+    samples, verdicts = [row.sample for row in rows], [row.verdict for row in rows]
+    prompts = [batch.prompts[row.group] for row in rows]
+    json_of = {p.uid: (to_json(p.row), to_json(p.messages) if p.messages else None) for p in batch.prompts}
+    text, integer, real = pa.string(), pa.int64(), pa.float32()
+    columns: dict[str, tuple[list[Any], Any]] = {
+        "uid": ([s.uid for s in samples], text),
+        "index": ([s.index for s in samples], integer),
+        "source": ([p.source for p in prompts], text),
+        "prompt": ([p.text for p in prompts], text),
+        "completion": ([s.text for s in samples], text),
+        "reward": ([v.score for v in verdicts], real),
+        "advantage": ([row.advantage for row in rows], real),
+        "answer": ([None if v.answer is None else replace_surrogates(v.answer) for v in verdicts], text),
+        "components": ([to_json(v.components) for v in verdicts], text),
+        "failure": ([v.failure or None for v in verdicts], text),
+        "detail": ([first_line(v.detail) or None for v in verdicts], text),
+        "finish": ([s.finish for s in samples], text),
+        "version": ([s.version for s in samples], integer),
+        "changes": ([s.changes for s in samples], pa.list_(pa.list_(integer))),
+        "tokens": ([s.tokens for s in samples], pa.list_(pa.int32())),
+        "rollout_logprobs": ([s.logprobs for s in samples], pa.list_(real)),
+        "old_logprobs": ([row.old for row in rows], pa.list_(real)),
+        "token_advantages": ([row.token_advantages for row in rows], pa.list_(real)),
+        "rewards": ([p.rewards for p in prompts], text),
+        "row": ([json_of[p.uid][0] for p in prompts], text),
+        "messages": ([json_of[p.uid][1] for p in prompts], text),
     }
-    aside = target.with_name(f".{target.name}.tmp")
-    numbers = ("tokens", *PER_TOKEN)  # in a dictionary they would take twice the time, and more room
-    pyarrow.parquet.write_table(
-        pa.table(columns),
-        aside,
-        compression="zstd",  # a group's texts repeat
-        use_dictionary=[name for name in columns if name not in numbers],
-        column_encoding={f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in numbers},
-    )
-    aside.rename(target)
+    return {name: pa.array(values, kind) for name, (values, kind) in columns.items()}
 
 
-def read_saved_samples(file: Path) -> Iterator[SavedSample]:
-    """The samples of a file, in its order. A file of an older version lacks columns; what was in them is empty."""
-    prompts: dict[str, Prompt] = {}
-    for row in read_rows(file):
-        uid = row["uid"]
-        if uid not in prompts:
-            prompts[uid] = Prompt(
-                uid,
-                row["source"],
-                row["prompt"],
-                [],
-                json.loads(row.get("row") or "{}"),
-                messages=json.loads(row.get("messages") or "null"),
-                rewards=row.get("rewards") or "",
-            )
-        yield SavedSample(
-            prompts[uid],
-            Sample(
-                uid,
-                row["index"],
-                row["completion"],
-                np.zeros(row["count"], dtype=np.int32),
-                np.zeros(0, dtype=np.float32),
-                row["finish"],
-                row["version"],
-                tuple((at, to) for at, to in row.get("changes") or ()),
-            ),
-            Verdict(
-                row["reward"],
-                json.loads(row.get("components") or "{}"),
-                row.get("failure") or "",
-                row.get("detail") or "",
-                row.get("answer"),
-            ),
-            row["advantage"],
-        )
-
-
-def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The columns of each sample, and instead of its tokens their `count`."""
-    import pyarrow.compute
-
-    table = open_parquet(file)
-    names = table.schema_arrow.names
-    if missing := [n for n in REQUIRED_COLUMNS if n not in names]:
-        raise ConfigError(f"{file} holds no samples: it has no column {', '.join(missing)}, only {', '.join(names)}.")
-    for part in table.iter_batches(1024, columns=[name for name in names if name not in PER_TOKEN]):
-        counts = [0] * len(part)
-        if "tokens" in names:
-            counts = pyarrow.compute.list_value_length(part.column("tokens")).to_pylist()
-            part = part.drop_columns(["tokens"])
-        for row, count in zip(part.to_pylist(), counts, strict=True):
-            yield row | {"count": count}
-
-
-def open_parquet(file: Path) -> Any:
-    """A `pyarrow.parquet.ParquetFile`."""
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.ParquetFile(file)
-    except Exception as error:
-        raise ConfigError(f"{file} is not a readable parquet file: {error}") from None
-
-
-def split_column(batch: Batch, column: Floats | None) -> Iterator[Floats | None]:
-    """A per-token column, one array per sample, or as many None.  [T] -> [N]"""
-    return iter([None] * len(batch.samples) if column is None else batch.split(column))
+def split_column(batch: Batch, column: Floats | None) -> list[Floats] | list[None]:
+    """Splits a per-token column into one array per sample; no column gives as many None.  [T] -> [N]"""
+    return [None] * len(batch.samples) if column is None else batch.split(column)
 
 
 def drop_uniform(batch: Batch, column: Floats | None) -> Floats | None:
-    """The column, unless it says the same of all tokens of each sample.  [T]"""
+    """Returns a per-token column, or None if it has one and the same number for all tokens of each sample.  [T]"""
     if column is None:
         return None
     lengths = batch.lengths[batch.lengths > 0]
@@ -192,15 +154,65 @@ def drop_uniform(batch: Batch, column: Floats | None) -> Floats | None:
     return None if (np.repeat(firsts, lengths) == column).all() else column
 
 
-def floats_or_none(numbers: Floats | None, count: int) -> list[float | None]:
-    return [None] * count if numbers is None else [float(n) for n in numbers]
-
-
 def to_json(value: Any) -> str:
-    """What JSON cannot say, such as a date, becomes its text."""
+    """Returns a value as JSON. What JSON does not know, such as a date, becomes a text."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if text == replace_surrogates(text) else json.dumps(value, default=str)
 
 
 def first_line(text: str) -> str:
     return replace_surrogates(text.strip().partition("\n")[0][:500])
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_saved_samples(file: Path) -> Iterator[SavedSample]:
+    """Yields the samples of a file, in its order."""
+    prompts: dict[str, Prompt] = {}
+    for row in read_rows(file):
+        uid = row["uid"]
+        if uid not in prompts:
+            facts, messages = json.loads(row["row"]), json.loads(row["messages"] or "null")
+            prompts[uid] = Prompt(
+                uid, row["source"], row["prompt"], [], facts, messages=messages, rewards=row["rewards"]
+            )
+        sample = Sample(
+            uid,
+            row["index"],
+            row["completion"],
+            np.zeros(row["count"], dtype=np.int32),
+            np.zeros(0, dtype=np.float32),
+            row["finish"],
+            row["version"],
+            tuple((token, version) for token, version in row["changes"]),
+        )
+        components, failure, detail = json.loads(row["components"]), row["failure"] or "", row["detail"] or ""
+        verdict = Verdict(row["reward"], components, failure, detail, row["answer"])
+        yield SavedSample(prompts[uid], sample, verdict, row["advantage"])
+
+
+def read_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Yields the columns of each sample, with the `count` of its tokens in place of the lists of numbers."""
+    import pyarrow.compute
+
+    table = open_parquet(file)
+    names = table.schema_arrow.names
+    if missing := [name for name in COLUMNS if name not in names]:
+        problem = f"it has no column {', '.join(missing)}, only {', '.join(names)}"
+        raise ConfigError(f"{file} holds no samples: {problem}.")
+    wanted = [name for name in names if name == "tokens" or name not in NUMBER_LISTS]
+    for part in table.iter_batches(1024, columns=wanted):
+        counts = pyarrow.compute.list_value_length(part.column("tokens")).to_pylist()
+        for row, count in zip(part.drop_columns(["tokens"]).to_pylist(), counts, strict=True):
+            yield row | {"count": count}
+
+
+def open_parquet(file: Path) -> Any:
+    """Opens a `pyarrow.parquet.ParquetFile`."""
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except Exception as error:  # the library raises errors of many kinds
+        raise ConfigError(f"{file} is not a readable parquet file: {error}") from None

@@ -1,4 +1,4 @@
-"""Updates that were skipped because a loss or gradient was not finite: recorded, counted, and fatal after too many in a row."""
+"""Updates skipped for a loss or gradient that is not finite: recorded, counted, and fatal after too many in a row."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,10 @@ class RecordEvent(Protocol):
 
 @dataclass(frozen=True)
 class SkippedInARow:
-    """How many updates were skipped since the last good one. `SkippedInARow(2, "step 7, update 1: sample 3 of prompt zigzag:17#0")`"""
+    """How many updates were skipped since the last good one, and the first of them.
+
+    SkippedInARow(2, "step 7, update 1: sample 3 of prompt zigzag:17#0")
+    """
 
     count: int = 0
     first: str = ""
@@ -51,7 +54,8 @@ class SkippedUpdates:
         return (
             f"{skipped.count} updates in a row had a loss or gradient that is not finite, and were skipped; "
             f"trainer.max_skipped is {self.max_in_a_row}. It began at {skipped.first}; the step's samples are in "
-            f"samples/step-{step:06d}.parquet. The last checkpoint is good. A lower {lr} or policy.dtype=float32 may help."
+            f"samples/step-{step:06d}.parquet. The last checkpoint is good. "
+            f"A lower {lr} or policy.dtype=float32 may help."
         )
 
 

@@ -1,4 +1,4 @@
-"""The wish to end a run in good order: after the step that is going on, or without it once the grace is over."""
+"""A request to stop a run: after the current step, or in the middle of it once a period of grace is over."""
 
 import time
 
@@ -6,27 +6,27 @@ from rlsys.runs.errors import StepAbandoned, WorkerLost
 
 
 class StopSignal:
-    """`stop.request(25)` may come from a signal handler; the loop looks at `requested`, waits call `check`."""
+    """A signal handler calls `stop.request(25)`. The loop checks `requested`; every wait calls `raise_if_stopped`."""
 
     def __init__(self) -> None:
         self.deadline: float | None = None
         self.grace_s = 0.0
-        self.step_running = False  # whether a step is going on: else nothing is worth waiting for
-        self.saving = False  # what is done is being saved: this gets the same grace again
-        self.lost_worker = ""  # what the run cannot go on without
+        self.step_running = False  # if not, there is nothing to wait for
+        self.saving = False  # the last checkpoint is being written, which gets the same grace again
+        self.lost_worker = ""  # why the run cannot continue, such as a process of Ray that ended
 
     def request(self, grace_s: float) -> None:
-        """A second wish does not prolong the first."""
+        """Asks the run to stop. A second request does not prolong the grace of the first."""
         if self.deadline is None:
             self.grace_s = grace_s
             self.deadline = time.monotonic() + grace_s
 
-    def mark_lost(self, what: str) -> None:
-        """Nobody who waits will get an answer any more."""
-        self.lost_worker = what
+    def mark_lost(self, reason: str) -> None:
+        """Ends all waits: nothing that is waited for will answer any more."""
+        self.lost_worker = reason
 
     def end_now(self) -> None:
-        """The run is over, whatever for: what other threads still wait for need not come any more."""
+        """Ends the waits of other threads, because the run is over."""
         self.grace_s, self.step_running, self.saving = 0.0, False, False
         self.deadline = time.monotonic()
 
@@ -35,11 +35,11 @@ class StopSignal:
         return self.deadline is not None
 
     def raise_if_stopped(self) -> None:
-        """Raises `Abandoned` when the grace is over, or has no purpose; `WorkerLost` when waiting has none."""
+        """Raises `WorkerLost` if the run cannot continue, `StepAbandoned` if its grace is over or no step runs."""
         if self.lost_worker:
             raise WorkerLost(self.lost_worker)
         if self.deadline is None:
             return
-        over = time.monotonic() - self.deadline
-        if over > self.grace_s if self.saving else over > 0 or not self.step_running:
+        overdue = time.monotonic() - self.deadline
+        if overdue > self.grace_s if self.saving else overdue > 0 or not self.step_running:
             raise StepAbandoned

@@ -301,5 +301,5 @@ def test_a_file_that_holds_no_samples_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a readable parquet file"):
         list(read_saved_samples(tmp_path / "text.parquet"))
     pyarrow.parquet.write_table(pyarrow.table({"uid": ["a"], "prompt": [json.dumps(1)]}), tmp_path / "data.parquet")
-    with pytest.raises(ConfigError, match=r"no column index, source, completion, .*, version, only uid, prompt"):
+    with pytest.raises(ConfigError, match=r"no column index, source, completion, .*, messages, only uid, prompt"):
         list(read_saved_samples(tmp_path / "data.parquet"))
