@@ -1,4 +1,4 @@
-"""Makes text from data, models and libraries safe to print and to store."""
+"""Cleans text from data, models and libraries for terminals and files."""
 
 CONTROL_ESCAPES = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\t\n"}
 

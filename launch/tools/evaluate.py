@@ -174,14 +174,14 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
 
 def print_at_k(scores: dict[str, SourceScore], console: Console) -> None:
     """Prints pass@k and maj@k of every source with several samples per prompt."""
-    names = {name for score in scores.values() for name in score.figures}
+    names = {name for score in scores.values() for name in score.means}
     ks = sorted(int(name.partition("@")[2]) for name in names if name.startswith("pass@"))
     if not ks:
         return
     table = make_table("source", "k", *map(str, ks))
     for name, s in scores.items():
         for kind in ("pass", "maj"):
-            values = {k: s.figures[f"{kind}@{k}"].value for k in ks if f"{kind}@{k}" in s.figures}
+            values = {k: s.means[f"{kind}@{k}"].value for k in ks if f"{kind}@{k}" in s.means}
             if values:
                 cells = dict(zip(values, format_scores(list(values.values())), strict=True))
                 source = escape_control_chars(name) if kind == "pass" else ""
@@ -189,13 +189,13 @@ def print_at_k(scores: dict[str, SourceScore], console: Console) -> None:
     console.print()
     console.print(table)
     for name, s in scores.items():
-        prompts = {k: s.figures[f"pass@{k}"].prompts for k in ks if f"pass@{k}" in s.figures}
+        prompts = {k: s.means[f"pass@{k}"].prompts for k in ks if f"pass@{k}" in s.means}
         if fewer := ", ".join(f"@{k} of {n}" for k, n in prompts.items() if n < s.prompts):
             print_line(console, f"{name}: {fewer} prompts; the others have fewer samples left", "yellow")
 
 
 def describe_score(score: SourceScore) -> str:
-    accuracy = score.figures.get("accuracy")
+    accuracy = score.means.get("accuracy")
     if accuracy is None:
         return f"no verdict on any of {score.prompts} prompts"
     value, low, high = format_scores([accuracy.value, accuracy.low, accuracy.high])

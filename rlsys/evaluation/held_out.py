@@ -1,7 +1,7 @@
-"""Figures on held-out prompts: accuracy, pass@k and maj@k, each with its interval, per source and over all.
+"""Metrics on held-out prompts: accuracy, pass@k and maj@k, each with its interval, per source and over all sources.
 
-A prompt counts once, however many samples it has. A verdict's failure is never a zero: that sample leaves every figure and is
-counted beside them, and pass@k and maj@k are of the prompts that have k samples left.
+A prompt counts once, however many samples it has. A sample whose verdict failed never counts as zero: it is excluded
+from all means and counted separately. pass@k and maj@k are means over the prompts that have k samples left.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ from rlsys.sampling.collector import Collector
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Batch, Prompt
 
-ALL = "all"  # what stands in the place of a source where figures are over all of them
+ALL = "all"  # takes the place of the source in metrics over all of them
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """A data set to evaluate on, and how. `HeldOut("aime", prompts, samples=16, temperature=0.6)`"""
+    """A data set to evaluate on, and how. `HeldOutSet("aime", prompts, samples=16, temperature=0.6)`"""
 
     name: str
     prompts: Sequence[Prompt]
@@ -33,53 +33,53 @@ class HeldOutSet:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
+        """The length of the longest prompt, in tokens."""
         return max(len(p.tokens) for p in self.prompts)
 
 
 @dataclass(frozen=True)
 class MeanWithInterval:
-    """A mean over prompts with its 95 % interval. `Figure(0.625, 0.58, 0.67, prompts=500)`"""
+    """A mean over prompts with its 95 % interval. `MeanWithInterval(0.625, 0.58, 0.67, prompts=500)`"""
 
     value: float
     low: float
     high: float
-    prompts: int  # that have it
+    prompts: int  # that the mean is over
 
 
 @dataclass(frozen=True)
 class SourceScore:
-    """What a source's samples came to. `figures` are accuracy, avg@n, pass@k and maj@k, by these names."""
+    """The scores of a source. `means` has accuracy, avg@n, pass@k and maj@k, by these names."""
 
     prompts: int
-    samples: int  # samples
-    failed: int  # of them, that have no verdict
-    mean_length: float  # mean, in tokens
-    truncated_share: float  # share that was cut at rollout.max_new_tokens
-    figures: dict[str, MeanWithInterval] = field(default_factory=dict)  # empty if every verdict failed
+    samples: int
+    failed: int  # samples whose verdict failed
+    mean_length: float  # in tokens
+    truncated_share: float  # of samples, truncated at rollout.max_new_tokens
+    means: dict[str, MeanWithInterval] = field(default_factory=dict)  # empty if every verdict failed
 
     def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, figure in self.figures.items():
-            found |= {name: figure.value, f"{name}/low": figure.low, f"{name}/high": figure.high}
-            if figure.prompts < self.prompts:
-                found[f"{name}/prompts"] = figure.prompts
+        metrics: dict[str, float] = {}
+        for name, mean in self.means.items():
+            metrics |= {name: mean.value, f"{name}/low": mean.low, f"{name}/high": mean.high}
+            if mean.prompts < self.prompts:
+                metrics[f"{name}/prompts"] = mean.prompts
         counts = {"prompts": self.prompts, "samples": self.samples, "failed": self.failed}
-        return found | counts | {"length/mean": self.mean_length, "length/truncated": self.truncated_share}
+        return metrics | counts | {"length/mean": self.mean_length, "length/truncated": self.truncated_share}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`scores` by source, and over `all` where there are several."""
+    """An evaluated batch, and `scores` by source, with those of `all` if there are several sources."""
 
     batch: Batch
     scores: dict[str, SourceScore]
 
     def metrics(self) -> dict[str, float]:
-        found = {
+        metrics = {
             f"eval/{name}/{k}": float(v) for name, score in self.scores.items() for k, v in score.metrics().items()
         }
-        return found | {f"eval/failure/{reason}": float(n) for reason, n in self.batch.failures.items()}
+        return metrics | {f"eval/failure/{reason}": float(n) for reason, n in self.batch.failures.items()}
 
 
 def evaluate(
@@ -91,7 +91,7 @@ def evaluate(
     pass_score: float,
     seed: int,
 ) -> Evaluation:
-    """Samples all sets in one go, each as it says, from the weights that are called `step`."""
+    """Samples all sets at once, each with its own settings, from the weights of version `step`."""
     held_out = make_uids_unique(held_out)
     name = f"eval {step}"
     requests = [
@@ -107,82 +107,85 @@ def evaluate(
 
 
 def make_uids_unique(held_out: Sequence[HeldOutSet]) -> list[HeldOutSet]:
-    """The same sets with no uid twice: a file may be in two of them, and two files may share a source and so their uids."""
+    """Returns the same sets without repeated uids.
+
+    A file may be in two sets, and two files with one source may share uids.
+    """
     taken: set[str] = set()
-    found = []
+    unique = []
     for i, h in enumerate(held_out):
         if any(p.uid in taken for p in h.prompts):
             name = h.name if all(h.name != other.name for other in held_out[:i]) else f"{h.name}@{i}"
             h = replace(h, prompts=[replace(p, uid=f"{p.uid}@{name}") for p in h.prompts])
         taken |= {p.uid for p in h.prompts}
-        found.append(h)
-    return found
+        unique.append(h)
+    return unique
 
 
 def metric_names(held_out: Sequence[HeldOutSet]) -> list[tuple[str, int]]:
-    """For each prompt of all sets, what its figures are called, and how many samples it has.
+    """Returns for each prompt of all sets the name of its metrics, and its number of samples.
 
-    That is its source; and `source@set` where two sets take the prompts of a source differently.
+    The name is the prompt's source, or `source@set` if two sets sample or judge the prompts of a source differently.
     """
-    ways = defaultdict(set)
+    settings = defaultdict(set)
     for h in held_out:
         for p in h.prompts:
-            ways[p.source].add((h.samples, h.temperature, p.rewards))
-    found = [
-        (p.source if len(ways[p.source]) == 1 else f"{p.source}@{h.name}", h.samples)
+            settings[p.source].add((h.samples, h.temperature, p.rewards))
+    names = [
+        (p.source if len(settings[p.source]) == 1 else f"{p.source}@{h.name}", h.samples)
         for h in held_out
         for p in h.prompts
     ]
-    if len({name for name, _ in found}) > 1 and ALL in ways:
+    if len({name for name, _ in names}) > 1 and ALL in settings:
         raise ConfigError(
-            f"eval.datasets: a source is called `{ALL}`, as the figures over all sources are. Give it another name."
+            f"eval.datasets: a source is called `{ALL}`, as the metrics over all sources are. Give it another name."
         )
-    return found
+    return names
 
 
 def score_sources(
     held_out: Sequence[HeldOutSet], batch: Batch, *, pass_score: float, seed: int
 ) -> dict[str, SourceScore]:
-    """Figures of the batch, which has the prompts of all sets in order."""
+    """Returns the scores by source. The batch has the prompts of all sets, in order."""
     names = metric_names(held_out)
     columns = metrics_by_prompt(batch, values_of_k({n for _, n in names}), pass_score=pass_score, seed=seed)
     members: dict[str, list[int]] = {}
     for g, (name, _) in enumerate(names):
         members.setdefault(name, []).append(g)
     members = dict(sorted(members.items())) | ({ALL: list(range(len(names)))} if len(members) > 1 else {})
-    return {name: score_prompts(batch, columns, own, {names[g][1] for g in own}, seed) for name, own in members.items()}
+    return {name: score_prompts(batch, columns, gs, {names[g][1] for g in gs}, seed) for name, gs in members.items()}
 
 
 def score_prompts(
     batch: Batch, columns: dict[str, Array], members: list[int], sizes: set[int], seed: int
 ) -> SourceScore:
-    """Of the prompts `members`, which were asked for `sizes` samples each."""
+    """Returns the scores of the prompts `members`, which have the numbers of samples `sizes`."""
     chosen = np.zeros(len(batch.prompts), dtype=bool)
     chosen[members] = True
     uids = {batch.prompts[g].uid for g in members}
     samples = [s for s, g in zip(batch.samples, batch.groups, strict=True) if chosen[g]]
     failed = [s for s, _ in batch.failed if s.uid in uids]
-    made = samples + failed
-    wanted = ["accuracy", *(f"{kind}@{k}" for kind in ("pass", "maj") for k in values_of_k(sizes) if max(sizes) > 1)]
-    own = {name: columns[name][members] for name in wanted if not np.isnan(columns[name][members]).all()}
-    if "accuracy" in own and len(sizes) == 1 and max(sizes) > 1:
-        own[f"avg@{max(sizes)}"] = own["accuracy"]
-    bounds = bootstrap_interval(np.stack(list(own.values()), axis=1), seed=seed) if own else np.empty((0, 2))
+    everything = samples + failed
+    names = ["accuracy", *(f"{kind}@{k}" for kind in ("pass", "maj") for k in values_of_k(sizes) if max(sizes) > 1)]
+    values = {name: columns[name][members] for name in names if not np.isnan(columns[name][members]).all()}
+    if "accuracy" in values and len(sizes) == 1 and max(sizes) > 1:
+        values[f"avg@{max(sizes)}"] = values["accuracy"]
+    bounds = bootstrap_interval(np.stack(list(values.values()), axis=1), seed=seed) if values else np.empty((0, 2))
     return SourceScore(
         prompts=len(members),
-        samples=len(made),
+        samples=len(everything),
         failed=len(failed),
-        mean_length=float(np.mean([len(s.tokens) for s in made])),
-        truncated_share=float(np.mean([s.finish == "length" for s in made])),
-        figures={
+        mean_length=float(np.mean([len(s.tokens) for s in everything])),
+        truncated_share=float(np.mean([s.finish == "length" for s in everything])),
+        means={
             name: MeanWithInterval(float(np.nanmean(column)), float(low), float(high), int((~np.isnan(column)).sum()))
-            for (name, column), (low, high) in zip(own.items(), bounds, strict=True)
+            for (name, column), (low, high) in zip(values.items(), bounds, strict=True)
         },
     )
 
 
 def metrics_by_prompt(batch: Batch, ks: list[int], *, pass_score: float, seed: int) -> dict[str, Array]:
-    """Every figure of every prompt, NaN where it has none.  name -> [prompts]"""
+    """Returns every metric of every prompt, NaN where it has none.  name -> [prompts]"""
     prompts = range(len(batch.prompts))
     rewards: list[list[float]] = [[] for _ in prompts]
     votes: list[list[str]] = [[] for _ in prompts]
@@ -193,17 +196,17 @@ def metrics_by_prompt(batch: Batch, ks: list[int], *, pass_score: float, seed: i
     count = np.array([len(r) for r in rewards])
     good = batch.rewards >= np.float32(pass_score)  # 0.9 in single precision is less than 0.9 in double
     solved = np.bincount(batch.groups, weights=good, minlength=len(prompts)).astype(np.int64)
-    found = {"accuracy": np.array([np.mean(r) if r else np.nan for r in rewards])}
+    metrics = {"accuracy": np.array([np.mean(r) if r else np.nan for r in rewards])}
     for k in ks:
-        found[f"pass@{k}"] = np.full(len(prompts), np.nan)
-        found[f"pass@{k}"][count >= k] = pass_at_k(count[count >= k], solved[count >= k], k)
+        metrics[f"pass@{k}"] = np.full(len(prompts), np.nan)
+        metrics[f"pass@{k}"][count >= k] = pass_at_k(count[count >= k], solved[count >= k], k)
     for k in ks:
-        found[f"maj@{k}"] = np.array(
+        metrics[f"maj@{k}"] = np.array(
             [maj_at_k(v, r, k, seed=seed) if len(r) >= k else np.nan for v, r in zip(votes, rewards, strict=True)]
         )
-    return found
+    return metrics
 
 
 def values_of_k(sizes: set[int]) -> list[int]:
-    """The k of pass@k: 1, 2, 4, … and the numbers of samples themselves.  {6} -> 1 2 4 6"""
+    """Returns the k of pass@k: 1, 2, 4, … and the numbers of samples themselves.  {6} -> 1 2 4 6"""
     return sorted({1 << i for i in range(max(sizes).bit_length())} | sizes)

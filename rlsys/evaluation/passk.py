@@ -1,8 +1,8 @@
-"""What k samples of a prompt would be worth, from the n that there are: exact expectations over all subsets of k.
+"""pass@k and maj@k of a prompt from its n samples: exact expectations over all subsets of k samples.
 
 A prompt with 2 of 4 samples solved, answers 7 7 8 9, the 7s right:
 pass@2 = 5/6 (one pair of six has no 7)      maj@3 = 2/3 (7 wins two triples of four and shares the others with 8 and 9)
-avg@k is the mean score, whatever k is.
+avg@k is the mean score for every k.
 """
 
 import math
@@ -13,14 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
-MAX_EXACT_ADDITIONS = (
-    10**7
-)  # additions that the exact maj@k of one prompt may take; up to 200 samples always do with fewer
-DRAWS = 10_000  # subsets drawn in its place: a standard error of 0.005 at most for scores from 0 to 1
+MAX_EXACT_ADDITIONS = 10**7  # for the exact maj@k of one prompt; 200 samples never need more
+DRAWS = 10_000  # subsets drawn otherwise: a standard error of at most 0.005 for scores from 0 to 1
 
 
 def pass_at_k(samples: ArrayLike, solved: ArrayLike, k: int) -> Array:
-    """Chance that at least one of k samples of a prompt is solved.  [P], [P] -> [P]
+    """Returns the chance that at least one of k samples of a prompt is solved.  [P], [P] -> [P]
 
     Chen et al. 2021, arXiv 2107.03374, eq. 1: 1 - C(n - c, k) / C(n, k), as a product that no n overflows.
     """
@@ -33,15 +31,15 @@ def pass_at_k(samples: ArrayLike, solved: ArrayLike, k: int) -> Array:
     with np.errstate(divide="ignore"):  # log 0: more drawn than are unsolved
         for i in range(k):
             missed += np.log1p(-np.minimum(c / (n - i), 1.0))
-    found: Array = -np.expm1(missed)
-    return found
+    solved_chance: Array = -np.expm1(missed)
+    return solved_chance
 
 
 def maj_at_k(answers: Sequence[Hashable], scores: ArrayLike, k: int, *, seed: int = 0) -> float:
-    """Expected score of the answer that most of k samples of a prompt give; equally frequent ones share evenly.  [n], [n] -> 1
+    """Returns the expected score of the most frequent answer among k samples. Ties share evenly.  [n], [n] -> 1
 
-    The vote of Wang et al. 2022, arXiv 2203.11171. An answer's score is the mean over the samples that give it. Exact, unless
-    that would take more than `EXACT` additions: then `DRAWS` subsets are drawn.
+    The vote of Wang et al. 2022, arXiv 2203.11171. An answer's score is the mean over the samples that give it. The
+    result is exact unless that takes more than `MAX_EXACT_ADDITIONS`; then `DRAWS` subsets are drawn.
     """
     if not 1 <= k <= len(answers):
         raise ValueError(f"maj@{k} needs k of at least 1 and k samples; there are {len(answers)}.")
@@ -59,12 +57,12 @@ def maj_at_k(answers: Sequence[Hashable], scores: ArrayLike, k: int, *, seed: in
 
 
 def count_additions(counts: NDArray[np.int64], k: int) -> int:
-    """Additions that `shared_vote` takes, nearly."""
+    """Returns roughly how many additions `tied_part` takes."""
     return int(np.minimum(counts, k // 2).sum()) * (k + 1) ** 2
 
 
 def majority_part(counts: NDArray[np.int64], values: Array, k: int) -> float:
-    """The part of the expectation in which one answer has more than half of the k votes.  [A], [A] -> 1"""
+    """Returns the part of the expectation in which one answer has more than half of the k votes.  [A], [A] -> 1"""
     n, total = int(counts.sum()), 0.0
     for m, value in zip(counts.tolist(), values.tolist(), strict=True):
         ways = sum(math.comb(m, j) * math.comb(n - m, k - j) for j in range(k // 2 + 1, min(m, k) + 1))
@@ -73,11 +71,11 @@ def majority_part(counts: NDArray[np.int64], values: Array, k: int) -> float:
 
 
 def tied_part(counts: NDArray[np.int64], values: Array, k: int) -> float:
-    """The part in which the most frequent answers have j votes each, j at most half of k.  [A], [A] -> 1
+    """Returns the part in which the most frequent answers have j votes each, j at most half of k.  [A], [A] -> 1
 
-    For each j, answer by answer: after some of them, P[t, r] is the chance that r votes are cast, none of them has more than j
-    and t have j; S[t, r] is the same with the sum of those t scores. Votes are independent here, each cast with probability
-    k / n, which makes every number a chance; that k are cast in all is divided out at the end.
+    For each j, the answers are added one by one. P[t, r] is the chance that those added so far have r votes, none has
+    more than j votes, and t of them have j. S[t, r] is that chance times the expected sum of those t scores. Votes are cast
+    independently here, each with probability k / n. The chance that k are cast in all is divided out at the end.
     """
     n, total = int(counts.sum()), 0.0
     cast = {m: binomial_chances(m, k / n, k) for m in {*counts.tolist(), n}}
@@ -99,16 +97,16 @@ def tied_part(counts: NDArray[np.int64], values: Array, k: int) -> float:
 
 
 def binomial_chances(m: int, p: float, most: int) -> Array:
-    """Binomial chances of 0, 1, … `most` votes of m."""
-    found = np.zeros(most + 1)
+    """Returns the binomial chances of 0, 1, … `most` votes of m."""
+    chances = np.zeros(most + 1)
     for i in range(min(m, most) + 1):
         log = math.lgamma(m + 1) - math.lgamma(i + 1) - math.lgamma(m - i + 1)
-        found[i] = math.exp(log + i * math.log(p) + (m - i) * math.log1p(-p))
-    return found
+        chances[i] = math.exp(log + i * math.log(p) + (m - i) * math.log1p(-p))
+    return chances
 
 
 def sampled_vote(counts: NDArray[np.int64], values: Array, k: int, seed: int) -> float:
-    """The expectation from drawn subsets.  [A], [A] -> 1"""
+    """Returns the expectation estimated from drawn subsets.  [A], [A] -> 1"""
     rng = np.random.default_rng(seed)
     parts = []
     for _ in range(10):

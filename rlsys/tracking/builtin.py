@@ -1,4 +1,4 @@
-"""The built-in trackers by name, and what is wrong with those that a configuration names."""
+"""The built-in trackers by name, and checks of the trackers that a configuration names."""
 
 import difflib
 import importlib.util
@@ -18,35 +18,36 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-sk
 
 
 def tracker_problems(tracking: TrackingConfig) -> list[str]:
-    """Sentences about names and options, as far as they can be seen without running a user's file."""
-    found = []
+    """Returns problems of names and options, as far as they show without running a user's file."""
+    problems = []
     for name, t in tracking.to.items():
         try:
             resolve_env(t.options)
         except ConfigError as error:
-            found.append(f"tracking.to.{name}: {error}")
+            problems.append(f"tracking.to.{name}: {error}")
         if t.tracker in TRACKERS:
             known = keyword_options(TRACKERS[t.tracker])
             for option in (o for o in t.options if o not in known):
-                near = difflib.get_close_matches(option, known, 1)
-                way_out = f" Did you mean `{near[0]}`?" if near else f" It has {', '.join(known)}."
-                found.append(f"tracking.to.{name} has no option `{option}`.{way_out}")
+                close = difflib.get_close_matches(option, known, 1)
+                way_out = f" Did you mean `{close[0]}`?" if close else f" It has {', '.join(known)}."
+                problems.append(f"tracking.to.{name} has no option `{option}`.{way_out}")
         elif ":" in t.tracker:
-            found += user_function_problems("tracking.to", t.tracker)
+            problems += user_function_problems("tracking.to", t.tracker)
         else:
-            near = difflib.get_close_matches(t.tracker.lower(), TRACKERS, 1)
-            found.append(
-                f"tracking.to is `{t.tracker}`; known: {', '.join(TRACKERS)}, or module:function. metrics.jsonl is written in any case."
-                + (f" Did you mean `{near[0]}`?" if near else "")
+            close = difflib.get_close_matches(t.tracker.lower(), TRACKERS, 1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            problems.append(
+                f"tracking.to is `{t.tracker}`; known: {', '.join(TRACKERS)}, or module:function. "
+                f"metrics.jsonl is written in any case.{hint}"
             )
-    return found
+    return problems
 
 
 def missing_libraries(tracking: TrackingConfig) -> list[str]:
-    """Sentences about libraries that are not installed here."""
+    """Returns a sentence about each library that is not installed."""
     return [
-        f"tracking.to: {t.tracker} is not installed. `pip install 'rlsys[trackers]'` or `pip install {PACKAGES[t.tracker]}` installs it; "
-        f"tracking.to=[] goes on without it."
+        f"tracking.to: {t.tracker} is not installed. `pip install 'rlsys[trackers]'` or "
+        f"`pip install {PACKAGES[t.tracker]}` installs it; tracking.to=[] goes on without it."
         for t in tracking.to.values()
         if t.tracker in PACKAGES and importlib.util.find_spec(t.tracker) is None
     ]

@@ -1,10 +1,10 @@
-"""Follows a run by its files, and tells one tracker. Nothing waits for it, and nothing is lost while it cannot tell.
+"""Follows a run by its files, and passes it on to one tracker. Nothing waits for it, and nothing is lost by failures.
 
-    metrics.jsonl ──a line that is whole──▶ follower ──step──▶ tracker ──▶ tracking.json: how far it is
+    metrics.jsonl ──complete line────────▶ follower ──step──▶ tracker ──▶ tracking.json: its last step
     samples/eval-000010.parquet ──────────▶          ──samples──▶
     events.jsonl ──those since it began───▶          ──event──▶
 
-A tracker that raises is made anew later, and goes on where it was: the files have what it missed.
+A tracker that raises an error is made again later, and continues where it was: the files have what it missed.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from rlsys.config.secrets import redact
 from rlsys.tracking.sent_steps import SentSteps
 from rlsys.tracking.tracker import RunInfo, Tracker
 
-POLL_S = 0.5  # between two looks at the files
-RETRY_S = (30.0, 600.0)  # before a tracker that failed is tried again: at first, and at most
-SAMPLES_S = 30.0  # in which the samples of an evaluation are expected after its line
+POLL_S = 0.5  # between two reads of the files
+RETRY_S = (30.0, 600.0)  # first and longest pause before a failed tracker is tried again
+SAMPLES_S = 30.0  # how long after its line the samples of an evaluation are waited for
 
 
 class Follower(threading.Thread):
@@ -33,28 +33,28 @@ class Follower(threading.Thread):
         self,
         name: str,
         make: Callable[[RunInfo], Tracker],
-        told: RunInfo,
-        kept: int,
+        run_info: RunInfo,
+        kept_step: int,
         samples: int,
-        memory: SentSteps,
-        say: Callable[[str], None],
-        event: Callable[..., None],
+        sent_steps: SentSteps,
+        note: Callable[[str], None],
+        record_event: Callable[..., None],
     ):
-        """`kept` is the last step whose line stays: what comes after it is done again."""
+        """`kept_step` is the last step whose line stays: later steps are repeated."""
         super().__init__(name=f"tracking {name}", daemon=True)
-        self.tracker_name, self.make, self.run_info, self.samples = name, make, told, samples
-        self.memory, self.note, self.record_event = memory, say, event
-        self.kept_step = kept
+        self.tracker_name, self.make, self.run_info, self.samples = name, make, run_info, samples
+        self.sent_steps, self.note, self.record_event = sent_steps, note, record_event
+        self.kept_step = kept_step
         self.run_ended = threading.Event()
-        self.outcome = ""
-        self.busy_since: float | None = None  # when the call began that it is in
+        self.outcome = ""  # done, stopped or failed
+        self.busy_since: float | None = None  # when the current call to the tracker began
         self.failures = 0
-        self.events = LineReader(told.path / "events.jsonl", from_end=True)
+        self.events = LineReader(run_info.path / "events.jsonl", from_end=True)
 
     @property
     def last_step(self) -> int:
-        """The last step that the tracker has."""
-        last = self.memory.last_step(self.tracker_name)
+        """The last step that the tracker has; -1 for none."""
+        last = self.sent_steps.last_step(self.tracker_name)
         return -1 if last is None else last
 
     def run(self) -> None:
@@ -68,19 +68,17 @@ class Follower(threading.Thread):
             except Exception as error:
                 self.report_failure(error, f"It is tried again in {wait:.0f} s, and gets what it misses then.")
             if ending:
-                return self.note(
-                    f"{self.tracker_name} has steps up to {self.last_step}; `rlsys track {self.run_info.path}` sends the rest"
-                )
+                command = f"`rlsys track {self.run_info.path}`"
+                return self.note(f"{self.tracker_name} has steps up to {self.last_step}; {command} sends the rest")
             self.failures += 1
-            self.run_ended.wait(wait)  # at the end it is tried once more, at once
+            self.run_ended.wait(wait)  # when the run ends, it is tried once more at once
 
     def follow_run(self) -> None:
-        """From where the tracker is to the end of the run."""
-        had = self.memory.last_step(self.tracker_name)
-        tracker = self.start_tracker(had)
+        """Sends everything from the tracker's last step to the end of the run."""
+        tracker = self.start_tracker()
         lines = LineReader(self.run_info.path / "metrics.jsonl")
         while True:
-            ending = self.run_ended.is_set()  # before the last look
+            ending = self.run_ended.is_set()  # asked before the files are read for the last time
             for event in self.events.read_new():
                 with self.busy():
                     tracker.event(event)
@@ -90,47 +88,48 @@ class Follower(threading.Thread):
             with self.busy():
                 if ending:
                     return tracker.end(self.outcome)
-                tracker.look()
+                tracker.poll()
             self.run_ended.wait(POLL_S)
 
-    def start_tracker(self, had: int | None) -> Tracker:
+    def start_tracker(self) -> Tracker:
+        """Makes the tracker, and settles what happens to steps that it has and that are repeated."""
+        last_sent = self.sent_steps.last_step(self.tracker_name)
         first = min(self.last_step, self.kept_step) + 1
         with self.busy():
-            tracker = self.make(replace(self.run_info, first_step=first, resumed=had is not None))
-        if had is not None and had > self.kept_step:
+            tracker = self.make(replace(self.run_info, first_step=first, resumed=last_sent is not None))
+        if last_sent is not None and last_sent > self.kept_step:
             if tracker.overwrites:
-                self.memory.record(self.tracker_name, self.kept_step)
+                self.sent_steps.record(self.tracker_name, self.kept_step)
             else:
-                self.note(
-                    f"{self.tracker_name} keeps what it has of steps {self.kept_step + 1} to {had}, which are done again"
-                )
-        self.kept_step = sys.maxsize  # from here on nothing is done again
-        if had is None:
-            self.memory.record(self.tracker_name, -1)
+                steps = f"steps {self.kept_step + 1} to {last_sent}"
+                self.note(f"{self.tracker_name} keeps what it has of {steps}, which are done again")
+        self.kept_step = sys.maxsize  # from here on no step is repeated
+        if last_sent is None:
+            self.sent_steps.record(self.tracker_name, -1)
         return tracker
 
     def send_step(self, tracker: Tracker, line: dict[str, Any]) -> None:
         step = line["step"]
-        figures = {name: value for name, value in line.items() if name != "step"}
-        evaluated = any(name.startswith("eval/") for name in figures)
+        metrics = {name: value for name, value in line.items() if name != "step"}
+        evaluated = any(name.startswith("eval/") for name in metrics)
         rows = self.eval_samples(step) if self.samples and evaluated else []
         with self.busy():
             if rows:
                 tracker.samples(step, rows)
-            tracker.step(step, figures)
-        self.memory.record(self.tracker_name, step)
+            tracker.step(step, metrics)
+        self.sent_steps.record(self.tracker_name, step)
         if self.failures:
             self.note(f"{self.tracker_name} goes on, with step {step}")
             self.failures = 0
 
     def eval_samples(self, step: int) -> list[dict[str, Any]]:
-        """The first completions of an evaluation's first prompts; its file comes a little later than its line."""
-        file, until = self.run_info.path / "samples" / f"eval-{step:06d}.parquet", time.monotonic() + SAMPLES_S
+        """Returns the first completions of an evaluation's first prompts. Its file comes a little after its line."""
+        file, deadline = self.run_info.path / "samples" / f"eval-{step:06d}.parquet", time.monotonic() + SAMPLES_S
         while True:
-            last_look = self.run_ended.is_set() or time.monotonic() > until
+            last_try = self.run_ended.is_set() or time.monotonic() > deadline
             if file.is_file():
                 return read_first_samples(file, self.samples)
-            if last_look:
+            if last_try:
                 return []
             self.run_ended.wait(POLL_S)
 
@@ -142,21 +141,21 @@ class Follower(threading.Thread):
         finally:
             self.busy_since = None
 
-    def report_failure(self, error: Exception, then: str) -> None:
-        """A line on the screen, the first time; all of it in events.jsonl."""
+    def report_failure(self, error: Exception, next_step: str) -> None:
+        """Notes the first failure in a line on the screen, and records each one in events.jsonl."""
         where = f"after step {self.last_step}" if self.last_step >= 0 else "at its start"
-        said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-        first = " ".join(redact(said).split())[:300].rstrip(": ")
-        with contextlib.suppress(OSError):  # a full disk is the run's trouble, and it says so
+        text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        problem = " ".join(redact(text).split())[:300].rstrip(": ")
+        with contextlib.suppress(OSError):  # the run itself reports a full disk
             self.record_event(
                 "tracker failed",
                 tracker=self.tracker_name,
                 step=self.last_step,
-                error=first,
+                error=problem,
                 trace=traceback.format_exc(),
             )
         if not self.failures:
-            self.note(f"{self.tracker_name} failed {where}: {first}. The run goes on. {then}")
+            self.note(f"{self.tracker_name} failed {where}: {problem}. The run goes on. {next_step}")
 
 
 class LineReader:
@@ -167,28 +166,28 @@ class LineReader:
         self.position = file.stat().st_size if from_end and file.is_file() else 0
 
     def read_new(self) -> list[dict[str, Any]]:
-        """The lines that have come, as far as they are whole."""
+        """Returns the complete lines that were added since the last call."""
         if not self.file.is_file() or self.file.stat().st_size <= self.position:
             return []
         with self.file.open("rb") as file:
             file.seek(self.position)
             whole = file.read().rpartition(b"\n")[0]
         self.position += len(whole) + bool(whole)
-        found = []
+        lines = []
         for text in whole.splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # cut off by a crash, and ended by who came after
-                found.append(json.loads(text))
-        return found
+            with contextlib.suppress(json.JSONDecodeError):  # a line that a crash cut off
+                lines.append(json.loads(text))
+        return lines
 
 
 def read_first_samples(file: Path, prompts: int) -> list[dict[str, Any]]:
-    """The first sample of each of the first prompts in a file of samples."""
+    """Returns the first sample of each of the first prompts in a file of samples."""
     import pyarrow.parquet
 
-    found: dict[str, dict[str, Any]] = {}
+    by_uid: dict[str, dict[str, Any]] = {}
     for batch in pyarrow.parquet.ParquetFile(file).iter_batches(64, columns=["uid", "prompt", "completion", "reward"]):
         for row in batch.to_pylist():
-            if row["uid"] not in found and len(found) == prompts:
-                return list(found.values())
-            found.setdefault(row["uid"], row)
-    return list(found.values())
+            if row["uid"] not in by_uid and len(by_uid) == prompts:
+                return list(by_uid.values())
+            by_uid.setdefault(row["uid"], row)
+    return list(by_uid.values())

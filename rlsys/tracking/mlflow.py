@@ -11,50 +11,51 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlsys.tracking.tensorboard import samples_table
-from rlsys.tracking.tracker import Figures, RunInfo, Tracker
+from rlsys.tracking.tracker import RunInfo, Tracker
+from rlsys.types import Metrics
 
 TAG = "rlsys.run"
 STATES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-MOST = 6000  # characters of a parameter
+MAX_PARAM_CHARS = 6000
 
 
 class MLflow(Tracker):
     def __init__(
         self,
-        told: RunInfo,
+        run_info: RunInfo,
         *,
         uri: str = "",
         experiment: str = "rlsys",
         name: str = "",
         tags: Mapping[str, str] | None = None,
     ):
-        """`uri` of a server; else MLFLOW_TRACKING_URI says, or it is mlruns/ in the run directory."""
+        """`uri` is a server's address; empty: MLFLOW_TRACKING_URI if set, else mlruns/ in the run directory."""
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
         self.metric = Metric
-        uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or (told.path / "mlruns").as_uri()
-        if uri.startswith("file:"):  # MLflow keeps them for who asks; a database would need its whole server here
+        uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or (run_info.path / "mlruns").as_uri()
+        if uri.startswith("file:"):  # a database would need the whole MLflow server
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
         self.client = MlflowClient(uri)
-        there = self.client.get_experiment_by_name(experiment)
-        home = there.experiment_id if there else self.client.create_experiment(experiment)
-        known = self.client.search_runs([home], f"tags.`{TAG}` = '{told.id}'", max_results=1)
-        if known:
-            self.run = known[0].info.run_id
+        known = self.client.get_experiment_by_name(experiment)
+        experiment_id = known.experiment_id if known else self.client.create_experiment(experiment)
+        runs = self.client.search_runs([experiment_id], f"tags.`{TAG}` = '{run_info.id}'", max_results=1)
+        if runs:
+            self.run = runs[0].info.run_id
             self.client.update_run(self.run, status="RUNNING")
             return
         self.run = self.client.create_run(
-            home, run_name=name or told.name, tags={**(tags or {}), TAG: told.id}
+            experiment_id, run_name=name or run_info.name, tags={**(tags or {}), TAG: run_info.id}
         ).info.run_id
-        params = [Param(key, text(value)[:MOST]) for key, value in told.config.items()]
-        for i in range(0, len(params), 100):  # so many at a time
+        params = [Param(key, text(value)[:MAX_PARAM_CHARS]) for key, value in run_info.config.items()]
+        for i in range(0, len(params), 100):  # MLflow takes 100 at a time
             self.client.log_batch(self.run, params=params[i : i + 100])
 
-    def step(self, step: int, figures: Figures) -> None:
+    def step(self, step: int, metrics: Metrics) -> None:
         now = int(time.time() * 1000)
-        found = [self.metric(mlflow_name(name), value, now, step) for name, value in figures.items()]
-        self.client.log_batch(self.run, metrics=found)
+        entries = [self.metric(mlflow_name(name), value, now, step) for name, value in metrics.items()]
+        self.client.log_batch(self.run, metrics=entries)
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
         self.client.log_text(self.run, samples_table(rows), f"samples/eval-{step:06d}.md")
@@ -64,7 +65,7 @@ class MLflow(Tracker):
 
 
 def mlflow_name(name: str) -> str:
-    """A name that MLflow takes: a section and a name in it. Its files cannot hold a figure below another one.
+    """Returns a name that MLflow accepts: a section and a name in it. Its files cannot hold a metric below another one.
 
     "lag" -> "step/lag"    "lag/mean" -> "lag/mean"    "eval/aime/pass@4/low" -> "eval/aime.pass_at_4.low"
     """

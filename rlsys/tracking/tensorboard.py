@@ -4,24 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlsys.tracking.tracker import Figures, RunInfo, Tracker
+from rlsys.tracking.tracker import RunInfo, Tracker
+from rlsys.types import Metrics
 
 
 class TensorBoard(Tracker):
-    overwrites = True  # what an earlier file has of later steps is purged by TensorBoard as it reads
+    overwrites = True  # TensorBoard purges the later steps of earlier files as it reads them
 
-    def __init__(self, told: RunInfo, *, dir: str = ""):
-        """`dir` is a folder that several runs share, each in one of its name; empty: tensorboard/ in the run directory."""
+    def __init__(self, run_info: RunInfo, *, dir: str = ""):
+        """`dir` is a folder that runs share, with a subfolder for each; empty: tensorboard/ in the run directory."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        folder = Path(dir).expanduser() / told.name if dir else told.path / "tensorboard"
-        self.writer = SummaryWriter(str(folder), purge_step=told.first_step if told.resumed else None)
-        if not told.resumed:
-            lines = "\n".join(f"    {key}: {json.dumps(value)}" for key, value in told.config.items())
+        folder = Path(dir).expanduser() / run_info.name if dir else run_info.path / "tensorboard"
+        self.writer = SummaryWriter(str(folder), purge_step=run_info.first_step if run_info.resumed else None)
+        if not run_info.resumed:
+            lines = "\n".join(f"    {key}: {json.dumps(value)}" for key, value in run_info.config.items())
             self.writer.add_text("config", lines, 0)
 
-    def step(self, step: int, figures: Figures) -> None:
-        for name, value in figures.items():
+    def step(self, step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
@@ -34,7 +35,7 @@ class TensorBoard(Tracker):
 
 
 def samples_table(rows: list[dict[str, Any]]) -> str:
-    """In Markdown, each text as code."""
+    """Returns the samples as a Markdown table, each text as code."""
 
     def cell(value: Any) -> str:
         return "" if value is None else f"`{' '.join(str(value).replace('`', chr(39)).replace('|', '¦').split())}`"

@@ -1,45 +1,51 @@
-"""What a tracker is, and what it is told."""
+"""The interface of a tracker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Figures = dict[str, float]  # of a step, by name
+from rlsys.types import Metrics
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Of the run. `Told("demo-3f9a01c2", "demo", Path("runs/demo"), {"policy.lr": 1e-6, …}, first=31, started=True)`"""
+    """What a tracker knows about the run.
 
-    id: str  # the same whenever this run goes on
+    `RunInfo("demo-3f9a01c2", "demo", Path("runs/demo"), {"policy.lr": 1e-6, …}, first_step=31, resumed=True)`
+    """
+
+    id: str  # the same when the run is continued
     name: str  # of its directory
     path: Path  # the run directory
-    config: Mapping[str, Any]  # every option by its dotted name; what is secret is hidden
-    first_step: int  # the first step that comes
-    resumed: bool  # whether this tracker has begun this run before
+    config: Mapping[str, Any]  # every option by its dotted name; secrets are redacted
+    first_step: int  # that the tracker will get
+    resumed: bool  # whether this tracker was started in this run before
 
 
 class Tracker:
-    """Takes figures somewhere. One thread calls it, on which no step waits: it may take its time, and raise.
+    """Sends metrics somewhere. It has a thread of its own, so it may be slow, and it may raise errors.
 
-    A user's own is a function that gets what it is `Told`, and its options by name, and returns one of these.
+    A user's own tracker is a function that gets the `RunInfo`, and its options by name, and returns a `Tracker`.
     """
 
-    overwrites = False  # whether a step that is done again takes the place of what was said of it
+    overwrites = False  # whether a repeated step replaces the earlier one; if not, it is not sent again
 
-    def step(self, step: int, figures: Figures) -> None:
-        """A line of metrics.jsonl. Steps come in their order, each once."""
+    def step(self, step: int, metrics: Metrics) -> None:
+        """Takes a line of metrics.jsonl. Steps come in order, each once."""
         raise NotImplementedError
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """The first completions of a few prompts of an evaluation, before its figures: `uid`, `prompt`, `completion`, `reward`."""
+        """Takes the first completions of an evaluation's first prompts, before its metrics.
+
+        Each row has `uid`, `prompt`, `completion` and `reward`.
+        """
 
     def event(self, event: dict[str, Any]) -> None:
-        """A line of events.jsonl, of those written since it was started."""
+        """Takes a line of events.jsonl that was written after the tracker was started."""
 
-    def look(self) -> None:
-        """About twice a second, for what is to be seen between two steps."""
+    def poll(self) -> None:
+        """Is called about twice a second, for what changes between two steps."""
 
     def end(self, how: str) -> None:
-        """`done`, `stopped` (it may go on) or `failed`. What was said is to be sent now."""
+        """Sends what is left, as the run ends. `how` is `done`, `stopped` (it may be continued) or `failed`."""

@@ -129,7 +129,7 @@ class RayMetrics(Tracker):
         if name := EVENTS.get(event["event"]):
             self.increment(name)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Updates the gauges of engines and queues.
 
         Sets all others again: Ray drops a gauge that was not set for a while.

@@ -110,7 +110,7 @@ def test_one_greedy_set_has_accuracy_lengths_and_counts_and_no_more():
 def test_a_prompt_counts_once_however_many_samples_are_left_of_it():
     rewards = Told({"p": [1, 1, 1, 1], "q": [None, None, None, 0]})
     found, _ = run([HeldOutSet("a", prompts("p", "q"), samples=4, temperature=1.0)], rewards)
-    assert found.scores["a"].figures["accuracy"].value == 0.5
+    assert found.scores["a"].means["accuracy"].value == 0.5
     assert found.metrics()["eval/a/avg@4"] == 0.5
 
 

@@ -45,13 +45,13 @@ def test_ray_exports_every_metric_under_the_name_that_the_dashboard_uses(ray: An
     metrics.step(2, METRICS)
     for event in (*ray_metrics.EVENTS, "sync"):
         metrics.event({"event": event})
-    metrics.look()
+    metrics.poll()
 
     deadline = time.monotonic() + 40
     while "ray_rlsys_checkpoints_total" not in (values := exported(ray, "adding")):
         assert time.monotonic() < deadline, values
         time.sleep(0.5)
-        metrics.look()
+        metrics.poll()
 
     expected = {
         "ray_rlsys_step": 2,
