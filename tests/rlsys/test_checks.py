@@ -1,3 +1,5 @@
+"""What does not fit together in a configuration is refused in one sentence."""
+
 import json
 
 import pytest
@@ -198,7 +200,7 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.loss=gone.py:f", ["algorithm.loss: the file gone.py"]),
     ],
 )
-def test_what_does_not_fit_is_one_sentence_with_the_numbers(refused, overrides, parts):
+def test_each_problem_is_one_sentence_with_the_numbers(refused, overrides, parts):
     found = refused("", *overrides.split(" ") if "{" not in overrides else [overrides])
     hits = [sentence for sentence in found if all(part in sentence for part in parts)]
     assert len(hits) == 1, found
@@ -206,7 +208,7 @@ def test_what_does_not_fit_is_one_sentence_with_the_numbers(refused, overrides, 
     assert hits[0].endswith((".", "?", ")."))
 
 
-def test_all_that_does_not_fit_is_told_at_once(refused):
+def test_all_problems_are_reported_at_once(refused):
     found = refused("", "rollout.top_p=0.9", "algorithm.kl=k4", "data.train=gone.jsonl", "trainer.samples_per_prompt=1")
     assert len(found) == 4
 
@@ -219,7 +221,7 @@ def test_a_user_function_may_take_the_place_of_a_built_in_one(read):
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "remax", "raw", "gae"])
-def test_one_sample_per_prompt_is_enough_for_those_who_do_not_compare(read, advantage):
+def test_one_sample_per_prompt_is_enough_for_methods_that_do_not_compare(read, advantage):
     assert read("", f"algorithm.advantage={advantage}", "trainer.samples_per_prompt=1").trainer.samples_per_prompt == 1
 
 
@@ -232,7 +234,7 @@ def test_kl_cov_takes_a_second_update_or_a_second_pass(read):
         assert read("", "entropy.control=kl_cov", more).entropy.control == "kl_cov"
 
 
-def test_a_user_function_may_ask_for_what_weighs_tokens_elsewhere(read):
+def test_a_user_function_may_ask_for_options_of_token_weights(read):
     found = read("", "algorithm.loss=json.decoder:f", "algorithm.constant=5", "algorithm.control_weight=1").algorithm
     assert (found.constant, found.control_weight) == (5, 1)
 
@@ -249,7 +251,7 @@ def test_a_colocated_gpu_run_is_accepted(read):
     assert read("", *overrides, "sync.transport=cuda_ipc").cluster.placement == "colocated"
 
 
-def test_colocated_engines_may_over_sample_where_nothing_is_sampled_while_training_goes_on(read, refused):
+def test_colocated_engines_may_over_sample_if_none_samples_during_training(read, refused):
     shared = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=2", "policy.ranks=2"]
     shared += ["rollout.oversample=0.25"]
     config = read("", *shared, "pipeline.max_lag=1")
@@ -284,9 +286,7 @@ def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refuse
     assert read("", model("{}")).model.path
 
 
-def test_the_window_of_a_hub_name_is_what_its_own_config_says_or_for_a_plan_that_of_its_name(
-    read, tmp_path, monkeypatch
-):
+def test_a_hub_models_window_is_from_its_config_or_for_a_plan_from_its_name(read, tmp_path, monkeypatch):
     from rlsys.checks import check
     from rlsys.models.lookup import known_model_shape
 
@@ -314,7 +314,7 @@ def test_the_window_of_a_hub_name_is_what_its_own_config_says_or_for_a_plan_that
         ("meta-llama/Llama-3.1-8B", 3, "1, 2, 4, 8, 16, 32"),
     ],
 )
-def test_tensor_parallelism_that_does_not_divide_the_models_heads_is_refused_with_what_does(refused, path, wide, good):
+def test_tensor_parallelism_must_divide_the_models_heads(refused, path, wide, good):
     [found] = refused("", f"model.path={path}", f"rollout.tensor_parallel={wide}")
     assert found.startswith(f"rollout.tensor_parallel ({wide}) does not divide {path}: ")
     assert found.endswith(f" It may be {good}.")

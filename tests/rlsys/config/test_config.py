@@ -1,3 +1,5 @@
+"""The schema: its options, and the names that it lists."""
+
 import ast
 import dataclasses
 import inspect
@@ -81,7 +83,7 @@ def test_every_option_of_a_method_is_a_field_that_may_be_null():
             assert getattr(section, option) is None, option
 
 
-def test_those_who_compare_within_a_group_are_advantages_there_are():
+def test_group_relative_methods_are_known_advantages():
     assert {*schema.ADVANTAGES} - {*schema.GROUP_RELATIVE} == {"reinforce_pp", "remax", "raw", "gae"}
 
 
@@ -94,7 +96,7 @@ def test_the_bounds_known_of_corrections_are_those_of_their_functions():
     assert both == methods.CORRECTION_BOUNDS
 
 
-def test_the_recipes_named_in_hints_are_the_files_for_methods_on_the_tiny_model():
+def test_hints_name_the_recipes_of_methods_on_the_tiny_model():
     files = {path.stem for path in CONFIGS if not path.stem.endswith("_gpu")}
     assert {*values.RECIPES} == files - {"tiny_cpu"}
 

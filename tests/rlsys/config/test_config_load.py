@@ -1,3 +1,5 @@
+"""Reading a configuration: values, bases, unknown options and wrong types."""
+
 import dataclasses
 import json
 import re
@@ -87,7 +89,7 @@ def test_a_text_may_hold_what_looks_like_a_reference(read, text, tmp_path):
     assert read(loading.to_yaml(before)) == before
 
 
-def test_a_reference_that_leads_nowhere_is_refused_with_the_way_to_write_a_text(refused):
+def test_a_dangling_reference_is_refused_with_the_way_to_write_a_text(refused):
     [problem] = refused("data: {system: '${nowhere}'}")
     assert problem.endswith("A text that has ${ in it is written with \\${.")
 
@@ -133,7 +135,7 @@ def test_a_file_wins_over_its_base_and_the_command_line_over_both(files):
     assert load_checked("c.yaml").run.dir == "runs/c"
 
 
-def test_a_base_is_found_from_the_folder_of_the_file_that_says_it(files, tmp_path):
+def test_a_base_is_found_from_the_folder_of_the_file_that_names_it(files, tmp_path):
     files({"x/a.yaml": "trainer: {steps: 3}", "y/b.yaml": "base: ../x/a.yaml", "c.yaml": "base: y/b.yaml"})
     assert load_checked("c.yaml").trainer.steps == 3
     files({"d.yaml": f"base: {tmp_path}/y/b.yaml"})
@@ -154,7 +156,7 @@ def test_lists_reward_functions_and_nulls_replace_those_of_the_base(files):
     assert found.algorithm.eps is None
 
 
-def test_what_is_said_last_holds_for_reward_functions_too(files):
+def test_the_last_value_wins_for_reward_functions_too(files):
     files({"a.yaml": "reward: {functions: [exact]}", "b.yaml": "base: a.yaml\nreward.functions.contains: 2"})
 
     def weights(*overrides: str) -> dict[str, float]:
@@ -331,13 +333,13 @@ def test_a_name_without_its_section_leads_to_all_that_have_it(refused):
     assert found.endswith("Did you mean one of `rollout.temperature`, `eval.temperature`?")
 
 
-def test_names_of_other_libraries_lead_to_options_there_are_and_are_no_name_of_ours():
+def test_foreign_names_lead_to_known_options_and_are_none_themselves():
     ours = {*loading.flatten(Config())}
     assert {*suggest.OPTION_BY_FOREIGN_NAME.values()} <= ours
     assert not {*suggest.OPTION_BY_FOREIGN_NAME} & {part for key in ours for part in key.split(".")}
 
 
-def test_the_table_for_those_who_come_from_elsewhere_has_every_such_name_and_only_options_there_are():
+def test_the_migration_table_has_every_foreign_name_and_only_known_options():
     text = (ROOT / "configs" / "MIGRATING.md").read_text()
     rows = [
         [cell.strip() for cell in row.split("|")[1:-1]]
@@ -393,7 +395,7 @@ def test_a_wrong_weight_on_the_command_line_is_refused(refused):
     ]
 
 
-def test_all_unknown_options_and_wrong_types_are_told_at_once(refused):
+def test_all_unknown_options_and_wrong_types_are_reported_at_once(refused):
     found = refused("trainer: {stepz: 3, prompts_per_step: many}\nnope: 1", "policy.lr=fast", "steps")
     assert len(found) == 5
     for part in ("trainer.stepz", "`trainer.prompts_per_step`", "`nope`", "`policy.lr`", "`steps` is not key=value"):

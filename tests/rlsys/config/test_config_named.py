@@ -1,3 +1,5 @@
+"""Short forms of reward functions, data sets and trackers."""
+
 import re
 
 import pytest
@@ -73,12 +75,12 @@ def test_a_data_set_may_have_reward_functions_of_its_own():
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_words(key, value, sentence):
+def test_errors_are_sentences(key, value, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         parse_entries(key, value)
 
 
-def test_one_setting_can_be_said_anew():
+def test_one_setting_can_be_replaced():
     before = parse_entries("reward.functions", {"exact": 0.5, "my.py:f": {"strict": True}})
     assert update_entries("reward.functions", before, "exact", 2)["exact"].weight == 2.0
     assert update_entries("reward.functions", before, "contains", 2)["contains"] == RewardFunction(2.0, "contains")

@@ -1,3 +1,5 @@
+"""Options of functions, filled from the configuration."""
+
 from dataclasses import dataclass
 
 import pytest

@@ -1,3 +1,5 @@
+"""Functions that a user brings."""
+
 import importlib.machinery
 import sys
 

@@ -36,7 +36,7 @@ def problems_of(*sources):
     return error.value.problems
 
 
-def test_the_configuration_keeps_the_reference_and_the_function_gets_the_value(file):
+def test_the_configuration_keeps_the_reference_a_function_gets_the_value(file):
     config = load_checked(file)
     assert VALUE not in repr(config) + loading.to_yaml(config)
     assert VALUE.encode() not in pickle.dumps(config), "what Ray carries to the workers"
@@ -191,7 +191,7 @@ def test_a_hidden_text_stays_a_text(monkeypatch):
     assert redact("at http://127.0.0.1:8265/x@y") == "at http://127.0.0.1:8265/x@y"
 
 
-def test_a_variable_whose_name_tells_of_a_secret_is_hidden_and_the_working_directory_is_none(monkeypatch):
+def test_variables_named_like_secrets_are_redacted_and_pwd_is_not(monkeypatch):
     for name in ("OPENAI_KEY", "DB_PWD", "HF_TOKEN"):
         monkeypatch.setenv(name, "hunter2")
         assert redact("it is hunter2") == "it is ***", name

@@ -1,3 +1,5 @@
+"""Data sets from file to prompts: selection, notes, uids."""
+
 import json
 import re
 

@@ -1,3 +1,5 @@
+"""The cache of prepared data sets."""
+
 import os
 import threading
 from pathlib import Path
@@ -132,7 +134,7 @@ def test_a_large_file_is_known_by_size_and_time_of_change(path, monkeypatch):
     assert tokenizer.texts == 100
 
 
-def test_a_large_file_that_was_changed_and_its_time_set_back_is_prepared_anew(path, monkeypatch):
+def test_a_changed_file_whose_time_was_set_back_is_prepared_again(path, monkeypatch):
     monkeypatch.setattr(cache, "MAX_HASHED_BYTES", 10)
     tokenizer, before = zigzag.make_tokenizer(), os.stat(path)
     prepared(path, tokenizer)

@@ -1,3 +1,5 @@
+"""The order of rows in the training stream."""
+
 from collections import Counter
 
 import pytest
@@ -86,7 +88,7 @@ def test_taking_anywhere_gives_the_same_as_taking_everything(jumps, seed, shuffl
         ]
 
 
-def test_another_seed_is_another_order_and_without_shuffling_sets_are_evenly_spread():
+def test_seeds_change_the_order_and_unshuffled_sets_are_evenly_spread():
     first = [WeightedOrder(SETS, [1, 1, 2], seed=0)(i) for i in range(100)]
     assert first == [WeightedOrder(SETS, [1, 1, 2], seed=0)(i) for i in range(100)]
     assert first != [WeightedOrder(SETS, [1, 1, 2], seed=1)(i) for i in range(100)]

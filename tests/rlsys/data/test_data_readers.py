@@ -1,3 +1,5 @@
+"""Readers of every format, and what they make of damaged files."""
+
 import csv
 import gzip
 import json
@@ -98,7 +100,7 @@ def test_json_files_hold_arrays_or_data_or_lines(tmp_path, text, at):
     assert (prompts(rows), [r.line for r in rows], bad) == (["a", "b"], at, [])
 
 
-def test_of_lines_that_are_called_json_a_bad_one_costs_no_other_even_if_it_is_the_first(tmp_path):
+def test_a_bad_line_in_a_json_file_of_lines_costs_no_other_line(tmp_path):
     (tmp_path / "a.json").write_text('{"prompt": }\n{"prompt": "a"}\n{"prompt": "b"}\n{"prom')
     rows, bad = found(tmp_path / "a.json")
     assert (prompts(rows), [b.line for b in bad]) == (["a", "b"], [1, 4])
@@ -144,7 +146,7 @@ def test_what_is_not_utf_8_in_a_json_file_costs_its_own_row_only(tmp_path, text)
     assert (prompts(rows), bad.reason in ("not UTF-8", "not JSON")) == (["a", "b"], True)
 
 
-def test_where_nothing_is_indented_objects_within_a_damaged_item_are_no_rows(tmp_path):
+def test_without_indents_objects_within_a_damaged_item_are_not_rows(tmp_path):
     text = json.dumps([{"prompt": [{"role": "user", "content": c}]} for c in "ab"], indent=0)
     (tmp_path / "a.json").write_text(text.replace('"role"', "role", 1))
     rows, [bad] = found(tmp_path / "a.json")

@@ -1,3 +1,5 @@
+"""From a row to the text of its prompt."""
+
 import pytest
 from data_files import lines, load, refused, table
 
@@ -81,7 +83,7 @@ def test_a_system_message_goes_before_text_and_messages(tmp_path, chat):
     assert (two.text, two.messages) == ("0934>", [system("9"), user("34")])
 
 
-def test_messages_that_begin_with_a_system_message_keep_theirs_and_that_is_told(tmp_path, chat):
+def test_messages_keep_their_own_system_message_which_is_noted(tmp_path, chat):
     notes = []
     path = lines(tmp_path, {"prompt": [system("8"), user("1")]}, {"prompt": "2"})
     one, two = load(path, chat, system="9", notes=notes)

@@ -1,3 +1,5 @@
+"""Evaluation on held-out sets, with real batches of fake engines."""
+
 import itertools
 import json
 from collections import Counter

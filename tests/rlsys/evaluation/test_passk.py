@@ -1,3 +1,5 @@
+"""pass@k and maj@k against all subsets."""
+
 import itertools
 import math
 from collections import Counter
@@ -81,7 +83,7 @@ def test_the_example_of_the_page():
     assert pass_at_k([4], [2], 2)[0] == pytest.approx(5 / 6)
 
 
-def test_a_majority_that_is_right_grows_with_k_and_one_that_is_wrong_shrinks():
+def test_a_right_majority_grows_with_k_and_a_wrong_one_shrinks():
     answers = ["a"] * 10 + ["b"] * 6
     right, wrong = [1.0] * 10 + [0.0] * 6, [0.0] * 10 + [1.0] * 6
     grows = [maj_at_k(answers, right, k) for k in (1, 4, 8, 16)]

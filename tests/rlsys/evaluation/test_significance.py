@@ -1,3 +1,5 @@
+"""Intervals and tests of significance."""
+
 import itertools
 import math
 
@@ -15,7 +17,7 @@ DIFFERENCES = st.lists(st.integers(-3, 3), min_size=1, max_size=8)
 # --- intervals -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_interval_is_that_of_all_resamples_where_they_can_be_gone_through():
+def test_an_interval_equals_that_of_all_resamples_if_they_are_few():
     values = [0.0, 0.5, 1.0, 4.0]
     means = [np.mean(drawn) for drawn in itertools.product(values, repeat=4)]
     low, high = bootstrap_interval(values, seed=0, level=0.8, resamples=50_000)
@@ -43,7 +45,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     assert 0.9 < np.mean([low <= 0.4 <= high for low, high in found]) < 0.98
 
 
-def test_figures_come_together_as_they_come_alone_and_missing_ones_are_left_out():
+def test_several_metrics_have_the_intervals_of_each_without_missing_values():
     rng = np.random.default_rng(0)
     a, b = rng.random(50), rng.random(50)
     b[::3] = np.nan

@@ -1,3 +1,5 @@
+"""Batches on disk."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +60,7 @@ def test_failures_answers_messages_and_odd_texts_too(tmp_path):
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
-def test_a_sample_keeps_the_versions_of_its_tokens_and_a_batch_what_was_left_of_before(tmp_path):
+def test_a_sample_keeps_its_versions_and_a_batch_its_deferred_positions(tmp_path):
     batch = make_batch([1.0, 0.0], [0, 0], lengths=[5, 4])
     mixed = replace(batch.samples[0], version=4, changes=((2, 6), (4, 7)))
     batch = replace(batch, samples=[mixed, batch.samples[1]], position=9, deferred=(2, 7))

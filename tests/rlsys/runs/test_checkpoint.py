@@ -1,3 +1,5 @@
+"""Checkpoints: complete, damaged, replaced, removed."""
+
 import contextlib
 import json
 import shutil
@@ -120,7 +122,7 @@ def test_killed_while_a_step_is_replaced_one_of_both_is_there_whole(tmp_path, mo
     assert names(tmp_path) == ["step-000010"]
 
 
-def test_every_flipped_bit_of_every_file_is_found_and_the_one_before_is_used(tmp_path):
+def test_a_flipped_bit_in_any_file_is_found_and_an_older_one_is_used(tmp_path):
     good = save(tmp_path, 5)
     path = save(tmp_path, 10, pending=[make_batch([1, 0], [0, 0])])
     files = [p for p in path.rglob("*") if p.is_file()]

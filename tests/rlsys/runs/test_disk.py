@@ -94,7 +94,7 @@ needs_a_disk = pytest.mark.skipif(not allowed(SMALL_DISK), reason="this host let
 
 
 @needs_a_disk
-def test_a_full_disk_stops_a_run_in_one_sentence_and_with_room_it_comes_to_the_same(tmp_path):
+def test_a_full_disk_stops_a_run_that_later_ends_with_the_same_result(tmp_path):
     found = run(SMALL_DISK, FULL, tmp_path, 0, 3, 8, 15, 25)
     said = [sentence for sentence, _ in found.values()]
     assert len(set(filter(None, said))) > 1, "it stopped at several places"

@@ -1,3 +1,5 @@
+"""The progress display, on terminals and elsewhere."""
+
 import io
 import re
 
@@ -86,7 +88,7 @@ def test_figures_that_are_missing_are_left_out(watch):
     assert shown(progress).strip() == "[   0.0s] step 0/10"
 
 
-def test_on_a_terminal_every_step_stays_on_the_screen_under_the_names_of_its_figures(watch):
+def test_a_terminal_keeps_a_row_per_step_under_the_names_of_the_columns(watch):
     progress = make(steps=100, terminal=True, width=80)
     for step in range(1, 23):
         progress.step(step, FOUND)
@@ -134,7 +136,7 @@ def test_what_is_below_the_lines_fits_too(watch):
         assert all(len(line) <= width for line in shown(progress).splitlines()[1:])
 
 
-def test_the_live_picture_shows_what_is_going_on_for_how_long_and_how_far_it_is(watch):
+def test_the_live_display_shows_the_phase_its_duration_and_the_progress(watch):
     progress = make()
     progress.note("syncing weights")
     watch.now = 7.0
@@ -148,7 +150,7 @@ def test_the_live_picture_shows_what_is_going_on_for_how_long_and_how_far_it_is(
     assert "step 3: rollout, 3 s" in shown(progress)
 
 
-def test_words_stay_whole_on_a_terminal_and_what_may_be_copied_is_not_broken(watch):
+def test_a_terminal_wraps_at_words_and_does_not_break_what_may_be_copied(watch):
     progress = make(terminal=True, width=40)
     progress.live.start()
     progress.note("a reward verdict failed because of something long")

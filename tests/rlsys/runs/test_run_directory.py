@@ -1,3 +1,5 @@
+"""The run directory: whose it is, what may change, what is written."""
+
 import json
 import subprocess
 import sys
@@ -49,7 +51,7 @@ def test_a_directory_is_refused_while_another_run_holds_it(tmp_path):
     opened(tmp_path).close()
 
 
-def test_a_directory_is_refused_while_another_process_holds_it_and_free_when_that_is_killed(tmp_path):
+def test_a_directory_is_refused_until_the_process_that_holds_it_is_killed(tmp_path):
     config = make_config(tmp_path)
     hold = (
         "import sys, time; from rlsys.checks import load_checked; from rlsys.runs.directory import RunDirectory; "
@@ -76,7 +78,7 @@ def test_a_directory_with_something_else_is_refused_and_left_alone(tmp_path):
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_killed_before_it_wrote_its_configuration_can_be_started_again(tmp_path):
+def test_a_run_killed_before_it_wrote_its_configuration_can_start_again(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").touch()
     (tmp_path / "run" / ".config.yaml.tmp").write_text("trainer: {st")
@@ -193,7 +195,7 @@ def test_metrics_are_one_line_per_step(tmp_path):
     assert [json.loads(line) for line in text.splitlines()] == [{"step": 0, "loss": 0.5}, {"step": 1, "loss": 0.25}]
 
 
-def test_steps_that_will_be_done_again_are_forgotten(tmp_path):
+def test_lines_of_steps_that_will_be_repeated_are_removed(tmp_path):
     run = opened(tmp_path)
     for step in range(4):
         run.record_metrics({"step": step})
@@ -224,7 +226,7 @@ def test_events_carry_their_time_and_facts(tmp_path):
     assert second["time"] >= first["time"] > 1e9
 
 
-def test_old_log_probs_are_saved_and_advantages_of_tokens_where_they_differ_within_a_sample(tmp_path):
+def test_old_log_probs_are_saved_and_token_advantages_if_they_differ(tmp_path):
     run = opened(tmp_path)
     batch = make_batch([1, 0, 0], [0, 0, 1], lengths=[2, 0, 1])
     batch = replace(batch, failed=[(make_sample("p1", 7), Verdict(None, failure="timeout"))])
@@ -294,7 +296,7 @@ def test_samples_are_whole_once_the_run_is_closed(tmp_path):
     assert len(read_samples(run.path, "step-000001")) == 2
 
 
-def test_samples_that_cannot_be_written_are_heard_of(tmp_path):
+def test_an_error_of_writing_samples_is_raised(tmp_path):
     run = opened(tmp_path)
     run.save_samples("nowhere/step-000001", make_batch([1, 0], [0, 1]))
     with pytest.raises(FileNotFoundError):

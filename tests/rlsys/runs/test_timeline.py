@@ -1,3 +1,5 @@
+"""The timeline of a process."""
+
 import asyncio
 import json
 import threading

@@ -1,3 +1,5 @@
+"""The built-in task, tokenizer and model."""
+
 import functools
 import itertools
 import json

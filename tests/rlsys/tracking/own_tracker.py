@@ -1,4 +1,4 @@
-"""Trackers as a user writes them: well, and badly. Each keeps what it was told in a file."""
+"""Trackers as a user writes them: well, and badly. Each keeps what it was run_info in a file."""
 
 import json
 import os
@@ -8,22 +8,28 @@ from pathlib import Path
 
 from rlsys.tracking import RunInfo, Tracker
 
-FREE = threading.Event()  # what a tracker that hangs waits for
+FREE = threading.Event()  # which a hanging tracker waits for
 
 
-class Kept(Tracker):
+class LoggingTracker(Tracker):
     """A line for each call, in `file`."""
 
-    def __init__(self, told: RunInfo, *, file: str, overwrites: bool = False):
+    def __init__(self, run_info: RunInfo, *, file: str, overwrites: bool = False):
         self.file, self.overwrites = Path(file), overwrites
-        self.write(begin=told.id, name=told.name, first=told.first_step, started=told.resumed, config=dict(told.config))
+        self.write(
+            begin=run_info.id,
+            name=run_info.name,
+            first=run_info.first_step,
+            started=run_info.resumed,
+            config=dict(run_info.config),
+        )
 
     def write(self, **facts):
         with self.file.open("a") as file:
             file.write(json.dumps(facts) + "\n")
 
-    def step(self, step, figures):
-        self.write(step=step, figures=figures)
+    def step(self, step, metrics):
+        self.write(step=step, metrics=metrics)
 
     def samples(self, step, rows):
         self.write(samples=step, rows=rows)
@@ -35,43 +41,43 @@ class Kept(Tracker):
         self.write(end=how)
 
 
-class Raising(Kept):
+class RaisingTracker(LoggingTracker):
     """Takes step 1 only at the second attempt."""
 
     attempts = 0
 
-    def step(self, step, figures):
-        Raising.attempts += step == 1
-        if step == 1 and Raising.attempts == 1:
+    def step(self, step, metrics):
+        RaisingTracker.attempts += step == 1
+        if step == 1 and RaisingTracker.attempts == 1:
             raise ConnectionError(f"no route to {os.environ['SERVICE']}")
-        super().step(step, figures)
+        super().step(step, metrics)
 
 
-class Broken(Kept):
+class BrokenTracker(LoggingTracker):
     """Never takes anything."""
 
-    def step(self, step, figures):
+    def step(self, step, metrics):
         raise ConnectionError("no route")
 
 
-class Hanging(Kept):
+class HangingTracker(LoggingTracker):
     """Takes step 1 only when it is let."""
 
-    def step(self, step, figures):
+    def step(self, step, metrics):
         if step == 1:
             FREE.wait()
-        super().step(step, figures)
+        super().step(step, metrics)
 
 
-class Slow(Kept):
-    def step(self, step, figures):
+class SlowTracker(LoggingTracker):
+    def step(self, step, metrics):
         time.sleep(1)
-        super().step(step, figures)
+        super().step(step, metrics)
 
 
-def not_there(told: RunInfo, *, file: str) -> Tracker:
+def not_there(run_info: RunInfo, *, file: str) -> Tracker:
     raise OSError("no such service")
 
 
-def no_tracker(told: RunInfo, *, file: str) -> str:
+def no_tracker(run_info: RunInfo, *, file: str) -> str:
     return file

@@ -21,14 +21,14 @@ from rlsys.tracking.tracking import Tracking
 OWN = Path(__file__).with_name("own_tracker.py")
 
 
-def tracked(folder, tracker: str = "Kept", *overrides: str, **options) -> Machines:
-    """A run of three steps, evaluated after steps 0, 2 and 3, with a tracker that writes `kept.jsonl`."""
-    options = {"tracker": f"{OWN}:{tracker}", "file": str(folder / "kept.jsonl")} | options
+def tracked(folder, tracker: str = "LoggingTracker", *overrides: str, **options) -> Machines:
+    """A run of three steps, evaluated after steps 0, 2 and 3, with a tracker that writes `calls.jsonl`."""
+    options = {"tracker": f"{OWN}:{tracker}", "file": str(folder / "calls.jsonl")} | options
     return Machines(folder, f"tracking.to={{mine: {json.dumps(options)}}}", *overrides)
 
 
-def kept(folder, what: str = "step") -> list:
-    return [line[what] for line in read_lines(folder / "kept.jsonl") if what in line]
+def logged(folder, key: str = "step") -> list:
+    return [line[key] for line in read_lines(folder / "calls.jsonl") if key in line]
 
 
 def events(machines: Machines, kind: str) -> list[dict]:
@@ -37,14 +37,14 @@ def events(machines: Machines, kind: str) -> list[dict]:
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """No waiting in vain."""
+    """Short pauses."""
     monkeypatch.setattr(follower, "POLL_S", 0.01)
     monkeypatch.setattr(follower, "RETRY_S", (0.05, 0.1))
 
 
 @pytest.fixture
 def mortal(monkeypatch):
-    """The threads of a driver that is killed end with it, and nobody is told of an end."""
+    """The threads of a killed driver end with it, and no tracker is finished."""
     ended = Tracking.__exit__
 
     def die():
@@ -62,25 +62,25 @@ def mortal(monkeypatch):
     monkeypatch.setattr(Tracking, "__exit__", left)
 
 
-# --- what a tracker is told ------------------------------------------------------------------------------------------------
+# --- what a tracker gets ------------------------------------------------------------------------------------------------
 
 
 def test_a_tracker_gets_every_line_some_samples_of_evaluations_and_the_end(tmp_path):
-    machines = tracked(tmp_path, "Kept", "tracking.samples=2").run()
+    machines = tracked(tmp_path, "LoggingTracker", "tracking.samples=2").run()
     lines = machines.lines
-    assert kept(tmp_path) == [0, 1, 2, 3]
-    assert [{"step": s} | f for s, f in zip(kept(tmp_path), kept(tmp_path, "figures"), strict=True)] == lines
-    assert kept(tmp_path, "samples") == [0, 2, 3]
-    first = kept(tmp_path, "rows")[0]
+    assert logged(tmp_path) == [0, 1, 2, 3]
+    assert [{"step": s} | f for s, f in zip(logged(tmp_path), logged(tmp_path, "metrics"), strict=True)] == lines
+    assert logged(tmp_path, "samples") == [0, 2, 3]
+    first = logged(tmp_path, "rows")[0]
     assert [row["uid"] for row in first] == machines.column("eval-000000", "uid")[:2]
     assert set(first[0]) == {"uid", "prompt", "completion", "reward"}
-    assert kept(tmp_path, "end") == ["done"]
-    assert {"sync", "checkpoint"} <= set(kept(tmp_path, "event"))
+    assert logged(tmp_path, "end") == ["done"]
+    assert {"sync", "checkpoint"} <= set(logged(tmp_path, "event"))
 
 
-def test_it_is_told_of_the_run_once_with_all_options(tmp_path):
+def test_it_gets_the_run_once_with_all_options(tmp_path):
     machines = tracked(tmp_path).run()
-    (begin,) = [line for line in read_lines(tmp_path / "kept.jsonl") if "begin" in line]
+    (begin,) = [line for line in read_lines(tmp_path / "calls.jsonl") if "begin" in line]
     assert begin["begin"].startswith("run-")
     assert (begin["name"], begin["first"], begin["started"]) == ("run", 0, False)
     assert begin["config"]["policy.lr"] == 0.125
@@ -89,22 +89,22 @@ def test_it_is_told_of_the_run_once_with_all_options(tmp_path):
 
 def test_a_secret_in_the_environment_is_not_among_the_options(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "Zq9-correct-horse")
-    functions = f"reward.functions={{{OWN}:Kept: {{key: '${{oc.env:MY_SECRET}}'}}}}"
-    tracked(tmp_path, "Kept", functions).run()
-    assert "Zq9" not in (tmp_path / "kept.jsonl").read_text()
-    assert "${oc.env:MY_SECRET}" in json.dumps(kept(tmp_path, "config"))
+    functions = f"reward.functions={{{OWN}:LoggingTracker: {{key: '${{oc.env:MY_SECRET}}'}}}}"
+    tracked(tmp_path, "LoggingTracker", functions).run()
+    assert "Zq9" not in (tmp_path / "calls.jsonl").read_text()
+    assert "${oc.env:MY_SECRET}" in json.dumps(logged(tmp_path, "config"))
 
 
 def test_a_secret_reaches_a_trackers_own_option(tmp_path, monkeypatch):
-    monkeypatch.setenv("MY_FILE", str(tmp_path / "kept.jsonl"))
+    monkeypatch.setenv("MY_FILE", str(tmp_path / "calls.jsonl"))
     machines = tracked(tmp_path, file="${oc.env:MY_FILE}").run()
-    assert kept(tmp_path) == [0, 1, 2, 3]
+    assert logged(tmp_path) == [0, 1, 2, 3]
     assert "${oc.env:MY_FILE}" in (machines.run_directory.path / "config.yaml").read_text()
 
 
 def test_without_samples_none_are_read(tmp_path):
-    tracked(tmp_path, "Kept", "tracking.samples=0").run()
-    assert kept(tmp_path, "samples") == []
+    tracked(tmp_path, "LoggingTracker", "tracking.samples=0").run()
+    assert logged(tmp_path, "samples") == []
 
 
 # --- trackers that fail ----------------------------------------------------------------------------------------------------
@@ -112,8 +112,8 @@ def test_without_samples_none_are_read(tmp_path):
 
 def test_a_tracker_that_raises_is_tried_again_and_misses_nothing(tmp_path, hasty, monkeypatch):
     monkeypatch.setenv("SERVICE", "https://me:pass-word-7@host")
-    machines = tracked(tmp_path, "Raising").run()
-    assert sorted(kept(tmp_path)) == [0, 1, 2, 3]
+    machines = tracked(tmp_path, "RaisingTracker").run()
+    assert sorted(logged(tmp_path)) == [0, 1, 2, 3]
     (failed,) = events(machines, "tracker failed")
     assert failed["tracker"] == "mine"
     assert "ConnectionError" in failed["trace"]
@@ -127,7 +127,7 @@ def test_a_tracker_that_raises_is_tried_again_and_misses_nothing(tmp_path, hasty
 def test_a_tracker_that_always_raises_changes_nothing_of_the_run(tmp_path, hasty):
     (tmp_path / "without").mkdir()
     without = Machines(tmp_path / "without").run()
-    machines = tracked(tmp_path, "Broken").run()
+    machines = tracked(tmp_path, "BrokenTracker").run()
     assert learned(machines.lines) == learned(without.lines)
     said = [note for note in machines.progress.notes if note.startswith("tracking:")]
     assert len(said) == 2, "the first failure, and what it lacks at the end"
@@ -135,17 +135,19 @@ def test_a_tracker_that_always_raises_changes_nothing_of_the_run(tmp_path, hasty
 
 
 def test_a_tracker_that_has_failed_for_a_week_is_still_followed(tmp_path):
-    def down(told):
+    def down(run_info):
         raise ConnectionError("no route")
 
-    told, said, failed = RunInfo("run-1", "run", tmp_path, {}, first_step=0, resumed=False), [], []
+    run_info, notes, failures = RunInfo("run-1", "run", tmp_path, {}, first_step=0, resumed=False), [], []
     memory = SentSteps(tmp_path)
-    thread = Follower("mine", down, told, 0, 0, memory, said.append, lambda kind, **fields: failed.append(fields))
+    thread = Follower(
+        "mine", down, run_info, 0, 0, memory, notes.append, lambda kind, **fields: failures.append(fields)
+    )
     thread.failures = 1024
     thread.run_ended.set()
     thread.run()
-    assert failed[0]["error"] == "ConnectionError: no route"
-    assert said == [f"mine has steps up to -1; `rlsys track {tmp_path}` sends the rest"]
+    assert failures[0]["error"] == "ConnectionError: no route"
+    assert notes == [f"mine has steps up to -1; `rlsys track {tmp_path}` sends the rest"]
 
 
 def test_a_tracker_that_cannot_start_does_not_hold_the_run(tmp_path, hasty):
@@ -154,12 +156,12 @@ def test_a_tracker_that_cannot_start_does_not_hold_the_run(tmp_path, hasty):
     assert "mine failed at its start: OSError: no such service" in "\n".join(machines.progress.notes)
 
 
-def test_a_tracker_that_hangs_is_told_of_and_waited_for_no_longer_than_allowed(tmp_path, hasty, monkeypatch):
+def test_a_hanging_tracker_is_reported_and_not_waited_for_too_long(tmp_path, hasty, monkeypatch):
     from rlsys.tracking import tracking
 
     monkeypatch.setattr(tracking, "HANGS_S", 0.2)
     monkeypatch.setattr(tracking, "END_S", 1.0)
-    machines = tracked(tmp_path, "Hanging")
+    machines = tracked(tmp_path, "HangingTracker")
     began = time.monotonic()
     machines.run()
     assert time.monotonic() - began < 5
@@ -168,17 +170,17 @@ def test_a_tracker_that_hangs_is_told_of_and_waited_for_no_longer_than_allowed(t
     sys.modules["rlsys_user_own_tracker"].FREE.set()
 
 
-def test_a_call_that_takes_long_is_told_of_once(tmp_path, hasty, monkeypatch):
+def test_a_long_call_is_reported_once(tmp_path, hasty, monkeypatch):
     from rlsys.tracking import tracking
 
     monkeypatch.setattr(tracking, "HANGS_S", 0.2)
-    machines = tracked(tmp_path, "Slow").run()
+    machines = tracked(tmp_path, "SlowTracker").run()
     said = [note for note in machines.progress.notes if "has not answered" in note]
     assert len(said) <= 1
-    assert kept(tmp_path) == [0, 1, 2, 3]
+    assert logged(tmp_path) == [0, 1, 2, 3]
 
 
-def test_what_is_no_tracker_is_told_of_and_left_out(tmp_path):
+def test_what_is_not_a_tracker_is_reported_and_left_out(tmp_path):
     machines = tracked(tmp_path, "no_tracker").run()
     assert "tracking.to.mine gave a str; it must give a Tracker" in "\n".join(machines.progress.notes)
 
@@ -188,23 +190,23 @@ def test_what_is_no_tracker_is_told_of_and_left_out(tmp_path):
 
 def test_a_run_that_goes_on_is_the_same_run_to_its_tracker(tmp_path):
     tracked(tmp_path).run()
-    tracked(tmp_path, "Kept", "trainer.steps=5").run()
-    ids = kept(tmp_path, "begin")
+    tracked(tmp_path, "LoggingTracker", "trainer.steps=5").run()
+    ids = logged(tmp_path, "begin")
     assert ids[0] == ids[1]
-    assert kept(tmp_path, "first") == [0, 4]
-    assert kept(tmp_path, "started") == [False, True]
-    assert kept(tmp_path) == [0, 1, 2, 3, 4, 5]
+    assert logged(tmp_path, "first") == [0, 4]
+    assert logged(tmp_path, "started") == [False, True]
+    assert logged(tmp_path) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("overwrites", "steps"), [(False, [0, 1, 2, 3]), (True, [0, 1, 2, 3, 3])])
 def test_steps_that_are_done_again_are_kept_or_overwritten(tmp_path, hasty, overwrites, steps):
     """Killed in step 4, it goes on from the checkpoint of step 2."""
-    first = tracked(tmp_path, "Kept", "trainer.steps=5", "eval.every=5", overwrites=overwrites)
+    first = tracked(tmp_path, "LoggingTracker", "trainer.steps=5", "eval.every=5", overwrites=overwrites)
     real = first.policy.update
 
     def update(*arguments):
         if len(first.policy.updates) == 6:  # two a step
-            while kept(tmp_path)[-1:] != [3]:
+            while logged(tmp_path)[-1:] != [3]:
                 time.sleep(0.01)
             raise KeyboardInterrupt
         return real(*arguments)
@@ -212,26 +214,26 @@ def test_steps_that_are_done_again_are_kept_or_overwritten(tmp_path, hasty, over
     first.policy.update = update
     with pytest.raises(KeyboardInterrupt):
         first.run()
-    again = tracked(tmp_path, "Kept", "trainer.steps=5", "eval.every=5", overwrites=overwrites).run()
-    assert kept(tmp_path) == [*steps, 4, 5]
-    assert kept(tmp_path, "first") == [0, 3]
-    assert kept(tmp_path, "end") == ["stopped", "done"]
-    told = "tracking: mine keeps what it has of steps 3 to 3, which are done again" in again.progress.notes
-    assert told is not overwrites
+    again = tracked(tmp_path, "LoggingTracker", "trainer.steps=5", "eval.every=5", overwrites=overwrites).run()
+    assert logged(tmp_path) == [*steps, 4, 5]
+    assert logged(tmp_path, "first") == [0, 3]
+    assert logged(tmp_path, "end") == ["stopped", "done"]
+    noted = "tracking: mine keeps what it has of steps 3 to 3, which are done again" in again.progress.notes
+    assert noted is not overwrites
 
 
 def test_a_tracker_that_is_named_later_gets_what_was_before(tmp_path):
     Machines(tmp_path).run()
-    tracked(tmp_path, "Kept", "trainer.steps=4").run()
-    assert kept(tmp_path) == [0, 1, 2, 3, 4]
+    tracked(tmp_path, "LoggingTracker", "trainer.steps=4").run()
+    assert logged(tmp_path) == [0, 1, 2, 3, 4]
 
 
 def test_a_killed_run_tells_each_step_once(tmp_path, hasty, mortal):
-    killed_while(tracked(tmp_path, "Kept", "trainer.steps=5"), "update", 5)
-    assert kept(tmp_path, "end") == []
-    tracked(tmp_path, "Kept", "trainer.steps=5").run()
-    assert kept(tmp_path) == [0, 1, 2, 3, 4, 5]
-    assert kept(tmp_path, "end") == ["done"]
+    killed_while(tracked(tmp_path, "LoggingTracker", "trainer.steps=5"), "update", 5)
+    assert logged(tmp_path, "end") == []
+    tracked(tmp_path, "LoggingTracker", "trainer.steps=5").run()
+    assert logged(tmp_path) == [0, 1, 2, 3, 4, 5]
+    assert logged(tmp_path, "end") == ["done"]
 
 
 # --- files that grow -------------------------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ def test_what_is_wrong_is_said_before_anything_is_started(refused, said, sentenc
     assert any(sentence in problem for problem in refused("", f"tracking.to={said}"))
 
 
-def test_a_library_that_is_not_there_is_named_with_the_command_that_installs_it(read, monkeypatch):
+def test_a_missing_library_is_named_with_the_command_that_installs_it(read, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (sentence,) = missing_libraries(read("", "tracking.to=wandb").tracking)
