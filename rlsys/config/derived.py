@@ -1,4 +1,4 @@
-"""What follows from several options together: rules that training and its estimates share."""
+"""Rules that follow from several options together, shared by training and its estimates."""
 
 from rlsys.config.schema import Config
 

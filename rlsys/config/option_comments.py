@@ -1,4 +1,4 @@
-"""What each option means: the comment beside it in schema.py, behind its choices."""
+"""The meaning of each option: its choices, and the comment beside it in schema.py."""
 
 import ast
 import dataclasses

@@ -15,14 +15,14 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 LOADED: dict[tuple[Path, int, int], Any] = {}  # modules by path, time of change and size of their file
 
 
-def load_function(spec: str, table: Mapping[str, Callable[..., Any]], what: str) -> Callable[..., Any]:
+def load_function(spec: str, table: Mapping[str, Callable[..., Any]], key: str) -> Callable[..., Any]:
     """Returns the function called `spec` in `table`, or the user's own. Raises `ConfigError` if there is none."""
     if spec in table:
         return table[spec]
     module_name, colon, name = spec.rpartition(":")
     if not colon:
         raise ConfigError(
-            f"{what}: `{spec}` is not known. Built in: {', '.join(sorted(table))}; "
+            f"{key}: `{spec}` is not known. Built in: {', '.join(sorted(table))}; "
             "or give module:function or path/to/file.py:function."
         )
     try:
@@ -31,12 +31,12 @@ def load_function(spec: str, table: Mapping[str, Callable[..., Any]], what: str)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        problem = f"{what}: importing {module_name} (of `{spec}`) failed: {type(error).__name__}: {error}"
+        problem = f"{key}: importing {module_name} (of `{spec}`) failed: {type(error).__name__}: {error}"
         raise ConfigError(problem) from error
     function = getattr(module, name, None)
     if not callable(function):
         functions = ", ".join(n for n, v in vars(module).items() if callable(v) and not n.startswith("_")) or "none"
-        raise ConfigError(f"{what}: {module_name} has no function `{name}`. Functions there: {functions}.")
+        raise ConfigError(f"{key}: {module_name} has no function `{name}`. Functions there: {functions}.")
     return function
 
 

@@ -52,6 +52,7 @@ class EnvReference(str):
 
     @property
     def value(self) -> str:
+        """The text with the environment's values. Raises `ConfigError` if a variable is not set."""
         try:
             return str(OmegaConf.create({"value": str(self)})["value"])
         except OmegaConfBaseException:
@@ -77,10 +78,11 @@ def resolve_env(value: Any) -> Any:
 def find_secrets(key: str, value: Any) -> list[str]:
     """Returns a sentence for each text that looks like a secret and is not a reference. None of them shows the text."""
     return [
-        f"{redact(place)} holds {kind}. A secret does not belong in a file or on a command line, where others can read "
-        f"it: put it into an environment variable, and {_way_out(place)}. Change it where others may have seen it."
-        for place, text in _texts(key, value)
-        if (kind := _secret_kind(place, text))
+        f"{redact(option)} holds {kind}. A secret does not belong in a file or on a command line, where others can "
+        f"read it: put it into an environment variable, and {_way_out(option)}. "
+        "Change it where others may have seen it."
+        for option, text in _texts(key, value)
+        if (kind := _secret_kind(option, text))
     ]
 
 
@@ -103,9 +105,9 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _secret_kind(place: str, text: str) -> str | None:
+def _secret_kind(option: str, text: str) -> str | None:
     """Returns in words what kind of secret the text seems to be, or None."""
-    name = place.rpartition(".")[2].replace("-", "_")
+    name = option.rpartition(".")[2].replace("-", "_")
     if text and not name.lower().endswith(POINTER_ENDINGS):
         if SECRET_NAME.search(name):
             return "what its name calls a secret"
@@ -114,10 +116,10 @@ def _secret_kind(place: str, text: str) -> str | None:
     return next((kind for kind, pattern in SECRET_VALUES.items() if pattern.search(text)), None)
 
 
-def _way_out(place: str) -> str:
-    if place.startswith("tracking.to."):
+def _way_out(option: str) -> str:
+    if option.startswith("tracking.to."):
         return "write ${oc.env:ITS_NAME} here (wandb reads WANDB_API_KEY itself, mlflow MLFLOW_TRACKING_TOKEN)"
-    if re.match(r"reward\.functions\.|data\.train\..*\.reward\.|eval\.datasets\..*\.reward\.", place):
+    if re.match(r"reward\.functions\.|data\.train\..*\.reward\.|eval\.datasets\..*\.reward\.", option):
         return "write ${oc.env:ITS_NAME} here (functions `http` and `judge` also take its name as token_env)"
     return "have the tool that needs it read it there (Hugging Face reads HF_TOKEN)"
 

@@ -124,8 +124,8 @@ def convert_setting(key: str, kind: Any, value: Any) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        words = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
-        raise ValueError(f"`{key}` must be {words[kind]}{', or null' * may_be_null}; it is {value!r}.")
+        names = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+        raise ValueError(f"`{key}` must be {names[kind]}{', or null' * may_be_null}; it is {value!r}.")
     return value
 
 

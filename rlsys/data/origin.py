@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class DataLocation:
-    """What a path leads to."""
+    """The files or the data set that a path leads to."""
 
     kind: Literal["builtin", "files", "saved", "hub"]
     name: str  # of the data set, where neither configuration nor row names it
@@ -68,9 +68,10 @@ def locate_data(origin: Origin) -> DataLocation:
     raise ConfigError(f"{path} does not exist (from {Path.cwd()}).{way_out}")
 
 
-def _refuse_split(origin: Origin, what: str) -> None:
+def _refuse_split(origin: Origin, kind: str) -> None:
+    """Raises `ConfigError` if the configuration names a split or subset where there is none."""
     if origin.split != "train" or origin.subset:
-        raise ConfigError(f"{origin.path} is {what}; it has no splits or subsets. Leave `split` and `subset` out.")
+        raise ConfigError(f"{origin.path} is {kind}; it has no splits or subsets. Leave `split` and `subset` out.")
 
 
 def looks_like_hub_name(path: str) -> bool:

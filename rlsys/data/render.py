@@ -4,7 +4,8 @@
     text, with as_chat or a system    a user message, after the system message ─┐
     messages                          after the system message ─────────────────┴▶ chat template
 
-The chat template also opens the answer. It is the tokenizer's, or a Jinja file of the user's. Texts go through a Jinja file too.
+The chat template also opens the answer. It is the tokenizer's, or a Jinja file of the user's. Texts go through such a
+file too.
 """
 
 import json
@@ -158,6 +159,7 @@ def get_field(fields: dict[str, Any], key: str) -> Any:
 
 
 def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
+    """Returns a row's prompt: a text, or messages whose contents are texts. Raises `UnusableRow` if there is none."""
     prompt = get_field(fields, key)
     if prompt is MISSING and key not in fields:
         raise UnusableRow(
@@ -220,11 +222,11 @@ def _require_unicode(text: str) -> None:
 
 def reward_fields(fields: dict[str, Any], form: PromptFormat) -> dict[str, Any]:
     """Returns what reward functions may ask for: the row without prompt and source, and the answer as `answer`."""
-    kept = {k: v for k, v in fields.items() if k not in (form.prompt_key, "source")}
+    row = {k: v for k, v in fields.items() if k not in (form.prompt_key, "source")}
     answer = get_field(fields, form.answer_key)
     if isinstance(answer, float) and math.isnan(answer):
         raise UnusableRow(
             "answer not a number", f"the answer (`{form.answer_key}`) is NaN; no completion could be right."
         )
-    kept.pop("answer", None)
-    return kept if answer is MISSING else kept | {"answer": answer}
+    row.pop("answer", None)
+    return row if answer is MISSING else row | {"answer": answer}

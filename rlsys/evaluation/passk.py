@@ -74,8 +74,8 @@ def tied_part(counts: NDArray[np.int64], values: Array, k: int) -> float:
     """Returns the part in which the most frequent answers have j votes each, j at most half of k.  [A], [A] -> 1
 
     For each j, the answers are added one by one. P[t, r] is the chance that those added so far have r votes, none has
-    more than j votes, and t of them have j. S[t, r] is that chance times the expected sum of those t scores. Votes are cast
-    independently here, each with probability k / n. The chance that k are cast in all is divided out at the end.
+    more than j votes, and t of them have j. S[t, r] is that chance times the expected sum of those t scores. Votes are
+    cast independently here, each with probability k / n. The chance that k are cast in all is divided out at the end.
     """
     n, total = int(counts.sum()), 0.0
     cast = {m: binomial_chances(m, k / n, k) for m in {*counts.tolist(), n}}

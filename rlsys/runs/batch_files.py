@@ -64,7 +64,9 @@ def read_batch(target: Path) -> Batch:
     ends = np.cumsum(numbers["lengths"])
     columns = (np.split(numbers[name], ends)[:-1] for name in ("tokens", "logprobs"))
     samples = [
-        Sample(uid, index, text, tokens, logprobs, finish, version, tuple((at, to) for c in changes for at, to in c))
+        Sample(
+            uid, index, text, tokens, logprobs, finish, version, tuple((token, to) for c in changes for token, to in c)
+        )
         for (uid, index, text, finish, version, *changes), tokens, logprobs in zip(
             texts["samples"], *columns, strict=True
         )

@@ -104,11 +104,11 @@ class Checkpoints:
                     return SavedCheckpoint(path, read_state(path), read_pending(path))
                 except (OSError, ValueError, KeyError, TypeError) as error:  # intact, but not in this version's form
                     damage = f"{type(error).__name__}: {error}"
-            aside = self.folder / f"damaged-{path.name}"
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+            damaged = self.folder / f"damaged-{path.name}"
+            shutil.rmtree(damaged, ignore_errors=True)
+            path.rename(damaged)
             note(
-                f"the checkpoint of step {step} is damaged: {damage}. It is now {aside}; an earlier one is used, "
+                f"the checkpoint of step {step} is damaged: {damage}. It is now {damaged}; an earlier one is used, "
                 "or the run begins anew"
             )
         return None
@@ -168,10 +168,10 @@ def format_sums(sums: dict[str, str]) -> str:
 
 def _remove(checkpoint: Path) -> None:
     """Renames before it deletes: after a kill in between, the rest is not taken for a checkpoint."""
-    gone = checkpoint.with_name(f".gone-{checkpoint.name}")
-    shutil.rmtree(gone, ignore_errors=True)
-    checkpoint.rename(gone)
-    shutil.rmtree(gone)
+    removed = checkpoint.with_name(f".gone-{checkpoint.name}")
+    shutil.rmtree(removed, ignore_errors=True)
+    checkpoint.rename(removed)
+    shutil.rmtree(removed)
 
 
 def _sync(directory: Path) -> None:

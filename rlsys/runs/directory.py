@@ -102,6 +102,7 @@ class RunDirectory:
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
     def _refuse_changes(self, config: Config, known: Path) -> None:
+        """Raises `ConfigError` if a run with other settings stands here, but for `CHANGEABLE_OPTIONS`."""
         from omegaconf import OmegaConf
 
         tree = OmegaConf.load(known)
@@ -212,6 +213,7 @@ def require_writable(file: Path) -> None:
 
 @contextlib.contextmanager
 def writable_place(file: Path) -> Iterator[None]:
+    """Makes the folder of a file that the user named. Raises `ConfigError` if the block cannot write there."""
     if file.is_dir():
         raise ConfigError(f"{file} is a folder. Give the name of a file.")
     try:

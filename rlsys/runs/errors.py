@@ -1,4 +1,4 @@
-"""What can go wrong outside the algorithm.
+"""Errors outside the algorithm: of workers, of the disk, and a request to stop.
 
 A worker is `lost` when its process has died, `stalled` when it does not answer in time, and `failed` when it raised an
 error. A stalled worker is killed, and is lost from then on. A verdict has `failed` when it has no score.

@@ -112,6 +112,7 @@ class Tracking:
 
 
 def make_tracker(name: str, function: Callable[..., Tracker], options: dict[str, Any], run_info: RunInfo) -> Tracker:
+    """Makes a tracker. Raises `ConfigError` if a user's function returns something else."""
     tracker = function(run_info, **resolve_env(options))
     if not isinstance(tracker, Tracker):
         kind = type(tracker).__name__

@@ -1,4 +1,4 @@
-"""What readers yield: a row, or what could not be read in place of one."""
+"""Rows as readers yield them: usable ones, and bad ones with the reason."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ class DataRow:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """What cannot be used. BadRow("data/sums.jsonl", 17, "not JSON", "not JSON: Expecting value at column 12.")"""
+    """A row that cannot be used.
+
+    BadRow("data/sums.jsonl", 17, "not JSON", "not JSON: Expecting value at column 12.")
+    """
 
     file: str
     line: int
