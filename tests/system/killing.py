@@ -73,7 +73,7 @@ class Run:
     def process_of(self, worker: str) -> psutil.Process:
         place = json.loads((self.path / "logs" / f"{worker}.pid").read_text())
         process = psutil.Process(place["pid"])
-        assert process.create_time() == place["began"]
+        assert process.create_time() == place["created"]
         return process
 
     def kill(self, worker: str, number: int = signal.SIGKILL) -> None:

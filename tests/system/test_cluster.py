@@ -36,7 +36,7 @@ class Job(Run):
     def process_of(self, worker: str) -> psutil.Process:
         """By its number in its host, which is another one outside."""
         place = json.loads((self.path / "logs" / f"{worker}.pid").read_text())
-        alike = [p for p in psutil.process_iter() if p.create_time() == place["began"]]
+        alike = [p for p in psutil.process_iter() if p.create_time() == place["created"]]
         [found] = [p for p in alike if place["pid"] in numbers(p)]
         return found
 
