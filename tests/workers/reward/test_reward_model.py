@@ -46,13 +46,13 @@ def one_by_one(path: str, texts: list[str], label: int = 0) -> list[float]:
 
 def test_padding_does_not_change_a_score(path: str) -> None:
     texts = ["1>2", "123456>654321", "12>21", "9>"]
-    found = RewardModel(path, "float32", on_gpu=False).score_texts(texts, batch=3, max_tokens=0, label=1)
-    assert found == pytest.approx(one_by_one(path, texts, label=1), abs=1e-5)
+    scores = RewardModel(path, "float32", on_gpu=False).score_texts(texts, batch=3, max_tokens=0, label=1)
+    assert scores == pytest.approx(one_by_one(path, texts, label=1), abs=1e-5)
 
 
 def test_a_text_that_is_too_long_loses_its_beginning(path: str) -> None:
-    [found] = RewardModel(path, "float32", on_gpu=False).score_texts(["123456>654"], batch=1, max_tokens=4, label=0)
-    assert found == pytest.approx(one_by_one(path, [">654"])[0], abs=1e-5)
+    [score] = RewardModel(path, "float32", on_gpu=False).score_texts(["123456>654"], batch=1, max_tokens=4, label=0)
+    assert score == pytest.approx(one_by_one(path, [">654"])[0], abs=1e-5)
 
 
 def test_a_chat_is_rendered_by_the_models_own_template(path: str) -> None:
