@@ -16,6 +16,7 @@ from rlsys import __version__
 from rlsys.config import loading
 from rlsys.config.schema import Config, RunConfig, TrainerConfig
 from rlsys.runs.directory import RunDirectory
+from rlsys.runs.state import RunState
 
 ROOT = Path(__file__).parents[2]
 
@@ -181,7 +182,7 @@ def test_a_stopped_run_names_the_command_that_resumes_it(tmp_path, monkeypatch, 
 
 def test_leftovers_of_a_run_killed_after_its_last_step_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(train.Checkpoints, "load_newest", lambda *_: SimpleNamespace(step=4, state={"owed": 0}))
+    monkeypatch.setattr(train.Checkpoints, "load_newest", lambda *_: SimpleNamespace(state=RunState(step=4)))
     monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
     monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
     (tmp_path / "run" / "logs").mkdir(parents=True)
