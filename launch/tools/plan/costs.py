@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch.tools.plan.lengths import read_run_lengths
-from launch.tools.plan.simulate import Costs
+from launch.tools.plan.simulated_workers import Costs
 from rlsys.analysis.trace import Span, read_spans
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError

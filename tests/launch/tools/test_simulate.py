@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from launch.tools.plan import costs, simulate
-from launch.tools.plan.simulate import Costs, SimulatedEngine, SimulatedLoop
+from launch.tools.plan import costs, simulated_workers
+from launch.tools.plan.simulate import SimulatedLoop
+from launch.tools.plan.simulated_workers import Costs, SimulatedEngine
 from launch.tools.synthetic import CompletionLengths
 from rlsys.analysis.trace import Span
 from rlsys.config import loading
@@ -193,7 +194,7 @@ def test_costs_of_engines_are_found_again_however_many_samples_wait_for_their_tu
     options = [f"rollout.engines={engines}", f"rollout.max_sequences={slots}", "trainer.prompts_per_step=16"]
     options += ["trainer.samples_per_prompt=8"]
     real = {"mean": 60, "longest": 128}
-    monkeypatch.setattr(simulate, "SimulatedEngine", RecordedEngine)
+    monkeypatch.setattr(simulated_workers, "SimulatedEngine", RecordedEngine)
     monkeypatch.setattr(RecordedEngine, "every", [])
     seconds = report(*options, **real, **known).seconds
     spans = [s for engine in RecordedEngine.every for s in engine.streams]
