@@ -1,6 +1,5 @@
-"""`rlsys plan --simulate`: how fast a configuration would be with other lags and placements, without running it."""
+"""`rlsys plan --simulate`: compares the speed of a configuration with other lags and placements, without running it."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from launch.bundles import count_other_gpus
-from launch.printing import make_table, print_line
+from launch.printing import make_table, print_line, write_figures
 from launch.tools.plan import costs
 from launch.tools.plan.lengths import LengthRequest, assume_lengths, with_length_limits
 from launch.tools.plan.simulate import STEPS, SimulatedLoop, SimulationReport
@@ -19,9 +18,8 @@ from launch.tools.synthetic import CompletionLengths
 from rlsys.checks import check
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.lookup import known_model_shape
-from rlsys.runs.directory import write_user_file
 
-SHARES = (0.25, 0.5, 0.75)  # of the GPUs, that engines take
+SHARES = (0.25, 0.5, 0.75)  # of the GPUs, for engines
 SCHEDULES: list[tuple[int, bool, float]] = [  # pipeline.max_lag, pipeline.in_flight, rollout.oversample
     (0, False, 0.0),
     (1, False, 0.0),
@@ -33,7 +31,7 @@ SCHEDULES: list[tuple[int, bool, float]] = [  # pipeline.max_lag, pipeline.in_fl
 
 @dataclass(frozen=True)
 class SimulateOptions:
-    """`rlsys plan --simulate` as it was asked for."""
+    """The options of `rlsys plan --simulate`."""
 
     costs: str
     gpus: int | None = None
@@ -42,62 +40,63 @@ class SimulateOptions:
     json: str | None = None
 
 
-def compare_variants(config: Config, wanted: SimulateOptions, console: Console) -> None:
-    config, model = with_length_limits(config, wanted.lengths), known_model_shape(config.model.path)
+def compare_variants(config: Config, options: SimulateOptions, console: Console) -> None:
+    config, model = with_length_limits(config, options.lengths), known_model_shape(config.model.path)
     if problems := check(without_data(config), model):
         raise ConfigError(problems)
-    source = Path(wanted.costs)
-    lengths = assume_lengths(config, model, wanted.lengths, source)
+    source = Path(options.costs)
+    lengths = assume_lengths(config, model, options.lengths, source)
     completions = CompletionLengths(lengths.mean, lengths.longest, config.run.seed)
-    reckoned = costs.read_costs(source, lengths.prompt)
-    variants = list(make_variants(without_data(config), wanted.gpus))
-    found = []
+    measured = costs.read_costs(source, lengths.prompt)
+    variants = list(make_variants(without_data(config), options.gpus))
+    reports = []
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("simulating", total=len(variants))
         for variant in variants:
-            loop = SimulatedLoop(variant, reckoned, completions, lengths.prompt)
-            found.append((variant, loop.run(wanted.steps or STEPS)))
+            loop = SimulatedLoop(variant, measured, completions, lengths.prompt)
+            reports.append((variant, loop.run(options.steps or STEPS)))
             bar.advance(task)
-    print_variants(found, console)
+    print_variants(reports, console)
     print_line(console, f"lengths: {lengths.description}", "dim")
     if config.dynamic_sampling.enabled:
-        print_line(console, "dynamic_sampling is left out: every group is taken to teach something.", "dim")
-    if wanted.json:
-        told = {"costs": asdict(reckoned), "lengths": asdict(lengths), "ways": [figures(*one) for one in found]}
-        write_user_file(Path(wanted.json), json.dumps(told, indent=2) + "\n")
-        print_line(console, f"figures: {wanted.json}")
+        print_line(console, "dynamic_sampling is left out: no group is dropped.", "dim")
+    if options.json:
+        variants_json = [to_json(variant, report) for variant, report in reports]
+        figures = {"costs": asdict(measured), "lengths": asdict(lengths), "ways": variants_json}
+        write_figures(options.json, figures, console)
 
 
 def make_variants(config: Config, gpus: int | None) -> Iterator[Config]:
-    """The configuration in its own way and others that it allows, on as many GPUs as it has or as are given."""
-    own = (config.pipeline.max_lag, config.pipeline.in_flight, config.rollout.oversample)
-    for placed in make_placements(config, gpus):
-        for max_lag, in_flight, oversample in dict.fromkeys([own, *SCHEDULES]):
+    """The configuration with its own schedule first, and then with others, in each placement."""
+    configured = (config.pipeline.max_lag, config.pipeline.in_flight, config.rollout.oversample)
+    for placement in make_placements(config, gpus):
+        for max_lag, in_flight, oversample in dict.fromkeys([configured, *SCHEDULES]):
             variant = replace(
-                placed,
-                pipeline=replace(placed.pipeline, max_lag=max_lag, in_flight=in_flight),
-                rollout=replace(placed.rollout, oversample=oversample),
+                placement,
+                pipeline=replace(placement.pipeline, max_lag=max_lag, in_flight=in_flight),
+                rollout=replace(placement.rollout, oversample=oversample),
             )
             if not check(variant):
                 yield variant
 
 
 def make_placements(config: Config, gpus: int | None) -> Iterator[Config]:
+    """The configuration's own placement; with a number of GPUs, colocated and separate ones on as many."""
     if gpus is None:
         yield config
         return
     wide = config.rollout.tensor_parallel
-    shared, left = (
+    colocated, separate = (
         gpus - count_other_gpus(with_placement(config, 1, 1, placement)) for placement in ("colocated", "separate")
     )
-    if left < 2 * wide:
-        beside = f": {gpus - left} are for others, and what is left" if left < gpus else ""
-        raise ConfigError(f"--gpus {gpus}{beside} is less than two engines of rollout.tensor_parallel={wide} take.")
-    if shared % wide == 0:
-        yield with_placement(config, shared // wide, shared, "colocated")
+    if separate < 2 * wide:
+        others = f": {gpus - separate} are for others, and what is left" if separate < gpus else ""
+        raise ConfigError(f"--gpus {gpus}{others} is less than two engines of rollout.tensor_parallel={wide} take.")
+    if colocated % wide == 0:
+        yield with_placement(config, colocated // wide, colocated, "colocated")
     for share in SHARES:
-        engines = max(1, round(left * share / wide))
-        yield with_placement(config, engines, left - engines * wide, "separate")
+        engines = max(1, round(separate * share / wide))
+        yield with_placement(config, engines, separate - engines * wide, "separate")
 
 
 def with_placement(config: Config, engines: int, ranks: int, placement: str) -> Config:
@@ -109,11 +108,20 @@ def with_placement(config: Config, engines: int, ranks: int, placement: str) -> 
     )
 
 
-def print_variants(found: list[tuple[Config, SimulationReport]], console: Console) -> None:
-    shown = make_table("way", "engines", "ranks", "s/step", "samples/s", "lag", "idle", "seqs", "idle")
-    best = max(r.samples_per_second for _, r in found)
-    for c, r in found:
-        shown.add_row(
+NOTES = (
+    "way: pipeline.max_lag, pipeline.in_flight, rollout.oversample, those of CONFIG first.",
+    "lag: of the oldest sample of a step, on average.",
+    "idle: share of the time in which engines, or ranks, have no work.",
+    "seqs: sequences that an engine decodes at once, on average.",
+    "Simulated, without the network, and without what roles on one machine take from each other.",
+)
+
+
+def print_variants(reports: list[tuple[Config, SimulationReport]], console: Console) -> None:
+    table = make_table("way", "engines", "ranks", "s/step", "samples/s", "lag", "idle", "seqs", "idle")
+    best = max(r.samples_per_second for _, r in reports)
+    for c, r in reports:
+        table.add_row(
             describe_schedule(c),
             str(c.rollout.engines),
             "same" if c.cluster.placement == "colocated" else str(c.policy.ranks),
@@ -125,24 +133,13 @@ def print_variants(found: list[tuple[Config, SimulationReport]], console: Consol
             f"{r.ranks_idle:.0%}",
             style="bold" if r.samples_per_second == best else None,
         )
-    console.print(shown)
+    console.print(table)
     console.print()
-    print_line(
-        console,
-        "way: pipeline.max_lag, pipeline.in_flight, rollout.oversample, CONFIG's own first; lag: of a step's oldest sample, on average.",
-        "dim",
-    )
-    print_line(
-        console,
-        "idle: share of the time in which engines, and ranks, have nothing to do; seqs: that an engine decodes at once, on average.",
-        "dim",
-    )
-    print_line(
-        console, "Simulated: the network, and what roles on one machine take from each other, are left out.", "dim"
-    )
+    for note in NOTES:
+        print_line(console, note, "dim")
 
 
-def figures(c: Config, r: SimulationReport) -> dict[str, Any]:
+def to_json(c: Config, r: SimulationReport) -> dict[str, Any]:
     return {
         "max_lag": c.pipeline.max_lag,
         "in_flight": c.pipeline.in_flight,
@@ -160,6 +157,6 @@ def figures(c: Config, r: SimulationReport) -> dict[str, Any]:
 
 
 def describe_schedule(c: Config) -> str:
-    """lag 2 in flight +25%"""
+    """`lag 2 in flight +25%`"""
     more = f" +{c.rollout.oversample:.0%}" if c.rollout.oversample else ""
     return f"lag {c.pipeline.max_lag}{' in flight' * c.pipeline.in_flight}{more}"

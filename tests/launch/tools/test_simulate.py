@@ -1,4 +1,4 @@
-"""The simulator against steps that can be reckoned by hand."""
+"""The simulator against steps that can be computed by hand."""
 
 import dataclasses
 import itertools
@@ -50,7 +50,7 @@ def test_one_step_ahead_the_longer_of_both_sides_counts():
     assert [s.seconds for s in found.steps] == pytest.approx([17.0 + 2.0] * 4)
 
 
-def test_in_flight_a_sync_holds_samples_up_and_nothing_else():
+def test_a_sync_in_flight_delays_samples_only():
     found = report("pipeline.max_lag=1", "pipeline.in_flight=true", step_s=1.0, optimizer_s=3.0, sync_s=2.0, steps=6)
     assert found.seconds == pytest.approx(10.0 + 2.0)
     assert found.engines_idle(2) <= 2.0 / 12 + 1e-9
@@ -71,7 +71,7 @@ def test_over_sampling_shortens_the_wait_for_the_longest():
 
 
 @pytest.mark.parametrize("oversample", [0.1, 0.25, 0.5])
-def test_with_over_sampling_stragglers_leave_engines_idle_for_a_tenth_of_the_time_at_most(oversample):
+def test_over_sampling_keeps_engines_busy_for_nine_tenths_of_the_time(oversample):
     options = ["trainer.prompts_per_step=32", "trainer.samples_per_prompt=8", "rollout.engines=4"]
     options += ["pipeline.max_lag=2", "pipeline.in_flight=true"]
     tail = {"mean": 300, "longest": 3000, "step_s": 1.0, "steps": 12}
@@ -81,7 +81,7 @@ def test_with_over_sampling_stragglers_leave_engines_idle_for_a_tenth_of_the_tim
     assert found.sequences_per_engine(4) > 1.5 * report(*options, **tail).sequences_per_engine(4)
 
 
-def test_over_sampling_looks_at_its_groups_a_few_times_however_many_samples_come(monkeypatch):
+def test_over_sampling_checks_its_groups_a_few_times_only(monkeypatch):
     looks, complete = itertools.count(), PromptGroup.complete.fget
     monkeypatch.setattr(PromptGroup, "complete", property(lambda group: next(looks) >= 0 and complete(group)))
     options = ["trainer.prompts_per_step=256", "trainer.samples_per_prompt=4", "rollout.engines=16"]
@@ -119,7 +119,9 @@ def spans_of(known: Costs) -> list[Span]:
                 worked = sum(min(m, n) for m in lengths)
                 at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
                 samples.append([f"p{i % prompts}", i, at, n])
-            found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], {"samples": samples}))
+            asked = [[uid, index, 0] for uid, index, *_ in samples]
+            facts = {"asked": asked, "samples": samples}
+            found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], facts))
     found.append(Span("critic-0", "update", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
     found.append(Span("critic-0", "score", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
     for packs, tokens, attention in ((1, 100, 0), (2, 300, 5), (4, 350, 80), (4, 300, 200)):
@@ -129,7 +131,7 @@ def spans_of(known: Costs) -> list[Span]:
     return found
 
 
-def test_costs_are_found_again_in_what_was_measured(tmp_path):
+def test_costs_are_recovered_from_a_timeline(tmp_path):
     known = Costs(
         0.02,
         0.001,
@@ -189,7 +191,7 @@ class RecordedEngine(SimulatedEngine):
 
 
 @pytest.mark.parametrize(("engines", "slots"), [(1, 128), (1, 64), (1, 32), (2, 32), (4, 8)])
-def test_costs_of_engines_are_found_again_however_many_samples_wait_for_their_turn(monkeypatch, engines, slots):
+def test_costs_of_engines_are_recovered_with_any_number_of_slots(monkeypatch, engines, slots):
     known = {"step_s": 0.02, "sequence_s": 0.001, "prompt_s": 0.0005}
     options = [f"rollout.engines={engines}", f"rollout.max_sequences={slots}", "trainer.prompts_per_step=16"]
     options += ["trainer.samples_per_prompt=8"]
@@ -203,7 +205,7 @@ def test_costs_of_engines_are_found_again_however_many_samples_wait_for_their_tu
     assert fitted == pytest.approx(known, rel=0.1)
 
 
-def test_tokens_that_were_there_before_are_read_and_not_drawn():
+def test_tokens_of_a_partial_sample_are_prefilled_and_not_decoded():
     def going_on(engine: int, begun: int, drawn: int) -> Span:
         facts = {"asked": [["p", 0, begun]], "samples": [["p", 0, 2.0 * drawn + 0.1 * (5 + begun), begun + drawn]]}
         return Span(f"rollout-{engine}", "generate", 7.0, 100.0, facts)
@@ -212,7 +214,7 @@ def test_tokens_that_were_there_before_are_read_and_not_drawn():
     assert (step_s + sequence_s, prompt_s) == pytest.approx((2.0, 0.1))
 
 
-def test_a_timeline_without_engines_is_refused_with_the_place_it_should_be_in():
+def test_a_timeline_without_engines_is_refused():
     steps = [
         Span("driver", "step", 0.0, 1.0, {"step": 1}),
         Span("policy-0", "update", 0.5, 0.2, {"tokens": 9, "packs": 1}),
@@ -223,7 +225,7 @@ def test_a_timeline_without_engines_is_refused_with_the_place_it_should_be_in():
 
 
 @pytest.mark.parametrize("max_lag", [2, 3])
-def test_a_mean_is_of_all_steps_between_syncs_however_many_were_asked_for(max_lag):
+def test_a_report_covers_whole_periods_between_syncs(max_lag):
     means = {
         n: report(f"pipeline.max_lag={max_lag}", steps=n, step_s=1.0, optimizer_s=3.0).seconds for n in (4, 5, 6, 7)
     }
@@ -247,7 +249,7 @@ def test_costs_come_from_a_file_or_are_refused_with_a_way_out(tmp_path):
         costs.read_costs(tmp_path / "none", 5)
 
 
-def test_costs_of_which_a_step_takes_no_time_are_refused():
+def test_costs_that_make_a_step_take_no_time_are_refused():
     with pytest.raises(ConfigError, match="a step would take no time"):
         report()
     with pytest.raises(ConfigError, match="a step would take no time"):
