@@ -47,8 +47,8 @@ demo: install  ## train the tiny model on this machine, from an empty runs/demo
 
 # Whole runs go first: the Ray that tests/workers share stays until the end.
 test: install  ## run all tests that need no GPU: units side by side, then real processes, which want the machine to themselves
-	$(BIN)/pytest -n auto --dist loadfile tests/launch tests/rlsys
-	$(BIN)/pytest tests/system tests/workers
+	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys
+	$(BIN)/pytest --durations=10 tests/system tests/workers
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py
