@@ -66,11 +66,11 @@ def learner_memory(
     c: Config, model: ModelShape, role: str, ranks: int, lengths: SequenceLengths, *, first: bool, has_logits: bool
 ) -> ProcessMemory:
     """A policy or critic rank. `first`: rank 0, which sends the weights. `has_logits`: true for the policy."""
-    return LearnerRank(c, model, role, ranks, lengths, first, has_logits).memory()
+    return LearnerEstimate(c, model, role, ranks, lengths, first, has_logits).memory()
 
 
 @dataclass(frozen=True)
-class LearnerRank:
+class LearnerEstimate:
     """One rank, with what its memory depends on. `pass_parts` and others return what it holds for one purpose."""
 
     config: Config

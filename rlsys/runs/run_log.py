@@ -7,7 +7,7 @@ from rlsys.runs.directory import RunDirectory
 from rlsys.types import Batch, Columns, Floats, Metrics
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """What a person sees."""
 
     def step(self, step: int, metrics: Metrics) -> None: ...
@@ -17,7 +17,7 @@ class Progress(Protocol):
 
 class RunLog:
     def __init__(
-        self, run: RunDirectory, progress: Progress, start_trackers: Callable[[int], None] = lambda step: None
+        self, run: RunDirectory, progress: ProgressDisplay, start_trackers: Callable[[int], None] = lambda step: None
     ):
         """`start_trackers(step)` is called once, with the last step whose metrics are kept."""
         self.run, self.progress, self.start_trackers = run, progress, start_trackers

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from launch.bundles import Bundle, describe_total, make_bundles
 from launch.placement import choose_transport
 from launch.tools.plan.formatting import format_gib
-from launch.tools.plan.layout import Layout, UnplacedBundle, lay_out
+from launch.tools.plan.layout import ClusterLayout, UnplacedBundle, lay_out
 from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.devices import GIB, Gpu, NodeSpec
 from rlsys.estimates.disk import DiskSpace, disk_space
@@ -57,7 +57,7 @@ class Fit:
     lengths: SequenceLengths
     nodes: Sequence[NodeSpec]
     bundles: list[Bundle]
-    layout: Layout
+    layout: ClusterLayout
     processes: dict[str, ProcessMemory]  # by role
     gpus: list[GpuUse]
     host_bytes: list[float]  # main memory of each node's processes at most
@@ -123,7 +123,7 @@ def with_known_transport(c: Config, nodes: int) -> tuple[Config, list[Problem]]:
 
 
 def use_of_gpu(
-    processes: dict[str, ProcessMemory], layout: Layout, node: int, index: int, nodes: Sequence[NodeSpec]
+    processes: dict[str, ProcessMemory], layout: ClusterLayout, node: int, index: int, nodes: Sequence[NodeSpec]
 ) -> GpuUse | None:
     """Adds up the processes at each moment. A process without that moment counts with its memory while generating."""
     gpu = nodes[node].gpu
@@ -137,7 +137,7 @@ def use_of_gpu(
     return GpuUse(node, index, gpu, workers, moment, parts)
 
 
-def use_of_host(c: Config, processes: dict[str, ProcessMemory], layout: Layout, node: int) -> float:
+def use_of_host(c: Config, processes: dict[str, ProcessMemory], layout: ClusterLayout, node: int) -> float:
     """All processes at their peaks. Weights that a rank shares with the engines of its host count once."""
     names = layout.workers_of(node)
     peaks = sum(total_bytes(p.peak()[1]) for name in names if (p := find_process(processes, name)))
@@ -153,7 +153,7 @@ def find_process(processes: dict[str, ProcessMemory], worker: str) -> ProcessMem
 
 
 def placement_problems(
-    bundles: list[Bundle], layout: Layout, nodes: Sequence[NodeSpec], gpu: Gpu | None
+    bundles: list[Bundle], layout: ClusterLayout, nodes: Sequence[NodeSpec], gpu: Gpu | None
 ) -> Iterator[Problem]:
     available = sum(n.gpus for n in nodes)
     if layout.unplaced and sum(b.gpus for b in bundles) > available:

@@ -23,7 +23,7 @@ class UnplacedBundle:
 
 
 @dataclass
-class Layout:
+class ClusterLayout:
     """`gpus[node][gpu]` lists the workers there. An engine of several GPUs is on each of them."""
 
     gpus: list[list[list[str]]]
@@ -39,7 +39,7 @@ class Layout:
         return list(dict.fromkeys([*(name for gpu in self.gpus[node] for name in gpu), *self.cpu_workers[node]]))
 
 
-def lay_out(c: Config, bundles: Sequence[Bundle], nodes: Sequence[NodeSpec]) -> Layout:
+def lay_out(c: Config, bundles: Sequence[Bundle], nodes: Sequence[NodeSpec]) -> ClusterLayout:
     layout = place_bundles(bundles, [n.gpus for n in nodes], [n.cpus for n in nodes])
     with_gpus = {name for bundle in bundles for name in bundle.workers}
     others = [name for name in worker_names(c) if name not in with_gpus]
@@ -48,14 +48,14 @@ def lay_out(c: Config, bundles: Sequence[Bundle], nodes: Sequence[NodeSpec]) -> 
     return layout
 
 
-def place_bundles(bundles: Sequence[Bundle], gpus: Sequence[int], cpus: Sequence[float | None] = ()) -> Layout:
+def place_bundles(bundles: Sequence[Bundle], gpus: Sequence[int], cpus: Sequence[float | None] = ()) -> ClusterLayout:
     """Packs bundles onto few nodes, the largest first. Bundles that need a part of a GPU share one.
 
     `gpus` and `cpus` are what is free on each node. A number of CPUs that is not known (None) is taken to be enough.
     """
     free_gpus = list(gpus)
     free_cpus = [math.inf if n is None else n for n in cpus] or [math.inf] * len(gpus)
-    layout = Layout([[[] for _ in range(n)] for n in gpus])
+    layout = ClusterLayout([[[] for _ in range(n)] for n in gpus])
     shared: dict[tuple[int, int], float] = {}  # free part of each GPU that is shared, by node and index
     for bundle in sorted(bundles, key=lambda b: -b.gpus):
         part = next((at for at, left in shared.items() if bundle.gpus <= left and free_cpus[at[0]] >= 1), None)
