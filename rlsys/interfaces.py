@@ -1,4 +1,4 @@
-"""How the loop reaches machines. `workers` implements these on Ray; unit tests with small fakes."""
+"""The protocols through which the loop reaches machines. `workers` implements them on Ray; unit tests use small fakes."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -35,7 +35,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the model's files say.
+    """Facts from the model's files.
 
     ModelFacts(bos=1, eos=2, pad=0, ends=[2, 7], symbols=32000, embeddings=32000, generation={"top_p": 0.8}, encoded=[…], bare=[…])
     """
@@ -43,53 +43,50 @@ class ModelFacts:
     bos: int | None  # the tokenizer's
     eos: int | None
     pad: int | None
-    ends: list[int]  # what the model's own files give as end of sequence
+    ends: list[int]  # end-of-sequence tokens of generation_config.json or config.json
     symbols: int  # ids the tokenizer can give
     embeddings: int  # rows of the embedding
     generation: dict[str, float]  # temperature, top_p and top_k of generation_config.json, as far as it has them
-    encoded: list[list[int]]  # the texts asked about, with special tokens
-    bare: list[list[int]]  # and without
+    encoded: list[list[int]]  # the given texts, with special tokens
+    bare: list[list[int]]  # the same without special tokens
 
 
 # --- machines -------------------------------------------------------------------------------------------------------------
 
 
 class Rollout(Protocol):
-    """The engines, as one."""
+    """All engines together."""
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
-        """Samples as they finish, in any order. Requests of one uid stand together, those to be begun first in front."""
+        """Yields samples as they finish, in any order. Requests of one uid are adjacent; earlier ones start first."""
         ...
 
     def stop_early(self) -> None:
-        """No more is wanted of what `generate` is at: it ends with what is half-written, whose `finish` is cut.
-
-        What was not begun does not come.
-        """
+        """Stops the running `generate` early. Unfinished samples are returned with finish="cut"; unstarted ones are not."""
         ...
 
     def wake(self) -> None:
-        """The engines are about to be used (colocated ones wake)."""
+        """Prepares the engines for use. Colocated engines wake up."""
         ...
 
     def sleep(self) -> None:
-        """The engines will not be used for a while (colocated ones sleep)."""
+        """Tells the engines that they are not needed for a while. Colocated engines sleep."""
         ...
 
 
 class Rewards(Protocol):
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
-        """One verdict per sample, in order. A failure is a verdict too: the future itself only fails with the pool."""
+        """Returns one verdict per sample, in order. A failure is a verdict too; the future fails only if the whole pool does."""
         ...
 
 
 class Scorer(Protocol):
-    """Computes a number for each token of what is already sampled: log-probs, or the critic's values."""
+    """Computes one number for each sampled token: log-probs, or the critic's values."""
 
     ranks: int
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        """`packs[rank][i]` → its numbers [K], same shape."""
+        """Returns the numbers of each pack in the same nesting: `packs[rank][i]` → [K]."""
         ...
 
 
@@ -106,42 +103,42 @@ class Diagnosable(Scorer, Protocol):
 
 
 class Critic(Scorer, Protocol):
-    """The critic's ranks, as one."""
+    """All ranks of the critic together."""
 
     def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
-        """One optimizer update on one mini-batch. Returns its loss and gradient norm."""
+        """Makes one optimizer update on one mini-batch. Returns its loss and gradient norm."""
         ...
 
     def save(self, folder: str) -> None:
-        """Sets its state aside and begins to write it; `saved` says when it is there."""
+        """Sets the state aside and starts to write it into `folder`. `saved` tells when it is complete."""
         ...
 
     def saved(self, wait: bool) -> dict[str, str] | None:
-        """What the last `save` wrote: file, by its path in the folder → SHA-256. None: it is still being written."""
+        """Returns the files of the last `save`, path in the folder → SHA-256; None while they are still being written."""
         ...
 
     def load(self, folder: str) -> None: ...
 
 
 class Policy(Scorer, Protocol):
-    """The policy ranks, as one."""
+    """All ranks of the policy together."""
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
-        """One optimizer update on one mini-batch. Returns sums over its tokens; `metrics.of_updates` reads them."""
+        """Makes one optimizer update on one mini-batch. Returns sums over its tokens, which `metrics.update_metrics` averages."""
         ...
 
     def sync(self, version: int) -> None:
-        """Brings every engine to the policy's weights, which are called `version` from now on, and proves it."""
+        """Sends the weights to every engine as `version`, and verifies that each engine computes with them."""
         ...
 
     def save(self, folder: str) -> None:
-        """Sets its state aside and begins to write it; `saved` says when it is there."""
+        """Sets the state aside and starts to write it into `folder`. `saved` tells when it is complete."""
         ...
 
     def saved(self, wait: bool) -> dict[str, str] | None:
-        """What the last `save` wrote: file, by its path in the folder → SHA-256. None: it is still being written."""
+        """Returns the files of the last `save`, path in the folder → SHA-256; None while they are still being written."""
         ...
 
     def load(self, folder: str) -> None:
-        """From what any number of ranks and any ZeRO stage wrote."""
+        """Loads what any number of ranks with any ZeRO stage have saved."""
         ...
