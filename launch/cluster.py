@@ -72,14 +72,14 @@ class RunningCluster:
         return self
 
     def require_run_directory(self) -> None:
-        """Raises `ConfigError` if a rank cannot see the run directory, into which it writes its part of a checkpoint."""
+        """Raises `ConfigError` if a rank cannot see the run directory, where it writes its part of a checkpoint."""
         assert self.policy is not None
         ranks = {"policy": self.config.policy.ranks, "critic": self.config.critic.ranks if self.critic else 0}
         names = [f"{role}-{i}" for role, number in ranks.items() for i in range(number)]
         if blind := [name for name in names if read_process_info(name, self.policy.watchdog.logs) is None]:
             raise ConfigError(
-                f"run.dir: {', '.join(blind)} cannot write to {self.policy.watchdog.logs.parent}: another node has no such "
-                "directory, or has its own. Put run.dir on storage that all nodes see."
+                f"run.dir: {', '.join(blind)} cannot write to {self.policy.watchdog.logs.parent}: another node has no "
+                "such directory, or has its own. Put run.dir on storage that all nodes see."
             )
 
 

@@ -31,8 +31,8 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[
 class CompletionLengths:
     """Draws the length of each completion, in tokens. A sample always has the same length.
 
-    With `mean` = `longest` all have that length. Otherwise lengths are log-normal around the mean, with a long tail that
-    is cut at `longest`.
+    With `mean` = `longest` all have that length. Otherwise lengths are log-normal around the mean, with a long tail
+    that is cut at `longest`.
     """
 
     def __init__(self, mean: float, longest: int, seed: int = 0):

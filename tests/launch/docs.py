@@ -66,7 +66,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(page: Path, starts: tuple[str, ...] = STARTS) -> list[tuple[str, str]]:
-    """(where, command) in blocks and between backticks; what is said about it after two blanks, or after #, is left out."""
+    """(location, command) in blocks and between backticks, without the explanation after two blanks or #."""
     found = []
     for block in blocks(page):
         for i, line in enumerate(block.lines):

@@ -31,7 +31,7 @@ def make_run(
     timeline: bool = True,
     saved: bool = True,
 ) -> Path:
-    """A run that has learned: `texts` says what a completion of the first group of a step reads, instead of digits."""
+    """A run that has learned. `texts` replaces a completion of the first group, by step."""
     for folder in ("samples", "logs", "checkpoints"):
         (path / folder).mkdir(parents=True)
     config = config or Config(
@@ -93,7 +93,7 @@ def figures(step: int, steps: int, evaluated: bool) -> dict[str, float]:
 
 
 def save_samples(folder: Path, steps: int, prompts: int, samples: int, texts: dict[int, str]) -> None:
-    """Ten steps are made, and the others are copies: what is measured is the page and not this."""
+    """Makes ten steps and copies them for the others, to save time."""
     for step in range(1, steps + 1):
         name = f"step-{step:06d}.parquet"
         if step > 10 and step not in texts:
@@ -142,7 +142,7 @@ def ruin(file: Path) -> None:
 
 
 def damage(file: Path, how: str) -> None:
-    """`empty` as after a power loss, `cut` as a copy that was broken off, `hollow` with zeros where the completions were."""
+    """`empty` as after a power loss, `cut` as an interrupted copy, `hollow` with zeros in place of completions."""
     import pyarrow.parquet
 
     whole = file.read_bytes()

@@ -21,7 +21,7 @@ def save(
     training: bool = False,
     **more: Any,
 ) -> Path:
-    """`save(file, {"a:1": [1, 0], "b:1": [None]})`: the source is what stands before the colon; None is a failed verdict.
+    """`save(file, {"a:1": [1, 0], "b:1": [None]})`: the source stands before the colon; None is a failed verdict.
 
     A prompt's answer is the digit of its uid.
     """

@@ -1,4 +1,7 @@
-"""The Grafana board asks for figures that there are. tests/system/test_tracking_run.py holds the names against those of a real Ray."""
+"""The Grafana board asks for existing metrics.
+
+tests/system/test_tracking_run.py compares the names with those of a real Ray.
+"""
 
 import json
 import re
@@ -15,7 +18,7 @@ QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in pa
 
 
 def exported() -> dict[str, set[str]]:
-    """Every name that Ray gives our figures, and its labels."""
+    """Every name that Ray gives our metrics, and its labels."""
     labels = {
         name: {"run", *([ray_metrics.LABELS[name]] if name in ray_metrics.LABELS else [])} for name in everything()
     }
@@ -30,7 +33,7 @@ def everything() -> list[str]:
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title} {i}" for i, (title, _) in enumerate(QUERIES)])
-def test_a_query_asks_for_figures_and_labels_there_are(title, query):
+def test_a_query_asks_for_existing_metrics_and_labels(title, query):
     asked = re.findall(r"\bray_\w+", query)
     assert asked
     assert set(asked) <= set(exported())
@@ -45,7 +48,7 @@ def test_parentheses_and_braces_are_closed():
         assert [query.count(c) for c in "({["] == [query.count(c) for c in ")}]"], title
 
 
-def test_every_figure_is_on_the_board():
+def test_every_metric_is_on_the_board():
     asked = {name for _, query in QUERIES for name in re.findall(r"\bray_(\w+)", query)}
     shown = {re.sub(r"_(total|bucket|sum|count)$", "", name) if name not in everything() else name for name in asked}
     assert shown == set(everything())
@@ -58,7 +61,7 @@ def test_a_legend_uses_labels_that_its_query_keeps():
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= kept, panel["title"]
 
 
-def test_panels_have_a_place_of_their_own():
+def test_panels_do_not_overlap():
     for one, other in combinations(BOARD["panels"], 2):
         a, b = one["gridPos"], other["gridPos"]
         beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
@@ -68,6 +71,6 @@ def test_panels_have_a_place_of_their_own():
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
 
 
-def test_the_source_of_data_is_chosen_when_it_is_imported():
+def test_the_data_source_is_chosen_at_import():
     assert {v["name"] for v in BOARD["templating"]["list"]} == {"datasource", "run"}
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in PANELS)

@@ -1,4 +1,4 @@
-"""A cluster that is joined: what it is shown, what is said where it refuses, and what becomes of signals; only its GCS is there."""
+"""Joining a cluster: the token, refusals, and signals. Only the GCS of the cluster exists."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ TOKEN = "0" * 64
 
 
 class Gate(grpc.GenericRpcHandler):
-    """Lets nobody in without the token, if it demands one."""
+    """Refuses callers without the token, if it requires one."""
 
     demands = f"Bearer {TOKEN}"
 
@@ -40,7 +40,7 @@ class Gate(grpc.GenericRpcHandler):
 
 @pytest.fixture
 def gate() -> Iterator[tuple[str, Gate]]:
-    """Its address, and what answers there."""
+    """Its address, and the handler behind it."""
     answers, server = Gate(), grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((answers,))
     port = server.add_insecure_port("0.0.0.0:0")  # Ray takes 127.0.0.1 for the host's own address
@@ -51,7 +51,7 @@ def gate() -> Iterator[tuple[str, Gate]]:
 
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Nor one that Ray remembers, before or after."""
+    """Removes the token from the environment and from Ray's memory, before and after."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -73,7 +73,7 @@ def join(address: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("demands", "mode"), [(f"Bearer {TOKEN}", "token"), ("", None)])
-def test_a_cluster_is_shown_the_token_if_it_demands_one(gate, tmp_path, monkeypatch, demands, mode) -> None:
+def test_a_cluster_gets_the_token_only_if_it_requires_one(gate, tmp_path, monkeypatch, demands, mode) -> None:
     address, answers = gate
     answers.demands = demands
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
@@ -91,7 +91,7 @@ def test_a_cluster_is_shown_the_token_if_it_demands_one(gate, tmp_path, monkeypa
         ({"RAY_AUTH_TOKEN": "1" * 64}, "refuses this token"),
     ],
 )
-def test_a_token_that_is_not_taken_or_not_there_is_one_sentence(gate, tmp_path, monkeypatch, variables, said) -> None:
+def test_a_refused_or_missing_token_is_one_sentence(gate, tmp_path, monkeypatch, variables, said) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     forget()
@@ -99,7 +99,7 @@ def test_a_token_that_is_not_taken_or_not_there_is_one_sentence(gate, tmp_path, 
         join(gate[0], tmp_path)
 
 
-def test_a_signal_that_comes_while_ray_is_joined_is_heard_as_at_any_other_time(gate, tmp_path, monkeypatch) -> None:
+def test_signal_handlers_survive_joining_ray(gate, tmp_path, monkeypatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     heard = []
 

@@ -1,4 +1,4 @@
-"""launch/*.sh, slurm.sbatch, rayjob.yaml, skypilot.yaml: what they say exists, with these names, in the programs that they call."""
+"""launch/*.sh, slurm.sbatch, rayjob.yaml and skypilot.yaml use options, fields and files that exist."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def text(name: str) -> str:
 
 
 def shell(name: str) -> str:
-    """What a shell is given."""
+    """The part that a shell runs."""
     if name == "skypilot.yaml":
         task = yaml.safe_load(text(name))
         return str(task["setup"] + task["run"])
@@ -119,7 +119,7 @@ def test_the_local_script_trains_with_the_arguments_it_is_given() -> None:
 
 @pytest.mark.parametrize("stage", ["starts", "joins"])
 @pytest.mark.parametrize(("number", "queued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_slurm_job_that_is_told_to_end_before_its_driver_runs_does_as_one_whose_driver_does(
+def test_a_slurm_job_that_is_stopped_before_its_driver_starts_ends_cleanly(
     stage: str, number: int, queued: bool, tmp_path: Path
 ) -> None:
     listen = f"{sys.executable} -m http.server --bind 127.0.0.2 6379" if stage == "joins" else "sleep 60"
@@ -142,7 +142,7 @@ def test_a_slurm_job_that_is_told_to_end_before_its_driver_runs_does_as_one_whos
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_the_token_of_a_slurm_job_can_be_read_by_its_user_alone(there: bool, tmp_path: Path) -> None:
+def test_only_the_user_can_read_the_token_of_a_slurm_job(there: bool, tmp_path: Path) -> None:
     token = tmp_path / ".ray" / "auth_token"
     if there:
         token.parent.mkdir()
@@ -162,7 +162,7 @@ def test_the_token_of_a_slurm_job_can_be_read_by_its_user_alone(there: bool, tmp
 
 
 def slurm_job(folder: Path, programs: dict[str, str]) -> dict[str, str]:
-    """The environment of one in that folder, which is its home too, with shell scripts for programs."""
+    """The environment of a job whose home is that folder, with shell scripts in place of programs."""
     (folder / ".venv" / "bin").mkdir(parents=True)
     for name, script in programs.items():
         (folder / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -181,20 +181,20 @@ def test_every_option_of_slurm_exists(program: str) -> None:
         assert {word.partition("=")[0] for word in mine} <= known
 
 
-def test_every_line_for_sbatch_is_an_option_of_it() -> None:
+def test_every_sbatch_line_is_an_option_of_sbatch() -> None:
     lines = re.findall(r"^#SBATCH (--[\w-]+)(?:=\S+)?$", text("slurm.sbatch"), re.M)
     assert len(lines) == text("slurm.sbatch").count("#SBATCH ")
     assert {line.removeprefix("--") for line in lines} <= set(SLURM["sbatch"].split())
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "rayjob.yaml", "skypilot.yaml"])
-def test_every_variable_of_theirs_is_one_they_know(name: str) -> None:
+def test_every_environment_variable_exists(name: str) -> None:
     found = set(re.findall(r"\b(?:SLURM|SKYPILOT|RAY)_[A-Z_]+\b", text(name)))
     assert found <= ENVIRONMENT
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "rayjob.yaml", "skypilot.yaml"])
-def test_every_configuration_that_is_named_exists_and_takes_these_options(name: str) -> None:
+def test_every_configuration_exists_and_has_these_options(name: str) -> None:
     configs = re.findall(r"configs/[\w.]+\.yaml", text(name))
     assert configs
     overrides = [
@@ -205,7 +205,7 @@ def test_every_configuration_that_is_named_exists_and_takes_these_options(name: 
     assert overrides
 
 
-def test_a_cluster_of_ours_always_demands_a_token() -> None:
+def test_our_clusters_always_require_a_token() -> None:
     for name in ("slurm.sbatch", "skypilot.yaml"):
         assert "RAY_AUTH_MODE=token" in text(name)
     assert yaml.safe_load(text("rayjob.yaml"))["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
@@ -305,7 +305,7 @@ def pods(rayjob: dict[str, Any]) -> list[dict[str, Any]]:
     return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
 
 
-def test_the_rayjob_has_the_fields_of_one(rayjob: dict[str, Any]) -> None:
+def test_the_rayjob_has_valid_fields(rayjob: dict[str, Any]) -> None:
     jsonschema.validate(rayjob, RAYJOB)
 
 
@@ -320,7 +320,7 @@ def test_the_rayjob_names_our_ray_our_image_and_its_user(rayjob: dict[str, Any])
         assert f"--uid {pod['securityContext']['runAsUser']} " in gpu
 
 
-def test_every_volume_of_the_rayjob_is_there_and_holds_what_the_run_names(rayjob: dict[str, Any]) -> None:
+def test_every_path_of_the_rayjob_lies_on_a_mounted_volume(rayjob: dict[str, Any]) -> None:
     for pod in pods(rayjob):
         mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
         assert set(mounts) == {v["name"] for v in pod["volumes"]}
@@ -339,7 +339,7 @@ def test_the_rayjob_leaves_a_stopped_run_time_to_save(rayjob: dict[str, Any]) ->
 # --- SkyPilot --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_skypilot_task_has_the_fields_of_one_and_keeps_no_token() -> None:
+def test_the_skypilot_task_has_valid_fields_and_no_token() -> None:
     task = yaml.safe_load(text("skypilot.yaml"))
     jsonschema.validate(
         task,

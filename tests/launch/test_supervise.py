@@ -1,4 +1,4 @@
-"""The parent of a driver: it restarts a lost driver, forwards signals, and takes the driver with it when it is killed."""
+"""The parent of a driver: it restarts a lost driver, forwards signals, and takes the driver with it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Compares the log-probs of engines and policy, and looks for the cause of a gap. It trains nothing and writes no run."""
+"""Compares the log-probs of engines and policy, and looks for the cause of a gap. Trains nothing, writes no run."""
 
 import tempfile
 from dataclasses import replace

@@ -11,7 +11,7 @@ from rlsys.models.shapes import ModelShape
 
 COMMENTS = {
     "cluster.device": "cpu | gpu",
-    "cluster.placement": "colocated: an engine and a policy rank take turns on each GPU; separate: each has its own GPUs",
+    "cluster.placement": "colocated: an engine and a policy rank take turns on each GPU; separate: own GPUs for each",
     "model.path": "a hub name, a directory, or builtin:tiny",
     "trainer.steps": "CHANGE FIRST: how many batches to train on",
     "trainer.prompts_per_step": "CHANGE FIRST: more prompts are steadier, and slower",

@@ -1,4 +1,4 @@
-"""`rlsys plan`: what a configuration would run where, whether it fits, how long a step would take, and what to change."""
+"""`rlsys plan`: what a configuration would run where, whether it fits, how long a step takes, and what to change."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Draws nodes and GPUs as boxes, with their workers and how full they are. Reads the same on a terminal and in a file."""
+"""Draws nodes and GPUs as boxes, with their workers and how full they are."""
 
 from rich.box import ROUNDED, SQUARE, Box
 from rich.columns import Columns

@@ -1,4 +1,4 @@
-"""The lengths that a plan assumes: those of the options, else those of a run, else those that the configuration allows."""
+"""The lengths that a plan assumes: from the options, else from a run, else the limits of the configuration."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ class LengthRequest:
 
 @dataclass(frozen=True)
 class LengthAssumption:
-    """Lengths in tokens. `LengthAssumption(prompt=1024, mean=1536.0, longest=3072, description="prompts of 1,024 …")`"""
+    """Lengths in tokens. `LengthAssumption(1024, mean=1536.0, longest=3072, description="prompts of 1,024 …")`"""
 
     prompt: int
     mean: float  # of completions

@@ -171,7 +171,7 @@ def parse_usage(usage: Mapping[str, tuple[float, float]]) -> NodeSpec:
 
 
 def query_as_client(address: str) -> list[NodeSpec]:
-    """Runs a task that needs no resources: a client sees only what is free on all nodes together, a task sees each node."""
+    """Runs a task that needs no resources: it sees what each node has free, while a client sees only the sum."""
     import ray
     from ray._private.state import available_resources_per_node
     from ray.exceptions import RayError

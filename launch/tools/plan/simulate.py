@@ -1,4 +1,4 @@
-"""Simulates a configuration's loop in virtual time: how long its steps would take, given the cost of each piece of work.
+"""Simulates a configuration's loop in virtual time: how long its steps take, given the cost of each piece of work.
 
 Real code decides on batches, their order and lag, and on who waits for what: `Pipeline`, `SyncSchedule`, `Collector`,
 `Oversampling`, `RequestScheduler` and `assign_to_ranks`. Engines, rewards and ranks only let time pass.
@@ -63,7 +63,7 @@ class SimulationReport:
         return fmean(s.lag for s in self.steps)
 
     def engines_idle(self, engines: int) -> float:
-        """Share of time without any sequence. An engine with one sequence counts as busy: see `sequences_per_engine`."""
+        """Share of time without any sequence. An engine with one sequence counts as busy."""
         return 1 - sum(s.decoding for s in self.steps) / (engines * sum(s.seconds for s in self.steps))
 
     def sequences_per_engine(self, engines: int) -> float:

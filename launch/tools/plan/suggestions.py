@@ -167,7 +167,7 @@ def placement_hints(fit: Fit) -> Iterator[Settings]:
 
 
 def separate_hints(c: Config, gpus: int, wide: int) -> Iterator[Settings]:
-    """Engines of `wide` GPUs beside the ranks: with as many ranks as now, as many engines as now, or half of the GPUs."""
+    """Engines of `wide` GPUs beside ranks: as many ranks as now, as many engines as now, or half of the GPUs each."""
     for engines in ((gpus - c.policy.ranks) // wide, c.rollout.engines, gpus // 2 // wide, 1):
         ranks = gpus - engines * wide
         if engines > 0 and ranks > 0:

@@ -1,4 +1,4 @@
-"""Whether a configuration fits, and what is proposed where it does not."""
+"""Whether a configuration fits, and the suggestions if it does not."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def on(text: str, **settings: object) -> Fit:
     return check_fit(config, SEVEN, LENGTHS, 1500, parse_cluster(text))
 
 
-def helped(found: Fit) -> list:
+def suggested(found: Fit) -> list:
     return suggest_changes(found, lambda c: check_fit(c, SEVEN, LENGTHS, 1500, found.nodes))
 
 
@@ -41,7 +41,7 @@ def test_roles_on_one_gpu_add_up_at_the_same_moment():
     assert gpu.needed == pytest.approx(max(moments.values()))
 
 
-def test_too_much_is_told_with_the_gpu_and_by_how_much():
+def test_an_overfull_gpu_is_named_with_its_excess():
     found = on("8xA100-40")
     assert not found.fits
     [problem] = found.problems
@@ -49,14 +49,14 @@ def test_too_much_is_told_with_the_gpu_and_by_how_much():
     assert found.bytes_over == pytest.approx(sum(g.needed - g.capacity for g in found.gpus))
 
 
-def test_changes_that_are_proposed_really_fit_and_the_cheapest_comes_first():
-    found = helped(on("8xA100-40"))
+def test_suggestions_fit_and_the_fastest_comes_first():
+    found = suggested(on("8xA100-40"))
     assert len(found) == 3
     assert [r.slower for r in found] == sorted(r.slower for r in found)
-    for remedy in found:
-        words = dict(word.split("=") for word in remedy.text.split())
+    for suggestion in found:
+        words = dict(word.split("=") for word in suggestion.text.split())
         again = on("8xA100-40", **{k.replace(".", "__"): _value(v) for k, v in words.items()})
-        assert again.fits, remedy.text
+        assert again.fits, suggestion.text
 
 
 def _value(word: str) -> object:
@@ -65,32 +65,32 @@ def _value(word: str) -> object:
     return int(word) if word.isdecimal() else float(word) if word.replace(".", "").isdecimal() else word
 
 
-def test_no_change_is_proposed_that_is_not_needed():
-    for remedy in helped(on("8xA100-40")):
-        for key in remedy.settings:
-            fewer = {k.replace(".", "__"): v for k, v in remedy.settings.items() if k != key}
+def test_no_suggestion_changes_more_than_it_needs():
+    for suggestion in suggested(on("8xA100-40")):
+        for key in suggestion.settings:
+            fewer = {k.replace(".", "__"): v for k, v in suggestion.settings.items() if k != key}
             assert not on("8xA100-40", **fewer).fits
 
 
-def test_an_engine_that_its_gpus_cannot_share_does_not_fit_and_is_not_proposed():
+def test_a_tensor_parallel_size_that_cannot_split_the_model_is_refused():
     found = on("8xH100", rollout__tensor_parallel=8, rollout__engines=1)
     assert found.problems[0].endswith("28 attention heads, 4 of keys and values, an MLP of 18,944. It may be 1, 2, 4.")
-    few = helped(on("8xA100-40"))
+    few = suggested(on("8xA100-40"))
     assert {r.settings.get("rollout.tensor_parallel", 1) for r in few} <= {1, 2, 4}
 
 
-def test_gpus_that_are_missing_are_named_together():
+def test_missing_gpus_are_named_together():
     found = on("4xH100")
     assert (
         found.problems[0]
         == "All together need 8 GPUs: rollout.engines (8) × rollout.tensor_parallel (1) 8. The cluster has 4."
     )
     assert found.problems[1] == "rollout-4 + policy-4 to rollout-7 + policy-7: no node has 1 GPU each left."
-    assert all(r.fit.fits for r in helped(found))
+    assert all(r.fit.fits for r in suggested(found))
 
 
 def proposed(model: ModelShape, gpus: str, *overrides: str) -> tuple[Fit, list[dict[str, object]]]:
-    """Of a plain configuration with separate engines and ranks on H100s: what becomes of it, and all that is said to fit."""
+    """A plain configuration with separate engines and ranks on H100s: its fit, and the settings of all suggestions."""
     start = ["cluster.device=gpu", "policy.dtype=bfloat16", "rollout.dtype=bfloat16", "pipeline.max_lag=1"]
     config = load_config("configs/grpo_gsm8k_0.5b_gpu.yaml", [*start, *overrides])
     found = check_fit(config, model, SequenceLengths(512, 512), 256, parse_cluster(gpus))
@@ -99,7 +99,7 @@ def proposed(model: ModelShape, gpus: str, *overrides: str) -> tuple[Fit, list[d
     return found, [r.settings for r in helping]
 
 
-def test_a_reference_that_has_no_gpu_is_made_room_for():
+def test_suggestions_make_room_for_a_reference():
     four = ["rollout.engines=4", "policy.ranks=4", "reference.kl_coef=0.001", "reference.gpus=1"]
     found, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "8xH100", *four)
     assert found.problems[1] == "reference: no node has 1 GPU left."
@@ -108,14 +108,14 @@ def test_a_reference_that_has_no_gpu_is_made_room_for():
     assert {"reference.gpus": 0} in settings
 
 
-def test_a_critic_that_has_no_gpus_is_made_room_for():
+def test_suggestions_make_room_for_a_critic():
     four = ["rollout.engines=4", "policy.ranks=4", "algorithm.advantage=gae", "critic.ranks=2"]
     _, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "8xH100", *four)
     assert {"rollout.engines": 2} in settings
     assert {"policy.ranks": 2} in settings
 
 
-def test_an_engine_that_takes_all_gpus_becomes_narrower_though_its_rank_is_too_large_as_it_is():
+def test_an_engine_that_takes_all_gpus_becomes_narrower():
     wide = ["rollout.engines=1", "rollout.tensor_parallel=8", "policy.ranks=1", "policy.offload_optimizer=true"]
     large = ["policy.gradient_checkpointing=false", "policy.tokens_per_pack=8192", "policy.logprob_chunk=256"]
     found, settings = proposed(look_up_shape("Qwen3-8B"), "8xH100", *wide, *large)
@@ -125,7 +125,7 @@ def test_an_engine_that_takes_all_gpus_becomes_narrower_though_its_rank_is_too_l
 
 
 @pytest.mark.parametrize("placement", ["separate", "colocated"])
-def test_what_is_proposed_leaves_a_reward_models_gpu_to_it(placement):
+def test_suggestions_leave_a_reward_model_its_gpu(placement):
     judge = "reward.functions={rm: {function: model, path: judge, gpus: 1}}"
     four = ["rollout.engines=4", "policy.ranks=4", f"cluster.placement={placement}", "pipeline.max_lag=0"]
     found, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "4xH100", *four, judge)
@@ -133,13 +133,13 @@ def test_what_is_proposed_leaves_a_reward_models_gpu_to_it(placement):
     assert settings
 
 
-def test_where_nothing_helps_the_nearest_is_still_too_much():
-    found = helped(on("1xL4"))
+def test_without_a_fitting_suggestion_the_nearest_is_given():
+    found = suggested(on("1xL4"))
     assert found
     assert all(not r.fit.fits and r.fit.bytes_over > 0 for r in found)
 
 
-def test_a_cache_in_main_memory_becomes_as_large_as_there_is_room_for_or_one_sequence_needs():
+def test_a_cache_in_main_memory_gets_the_size_that_fits():
     tiny, lengths, nodes = look_up_shape("builtin:tiny"), SequenceLengths(7, 10), [NodeSpec(0, None, 2, 16 * GIB)]
 
     def settings(megabytes: int, lengths: SequenceLengths = lengths) -> list[dict[str, object]]:
@@ -169,7 +169,7 @@ def test_main_memory_counts_where_it_is_known():
     assert "main memory" in problem
 
 
-def test_a_reward_model_has_its_place_on_a_gpu_or_in_main_memory():
+def test_a_reward_model_counts_on_a_gpu_or_in_main_memory():
     def found(nodes: list[NodeSpec], **options: object) -> Fit:
         judge = RewardFunction(function="model", options={"path": "judge", **options})
         config = with_settings(load_config("configs/dapo_7b_gpu.yaml"), {"reward.functions": {"rm": judge}})
@@ -182,7 +182,7 @@ def test_a_reward_model_has_its_place_on_a_gpu_or_in_main_memory():
     assert problem.startswith("node 0: its processes hold 471 GiB")
 
 
-def test_workers_of_a_kind_are_told_as_a_range():
+def test_names_of_workers_are_shortened_to_ranges():
     assert shorten_names(["rollout-8", "rollout-9", "policy-0", "reference"]) == [
         "rollout-8 to 9",
         "policy-0",
@@ -211,12 +211,12 @@ def test_shared_memory_does_not_reach_over_nodes():
     nodes, tiny = [NodeSpec(0, None, 2, 16 * GIB)] * 2, look_up_shape("builtin:tiny")
     found = check_fit(config, tiny, SequenceLengths(7, 10), 7, nodes)
     assert found.problems[0].startswith("sync.transport shared_memory keeps within a host")
-    [remedy] = suggest_changes(found, lambda c: check_fit(c, tiny, SequenceLengths(7, 10), 7, nodes))
-    assert remedy.text == "sync.transport=auto"
+    [suggestion] = suggest_changes(found, lambda c: check_fit(c, tiny, SequenceLengths(7, 10), 7, nodes))
+    assert suggestion.text == "sync.transport=auto"
     assert on("8xH100", sync__transport="shared_memory").fits
 
 
-def test_every_process_is_drawn_once():
+def test_every_process_is_on_one_gpu():
     found = on("8xH100")
     assert [gpu.workers for gpu in found.gpus] == [list(bundle.workers) for bundle in found.bundles]
 

@@ -1,4 +1,4 @@
-"""On which nodes bundles would lie."""
+"""On which nodes and GPUs bundles are placed."""
 
 import math
 
@@ -20,13 +20,13 @@ def test_bundles_are_packed_onto_few_nodes_and_never_cut() -> None:
     assert found.unplaced == []
 
 
-def test_what_has_no_room_is_named() -> None:
+def test_bundles_without_room_are_listed() -> None:
     found = place_bundles([ENGINE, bundle(4, "rollout-1"), RANKS[0]], [6])
     assert found.unplaced == [UnplacedBundle("rollout-1", 4)]
     assert ["policy-0"] in found.gpus[0]
 
 
-def test_those_that_ask_for_a_share_of_a_gpu_share_one_of_their_own() -> None:
+def test_workers_with_part_of_a_gpu_share_one() -> None:
     found = place_bundles(
         [RANKS[0], bundle(0.5, "reference"), bundle(0.5, "reward-1-0"), bundle(0.5, "reward-2-0")], [3]
     )
@@ -34,7 +34,7 @@ def test_those_that_ask_for_a_share_of_a_gpu_share_one_of_their_own() -> None:
     assert place_bundles([RANKS[0], bundle(0.5, "reference")], [1]).unplaced == [UnplacedBundle("reference", 0.5)]
 
 
-def test_who_shares_a_bundle_is_on_its_own_gpus_of_it() -> None:
+def test_workers_of_a_bundle_are_on_their_own_gpus_of_it() -> None:
     shared = Bundle(2, {"rollout-0": [0, 1], "policy-0": [0], "policy-1": [1]}, "because")
     assert place_bundles([ENGINE, shared], [8]).gpus[0][4:] == [
         ["rollout-0", "policy-0"],
@@ -44,13 +44,13 @@ def test_who_shares_a_bundle_is_on_its_own_gpus_of_it() -> None:
     ]
 
 
-def test_a_bundle_needs_a_cpu_besides() -> None:
+def test_a_bundle_needs_a_cpu_too() -> None:
     found = place_bundles(RANKS, [4], [2])
     assert found.unplaced == [UnplacedBundle("policy-2", 1, for_cpus=True)]
     assert len(place_bundles(RANKS, [4], [0]).unplaced) == 3, "others have all of them"
     assert place_bundles(RANKS, [4], [None]).unplaced == [], "not known"
 
 
-def test_workers_without_gpus_are_dealt_out_in_turn_to_nodes_that_are_not_kept_free_of_them() -> None:
+def test_workers_without_gpus_are_dealt_to_nodes_that_take_them() -> None:
     assert deal_to_nodes(["a", "b", "c"], [False, True, True]) == [[], ["a", "c"], ["b"]]
     assert deal_to_nodes(["a", "b", "c"], [False, False]) == [["a", "c"], ["b"]]
