@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains on this machine:  launch/local.sh CONFIG [KEY=VALUE]...
-# A private Ray is started for the run and removed after it, also where RAY_ADDRESS is set.
+# Starts a private Ray for the run and removes it afterwards, even if RAY_ADDRESS is set.
 set -euo pipefail
 unset RAY_ADDRESS
 here=$(cd "$(dirname "$0")/.." && pwd)
