@@ -46,8 +46,11 @@ class InProcessEngine:
             async for outputs in collect_outputs(finished, len(requests)):
                 yield outputs
         finally:
-            ids = [request_id(r) for r in requests]
-            self.engine.abort_request([i for i in ids if self.queue_by_request.pop(i, None)])
+            # By now another call may be sampling the same requests again: only those of this call are aborted.
+            ids = [request_id(r) for r in requests if self.queue_by_request.get(request_id(r)) is finished]
+            for i in ids:
+                del self.queue_by_request[i]
+            self.engine.abort_request(ids)
 
     async def step_until_done(self) -> None:
         try:
