@@ -99,7 +99,7 @@ def test_a_job_is_left_alone_stopped_and_taken_up_again_and_nobody_is_told_its_s
     code, said = desk("job", "stop", "mine")
     done = read(desk.run / "metrics.jsonl")[-1]["step"]
     assert code == 0
-    assert "Ray kills it after 70 s" in said
+    assert "Ray kills the job after 70 s" in said
     assert f"stopped after step {done}, which is saved." in said
     again = f"rlsys submit configs/mine.yaml run.dir={desk.run} --with lib --address {desk.cluster.url}"
     assert f"job mine was stopped. Resume with: {again}\n" in said
