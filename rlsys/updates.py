@@ -1,6 +1,5 @@
 """The updates of a step: for each mini-batch of whole groups, one optimizer update of the policy and one of the critic."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlsys.algorithms.credit import Credit
@@ -8,12 +7,11 @@ from rlsys.algorithms.schedule import learning_rate
 from rlsys.config.schema import Config
 from rlsys.interfaces import Critic, Policy
 from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, split_into_mini_batches
+from rlsys.packs.packing import PackBatch
 from rlsys.runs.run_log import RunLog
 from rlsys.runs.skipped_updates import SkippedInARow, SkippedUpdates
 from rlsys.runs.state import RunState
 from rlsys.types import Batch, Columns, Metrics, Pack
-
-PackBatch = Callable[..., list[list[Pack]]]  # `packs.packing.pack` with the budget filled in
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,8 @@ class Updates:
             trains_policy = step > self.critic_only_steps
             policy_packs = self.packs(batch, active, policy_columns(credit), self.policy) if trains_policy else []
             critic_packs = self.packs(batch, mini, critic_columns(credit), self.critic) if self.critic else []
-            if (
-                i == 0
-            ):  # written while the first update runs; begun earlier, the writing thread would hold up the packing
+            if i == 0:
+                # Written while the first update runs. Begun earlier, the writing thread would hold up the packing.
                 self.log.samples(f"step-{step:06d}", batch, credit.advantages, credit.columns)
             if self.critic:
                 critic.append(self.update_critic(self.critic, critic_packs, mini))

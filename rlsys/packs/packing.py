@@ -4,7 +4,7 @@ The loss weights are computed here, once, over the whole mini-batch. A rank's lo
 the update does not depend on the token budget, the number of ranks or the ZeRO stage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +18,7 @@ from rlsys.config.schema import NORMALIZERS
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, SequenceSize, assign_to_ranks
 from rlsys.types import Batch, Columns, Floats, Ints, Pack, split_column
 
+PackBatch = Callable[..., list[list[Pack]]]  # `pack` with its budget filled in
 EMPTY = np.zeros(0, dtype=np.float32)
 
 # --- loss weights -----------------------------------------------------------------------------------------------------

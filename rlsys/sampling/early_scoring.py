@@ -9,7 +9,7 @@ whatever finishes first, and also where a batch comes from a checkpoint and is s
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -18,12 +18,11 @@ import numpy as np
 from rlsys.config.derived import scores_old
 from rlsys.config.schema import Config
 from rlsys.interfaces import Scorer
-from rlsys.packs.packing import unpack
+from rlsys.packs.packing import PackBatch, unpack
 from rlsys.sampling.collector import OnSamples
-from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
+from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 
 ScoresBySample = dict[tuple[str, int], Floats]  # by uid and index
-PackBatch = Callable[..., list[list[Pack]]]
 
 
 class BatchScorer:
