@@ -51,7 +51,7 @@ LARGE = {"gpu": 8192, "cpu": 2048}  # rows and columns of the matrices
 def benched(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """What `rlsys bench` says."""
     out = folder / "figures.json"
-    command = [Path(sys.executable).with_name("rlsys"), "bench", "configs/tiny_cpu.yaml", *SETTINGS]
+    command = [sys.executable, "-m", "launch", "bench", "configs/tiny_cpu.yaml", *SETTINGS]
     command += [f"cluster.device={asked.device}", f"cluster.placement={PLACEMENT[asked.device]}"]
     command += [f"model.path={folder}", f"--steps={asked.steps}", "--json", out]
     command += [f"--prompt-tokens={asked.tokens}", f"--completion-tokens={asked.tokens}", *asked.settings]

@@ -81,7 +81,8 @@ class AsyncEngine:
             await self.answer_or_exit(self.engine.resume_generation())
 
     async def set_weight_version(self, version: int) -> None:
-        await self.answer_or_exit(self.engine.update_weight_version(str(version)))
+        if hasattr(self.engine, "update_weight_version"):  # since vLLM 0.32
+            await self.answer_or_exit(self.engine.update_weight_version(str(version)))
 
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         return list(await self.answer_or_exit(self.engine.collective_rpc(method, kwargs=arguments)))

@@ -82,7 +82,8 @@ class InProcessEngine:
             yield
 
     async def set_weight_version(self, version: int) -> None:
-        self.engine.set_weight_version(str(version))
+        if hasattr(self.engine, "set_weight_version"):  # since vLLM 0.32
+            self.engine.set_weight_version(str(version))
 
     async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         return list(self.engine.collective_rpc(method, kwargs=arguments))

@@ -103,7 +103,7 @@ class RolloutWorker:
         await self.engine.abort_all()
 
     def to_sample(self, request: Request, completion: Any) -> Sample:
-        tokens, spans = list(completion.token_ids), completion.weight_versions
+        tokens, spans = list(completion.token_ids), getattr(completion, "weight_versions", None) or []
         logprobs = [by_token[t].logprob for t, by_token in zip(tokens, completion.logprobs, strict=True)]
         new = Sample(
             uid=request.uid,

@@ -48,7 +48,7 @@ class RegionFinder:
         """Returns where a tensor of the policy lies on this device. None if it is stored in another form."""
         parameters = self.parameters
         mapper = getattr(self.model, "hf_to_vllm_mapper", None)
-        mapped = mapper.map_name(name) if mapper else name
+        [mapped] = (mapper.apply_list([name]) or [None]) if mapper else [name]
         transposed = TRANSPOSED.search(name) and any(hasattr(m, "_transpose_conv1d") for m in self.model.children())
         if mapped is None or transposed:
             return None

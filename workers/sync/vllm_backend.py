@@ -59,6 +59,11 @@ def register_backend() -> None:
             if not self.in_place:
                 finalize_layerwise_reload(self.model, self.model_config)
 
+        @staticmethod
+        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+            """Abstract before vLLM 0.28. The ranks send by `workers.sync.sending`."""
+            raise NotImplementedError
+
         def shutdown(self) -> None:
             pass
 
@@ -71,14 +76,16 @@ def can_load_in_place(model: Any) -> bool:
 
     On CPU this holds (`vllm_extension.keep_weights_plain`), except for quantized weights, experts and latent attention.
     """
-    from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
+    from vllm.model_executor.layers.attention import Attention, MMEncoderAttention
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
 
+    attention = (AttentionLayerBase, MMEncoderAttention)
     plain = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod, type(None))
     return current_platform.is_cpu() and all(
         isinstance(getattr(layer, "quant_method", None), plain)
-        and (type(layer) is Attention or not is_deferred_attention_layer(layer))
+        and (type(layer) is Attention or not isinstance(layer, attention))
         for layer in model.modules()
     )
