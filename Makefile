@@ -84,7 +84,7 @@ soak: install  ## train 2,000 steps, a process chosen at random killed every 20,
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
 
 slurm: install  ## run launch/slurm.sbatch under a real Slurm of two hosts made of namespaces; root and Debian's Slurm
-	RLSYS_SLURM=1 $(BIN)/pytest tests/system/test_slurm.py
+	$(BIN)/pytest tests/system/test_slurm.py
 
 image:  ## run the steps of docker/Dockerfile in a clean root file system, and train in it; root and Debian's debootstrap, no Docker
 	$(PYTHON) tests/bench/image.py
