@@ -1,7 +1,7 @@
 """Metrics on held-out prompts: accuracy, pass@k and maj@k, each with its interval, per source and over all sources.
 
 A prompt counts once, however many samples it has. A sample whose verdict failed never counts as zero: it is excluded
-from all means and counted separately. pass@k and maj@k are means over the prompts that have k samples left.
+from all means and counted separately. avg@n, pass@k and maj@k are means over the prompts that have n or k samples left.
 """
 
 from collections import defaultdict
@@ -165,11 +165,11 @@ def score_prompts(
     uids = {batch.prompts[g].uid for g in members}
     samples = [s for s, g in zip(batch.samples, batch.groups, strict=True) if chosen[g]]
     failed = [s for s, _ in batch.failed if s.uid in uids]
-    everything = samples + failed
-    names = ["accuracy", *(f"{kind}@{k}" for kind in ("pass", "maj") for k in values_of_k(sizes) if max(sizes) > 1)]
+    everything, n = samples + failed, max(sizes)
+    names = ["accuracy", *(f"{kind}@{k}" for kind in ("pass", "maj") for k in values_of_k(sizes) if n > 1)]
     values = {name: columns[name][members] for name in names if not np.isnan(columns[name][members]).all()}
-    if "accuracy" in values and len(sizes) == 1 and max(sizes) > 1:
-        values[f"avg@{max(sizes)}"] = values["accuracy"]
+    if len(sizes) == 1 and f"pass@{n}" in values:
+        values[f"avg@{n}"] = np.where(np.isnan(values[f"pass@{n}"]), np.nan, values["accuracy"])
     bounds = bootstrap_interval(np.stack(list(values.values()), axis=1), seed=seed) if values else np.empty((0, 2))
     return SourceScore(
         prompts=len(members),

@@ -113,7 +113,16 @@ def test_a_prompt_counts_once_however_many_samples_are_left_of_it():
     rewards = Told({"p": [1, 1, 1, 1], "q": [None, None, None, 0]})
     found, _ = run([HeldOutSet("a", prompts("p", "q"), samples=4, temperature=1.0)], rewards)
     assert found.scores["a"].means["accuracy"].value == 0.5
-    assert found.metrics()["eval/a/avg@4"] == 0.5
+
+
+def test_the_average_of_n_samples_is_over_the_prompts_that_have_n():
+    scores = {"p": [1, 1, 1, 0], "q": [None, None, None, 0], "r": [0, 1, 0, 0]}
+    held_out = [HeldOutSet("a", prompts(*scores), samples=4, temperature=1.0)]
+    metrics = run(held_out, Told(scores))[0].metrics()
+    assert (metrics["eval/a/avg@4"], metrics["eval/a/avg@4/prompts"]) == (0.5, 2), "3/4 and 1/4"
+    assert metrics["eval/a/accuracy"] == pytest.approx(1 / 3), "3/4, 0/1 and 1/4"
+    scores = {uid: [None, 1, *own[2:]] for uid, own in scores.items()}
+    assert not any("avg@" in name for name in run(held_out, Told(scores))[0].metrics())
 
 
 def test_pass_and_maj_at_k_are_those_of_all_subsets():
