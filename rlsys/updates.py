@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from rlsys.algorithms.credit import Credit
 from rlsys.algorithms.schedule import learning_rate
+from rlsys.config.derived import last_schedule_step
 from rlsys.config.schema import Config
 from rlsys.interfaces import Critic, Policy
 from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, split_into_mini_batches
@@ -66,10 +67,10 @@ class Updates:
 
     def learning_rate(self, update: int, peak: float, warmup: int, first_step: int = 0) -> float:
         """The rate of an update, for a model that starts to learn after `first_step`."""
-        t = self.config.trainer
+        t, schedule = self.config.trainer, self.config.policy.lr_schedule
         per_step = t.updates_per_step * t.epochs_per_step
-        update, total = update - first_step * per_step, (t.steps - first_step) * per_step
-        return learning_rate(update, peak=peak, schedule=self.config.policy.lr_schedule, warmup=warmup, total=total)
+        update, total = update - first_step * per_step, (last_schedule_step(self.config) - first_step) * per_step
+        return learning_rate(update, peak=peak, schedule=schedule, warmup=warmup, total=total)
 
     def drop_skipped(
         self, step: int, batch: Batch, policy: list[Metrics], critic: list[Metrics], state: RunState

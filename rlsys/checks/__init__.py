@@ -19,7 +19,13 @@ from rlsys.checks.methods import check_algorithm, check_correction, check_critic
 from rlsys.checks.model import check_model, check_model_fits
 from rlsys.checks.rewards import check_reward
 from rlsys.checks.sampling import check_pipeline, check_rollout
-from rlsys.checks.training import check_dynamic_sampling, check_overlong, check_policy, check_trainer
+from rlsys.checks.training import (
+    check_dynamic_sampling,
+    check_overlong,
+    check_policy,
+    check_schedule,
+    check_trainer,
+)
 from rlsys.checks.values import check_values
 from rlsys.config.loading import load_config
 from rlsys.config.schema import Config, ConfigError
@@ -28,8 +34,8 @@ from rlsys.tracking.builtin import tracker_problems
 
 SECTIONS = (
     *(check_values, check_algorithm, check_correction, check_trainer, check_dynamic_sampling, check_reference),
-    *(check_entropy, check_critic, check_overlong, check_policy, check_rollout, check_pipeline, check_reward),
-    *(check_data, check_eval, check_cluster, check_sync, check_watchdog, check_model),
+    *(check_entropy, check_critic, check_overlong, check_policy, check_schedule, check_rollout, check_pipeline),
+    *(check_reward, check_data, check_eval, check_cluster, check_sync, check_watchdog, check_model),
 )
 
 

@@ -38,6 +38,22 @@ def check_overlong(c: Config) -> Iterator[str]:
         )
 
 
+def check_schedule(c: Config) -> Iterator[str]:
+    schedule, last = c.policy.lr_schedule, c.policy.lr_schedule_steps
+    if last is None:
+        return
+    if schedule == "constant":
+        yield (
+            f"policy.lr_schedule_steps is {last}, but policy.lr_schedule constant has no end. "
+            "Use linear or cosine, or policy.lr_schedule_steps=null."
+        )
+    elif last < c.trainer.steps:
+        yield (
+            f"policy.lr_schedule_steps ({last}) is less than trainer.steps ({c.trainer.steps}): the steps after it would "
+            f"train with a learning rate of 0. Use {c.trainer.steps} or more, or null."
+        )
+
+
 def check_policy(c: Config) -> Iterator[str]:
     p, prompt, new = c.policy, c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
     if p.tokens_per_pack < prompt + new:

@@ -14,6 +14,11 @@ def scores_old(c: Config) -> bool:
     return c.trainer.updates_per_step * c.trainer.epochs_per_step > 1 or kl_in_reward or c.entropy.control != "none"
 
 
+def last_schedule_step(c: Config) -> int:
+    """Returns the step at which a linear or cosine learning rate reaches 0."""
+    return c.policy.lr_schedule_steps or c.trainer.steps
+
+
 def sends_shards(c: Config) -> bool:
     """True if each rank sends its own shard of the weights, where the transport can do that.
 

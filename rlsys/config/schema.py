@@ -201,6 +201,7 @@ class PolicyConfig:
     compile: bool = False  # compile layers at their first use (about 20 s) for faster updates; ZeRO 0-2
     lr: float = positive(1e-6)  # AdamW: peak learning rate
     lr_schedule: str = one_of("constant", "linear", "cosine")  # course of the learning rate after the warm-up
+    lr_schedule_steps: int | None = positive(None)  # step at which a falling rate is 0; null: trainer.steps
     warmup_updates: int = not_negative(0)  # optimizer updates of linear warm-up
     beta1: float = below_one(0.9)  # AdamW: decay of the gradient's running mean
     beta2: float = below_one(0.95)  # AdamW: decay of the squared gradient's running mean

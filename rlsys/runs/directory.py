@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config import loading
+from rlsys.config.derived import last_schedule_step
 from rlsys.config.schema import Config, ConfigError
 from rlsys.config.secrets import redact_nested
 from rlsys.runs import timeline
@@ -51,6 +52,7 @@ CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "rollout.gpu_memory",
     "rollout.kv_cache_mb",
     "rollout.max_sequences",
+    "policy.lr_schedule_steps",
     "policy.port",
     "policy.ranks",
     "policy.zero_stage",
@@ -106,8 +108,8 @@ class RunDirectory:
         from omegaconf import OmegaConf
 
         tree = OmegaConf.load(known)
-        before = loading.flatten(loading.build_config(tree, [], str(known)))  # type: ignore[arg-type]
-        now = loading.flatten(config)
+        old = loading.build_config(tree, [], str(known))  # type: ignore[arg-type]
+        before, now = loading.flatten(old), loading.flatten(config)
         changed = [
             f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(CHANGEABLE_OPTIONS)
         ]
@@ -116,6 +118,7 @@ class RunDirectory:
                 f"run.dir: {self.path} is a run with other settings ({'; '.join(changed)}). "
                 "Go on with the old ones, or choose another run.dir to start anew."
             )
+        refuse_rate_jump(old, config)
 
     def close(self) -> None:
         self._writer.shutdown()
@@ -158,6 +161,19 @@ class RunDirectory:
         writing, self._writing = self._writing, None
         if writing:
             writing.result()
+
+
+def refuse_rate_jump(old: Config, new: Config) -> None:
+    """Raises `ConfigError` if other `trainer.steps` alone would move the end of a falling learning rate."""
+    before, now, schedule = last_schedule_step(old), last_schedule_step(new), new.policy.lr_schedule
+    if schedule == "constant" or before == now or new.policy.lr_schedule_steps:
+        return
+    keep = f", or {before} to keep its course" if before > now else ""
+    raise ConfigError(
+        f"policy.lr_schedule {schedule} lets this run's learning rate fall to 0 at step {before}. With trainer.steps "
+        f"{now} it would end there, and the rate would jump on resume. Set policy.lr_schedule_steps to {now} to accept "
+        f"the jump{keep}."
+    )
 
 
 def terminate_last_line(file: Path) -> None:

@@ -23,6 +23,11 @@ from rlsys.pipeline import SyncSchedule
         ("policy.tokens_per_pack=1000 rollout.max_prompt_tokens=512", ["(1000)", "(512)", "= 1024", "at least 1024"]),
         ("rollout.top_p=0.9", ["top_p=0.9", "incomparable", "Use top_p 1"]),
         ("rollout.top_k=50", ["top_k=50", "top_k -1"]),
+        (
+            "policy.lr_schedule=linear policy.lr_schedule_steps=50",
+            ["lr_schedule_steps (50)", "trainer.steps (100)", "rate of 0", "Use 100 or more, or null"],
+        ),
+        ("policy.lr_schedule_steps=200", ["lr_schedule_steps is 200", "constant has no end", "=null"]),
         ("policy.zero_stage=4", ["zero_stage is 4", "0, 1, 2 and 3"]),
         ("policy.zero_stage=0 policy.offload_optimizer=true", ["offload_optimizer", "it is 0"]),
         ("policy.zero_stage=3 policy.compile=true", ["policy.compile works with policy.zero_stage 0, 1 and 2"]),

@@ -153,6 +153,14 @@ def test_the_learning_rate_follows_the_number_of_updates(tmp_path):
     assert [line["lr"] for line in machines.lines[1:]] == [0.25, 0.5, 0.5]
 
 
+@pytest.mark.parametrize(("last", "updates"), [("null", 6), (6, 12)])
+def test_a_falling_learning_rate_is_0_after_the_run_or_after_the_step_that_is_set(tmp_path, last, updates):
+    """Three steps of two updates each."""
+    options = ["policy.lr=1", "policy.lr_schedule=linear", f"policy.lr_schedule_steps={last}"]
+    machines = Machines(tmp_path, *options).run()
+    assert [lr for _, lr in machines.policy.updates] == pytest.approx([1 - n / updates for n in range(6)])
+
+
 def test_a_constant_of_zero_means_the_longest_completion(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=1", "algorithm.normalize=constant").run()
     [weight] = {float(w) for packs, _ in machines.policy.updates for own in packs for p in own for w in p.weights}

@@ -29,7 +29,7 @@ def test_many_settings_in_one_run_that_is_told_to_stop_and_goes_on(
     options += "entropy.control=kl_cov entropy.share=0.1 overlong.mask=true overlong.buffer=4 pipeline.max_lag=1 "
     options += "dynamic_sampling.enabled=true trainer.epochs_per_step=2 trainer.updates_per_step=4 "
     options += "rollout.temperature=0.8 rollout.dtype=bfloat16 policy.dtype=bfloat16 policy.zero_stage=3 "
-    options += "policy.gradient_checkpointing=true policy.tokens_per_pack=40 policy.threads=2 policy.lr=1e-5 sync.transport=object_store"
+    options += "policy.gradient_checkpointing=true policy.tokens_per_pack=40 policy.threads=2 policy.lr=1e-5 policy.lr_schedule=constant sync.transport=object_store"
     own = f"reward.functions={{{Path(__file__).parent}/own_reward.py:closeness: 0.5, zigzag: 1.0}}"
     settings = [f"eval.datasets={few}", own, *SMALL, *LIGHT, *options.split()]
     with running(tmp_path / "run", *settings, "trainer.steps=100000", environment=environment) as run:

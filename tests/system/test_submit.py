@@ -40,7 +40,7 @@ class Desk:
             "base: base.yaml\n"
             "reward: {functions: {own.py:judged: {api_key: '${oc.env:OWN_ACCESS}'}}, workers: 1}\n"
             "data: {train: data/orders.jsonl}\neval: {every: 0}\n"
-            "rollout: {engines: 1}\npolicy: {ranks: 1}\n"
+            "rollout: {engines: 1}\npolicy: {ranks: 1, lr_schedule: constant}\n"
             "trainer: {steps: 9000, prompts_per_step: 4, samples_per_prompt: 4, updates_per_step: 1}\n"
         )
         rows = [{"prompt": f"{n}>"} for n in (102938, 475610, 918273, 564738, 192837, 657483, 120946, 897564)]

@@ -100,9 +100,9 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
 # --- going on with a run ---------------------------------------------------------------------------------------------------
 
 
-def begun(tmp_path):
+def begun(tmp_path, *overrides):
     """A run that has done something."""
-    run = opened(tmp_path)
+    run = opened(tmp_path, *overrides)
     run.record_metrics({"step": 0})
     run.close()
 
@@ -169,6 +169,25 @@ def test_what_leaves_the_learning_alone_may_change_and_is_written_down(tmp_path,
     begun(tmp_path)
     run = opened(tmp_path, override)
     assert load_checked(run.path / "config.yaml") == make_config(tmp_path, override)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_other_steps_need_a_word_about_a_falling_learning_rate(tmp_path, schedule):
+    falling = f"policy.lr_schedule={schedule}"
+    begun(tmp_path, falling, "trainer.steps=8")
+    with pytest.raises(
+        ConfigError, match=r"fall to 0 at step 8\. .*Set policy.lr_schedule_steps to 20 to accept the jump\.$"
+    ):
+        opened(tmp_path, falling, "trainer.steps=20")
+    with pytest.raises(ConfigError, match=r"steps to 6 to accept the jump, or 8 to keep its course\.$"):
+        opened(tmp_path, falling, "trainer.steps=6")
+    for steps, last in ((6, 8), (8, 8), (20, 20), (20, 30)):
+        opened(tmp_path, falling, f"trainer.steps={steps}", f"policy.lr_schedule_steps={last}").close()
+
+
+def test_a_constant_learning_rate_lets_a_run_have_other_steps(tmp_path):
+    begun(tmp_path, "trainer.steps=8")
+    opened(tmp_path, "trainer.steps=20").close()
 
 
 def test_a_refused_change_leaves_the_old_configuration(tmp_path):
