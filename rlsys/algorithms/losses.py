@@ -59,19 +59,20 @@ def ppo_clip(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    dual_clip: float | None = None,
+    dual_clip: float = 10.0,
 ) -> LossAndClip:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old).
 
     Schulman et al. 2017, arXiv 1707.06347, eq. 7; separate bounds as in Yu et al. 2025 (DAPO), arXiv 2503.14476.
-    `dual_clip` c > 1 bounds the loss of tokens with A < 0 by -c A: Ye et al. 2020, arXiv 1912.09729.
+    `dual_clip` c > 1 bounds the loss of tokens with A < 0 by -c A: Ye et al. 2020, arXiv 1912.09729. 0 means no bound;
+    one token whose probability has risen from 1e-6 to 0.1 then takes the whole clipped gradient.
     """
     r = probability_ratio(logprobs, old)
     loss = -torch.minimum(r * advantages, r.clamp(1 - clip_low, 1 + clip_high) * advantages)
     low, high = clip_masks(r, advantages, 1 - clip_low, 1 + clip_high)
-    if dual_clip is not None:
+    if dual_clip:
         if dual_clip <= 1:
-            raise ValueError(f"ppo_clip: dual_clip is {dual_clip}; it must be greater than 1, or None for none.")
+            raise ValueError(f"ppo_clip: dual_clip is {dual_clip}; it must be greater than 1, or 0 for no bound.")
         beyond = (advantages < 0) & (r > dual_clip)
         loss, high = torch.where(beyond, -dual_clip * advantages, loss), high | beyond
     return LossAndClip(loss, low, high)
@@ -167,15 +168,19 @@ def dppo_tv(
     *,
     clip_low: float = 0.15,
     clip_high: float = 0.15,
+    max_ratio: float = 20.0,
 ) -> LossAndClip:
-    """-r A, and 0 once the token's probability (not its ratio) has moved too far to the side that A pushes it to.
+    """-min(r, max_ratio) A, and 0 once the token's probability (not its ratio) has moved too far to the side that A pushes it to.
 
     Qi et al. 2026, arXiv 2602.04879, with binary total variation |π - old|: rare tokens may change more than with a
-    clipped ratio. The paper measures from the policy that sampled, which this does if `old` is that policy.
+    clipped ratio. The paper measures from the policy that sampled, which this does if `old` is that policy. It
+    truncates r as an importance weight: a token above `max_ratio` keeps a gradient, with that weight.
     """
     moved = logprobs.detach().exp() - old.exp()
     low, high = clip_masks(moved, advantages, -clip_low, clip_high)
-    return LossAndClip(torch.where(low | high, 0.0, -probability_ratio(logprobs, old) * advantages), low, high)
+    r = probability_ratio(logprobs, old)
+    truncated = r * (max_ratio / r.detach()).clamp(max=1)
+    return LossAndClip(torch.where(low | high, 0.0, -truncated * advantages), low, high)
 
 
 @PolicyLoss

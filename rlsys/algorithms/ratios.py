@@ -7,13 +7,13 @@ MAX_LOG_RATIO = (
 )
 
 
-def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Clamps a log-ratio to ±MAX_LOG_RATIO.  [T] -> [T]
+def clamp_log_ratio(log_ratio: Tensor, most: float = MAX_LOG_RATIO) -> Tensor:
+    """Clamps a log-ratio to [-MAX_LOG_RATIO, most].  [T] -> [T]
 
     The gradient is that of the unclamped value, so that training can still pull a distant token back.
     """
     finite = log_ratio.clamp(-1e4, 1e4)
-    return finite.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).detach() + (finite - finite.detach())
+    return finite.clamp(-MAX_LOG_RATIO, most).detach() + (finite - finite.detach())
 
 
 def probability_ratio(logprobs: Tensor, old: Tensor) -> Tensor:

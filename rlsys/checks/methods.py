@@ -15,8 +15,8 @@ def check_algorithm(c: Config) -> Iterator[str]:
     yield from unused_weights(c)
     yield from user_function_problems("algorithm.advantage", a.advantage)
     yield from user_function_problems("algorithm.loss", a.loss)
-    if a.dual_clip is not None and a.dual_clip <= 1:
-        yield f"algorithm.dual_clip is {a.dual_clip:g}; it must be greater than 1, or null for none."
+    if a.dual_clip and 0 < a.dual_clip <= 1:
+        yield f"algorithm.dual_clip is {a.dual_clip:g}; it must be greater than 1, 0 for no bound, or null for 10."
     kl_in_reward = c.reference.kl_in == "reward" and c.reference.kl_coef
     if a.advantage == "max_rl" and (c.overlong.buffer or kl_in_reward):
         yield (

@@ -32,7 +32,7 @@ LOSSES = {
     "cispo": ("clip_low", "clip_high"),
     "gmpo": ("clip_low", "clip_high"),
     "sapo": ("tau_pos", "tau_neg"),
-    "dppo_tv": ("clip_low", "clip_high"),
+    "dppo_tv": ("clip_low", "clip_high", "max_ratio"),
     "reinforce": (),
 }
 CORRECTIONS = {
@@ -267,7 +267,8 @@ class AlgorithmConfig:
     loss: str = one_of(*LOSSES, user_function=True)  # policy loss
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
     clip_high: float | None = not_negative(None)  # how far above 1 the ratio is clipped (ppo_clip: 0.2)
-    dual_clip: float | None = not_negative(None)  # ppo_clip: bound of the ratio at a negative advantage; null: none
+    dual_clip: float | None = not_negative(None)  # ppo_clip: bound of the ratio at a negative advantage (10); 0: none
+    max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20)
     tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
     normalize: str = one_of(*NORMALIZERS)  # how the loss weights tokens

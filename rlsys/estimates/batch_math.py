@@ -54,7 +54,7 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
         "constant": f", {a.constant or c.rollout.max_new_tokens} tokens",
         "decoupled": f" (control_weight {a.control_weight:g})",
     }
-    clip = _set_options(a, "clip_low", "clip_high", "dual_clip", "tau_pos", "tau_neg")
+    clip = _set_options(a, "clip_low", "clip_high", "dual_clip", "max_ratio", "tau_pos", "tau_neg")
     rows = [
         ("advantage", f"{a.advantage}{deviation}{_set_options(a, 'eps')}{', whitened' if a.whiten else ''}"),
         ("loss", a.loss + clip),

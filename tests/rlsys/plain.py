@@ -172,14 +172,14 @@ def ppo_clip(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
-    dual_clip: float | None = None,
+    dual_clip: float = 10.0,
 ) -> Pair:
-    """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A); for A < 0 at most -c A.  arXiv 1707.06347, 2503.14476, 1912.09729"""
+    """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A); for A < 0 at most -c A, if c is not 0.  arXiv 1707.06347, 2503.14476, 1912.09729"""
     losses, gradient = [], []
     for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
         r = math.exp(logprob - before)
         kept = clipped(r, advantage, 1 - clip_low, 1 + clip_high)
-        if dual_clip is not None and advantage < 0:
+        if dual_clip and advantage < 0:
             kept = min(kept, dual_clip)
         losses.append(-kept * advantage)
         gradient.append(-weight * advantage * r if kept == r else 0.0)  # dr / d log π = r
@@ -281,13 +281,14 @@ def dppo_tv(
     *,
     clip_low: float = 0.15,
     clip_high: float = 0.15,
+    max_ratio: float = 20.0,
 ) -> Pair:
-    """-M r A; M = 0 where A > 0 and π - old > δ_high, or A < 0 and old - π > δ_low.  arXiv 2602.04879"""
+    """-M min(r, C) A, its gradient -M min(r, C) A ∇ log π; M = 0 where A > 0 and π - old > δ_high, or A < 0 and old - π > δ_low.  arXiv 2602.04879"""
     losses, gradient = [], []
     for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
         up = math.exp(logprob) - math.exp(before)
         gone = up > clip_high if advantage > 0 else -up > clip_low
-        losses.append(0.0 if gone else -math.exp(logprob - before) * advantage)
+        losses.append(0.0 if gone else -min(math.exp(logprob - before), max_ratio) * advantage)
         gradient.append(weight * losses[-1])
     return losses, gradient
 
@@ -345,8 +346,8 @@ def k2(logprobs: Numbers, ref: Numbers) -> Pair:
 
 
 def k3(logprobs: Numbers, ref: Numbers) -> Pair:
-    """ref/π - 1 - log(ref/π).  Schulman 2020"""
-    shares = [math.exp(q - p) for p, q in zip(logprobs, ref, strict=True)]
+    """ref/π - 1 - log(ref/π).  Schulman 2020; ref/π of at most 13.6, where the value is 10"""
+    shares = [min(math.exp(q - p), 13.6) for p, q in zip(logprobs, ref, strict=True)]
     return [share - 1 - math.log(share) for share in shares], [1 - share for share in shares]
 
 

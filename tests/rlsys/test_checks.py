@@ -120,7 +120,7 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.eps=-1", ["algorithm.eps is -1", "0 or more"]),
         ("algorithm.clip_low=.nan", ["algorithm.clip_low is nan", "0 or more"]),
         ("algorithm.loss=sapo algorithm.tau_neg=0", ["tau_neg is 0", "greater than 0"]),
-        ("algorithm.dual_clip=1", ["dual_clip is 1", "greater than 1, or null"]),
+        ("algorithm.dual_clip=1", ["dual_clip is 1", "greater than 1, 0 for no bound"]),
         ("algorithm.normalize=decoupled algorithm.control_weight=-1", ["control_weight is -1", "0 or more"]),
         (
             "algorithm.advantage=rloo algorithm.eps=1e-4",

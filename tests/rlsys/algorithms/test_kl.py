@@ -118,6 +118,31 @@ def test_a_token_of_tiny_probability_has_a_finite_divergence(name):
     assert ESTIMATORS[name](torch.tensor([-100.0]), torch.tensor([0.0])).isfinite().all()
 
 
+@pytest.mark.parametrize("gap", [2.7, 16.0, 100.0])
+def test_a_token_that_the_policy_has_given_up_cannot_outweigh_the_others(gap):
+    """ref/π = e^16 would have a value of 8.9 million. It counts as 13.6: 13.6 - log 13.6 - 1, slope 1 - 13.6."""
+    logprobs = torch.tensor([-gap], requires_grad=True)
+    value = k3(logprobs, torch.zeros(1))
+    value.sum().backward()
+    assert value.item() == pytest.approx(9.99, abs=0.005)
+    assert logprobs.grad.item() == pytest.approx(-12.6, rel=1e-5), "it is still pulled towards the reference"
+    assert k3_unbiased(logprobs, torch.zeros(1)).item() == pytest.approx(9.99, abs=0.005)
+
+
+@pytest.mark.parametrize("gap", [-2.6, -1e-3, 0.0, 1e-3, 2.6, 19.0])
+def test_up_to_its_bound_k3_is_the_plain_formula(gap):
+    logprobs = torch.tensor([gap], requires_grad=True)
+    value = k3(logprobs, torch.zeros(1))
+    value.sum().backward()
+    plainly = torch.tensor([gap])
+    assert torch.equal(value.detach(), (-plainly).expm1() + plainly)
+    assert logprobs.grad.item() == pytest.approx(1 - math.exp(-gap), rel=1e-5, abs=1e-7)
+
+
+def test_a_reference_of_probability_0_is_an_infinite_divergence():
+    assert k3(torch.zeros(1), torch.tensor([-math.inf])).item() == math.inf
+
+
 def test_the_table_holds_what_it_names():
     assert all(function.__name__ == name for name, function in ESTIMATORS.items())
     assert set(ESTIMATORS) == set(plain.KL)

@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sapo": ("sapo", {}),
     "sapo steep": ("sapo", {"tau_pos": 3.0, "tau_neg": 0.5}),
     "dppo_tv": ("dppo_tv", {}),
+    "ppo_clip without dual": ("ppo_clip", {"dual_clip": 0.0}),
+    "dppo_tv truncated": ("dppo_tv", {"max_ratio": 2.0}),
     "dppo_tv two sides": ("dppo_tv", {"clip_low": 0.1, "clip_high": 0.3}),
     "reinforce": ("reinforce", {}),
 }
@@ -61,9 +63,11 @@ def test_losses_and_gradients_equal_a_plain_loop_over_ragged_sequences(columns):
 @settings(max_examples=15)
 @given(draw_columns())
 def test_the_plain_gradients_are_the_slopes_of_the_plain_losses(columns):
-    """Without cispo, whose gradient treats its weight as a constant."""
+    """Without weights that the gradient treats as constants: cispo's, and truncated ratios."""
     logprobs, *others, weights, sequences = columns
-    for name, options in [CASES[case] for case in CASES if not case.startswith("cispo")]:
+    smooth = {case: CASES[case] for case in CASES if not case.startswith(("cispo", "dppo_tv"))}
+    smooth["dppo_tv"] = "dppo_tv", {"max_ratio": 1e9}
+    for name, options in smooth.values():
 
         def total(at: list[float], name: str = name, options: dict[str, Any] = options) -> float:
             losses = plain.LOSSES[name](at, *others, sequences, weights, **options)[0]
@@ -136,6 +140,12 @@ def test_a_dual_clip_bounds_the_loss_of_bad_tokens_only():
     assert loss_and_slope(5.0, 2.0, dual_clip=3.0) == pytest.approx((-2.4, 0.0), rel=1e-5)
 
 
+def test_the_dual_clip_is_10_and_a_0_removes_it():
+    assert loss_and_slope(9.0, -1.0) == pytest.approx((9.0, 9.0), rel=1e-5)
+    assert loss_and_slope(1e5, -1.0) == pytest.approx((10.0, 0.0), rel=1e-5)
+    assert loss_and_slope(1e5, -1.0, dual_clip=0) == pytest.approx((1e5, 1e5), rel=1e-4)
+
+
 def test_on_policy_ppo_clip_has_the_policy_gradient():
     logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
     advantages = torch.tensor([1.0, -0.5, 0.25])
@@ -191,10 +201,20 @@ def test_dppo_does_not_clip_a_rare_token_that_ppo_clip_clips():
     assert ppo_clip.with_clip(logprobs, old, torch.ones(1), ONE).clipped_high
 
 
+@pytest.mark.parametrize(("advantage", "options", "weight"), [(1.0, {}, 20), (-2.0, {}, 40), (1.0, {"max_ratio": 3}, 3)])
+def test_dppo_weights_a_token_by_at_most_the_largest_ratio(advantage, options, weight):
+    """From 1e-6 to 0.08: 80,000 times the probability, within the bound of 0.15. Its gradient stays, with weight 20."""
+    logprobs = torch.tensor([math.log(0.08)], requires_grad=True)
+    loss = LOSSES["dppo_tv"](logprobs, torch.tensor([math.log(1e-6)]), torch.tensor([advantage]), ONE, **options)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(-math.copysign(weight, advantage), rel=1e-5)
+    assert logprobs.grad.item() == pytest.approx(-math.copysign(weight, advantage), rel=1e-5)
+
+
 # --- clipped tokens ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["ppo_clip", "ppo_clip two sides", "ppo_clip dual", "dppo_tv", "dppo_tv two sides"])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("ppo_clip", "dppo_tv"))])
 @given(columns=draw_columns())
 def test_exactly_the_tokens_without_gradient_are_reported_as_clipped(case, columns):
     name, options = CASES[case]
@@ -260,7 +280,10 @@ def test_a_bad_token_that_became_far_more_likely_is_pushed_back_or_clipped():
     logprobs = torch.tensor([0.0], requires_grad=True)
     result = ppo_clip.with_clip(logprobs, torch.tensor([-30.0]), torch.tensor([-1.0]), ONE)
     result.loss.sum().backward()
-    assert logprobs.grad > 0 or result.clipped_high
+    assert logprobs.grad == 0
+    assert result.clipped_high
+    ppo_clip(logprobs, torch.tensor([-30.0]), torch.tensor([-1.0]), ONE, dual_clip=0).sum().backward()
+    assert logprobs.grad > 0
 
 
 FAR = [25.0, 1e4, 1e8, 1e30, math.inf]
@@ -270,7 +293,7 @@ FAR = [25.0, 1e4, 1e8, 1e30, math.inf]
 def test_a_log_ratio_beyond_the_maximum_counts_as_the_maximum(gap):
     for logprob, old, advantage, loss in ((0.0, -gap, -1.0, math.exp(20)), (-gap, 0.0, 1.0, -math.exp(-20))):
         logprobs = torch.tensor([logprob], requires_grad=True)
-        actual = ppo_clip(logprobs, torch.tensor([old]), torch.tensor([advantage]), ONE)
+        actual = ppo_clip(logprobs, torch.tensor([old]), torch.tensor([advantage]), ONE, dual_clip=0)
         actual.sum().backward()
         assert actual.item() == pytest.approx(loss, rel=1e-5)
         assert logprobs.grad.isfinite().all()
@@ -341,7 +364,7 @@ def test_different_shapes_are_refused_and_all_listed(name):
         ("gmpo", {"clip_low": "0.4"}, "clip_low is '0.4'"),
         ("dppo_tv", {"clip_low": -1}, "clip_low is -1"),
         ("ppo_clip", {"dual_clip": 1.0}, "dual_clip is 1.0"),
-        ("ppo_clip", {"dual_clip": 0.5}, "dual_clip is 0.5"),
+        ("ppo_clip", {"dual_clip": 0.5}, "dual_clip is 0.5; it must be greater than 1, or 0 for no bound"),
         ("sapo", {"tau_pos": 0.0}, "tau_pos is 0.0"),
         ("sapo", {"tau_neg": -1.0}, "tau_neg is -1.0"),
     ],
