@@ -146,7 +146,7 @@ async function watch() {
     waits = await more();
     $("live").textContent = `${waits ? "waiting" : "watching"} · ${new Date().toLocaleTimeString()}`;
   } catch (error) {
-    $("live").textContent = `No new data: ${error.message || error}. The page stays as it is and tries again.`;
+    $("live").textContent = `No new data: ${`${error.message || error}`.replace(/\.$/, "")}. The page stays as it is and tries again.`;
   }
   if ($("live").hidden) {
     $("live").hidden = false;

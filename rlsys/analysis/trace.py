@@ -156,6 +156,6 @@ def name_event(kind: str, name: str, process: int, lane: int) -> dict[str, Any]:
 
 
 def complete_event(s: Span, zero: float, process: int, lane: int) -> dict[str, Any]:
-    facts = {k: len(v) if k in ("asked", "samples") else v for k, v in s.facts.items()}
+    facts = {k: len(v) if k in ("requests", "samples") else v for k, v in s.facts.items()}
     times = {"ts": round((s.start - zero) * 1e6, 1), "dur": round(s.seconds * 1e6, 1)}
     return {"ph": "X", "name": s.name, "pid": process, "tid": lane, **times, "args": facts}

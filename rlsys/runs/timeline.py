@@ -1,7 +1,7 @@
 """The timeline: what each process of a run did, and when. A line per span of work, in a file beside the process's log.
 
 logs/policy-0.spans     {"span": "update", "at": 1732222222.125, "s": 0.5, "packs": 3, "tokens": 4096, "pairs": 1048576}
-logs/rollout-0.spans    {"span": "generate", "at": …, "s": …, "asked": [["zigzag:17#0", 3, 0], …],
+logs/rollout-0.spans    {"span": "generate", "at": …, "s": …, "requests": [["zigzag:17#0", 3, 0], …],
                          "samples": [["zigzag:17#0", 3, 0.41, 7], …]}
 
 `at` is in seconds since 1970 by the clock of the process's host; time synchronization keeps several hosts within
@@ -136,7 +136,7 @@ def step_facts(trainer: Any, step: int) -> Facts:
 
 def request_facts(engine: Any, requests: list[Request]) -> Facts:
     """Returns the facts of a call that generates: its requests."""
-    return {"asked": [[r.uid, r.index, len(r.partial.tokens) if r.partial else 0] for r in requests]}
+    return {"requests": [[r.uid, r.index, len(r.partial.tokens) if r.partial else 0] for r in requests]}
 
 
 def pack_facts(worker: Any, packs: Iterable[Pack], *others: Any) -> Facts:

@@ -166,7 +166,7 @@ def write_timeline(logs: Path, steps: int) -> None:
             {"span": "step", "at": at, "s": 0.95, "step": step},
         ]
         for engine, seconds in (("rollout-0", 0.5), ("rollout-1", 0.4)):
-            facts = {"asked": [["zigzag:1#0", 0, 0]], "samples": [["zigzag:1#0", 0, 0.3, 7]]}
+            facts = {"requests": [["zigzag:1#0", 0, 0]], "samples": [["zigzag:1#0", 0, 0.3, 7]]}
             of[engine].append({"span": "generate", "at": at, "s": seconds} | facts)
         of["policy-0"].append({"span": "update", "at": at + 0.5, "s": 0.4, "packs": 2, "tokens": 112})
     for worker, lines in of.items():

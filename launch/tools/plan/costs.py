@@ -174,7 +174,7 @@ def samples_in_order(call: Span) -> list[DecodedSample]:
     """The samples of a call in the order of their requests, without requests that never finished."""
     ends = {(uid, index): (call.start + seconds, tokens) for uid, index, seconds, tokens in call.facts["samples"]}
     samples = []
-    for uid, index, prefix in call.facts["asked"]:
+    for uid, index, prefix in call.facts["requests"]:
         if (uid, index) in ends:
             at, tokens = ends[uid, index]
             samples.append(DecodedSample(uid, tokens - prefix, prefix, at))

@@ -328,7 +328,9 @@ def test_phases_and_lanes_tell_where_the_time_went(shown, demo):
     canvas = lanes.locator("canvas")
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + 96 + 40, box["y"] + 2 * 20 + 10)
-    assert re.match(r"rollout-0 · generate 500 ms, from 0 s on · samples 1", lanes.locator(".lane-told").inner_text())
+    assert re.match(
+        r"rollout-0 · generate 500 ms, from 0 s on · requests 1, samples 1", lanes.locator(".lane-told").inner_text()
+    )
     canvas.focus()
     page.keyboard.press("ArrowLeft")
     assert lanes.get_by_role("button", name="step 11").get_attribute("aria-pressed") == "true"
@@ -653,7 +655,7 @@ def test_a_watched_run_grows_without_closing_the_open_group(shown, tmp_path):
         assert search(page, step="5") == "16 samples in 4 groups"
         wait_for_text(page, "#opened", "training, step 5")
         server.watched.path = tmp_path / "nowhere"
-        wait_for_text(page, "#live", "asks again")
+        wait_for_text(page, "#live", "such as runs/demo. The page stays as it is and tries again.")
 
 
 def test_a_new_metric_keeps_smoothing_and_open_sections(shown, tmp_path):
@@ -663,9 +665,9 @@ def test_a_new_metric_keeps_smoothing_and_open_sections(shown, tmp_path):
     with watched(run) as server:
         page = shown(server.address)
         page.get_by_label("smoothing").select_option("0.9")
-        page.get_by_text("Everything else: 1 figure").click()
+        page.get_by_text("Everything else: 1 metric").click()
         write_lines(run / "metrics.jsonl", [line | {"my/first": 1.0, "my/second": 2.0} for line in lines])
-        wait_for_text(page, "#curves", "Everything else: 2 figures")
+        wait_for_text(page, "#curves", "Everything else: 2 metrics")
         assert page.get_by_label("smoothing").input_value() == "0.9"
         assert page.locator('.card[data-names="reward/mean"] svg path[fill="none"]').count() == 2
         assert page.locator('.card[data-names="my/second"] svg path').count() >= 1

@@ -120,7 +120,7 @@ def spans_of(known: Costs) -> list[Span]:
                 at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
                 samples.append([f"p{i % prompts}", i, at, n])
             asked = [[uid, index, 0] for uid, index, *_ in samples]
-            facts = {"asked": asked, "samples": samples}
+            facts = {"requests": asked, "samples": samples}
             found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], facts))
     found.append(Span("critic-0", "update", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
     found.append(Span("critic-0", "score", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
@@ -178,7 +178,7 @@ class RecordedEngine(SimulatedEngine):
 
     def add(self, requests, now):
         asked = [[r.uid, r.index, 0] for r in requests]
-        self.streams.append(Span(self.name, "generate", now, 0.0, {"asked": asked, "samples": []}))
+        self.streams.append(Span(self.name, "generate", now, 0.0, {"requests": asked, "samples": []}))
         self.stream_of |= {(r.uid, r.index): self.streams[-1] for r in requests}
         super().add(requests, now)
 
@@ -207,7 +207,7 @@ def test_costs_of_engines_are_recovered_with_any_number_of_slots(monkeypatch, en
 
 def test_tokens_of_a_partial_sample_are_prefilled_and_not_decoded():
     def going_on(engine: int, begun: int, drawn: int) -> Span:
-        facts = {"asked": [["p", 0, begun]], "samples": [["p", 0, 2.0 * drawn + 0.1 * (5 + begun), begun + drawn]]}
+        facts = {"requests": [["p", 0, begun]], "samples": [["p", 0, 2.0 * drawn + 0.1 * (5 + begun), begun + drawn]]}
         return Span(f"rollout-{engine}", "generate", 7.0, 100.0, facts)
 
     step_s, sequence_s, prompt_s = costs.fit_engine([going_on(0, 20, 10), going_on(1, 3, 40)], 4, 5)

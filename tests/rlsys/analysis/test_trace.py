@@ -26,7 +26,7 @@ RUN = {
             "span": "generate",
             "at": 100.1,
             "s": 1.5,
-            "asked": [["a", 0, 0], ["a", 1, 0]],
+            "requests": [["a", 0, 0], ["a", 1, 0]],
             "samples": [["a", 0, 0.5, 3], ["a", 1, 1.5, 9]],
         },
         {"span": "take", "at": 102.5, "s": 0.25, "version": 1},
@@ -62,7 +62,7 @@ def test_each_sample_has_a_lane_below_its_engine(tmp_path):
     assert {lanes[e["pid"], e["tid"]] for e in samples.values()} == {"sample 0", "sample 1"}
     assert samples["a/0"]["dur"] == 0.5e6
     assert samples["a/1"]["args"] == {"tokens": 9}
-    assert next(e for e in drawn if e["name"] == "generate")["args"] == {"asked": 2, "samples": 2}
+    assert next(e for e in drawn if e["name"] == "generate")["args"] == {"requests": 2, "samples": 2}
 
 
 def test_overlapping_spans_have_lanes_and_nested_spans_share_one(tmp_path):
