@@ -81,7 +81,8 @@ def print_memory(f: Fit, console: Console) -> None:
         size /= (1 << 20) if in_mib else GIB
         return f"{size:.2f}" if abs(size) < 10 else f"{size:,.1f}"
 
-    table = make_table("part", *(name for name, _, _ in columns))
+    others = "policy-1" if f.config.policy.ranks == 2 else "policy-1…"  # rank 0 has a column of its own
+    table = make_table("part", *(name if name != "policy" else others for name, _, _ in columns))
     table.add_row("at", *(moment for _, moment, _ in columns), style="dim")
     for part in PARTS:
         if any(parts.get(part) for _, _, parts in columns):

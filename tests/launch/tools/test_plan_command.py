@@ -245,6 +245,13 @@ def test_a_plan_for_cpus_draws_processes_and_counts_idle_gpus():
     assert "idle: 16 GPUs, which cluster.device cpu does not use" in second
 
 
+def test_the_memory_table_tells_rank_0_from_the_other_ranks():
+    for ranks, others in ((2, ["policy-1"]), (3, ["policy-1…"]), (1, [])):
+        _, text = planned("configs/tiny_cpu.yaml", f"policy.ranks={ranks}")
+        [heads] = [line for line in text.splitlines() if line.startswith("part ")]
+        assert heads.split() == ["part", "rollout", "policy-0", *others, "reference", "reward", "driver"]
+
+
 def test_seconds_may_come_from_a_measurement(costs):
     _, text = planned("configs/tiny_cpu.yaml", "--measured", costs, "--ragged", "5,10")
     assert "Seconds of a step, with the costs that were measured" in text
