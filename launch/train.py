@@ -154,6 +154,7 @@ def print_summary(run: RunDirectory, console: Console) -> None:
         print_accuracies(first, last, console)
         console.print(completions_table(run, int(first["step"]), int(last["step"])))
     print_line(console, f"\nrun directory: {run.path}")
+    print_line(console, f"look at it: rlsys report {run.path} --open", "dim")
     print_line(console, f"export the model: rlsys export {run.path} MODEL_DIRECTORY", "dim")
 
 

@@ -208,6 +208,16 @@ def test_a_summary_escapes_control_characters(tmp_path, capsys):
     assert re.search(r"1\\x07\? +\\x1b\[2J 0 +1 +\\x1b\[2J 3 +1", said)
 
 
+def test_a_summary_names_the_commands_that_show_and_export_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory(Config(run=RunConfig(dir="r")))
+    train.print_summary(run, plain_console())
+    run.close()
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"rlsys report {run.path} --open" in said
+    assert f"rlsys export {run.path} MODEL_DIRECTORY" in said
+
+
 # --- eval, as far as it starts nothing -------------------------------------------------------------------------------------
 
 
