@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlsys.algorithms import advantages, entropy_control, kl, length_penalty
 from rlsys.algorithms.gae import gae, whiten
+from rlsys.config.derived import kl_estimator
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function, short_name
 from rlsys.config.schema import ADVANTAGES, Config, ConfigError
@@ -38,7 +39,7 @@ class CreditAssignment:
         if not self.with_critic:
             self.estimator = load_function(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
             reject_unused_options(self.estimator, config.algorithm, "advantage", ADVANTAGES)
-        self.kl = kl.ESTIMATORS[config.algorithm.kl]
+        self.kl = kl.ESTIMATORS[kl_estimator(config)]
 
     def __call__(self, step: int, batch: Batch, columns: Columns, kl_coef: float) -> Credit:
         """Assigns advantages. `columns` holds the scores this configuration needs: `old`, `ref`, `values`."""

@@ -90,7 +90,7 @@ def gspo(
 ) -> LossAndClip:
     """The clipped loss of the sequence's ratio s = exp(mean over its tokens of logprobs - old), for all its tokens.
 
-    Zheng et al. 2025, arXiv 2507.18071, eq. 5 and 7. The paper normalizes with `sequence_mean`.
+    Zheng et al. 2025, arXiv 2507.18071, eq. 5 and 7. Its token weights are `sequence_mean`, as for gmpo and sapo.
     """
     segments = Segments(sequences)
     s = clamp_log_ratio(segments.broadcast(segments.mean(logprobs - old))).exp()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rlsys.config.derived import SEQUENCE_LOSSES, kl_estimator, token_weighting
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import ADVANTAGES, CORRECTIONS, LOSSES, AlgorithmConfig, Config
 
@@ -13,6 +14,7 @@ def check_algorithm(c: Config) -> Iterator[str]:
     yield from unused_options(a, "algorithm.advantage", a.advantage, ADVANTAGES)
     yield from unused_options(a, "algorithm.loss", a.loss, LOSSES)
     yield from unused_weights(c)
+    yield from check_sequence_loss(c)
     yield from user_function_problems("algorithm.advantage", a.advantage)
     yield from user_function_problems("algorithm.loss", a.loss)
     if a.dual_clip and 0 < a.dual_clip <= 1:
@@ -48,11 +50,22 @@ def unused_weights(c: Config) -> Iterator[str]:
         return  # a user's function may ask for any option
     for normalize, option in (("constant", "constant"), ("decoupled", "control_weight")):
         value, default = getattr(c.algorithm, option), getattr(AlgorithmConfig(), option)
-        if value != default and c.algorithm.normalize != normalize:
+        if value != default and token_weighting(c) != normalize:
             yield (
-                f"algorithm.{option} is {value}, but algorithm.normalize {c.algorithm.normalize} does not use it. "
+                f"algorithm.{option} is {value}, but algorithm.normalize {token_weighting(c)} does not use it. "
                 f"Use algorithm.normalize={normalize}, or go back to algorithm.{option}={default}."
             )
+
+
+def check_sequence_loss(c: Config) -> Iterator[str]:
+    """A loss with one number per sequence would weigh a sequence by its length, or its tokens unlike each other."""
+    loss, weighting = c.algorithm.loss, token_weighting(c)
+    if loss in SEQUENCE_LOSSES and weighting != "sequence_mean":
+        yield (
+            f"algorithm.normalize {weighting} would change algorithm.loss {loss}, which has one value per sequence: "
+            "long completions, or first tokens, would count differently. Use algorithm.normalize auto, which is "
+            "sequence_mean, or a loss per token such as ppo_clip."
+        )
 
 
 def check_correction(c: Config) -> Iterator[str]:
@@ -85,6 +98,11 @@ def check_reference(c: Config) -> Iterator[str]:
         yield (
             f"reference.kl_target is {c.reference.kl_target:g}, but kl_coef is 0 and stays 0. "
             "Start from a coefficient such as 0.01."
+        )
+    if c.reference.kl_coef and c.reference.kl_in == "loss" and kl_estimator(c) == "k1":
+        yield (
+            "algorithm.kl k1 in the loss holds nothing: its gradient is 0 on average. Use algorithm.kl k3, k2 or "
+            "k3_unbiased, or reference.kl_in reward."
         )
 
 

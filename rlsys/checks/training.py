@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlsys.config.schema import GROUP_RELATIVE, Config
+from rlsys.config.schema import ADVANTAGES, GROUP_RELATIVE, Config
 
 
 def check_trainer(c: Config) -> Iterator[str]:
@@ -23,7 +23,15 @@ def check_trainer(c: Config) -> Iterator[str]:
 
 
 def check_dynamic_sampling(c: Config) -> Iterator[str]:
-    if c.dynamic_sampling.enabled and c.trainer.samples_per_prompt < 2:
+    if not c.dynamic_sampling.enabled:
+        return
+    if c.algorithm.advantage in set(ADVANTAGES) - set(GROUP_RELATIVE):
+        yield (
+            "dynamic_sampling.enabled drops groups of equal rewards, and with algorithm.advantage "
+            f"{c.algorithm.advantage} they teach too. Use dynamic_sampling.enabled false, or an advantage that compares "
+            "samples of one prompt, such as rloo."
+        )
+    elif c.trainer.samples_per_prompt < 2:
         yield (
             "dynamic_sampling drops groups of equal rewards; with trainer.samples_per_prompt "
             f"{c.trainer.samples_per_prompt} that is every group."

@@ -1,8 +1,26 @@
-"""Rules that follow from several options together, shared by training and its estimates."""
+"""Rules that follow from several options together, shared by training and its estimates; among them, what `auto` means."""
 
 from rlsys.config.schema import Config
 
 DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes at a time, unless it is given another number
+
+
+SEQUENCE_LOSSES = ("gspo", "gmpo")  # one number per sequence, for all its tokens
+MEAN_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo")  # published as a mean over sequences of means over their tokens
+
+
+def kl_estimator(c: Config) -> str:
+    """The estimator of KL. In the reward its value weights the policy gradient, and only k1 has the right one."""
+    if c.algorithm.kl != "auto":
+        return c.algorithm.kl
+    return "k1" if c.reference.kl_in == "reward" else "k3"
+
+
+def token_weighting(c: Config) -> str:
+    """How the loss weights tokens: as the paper of the loss does, by default."""
+    if c.algorithm.normalize != "auto":
+        return c.algorithm.normalize
+    return "sequence_mean" if c.algorithm.loss in MEAN_OF_SEQUENCES else "token_mean"
 
 
 def scores_old(c: Config) -> bool:

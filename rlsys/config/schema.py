@@ -271,10 +271,10 @@ class AlgorithmConfig:
     max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20)
     tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
-    normalize: str = one_of(*NORMALIZERS)  # how the loss weights tokens
+    normalize: str = one_of("auto", *NORMALIZERS)  # how tokens weigh in the loss; auto: as it was published
     constant: int = not_negative(0)  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
     control_weight: float = not_negative(1e-3)  # weight of a completion's first token with normalize=decoupled
-    kl: str = one_of(*KL_ESTIMATORS, default="k3")  # estimator of the KL to the reference
+    kl: str = one_of("auto", *KL_ESTIMATORS)  # KL estimator; auto: k3 in the loss, k1 in the reward
 
 
 @dataclass(frozen=True)

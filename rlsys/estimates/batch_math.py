@@ -1,5 +1,6 @@
 """Tables that explain a configuration: its batch arithmetic, its method, its data sets and its processes."""
 
+from rlsys.config.derived import MEAN_OF_SEQUENCES, kl_estimator, token_weighting
 from rlsys.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RewardFunction
 from rlsys.rewards.settings import RewardSettings, reward_services
 
@@ -50,21 +51,16 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
     """Rows of (part, description): the algorithm in a few words."""
     a = c.algorithm
     deviation = f", deviation {a.std}" if a.std else ""
-    token_weights = {
-        "constant": f", {a.constant or c.rollout.max_new_tokens} tokens",
-        "decoupled": f" (control_weight {a.control_weight:g})",
-    }
     clip = _set_options(a, "clip_low", "clip_high", "dual_clip", "max_ratio", "tau_pos", "tau_neg")
     rows = [
         ("advantage", f"{a.advantage}{deviation}{_set_options(a, 'eps')}{', whitened' if a.whiten else ''}"),
         ("loss", a.loss + clip),
-        ("token weights", a.normalize + token_weights.get(a.normalize, "")),
+        ("token weights", _token_weights(c)),
     ]
     if a.advantage == "gae":
         rows.append(("critic", _critic(c.critic)))
     if c.reference.kl_coef:
-        target = f", adapted to {c.reference.kl_target:g} per token" if c.reference.kl_target else ""
-        rows.append(("KL", f"{a.kl} in the {c.reference.kl_in}, coefficient {c.reference.kl_coef:g}{target}"))
+        rows.append(("KL", _kl(c)))
     if c.correction.method != "none":
         rows.append(("correction", c.correction.method + _set_options(c.correction, "low", "high")))
     if c.entropy.coef or c.entropy.control != "none":
@@ -75,6 +71,22 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
     if c.dynamic_sampling.enabled:
         rows.append(("dynamic sampling", f"at most {c.dynamic_sampling.max_rounds} rounds"))
     return rows
+
+
+def _token_weights(c: Config) -> str:
+    a, weighting = c.algorithm, token_weighting(c)
+    if weighting == "constant":
+        return f"constant, {a.constant or c.rollout.max_new_tokens} tokens"
+    text = f"decoupled (control_weight {a.control_weight:g})" if weighting == "decoupled" else weighting
+    unpublished = a.loss in MEAN_OF_SEQUENCES and weighting != "sequence_mean"
+    return text + f" ({a.loss} was published with sequence_mean)" * unpublished
+
+
+def _kl(c: Config) -> str:
+    r, estimator = c.reference, kl_estimator(c)
+    biased = " (a biased gradient; that of k1 is exact)" if r.kl_in == "reward" and estimator != "k1" else ""
+    target = f", adapted to {r.kl_target:g} per token" if r.kl_target else ""
+    return f"{estimator} in the {r.kl_in}{biased}, coefficient {r.kl_coef:g}{target}"
 
 
 def _set_options(section: AlgorithmConfig | CorrectionConfig, *names: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from rlsys.config.derived import token_weighting
 from rlsys.config.schema import LOSSES, Config
 from rlsys.packs.packing import token_weights
 from rlsys.seeds import derive_seed
@@ -40,7 +41,7 @@ def loss_weights(config: Config, batch: Batch, members: list[int]) -> Floats:
     kept = ~np.array(masked, dtype=bool)
     kept_weights = token_weights(
         torch.from_numpy(lengths * kept),
-        a.normalize,
+        token_weighting(config),
         constant=a.constant or config.rollout.max_new_tokens,
         control_weight=a.control_weight,
     )

@@ -163,8 +163,27 @@ from rlsys.pipeline import SyncSchedule
         ("reference.kl_target=0.1", ["kl_target is 0.1", "kl_coef is 0"]),
         ("reference.kl_horizon=0", ["kl_horizon is 0", "greater than 0"]),
         (
-            "dynamic_sampling.enabled=true trainer.samples_per_prompt=1 algorithm.advantage=raw",
+            "dynamic_sampling.enabled=true trainer.samples_per_prompt=1 algorithm.advantage=json.decoder:f",
             ["dynamic_sampling", "samples_per_prompt 1", "every group"],
+        ),
+        *(
+            (
+                f"dynamic_sampling.enabled=true algorithm.advantage={advantage}",
+                [f"advantage {advantage} they teach too", "dynamic_sampling.enabled false", "such as rloo"],
+            )
+            for advantage in ("raw", "remax", "reinforce_pp", "gae")
+        ),
+        (
+            "reference.kl_coef=0.01 algorithm.kl=k1",
+            ["algorithm.kl k1 in the loss", "0 on average", "k3, k2 or k3_unbiased", "reference.kl_in reward"],
+        ),
+        *(
+            (
+                f"algorithm.loss={loss} algorithm.normalize={normalize}",
+                [f"algorithm.normalize {normalize}", f"algorithm.loss {loss}", "auto, which is sequence_mean"],
+            )
+            for loss in ("gspo", "gmpo")
+            for normalize in ("token_mean", "sequence_sum", "constant", "decoupled")
         ),
         ("dynamic_sampling.max_rounds=0", ["max_rounds is 0", "greater than 0"]),
         ("overlong.buffer=513", ["overlong.buffer (513)", "rollout.max_new_tokens (512)"]),

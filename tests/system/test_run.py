@@ -20,14 +20,14 @@ Rlsys = Callable[..., "subprocess.CompletedProcess[str]"]
 def test_many_settings_in_one_run_that_is_told_to_stop_and_goes_on(
     environment: dict[str, str], rlsys: Rlsys, tmp_path: Path
 ) -> None:
-    """A greedy baseline, dynamic sampling one step ahead, a correction, an adapted KL, entropy and length control, several
+    """A greedy baseline one step ahead, a correction, an adapted KL, entropy and length control, several
     epochs, bfloat16 on both sides, a reward of the user's own, and weights through the object store."""
     few = tmp_path / "few.jsonl"
     few.write_text("".join(json.dumps({"prompt": r["prompt"]}) + "\n" for r in tiny_task.rows("zigzag_heldout")[:8]))
-    options = "algorithm.advantage=remax algorithm.loss=gmpo algorithm.normalize=decoupled algorithm.kl=k3_unbiased "
+    options = "algorithm.advantage=remax algorithm.loss=sapo algorithm.normalize=decoupled algorithm.kl=k3_unbiased "
     options += "correction.method=icepop reference.kl_coef=0.01 reference.kl_target=0.001 entropy.coef=0.001 "
     options += "entropy.control=kl_cov entropy.share=0.1 overlong.mask=true overlong.buffer=4 pipeline.max_lag=1 "
-    options += "dynamic_sampling.enabled=true trainer.epochs_per_step=2 trainer.updates_per_step=4 "
+    options += "trainer.epochs_per_step=2 trainer.updates_per_step=4 "
     options += "rollout.temperature=0.8 rollout.dtype=bfloat16 policy.dtype=bfloat16 policy.zero_stage=3 "
     options += "policy.gradient_checkpointing=true policy.tokens_per_pack=40 policy.threads=2 policy.lr=1e-5 policy.lr_schedule=constant sync.transport=object_store"
     own = f"reward.functions={{{Path(__file__).parent}/own_reward.py:closeness: 0.5, zigzag: 1.0}}"

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from rlsys.algorithms import corrections, kl, losses
+from rlsys.config.derived import kl_estimator
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function
 from rlsys.config.schema import LOSSES, Config
@@ -26,7 +27,7 @@ class Objective:
         self.loss, self.loss_options = losses.report_clip(function), select_options(function, a)
         self.correction = corrections.CORRECTIONS.get(config.correction.method)
         self.correction_options = select_options(self.correction, config.correction) if self.correction else {}
-        self.kl = kl.ESTIMATORS[a.kl]
+        self.kl = kl.ESTIMATORS[kl_estimator(config)]
 
     def start_minibatch(self, kl_coef: float) -> None:
         """Resets the sums."""

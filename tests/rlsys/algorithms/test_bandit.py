@@ -10,13 +10,17 @@ import itertools
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from fakes import make_batch, make_config
 from torch import Tensor
 
 from rlsys.algorithms.advantages import ESTIMATORS
+from rlsys.algorithms.credit import CreditAssignment
 from rlsys.algorithms.losses import LOSSES
 from rlsys.packs.packing import token_weights
+from rlsys.types import Columns
 
 Estimate = Callable[[Tensor, Tensor], Tensor]  # rewards [N], groups [N] -> advantages [N]
 
@@ -345,3 +349,56 @@ def test_averaging_over_each_sequence_pushes_long_wrong_answers_less():
         (loss * token_weights(lengths, normalize, constant=5)).sum().backward()
         assert (logprobs.grad[2:] > 0).all()
         assert (logprobs.grad[3] / logprobs.grad[11]).item() == pytest.approx(ratio, rel=1e-5)
+
+
+# --- KL in the reward -------------------------------------------------------------------------------------------------
+
+# Completions of two tokens, each 0 or 1. The logit of a 1, at the start, after a 0 and after a 1.
+POLICY, REFERENCE = torch.tensor([0.3, -0.8, 0.5]), torch.tensor([0.1, -0.5, 0.6])
+COMPLETIONS = torch.tensor(list(itertools.product([0, 1], repeat=2)))  # [4, 2]
+ANSWER_REWARDS = torch.tensor([0.0, 1.0, 0.5, 0.0])
+
+
+def token_logprobs(logits: Tensor) -> Tensor:
+    """The log-prob of each token of each completion.  [3] -> [4, 2]"""
+    of_token = torch.stack([logits[0].expand(4), logits[1:][COMPLETIONS[:, 0]]], 1)
+    return torch.nn.functional.logsigmoid(torch.where(COMPLETIONS == 1, of_token, -of_token))
+
+
+def penalized_gradient(rewards: Tensor, kl_coef: float) -> Tensor:
+    """The gradient of the mean reward minus kl_coef · KL, both as sums over all completions.  [3]"""
+    logits = POLICY.clone().requires_grad_()
+    logprobs, ref = token_logprobs(logits).sum(1), token_logprobs(REFERENCE).sum(1)
+    objective = (logprobs.exp() * (rewards - kl_coef * (logprobs - ref))).sum()
+    return torch.autograd.grad(objective, logits)[0]
+
+
+def credited_gradient(rewards: Tensor, kl_coef: float, config: object) -> Tensor:
+    """The mean policy gradient over all completions, with the advantages that the loop assigns.  [3]"""
+    logits = POLICY.clone().requires_grad_()
+    logprobs = token_logprobs(logits)
+    old, ref = logprobs.detach().flatten().numpy(), token_logprobs(REFERENCE).flatten().numpy()
+    columns = Columns(old=old, ref=ref, values=np.zeros(8, dtype=np.float32))
+    batch = make_batch(rewards.tolist(), [0, 1, 2, 3], lengths=[2] * 4)
+    advantages = CreditAssignment(config)(1, batch, columns, kl_coef).columns.advantages
+    surrogate = logprobs * torch.from_numpy(advantages).view(4, 2)
+    chances = logprobs.detach().sum(1).exp()
+    return torch.autograd.grad((chances * surrogate.sum(1)).sum(), logits)[0]
+
+
+@pytest.mark.parametrize("options", [["algorithm.advantage=raw"], ["algorithm.advantage=gae", "critic.whiten=false"]])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1, 3.0])
+def test_kl_in_the_reward_has_the_gradient_of_the_penalized_reward_by_default(tmp_path, options, kl_coef):
+    config = make_config(tmp_path, *options, "reference.kl_in=reward", "reference.kl_coef=0.1")
+    actual = credited_gradient(ANSWER_REWARDS, kl_coef, config)
+    torch.testing.assert_close(actual, penalized_gradient(ANSWER_REWARDS, kl_coef), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["k2", "k3", "k3_unbiased"])
+def test_the_other_estimators_hardly_hold_the_policy_when_they_are_in_the_reward(tmp_path, name):
+    """Their mean is near the KL, but as weights of the policy gradient they are of second order in log(π/ref)."""
+    options = ["algorithm.advantage=raw", "reference.kl_in=reward", "reference.kl_coef=1", f"algorithm.kl={name}"]
+    exact = penalized_gradient(torch.zeros(4), 1.0)
+    actual = credited_gradient(torch.zeros(4), 1.0, make_config(tmp_path, *options))
+    assert exact.norm() > 0.05
+    assert actual.norm() < 0.2 * exact.norm()

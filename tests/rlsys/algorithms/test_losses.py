@@ -201,7 +201,9 @@ def test_dppo_does_not_clip_a_rare_token_that_ppo_clip_clips():
     assert ppo_clip.with_clip(logprobs, old, torch.ones(1), ONE).clipped_high
 
 
-@pytest.mark.parametrize(("advantage", "options", "weight"), [(1.0, {}, 20), (-2.0, {}, 40), (1.0, {"max_ratio": 3}, 3)])
+@pytest.mark.parametrize(
+    ("advantage", "options", "weight"), [(1.0, {}, 20), (-2.0, {}, 40), (1.0, {"max_ratio": 3}, 3)]
+)
 def test_dppo_weights_a_token_by_at_most_the_largest_ratio(advantage, options, weight):
     """From 1e-6 to 0.08: 80,000 times the probability, within the bound of 0.15. Its gradient stays, with weight 20."""
     logprobs = torch.tensor([math.log(0.08)], requires_grad=True)

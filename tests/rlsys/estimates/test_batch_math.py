@@ -117,6 +117,18 @@ def test_the_method_in_a_few_words(tmp_path):
         ("algorithm.advantage=gdpo algorithm.whiten=false", "advantage", "gdpo"),
         ("algorithm.normalize=constant algorithm.constant=5", "token weights", "constant, 5 tokens"),
         ("algorithm.normalize=decoupled", "token weights", "decoupled (control_weight 0.001)"),
+        ("algorithm.loss=gspo", "token weights", "sequence_mean"),
+        (
+            "algorithm.loss=sapo algorithm.normalize=token_mean",
+            "token weights",
+            "token_mean (sapo was published with sequence_mean)",
+        ),
+        ("reference.kl_coef=1 reference.kl_in=reward", "KL", "k1 in the reward, coefficient 1"),
+        (
+            "reference.kl_coef=1 reference.kl_in=reward algorithm.kl=k3",
+            "KL",
+            "k3 in the reward (a biased gradient; that of k1 is exact), coefficient 1",
+        ),
         ("correction.method=icepop", "correction", "icepop"),
         ("correction.method=icepop correction.low=0.25 correction.high=4", "correction", "icepop (low 0.25, high 4)"),
         ("algorithm.advantage=gae", "critic", "gamma 1, lam 1, clip 0.2, whitened"),

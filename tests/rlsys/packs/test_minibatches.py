@@ -1,11 +1,15 @@
-"""Samples that cannot move the policy are dropped, and the update stays the same."""
+"""The weights of a loss's tokens. Samples that cannot move the policy are dropped, and the update stays the same."""
 
+import math
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
+import torch
 from fakes import make_batch, make_config
 
+from rlsys.algorithms.losses import LOSSES
 from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, loss_weights
 from rlsys.types import Columns
 
@@ -62,3 +66,47 @@ def test_samples_that_move_the_policy_otherwise_are_kept(drop, tmp_path):
 def test_a_mini_batch_may_lose_all_its_samples(drop):
     kept, mini = drop(columns(advantages=np.zeros_like(ADVANTAGES)))
     assert (kept, mini.zero_advantage_samples) == ([], 3)
+
+
+# Two sequences, with log-ratios to the old policy and an advantage each.
+LOG_RATIOS, SEQUENCE_ADVANTAGES = [[0.5, -0.25], [0.125, 0.0, -0.5, 0.25, 0.0625]], [1.0, -0.5]
+
+
+def published_gspo(log_ratios: list[float], advantage: float) -> float:
+    """min(s A, clip(s, 0.9997, 1.0004) A) with s = (π(y) / old(y))^(1/|y|).  arXiv 2507.18071, eq. 5 and 7"""
+    s = math.exp(sum(log_ratios)) ** (1 / len(log_ratios))
+    return min(s * advantage, min(max(s, 1 - 3e-4), 1 + 4e-4) * advantage)
+
+
+def published_gmpo(log_ratios: list[float], advantage: float) -> float:
+    """(Π |min(r A, clip(r, e^-0.4, e^0.4) A)|)^(1/|y|) sgn A.  arXiv 2507.20673, eq. 4"""
+    factors = [min(math.exp(x) * advantage, math.exp(min(max(x, -0.4), 0.4)) * advantage) for x in log_ratios]
+    return math.copysign(math.prod(map(abs, factors)) ** (1 / len(factors)), advantage)
+
+
+def published_sapo(log_ratios: list[float], advantage: float) -> float:
+    """1/|y| Σ 4/τ σ(τ (r - 1)) A, τ = 1 for A > 0 and 1.05 for A < 0.  arXiv 2511.20347, eq. 5 and 6"""
+    tau = 1.0 if advantage > 0 else 1.05
+    return fmean(4 / tau / (1 + math.exp(-tau * (math.exp(x) - 1))) * advantage for x in log_ratios)
+
+
+@pytest.mark.parametrize(
+    ("loss", "published"), [("gspo", published_gspo), ("gmpo", published_gmpo), ("sapo", published_sapo)]
+)
+def test_gspo_gmpo_and_sapo_are_means_over_sequences_by_default(tmp_path, loss, published):
+    lengths = [len(ratios) for ratios in LOG_RATIOS]
+    sequences = torch.arange(2).repeat_interleave(torch.tensor(lengths))
+    log_ratios = torch.tensor([x for ratios in LOG_RATIOS for x in ratios])
+    losses = LOSSES[loss](
+        log_ratios - 2, torch.full_like(log_ratios, -2), torch.tensor(SEQUENCE_ADVANTAGES)[sequences], sequences
+    )
+    batch = make_batch([1, 0], [0, 0], lengths)
+    weights = loss_weights(make_config(tmp_path, f"algorithm.loss={loss}"), batch, [0, 1])
+    expected = -fmean(published(*sequence) for sequence in zip(LOG_RATIOS, SEQUENCE_ADVANTAGES, strict=True))
+    assert float(losses @ torch.from_numpy(weights)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["ppo_clip", "cispo", "dppo_tv", "reinforce"])
+def test_the_other_losses_are_means_over_tokens_by_default(tmp_path, loss):
+    weights = loss_weights(make_config(tmp_path, f"algorithm.loss={loss}"), make_batch([1, 0], [0, 0], [2, 6]), [0, 1])
+    assert weights.tolist() == [0.125] * 8
