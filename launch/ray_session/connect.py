@@ -16,22 +16,35 @@ from rlsys.config.schema import Config, ConfigError
 @contextlib.contextmanager
 def ray_session(config: Config, logs: Path) -> Iterator[RaySession]:
     """Connects to `cluster.address` or RAY_ADDRESS. Without either, starts a private Ray and ends it afterwards."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
+    with restored_environment():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
 
-    patches.disable_auto_connect()
-    patches.silence_worker_errors()
-    address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
-    if not address:
-        with private_ray(config, logs) as session:
-            yield session
-        return
-    join_cluster(address)
+        patches.disable_auto_connect()
+        patches.silence_worker_errors()
+        address = config.cluster.address or os.environ.get("RAY_ADDRESS", "")
+        if not address:
+            with private_ray(config, logs) as session:
+                yield session
+            return
+        join_cluster(address)
+        try:
+            yield RaySession(ray)
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def restored_environment() -> Iterator[None]:
+    """Undoes what we and Ray change in the environment: a token mode, and paths into a folder that is removed."""
+    before = dict(os.environ)
     try:
-        yield RaySession(ray)
+        yield
     finally:
-        ray.shutdown()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ |= before
 
 
 def join_cluster(address: str) -> None:

@@ -58,7 +58,6 @@ def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(ray_constants, "NUM_REDIS_GET_RETRIES", 1)
     forget()
     yield
-    os.environ.pop("RAY_AUTH_MODE", None)  # which Ray has set
     forget()
 
 
@@ -68,8 +67,12 @@ def forget() -> None:
 
 
 def join(address: str, tmp_path: Path) -> None:
-    with ray_session(load_config(CONFIG, [f"cluster.address={address}"]), tmp_path):
-        pass
+    before = dict(os.environ)
+    try:
+        with ray_session(load_config(CONFIG, [f"cluster.address={address}"]), tmp_path):
+            pass
+    finally:
+        assert os.environ == before
 
 
 @pytest.mark.parametrize(("demands", "mode"), [(f"Bearer {TOKEN}", "token"), ("", None)])

@@ -19,6 +19,7 @@ import psutil
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs" / "tiny_cpu.yaml"
+ENVIRONMENT, TEMPORARY = dict(os.environ), tempfile.gettempdir()  # before tests start a Ray in this process
 PASSING = re.compile(r"time/|tokens_per_second")  # seconds, which no two runs share
 STEPS = ["trainer.steps=10", "checkpoint.every=3", "eval.every=5", "trainer.prompts_per_step=8"]
 LIGHT = [
@@ -32,7 +33,7 @@ class Run:
     """`rlsys train` in a process group of its own, and its run directory."""
 
     def __init__(self, path: Path, *overrides: str, config: Path = CONFIG, environment: dict[str, str] | None = None):
-        self.path, self.environment = path, (environment or dict(os.environ)) | {"PYTHONPATH": str(ROOT)}
+        self.path, self.environment = path, (environment or ENVIRONMENT) | {"PYTHONPATH": str(ROOT)}
         path.parent.mkdir(parents=True, exist_ok=True)
         self.output = path.with_suffix(".txt")
         self.command = [sys.executable, "-m", "launch", "train", str(config), f"run.dir={path}", *overrides]
@@ -108,7 +109,7 @@ class Apart:
 
     def __init__(self, temporary: Path):
         self.temporary, self.before = temporary, set(Path("/dev/shm").iterdir())
-        self.environment = os.environ | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
+        self.environment = ENVIRONMENT | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
 
     def left(self, patience_s: float = 10) -> list[str]:
         """Processes, shared memory and temporary files that have not gone by then."""
@@ -125,7 +126,7 @@ class Apart:
 
 @contextlib.contextmanager
 def apart() -> Iterator[Apart]:
-    temporary = Path(tempfile.mkdtemp(prefix="t-"))
+    temporary = Path(tempfile.mkdtemp(prefix="t-", dir=TEMPORARY))
     try:
         yield Apart(temporary)
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from killing import apart
 
 from launch.ray_session.connect import address_for_ray_cli
 from launch.ray_session.leftovers import abandoned_folders, is_locked, lock_folder, remove_leftovers
@@ -19,8 +20,6 @@ from rlsys.runs.errors import WorkerLost
 
 QUERY = """
 import sys
-import tempfile
-import time
 from ray._raylet import GcsClient
 print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
 """
@@ -130,6 +129,12 @@ def test_a_driver_holds_the_folder_of_its_private_ray(ray):
     assert is_locked(Path(os.environ["TMPDIR"]).parent)
 
 
+def test_runs_of_other_tests_have_nothing_of_its_folder_in_their_environment(ray):
+    with apart() as place:
+        mine, theirs = os.environ["TMPDIR"], " ".join(place.environment.values())
+    assert str(Path(mine).parent) not in theirs
+
+
 def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ray" / "auth_token"
@@ -190,16 +195,19 @@ def test_a_wait_ends_when_ray_loses_a_process_it_needs(tmp_path: Path, victim: s
 
 
 LATE_CALL = """
+import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 from launch.cluster import running_cluster  # imports what a run does, Ray too
 from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 
+before, folder = dict(os.environ), tempfile.gettempdir()
 with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
     ref = session.ray.put(1)
+    print(sorted(os.environ.items() - before.items()))
+print("left:", sorted(os.environ.items() ^ before.items()), tempfile.gettempdir() == folder)
 try:
     session.ray.wait([ref])
 except Exception as error:
@@ -207,10 +215,13 @@ except Exception as error:
 """
 
 
-def test_a_late_call_starts_no_other_ray(tmp_path: Path) -> None:
+def test_after_a_session_a_late_call_starts_no_other_ray_and_the_environment_is_as_before(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LATE_CALL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split()[-1] == "False", done.stdout + done.stderr
+    changed, left, error = done.stdout.splitlines()
+    assert "TMPDIR" in changed, done.stdout + done.stderr
+    assert left == "left: [] True"
+    assert error.endswith("False")
 
 
 def test_leftovers_of_a_dead_driver_are_removed_and_of_a_running_one_kept(
