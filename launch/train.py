@@ -52,7 +52,7 @@ def train(config: Config, console: Console, *, command: str = "the same command"
                 done = run_training(config, run, progress, stop)
         if done >= last:
             return print_summary(run, console)
-        run.record_event("stop", cause="asked to stop", step=done)
+        run.record_event("stop", cause="stop requested", step=done)
         saved = f"stopped after step {done}, which is saved. Resume with: {command}"
         print_line(console, saved if done else f"stopped before the first step was done. Start again with: {command}")
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The protocols through which the loop reaches machines. `workers` implements them on Ray; unit tests use small fakes."""
+"""The protocols through which the loop reaches machines. `workers` implements them on Ray, unit tests with fakes."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -37,18 +37,19 @@ class WhatIf:
 class ModelFacts:
     """Facts from the model's files.
 
-    ModelFacts(bos=1, eos=2, pad=0, ends=[2, 7], symbols=32000, embeddings=32000, generation={"top_p": 0.8}, encoded=[…], bare=[…])
+    ModelFacts(bos=1, eos=2, pad=0, model_eos=[2, 7], tokenizer_vocab=32000, model_vocab=32000,
+               generation={"top_p": 0.8}, with_special_tokens=[[1, 5, 9]], without_special_tokens=[[5, 9]])
     """
 
     bos: int | None  # the tokenizer's
     eos: int | None
     pad: int | None
-    ends: list[int]  # end-of-sequence tokens of generation_config.json or config.json
-    symbols: int  # ids the tokenizer can give
-    embeddings: int  # rows of the embedding
+    model_eos: list[int]  # end-of-sequence tokens of generation_config.json or config.json
+    tokenizer_vocab: int  # number of token ids that the tokenizer can give
+    model_vocab: int  # rows of the embedding
     generation: dict[str, float]  # temperature, top_p and top_k of generation_config.json, as far as it has them
-    encoded: list[list[int]]  # the given texts, with special tokens
-    bare: list[list[int]]  # the same without special tokens
+    with_special_tokens: list[list[int]]  # the tokens of the given texts
+    without_special_tokens: list[list[int]]
 
 
 # --- machines -------------------------------------------------------------------------------------------------------------
@@ -62,7 +63,7 @@ class Rollout(Protocol):
         ...
 
     def stop_early(self) -> None:
-        """Stops the running `generate` early. Unfinished samples are returned with finish="cut"; unstarted ones are not."""
+        """Stops the running `generate` early. It returns unfinished samples with finish="cut", and no unstarted ones."""
         ...
 
     def wake(self) -> None:
@@ -76,7 +77,10 @@ class Rollout(Protocol):
 
 class Rewards(Protocol):
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
-        """Returns one verdict per sample, in order. A failure is a verdict too; the future fails only if the whole pool does."""
+        """Returns one verdict per sample, in order. A failure is a verdict too.
+
+        The future fails only if the whole pool does.
+        """
         ...
 
 
@@ -110,11 +114,11 @@ class Critic(Scorer, Protocol):
         ...
 
     def save(self, folder: str) -> None:
-        """Sets the state aside and starts to write it into `folder`. `saved` tells when it is complete."""
+        """Sets the state aside and starts to write it into `folder`. `saved_files` tells when it is complete."""
         ...
 
-    def saved(self, wait: bool) -> dict[str, str] | None:
-        """Returns the files of the last `save`, path in the folder → SHA-256; None while they are still being written."""
+    def saved_files(self, wait: bool) -> dict[str, str] | None:
+        """Returns the SHA-256 of each file of the last `save`, by path; None while they are still being written."""
         ...
 
     def load(self, folder: str) -> None: ...
@@ -124,7 +128,10 @@ class Policy(Scorer, Protocol):
     """All ranks of the policy together."""
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
-        """Makes one optimizer update on one mini-batch. Returns sums over its tokens, which `metrics.update_metrics` averages."""
+        """Makes one optimizer update on one mini-batch. Returns sums over its tokens.
+
+        `metrics.update_metrics` turns them into means.
+        """
         ...
 
     def sync(self, version: int) -> None:
@@ -132,11 +139,11 @@ class Policy(Scorer, Protocol):
         ...
 
     def save(self, folder: str) -> None:
-        """Sets the state aside and starts to write it into `folder`. `saved` tells when it is complete."""
+        """Sets the state aside and starts to write it into `folder`. `saved_files` tells when it is complete."""
         ...
 
-    def saved(self, wait: bool) -> dict[str, str] | None:
-        """Returns the files of the last `save`, path in the folder → SHA-256; None while they are still being written."""
+    def saved_files(self, wait: bool) -> dict[str, str] | None:
+        """Returns the SHA-256 of each file of the last `save`, by path; None while they are still being written."""
         ...
 
     def load(self, folder: str) -> None:

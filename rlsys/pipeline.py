@@ -7,8 +7,8 @@
         max_lag 2     start k+1, k+2 ─ train k ─ train k+1 ─ wait until idle ─ sync ─ start k+3, k+4 ─ train k+2 …
         in flight     start k+1 ─ wait k ─ train k (k+1 is being sampled) ─ sync (sampling goes on) ─ start k+2 …
 
-Engines take new weights only while they are idle, so every batch has one version, which follows from the step numbers alone
-(`SyncSchedule`). In flight they take weights while they sample.
+Engines take new weights only while they are idle, so every batch has one version, which follows from the step numbers
+alone (`SyncSchedule`). In flight they take weights while they sample.
 """
 
 from collections import deque
@@ -26,8 +26,8 @@ from rlsys.types import Batch
 class SyncSchedule:
     """When batches may start, and after which steps engines take weights. This bounds the lag.
 
-    Between two syncs as many batches start as steps are trained. `SyncSchedule(ahead=2, every=2)`: after the sync of step 4
-    batches 6 and 7 start, from weights 4; batch 7 is trained two updates later.
+    Between two syncs as many batches start as steps are trained. `SyncSchedule(ahead=2, every=2)`: after the sync of
+    step 4 batches 6 and 7 start, from weights 4; batch 7 is trained two updates later.
     """
 
     ahead: int  # updates that may pass between the weights a batch starts with and its training
@@ -57,7 +57,10 @@ class SyncSchedule:
 
 
 class Pipeline:
-    """Hands out batches in order. `collect(step)` samples and judges one, on a thread of its own; `ready` are there already."""
+    """Hands out batches in order. `collect(step)` samples and judges one, on a thread of its own.
+
+    `ready` are batches that a checkpoint had saved.
+    """
 
     def __init__(
         self,
@@ -88,8 +91,8 @@ class Pipeline:
     def wait_until_idle(self, *, after: int) -> None:
         """Waits for the batches that were started before the weights of step `after` reach the engines.
 
-        Newer weights would sample other batches, so an error in one of these must stop the present step. That nothing can be
-        learned from a batch is raised by `next`.
+        Newer weights would sample other batches, so an error in one of these must stop the present step. If nothing can
+        be learned from a batch, `next` raises that.
         """
         for error in [batch.exception() for batch in self._ahead_of(after)]:  # waits for all of them
             if error and not isinstance(error, TooManyRewardFailures | NothingToLearn):

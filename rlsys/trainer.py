@@ -1,4 +1,4 @@
-"""The loop. Synchronous and asynchronous training are this same code: `pipeline.max_lag` and `pipeline.in_flight` differ.
+"""The loop, synchronous and asynchronous alike: `pipeline.max_lag` and `pipeline.in_flight` decide which.
 
 prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pack ─▶ update ─▶ sync ─▶ (evaluate, save)
               ▲                                                              │

@@ -1,4 +1,7 @@
-"""What flows between the stages. Log-probs belong to the sampled token, are natural logarithms, and include the temperature."""
+"""What flows between the stages.
+
+Log-probs belong to the sampled token, are natural logarithms, and include the temperature.
+"""
 
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -44,9 +47,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Sample:
-    """A completion. `Sample("zigzag:17#0", 3, "481625", tokens=[6, 10, 3, 8, 4, 7, 1], logprobs=[…], "stop", version=4)`
+    """A completion.
 
-    With `changes=((5, 6), (6, 7))` version 4 sampled the first five tokens, version 6 the sixth, and version 7 the last.
+    Sample("zigzag:17#0", 3, "481625", tokens=[6, 10, 3, 8, 4, 7, 1], logprobs=[…], "stop", version=4)
+
+    With `changes=((5, 6), (6, 7))` version 4 sampled the first five tokens, version 6 the sixth, version 7 the last.
     """
 
     uid: str
@@ -82,7 +87,8 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
 class Verdict:
     """A reward function's answer: a finite score, or a failure with its reason.
 
-    Verdict(0.75, components={"exact": 0.5, "length": 0.25})    Verdict(None, failure="timeout", detail="no answer after 10 s")
+    Verdict(0.75, components={"exact": 0.5, "length": 0.25})
+    Verdict(None, failure="timeout", detail="no answer after 10 s")
     """
 
     score: float | None
@@ -134,7 +140,7 @@ def split_column(column: NDArray[Any], lengths: list[int]) -> list[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Columns:
-    """Per-token numbers of a batch, its samples laid end to end, each [T]. A column that a method does not use is None."""
+    """Per-token numbers of a batch, its samples laid end to end, each [T]. A method's unused columns are None."""
 
     advantages: Floats | None = None
     old: Floats | None = None  # log-probs before the step; None: those of the update's own forward pass
@@ -146,10 +152,10 @@ class Columns:
 
 @dataclass(frozen=True)
 class Pack:
-    """Pieces of sequences laid end to end for one forward and backward pass: T input tokens, K targets that they predict.
+    """Pieces of sequences laid end to end for one forward and backward pass: T input tokens predict K targets.
 
-    Prompt "ab" with completions "cd." and "e.": both continue the prompt, which is computed once. The last token of a completion is
-    never an input. The last token of the prompt predicts the first of each completion.
+    Prompt "ab" with completions "cd." and "e.": both continue the prompt, which is computed once. The last token of a
+    completion is never an input. The last token of the prompt predicts the first of each completion.
 
     tokens  a b c d e    lengths 2 2 1       parent -1 0 0         positions 0 1 2 3 2    sequences 0 0 0 1 1
     targets c d . e .    target_counts 3 2   first_logit 1 1       next_logits 2 4        logit_positions 1 2 3 1 4

@@ -1,4 +1,4 @@
-"""The updates of a step: for each mini-batch of whole groups, one optimizer update of the policy and one of the critic."""
+"""The updates of a step: for each mini-batch of whole groups, one optimizer update of policy and critic."""
 
 from dataclasses import dataclass, replace
 

@@ -1,1 +1,1 @@
-"""The processes: rollout engines, reward processes, the reference, policy ranks, and how weights travel between them."""
+"""The processes: rollout engines, reward processes, reference and policy ranks, and how weights travel."""

@@ -16,11 +16,11 @@ KINDS = {
     "restart": ("warning", "the run restarted itself"),
     "replaced": ("warning", "a worker was replaced"),
     "reward failure": ("warning", "a reward verdict failed"),
-    "weights did not arrive": ("warning", "an engine had other weights than the policy"),
+    "wrong weights": ("warning", "an engine had other weights than the policy"),
     "skipped update": ("problem", "an update was skipped"),
     "stall": ("problem", "a worker stalled"),
 }
-REQUESTED_STOP = "asked to stop"  # the cause of a stop that somebody requested
+REQUESTED_STOP = "stop requested"  # the cause of a stop that somebody requested
 
 
 @dataclass(frozen=True)

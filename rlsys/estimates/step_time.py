@@ -49,6 +49,7 @@ class DeviceSpeed:
 def estimate_step(
     c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None, mean_completion: float
 ) -> StepTimes:
+    """`c` names its transport: what `auto` stands for depends on the cluster."""
     t, ranks, completion = c.trainer, c.policy.ranks, max(round(mean_completion), 1)
     work = model.flop_counter.group_flops(lengths.prompt, [completion] * t.samples_per_prompt) * t.prompts_per_step
     update_work = work * t.epochs_per_step * (4 if c.policy.gradient_checkpointing else 3)
@@ -63,17 +64,8 @@ def estimate_step(
     phases["update"] = update_work / (ranks * rank.flops * training) + _optimizer_seconds(c, model, rank)
     if c.algorithm.advantage == "gae":
         phases["critic"] = (work + update_work) / (c.critic.ranks * rank.flops * training)
-    phases["sync"] = WIDTH[c.rollout.dtype] * model.parameters / LINKS[resolve_transport(c)]
+    phases["sync"] = WIDTH[c.rollout.dtype] * model.parameters / LINKS[c.sync.transport]
     return StepTimes(phases, c.pipeline.max_lag > 0)
-
-
-def resolve_transport(c: Config) -> str:
-    """The transport that `auto` stands for; on CPU, all processes are taken to share a host."""
-    if c.sync.transport != "auto":
-        return c.sync.transport
-    if c.cluster.device == "cpu":
-        return "shared_memory"
-    return "cuda_ipc" if c.cluster.placement == "colocated" else "nccl"
 
 
 def _speed(gpu: Gpu | None, dtype: str, threads: int) -> DeviceSpeed:

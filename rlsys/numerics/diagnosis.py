@@ -85,9 +85,9 @@ def find_tokenizer_problems(batch: Batch, facts: ModelFacts) -> list[str]:
     """Describes, in sentences, what is unusual in the tokens of prompts and completions."""
     remarks = []
     prompts = batch.prompts
-    if facts.symbols > facts.embeddings:
+    if facts.tokenizer_vocab > facts.model_vocab:
         remarks.append(
-            f"the tokenizer has {facts.symbols} tokens, the model embeds {facts.embeddings}: "
+            f"the tokenizer has {facts.tokenizer_vocab} tokens, the model embeds {facts.model_vocab}: "
             "the others have no weights."
         )
     doubled = [p for p in prompts if p.tokens[:2] == [facts.bos, facts.bos]]
@@ -96,9 +96,11 @@ def find_tokenizer_problems(batch: Batch, facts: ModelFacts) -> list[str]:
             f"{len(doubled)} of {len(prompts)} prompts begin with two BOS tokens: "
             "the template writes one and the tokenizer adds one."
         )
-    if facts.eos is not None and facts.ends and facts.eos not in facts.ends:
-        remarks.append(f"the tokenizer ends a text with token {facts.eos}, the model's files with {facts.ends}.")
-    changed = sum(not same_tokens(s, t) for s, t in zip(batch.samples, facts.bare[len(prompts) :], strict=True))
+    if facts.eos is not None and facts.model_eos and facts.eos not in facts.model_eos:
+        remarks.append(f"the tokenizer ends a text with token {facts.eos}, the model's files with {facts.model_eos}.")
+    changed = sum(
+        not same_tokens(s, t) for s, t in zip(batch.samples, facts.without_special_tokens[len(prompts) :], strict=True)
+    )
     if changed:
         remarks.append(
             f"{changed} of {len(batch.samples)} completions, decoded and encoded again, are other tokens; "

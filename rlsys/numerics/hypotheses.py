@@ -104,7 +104,7 @@ def top_p(tester: HypothesisTester) -> Outcomes:
 def top_k(tester: HypothesisTester) -> Outcomes:
     generation = tester.facts.generation
     values = sorted({*TOP_K, int(generation.get("top_k", 0))})
-    samplings = [replace(tester.sampling, top_k=k) for k in values if 0 < k < tester.facts.embeddings]
+    samplings = [replace(tester.sampling, top_k=k) for k in values if 0 < k < tester.facts.model_vocab]
     yield from best_truncation(tester, "top-k", samplings)
     if len(generation) > 1:
         temperature = tester.sampling.temperature
@@ -163,8 +163,8 @@ def other_prompt_tokens(batch: Batch, facts: ModelFacts) -> dict[str, list[list[
     count = len(batch.prompts)
     prompts = [p.tokens for p in batch.prompts]
     others = {
-        "without the tokens in front that its text does not have": facts.bare[:count],
-        "with special tokens in front": facts.encoded[:count],
+        "without the tokens in front that its text does not have": facts.without_special_tokens[:count],
+        "with special tokens in front": facts.with_special_tokens[:count],
     }
     if facts.bos is not None:
         others["with one more BOS in front"] = [[facts.bos, *tokens] for tokens in prompts]
@@ -222,7 +222,7 @@ def replace_prompts(batch: Batch, tokens: list[list[int]]) -> Batch:
 
 def reencode_completions(batch: Batch, facts: ModelFacts) -> list[Sample]:
     """Replaces the tokens of each completion by those of its text, if they are as many: others cannot be compared."""
-    again = facts.bare[len(batch.prompts) :]
+    again = facts.without_special_tokens[len(batch.prompts) :]
     return [reencode_completion(sample, tokens) for sample, tokens in zip(batch.samples, again, strict=True)]
 
 

@@ -1,13 +1,13 @@
 """Rewards that ask a service: `http` the user's own, `judge` a language model behind an OpenAI-compatible endpoint.
 
     http                                                     the user's service
-     │  POST url   {"samples": [{"prompt", "completion", "answer", "finish", "tokens", …the row}, …]}     at most `batch`
+     │  POST url   {"samples": [{"prompt", "completion", "answer", "finish", "tokens", …the row}, …]}    at most `batch`
      │ ──────────────────────────────────────────────────────────▶ │
      │ ◀────────────────────────────────────────────────────────── │
      │  200        {"scores": [0.5, {"form": 0.2, "content": 0.3}, …]}     one per sample, in their order
 
     judge                                                    an endpoint such as `vllm serve`
-     │  POST url/chat/completions   {"model", "messages": [{"role": "user", "content": filled template}], …}   one sample
+     │  POST url/chat/completions   {"model", "messages": [{"role": "user", "content": filled template}], …}  one sample
      │ ──────────────────────────────────────────────────────────▶ │
      │ ◀────────────────────────────────────────────────────────── │
      │  200        {"choices": [{"message": {"content": "… Score: 7"}}]}

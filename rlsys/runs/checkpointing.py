@@ -18,7 +18,7 @@ class Checkpointing:
         self.saved_step = 0  # the last one whose state has been set aside by every learner
 
     def restore(self) -> tuple[RunState, list[Batch]] | None:
-        """Loads the newest undamaged checkpoint into the learners. Returns its state, and the batches sampled ahead of it."""
+        """Loads the newest undamaged checkpoint into the learners. Returns its state, and the batches sampled ahead."""
         checkpoint = self.files.load_newest(self.log.note)
         if checkpoint is None:
             return None
@@ -45,7 +45,7 @@ class Checkpointing:
         """Puts the checkpoint in place as soon as all of it is on disk."""
         if self.files.step is None:
             return
-        written = [learner.saved(wait) for learner in self.learners]
+        written = [learner.saved_files(wait) for learner in self.learners]
         if None in written:
             return
         step = self.files.step

@@ -1,4 +1,4 @@
-"""What a run reports about itself while it goes on: on the screen, in metrics.jsonl and events.jsonl, in samples/, to trackers."""
+"""What a run reports while it goes on: on the screen, in metrics.jsonl, events.jsonl and samples/, to trackers."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -65,7 +65,7 @@ class Collector:
     ) -> Batch:
         """The judged completions of any requests for these prompts.
 
-        Of samples with index `greedy_index` only the reward is kept. A failed verdict gets `failure_score`, or no score.
+        Of samples with index `greedy_index` only the reward is kept. A failed verdict gets `failure_score`, or none.
         """
         by_uid = {p.uid: p for p in prompts}
         place = {p.uid: i for i, p in enumerate(self.length_forecast.longest_first(prompts))}

@@ -1,8 +1,9 @@
 """Dynamic sampling: groups whose rewards are all equal are replaced by other prompts, until the batch is full.
 
-Yu et al. 2025 (DAPO), arXiv 2503.14476, section 3.2. Each round asks for as many prompts as the share of informative groups so
-far makes likely to be enough, and never for more than a batch. Prompts behind the last one needed go back into the stream and
-are sampled again in the next step, from newer weights. So every batch has one version, and no informative group is lost.
+Yu et al. 2025 (DAPO), arXiv 2503.14476, section 3.2. The share of informative groups so far decides how many prompts a
+round samples: as many as are likely to be enough, and at most a batch. Prompts behind the last one needed go back into
+the stream and are sampled again in the next step, from newer weights. So every batch has one version, and no informative
+group is lost.
 """
 
 import math
@@ -29,8 +30,8 @@ def fill_batch(
 ) -> Batch:
     """Returns `needed` groups whose rewards differ. `collect(count)` samples and judges that many new prompts.
 
-    With `by_component` it is enough that one component of the reward differs. `check` sees everything collected so far before
-    each further round: failed verdicts are then the cause, and not the prompts.
+    With `by_component` it is enough that one component of the reward differs. Before each further round `check` sees
+    everything collected so far, and raises if failed verdicts are the cause and not the prompts.
     """
     rounds: list[Batch] = []
     missing, count = needed, needed
@@ -74,7 +75,7 @@ def first_groups(batch: Batch, count: int) -> Batch:
 
 
 def informative_groups(batch: Batch, by_component: bool = False) -> NDArray[np.bool_]:
-    """True for groups with at least two different rewards, or with `by_component` two different components.  [groups] bool"""
+    """True for groups with two different rewards, or with `by_component` two different components.  [groups] bool"""
     names = sorted({name for c in batch.components for name in c}) if by_component else []
     columns = [[c.get(name, 0.0) for name in names] for c in batch.components] if names else batch.rewards[:, None]
     values = np.asarray(columns, dtype=np.float32)  # [N, K]

@@ -1,10 +1,10 @@
-"""Scores a batch while the rest of it is still being sampled: chunk by chunk, as soon as all groups of a chunk are finished.
+"""Scores a batch while the rest of it is sampled: each chunk as soon as all its groups are finished.
 
     groups     0 1 2 3 4 5 6 7        a chunk is as many groups, in the order of the batch, as fill a pack on each rank
     finished   x x x . x . x .        the first chunk, 0 1, is being scored; 2 is finished, and 3 belongs to its chunk
 
-The lengths alone decide which groups make a chunk, and each chunk is packed by itself. So every number is the same bit for bit,
-whatever finishes first, and also where a batch comes from a checkpoint and is scored as a whole.
+The lengths alone decide which groups make a chunk, and each chunk is packed by itself. So every number is the same bit
+for bit, whatever finishes first, and also where a batch comes from a checkpoint and is scored as a whole.
 """
 
 import math

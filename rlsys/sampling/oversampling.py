@@ -1,10 +1,11 @@
 """Over-sampling: more prompts are sampled than a step needs, and the step goes on as soon as it has enough.
 
-    step 7    started   a b c d e f     4 are needed: b d e f finish first and become the batch, a and c are stopped early
+    step 7    started   a b c d e f     4 are needed: b d e f finish first and are the batch, a and c are stopped early
     step 8    started   a c g h i j     a and c continue with the tokens they have, ahead of the others
 
-A deferred prompt keeps its place: each prompt is trained on once. A group joins a step at the latest when its oldest token would
-be older than `max_lag` in the next one; that step waits for it. Which groups finish first depends on time, so two runs differ.
+A deferred prompt keeps its place: each prompt is trained on once. A group joins a step at the latest when its oldest
+token would be older than `max_lag` in the next one; that step waits for it. Which groups finish first depends on time,
+so two runs differ.
 Half-written samples are discarded at a checkpoint and resampled on resume.
 
 Kimi k1.5 (arXiv 2501.12599) resumes partial rollouts in this way; APRIL (arXiv 2509.18521) over-samples prompts.

@@ -53,7 +53,10 @@ class BatchSource:
         return replace(batch, position=self.next_position)
 
     def collect_informative(self, step: int, on_samples: OnSamples) -> Batch:
-        """Asks for more prompts until enough groups have rewards that differ. Prompts behind the last one needed are asked again later."""
+        """Samples more prompts until enough groups have rewards that differ.
+
+        Prompts behind the last one needed are sampled again later.
+        """
         batch = dynamic_sampling.fill_batch(
             lambda count: self.collect_prompts(step, count, on_samples),
             self.prompts_per_step,

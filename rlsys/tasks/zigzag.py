@@ -1,8 +1,8 @@
 """The built-in task, tokenizer and model: small enough to learn by GRPO on a laptop in a minute.
 
-Zigzag: the prompt is six distinct digits and `>`, the answer the same digits in an order whose neighbours alternately rise
-and fall, starting either way: `864152>` → `481625`. 122 of 720 orders are right, so there is nothing to imitate and only a
-verifier can judge. The warm start teaches the model to copy the digits in any order and to stop, never to zigzag.
+Zigzag: the prompt is six distinct digits and `>`, the answer the same digits in an order whose neighbours alternately
+rise and fall, starting either way: `864152>` → `481625`. 122 of 720 orders are right, so there is nothing to imitate and
+only a verifier can judge. The warm start teaches the model to copy the digits in any order and to stop, never to zigzag.
 """
 
 import hashlib

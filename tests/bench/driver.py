@@ -139,7 +139,7 @@ class Ranks:
 
     def save(self, folder: str) -> None: ...
 
-    def saved(self, wait: bool) -> dict[str, str]:
+    def saved_files(self, wait: bool) -> dict[str, str]:
         return {}
 
     def load(self, folder: str) -> None: ...

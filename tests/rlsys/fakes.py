@@ -255,7 +255,7 @@ class FakePolicy:
         self.file = Path(folder) / "weight.json"
         self.file.write_text(json.dumps(self.weight))
 
-    def saved(self, wait: bool) -> dict[str, str]:
+    def saved_files(self, wait: bool) -> dict[str, str]:
         return {self.file.name: hashlib.sha256(self.file.read_bytes()).hexdigest()}
 
     def load(self, folder: str) -> None:
@@ -287,7 +287,7 @@ class FakeCritic:
         self.file = Path(folder) / "value.json"
         self.file.write_text(json.dumps(self.value))
 
-    def saved(self, wait: bool) -> dict[str, str]:
+    def saved_files(self, wait: bool) -> dict[str, str]:
         return {self.file.name: hashlib.sha256(self.file.read_bytes()).hexdigest()}
 
     def load(self, folder: str) -> None:

@@ -3,8 +3,8 @@
 driver                     each rank                              its thread
 save(folder) ────────────▶ copies its share, starts ────────────▶ writes, fsyncs, reads back, hashes
              ◀─ at once ─
-saved(wait=False) ───────▶ None: still being written
-saved(wait=True) ────────▶ waits ◀─────────────────────────────── {file: SHA-256}, or the error
+saved_files(wait=False) ─▶ None: still being written
+saved_files(wait=True) ──▶ waits ◀─────────────────────────────── {file: SHA-256}, or the error
 """
 
 import os

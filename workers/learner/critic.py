@@ -108,8 +108,8 @@ class CriticGroup(LearnerGroup):
     def save(self, folder: str) -> None:
         self.call_all("save", folder, doing="saving the critic")
 
-    def saved(self, wait: bool) -> dict[str, str] | None:
-        return merge_results(self.call_all("saved", wait, doing="writing the critic"))
+    def saved_files(self, wait: bool) -> dict[str, str] | None:
+        return merge_results(self.call_all("saved_files", wait, doing="writing the critic"))
 
     def load(self, folder: str) -> None:
         self.call_all("load", folder, doing="loading the critic")

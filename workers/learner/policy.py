@@ -143,8 +143,8 @@ class PolicyGroup(LearnerGroup):
     def save(self, folder: str) -> None:
         self.call_all("save", folder, doing="saving a checkpoint")
 
-    def saved(self, wait: bool) -> dict[str, str] | None:
-        return merge_results(self.call_all("saved", wait, doing="writing a checkpoint"))
+    def saved_files(self, wait: bool) -> dict[str, str] | None:
+        return merge_results(self.call_all("saved_files", wait, doing="writing a checkpoint"))
 
     def load(self, folder: str) -> None:
         self.call_all("load", folder, doing="loading a checkpoint")

@@ -39,7 +39,7 @@ class LearnerRank:
 
         join_process_group(self.config.cluster.device, self.rank, self.ranks, address, port, self.config.run.seed)
 
-    def saved(self, wait: bool) -> SaveResult:
+    def saved_files(self, wait: bool) -> SaveResult:
         return self.writer.result(wait)
 
 

@@ -49,7 +49,7 @@ class Generation:
     def replace_engine(self, name: str, error: WorkerLost) -> None:
         """Replaces an engine that died, stalled or has wrong weights, and retries its pending requests."""
         if isinstance(error, WrongWeights):
-            self.watchdog.event("weights did not arrive", worker=name, cause=str(error))
+            self.watchdog.event("wrong weights", worker=name, cause=str(error))
         actor, pending = self.streams.remove(name)
         self.failed_attempts.update(pending.keys())
         if any(self.failed_attempts[key] == MAX_ATTEMPTS for key in pending):  # a request itself may kill engines

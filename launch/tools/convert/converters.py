@@ -89,7 +89,10 @@ def deepscaler(row: Fields) -> Question:
 
 
 def last_boxed(text: str) -> str:
-    r"""The content of the last \boxed{…}, or of those joined to it.  "\boxed{1}, or \boxed{\frac{1}{2}}" -> "1, \frac{1}{2}" """
+    r"""The content of the last \boxed{…}, or of those joined to it.
+
+    "\boxed{1}, or \boxed{\frac{1}{2}}" -> "1, \frac{1}{2}"
+    """
     if not (found := boxed_answer(text)):
         raise ValueError("the solution has no \\boxed{} that is closed and says something")
     return found

@@ -77,11 +77,11 @@ def lost_workers(run: RunData) -> Findings:
 
 def wrong_weights(run: RunData) -> Findings:
     """Engines had other weights than those they were sent, and were replaced."""
-    events = [e for e in run.events if e.kind == "weights did not arrive"]
+    events = [e for e in run.events if e.kind == "wrong weights"]
     if events:
         yield Finding(
             "warning",
-            f"Weights did not arrive intact {len(events)} time{'s' * (len(events) > 1)}",
+            f"Engines had wrong weights {len(events)} time{'s' * (len(events) > 1)}",
             f"In {describe_steps(e.step for e in events)} an engine's fingerprint differed from the policy's. Its "
             "samples were discarded, and another engine took its place. If this happens again, check memory and "
             "network of that host.",

@@ -6,7 +6,7 @@ The tests are the row's field `tests`, or else its answer: the field that `data.
     {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}          arguments of a function, and what it must return
     [{"input": "1 2\\n", "output": "3\\n"}]                          the first form, one by one
     ["assert add(1, 2) == 3"]                                       Python, each text a test
-    "def check(candidate):\\n    assert candidate(1, 2) == 3"        Python, with the row's `entry_point`; asserts; unittest
+    "def check(candidate):\\n  assert candidate(1, 2) == 3"          Python with the row's `entry_point`, or unittest
 
 or one of the first four as JSON. Expected outputs and Python tests never enter the program's process. Outputs are
 compared here; Python tests run in a sandbox of their own and call the program's functions over a socket (`wire` says

@@ -213,7 +213,7 @@ def test_the_state_of_a_run_follows_from_its_last_event(tmp_path):
         return report_data(make_run(tmp_path / name, 2, events=events, saved=False))["state"]["kind"]
 
     assert kind("a") == "done"
-    assert kind("b", ("stop", {"cause": "asked to stop", "step": 2})) == "stopped"
+    assert kind("b", ("stop", {"cause": "stop requested", "step": 2})) == "stopped"
     assert kind("c", ("stop", {"cause": "OSError: no space left"})) == "failed"
     assert kind("d", ("restart", {"cause": "Ray was lost"})) == "open"
 

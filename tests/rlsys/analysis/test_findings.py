@@ -44,7 +44,7 @@ RISING = {"reward/mean": ramp(0.1, 0.9)}
 CASES = {
     "ended_badly": (
         {"events": [("stop", {"cause": "OSError: no space left", "step": 3})]},
-        {"events": [("stop", {"cause": "asked to stop", "step": 3})]},
+        {"events": [("stop", {"cause": "stop requested", "step": 3})]},
     ),
     "skipped_updates": (
         {"update/skipped": [0.0, 1.0, 0.0]},
@@ -59,7 +59,7 @@ CASES = {
         {"events": [("resume", {"step": 4})]},
     ),
     "wrong_weights": (
-        {"events": [("weights did not arrive", {"worker": "rollout-0", "cause": "1 of 26 tensors differ: lm_head"})]},
+        {"events": [("wrong weights", {"worker": "rollout-0", "cause": "1 of 26 tensors differ: lm_head"})]},
         {"events": [("sync", {"version": 4})]},
     ),
     "failed_rewards": (

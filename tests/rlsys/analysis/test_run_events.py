@@ -24,7 +24,7 @@ def test_an_event_that_names_its_step_keeps_it():
 
 
 def test_only_a_stop_on_request_is_no_problem():
-    asked, fell = parse(("stop", {"cause": "asked to stop", "step": 3}), ("stop", {"cause": "OSError: no space"}))
+    asked, fell = parse(("stop", {"cause": "stop requested", "step": 3}), ("stop", {"cause": "OSError: no space"}))
     assert (asked.tone, fell.tone) == ("warning", "problem")
 
 
@@ -37,5 +37,5 @@ def test_unknown_and_broken_events_are_notes():
 def test_a_run_has_an_ending_until_it_is_started_again():
     assert last_ending(parse(("begin", {"step": 0}))) is None
     assert last_ending(parse(("begin", {"step": 0}), ("done", {"step": 3}))).kind == "done"
-    assert last_ending(parse(("stop", {"cause": "asked to stop"}), ("start", {}))) is None
+    assert last_ending(parse(("stop", {"cause": "stop requested"}), ("start", {}))) is None
     assert last_ending([]) is None

@@ -10,6 +10,7 @@ from rlsys.config.schema import (
     PolicyConfig,
     ReferenceConfig,
     RolloutConfig,
+    SyncConfig,
     TrainerConfig,
 )
 from rlsys.estimates.devices import GPUS
@@ -20,6 +21,7 @@ from rlsys.models.known_shapes import look_up_shape
 MODEL, LENGTHS, H100 = look_up_shape("Qwen2.5-7B"), SequenceLengths(512, 1024), GPUS["H100"]
 CONFIG = Config(
     cluster=ClusterConfig(device="gpu"),
+    sync=SyncConfig(transport="nccl"),
     trainer=TrainerConfig(prompts_per_step=64, samples_per_prompt=8, updates_per_step=2),
     rollout=RolloutConfig(engines=4, dtype="bfloat16", enforce_eager=False),
     policy=PolicyConfig(ranks=4, dtype="bfloat16", tokens_per_pack=8192),
@@ -73,6 +75,12 @@ def test_with_a_lag_the_shorter_part_is_hidden():
     rest = sum(times.phases.values()) - times.phases["rollout"]
     assert times.step == pytest.approx(times.phases["rollout"] + rest)
     assert ahead.step == pytest.approx(max(times.phases["rollout"], rest))
+
+
+def test_a_sync_takes_the_weights_over_the_speed_of_the_transport():
+    slower = replace(CONFIG, sync=SyncConfig(transport="object_store"))
+    assert phases()["sync"] == pytest.approx(2 * MODEL.parameters / 20e9)
+    assert phases(slower)["sync"] == pytest.approx(2 * MODEL.parameters / 0.5e9)
 
 
 def test_a_single_update_on_policy_needs_no_old_log_probs():

@@ -15,7 +15,17 @@ from rlsys.numerics.hypotheses import fit_temperature, reencode_completions
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Floats, Pack
 
-FACTS = ModelFacts(bos=None, eos=1, pad=0, ends=[1], symbols=13, embeddings=13, generation={}, encoded=[], bare=[])
+FACTS = ModelFacts(
+    bos=None,
+    eos=1,
+    pad=0,
+    model_eos=[1],
+    tokenizer_vocab=13,
+    model_vocab=13,
+    generation={},
+    with_special_tokens=[],
+    without_special_tokens=[],
+)
 Gap = Callable[[Pack, WhatIf, Sampling], float]
 
 
@@ -39,8 +49,9 @@ class CausePolicy:
         ]
 
     def model_facts(self, texts: list[str]) -> ModelFacts:
-        again = self.facts_of_model.bare or [[] for _ in texts]
-        return replace(self.facts_of_model, bare=again, encoded=self.facts_of_model.encoded or again)
+        without = self.facts_of_model.without_special_tokens or [[] for _ in texts]
+        with_special = self.facts_of_model.with_special_tokens or without
+        return replace(self.facts_of_model, without_special_tokens=without, with_special_tokens=with_special)
 
 
 @pytest.fixture
@@ -125,7 +136,7 @@ def test_a_fitted_temperature_is_rounded_as_far_as_possible(true):
 
 
 def test_the_models_generation_config_is_tested_with_its_temperature(config):
-    facts = replace(FACTS, embeddings=1000, generation={"temperature": 0.6, "top_p": 0.83, "top_k": 23.0})
+    facts = replace(FACTS, model_vocab=1000, generation={"temperature": 0.6, "top_p": 0.83, "top_k": 23.0})
     truncated = Sampling(0.6, 0.83, 23)
     diagnosis = run_diagnosis(config, agrees_if(lambda p, v, s: s == truncated), facts)
     assert "temperature 0.6 and top_p 0.83 and top_k 23 (of the model's generation_config.json)" in str(diagnosis)
@@ -140,7 +151,7 @@ def test_the_models_generation_config_is_tested_with_its_temperature(config):
             "the engine seems to have seen the prompt with one more BOS in front",
         ),
         (
-            replace(FACTS, bare=[[5, 5]] * 8),
+            replace(FACTS, without_special_tokens=[[5, 5]] * 8),
             lambda p: p.tokens[0] == p.tokens[1] == 5,
             "the engine seems to have seen the prompt without the tokens in front",
         ),
@@ -207,12 +218,12 @@ def make_batch_of(prompt: list[int], completion: list[int]) -> Batch:
 
 
 def test_usual_tokens_cause_no_remarks():
-    facts = replace(FACTS, bos=7, bare=[[7, 3], [4, 5]])
+    facts = replace(FACTS, bos=7, without_special_tokens=[[7, 3], [4, 5]])
     assert find_tokenizer_problems(make_batch_of([7, 3], [4, 5, 1]), facts) == []
 
 
 def test_every_unusual_token_causes_a_remark():
-    facts = replace(FACTS, bos=7, ends=[9], symbols=14, bare=[[7, 3], [6]])
+    facts = replace(FACTS, bos=7, model_eos=[9], tokenizer_vocab=14, without_special_tokens=[[7, 3], [6]])
     message = " ".join(find_tokenizer_problems(make_batch_of([7, 7, 3], [4, 5, 1]), facts))
     assert "1 of 1 prompts begin with two BOS tokens" in message
     assert "the tokenizer ends a text with token 1, the model's files with [9]" in message
@@ -226,5 +237,5 @@ def test_every_unusual_token_causes_a_remark():
     ids=["ended", "same", "fewer"],
 )
 def test_a_completion_is_reencoded_if_the_number_of_tokens_stays(again, expected):
-    facts = replace(FACTS, bare=[[7], again])
+    facts = replace(FACTS, without_special_tokens=[[7], again])
     assert reencode_completions(make_batch_of([7], [4, 5, 1]), facts)[0].tokens.tolist() == expected

@@ -75,7 +75,7 @@ def test_a_loaded_critic_continues_as_if_never_stopped(
     learn(group, 2)
     group.save(str(tmp_path / "checkpoint"))
     expected = learn(group, 2), values(group).tolist()
-    assert group.saved(wait=True).keys() == {f"critic/part-0000{i}-of-00002.safetensors" for i in (0, 1)}
+    assert group.saved_files(wait=True).keys() == {f"critic/part-0000{i}-of-00002.safetensors" for i in (0, 1)}
     other = critic(config)
     other.load(str(tmp_path / "checkpoint"))
     assert torch.from_numpy(values(other)).any()

@@ -134,7 +134,7 @@ def test_a_checkpoint_holds_a_model_that_transformers_reads(
     train(group, 4096, steps=1)
     saved = weights(group)
     group.save(str(tmp_path / "checkpoint"))
-    group.saved(wait=True)
+    group.saved_files(wait=True)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "model")
     assert torch.equal(torch.cat([p.detach().flatten() for p in exported.parameters()]), saved)
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint" / "model").decode([3, 4])

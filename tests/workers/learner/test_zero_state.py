@@ -86,7 +86,7 @@ def test_a_loaded_checkpoint_continues_bit_for_bit(ranks: Ranks, tmp_path: Path,
     train(group, 64, steps=1)
     group.save(str(tmp_path))
     expected = train(group, 64, steps=1, first=1), digests(group)
-    hashes = group.saved(wait=True)
+    hashes = group.saved_files(wait=True)
     assert hashes is not None
     assert {p for p in tmp_path.rglob("*") if p.is_file()} == {tmp_path / name for name in hashes}
     assert {"optimizer/part-00000-of-00002.safetensors", "model/model.safetensors"} < hashes.keys()
@@ -137,7 +137,7 @@ def test_other_ranks_and_stages_can_load_a_checkpoint(
     group = ranks(saved, writers)
     train(group, 64, steps=1)
     group.save(str(tmp_path))
-    group.saved(wait=True)
+    group.saved_files(wait=True)
     at_save = weights(group)
     expected, end = train(group, 64, steps=1, first=1), weights(group)
 
@@ -154,7 +154,7 @@ def test_training_during_a_write_does_not_change_the_checkpoint(ranks: Ranks, tm
     group = ranks("2")
     train(group, 64, steps=1)
     group.save(str(tmp_path / "whole"))
-    group.saved(wait=True)
+    group.saved_files(wait=True)
 
     part = "optimizer/part-00000-of-00002.safetensors"
     pipe = tmp_path / "slow" / part
@@ -162,13 +162,13 @@ def test_training_during_a_write_does_not_change_the_checkpoint(ranks: Ranks, tm
     os.mkfifo(pipe)  # as a very slow disk: a write blocks until something reads
     before = digests(group)
     group.save(str(tmp_path / "slow"))
-    assert group.saved(wait=False) is None
+    assert group.saved_files(wait=False) is None
     train(group, 64, steps=1, first=1)
     assert digests(group) != before
-    assert group.saved(wait=False) is None
+    assert group.saved_files(wait=False) is None
     assert pipe.read_bytes() == (tmp_path / "whole" / part).read_bytes()
     with pytest.raises(OSError, match=f"{pipe}") as raised:  # a pipe cannot be synced to a disk
-        group.saved(wait=True)
+        group.saved_files(wait=True)
     assert raised.value.errno == errno.EINVAL
 
 
@@ -179,11 +179,11 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_is_good(ranks: Ranks, t
     (tmp_path / "full" / part).symlink_to("/dev/full")
     group.save(str(tmp_path / "full"))
     with pytest.raises(OSError, match="No space left on device") as raised:
-        group.saved(wait=True)
+        group.saved_files(wait=True)
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "full" / part))
     assert train(group, 64, steps=1)
     group.save(str(tmp_path / "next"))
-    assert part in (group.saved(wait=True) or {})
+    assert part in (group.saved_files(wait=True) or {})
 
 
 class Bomb:
@@ -200,7 +200,7 @@ def test_no_pickle_in_a_checkpoint_is_loaded(ranks: Ranks, tmp_path: Path) -> No
     group = ranks("0", 1)
     folder, exploded = tmp_path / "checkpoint", tmp_path / "exploded"
     group.save(str(folder))
-    group.saved(wait=True)
+    group.saved_files(wait=True)
     bomb = pickle.dumps(Bomb(exploded))
     for name in ("optimizer/state.pt", "optimizer/part-00000-of-00001.bin", "model/pytorch_model.bin", "latest"):
         (folder / name).write_bytes(bomb)

@@ -178,7 +178,7 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
     assert [s.text for s in after] != [s.text for s in before]
     assert {s.version for s in after} == {1}
     policy.save(str(tmp_path / "checkpoint"))
-    policy.saved(wait=True)
+    policy.saved_files(wait=True)
     saved = str(tmp_path / "checkpoint" / "model")
     if which != BFLOAT16:
         assert [s.text for s in after[:4]] == [greedy_by_transformers(saved, tokenizer, p) for p in PROMPTS[:4]]

@@ -130,7 +130,7 @@ def test_no_sample_leaves_an_engine_with_wrong_weights(sent: SentWeights, tokeni
     assert same_bits(generate(sent.group, make_requests(tokenizer)), samples), "the engine was replaced"
     wrong = "generating: rollout-0 has weights that are not version 1 of the policy's: 1 of 26 tensors differ: "
     assert [(e["kind"], e["cause"]) for e in sent.events] == [
-        ("weights did not arrive", wrong + down),
+        ("wrong weights", wrong + down),
         ("replaced", wrong + down),
     ]
 
