@@ -52,12 +52,12 @@ class Trial:
 
     def needed(self, packs: list[Pack], passes: int) -> float:
         """Floating-point operations of the matrix products, attention's included, each prompt once. `passes` 1: forward, 3: both."""
-        settings, found = self.config_of_model, 0.0
+        settings, flops = self.config_of_model, 0.0
         for p in packs:
-            seen = [n * (p.lengths[a] if a >= 0 else 0) + n * n / 2 for n, a in zip(p.lengths, p.parent, strict=True)]
-            found += 2 * self.parameters * len(p.tokens)
-            found += 4 * settings.hidden_size * settings.num_hidden_layers * sum(seen)
-        return passes * found
+            pairs = [n * (p.lengths[a] if a >= 0 else 0) + n * n / 2 for n, a in zip(p.lengths, p.parent, strict=True)]
+            flops += 2 * self.parameters * len(p.tokens)
+            flops += 4 * settings.hidden_size * settings.num_hidden_layers * sum(pairs)
+        return passes * flops
 
     @property
     def config_of_model(self) -> Any:
@@ -134,17 +134,17 @@ def packs_of(
 
 def in_turn(works: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
     """CPU seconds of each, in every round; one round before is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in works}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
     for i in range(ROUNDS + 1):
         for name, work in works.items():
             began = time.process_time()
             work()
             if i:
-                found[name].append(time.process_time() - began)
-    return found
+                seconds[name].append(time.process_time() - began)
+    return seconds
 
 
-def told(ratios: list[float]) -> str:
+def median_and_range(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
@@ -156,24 +156,24 @@ def share_of_peak(name: str, trial: Trial) -> None:
     packs = packs_of(trial, batch)
     a, b = torch.randn(2, 2048, 2048)
     multiply = 2 * 2048**3
-    found = in_turn(
+    seconds_of = in_turn(
         {"peak": lambda: torch.mm(a, b), "score": lambda: trial.score(packs), "update": lambda: trial.update(packs)}
     )
     for doing, passes in (("score", 1), ("update", 3)):
         needed = trial.needed(packs, passes)
-        shares = [needed / s / (multiply / peak) for s, peak in zip(found[doing], found["peak"], strict=True)]
-        seconds, peak = statistics.median(found[doing]), multiply / statistics.median(found["peak"]) / 1e9
+        shares = [needed / s / (multiply / peak) for s, peak in zip(seconds_of[doing], seconds_of["peak"], strict=True)]
+        seconds, peak = statistics.median(seconds_of[doing]), multiply / statistics.median(seconds_of["peak"]) / 1e9
         print(
             f"{name}, {sum(len(p.tokens) for p in packs)} tokens, {doing}: {seconds:.3f} s, "
-            f"{told(shares)} of a matrix product's {peak:.0f} GFLOP/s",
+            f"{median_and_range(shares)} of a matrix product's {peak:.0f} GFLOP/s",
             flush=True,
         )
 
 
-def ratio(what: str, before: Callable[[], None], after: Callable[[], None]) -> None:
-    found = in_turn({"before": before, "after": after})
-    ratios = [b / a for b, a in zip(found["before"], found["after"], strict=True)]
-    print(f"{what}: {told(ratios)} × as fast", flush=True)
+def ratio(title: str, before: Callable[[], None], after: Callable[[], None]) -> None:
+    seconds = in_turn({"before": before, "after": after})
+    ratios = [b / a for b, a in zip(seconds["before"], seconds["after"], strict=True)]
+    print(f"{title}: {median_and_range(ratios)} × as fast", flush=True)
 
 
 def compiled(trial: Trial, model: str) -> None:
@@ -212,9 +212,9 @@ def measure(name: str) -> None:
     share_of_peak(name, trial)
     if name == "8 M":
         batch = made_up(4, 8, 256, lambda rng: 64)
-        alone, shared = packs_of(trial, batch, share=False), packs_of(trial, batch)
-        what = "8 M, prompt 256, completion 64, group 8, score and update, each prompt once"
-        ratio(what, lambda: trial.both(alone), lambda: trial.both(shared))
+        unshared, shared = packs_of(trial, batch, share=False), packs_of(trial, batch)
+        title = "8 M, prompt 256, completion 64, group 8, score and update, each prompt once"
+        ratio(title, lambda: trial.both(unshared), lambda: trial.both(shared))
         batch = made_up(16, 8, 16, lambda rng: 60)
         every = packs_of(trial, batch, silent=0.5, leave_out=False)
         some = packs_of(trial, batch, silent=0.5)

@@ -209,20 +209,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
-    asked = parser.parse_args()
-    if asked.profile:
+    options = parser.parse_args()
+    if options.profile:
         profile = cProfile.Profile(time.process_time)
-        measure(asked.tokens[-1], asked.steps, profile)
+        measure(options.tokens[-1], options.steps, profile)
         pstats.Stats(profile).sort_stats("tottime").print_stats(40)
         return
-    found: dict[int, list[list[float]]] = {tokens: [[], [], []] for tokens in asked.tokens}
-    for _ in range(asked.rounds):
-        for tokens, columns in found.items():
-            for seconds, more in zip(columns, measure(tokens, asked.steps), strict=True):
+    seconds_by_length: dict[int, list[list[float]]] = {tokens: [[], [], []] for tokens in options.tokens}
+    for _ in range(options.rounds):
+        for tokens, columns in seconds_by_length.items():
+            for seconds, more in zip(columns, measure(tokens, options.steps), strict=True):
                 seconds += more
     print(f"{PROMPTS * SAMPLES} samples, prompts of {PROMPT_TOKENS}, {RANKS} ranks, a reference; milliseconds per step")
     print("tokens   wall (median, least to most)   CPU (median, least to most)   CPU of writing samples")
-    for tokens, columns in found.items():
+    for tokens, columns in seconds_by_length.items():
         row = [
             f"{statistics.median(ms):6.0f}  {f'{min(ms):.0f} to {max(ms):.0f}':>15}"
             for ms in ([1000 * s for s in seconds] for seconds in columns)

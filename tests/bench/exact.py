@@ -118,8 +118,8 @@ def engines(name: str, model: str) -> None:
             nonlocal count
             count = asyncio.run(all_of_them())
 
-        found = in_turn({"plain": plain, "default": default, "exact": exactly}, generate)
-        figures = ", ".join(f"{mode} {count / s:.0f} ({found['plain'] / s:.2f})" for mode, s in found.items())
+        seconds = in_turn({"plain": plain, "default": default, "exact": exactly}, generate)
+        figures = ", ".join(f"{mode} {count / s:.0f} ({seconds['plain'] / s:.2f})" for mode, s in seconds.items())
         print(f"{name}, {prompts} sequences at once, tokens/s: {figures}", flush=True)
 
 
@@ -167,10 +167,10 @@ def trainers(name: str, model: str) -> None:
 
     modes = {"ordinary": choose(False), "exact": choose(True)}
     for doing, work in (("score", score), ("forward and backward", update)):
-        found = in_turn(modes, work)
-        ratio = found["exact"] / found["ordinary"]
+        seconds = in_turn(modes, work)
+        ratio = seconds["exact"] / seconds["ordinary"]
         print(
-            f"{name}, {total} tokens, {doing}: ordinary {found['ordinary']:.3f} s, exact {found['exact']:.3f} s "
+            f"{name}, {total} tokens, {doing}: ordinary {seconds['ordinary']:.3f} s, exact {seconds['exact']:.3f} s "
             f"({ratio:.2f})",
             flush=True,
         )

@@ -42,21 +42,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6, help="that count, of each run")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     gains: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         save_case(CASES["8m"], model)
         common = [f"model.path={model}", f"data.train={model / 'prompts.jsonl'}", "rollout.enforce_eager=true"]
         common += ["policy.compile=false", f"rollout.max_prompt_tokens={PROMPT}", f"rollout.max_new_tokens={LONGEST}"]
-        for _ in range(asked.rounds):
+        for _ in range(options.rounds):
             rates: dict[str, float] = {}
             for way, settings in WAYS.items():
-                rates[way] = run([*common, *settings], Path(name), asked.steps)["samples_per_s"]
+                rates[way] = run([*common, *settings], Path(name), options.steps)["samples_per_s"]
                 gains[way].append(rates[way] / rates[PLAIN])
                 print(f"{way:42} {rates[way]:6.1f} samples/s, {gains[way][-1]:.2f}", flush=True)
-    for way, found in gains.items():
-        print(f"{way:42} {spread(found)}")
+    for way, ratios in gains.items():
+        print(f"{way:42} {spread(ratios)}")
 
 
 if __name__ == "__main__":

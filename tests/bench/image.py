@@ -106,10 +106,10 @@ class Builder:
 
     def base(self, image: str) -> Path:
         """The Debian that an official Python image stands on, and its Python; for NVIDIA's image a Debian with nothing more."""
-        found = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-(\w+)", image)
-        assert found or image.startswith("nvidia/cuda:"), f"{image} is no official slim Python image"
-        release = found[2] if found else "bookworm"
-        packages = ["ca-certificates", *([f"python{found[1]}", "python3-venv"] if found else [])]
+        version = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-(\w+)", image)
+        assert version or image.startswith("nvidia/cuda:"), f"{image} is no official slim Python image"
+        release = version[2] if version else "bookworm"
+        packages = ["ca-certificates", *([f"python{version[1]}", "python3-venv"] if version else [])]
         root = self.work / f"base-{'-'.join([release, *packages[1:]])}"
         if not root.is_dir():
             aside = root.with_suffix(".making")

@@ -45,13 +45,13 @@ def main() -> None:
     weights = matrices()
     products = {"torch": F.linear, "filled up": exact.linear, "linear.cpp": compiled_linear()}
     print("GFLOP/s by rows".ljust(18) + "".join(f"{rows:>8}" for rows in ROWS))
-    found = {
+    times = {
         (name, rows): [rate(product, weights, rows) for _ in range(ROUNDS)]
         for rows in ROWS
         for name, product in products.items()
     }
     for name in products:
-        print(name.ljust(18) + "".join(f"{statistics.median(found[name, rows]):>8.0f}" for rows in ROWS))
+        print(name.ljust(18) + "".join(f"{statistics.median(times[name, rows]):>8.0f}" for rows in ROWS))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8, help="that count, of each run")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     ratios: dict[str, list[float]] = {way: [] for way in WAYS}
     own: dict[str, list[float]] = {way: [] for way in WAYS}
     gains: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -83,20 +83,20 @@ def main() -> None:
         folder = Path(name)
         save_case(CASES["8m"], folder / "model")
         common = [*ALONE, f"model.path={folder / 'model'}", f"data.train={folder / 'model' / 'prompts.jsonl'}"]
-        for _ in range(asked.rounds):
+        for _ in range(options.rounds):
             for way, settings in WAYS.items():
-                found = run([*common, *settings], folder, asked.steps)
-                real = statistics.fmean(found["step_s"])
+                figures = run([*common, *settings], folder, options.steps)
+                real = statistics.fmean(figures["step_s"])
                 if way == "max_lag 0":
                     base, fitted = real, folder / "costs.json"
-                    fitted.write_text(json.dumps(found))
-                told = simulated([*common, *settings], fitted, asked.steps)
-                ratios[way].append(told / real)
-                own[way].append(simulated([*common, *settings], folder / "figures.json", asked.steps) / real)
+                    fitted.write_text(json.dumps(figures))
+                predicted = simulated([*common, *settings], fitted, options.steps)
+                ratios[way].append(predicted / real)
+                own[way].append(simulated([*common, *settings], folder / "figures.json", options.steps) / real)
                 gains[way].append(base / real)
-                idle = ", ".join(f"{who} {share:.0%}" for who, share in found["idle_share"].items())
+                idle = ", ".join(f"{worker} {share:.0%}" for worker, share in figures["idle_share"].items())
                 print(
-                    f"{way:28} {real:6.3f} s a step, simulated {told:6.3f}; idle: {idle}; outside phases {found['overhead_share']:.1%}",
+                    f"{way:28} {real:6.3f} s a step, simulated {predicted:6.3f}; idle: {idle}; outside phases {figures['overhead_share']:.1%}",
                     flush=True,
                 )
     for way in WAYS:

@@ -41,11 +41,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    asked = parser.parse_args()
-    started(asked.overrides)  # the model is warm-started, where it is not there yet; files are read once
-    found = [started(asked.overrides) for _ in range(asked.rounds)]
+    options = parser.parse_args()
+    started(options.overrides)  # the model is warm-started, where it is not there yet; files are read once
+    seconds = [started(options.overrides) for _ in range(options.rounds)]
     print(
-        f"{statistics.median(found):.1f} s to the first samples ({min(found):.1f} to {max(found):.1f}, {asked.rounds} starts)"
+        f"{statistics.median(seconds):.1f} s to the first samples ({min(seconds):.1f} to {max(seconds):.1f}, {options.rounds} starts)"
     )
 
 

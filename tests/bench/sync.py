@@ -61,9 +61,9 @@ def copied(worker: Any, count: int, dtype: str) -> tuple[float, float]:
     began, cpu = time.perf_counter(), time.process_time()
     for _ in range(QUARTERS):
         destination.copy_(source)
-    found = time.perf_counter() - began, time.process_time() - cpu
+    seconds = time.perf_counter() - began, time.process_time() - cpu
     torch.set_num_threads(worker.config.policy.threads)
-    return found
+    return seconds
 
 
 def spread(values: list[float]) -> str:
@@ -78,23 +78,26 @@ def main() -> None:
     parser.add_argument("--transport", default="shared_memory", choices=["shared_memory", "object_store"])
     parser.add_argument("--stage", type=int, default=0, help="ZeRO stage")
     parser.add_argument("--ranks", type=int, default=1)
-    asked = parser.parse_args()
-    settings = [f"policy.ranks={asked.ranks}", f"policy.zero_stage={asked.stage}", "policy.threads=1"]
-    config = load_checked(CONFIG, [*settings, "rollout.engines=1", f"rollout.dtype={asked.dtype}"])
+    arguments = parser.parse_args()
+    settings = [f"policy.ranks={arguments.ranks}", f"policy.zero_stage={arguments.stage}", "policy.threads=1"]
+    config = load_checked(CONFIG, [*settings, "rollout.engines=1", f"rollout.dtype={arguments.dtype}"])
     with tempfile.TemporaryDirectory() as name, ray_session(config, Path(name)) as session:
         ray, model = session.ray, Path(name) / "model"
-        count = save_model(model, asked.layers)
-        print(f"{count / 1e6:.0f} M parameters, {asked.dtype}, {asked.transport}, ZeRO {asked.stage}", flush=True)
+        count = save_model(model, arguments.layers)
+        print(
+            f"{count / 1e6:.0f} M parameters, {arguments.dtype}, {arguments.transport}, ZeRO {arguments.stage}",
+            flush=True,
+        )
 
         def spawn(kind: type, index: int, environment: dict[str, str]) -> Any:
             options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
             return ray.remote(kind).options(**options).remote(config, index, name)
 
-        ranks = [spawn(PolicyRank, i, {"OMP_NUM_THREADS": "1"}) for i in range(asked.ranks)]
+        ranks = [spawn(PolicyRank, i, {"OMP_NUM_THREADS": "1"}) for i in range(arguments.ranks)]
         engine = spawn(RolloutWorker, 0, CPU_ENVIRONMENT)
         address, port = ray.get(ranks[0].rendezvous_address.remote())
-        starts = [rank.start.remote(address, port, str(model), asked.transport) for rank in ranks]
-        ray.get([*starts, engine.start.remote(str(model), asked.transport, 7)])
+        starts = [rank.start.remote(address, port, str(model), arguments.transport) for rank in ranks]
+        ray.get([*starts, engine.start.remote(str(model), arguments.transport, 7)])
         connection_info = ray.get([rank.connection_info.remote() for rank in ranks])[0]
         ray.get([worker.connect.remote(connection_info) for worker in [*ranks, engine]])
         workers = [*ranks, engine]
@@ -106,9 +109,9 @@ def main() -> None:
             return float(sum(ray.get([w.__ray_call__.remote(lambda _: time.process_time()) for w in workers])))
 
         ratios: dict[str, list[float]] = {}
-        for i in range(asked.rounds + 1):
+        for i in range(arguments.rounds + 1):
             for verify in (True, False):
-                plain, plain_cpu = ray.get(ranks[0].__ray_call__.remote(copied, count, asked.dtype))
+                plain, plain_cpu = ray.get(ranks[0].__ray_call__.remote(copied, count, arguments.dtype))
                 sync = dataclasses.replace(config.sync, verify=verify)
                 ray.get([worker.__ray_call__.remote(verifying, sync) for worker in workers])
                 before, began = cpu(), time.perf_counter()
@@ -131,8 +134,8 @@ def main() -> None:
                     kind = "with proof" if verify else "without proof"
                     ratios.setdefault(f"{kind}, time", []).append((taken - began) / plain)
                     ratios.setdefault(f"{kind}, CPU time", []).append((after - before) / plain_cpu)
-        for what, values in ratios.items():
-            print(f"sync {what:24} over one copy: {spread(values)}")
+        for title, values in ratios.items():
+            print(f"sync {title:24} over one copy: {spread(values)}")
         pairs = zip(ratios["with proof, time"], ratios["without proof, time"], strict=True)
         print(f"with proof over without, round by round: {spread([a / b for a, b in pairs])}")
 

@@ -18,7 +18,7 @@ def missing() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    if here and (reason := missing()):
-        for item in here:
+    gpu_tests = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    if gpu_tests and (reason := missing()):
+        for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason=reason))

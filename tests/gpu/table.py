@@ -48,33 +48,33 @@ PLACEMENT = {"gpu": "colocated", "cpu": "separate"}
 LARGE = {"gpu": 8192, "cpu": 2048}  # rows and columns of the matrices
 
 
-def benched(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """What `rlsys bench` says."""
+def run_bench(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the figures of `rlsys bench`."""
     out = folder / "figures.json"
     command = [sys.executable, "-m", "launch", "bench", "configs/tiny_cpu.yaml", *SETTINGS]
-    command += [f"cluster.device={asked.device}", f"cluster.placement={PLACEMENT[asked.device]}"]
-    command += [f"model.path={folder}", f"--steps={asked.steps}", "--json", out]
-    command += [f"--prompt-tokens={asked.tokens}", f"--completion-tokens={asked.tokens}", *asked.settings]
+    command += [f"cluster.device={options.device}", f"cluster.placement={PLACEMENT[options.device]}"]
+    command += [f"model.path={folder}", f"--steps={options.steps}", "--json", out]
+    command += [f"--prompt-tokens={options.tokens}", f"--completion-tokens={options.tokens}", *options.settings]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise SystemExit(1)
     return dict(json.loads(out.read_text()))
 
 
-def times_of(work: Any, device: str, rounds: int = 8) -> float:
+def median_seconds(work: Any, device: str, rounds: int = 8) -> float:
     """Median seconds of something that a device does."""
     import torch
 
-    found = []
+    seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
         work()
         if device == "gpu":
             torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found[rounds // 4 :])
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[rounds // 4 :])
 
 
-def of_device(device: str, size: int) -> tuple[float, float]:
+def measure_device(device: str, size: int) -> tuple[float, float]:
     """FLOP/s of a large product in bfloat16, and seconds to copy so many bytes once."""
     import torch
 
@@ -82,10 +82,10 @@ def of_device(device: str, size: int) -> tuple[float, float]:
     a = torch.randn(n, n, dtype=torch.bfloat16, device=where)
     source = torch.ones(size, dtype=torch.uint8, device=where)
     target = torch.zeros_like(source)
-    return 2 * n**3 / times_of(lambda: a @ a, device), times_of(lambda: target.copy_(source), device)
+    return 2 * n**3 / median_seconds(lambda: a @ a, device), median_seconds(lambda: target.copy_(source), device)
 
 
-def line(name: str, asked: argparse.Namespace) -> dict[str, Any]:
+def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     from rlsys.tasks.zigzag import make_tokenizer
 
     with tempfile.TemporaryDirectory() as place:
@@ -94,12 +94,12 @@ def line(name: str, asked: argparse.Namespace) -> dict[str, Any]:
         make_tokenizer().save_pretrained(place)
         parameters = sum(p.numel() for p in model.parameters())
         del model
-        figures = benched(Path(place), asked)
-    peak, copy = of_device(asked.device, figures["sync"]["bytes"])  # the workers are gone by now
+        figures = run_bench(Path(place), options)
+    peak, copy = measure_device(options.device, figures["sync"]["bytes"])  # the workers are gone by now
     step = statistics.fmean(figures["step_s"])
-    needed = {phase: flops / asked.steps for phase, flops in figures["needed_flops"].items()}
+    needed = {phase: flops / options.steps for phase, flops in figures["needed_flops"].items()}
     use = {phase: flops / figures["at_work_s"][phase] / peak for phase, flops in figures["needed_flops"].items()}
-    resting = sum(figures["work_share"]["rollout-0"].get(what, 0.0) for what in ("sleep", "wake"))
+    resting = sum(figures["work_share"]["rollout-0"].get(state, 0.0) for state in ("sleep", "wake"))
     return {
         "model": name,
         "parameters": parameters,
@@ -115,11 +115,11 @@ def line(name: str, asked: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def shown(found: dict[str, Any]) -> list[str]:
-    of = [f"{found['mfu_of'].get(phase, 0):.1%}" for phase in ("rollout", "score", "update")]
-    first = [found["model"], f"{found['parameters'] / 1e6:,.1f} M", f"{found['step_s']:.2f}"]
-    rates = [f"{found['tokens_per_s']:,.0f}", f"{found['mfu']:.1%}"]
-    return [*first, *rates, *of, f"{found['sync_over_copy']:.2f}", f"{found['sleep_and_wake']:.1%}"]
+def format_row(row: dict[str, Any]) -> list[str]:
+    of = [f"{row['mfu_of'].get(phase, 0):.1%}" for phase in ("rollout", "score", "update")]
+    first = [row["model"], f"{row['parameters'] / 1e6:,.1f} M", f"{row['step_s']:.2f}"]
+    rates = [f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}"]
+    return [*first, *rates, *of, f"{row['sync_over_copy']:.2f}", f"{row['sleep_and_wake']:.1%}"]
 
 
 def main() -> None:
@@ -130,13 +130,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of a prompt, and of a completion")
     parser.add_argument("--json", type=Path, help="where all figures go")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    asked = parser.parse_args()
-    found = [line(name, asked) for name in asked.models]
-    for row in (HEAD, *map(shown, found)):
+    options = parser.parse_args()
+    rows = [measure_model(name, options) for name in options.models]
+    for row in (HEAD, *map(format_row, rows)):
         print("  ".join(f"{cell:>16}" for cell in row))
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(found, indent=2) + "\n")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ class Block:
     @property
     def file(self) -> str:
         """The name of the file that it is, if it is one."""
-        found = NAME.match(self.lines[0]) if self.lines else None
-        return found[1] if found else ""
+        match = NAME.match(self.lines[0]) if self.lines else None
+        return match[1] if match else ""
 
     @property
     def text(self) -> str:
@@ -40,7 +40,7 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """A blank line and another file's name begin another block."""
-    found: list[Block] = []
+    blocks_of_page: list[Block] = []
     fenced = before_blank = False
     block: Block | None = None
     for number, line in enumerate(page.read_text().splitlines(), 1):
@@ -52,41 +52,41 @@ def blocks(page: Path) -> list[Block]:
             text = line if fenced else line[4:]
             if block is None or NAME.match(text) or (block.file.endswith(".py") and SECTION.match(text)):
                 block = Block(page, number)
-                found.append(block)
+                blocks_of_page.append(block)
             block.lines.append(text)
         elif line.strip():
             block = None
         elif block is not None:
             block.lines.append("")
         before_blank = not line.strip()
-    for block in found:
+    for block in blocks_of_page:
         while block.lines and not block.lines[-1].strip():
             block.lines.pop()
-    return found
+    return blocks_of_page
 
 
 def commands(page: Path, starts: tuple[str, ...] = STARTS) -> list[tuple[str, str]]:
     """(location, command) in blocks and between backticks, without the explanation after two blanks or #."""
-    found = []
+    commands_of_pages = []
     for block in blocks(page):
         for i, line in enumerate(block.lines):
             text = line.removeprefix("$ ").strip()
             if text.startswith(starts) and not block.file and "/  " not in text:
-                found.append((f"{page.relative_to(ROOT)}:{block.line + i}", text))
+                commands_of_pages.append((f"{page.relative_to(ROOT)}:{block.line + i}", text))
     for number, line in enumerate(page.read_text().splitlines(), 1):
-        found += [
+        commands_of_pages += [
             (f"{page.relative_to(ROOT)}:{number}", text)
             for text in re.findall(r"`([^`]+)`", line)
             if text.startswith(starts)
         ]
-    return found
+    return commands_of_pages
 
 
 def words(command: str) -> list[str]:
     """As a shell would hand them on.  "rlsys compare A B     whether B is better" -> ["rlsys", "compare", "A", "B"]"""
-    *said, last = re.split(r"\s{3,}", re.split(r"\s#", command)[0].strip())
-    explained = said and " " in last and not re.match(r"-|[\w.]+=", last)  # a sentence, and not another option
-    return shlex.split(" ".join(said if explained else [*said, last]))
+    *command_words, last = re.split(r"\s{3,}", re.split(r"\s#", command)[0].strip())
+    explained = command_words and " " in last and not re.match(r"-|[\w.]+=", last)  # a sentence, and not another option
+    return shlex.split(" ".join(command_words if explained else [*command_words, last]))
 
 
 def lay_out(folder: Path) -> Path:

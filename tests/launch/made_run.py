@@ -41,10 +41,10 @@ def make_run(
     (path / "config.yaml").write_text(loading.to_yaml(config))
     lines = [figures(0, steps, evaluated=True)] + [figures(s, steps, evaluated=s % 4 == 0) for s in range(1, steps + 1)]
     write_lines(path / "metrics.jsonl", lines)
-    told = [{"event": "start"}, {"event": "begin", "step": 0}]
-    told += [{"event": "sync", "version": s} for s in range(steps + 1)]
-    told += [{"event": kind} | facts for kind, facts in events] or [{"event": "done", "step": steps}]
-    write_lines(path / "events.jsonl", [{"time": BEGAN + i} | e for i, e in enumerate(told)])
+    events_of_run = [{"event": "start"}, {"event": "begin", "step": 0}]
+    events_of_run += [{"event": "sync", "version": s} for s in range(steps + 1)]
+    events_of_run += [{"event": kind} | facts for kind, facts in events] or [{"event": "done", "step": steps}]
+    write_lines(path / "events.jsonl", [{"time": BEGAN + i} | e for i, e in enumerate(events_of_run)])
     if saved:
         save_samples(path / "samples", steps, prompts, samples, texts or {})
     if timeline:
@@ -110,23 +110,23 @@ def save_samples(folder: Path, steps: int, prompts: int, samples: int, texts: di
 
 def make_batch(step: int, prompts: int, samples: int, text: str | None) -> Batch:
     rng = np.random.default_rng(step)
-    asked = [
+    prompts_of_batch = [
         Prompt(f"zigzag:{g + 1}#{step - 1}", "zigzag", f"{rng.integers(10**5, 10**6)}>", [1], {})
         for g in range(prompts)
     ]
     made = []
-    for p in asked:
+    for p in prompts_of_batch:
         for i in range(samples):
             length = int(rng.integers(3, 10))
             tokens = np.array([*rng.integers(2, 12, length), EOS], dtype=np.int32)
-            said = "".join(SYMBOLS[t] for t in tokens[:-1])
+            completion = "".join(SYMBOLS[t] for t in tokens[:-1])
             logprobs = -rng.exponential(1.0, length + 1).astype(np.float32)
-            made.append(Sample(p.uid, i, said, tokens, logprobs, "length" if length == 9 else "stop", step))
+            made.append(Sample(p.uid, i, completion, tokens, logprobs, "length" if length == 9 else "stop", step))
     if text is not None:
         made[0] = replace(made[0], text=text)
     groups = np.repeat(np.arange(prompts), samples)
     rewards = rng.integers(0, 2, len(made)).astype(np.float32)
-    return Batch(asked, made, groups, rewards, [{} for _ in made])
+    return Batch(prompts_of_batch, made, groups, rewards, [{} for _ in made])
 
 
 def ruin(file: Path) -> None:

@@ -25,7 +25,7 @@ def save(
 
     A prompt's answer is the digit of its uid.
     """
-    asked = [
+    prompt_list = [
         Prompt(
             uid,
             uid.partition(":")[0],
@@ -46,7 +46,7 @@ def save(
             else:
                 judged.append((g, one, score))
     batch = Batch(
-        asked,
+        prompt_list,
         [one for _, one, _ in judged],
         np.array([g for g, _, _ in judged], dtype=np.int64),
         np.array([score for _, _, score in judged], dtype=np.float32),

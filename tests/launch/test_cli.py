@@ -39,7 +39,7 @@ def test_the_version_is_printed(rlsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["tarin"], "No such command"),
         (["train"], "Missing argument 'CONFIG'"),
@@ -49,10 +49,10 @@ def test_the_version_is_printed(rlsys):
         (["eval"], "Missing argument 'TARGET'"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_with_a_sentence(rlsys, arguments, said):
+def test_wrong_usage_is_exit_code_2_with_a_sentence(rlsys, arguments, message):
     done = rlsys(*arguments)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -203,9 +203,9 @@ def test_a_summary_escapes_control_characters(tmp_path, capsys):
         run.record_metrics({"step": step, "eval/s/accuracy": 1.0})
     train.print_summary(run, plain_console())
     run.close()
-    said = capsys.readouterr().out
-    assert not {"\x1b", "\x07"} & set(said)
-    assert re.search(r"1\\x07\? +\\x1b\[2J 0 +1 +\\x1b\[2J 3 +1", said)
+    output = capsys.readouterr().out
+    assert not {"\x1b", "\x07"} & set(output)
+    assert re.search(r"1\\x07\? +\\x1b\[2J 0 +1 +\\x1b\[2J 3 +1", output)
 
 
 def test_a_summary_names_the_commands_that_show_and_export_the_run(tmp_path, monkeypatch, capsys):
@@ -213,9 +213,9 @@ def test_a_summary_names_the_commands_that_show_and_export_the_run(tmp_path, mon
     run = RunDirectory(Config(run=RunConfig(dir="r")))
     train.print_summary(run, plain_console())
     run.close()
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"rlsys report {run.path} --open" in said
-    assert f"rlsys export {run.path} MODEL_DIRECTORY" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"rlsys report {run.path} --open" in output
+    assert f"rlsys export {run.path} MODEL_DIRECTORY" in output
 
 
 # --- eval, as far as it starts nothing -------------------------------------------------------------------------------------

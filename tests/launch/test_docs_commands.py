@@ -36,16 +36,16 @@ def inside(place, monkeypatch):
 
 
 def test_commands_are_found_on_the_pages():
-    found = [" ".join(w) for _, w in OURS]
-    assert "rlsys compare A B" in found, "what is said behind it in a table is left out"
-    assert "rlsys trace RUN FILE" in found
-    assert any(f.startswith("rlsys train configs/tiny_cpu.yaml trainer.steps=20") for f in found)
+    commands = [" ".join(w) for _, w in OURS]
+    assert "rlsys compare A B" in commands, "what is said behind it in a table is left out"
+    assert "rlsys trace RUN FILE" in commands
+    assert any(f.startswith("rlsys train configs/tiny_cpu.yaml trainer.steps=20") for f in commands)
     assert len(OURS) > 40
 
 
-@pytest.mark.parametrize(("where", "said"), OURS, ids=[f"{where} {' '.join(w[:3])}" for where, w in OURS])
-def test_a_command_of_ours_has_the_options_and_values_it_is_given(where, said):
-    name, *rest = said[1:]
+@pytest.mark.parametrize(("where", "words"), OURS, ids=[f"{where} {' '.join(w[:3])}" for where, w in OURS])
+def test_a_command_of_ours_has_the_options_and_values_it_is_given(where, words):
+    name, *rest = words[1:]
     command = rlsys.commands.get(name)
     if name.startswith("-") or name.isupper():  # rlsys --help, rlsys COMMAND
         return
@@ -59,7 +59,7 @@ def test_a_command_of_ours_has_the_options_and_values_it_is_given(where, said):
     except click.UsageError as error:
         if len(given) < len(rest) or given == []:
             return  # what was left out is what is asked for
-        raise AssertionError(f"{where}: {' '.join(said)}: {error.format_message()}") from None
+        raise AssertionError(f"{where}: {' '.join(words)}: {error.format_message()}") from None
     overrides = [o for o in context.params.get("overrides", ()) if not PLACEHOLDER.search(o)]
     config = context.params.get("config")
     if overrides or (config and not PLACEHOLDER.search(str(config))):
@@ -69,8 +69,8 @@ def test_a_command_of_ours_has_the_options_and_values_it_is_given(where, said):
 
 @pytest.mark.parametrize("name", sorted(rlsys.commands))
 def test_every_command_says_what_it_is_for(name):
-    found = CliRunner().invoke(rlsys, [name, "--help"])
-    assert found.exit_code == 0
+    result = CliRunner().invoke(rlsys, [name, "--help"])
+    assert result.exit_code == 0
     assert rlsys.commands[name].get_short_help_str(200)
 
 
@@ -89,29 +89,29 @@ def test_commands_of_other_programs_are_found_on_the_pages():
     assert {text.split()[0] for _, text in FOREIGN} == {"docker", "sbatch", "kubectl", "sky"}
 
 
-@pytest.mark.parametrize(("where", "said"), FOREIGN, ids=[f"{where} {said[:30]}" for where, said in FOREIGN])
-def test_a_command_of_another_program_names_files_and_targets_there_are(where, said):
-    for path in re.findall(r"(?:launch|configs|docker)/[\w./]+", said):
+@pytest.mark.parametrize(("where", "command"), FOREIGN, ids=[f"{where} {text[:30]}" for where, text in FOREIGN])
+def test_a_command_of_another_program_names_files_and_targets_there_are(where, command):
+    for path in re.findall(r"(?:launch|configs|docker)/[\w./]+", command):
         assert (ROOT / path).is_file(), f"{where}: {path}"
-    for target in re.findall(r"--target (\w+)|rlsys:(\w+)", said):
+    for target in re.findall(r"--target (\w+)|rlsys:(\w+)", command):
         assert re.search(rf"^FROM .* AS {''.join(target)}$", (ROOT / "docker" / "Dockerfile").read_text(), re.M), where
-    if " rlsys " in said:
-        assert words(said[said.index(" rlsys ") :])[1] in rlsys.commands, where
+    if " rlsys " in command:
+        assert words(command[command.index(" rlsys ") :])[1] in rlsys.commands, where
 
 
 YAML = [b for page in PAGES for b in blocks(page) if not b.file.endswith((".py", ".jsonl"))]
 
 
 def configurations() -> list[Block]:
-    found = []
+    yaml_blocks = []
     for block in YAML:
         try:
             tree = yaml.safe_load(block.text)
         except yaml.YAMLError:
             continue
         if isinstance(tree, dict) and set(tree) & SECTIONS and all(isinstance(k, str) and " " not in k for k in tree):
-            found.append(block)
-    return found
+            yaml_blocks.append(block)
+    return yaml_blocks
 
 
 CONFIGURATIONS = configurations()
@@ -142,20 +142,20 @@ def alternatives(text: str) -> list[str]:
 
 def test_functions_that_the_pages_show_are_found_and_compute(place):
     """Those of configurations: advantages, losses, rewards, trackers."""
-    found = {}
+    functions = {}
     for block in (b for b in CONFIGURATIONS if b.file):
         config = loading.load_config(place / block.file)
         named = [config.algorithm.advantage, config.algorithm.loss]
         named += [f.function for f in config.reward.functions.values()]
         named += [t.tracker for t in config.tracking.to.values()]
-        found |= {name: load_function(name, {}, block.where) for name in named if ".py:" in name}
+        functions |= {name: load_function(name, {}, block.where) for name in named if ".py:" in name}
     assert {"my_method.py:quantile", "my_method.py:soft_clip", "my_rewards.py:brevity", "my_tracker.py:ToText"} <= set(
-        found
+        functions
     )
     rewards, groups = torch.tensor([0.0, 1.0, 2.0, 5.0, 5.0]), torch.tensor([0, 0, 0, 1, 1])
-    assert found["my_method.py:quantile"](rewards, groups).round(decimals=3).tolist() == [-1, 0, 1, 0, 0]
+    assert functions["my_method.py:quantile"](rewards, groups).round(decimals=3).tolist() == [-1, 0, 1, 0, 0]
     zero, one = torch.zeros(2), torch.ones(2)
-    assert found["my_method.py:soft_clip"](zero, zero, one, zero).tolist() == [-1, -1]
+    assert functions["my_method.py:soft_clip"](zero, zero, one, zero).tolist() == [-1, -1]
 
 
 def loaded(where: str, file: Path, overrides: list[str]) -> Config:

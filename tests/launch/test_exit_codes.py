@@ -18,7 +18,7 @@ def raising(error: BaseException):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (ConfigError(["one [thing]", "another"]), 2, "✗ one [thing]\n✗ another\n"),
         (click.UsageError("no"), 2, "Error: no\n"),
@@ -28,9 +28,9 @@ def raising(error: BaseException):
     ],
     ids=["configuration", "usage", "interrupt", "abort", "failure"],
 )
-def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, error, code, said):
+def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, error, code, message):
     assert exit_code(raising(error)) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(small, tmp_path, monkeypatch, capsys):

@@ -22,10 +22,10 @@ def exported() -> dict[str, set[str]]:
     labels = {
         name: {"run", *([ray_metrics.LABELS[name]] if name in ray_metrics.LABELS else [])} for name in everything()
     }
-    found = {f"ray_{name}": labels[name] for name in (*ray_metrics.GAUGES, *ray_metrics.OTHER_GAUGES)}
-    found |= {f"ray_{name}_total": labels[name] for name in ray_metrics.COUNTERS}
-    found |= {f"ray_{ray_metrics.HISTOGRAM}_{part}": {"run"} for part in ("sum", "count")}
-    return found | {f"ray_{ray_metrics.HISTOGRAM}_bucket": {"run", "le"}}
+    labels_by_metric = {f"ray_{name}": labels[name] for name in (*ray_metrics.GAUGES, *ray_metrics.OTHER_GAUGES)}
+    labels_by_metric |= {f"ray_{name}_total": labels[name] for name in ray_metrics.COUNTERS}
+    labels_by_metric |= {f"ray_{ray_metrics.HISTOGRAM}_{part}": {"run"} for part in ("sum", "count")}
+    return labels_by_metric | {f"ray_{ray_metrics.HISTOGRAM}_bucket": {"run", "le"}}
 
 
 def everything() -> list[str]:
@@ -34,12 +34,12 @@ def everything() -> list[str]:
 
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title} {i}" for i, (title, _) in enumerate(QUERIES)])
 def test_a_query_asks_for_existing_metrics_and_labels(title, query):
-    asked = re.findall(r"\bray_\w+", query)
-    assert asked
-    assert set(asked) <= set(exported())
+    metrics = re.findall(r"\bray_\w+", query)
+    assert metrics
+    assert set(metrics) <= set(exported())
     labels = {label.strip() for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(",")}
-    assert labels <= set.union(*(exported()[name] for name in asked))
-    for name in asked:
+    assert labels <= set.union(*(exported()[name] for name in metrics))
+    for name in metrics:
         assert f'{name}{{run=~"$run"}}' in query, "a board shows the chosen runs only"
 
 
@@ -49,9 +49,11 @@ def test_parentheses_and_braces_are_closed():
 
 
 def test_every_metric_is_on_the_board():
-    asked = {name for _, query in QUERIES for name in re.findall(r"\bray_(\w+)", query)}
-    shown = {re.sub(r"_(total|bucket|sum|count)$", "", name) if name not in everything() else name for name in asked}
-    assert shown == set(everything())
+    queried = {name for _, query in QUERIES for name in re.findall(r"\bray_(\w+)", query)}
+    on_board = {
+        re.sub(r"_(total|bucket|sum|count)$", "", name) if name not in everything() else name for name in queried
+    }
+    assert on_board == set(everything())
 
 
 def test_a_legend_uses_labels_that_its_query_keeps():
@@ -64,9 +66,9 @@ def test_a_legend_uses_labels_that_its_query_keeps():
 def test_panels_do_not_overlap():
     for one, other in combinations(BOARD["panels"], 2):
         a, b = one["gridPos"], other["gridPos"]
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        side_by_side = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
         above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or above, (one["title"], other["title"])
+        assert side_by_side or above, (one["title"], other["title"])
         assert a["x"] + a["w"] <= 24
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
 

@@ -28,10 +28,10 @@ class Gate(grpc.GenericRpcHandler):
     demands = f"Bearer {TOKEN}"
 
     def service(self, details: Any) -> Any:
-        shown = dict(details.invocation_metadata).get("authorization")
+        token = dict(details.invocation_metadata).get("authorization")
 
         def answer(_: bytes, context: Any) -> bytes:
-            if self.demands and shown != self.demands:
+            if self.demands and token != self.demands:
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken: it is missing or incorrect")
             return bytes(GetClusterIdReply(cluster_id=b"0" * 28).SerializeToString())
 
@@ -87,28 +87,30 @@ def test_a_cluster_gets_the_token_only_if_it_requires_one(gate, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({}, "demands a token, and there is none here"),
         ({"RAY_AUTH_MODE": "token"}, "demands a token, and there is none here"),
         ({"RAY_AUTH_TOKEN": "1" * 64}, "refuses this token"),
     ],
 )
-def test_a_refused_or_missing_token_is_one_sentence(gate, tmp_path, monkeypatch, variables, said) -> None:
+def test_a_refused_or_missing_token_is_one_sentence(gate, tmp_path, monkeypatch, variables, message) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     forget()
-    with pytest.raises(ConfigError, match=rf"^cluster\.address: the Ray cluster at {gate[0]} {said}.*RAY_AUTH_TOKEN"):
+    with pytest.raises(
+        ConfigError, match=rf"^cluster\.address: the Ray cluster at {gate[0]} {message}.*RAY_AUTH_TOKEN"
+    ):
         join(gate[0], tmp_path)
 
 
 def test_signal_handlers_survive_joining_ray(gate, tmp_path, monkeypatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    heard = []
+    handlers = []
 
     def init(**_: object) -> None:
         utils.set_sigterm_handler(lambda *_: None)  # as Ray does first
-        heard.append(signal.getsignal(signal.SIGTERM))
+        handlers.append(signal.getsignal(signal.SIGTERM))
 
     monkeypatch.setattr(ray, "init", init)
     gate[1].demands = ""
@@ -116,4 +118,4 @@ def test_signal_handlers_survive_joining_ray(gate, tmp_path, monkeypatch) -> Non
         join(gate[0], tmp_path)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert heard == [before]
+    assert handlers == [before]

@@ -99,15 +99,15 @@ def ray_commands() -> click.Group:
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "skypilot.yaml", "rayjob.yaml"])
 def test_every_option_of_ray_and_rlsys_exists(name: str, ray_commands: click.Group) -> None:
-    found = 0
+    count = 0
     for program, group in (("ray", ray_commands), ("rlsys", commands)):
         for words in calls(shell(name), program):
             command = group.commands[words[0]]
             for word in words[1:]:
                 if word.startswith("--"):
                     assert word.partition("=")[0] in options(command), f"{program} {words[0]} {word}"
-            found += 1
-    assert found
+            count += 1
+    assert count
 
 
 def test_the_local_script_trains_with_the_arguments_it_is_given() -> None:
@@ -141,10 +141,10 @@ def test_a_slurm_job_that_is_stopped_before_its_driver_starts_ends_cleanly(
         os.kill(int((tmp_path / "head").read_text()), 0)
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_only_the_user_can_read_the_token_of_a_slurm_job(there: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("token_exists", [False, True])
+def test_only_the_user_can_read_the_token_of_a_slurm_job(token_exists: bool, tmp_path: Path) -> None:
     token = tmp_path / ".ray" / "auth_token"
-    if there:
+    if token_exists:
         token.parent.mkdir()
         token.write_text("old")
         token.chmod(0o644)
@@ -173,10 +173,10 @@ def slurm_job(folder: Path, programs: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("program", ["srun", "scontrol"])
 def test_every_option_of_slurm_exists(program: str) -> None:
-    found = list(calls(text("slurm.sbatch"), program))
-    assert found
+    commands = list(calls(text("slurm.sbatch"), program))
+    assert commands
     known = {f"--{name}" for name in SLURM[program].split()}
-    for words in found:
+    for words in commands:
         mine = words[: next((i for i, w in enumerate(words) if not w.startswith("--")), len(words))]
         assert {word.partition("=")[0] for word in mine} <= known
 
@@ -189,8 +189,8 @@ def test_every_sbatch_line_is_an_option_of_sbatch() -> None:
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "rayjob.yaml", "skypilot.yaml"])
 def test_every_environment_variable_exists(name: str) -> None:
-    found = set(re.findall(r"\b(?:SLURM|SKYPILOT|RAY)_[A-Z_]+\b", text(name)))
-    assert found <= ENVIRONMENT
+    variables = set(re.findall(r"\b(?:SLURM|SKYPILOT|RAY)_[A-Z_]+\b", text(name)))
+    assert variables <= ENVIRONMENT
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "rayjob.yaml", "skypilot.yaml"])
@@ -296,8 +296,8 @@ RAYJOB = strict(  # the fields of KubeRay's RayJob, ray.io/v1, that we use
 
 @pytest.fixture
 def rayjob() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(text("rayjob.yaml"))
-    return found
+    manifest: dict[str, Any] = yaml.safe_load(text("rayjob.yaml"))
+    return manifest
 
 
 def pods(rayjob: dict[str, Any]) -> list[dict[str, Any]]:

@@ -85,8 +85,8 @@ def test_a_reward_model_has_its_own_gpus_whatever_the_others_run_on() -> None:
 
 
 def test_on_cpu_workers_are_dealt_to_nodes_with_cpus() -> None:
-    there = [{"NodeID": f"{i:056}", "Alive": i != 5, "Resources": {"CPU": 2} if i else {}} for i in (0, 1, 2, 3, 5)]
-    ray = SimpleNamespace(nodes=lambda: there)
+    alive = [{"NodeID": f"{i:056}", "Alive": i != 5, "Resources": {"CPU": 2} if i else {}} for i in (0, 1, 2, 3, 5)]
+    ray = SimpleNamespace(nodes=lambda: alive)
     place = reserve_gpus(ray, config("cluster.device=cpu"), True, lambda text: None)
     strategies = [place(name)["scheduling_strategy"] for name in ("policy-0", "policy-1", "rollout-0", "rollout-1")]
     assert [strategy.node_id for strategy in strategies] == [f"{i:056}" for i in (1, 2, 3, 1)]
@@ -112,21 +112,21 @@ def test_too_few_gpus_are_counted_by_role_and_node(refused: Callable[..., str]) 
 
 
 def test_an_engine_that_no_node_can_hold_has_its_largest_size_named(refused: Callable[..., str]) -> None:
-    said = refused(nodes(4, 4, 4, 4), "rollout={engines: 1, tensor_parallel: 8}")
-    assert said.startswith(
+    message = refused(nodes(4, 4, 4, 4), "rollout={engines: 1, tensor_parallel: 8}")
+    assert message.startswith(
         "rollout-0 (rollout.engines (1) × rollout.tensor_parallel (8)) needs 8 GPUs and 1 CPU on one node"
     )
-    assert said.endswith(
+    assert message.endswith(
         "The cluster has 4 nodes with 4 GPUs and 16 CPUs each. An engine runs on one node: use "
         "rollout.tensor_parallel=4 or less."
     )
 
 
 def test_enough_gpus_on_nodes_that_are_too_small_are_not_enough(refused: Callable[..., str]) -> None:
-    said = refused(
+    message = refused(
         nodes(3, 3), "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=2", "reference={kl_coef: 0.1, gpus: 1}"
     )
-    assert said.startswith("reference (reference.gpus (1)) needs 1 GPU and 1 CPU on one node, and finds no place.")
+    assert message.startswith("reference (reference.gpus (1)) needs 1 GPU and 1 CPU on one node, and finds no place.")
     assert (
         first_unplaceable(make_bundles(config("rollout.tensor_parallel=2"), False), nodes(3, 1), free=True) is not None
     )
@@ -141,7 +141,7 @@ def test_a_cluster_without_gpus_says_so(refused: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "gpus", "more", "said"),
+    ("cluster", "gpus", "more", "hint"),
     [
         (nodes(0), 1, [], "Start nodes with GPUs, or give the reward model gpus 0, the CPU."),
         (nodes(2, 2), 4, [], "A reward model computes on one GPU: give it gpus 1 or less."),
@@ -150,17 +150,17 @@ def test_a_cluster_without_gpus_says_so(refused: Callable[..., str]) -> None:
     ],
 )
 def test_a_reward_model_has_hints_of_its_own(
-    refused: Callable[..., str], there: list[NodeResources], gpus: int, more: list[str], said: str
+    refused: Callable[..., str], cluster: list[NodeResources], gpus: int, more: list[str], hint: str
 ) -> None:
     functions = f"reward.functions={{taste: {{function: model, path: m, gpus: {gpus}}}}}"
-    found = refused(there, "cluster.device=cpu", functions, *more)
-    assert found.startswith(f"reward-0 (gpus ({gpus}) of reward model taste) needs {gpus} GPU")
-    assert found.endswith(said)
+    message = refused(cluster, "cluster.device=cpu", functions, *more)
+    assert message.startswith(f"reward-0 (gpus ({gpus}) of reward model taste) needs {gpus} GPU")
+    assert message.endswith(hint)
 
 
 def test_a_reference_that_no_node_can_hold_has_its_largest_size_named(refused: Callable[..., str]) -> None:
-    said = refused(nodes(2, 2), "reference={kl_coef: 0.1, gpus: 4}")
-    assert said.endswith("The reference computes on one GPU: use reference.gpus=1 or less.")
+    message = refused(nodes(2, 2), "reference={kl_coef: 0.1, gpus: 4}")
+    assert message.endswith("The reference computes on one GPU: use reference.gpus=1 or less.")
 
 
 def test_gpus_that_others_use_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:

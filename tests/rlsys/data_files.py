@@ -54,6 +54,6 @@ def refused(path: str, tokenizer: Any, **options: Any) -> list[str]:
     return error.value.problems
 
 
-def split(found: Iterable[DataRow | BadRow]) -> tuple[list[DataRow], list[BadRow]]:
-    everything = list(found)
+def split(read: Iterable[DataRow | BadRow]) -> tuple[list[DataRow], list[BadRow]]:
+    everything = list(read)
     return [f for f in everything if isinstance(f, DataRow)], [f for f in everything if isinstance(f, BadRow)]

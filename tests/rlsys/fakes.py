@@ -156,11 +156,11 @@ class TickingRollout(FakeRollout):
             yield list(running.values())
 
     def longer(self, s: Sample) -> Sample:
-        there, length = len(s.tokens), self.length(s.uid, s.index)
-        token = CODE["<eos>"] if there + 1 == length else 2 + there % 8
-        tokens, logprobs = np.array([token], dtype=np.int32), np.array([-0.5 - there], dtype=np.float32)
-        new = Sample(s.uid, s.index, "", tokens, logprobs, "stop" if there + 1 == length else "cut", self.version)
-        whole = join_partial(s, new) if there else new
+        done, length = len(s.tokens), self.length(s.uid, s.index)
+        token = CODE["<eos>"] if done + 1 == length else 2 + done % 8
+        tokens, logprobs = np.array([token], dtype=np.int32), np.array([-0.5 - done], dtype=np.float32)
+        new = Sample(s.uid, s.index, "", tokens, logprobs, "stop" if done + 1 == length else "cut", self.version)
+        whole = join_partial(s, new) if done else new
         return replace(whole, text="".join(zigzag.SYMBOLS[t] for t in whole.tokens if t != CODE["<eos>"]))
 
     def stop_early(self) -> None:

@@ -128,14 +128,14 @@ def stopped_while(machines: Machines, method: str, count: int, *, grace_s: float
     machine = machines.policy if hasattr(machines.policy, method) else machines.rollout
     real, calls = getattr(machine, method), []
 
-    def told(*arguments):
+    def call_and_stop(*arguments):
         calls.append(method)
         if len(calls) == count:
             machines.trainer.stop.request(grace_s)
             machines.trainer.stop.raise_if_stopped()
         return real(*arguments)
 
-    setattr(machine, method, told)
+    setattr(machine, method, call_and_stop)
     try:
         return machines.trainer.run()
     finally:

@@ -564,8 +564,8 @@ def by_math_verify(completion: str, answer: object) -> bool:
     from math_verify import parse, verify
 
     gold = str(answer) if "\\boxed" in str(answer) else f"\\boxed{{{answer}}}"
-    said = completion[completion.rfind("\\boxed") :]
-    return verify(parse(gold, parsing_timeout=None), parse(said, parsing_timeout=None), timeout_seconds=None)
+    boxed = completion[completion.rfind("\\boxed") :]
+    return verify(parse(gold, parsing_timeout=None), parse(boxed, parsing_timeout=None), timeout_seconds=None)
 
 
 if __name__ == "__main__":

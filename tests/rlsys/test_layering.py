@@ -147,9 +147,9 @@ def test_the_command_line_is_light_until_the_configuration_is_known_to_be_good()
         "commands.main(['validate', 'configs/tiny_cpu.yaml'], standalone_mode=False); "
         "commands.main(['validate', '--options'], standalone_mode=False)"
     )
-    found = loaded(validate)
-    assert not found & heavy
-    assert "omegaconf" in found, "the configuration was read"
+    modules = loaded(validate)
+    assert not modules & heavy
+    assert "omegaconf" in modules, "the configuration was read"
 
 
 def test_the_types_and_the_configuration_load_no_model_library():

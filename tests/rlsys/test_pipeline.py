@@ -44,8 +44,8 @@ def test_a_sample_depends_on_seed_step_prompt_and_index_only():
     texts = [[s.text for s in collect(**options)[0].samples] for options in ({}, {}, {"step": 2}, {"seed": 1})]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2] != texts[3] != texts[0]
-    alone, _ = collect(prompts=make_dataset(3).take(1, 1))
-    assert [s.text for s in alone.samples] == texts[0][4:8]
+    single, _ = collect(prompts=make_dataset(3).take(1, 1))
+    assert [s.text for s in single.samples] == texts[0][4:8]
 
 
 def test_every_request_has_its_own_seed():
@@ -128,19 +128,19 @@ def test_a_failed_verdict_may_be_given_a_score_and_is_counted_all_the_same(tmp_p
 
 
 def test_a_sample_goes_to_be_judged_before_the_next_is_finished():
-    seen = []
+    judged_counts = []
 
     class Watching(FakeRollout):
         def generate(self, requests):
             for finished in super().generate(requests):
-                seen.append(len(rewards.seen))
+                judged_counts.append(len(rewards.seen))
                 yield finished
 
     rewards = FakeRewards()
     Collector(Watching([]), rewards, seed=0, reward=RewardConfig(max_failure_share=0)).collect(
         1, make_dataset(3).take(0, 3), SamplingPlan(2, 1.0, max_new_tokens=7)
     )
-    assert seen == [0, 2, 4]
+    assert judged_counts == [0, 2, 4]
 
 
 def test_an_engine_that_loses_a_sample_is_noticed():

@@ -30,9 +30,9 @@ def test_there_are_files_to_check():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_file_is_valid_once_its_data_is_there(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = load_with_data(path, tmp_path)
-    assert found.run.dir == f"runs/{path.stem}"
-    assert found.cluster.device == ("gpu" if path.stem.endswith("_gpu") else "cpu")
+    config = load_with_data(path, tmp_path)
+    assert config.run.dir == f"runs/{path.stem}"
+    assert config.cluster.device == ("gpu" if path.stem.endswith("_gpu") else "cpu")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -47,6 +47,6 @@ def test_every_file_says_what_is_known_of_it(path):
 
 @pytest.mark.parametrize("path", [p for p in CONFIGS if not p.stem.endswith("_gpu")], ids=lambda path: path.stem)
 def test_the_tiny_recipes_train_on_as_many_samples(path):
-    found = load_checked(path)
-    assert found.trainer.prompts_per_step * found.trainer.samples_per_prompt == 512
-    assert found.model.path == "builtin:tiny"
+    config = load_checked(path)
+    assert config.trainer.prompts_per_step * config.trainer.samples_per_prompt == 512
+    assert config.model.path == "builtin:tiny"

@@ -95,8 +95,8 @@ def test_starts_and_checkpoints_are_events(tmp_path):
     Machines(tmp_path).run()
     machines = Machines(tmp_path, "trainer.steps=4").run()
     events = read_lines(machines.run_directory.path / "events.jsonl")
-    told = [(e["event"], e["step"]) for e in events if e["event"] not in ("sync", "agreement")]
-    assert told == [("begin", 0), ("checkpoint", 2), ("checkpoint", 3), ("resume", 3), ("checkpoint", 4)]
+    kinds_and_steps = [(e["event"], e["step"]) for e in events if e["event"] not in ("sync", "agreement")]
+    assert kinds_and_steps == [("begin", 0), ("checkpoint", 2), ("checkpoint", 3), ("resume", 3), ("checkpoint", 4)]
     assert [e["version"] for e in events if e["event"] == "sync"] == [0, 1, 2, 3, 3, 4]
     assert next(e["path"] for e in events if e["event"] == "checkpoint") == "checkpoints/step-000002"
     resumed, agreed = machines.progress.notes

@@ -27,13 +27,13 @@ def test_a_run_is_told_in_order(tmp_path):
 
 def in_order(events: list[str]) -> list[str]:
     """What happens at the same time, while engines still sample or after that, by name."""
-    found, together = [], ("reference", "resting", "score", "values")
+    ordered, together = [], ("reference", "resting", "score", "values")
     for event in events:
-        found.append(event)
+        ordered.append(event)
         if event in together:
-            first = next(i for i in range(len(found) - 1, -1, -1) if found[i] not in together) + 1
-            found[first:] = sorted(found[first:])
-    return found
+            first = next(i for i in range(len(ordered) - 1, -1, -1) if ordered[i] not in together) + 1
+            ordered[first:] = sorted(ordered[first:])
+    return ordered
 
 
 def test_each_step_has_one_line_with_the_promised_names(tmp_path):
@@ -86,8 +86,8 @@ def test_every_sample_of_every_step_is_kept(tmp_path):
 def test_the_prompts_of_a_step_are_the_next_ones_of_the_data(tmp_path):
     machines = Machines(tmp_path, evals=0).run()
     expected = [p.uid for p in make_dataset(10).take(0, 12)]
-    found = [uid for requests in machines.asked for uid in dict.fromkeys(r.uid for r in requests)]
-    assert found == expected
+    requested = [uid for requests in machines.asked for uid in dict.fromkeys(r.uid for r in requests)]
+    assert requested == expected
 
 
 # --- updates ---------------------------------------------------------------------------------------------------------------
@@ -101,15 +101,15 @@ def test_each_pass_over_the_batch_is_so_many_updates_of_whole_groups(tmp_path, u
     machines = Machines(tmp_path, "trainer.steps=1", *many, ALL_TEACH).run()
     assert len(machines.policy.updates) == updates * epochs
     for epoch in range(epochs):
-        seen = []
+        trained = []
         for packs, _ in machines.policy.updates[epoch * updates : (epoch + 1) * updates]:
             members = sorted(s for own in packs for p in own for s in p.samples)
             assert len(members) == 16 // updates
             groups = {m // 4 for m in members}
             assert len(groups) * 4 == len(members), "groups stay whole"
             assert sum(float(p.weights.sum()) for own in packs for p in own) == pytest.approx(1.0)
-            seen += members
-        assert sorted(seen) == list(range(16))
+            trained += members
+        assert sorted(trained) == list(range(16))
 
 
 def test_passes_split_the_batch_differently(tmp_path):
@@ -329,9 +329,9 @@ def test_truncated_samples_can_be_left_out_of_the_loss_but_not_of_the_statistics
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_dynamic_sampling_trains_on_groups_that_differ_and_goes_on_behind_what_it_asked_for(tmp_path, lag):
     machines = Machines(tmp_path, *DYNAMIC, f"pipeline.max_lag={lag}", evals=0).run()
-    asked = [uid for requests in machines.asked for uid in dict.fromkeys(r.uid for r in requests)]
-    stream = [p.uid for p in make_dataset(10).take(0, len(asked))]
-    assert list(dict.fromkeys(asked)) == stream[: len(set(asked))], "in order, none left out, some asked again"
+    requested = [uid for requests in machines.asked for uid in dict.fromkeys(r.uid for r in requests)]
+    stream = [p.uid for p in make_dataset(10).take(0, len(requested))]
+    assert list(dict.fromkeys(requested)) == stream[: len(set(requested))], "in order, none left out, some asked again"
     trained = []
     for step in (1, 2, 3):
         rewards = np.array(machines.column(f"step-{step:06d}", "reward")).reshape(4, 4)
@@ -415,8 +415,8 @@ def test_failed_verdicts_are_counted_over_the_step_and_not_over_a_round(tmp_path
     machines.rewards.broken = {(p.uid, i) for p in stream[4:6] for i in range(4)}  # a whole small round, perhaps
     machines.run()
     line = machines.lines[1]
-    asked = sum(len(requests) for requests in machines.asked)
-    assert line["reward/failed"] == 8 <= 0.4 * asked
+    requested = sum(len(requests) for requests in machines.asked)
+    assert line["reward/failed"] == 8 <= 0.4 * requested
 
 
 def test_where_all_verdicts_fail_dynamic_sampling_does_not_look_for_other_prompts(tmp_path):
@@ -552,8 +552,8 @@ def test_log_probs_of_engines_that_are_no_numbers_stop_a_run(tmp_path):
     one = machines.rollout.one
 
     def without(request, version):
-        found = one(request, version)
-        return replace(found, logprobs=found.logprobs * np.nan)
+        sample = one(request, version)
+        return replace(sample, logprobs=sample.logprobs * np.nan)
 
     machines.trainer.check_agreement = lambda: None  # the start was fine
     machines.rollout.one = without

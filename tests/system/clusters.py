@@ -30,11 +30,11 @@ def cluster_of_three(environment: dict[str, str]) -> Iterator["Cluster"]:
     with contextlib.ExitStack() as stack:
         cluster = Cluster(environment)
         with contextlib.suppress(NoHosts):
-            found = stack.enter_context(hosts(3, [cluster.folder]))
+            three_hosts = stack.enter_context(hosts(3, [cluster.folder]))
             CACHE.mkdir(parents=True, exist_ok=True)
-            for host in found[1:]:  # the built-in model is made where the driver is
+            for host in three_hosts[1:]:  # the built-in model is made where the driver is
                 host.own.append(CACHE)
-            cluster.hosts = {host.address: host for host in found}
+            cluster.hosts = {host.address: host for host in three_hosts}
             cluster.head, *cluster.others = cluster.hosts
             del cluster.environment["GLOO_SOCKET_IFNAME"]
         try:
@@ -104,8 +104,8 @@ class Cluster:
                 if (node.poll() or 0) > 0:
                     self.node(address, *self.told[address])
             time.sleep(0.2)
-        said = "\n".join(f"{file.name}: {file.read_text()[-3000:]}" for file in self.said.iterdir())
-        raise AssertionError(f"no {count} nodes. {said}")
+        logs = "\n".join(f"{file.name}: {file.read_text()[-3000:]}" for file in self.said.iterdir())
+        raise AssertionError(f"no {count} nodes. {logs}")
 
     @property
     def url(self) -> str:

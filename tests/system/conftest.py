@@ -42,6 +42,6 @@ def trapped(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     path, secret = tmp_path_factory.mktemp("trapped") / "run", {"OWN_ACCESS": "Zq9-correct-horse-battery-7"}
     with tidy() as environment, running(path, *options, environment=environment | secret) as run:
         run.until_step(2)
-        seen = look(run)
+        observed = look(run)
         assert run.wait() == 0, run.text()
-    return seen
+    return observed

@@ -51,13 +51,13 @@ class Run:
     def text(self) -> str:
         return self.output.read_text()
 
-    def until(self, seen: Callable[[], Any], timeout_s: float = 300) -> Any:
+    def until(self, condition: Callable[[], Any], timeout_s: float = 300) -> Any:
         """Waits for something to be there, while the run goes on."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, psutil.Error, ValueError):
-                if found := seen():
-                    return found
+                if value := condition():
+                    return value
             assert self.process.poll() is None, f"the run ended early:\n{self.text()}"
             time.sleep(0.02)
         raise AssertionError(f"waited for {timeout_s} s:\n{self.text()}")
@@ -114,9 +114,9 @@ class Apart:
     def left(self, patience_s: float = 10) -> list[str]:
         """Processes, shared memory and temporary files that have not gone by then."""
         deadline = time.monotonic() + patience_s
-        while (found := self.there()) and time.monotonic() < deadline:
+        while (remaining := self.there()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return found
+        return remaining
 
     def there(self) -> list[str]:
         files = [*self.temporary.iterdir(), *(set(Path("/dev/shm").iterdir()) - self.before)]
@@ -150,11 +150,11 @@ def belongs(process: psutil.Process, temporary: Path) -> bool:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    found = []
+    records = []
     for line in file.read_text().splitlines() if file.is_file() else []:
         with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+            records.append(json.loads(line))
+    return records
 
 
 def outcome(path: Path) -> dict[str, Any]:

@@ -43,19 +43,19 @@ class Pace:
 
 
 def main(runs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    found = []
-    alone = {kind: folder / "alone" / str(number) for number, kind in enumerate(KINDS)}
-    paces = {kind: undisturbed(path, kind) for kind, path in alone.items()}
+    results = []
+    undisturbed_folders = {kind: folder / "alone" / str(number) for number, kind in enumerate(KINDS)}
+    paces = {kind: undisturbed(path, kind) for kind, path in undisturbed_folders.items()}
     for number in range(runs):
         kind = list(KINDS)[number % len(KINDS)]
         with apart() as place:
             run = Run(folder / f"{number}", *OPTIONS, *KINDS[kind], environment=place.environment)
-            found.append(
+            results.append(
                 {"run": number, "kind": kind} | disturbed(run, paces[kind], seed + number) | {"left": place.left()}
             )
-        found[-1]["equal"] = equal(alone[kind], folder / f"{number}")
-        print(json.dumps(found[-1]), flush=True)
-    return found
+        results[-1]["equal"] = equal(undisturbed_folders[kind], folder / f"{number}")
+        print(json.dumps(results[-1]), flush=True)
+    return results
 
 
 def undisturbed(path: Path, kind: str) -> Pace:
@@ -106,7 +106,7 @@ def kill(run: Run, rng: random.Random) -> tuple[int, str]:
         return step, "everything"
     command, *others = run.family()
     names = {process: name(process) for process in others}
-    workers = [process for process, what in names.items() if what.startswith("ray::")]
+    workers = [process for process, title in names.items() if title.startswith("ray::")]
     victim = rng.choice(workers if workers and rng.random() < 0.5 else [command, *others])
     with contextlib.suppress(psutil.Error):
         victim.kill()

@@ -14,13 +14,13 @@ class Seen:
 
 
 def look(run: Run) -> Seen:
-    seen = Seen(run)
+    observed = Seen(run)
     for process in run.family():
         try:
-            seen.commands.append(" ".join(process.cmdline()))
+            observed.commands.append(" ".join(process.cmdline()))
             for c in process.net_connections("inet"):
                 if c.status == psutil.CONN_LISTEN or (c.type == 2 and not c.raddr):
-                    seen.listening.append(f"{c.laddr.ip} {c.laddr.port} {process.name()}")
+                    observed.listening.append(f"{c.laddr.ip} {c.laddr.port} {process.name()}")
         except psutil.NoSuchProcess:  # a reward process that has been replaced
             continue
-    return seen
+    return observed

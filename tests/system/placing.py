@@ -27,25 +27,25 @@ def placed(overrides: list[str], workers: list[str]) -> dict[str, Any]:
     except ConfigError as error:
         return {"refused": str(error), "notes": notes}
     actors = {name: Worker.options(**{"num_cpus": 0} | place(name)).remote() for name in workers}
-    found = {name: ray.get(actor.place.remote(), timeout=60) for name, actor in actors.items()}
+    places = {name: ray.get(actor.place.remote(), timeout=60) for name, actor in actors.items()}
     for actor in actors.values():
         ray.kill(actor)
     ray.util.remove_placement_group(place.placement_group)
-    return found
+    return places
 
 
 def main() -> None:
     ray.init(log_to_driver=False, logging_level="error")
-    found = []
+    placements = []
     for case in json.loads(sys.argv[1]):
         held = None
         if case["held"]:  # by somebody else
             held = Worker.options(num_gpus=case["held"]).remote()
             ray.get(held.place.remote())
-        found.append(placed(case["overrides"], case["workers"]))
+        placements.append(placed(case["overrides"], case["workers"]))
         if held:
             ray.kill(held)
-    print(json.dumps(found))
+    print(json.dumps(placements))
 
 
 main()

@@ -146,27 +146,27 @@ def some(rng: random.Random) -> list[str]:
 def tried(seed: int, folder: Path) -> Found:
     rng = random.Random(seed)
     settings = some(rng)
-    found = Found(seed, settings)
+    result = Found(seed, settings)
     began = time.monotonic()
-    alone = made(found, folder / f"{seed}-alone", settings)
-    found.seconds = round(time.monotonic() - began)
-    answered(found, "plan", str(CONFIG), *settings)
-    if found.words:
-        return found
-    answered(found, "report", str(alone.path))
-    killed = made(found, folder / f"{seed}-killed", settings, rng)
+    undisturbed = made(result, folder / f"{seed}-alone", settings)
+    result.seconds = round(time.monotonic() - began)
+    answered(result, "plan", str(CONFIG), *settings)
+    if result.words:
+        return result
+    answered(result, "report", str(undisturbed.path))
+    killed = made(result, folder / f"{seed}-killed", settings, rng)
     config = load_checked(CONFIG, settings)
     if config.pipeline.in_flight or config.rollout.oversample:
-        return found
-    found.need((same := equal(alone.path, killed.path)) == "yes", f"killed: {same}")
+        return result
+    result.need((same := equal(undisturbed.path, killed.path)) == "yes", f"killed: {same}")
     if config.rollout.dtype == config.policy.dtype == "float32":
         others = accepted(rng, chosen(rng, CUT, 1.0), [s for s in settings if s.split("=")[0] not in CUT])
-        cut = made(found, folder / f"{seed}-cut", others)
-        found.need(not (differing := differences(alone, cut)), f"{others}: {differing}")
-    return found
+        cut = made(result, folder / f"{seed}-cut", others)
+        result.need(not (differing := differences(undisturbed, cut)), f"{others}: {differing}")
+    return result
 
 
-def made(found: Found, path: Path, settings: list[str], killer: random.Random | None = None) -> Run:
+def made(result: Found, path: Path, settings: list[str], killer: random.Random | None = None) -> Run:
     """A run to its end, a process of which is killed if there is a killer; only the command's own end needs help."""
     with apart() as place:
         run = Run(path, *settings, environment=place.environment).start()
@@ -176,21 +176,21 @@ def made(found: Found, path: Path, settings: list[str], killer: random.Random | 
                 time.sleep(0.05)
             pause(run, killer.uniform(0, 2))
             if run.process.poll() is None:
-                found.killed = list(kill(run, killer))
-                if found.killed[1] in ("everything", "the command"):
+                result.killed = list(kill(run, killer))
+                if result.killed[1] in ("everything", "the command"):
                     run.process.wait(60)
                     run.start()
         try:
-            found.need(run.process.wait(LIMIT_S) == 0, run.text()[-3000:])
+            result.need(run.process.wait(LIMIT_S) == 0, run.text()[-3000:])
         finally:
             run.end()
-        found.need(not (left := place.left()), f"left: {left}")
+        result.need(not (left := place.left()), f"left: {left}")
     return run
 
 
-def answered(found: Found, *command: str) -> None:
+def answered(outcome: Found, *command: str) -> None:
     result = CliRunner().invoke(commands, command)
-    found.need(result.exit_code == 0, f"{command[0]}: {result.output[-1000:]} {result.exception!r}")
+    outcome.need(result.exit_code == 0, f"{command[0]}: {result.output[-1000:]} {result.exception!r}")
 
 
 def differences(one: Run, other: Run) -> dict[str, Any]:

@@ -48,8 +48,8 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 class Slurm:
     """`Slurm(hosts, folder, environment).start()`; `slurm("sbatch", …)` runs one of its commands."""
 
-    def __init__(self, found: list[Host], folder: Path, environment: dict[str, str]):
-        self.hosts, self.folder = found, folder
+    def __init__(self, hosts: list[Host], folder: Path, environment: dict[str, str]):
+        self.hosts, self.folder = hosts, folder
         self.environment = environment | {"SLURM_CONF": str(folder / "slurm.conf")}
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -77,8 +77,8 @@ class Slurm:
 
     def run(self, *command: str) -> None:
         log = (self.folder / f"{command[0]}.log").open("w")
-        found = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
-        self.processes.append(found)
+        process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+        self.processes.append(process)
 
     def __call__(self, *command: str, folder: Path | None = None, **more: str) -> str:
         done = subprocess.run(
@@ -87,15 +87,15 @@ class Slurm:
         return done.stdout if done.returncode == 0 else f"{done.stdout}{done.stderr}"
 
     def state(self, job: str) -> str:
-        found = dict(word.partition("=")[::2] for word in self("scontrol", "show", "job", job).split() if "=" in word)
-        return f"{found.get('JobState')} {found.get('ExitCode')} restarts {found.get('Restarts')}"
+        fields = dict(word.partition("=")[::2] for word in self("scontrol", "show", "job", job).split() if "=" in word)
+        return f"{fields.get('JobState')} {fields.get('ExitCode')} restarts {fields.get('Restarts')}"
 
     def over(self, job: str) -> bool:
         return self.state(job).split()[0] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
 
-    def until(self, seen: Callable[[], object], timeout_s: float = 60) -> None:
+    def until(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
-        while not seen():
+        while not condition():
             assert time.monotonic() < deadline, "\n".join(p.read_text()[-3000:] for p in self.folder.glob("*.log"))
             time.sleep(0.3)
 
@@ -110,8 +110,8 @@ class Slurm:
 
 @contextlib.contextmanager
 def slurm_of_two(folder: Path, own: list[Path], environment: dict[str, str], gpus: int) -> Iterator[Slurm]:
-    with hosts(2, own) as found:
-        slurm = Slurm(found, folder, environment)
+    with hosts(2, own) as two_hosts:
+        slurm = Slurm(two_hosts, folder, environment)
         try:
             yield slurm.start(gpus)
         finally:

@@ -13,22 +13,33 @@ def test_a_benchmark_tells_where_the_time_goes_and_leaves_only_what_was_asked_fo
     rlsys: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
 ) -> None:
     figures, trace = tmp_path / "figures.json", tmp_path / "trace.json"
-    asked = ["--steps", "2", "--prompt-tokens", "20", "--ragged", "8,24", "--json", str(figures), "--trace", str(trace)]
+    options = [
+        "--steps",
+        "2",
+        "--prompt-tokens",
+        "20",
+        "--ragged",
+        "8,24",
+        "--json",
+        str(figures),
+        "--trace",
+        str(trace),
+    ]
     small = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=4", "reference.kl_coef=0", *LIGHT]
-    found = rlsys("bench", "configs/tiny_cpu.yaml", *small, *asked)
-    assert found.returncode == 0, found.stderr
-    assert "not in rollout, score, update or sync" in found.stdout
+    result = rlsys("bench", "configs/tiny_cpu.yaml", *small, *options)
+    assert result.returncode == 0, result.stderr
+    assert "not in rollout, score, update or sync" in result.stdout
 
-    told = json.loads(figures.read_text())
-    assert len(told["step_s"]) == 2
-    assert sum(told["phases_s"].values()) == pytest.approx(sum(told["step_s"]) / 2, abs=1e-3)
-    assert told["samples_per_s"] * sum(told["step_s"]) == pytest.approx(2 * 16)
-    lengths = told["generated_tokens_per_s"] / told["samples_per_s"]
+    report = json.loads(figures.read_text())
+    assert len(report["step_s"]) == 2
+    assert sum(report["phases_s"].values()) == pytest.approx(sum(report["step_s"]) / 2, abs=1e-3)
+    assert report["samples_per_s"] * sum(report["step_s"]) == pytest.approx(2 * 16)
+    lengths = report["generated_tokens_per_s"] / report["samples_per_s"]
     assert 4 < lengths < 16, "ragged, 8 on average"
-    assert 0 < told["flop_use"]["step"] < 1
-    assert told["sync"]["bytes"] == 4 * 330_752
-    assert {name.partition("-")[0] for name in told["idle_share"]} == {"rollout", "policy", "reward"}
-    assert all(0 < share < 1 for share in told["idle_share"].values())
+    assert 0 < report["flop_use"]["step"] < 1
+    assert report["sync"]["bytes"] == 4 * 330_752
+    assert {name.partition("-")[0] for name in report["idle_share"]} == {"rollout", "policy", "reward"}
+    assert all(0 < share < 1 for share in report["idle_share"].values())
 
     drawn = json.loads(trace.read_text())["traceEvents"]
     whole = [e for e in drawn if e["ph"] == "X"]

@@ -37,8 +37,8 @@ class Job(Run):
         """By its number in its host, which is another one outside."""
         place = json.loads((self.path / "logs" / f"{worker}.pid").read_text())
         alike = [p for p in psutil.process_iter() if p.create_time() == place["created"]]
-        [found] = [p for p in alike if place["pid"] in numbers(p)]
-        return found
+        [process] = [p for p in alike if place["pid"] in numbers(p)]
+        return process
 
     def places(self) -> dict[str, str]:
         """The node of each worker."""

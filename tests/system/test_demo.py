@@ -53,18 +53,18 @@ def accuracies(run: Run) -> list[float]:
 
 
 def test_the_demo_learns(demo: Demo) -> None:
-    found = accuracies(demo.run)
-    assert found[0] <= 0.5
-    assert found[-1] >= 0.95
+    measured = accuracies(demo.run)
+    assert measured[0] <= 0.5
+    assert measured[-1] >= 0.95
     assert demo.seconds < 400, "twice the promised time, on a machine that may be busy"
 
 
 def test_it_says_what_matters_and_nothing_else(demo: Demo) -> None:
-    said = demo.run.text()
-    assert str(demo.run.path) in said
-    assert "held-out accuracy" in said
+    output = demo.run.text()
+    assert str(demo.run.path) in output
+    assert "held-out accuracy" in output
     for chatter in ("Warning", "INFO", "DeepSpeed", "Loading"):
-        assert chatter not in said
+        assert chatter not in output
 
 
 def test_its_actors_are_listed_by_name(demo: Demo) -> None:
@@ -98,8 +98,8 @@ def test_its_model_is_evaluated_and_exported(
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"zigzag: accuracy {accuracies(demo.run)[-1]:.1%} of 256 prompts" in evaluated.stdout
     assert rlsys("export", str(demo.run.path), str(model)).returncode == 0
-    told = {r["prompt"]: r["completion"] for r in pyarrow.parquet.read_table(out).to_pylist()[:8]}
-    assert told == {p: greedy(model, p) for p in told}, "transformers reads the export as the engines do"
+    completions = {r["prompt"]: r["completion"] for r in pyarrow.parquet.read_table(out).to_pylist()[:8]}
+    assert completions == {p: greedy(model, p) for p in completions}, "transformers reads the export as the engines do"
 
 
 def greedy(model: Path, prompt: str) -> str:
@@ -119,18 +119,20 @@ def test_shuffled_rewards_teach_nothing_and_ctrl_c_ends_with_130(environment: di
         os.killpg(run.process.pid, signal.SIGINT)  # every process of the group gets it, as on Ctrl-C in a terminal
         assert run.wait(60) == 130, run.text()
     assert "Run the same command again" in run.text()
-    found = accuracies(run)
-    assert len(found) >= 3
-    assert max(found[1:]) <= found[0] + 0.1
+    measured = accuracies(run)
+    assert len(measured) >= 3
+    assert max(measured[1:]) <= measured[0] + 0.1
 
 
 def test_its_report_shows_all_that_it_did(demo: Demo) -> None:
-    [shown] = page_data([Shown.read(demo.run.path)])["runs"]
-    assert (shown["state"]["kind"], shown["missing"]) == ("done", [])
-    assert not [f for f in shown["findings"] if f["tone"] == "problem"]
-    assert {w["name"] for w in shown["lanes"]["workers"]} == ACTORS | {"driver"}
+    [report] = page_data([Shown.read(demo.run.path)])["runs"]
+    assert (report["state"]["kind"], report["missing"]) == ("done", [])
+    assert not [f for f in report["findings"] if f["tone"] == "problem"]
+    assert {w["name"] for w in report["lanes"]["workers"]} == ACTORS | {"driver"}
     last = [f for f in sample_files(demo.run.path) if f.stem.startswith("step-")][-1]
-    found = sample_tokens(last, None, load_token_texts(demo.run.path, shown["model"]))
-    said = [re.sub("<[a-z]+>", "", "".join(found["words"][i] for i in own)) for own in found["ids"]]  # <eos>, or <pad>
-    assert said == sample_texts(last)["text"]
-    assert max(abs(gap) for own in found["gap"] for gap in own) < 1e-3
+    tokens = sample_tokens(last, None, load_token_texts(demo.run.path, report["model"]))
+    completions = [
+        re.sub("<[a-z]+>", "", "".join(tokens["words"][i] for i in own)) for own in tokens["ids"]
+    ]  # <eos>, or <pad>
+    assert completions == sample_texts(last)["text"]
+    assert max(abs(gap) for own in tokens["gap"] for gap in own) < 1e-3

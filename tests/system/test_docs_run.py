@@ -27,7 +27,7 @@ from typed import Typed
 
 from launch.cli import commands as rlsys
 
-FOUND = typed.found()
+COMMANDS = typed.typed_commands()
 STARTS_RAY = ("train ", "eval ", "check ", "doctor ", "bench ")
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
 SIMULATED = ["trainer.prompts_per_step=4", "policy.tokens_per_pack=16384", "cluster.device=gpu"]
@@ -42,16 +42,16 @@ ALL = pytest.mark.skipif("RLSYS_ALL_DOCS" not in os.environ, reason="make docs r
 
 
 def each(which: Callable[[Typed], object]) -> pytest.MarkDecorator:
-    found = sorted((t for t in FOUND if which(t)), key=lambda t: t.text)
-    assert found
-    return pytest.mark.parametrize("said", [pytest.param(t, id=f"{t.where} {t.text}") for t in found])
+    commands = sorted((t for t in COMMANDS if which(t)), key=lambda t: t.text)
+    assert commands
+    return pytest.mark.parametrize("typed_command", [pytest.param(t, id=f"{t.where} {t.text}") for t in commands])
 
 
 @pytest.fixture(scope="module")
 def place(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder to type in; `home` in it is one's own."""
     folder = lay_out(tmp_path_factory.mktemp("typed"))
-    for name in {m for t in FOUND for m in re.findall(r"runs/(\w+)", t.text)}:
+    for name in {m for t in COMMANDS for m in re.findall(r"runs/(\w+)", t.text)}:
         shutil.copytree(undisturbed, folder / "runs" / name)
     shutil.copy(undisturbed / "samples" / "eval-000010.parquet", folder / "after.parquet")
     all_of_them(folder, folder / "home")
@@ -59,56 +59,58 @@ def place(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @each(lambda t: not t.at_cluster and not t.text.startswith(STARTS_RAY) and not SHOWS_A_PAGE.search(t.text))
-def test_it_does_what_it_says(said: Typed, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_what_it_says(typed_command: Typed, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     (place / "figures.json").write_text(json.dumps(COSTS))
-    more = [word for begin, words in MORE.items() if said.text.startswith(begin) for word in words]
-    more = [word for word in more if word.partition("=")[0] not in said.text]
+    more = [word for begin, words in MORE.items() if typed_command.text.startswith(begin) for word in words]
+    more = [word for word in more if word.partition("=")[0] not in typed_command.text]
     home = {
         "HOME": str(place / "home"),
         "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
     }
-    done = CliRunner().invoke(rlsys, [*said.words, *more], env={"COLUMNS": "100"} | home)
-    assert done.exit_code == 0, f"{said.where}: {done.output}\n{done.exception!r}"
+    done = CliRunner().invoke(rlsys, [*typed_command.words, *more], env={"COLUMNS": "100"} | home)
+    assert done.exit_code == 0, f"{typed_command.where}: {done.output}\n{done.exception!r}"
     assert done.output
 
 
 @each(lambda t: SHOWS_A_PAGE.search(t.text))
-def test_a_page_is_shown(said: Typed, place: Path, environment: dict[str, str]) -> None:
+def test_a_page_is_shown(typed_command: Typed, place: Path, environment: dict[str, str]) -> None:
     """`watch` serves it until Ctrl-C; `--open` hands it to a browser."""
-    browser, shown = place / "browser", place / "shown"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {shown}\n')
+    browser, opened = place / "browser", place / "shown"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
-    shown.unlink(missing_ok=True)
+    opened.unlink(missing_ok=True)
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment |= {"PYTHONPATH": str(ROOT), "BROWSER": str(browser), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-    process = subprocess.Popen([sys.executable, "-m", "launch", *said.words], cwd=place, env=environment, **pipe)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch", *typed_command.words], cwd=place, env=environment, **pipe
+    )
     assert process.stdout is not None
     first = process.stdout.readline()
     try:
-        if said.name == "watch":
+        if typed_command.name == "watch":
             with urllib.request.urlopen(re.search(r"http://\S+", first)[0], timeout=30) as answer:
                 assert b"<html" in answer.read()
             process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=60)[0]
     finally:
         process.kill()
-    assert process.returncode == 0, f"{said.where}: {first}{rest}"
-    if "--open" in said.words:
-        page = Path(shown.read_text().strip().removeprefix("file://"))
+    assert process.returncode == 0, f"{typed_command.where}: {first}{rest}"
+    if "--open" in typed_command.words:
+        page = Path(opened.read_text().strip().removeprefix("file://"))
         assert "<html" in page.read_text()
 
 
 @ALL
 @each(lambda t: not t.at_cluster and t.text.startswith(STARTS_RAY))
-def test_it_does_what_it_says_with_ray(said: Typed, place: Path, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "launch", *said.words, *(SMALL if said.name == "train" else [])]
-    if said.name == "train":  # into a folder of its own, where a run was put for others
-        names = re.findall(r"run\.dir=(\S+)", said.text) or ["runs/tiny_cpu"]
+def test_it_does_what_it_says_with_ray(typed_command: Typed, place: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "launch", *typed_command.words, *(SMALL if typed_command.name == "train" else [])]
+    if typed_command.name == "train":  # into a folder of its own, where a run was put for others
+        names = re.findall(r"run\.dir=(\S+)", typed_command.text) or ["runs/tiny_cpu"]
         shutil.rmtree(place / names[0], ignore_errors=True)
     environment |= {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, f"{said.where}: {done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{typed_command.where}: {done.stdout}{done.stderr}"
 
 
 class Shell:
@@ -124,7 +126,7 @@ class Shell:
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
-    def meant(self, word: str) -> str:
+    def resolve(self, word: str) -> str:
         """The cluster's own for the addresses that the pages have."""
         word = re.sub(r"^(http://(HEAD|127\.0\.0\.1):(8265|PORT)|URL)$", self.cluster.url, word)
         word = re.sub(r"^HEAD:6379$", f"{self.cluster.head}:{self.cluster.port}", word)
@@ -143,15 +145,15 @@ def shell(place: Path) -> Iterator[Shell]:
 
 @ALL
 @each(lambda t: t.at_cluster and t.name != "job")
-def test_it_does_what_it_says_at_a_cluster(said: Typed, shell: Shell, tmp_path: Path) -> None:
-    given = [shell.meant(word) for word in said.words]
-    run = [*SMALL, *([] if "run.dir" in said.text else [f"run.dir={tmp_path}/run"])]
-    if said.name == "ray":  # what it names is on the cluster
+def test_it_does_what_it_says_at_a_cluster(typed_command: Typed, shell: Shell, tmp_path: Path) -> None:
+    given = [shell.resolve(word) for word in typed_command.words]
+    run = [*SMALL, *([] if "run.dir" in typed_command.text else [f"run.dir={tmp_path}/run"])]
+    if typed_command.name == "ray":  # what it names is on the cluster
         given = [str(shell.place / typed.STANDS_FOR[w]) if w == "CONFIG" else w for w in given if w != "..."]
         assert "succeeded" in shell(*given, *run)
-    elif said.name == "submit":
+    elif typed_command.name == "submit":
         assert "is done" in shell("rlsys", *given, *run)
-    elif said.name == "plan":
+    elif typed_command.name == "plan":
         assert shell.cluster.head in shell("rlsys", *given)
     else:
         shell("env", *given)  # says so if there are none
@@ -161,7 +163,9 @@ def test_it_does_what_it_says_at_a_cluster(said: Typed, shell: Shell, tmp_path: 
 def test_a_job_is_looked_at_stopped_and_followed_to_its_end(shell: Shell) -> None:
     run = ["trainer.steps=9000", f"run.dir={shell.place}/shared/job"]
     shell("rlsys", "submit", "configs/tiny_cpu.yaml", *run, "--id", "ID", "--no-wait")
-    told = sorted((t for t in FOUND if t.name == "job"), key=lambda t: ("--follow" in t.words, "stop" in t.words))
-    assert [t.words[1] for t in told] == ["list", "status", "logs", "stop", "logs"]
-    for said in told:
-        assert shell("rlsys", *(shell.meant(word) for word in said.words))
+    job_commands = sorted(
+        (t for t in COMMANDS if t.name == "job"), key=lambda t: ("--follow" in t.words, "stop" in t.words)
+    )
+    assert [t.words[1] for t in job_commands] == ["list", "status", "logs", "stop", "logs"]
+    for command in job_commands:
+        assert shell("rlsys", *(shell.resolve(word) for word in command.words))

@@ -11,8 +11,8 @@ def test_a_written_configuration_trains_within_the_memory_of_its_plan(rlsys, env
     file, figures = tmp_path / "mine.yaml", tmp_path / "figures.json"
     written = rlsys("init", "--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", "0", "-o", str(file))
     assert written.returncode == 0, written.stdout + written.stderr
-    said = rlsys("plan", str(file))
-    assert said.returncode == 0, said.stdout + said.stderr
+    plan = rlsys("plan", str(file))
+    assert plan.returncode == 0, plan.stdout + plan.stderr
 
     bench = [sys.executable, str(ROOT / "tests" / "bench" / "memory.py"), "--config", str(file), "--case", "tiny"]
     done = subprocess.run(
@@ -24,7 +24,7 @@ def test_a_written_configuration_trains_within_the_memory_of_its_plan(rlsys, env
         env=environment | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(figures.read_text())
-    assert {"driver", "rollout-0", "rollout-1", "policy-0", "policy-1", "reward-0"} <= {row["worker"] for row in found}
-    far = {row["worker"]: row["ratio"] for row in found if not 0.9 <= row["ratio"] <= 1.1}
+    memory = json.loads(figures.read_text())
+    assert {"driver", "rollout-0", "rollout-1", "policy-0", "policy-1", "reward-0"} <= {row["worker"] for row in memory}
+    far = {row["worker"]: row["ratio"] for row in memory if not 0.9 <= row["ratio"] <= 1.1}
     assert not far, done.stdout

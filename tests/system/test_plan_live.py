@@ -47,8 +47,8 @@ def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
 def plan(cluster: Cluster, address: str, figures: Path, *words: str) -> tuple[int, str, list[tuple[int, str, float]]]:
     """The exit code, what it says, and of each node its free GPUs, their kind and its free CPUs."""
     command = [sys.executable, "-m", "launch", "plan", CONFIG, *words, "--address", address, "--json", str(figures)]
-    told = {"capture_output": True, "text": True, "timeout": 120, "cwd": ROOT}
-    done = subprocess.run(command, env=cluster.environment | {"COLUMNS": "100"}, **told)
+    options = {"capture_output": True, "text": True, "timeout": 120, "cwd": ROOT}
+    done = subprocess.run(command, env=cluster.environment | {"COLUMNS": "100"}, **options)
     assert figures.is_file(), done.stdout + done.stderr
     nodes = json.loads(figures.read_text())["cluster"]["nodes"]
     figures.unlink()

@@ -90,10 +90,10 @@ def test_bad_input_ends_with_2_and_a_sentence(
     (tmp_path / "own.py").write_text("import no_such_module\ndef f(completion): return 1.0\n")
     overrides = [option.replace("FOLDER", str(tmp_path)) for option in overrides]
     command = ["train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/run", f"data.train={data}", "eval.datasets=[]"]
-    found = rlsys(*command, *LIGHT, "reference.kl_coef=0", *overrides)
-    assert found.returncode == 2, found.stdout + found.stderr
-    assert sentence in found.stderr
-    assert "Traceback" not in found.stderr
+    result = rlsys(*command, *LIGHT, "reference.kl_coef=0", *overrides)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_taken_port_or_directory_is_refused(rlsys: Rlsys, tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_a_taken_port_or_directory_is_refused(rlsys: Rlsys, tmp_path: Path) -> N
         taken.bind(("", 0))
         port = taken.getsockname()[1]
         for option in ("policy.port", "cluster.dashboard_port"):
-            found = rlsys("train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/run", f"{option}={port}")
-            assert found.returncode == 2
-            assert f"{option}: port {port} is taken" in found.stderr
+            result = rlsys("train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/run", f"{option}={port}")
+            assert result.returncode == 2
+            assert f"{option}: port {port} is taken" in result.stderr
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("precious")
-    found = rlsys("train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/other")
-    assert found.returncode == 2
-    assert "not a run" in found.stderr
+    result = rlsys("train", "configs/tiny_cpu.yaml", f"run.dir={tmp_path}/other")
+    assert result.returncode == 2
+    assert "not a run" in result.stderr
     assert (tmp_path / "other" / "thesis.tex").read_text() == "precious"

@@ -61,11 +61,11 @@ class Desk:
     def __call__(self, *words: str, timeout_s: float = 150) -> tuple[int, str]:
         process = self.start(*words)
         try:
-            said, _ = process.communicate(timeout=timeout_s)
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
             raise AssertionError(process.communicate()[0]) from None
-        return process.returncode, said
+        return process.returncode, output
 
 
 @pytest.fixture
@@ -77,44 +77,44 @@ def test_a_job_is_left_alone_stopped_and_taken_up_again_and_nobody_is_told_its_s
     submit = ["submit", "configs/mine.yaml", f"run.dir={desk.run}", "--with", "lib"]
     following = desk.start(*submit, "--id", "mine")
     assert following.stdout is not None
-    said = ""
-    while "step 1/9000" not in said:
+    output = ""
+    while "step 1/9000" not in output:
         line = following.stdout.readline()
-        assert line, f"the job ended early: {said}"
-        said += line
+        assert line, f"the job ended early: {output}"
+        output += line
     following.send_signal(signal.SIGINT)
-    said += following.communicate(timeout=30)[0]
+    output += following.communicate(timeout=30)[0]
     assert following.returncode == 130
-    assert "sent with the job (5 files," in said
-    assert "configs/base.yaml, configs/mine.yaml, data/orders.jsonl, lib/scores.py, own.py" in said
-    assert "read on the cluster, in the environment that `ray start` had on each node: OWN_ACCESS" in said
-    assert "step 1/9000  reward 0.750" in said, f"the job's own words, with the reward of own.py: {said}"
-    assert f"detached; job mine goes on.\n  rlsys job logs mine --address {desk.cluster.url} --follow" in said
+    assert "sent with the job (5 files," in output
+    assert "configs/base.yaml, configs/mine.yaml, data/orders.jsonl, lib/scores.py, own.py" in output
+    assert "read on the cluster, in the environment that `ray start` had on each node: OWN_ACCESS" in output
+    assert "step 1/9000  reward 0.750" in output, f"the job's own words, with the reward of own.py: {output}"
+    assert f"detached; job mine goes on.\n  rlsys job logs mine --address {desk.cluster.url} --follow" in output
 
-    code, said = desk("job", "status", "mine")
+    code, output = desk("job", "status", "mine")
     assert code == 0
-    assert "mine  RUNNING  since " in said
-    assert f"run directory: {desk.run}" in said
+    assert "mine  RUNNING  since " in output
+    assert f"run directory: {desk.run}" in output
 
-    code, said = desk("job", "stop", "mine")
+    code, output = desk("job", "stop", "mine")
     done = read(desk.run / "metrics.jsonl")[-1]["step"]
     assert code == 0
-    assert "Ray kills the job after 70 s" in said
-    assert f"stopped after step {done}, which is saved." in said
+    assert "Ray kills the job after 70 s" in output
+    assert f"stopped after step {done}, which is saved." in output
     again = f"rlsys submit configs/mine.yaml run.dir={desk.run} --with lib --address {desk.cluster.url}"
-    assert f"job mine was stopped. Resume with: {again}\n" in said
+    assert f"job mine was stopped. Resume with: {again}\n" in output
 
-    code, said = desk(*submit, f"trainer.steps={done + 1}", "--id", "again")
-    assert code == 0, said
-    assert f"resumed from {desk.run}/checkpoints/step-{done:06}" in said
-    assert f"step {done + 1}/{done + 1}  reward 0.750" in said
-    assert "job again is done" in said
+    code, output = desk(*submit, f"trainer.steps={done + 1}", "--id", "again")
+    assert code == 0, output
+    assert f"resumed from {desk.run}/checkpoints/step-{done:06}" in output
+    assert f"step {done + 1}/{done + 1}  reward 0.750" in output
+    assert "job again is done" in output
     steps = [line["step"] for line in read(desk.run / "metrics.jsonl")]
     assert steps == list(range(done + 2))
 
-    code, said = desk("job", "list")
+    code, output = desk("job", "list")
     assert code == 0
-    newest, before = said.splitlines()
+    newest, before = output.splitlines()
     assert newest.startswith("again  SUCCEEDED  since ")
     assert before.startswith("mine   STOPPED    since ")
     code, logs = desk("job", "logs", "again")
@@ -129,34 +129,36 @@ def test_a_job_is_left_alone_stopped_and_taken_up_again_and_nobody_is_told_its_s
 
 def test_the_exit_code_of_a_job_that_finds_no_data_comes_back(desk: Desk) -> None:
     missing = f"data.train={desk.folder.parent}/shared/none.jsonl"
-    code, said = desk("submit", "configs/mine.yaml", f"run.dir={desk.run}", missing, "--with", "lib", "--id", "no-data")
-    assert code == 2, said
-    assert f"not sent, looked for on the cluster: data.train {desk.folder.parent}/shared/none.jsonl" in said
-    assert f"✗ data.train: {desk.folder.parent}/shared/none.jsonl does not exist" in said
-    assert "✗ job no-data failed with exit code 2" in said
+    code, output = desk(
+        "submit", "configs/mine.yaml", f"run.dir={desk.run}", missing, "--with", "lib", "--id", "no-data"
+    )
+    assert code == 2, output
+    assert f"not sent, looked for on the cluster: data.train {desk.folder.parent}/shared/none.jsonl" in output
+    assert f"✗ data.train: {desk.folder.parent}/shared/none.jsonl does not exist" in output
+    assert "✗ job no-data failed with exit code 2" in output
 
 
 def test_a_cluster_without_rlsys_says_so(desk: Desk) -> None:
     submit = ["submit", "configs/mine.yaml", f"run.dir={desk.run}", "--env", "PATH=/usr/bin:/bin", "--id", "without"]
-    code, said = desk(*submit, "--no-wait")
-    assert code == 0, said
-    assert said.endswith(f"Follow it with: rlsys job logs without --address {desk.cluster.url} --follow\n")
-    code, said = desk("job", "logs", "without", "--follow")
-    assert code == 127, said
-    assert "✗ job without: `rlsys` is not found on the cluster. Install it on every node" in said
+    code, output = desk(*submit, "--no-wait")
+    assert code == 0, output
+    assert output.endswith(f"Follow it with: rlsys job logs without --address {desk.cluster.url} --follow\n")
+    code, output = desk("job", "logs", "without", "--follow")
+    assert code == 127, output
+    assert "✗ job without: `rlsys` is not found on the cluster. Install it on every node" in output
 
 
 def test_a_wrong_token_and_a_job_that_is_not_there_are_one_sentence_each(desk: Desk) -> None:
-    code, said = desk("job", "status", "none")
+    code, output = desk("job", "status", "none")
     assert code == 2
-    assert said == f"✗ {desk.cluster.url} knows no such job. `rlsys job list` shows those it knows.\n"
+    assert output == f"✗ {desk.cluster.url} knows no such job. `rlsys job list` shows those it knows.\n"
     desk.environment["RAY_AUTH_TOKEN"] = "0" * 64
-    code, said = desk("job", "list")
+    code, output = desk("job", "list")
     assert code == 2
-    assert said.startswith(f"✗ {desk.cluster.url} refuses this token. It is taken from RAY_AUTH_TOKEN")
+    assert output.startswith(f"✗ {desk.cluster.url} refuses this token. It is taken from RAY_AUTH_TOKEN")
     del desk.environment["RAY_AUTH_TOKEN"]
     desk.environment["RAY_AUTH_TOKEN_PATH"] = str(desk.folder / "none")
-    code, said = desk("job", "list")
+    code, output = desk("job", "list")
     assert code == 2
-    assert "token" in said, said
-    assert said.count("\n") == 1, said
+    assert "token" in output, output
+    assert output.count("\n") == 1, output

@@ -65,17 +65,17 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
 
 
 def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(environment: dict[str, str], tmp_path: Path) -> None:
-    alone = Run(tmp_path / "alone", *AHEAD, environment=environment).start()
-    assert alone.wait() == 0, alone.text()
-    assert [line["lag"] for line in alone.lines()[1:]] == [0] + [1] * 9
-    assert all(line["groups/equal"] == 0 and line["kl"] == 0 for line in alone.lines()[1:])
-    assert not (alone.path / "logs" / "reference.log").exists()
+    undisturbed = Run(tmp_path / "alone", *AHEAD, environment=environment).start()
+    assert undisturbed.wait() == 0, undisturbed.text()
+    assert [line["lag"] for line in undisturbed.lines()[1:]] == [0] + [1] * 9
+    assert all(line["groups/equal"] == 0 and line["kl"] == 0 for line in undisturbed.lines()[1:])
+    assert not (undisturbed.path / "logs" / "reference.log").exists()
     left = (
-        Path(environment["TMPDIR"]) / f"rlsys-{alone.process.pid}-left"
+        Path(environment["TMPDIR"]) / f"rlsys-{undisturbed.process.pid}-left"
     )  # as of a run that is killed after its last step
     left.mkdir()
-    assert alone.start().wait() == 0, alone.text()
-    assert "finished: 10 steps are done" in alone.text()
+    assert undisturbed.start().wait() == 0, undisturbed.text()
+    assert "finished: 10 steps are done" in undisturbed.text()
     assert not left.exists()
     with running(tmp_path / "run", *AHEAD, environment=environment) as run:
         run.until_step(3)
@@ -91,9 +91,9 @@ def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(environment: dict[s
 
 def test_ppo_with_a_critic_one_rank_of_which_is_killed_too(environment: dict[str, str], tmp_path: Path) -> None:
     ppo = {"config": ROOT / "configs" / "ppo.yaml", "environment": environment}
-    alone = Run(tmp_path / "alone", *CRITIC, **ppo).start()
-    assert alone.wait() == 0, alone.text()
-    lines = alone.lines()
+    undisturbed = Run(tmp_path / "alone", *CRITIC, **ppo).start()
+    assert undisturbed.wait() == 0, undisturbed.text()
+    lines = undisturbed.lines()
     assert [("loss" in line, "critic/loss" in line) for line in lines[1:]] == [(False, True)] + [(True, True)] * 5
     assert lines[1]["critic/value_mean"] == 0, "nothing is expected at first"
     assert lines[-1]["critic/value_mean"] != 0

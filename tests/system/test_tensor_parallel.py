@@ -30,12 +30,12 @@ def test_two_halves_sample_what_one_engine_does_and_another_two_take_their_place
     assert run.events("restart") == []
     first = run.lines()[0]
     assert first["eval/zigzag/accuracy"] == Run(undisturbed).lines()[0]["eval/zigzag/accuracy"]
-    alone, mine = samples(undisturbed), samples(run.path)
-    common = {key for key, row in mine.items() if key in alone and row["version"] == 0 and not row["changes"]}
+    single, mine = samples(undisturbed), samples(run.path)
+    common = {key for key, row in mine.items() if key in single and row["version"] == 0 and not row["changes"]}
     assert len(common) >= 16
     for key in common:
-        assert mine[key]["tokens"] == alone[key]["tokens"]
-        assert mine[key]["rollout_logprobs"] == pytest.approx(alone[key]["rollout_logprobs"], abs=1e-5)
+        assert mine[key]["tokens"] == single[key]["tokens"]
+        assert mine[key]["rollout_logprobs"] == pytest.approx(single[key]["rollout_logprobs"], abs=1e-5)
 
 
 def half(run: Run) -> psutil.Process:

@@ -11,14 +11,14 @@ from killing import ROOT, STEPS, read, require_equal, running
 
 def exported(text: str) -> dict[str, float]:
     """The figures on a page for Prometheus, by name and our own labels: `rlsys_accuracy{source=…}`."""
-    found = {}
+    values = {}
     for line in text.splitlines():
         if match := re.match(r"(ray_rlsys_\w+)\{(.*)\} (\S+)$", line):
             labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
             more = [labels[k] for k in ("source", "phase", "engine", "reason", "le") if k in labels]
-            found[" ".join([match[1], *more])] = float(match[3])
+            values[" ".join([match[1], *more])] = float(match[3])
             assert labels["run"] == "run"
-    return found
+    return values
 
 
 def test_a_run_with_every_tracker_that_is_killed_is_the_same_run(
@@ -52,10 +52,10 @@ def test_a_run_with_every_tracker_that_is_killed_is_the_same_run(
     assert 1 <= first["ray_rlsys_step"] <= 10
     names = {name.split()[0] for name in first}
     board = (ROOT / "launch" / "grafana.json").read_text()
-    asked = set(re.findall(r"ray_rlsys_\w+", board))
+    queried = set(re.findall(r"ray_rlsys_\w+", board))
     rare = {"ray_rlsys_reward_failures_total", "ray_rlsys_workers_replaced_total", "ray_rlsys_stalls_total"}
     rare |= {"ray_rlsys_updates_skipped_total", "ray_rlsys_tracker_failures_total", "ray_rlsys_checkpoints_total"}
-    assert asked <= names | rare, asked - names
+    assert queried <= names | rare, queried - names
 
     steps = list(range(11))
     from mlflow import MlflowClient
@@ -70,11 +70,11 @@ def test_a_run_with_every_tracker_that_is_killed_is_the_same_run(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient((run.path / "mlruns").as_uri())
     (experiment,) = [e for e in client.search_experiments() if e.name == "rlsys"]
-    (there,) = client.search_runs([experiment.experiment_id])
-    assert there.info.status == "FINISHED"
-    found = [m.step for m in client.get_metric_history(there.info.run_id, "reward/mean")]
-    assert sorted(set(found)) == steps[1:]
-    assert len(found) <= 11, "the step in which it was killed may be there twice"
+    (mlflow_run,) = client.search_runs([experiment.experiment_id])
+    assert mlflow_run.info.status == "FINISHED"
+    logged_steps = [m.step for m in client.get_metric_history(mlflow_run.info.run_id, "reward/mean")]
+    assert sorted(set(logged_steps)) == steps[1:]
+    assert len(logged_steps) <= 11, "the step in which it was killed may be there twice"
     assert json.loads((run.path / "tracking.json").read_text())["sent"] == dict.fromkeys(
         ["tensorboard", "mlflow", "wandb", "ray"], 10
     )

@@ -12,7 +12,7 @@ def test_a_run_learns_whatever_its_reward_function_does(trapped: Seen) -> None:
     failed = {reason: sum(line.get(f"failure/{reason}", 0) for line in lines) for reason in REASONS}
     assert all(failed.values()), failed
     assert sum(failed.values()) == sum(line.get("reward/failed", 0) for line in lines)
-    told = trapped.run.events("reward failure")
-    assert {e["reason"] for e in told} == set(REASONS)
-    assert any("Traceback" in e["detail"] for e in told)
+    failures = trapped.run.events("reward failure")
+    assert {e["reason"] for e in failures} == set(REASONS)
+    assert any("Traceback" in e["detail"] for e in failures)
     assert "a reward verdict failed (timeout): no verdict after 1 s" in trapped.run.text()

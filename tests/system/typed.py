@@ -60,9 +60,9 @@ class Typed:
         return bool(AT_CLUSTER.search(self.text))
 
 
-def typed(said: list[str]) -> list[tuple[str, ...]]:
+def typed(command: list[str]) -> list[tuple[str, ...]]:
     """None for what is only named; several for one|other."""
-    name, *rest = said
+    name, *rest = command
     if rest in (["--simulate"], ["--json"], ["--out"], ["stop"]) or (not rest and name != "doctor"):
         return []
     if rest and "|" in rest[0]:  # [ID] goes with all but the first
@@ -71,22 +71,22 @@ def typed(said: list[str]) -> list[tuple[str, ...]]:
     given = [w for w in rest if not re.fullmatch(r"\[[A-Z=]+\]\.\.\.|\.\.\.|…", w)]
     given = [re.sub(r"[\[\]]", "", w) for w in given]  # what may be left out is said
 
-    def meant(word: str) -> str:
+    def resolve(word: str) -> str:
         return re.sub(r"\b[A-Z][A-Z0-9]*\b", lambda m: OF_COMMAND.get((name, m[0]), STANDS_FOR.get(m[0], m[0])), word)
 
     given = [OF_COMMAND.get((name, w), w) for w in given]
-    return [(name, *(w if "/" in w or w.startswith("--") else meant(w) for w in given))]
+    return [(name, *(w if "/" in w or w.startswith("--") else resolve(w) for w in given))]
 
 
-def found() -> list[Typed]:
+def typed_commands() -> list[Typed]:
     """Each once, where it stands first."""
     first: dict[tuple[str, ...], str] = {}
     for page in PAGES:
         for where, text in commands(page):
             if text.startswith("make "):
                 continue
-            said = words(text)
-            for run in typed(said[1:]) if said[0] == "rlsys" else [tuple(said)]:
+            command = words(text)
+            for run in typed(command[1:]) if command[0] == "rlsys" else [tuple(command)]:
                 if not NEEDS_GPU.search(text):
                     first.setdefault(run, where)
     return [Typed(where, run) for run, where in first.items()]

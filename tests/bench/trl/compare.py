@@ -100,7 +100,7 @@ def quietly(command: list[Any], log: Path, environment: dict[str, str]) -> None:
 
 def run_trl(python: Path, case: Case, way: dict[str, int], folder: Path, steps: int, warm_up: int, seed: int) -> Run:
     out = folder / "trl.json"
-    asked = way | {
+    settings = way | {
         "model": str(folder / "model"),
         "prompts": str(folder / "model" / "prompts.jsonl"),
         "out": str(out),
@@ -117,9 +117,9 @@ def run_trl(python: Path, case: Case, way: dict[str, int], folder: Path, steps: 
         "TOKENIZERS_PARALLELISM": "false",
         "TMPDIR": str(folder),
     }
-    quietly([*start, HERE / "grpo.py", json.dumps(asked)], folder / "trl.log", environment)
-    found = json.loads(out.read_text())
-    return Run(steady(found["ends"], warm_up - 1), found["length"], {})
+    quietly([*start, HERE / "grpo.py", json.dumps(settings)], folder / "trl.log", environment)
+    results = json.loads(out.read_text())
+    return Run(steady(results["ends"], warm_up - 1), results["length"], {})
 
 
 def run_rlsys(case: Case, way: list[str], folder: Path, steps: int, warm_up: int, seed: int) -> Run:
@@ -148,16 +148,16 @@ def run_rlsys(case: Case, way: list[str], folder: Path, steps: int, warm_up: int
 
 
 def of(side: str, rates: Rates) -> Rates:
-    return {what: found for what, found in rates.items() if what.startswith(side)}
+    return {name: values for name, values in rates.items() if name.startswith(side)}
 
 
 def near_the_best(rates: Rates) -> list[str]:
     """The ways of each side that were not a tenth slower than its fastest in the first round."""
     return [
-        what
+        name
         for side in SIDES
-        for what, found in of(side, rates).items()
-        if found[0] > 0.9 * max(other[0] for other in of(side, rates).values())
+        for name, values in of(side, rates).items()
+        if values[0] > 0.9 * max(other[0] for other in of(side, rates).values())
     ]
 
 
@@ -169,38 +169,40 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=3, help="steps before them")
     parser.add_argument("--only", choices=SIDES, nargs="+", default=SIDES, help="not the others")
     parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "rlsys" / "bench-trl")
-    asked = parser.parse_args()
-    case = CASES[asked.case]
-    python = installed(asked.venv) if "TRL" in asked.only else Path()
+    options = parser.parse_args()
+    case = CASES[options.case]
+    python = installed(options.venv) if "TRL" in options.only else Path()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         print(f"{save_case(case, folder / 'model') / 1e6:.2f} M parameters", flush=True)
         ways: dict[str, Callable[[int], Run]] = {}
         for side, of_side in (("rlsys", RLSYS), ("ahead", AHEAD)):
-            for what, settings in of_side.items() if side in asked.only else ():
-                ways[f"{side}, {what}"] = lambda seed, s=settings: run_rlsys(  # type: ignore[misc]
-                    case, s, folder, asked.steps, asked.warm_up, seed
+            for label, settings in of_side.items() if side in options.only else ():
+                ways[f"{side}, {label}"] = lambda seed, s=settings: run_rlsys(  # type: ignore[misc]
+                    case, s, folder, options.steps, options.warm_up, seed
                 )
-        if "TRL" in asked.only:
-            for what, way in TRL.items():
-                ways[f"TRL, {what}"] = lambda seed, w=way: run_trl(  # type: ignore[misc]
-                    python, case, w, folder, asked.steps, asked.warm_up, seed
+        if "TRL" in options.only:
+            for label, way in TRL.items():
+                ways[f"TRL, {label}"] = lambda seed, w=way: run_trl(  # type: ignore[misc]
+                    python, case, w, folder, options.steps, options.warm_up, seed
                 )
-        rates: Rates = {what: [] for what in ways}
-        for i in range(asked.rounds):
-            for what in ways if i == 0 else near_the_best(rates):
-                found = ways[what](i)
-                rates[what].append(SAMPLES / found.seconds)
-                phases = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in found.phases.items())
+        rates: Rates = {label: [] for label in ways}
+        for i in range(options.rounds):
+            for label in ways if i == 0 else near_the_best(rates):
+                result = ways[label](i)
+                rates[label].append(SAMPLES / result.seconds)
+                phases = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in result.phases.items())
                 print(
-                    f"{what:40} {found.seconds:7.3f} s a step, {rates[what][-1]:7.1f} samples/s, "
-                    f"mean length {found.length:.1f}  {phases}",
+                    f"{label:40} {result.seconds:7.3f} s a step, {rates[label][-1]:7.1f} samples/s, "
+                    f"mean length {result.length:.1f}  {phases}",
                     flush=True,
                 )
-    best = {side: max(near_the_best(of(side, rates)), key=lambda w: statistics.median(rates[w])) for side in asked.only}
-    for what in best.values():
+    best = {
+        side: max(near_the_best(of(side, rates)), key=lambda w: statistics.median(rates[w])) for side in options.only
+    }
+    for label in best.values():
         print(
-            f"best: {what}: {statistics.median(rates[what]):.1f} samples/s ({min(rates[what]):.1f} to {max(rates[what]):.1f})"
+            f"best: {label}: {statistics.median(rates[label]):.1f} samples/s ({min(rates[label]):.1f} to {max(rates[label]):.1f})"
         )
     for side in best.keys() - {"TRL"} if "TRL" in best else ():
         ratios = [a / b for a, b in zip(rates[best[side]], rates[best["TRL"]], strict=True)]

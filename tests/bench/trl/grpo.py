@@ -30,32 +30,32 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    torch.set_num_threads(asked["threads"])
+    settings = json.loads(sys.argv[1])
+    torch.set_num_threads(settings["threads"])
     lengths: list[int] = []
 
     def reward(completion_ids: list[list[int]], **row: Any) -> list[float]:
         lengths.extend(map(len, completion_ids))
         return brevity_for_trl(completion_ids, **row)
 
-    processes = asked["processes"]
+    processes = settings["processes"]
     config = GRPOConfig(
-        output_dir=asked["out"] + ".dir",
+        output_dir=settings["out"] + ".dir",
         use_cpu=True,
         bf16=False,
-        seed=asked["seed"],
-        max_steps=asked["steps"],
-        per_device_train_batch_size=asked["micro"] // processes,
-        gradient_accumulation_steps=SAMPLES // asked["micro"],  # one optimizer update, and one generation, per step
+        seed=settings["seed"],
+        max_steps=settings["steps"],
+        per_device_train_batch_size=settings["micro"] // processes,
+        gradient_accumulation_steps=SAMPLES // settings["micro"],  # one optimizer update, and one generation, per step
         num_generations=GROUP,
-        max_completion_length=asked["new_tokens"],
+        max_completion_length=settings["new_tokens"],
         temperature=1.0,
         beta=0.0,
         learning_rate=1e-30,
         lr_scheduler_type="constant",
         optim="adamw_torch",
         gradient_checkpointing=False,  # TRL's default is true, which costs a second forward pass
-        torch_compile=asked.get("compile", False),
+        torch_compile=settings.get("compile", False),
         generation_kwargs={"use_cache": True},
         model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
         ddp_find_unused_parameters=False,
@@ -67,16 +67,16 @@ def main() -> None:
     )
     stopwatch = Stopwatch()
     trainer = GRPOTrainer(
-        model=asked["model"],
+        model=settings["model"],
         reward_funcs=reward,
         args=config,
-        train_dataset=load_dataset("json", data_files=asked["prompts"], split="train"),
+        train_dataset=load_dataset("json", data_files=settings["prompts"], split="train"),
         callbacks=[stopwatch],
     )
     trainer.train()
     if trainer.accelerator.is_main_process:
-        found = {"ends": stopwatch.ends, "length": sum(lengths) / len(lengths)}
-        Path(asked["out"]).write_text(json.dumps(found))
+        results = {"ends": stopwatch.ends, "length": sum(lengths) / len(lengths)}
+        Path(settings["out"]).write_text(json.dumps(results))
     trainer.accelerator.end_training()  # several processes that just end sometimes abort
     sys.stdout.flush()
     os._exit(0)  # or wait for ever, in a thread of some library

@@ -13,7 +13,7 @@ DIRECTORY = "run.dir=/shared/runs/one"
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to submit from."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -36,7 +36,7 @@ def refused(*overrides: str, path: str = "one.yaml") -> str:
     return str(caught.value)
 
 
-def test_the_configuration_is_sent_with_its_bases_and_files(here: Path) -> None:
+def test_the_configuration_is_sent_with_its_bases_and_files(folder: Path) -> None:
     write("configs/base.yaml", "data: {template: chat.jinja}")
     write("configs/one.yaml", "base: base.yaml\nreward: {functions: {my/own.py:f: 1.0, mine.rewards:g: 1.0}}")
     write("chat.jinja", "{{ messages[0].content }}")
@@ -45,8 +45,8 @@ def test_the_configuration_is_sent_with_its_bases_and_files(here: Path) -> None:
         write(file)
     write("sums/train/a.jsonl", json.dumps({"prompt": "1+1="}))
     write("sums/.git/config")
-    found = build_package("configs/one.yaml", (DIRECTORY, "data.train=sums"))
-    assert list(found.files) == [
+    package = build_package("configs/one.yaml", (DIRECTORY, "data.train=sums"))
+    assert list(package.files) == [
         "chat.jinja",
         "configs/base.yaml",
         "configs/one.yaml",
@@ -55,20 +55,20 @@ def test_the_configuration_is_sent_with_its_bases_and_files(here: Path) -> None:
         "my/own.py",
         "sums/train/a.jsonl",
     ]
-    assert found.config_path == "configs/one.yaml"
-    assert found.not_sent == []
+    assert package.config_path == "configs/one.yaml"
+    assert package.not_sent == []
 
 
-def test_files_keep_their_relative_paths_in_the_job(here: Path, tmp_path: Path) -> None:
+def test_files_keep_their_relative_paths_in_the_job(folder: Path, tmp_path: Path) -> None:
     write("configs/one.yaml", "data: {train: data/a.jsonl}")
     write("data/a.jsonl", "what is in it")
-    build_package(str(here / "configs" / "one.yaml"), (DIRECTORY,)).copy_to(tmp_path / "there")
-    there = sorted(str(p.relative_to(tmp_path / "there")) for p in (tmp_path / "there").rglob("*") if p.is_file())
-    assert there == ["configs/one.yaml", "data/a.jsonl"]
+    build_package(str(folder / "configs" / "one.yaml"), (DIRECTORY,)).copy_to(tmp_path / "there")
+    copied = sorted(str(p.relative_to(tmp_path / "there")) for p in (tmp_path / "there").rglob("*") if p.is_file())
+    assert copied == ["configs/one.yaml", "data/a.jsonl"]
     assert (tmp_path / "there" / "data" / "a.jsonl").read_text() == "what is in it"
 
 
-def test_runs_and_hidden_files_of_a_folder_are_not_sent(here: Path) -> None:
+def test_runs_and_hidden_files_of_a_folder_are_not_sent(folder: Path) -> None:
     write("one.yaml")
     for file in (
         "code/a.py",
@@ -82,11 +82,11 @@ def test_runs_and_hidden_files_of_a_folder_are_not_sent(here: Path) -> None:
     assert list(build_package("one.yaml", (DIRECTORY,), ("code",)).files) == ["code/a.py", "code/deep/b.py", "one.yaml"]
 
 
-def test_absolute_paths_are_expected_on_the_cluster(here: Path) -> None:
+def test_absolute_paths_are_expected_on_the_cluster(folder: Path) -> None:
     write("one.yaml", "model: {path: /shared/models/qwen}\nreward: {functions: {/shared/own.py:f: 1.0}}")
-    found = build_package("one.yaml", (DIRECTORY, "data.train=/shared/train.jsonl", "data.template=~/chat.jinja"))
-    assert list(found.files) == ["one.yaml"]
-    assert [str(n) for n in found.not_sent] == [
+    package = build_package("one.yaml", (DIRECTORY, "data.train=/shared/train.jsonl", "data.template=~/chat.jinja"))
+    assert list(package.files) == ["one.yaml"]
+    assert [str(n) for n in package.not_sent] == [
         "model.path /shared/models/qwen",
         "data.template ~/chat.jinja",
         "data.train /shared/train.jsonl",
@@ -94,27 +94,27 @@ def test_absolute_paths_are_expected_on_the_cluster(here: Path) -> None:
     ]
 
 
-def test_a_user_tracker_is_sent_or_expected_on_the_cluster(here: Path) -> None:
+def test_a_user_tracker_is_sent_or_expected_on_the_cluster(folder: Path) -> None:
     write("one.yaml")
     write("board.py", "def to_text(told): ...\n")
     assert list(build_package("one.yaml", (DIRECTORY, "tracking.to=board.py:to_text")).files) == [
         "board.py",
         "one.yaml",
     ]
-    [there] = build_package("one.yaml", (DIRECTORY, "tracking.to=/shared/board.py:to_text")).not_sent
-    assert str(there) == "tracking.to /shared/board.py"
+    [missing] = build_package("one.yaml", (DIRECTORY, "tracking.to=/shared/board.py:to_text")).not_sent
+    assert str(missing) == "tracking.to /shared/board.py"
     assert "board.py has no function `to_txt`" in refused(DIRECTORY, "tracking.to=board.py:to_txt")
     with_key = "tracking.to={board.py:to_text: {key: '${oc.env:ONLY_THERE}'}}"
     assert build_package("one.yaml", (DIRECTORY, with_key)).variables == ["ONLY_THERE"]
 
 
-def test_the_directory_of_a_reward_model_is_sent(here: Path) -> None:
+def test_the_directory_of_a_reward_model_is_sent(folder: Path) -> None:
     write("one.yaml", "reward: {functions: {model: {path: judge}}}")
     write("judge/config.json")
     assert list(build_package("one.yaml", (DIRECTORY,)).files) == ["judge/config.json", "one.yaml"]
 
 
-def test_a_variable_that_only_the_cluster_has_is_named(here: Path) -> None:
+def test_a_variable_that_only_the_cluster_has_is_named(folder: Path) -> None:
     write("one.yaml", "reward: {functions: {own.py:f: {api_key: '${oc.env:ONLY_THERE}'}}}")
     write("own.py", FUNCTION)
     assert build_package("one.yaml", (DIRECTORY,)).variables == ["ONLY_THERE"]
@@ -122,20 +122,20 @@ def test_a_variable_that_only_the_cluster_has_is_named(here: Path) -> None:
     assert build_package("one.yaml", (DIRECTORY, judge)).variables == ["JUDGE_TOKEN"]
 
 
-def test_a_module_may_be_one_that_only_the_cluster_has(here: Path) -> None:
+def test_a_module_may_be_one_that_only_the_cluster_has(folder: Path) -> None:
     write("one.yaml", "reward: {functions: {only_there.rewards:f: 1.0}}\nalgorithm: {advantage: 'only_there:g'}")
     write("own.py", FUNCTION)
     assert list(build_package("one.yaml", (DIRECTORY,)).files) == ["one.yaml"]
     assert "own.py has no function `g`. Functions there: f." in refused(DIRECTORY, "reward.functions=own.py:g")
 
 
-def test_a_run_directory_inside_the_job_is_refused(here: Path) -> None:
+def test_a_run_directory_inside_the_job_is_refused(folder: Path) -> None:
     write("one.yaml")
     assert refused().startswith("run.dir is runs/one, which on a cluster lies in the job's working directory")
     assert refused().endswith("run.dir=/shared/runs/one")
 
 
-def test_what_validate_refuses_is_refused(here: Path) -> None:
+def test_what_validate_refuses_is_refused(folder: Path) -> None:
     write("one.yaml", "trainer: {stesp: 3}")
     assert "Did you mean `trainer.steps`?" in refused(DIRECTORY)
     assert "not_there.jsonl does not exist" in refused(
@@ -143,18 +143,18 @@ def test_what_validate_refuses_is_refused(here: Path) -> None:
     )
 
 
-def test_files_outside_the_folder_are_refused(here: Path) -> None:
+def test_files_outside_the_folder_are_refused(folder: Path) -> None:
     write("../elsewhere.py", FUNCTION)
     write("one.yaml", "reward: {functions: {../elsewhere.py:f: 1.0}}")
     assert refused(DIRECTORY).startswith(
-        f"reward.functions ../elsewhere.py is outside of {here}, and files keep their place"
+        f"reward.functions ../elsewhere.py is outside of {folder}, and files keep their place"
     )
     assert refused(DIRECTORY, path="../none.yaml") == "../none.yaml: no such file."
     write("../other.yaml")
     assert "the configuration ../other.yaml is outside of" in refused(DIRECTORY, path="../other.yaml")
 
 
-def test_files_that_are_too_large_are_named_with_both_sizes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_too_large_are_named_with_both_sizes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_package, "MAX_BYTES", 1 << 20)
     write("one.yaml", "data: {train: large.jsonl}")
     write("large.jsonl", "0" * (3 << 19))

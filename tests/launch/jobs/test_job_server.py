@@ -37,11 +37,11 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    found = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{found.server_port}"
-    found.shutdown()
-    found.server_close()
+    http_server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{http_server.server_port}"
+    http_server.shutdown()
+    http_server.server_close()
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, status: int, body: str) -> None:
@@ -81,9 +81,9 @@ def test_another_version_of_ray_is_refused(server: str, monkeypatch: pytest.Monk
 
 
 def test_an_unreachable_server_is_reported_with_a_way_out() -> None:
-    said = refused(f"http://127.0.0.1:{free_port()}")
-    assert said.startswith("no Ray job server answers at http://127.0.0.1:")
-    assert "ssh -L 8265:localhost:8265 HEAD" in said
+    message = refused(f"http://127.0.0.1:{free_port()}")
+    assert message.startswith("no Ray job server answers at http://127.0.0.1:")
+    assert "ssh -L 8265:localhost:8265 HEAD" in message
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, "not here"), (200, "<html>a page</html>")])
@@ -98,9 +98,9 @@ def test_another_server_at_the_address_is_refused(
 
 def test_a_refused_token_is_reported_with_its_source(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, 403, "Forbidden: Invalid authentication token")
-    said = refused(server)
-    assert said.startswith(f"http://{server} refuses this token. It is taken from RAY_AUTH_TOKEN, the file")
-    assert "0" * 64 not in said
+    message = refused(server)
+    assert message.startswith(f"http://{server} refuses this token. It is taken from RAY_AUTH_TOKEN, the file")
+    assert "0" * 64 not in message
 
 
 def test_a_password_in_the_address_is_not_shown() -> None:
@@ -180,13 +180,13 @@ class Client:
 
 def followed(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Follows its job, and returns what was written."""
-    found = object.__new__(JobServer)
-    found.client, found.shown, found.connected = client, "http://head:8265", True
-    monkeypatch.setattr(found, "wait_for_end", lambda name, _: found.job(name))
+    job_server = object.__new__(JobServer)
+    job_server.client, job_server.shown, job_server.connected = client, "http://head:8265", True
+    monkeypatch.setattr(job_server, "wait_for_end", lambda name, _: job_server.job(name))
     monkeypatch.setattr("launch.jobs.server.time.sleep", lambda _: None)
-    said: list[str] = []
-    found.follow("mine", said.append)
-    return said
+    printed: list[str] = []
+    job_server.follow("mine", printed.append)
+    return printed
 
 
 def test_a_quiet_job_is_followed_after_a_failed_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,12 @@ class Server:
 
 def job(name: str, status: str, code: int | None = None, message: str = "", **about: str) -> Any:
     """A job that ran for three hours, four minutes and five seconds."""
-    found = SimpleNamespace(value=status, is_terminal=lambda: status in ("SUCCEEDED", "STOPPED", "FAILED"))
+    state = SimpleNamespace(value=status, is_terminal=lambda: status in ("SUCCEEDED", "STOPPED", "FAILED"))
     times = {"start_time": 1_000_000_000_000, "end_time": 1_000_011_045_000}
     entrypoint = "rlsys train CONFIG run.dir=/shared/run"
     return SimpleNamespace(
         submission_id=name,
-        status=found,
+        status=state,
         driver_exit_code=code,
         message=message,
         metadata=about,
@@ -58,7 +58,7 @@ def test_the_list_has_a_line_per_job_in_a_narrow_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "code", "words"),
+    ("ended_job", "code", "words"),
     [
         (job("one", "SUCCEEDED", 0), 0, "job one is done\n"),
         (
@@ -83,8 +83,8 @@ def test_the_list_has_a_line_per_job_in_a_narrow_terminal() -> None:
         ),
     ],
 )
-def test_every_end_has_a_sentence_and_an_exit_code(found: Any, code: int, words: str) -> None:
-    assert run_command(submit.print_ending, Server(found), "one", found) == (code, words)
+def test_every_end_has_a_sentence_and_an_exit_code(ended_job: Any, code: int, words: str) -> None:
+    assert run_command(submit.print_ending, Server(ended_job), "one", ended_job) == (code, words)
 
 
 def test_the_status_of_a_job_says_what_it_runs_and_how_it_ended() -> None:

@@ -52,8 +52,8 @@ def decompress(piece: bytes):
 
 def read_pieces(target) -> dict:
     """Returns the pieces inside a page."""
-    found = re.findall(r'<script type="text/plain" id="piece-([^"]+)">([^<]*)</script>', target.read_text())
-    return {name: decompress(base64.b64decode(text)) for name, text in found}
+    pieces = re.findall(r'<script type="text/plain" id="piece-([^"]+)">([^<]*)</script>', target.read_text())
+    return {name: decompress(base64.b64decode(text)) for name, text in pieces}
 
 
 def run_report(*runs, **wanted) -> str:
@@ -63,8 +63,8 @@ def run_report(*runs, **wanted) -> str:
 
 
 def report_data(run) -> dict:
-    [found] = page_data([ReportedRun.read(run)])["runs"]
-    return found
+    [data] = page_data([ReportedRun.read(run)])["runs"]
+    return data
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_another_file_can_be_named_and_its_folder_is_made(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("out", "said"),
+    ("out", "message"),
     [
         ("demo", r"--out: .*demo is a directory. Name a file in it: --out .*demo/report.html"),
         ("demo/", "is a directory"),
@@ -149,10 +149,10 @@ def test_another_file_can_be_named_and_its_folder_is_made(tmp_path):
         ("x" * 300, r"cannot be written: File name too long"),
     ],
 )
-def test_an_unwritable_target_is_refused_with_a_way_out(tmp_path, monkeypatch, out, said):
+def test_an_unwritable_target_is_refused_with_a_way_out(tmp_path, monkeypatch, out, message):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         run_report(make_run(tmp_path / "demo", 1), out=out)
 
 
@@ -171,11 +171,11 @@ def test_a_run_without_any_step_is_shown_and_says_so(tmp_path):
     (run / "metrics.jsonl").write_text("")
     (run / "events.jsonl").write_text("")
     run_report(run)
-    found = read_pieces(run / "report.html")["main"]["runs"][0]
-    assert found["state"]["kind"] == "open"
-    assert "No step has been finished yet: there are no curves." in found["missing"]
-    assert "No samples are saved in samples/." in found["missing"]
-    assert any("no events.jsonl" in text for text in found["missing"])
+    data = read_pieces(run / "report.html")["main"]["runs"][0]
+    assert data["state"]["kind"] == "open"
+    assert "No step has been finished yet: there are no curves." in data["missing"]
+    assert "No samples are saved in samples/." in data["missing"]
+    assert any("no events.jsonl" in text for text in data["missing"])
 
 
 def test_a_run_without_evaluations_says_so(tmp_path):
@@ -189,23 +189,23 @@ def test_a_broken_last_line_and_invalid_numbers_are_ignored(tmp_path):
     run = make_run(tmp_path / "demo", 2)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "reward/mean": NaN, "kl": Infinity, "entropy": null}\n{"step": 4, "rew')
-    found = report_data(run)
-    assert found["figures"]["step"] == [0, 1, 2, 3]
-    assert found["figures"]["reward/mean"][-1] is None
-    assert found["figures"]["kl"][-1] is None
-    assert found["figures"]["entropy"][-1] is None
-    compress_piece(found)  # which allows no nan
+    data = report_data(run)
+    assert data["figures"]["step"] == [0, 1, 2, 3]
+    assert data["figures"]["reward/mean"][-1] is None
+    assert data["figures"]["kl"][-1] is None
+    assert data["figures"]["entropy"][-1] is None
+    compress_piece(data)  # which allows no nan
 
 
 def test_the_options_of_another_version_are_shown_as_they_are(tmp_path):
     run = make_run(tmp_path / "demo", 2)
     with (run / "config.yaml").open("a") as file:
         file.write("holodeck:\n  decks: 3\n")
-    found = report_data(run)
-    assert any("another version of rlsys" in text and "holodeck" in text for text in found["missing"])
-    [unknown] = [o for o in found["options"] if o["name"] == "holodeck.decks"]
+    data = report_data(run)
+    assert any("another version of rlsys" in text and "holodeck" in text for text in data["missing"])
+    [unknown] = [o for o in data["options"] if o["name"] == "holodeck.decks"]
     assert (unknown["value"], unknown["default"], unknown["differs"]) == ("3", None, True)
-    assert found["tables"] == {}
+    assert data["tables"] == {}
 
 
 def test_the_state_of_a_run_follows_from_its_last_event(tmp_path):
@@ -256,21 +256,21 @@ def test_every_chart_is_explained_in_a_sentence():
 
 
 def test_lanes_are_those_of_the_last_steps(tmp_path):
-    found = worker_lanes(make_run(tmp_path / "demo", 12, saved=False))
-    assert [(step, begin - BEGAN) for step, *_, begin in found["steps"]] == [(n, n) for n in range(7, 13)]
-    busy = {w["name"]: w["busy"] for w in found["workers"]}
+    lanes = worker_lanes(make_run(tmp_path / "demo", 12, saved=False))
+    assert [(step, begin - BEGAN) for step, *_, begin in lanes["steps"]] == [(n, n) for n in range(7, 13)]
+    busy = {w["name"]: w["busy"] for w in lanes["workers"]}
     assert list(busy) == ["driver", "policy-0", "rollout-0", "rollout-1"]
     assert busy["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
-    [row] = found["workers"][0]["rows"]
+    [row] = lanes["workers"][0]["rows"]
     step, rollout = row[0], row[1]
-    assert (found["names"][step[0]], step[1:4]) == ("step", [0.0, 950.0, 0])
-    assert (found["names"][rollout[0]], rollout[1:4]) == ("rollout", [0.0, 500.0, 1])
+    assert (lanes["names"][step[0]], step[1:4]) == ("step", [0.0, 950.0, 0])
+    assert (lanes["names"][rollout[0]], rollout[1:4]) == ("rollout", [0.0, 500.0, 1])
 
 
 def test_a_run_without_a_timeline_has_no_lanes_and_says_why(tmp_path):
-    found = report_data(make_run(tmp_path / "demo", 2, timeline=False))
-    assert found["lanes"] is None
-    assert any("logs/*.spans" in text for text in found["missing"])
+    data = report_data(make_run(tmp_path / "demo", 2, timeline=False))
+    assert data["lanes"] is None
+    assert any("logs/*.spans" in text for text in data["missing"])
 
 
 def test_settings_show_differences_from_the_defaults_with_meanings(tmp_path):
@@ -284,8 +284,8 @@ def test_settings_show_differences_from_the_defaults_with_meanings(tmp_path):
 
 def test_secrets_are_hidden_wherever_they_come_from(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "very-secret-4711")
-    said = "the key is very-secret-4711, or sk-abcdefghijklmnopqrstuv"
-    run = make_run(tmp_path / "demo", 2, texts={1: said}, events=(("stop", {"cause": f"Error: {said}"}),))
+    text = "the key is very-secret-4711, or sk-abcdefghijklmnopqrstuv"
+    run = make_run(tmp_path / "demo", 2, texts={1: text}, events=(("stop", {"cause": f"Error: {text}"}),))
     run_report(run)
     everything = json.dumps(read_pieces(run / "report.html"))
     assert "4711" not in everything
@@ -296,9 +296,9 @@ def test_secrets_are_hidden_wherever_they_come_from(tmp_path, monkeypatch):
 def test_adjacent_secrets_do_not_join_texts(tmp_path):
     file = tmp_path / "step-000001.parquet"
     batch = make_batch(1, 1, 4, None)
-    said = ["see http://me:pass", "@here", "Bearer", "abcdefghijklmnopqrst\n\x00\n"]
-    write_samples(file, replace(batch, samples=[replace(s, text=t) for s, t in zip(batch.samples, said, strict=True)]))
-    assert sample_texts(file)["text"] == said
+    texts = ["see http://me:pass", "@here", "Bearer", "abcdefghijklmnopqrst\n\x00\n"]
+    write_samples(file, replace(batch, samples=[replace(s, text=t) for s, t in zip(batch.samples, texts, strict=True)]))
+    assert sample_texts(file)["text"] == texts
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
@@ -316,12 +316,12 @@ def test_numbers_of_samples_are_columns_or_single_values(tmp_path):
 def test_tokens_have_their_text_and_three_numbers(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=1, samples=2)
     file = run / "samples" / "step-000001.parquet"
-    found = sample_tokens(file, None, load_token_texts(run, "builtin:tiny"))
-    said = "".join(found["words"][i] for i in found["ids"][0])
-    assert said == sample_texts(file)["text"][0] + "<eos>"
-    assert all(v <= 0 for v in found["logprob"][0])
-    assert found["gap"][0] == pytest.approx([1e-6] * len(found["ids"][0]), rel=0.3)
-    assert found["advantage"] is None, "all tokens have the sample's own"
+    tokens = sample_tokens(file, None, load_token_texts(run, "builtin:tiny"))
+    text = "".join(tokens["words"][i] for i in tokens["ids"][0])
+    assert text == sample_texts(file)["text"][0] + "<eos>"
+    assert all(v <= 0 for v in tokens["logprob"][0])
+    assert tokens["gap"][0] == pytest.approx([1e-6] * len(tokens["ids"][0]), rel=0.3)
+    assert tokens["advantage"] is None, "all tokens have the sample's own"
     assert sample_tokens(file, None, None)["words"] is None
 
 
@@ -345,15 +345,15 @@ def test_the_first_files_are_evenly_spread():
 
 def test_samples_without_room_are_left_out_and_the_report_says_so(tmp_path):
     run = make_run(tmp_path / "demo", 40)
-    found = sample_files(run)
-    whole, _ = choose_pieces(found, 1 << 20, None, lambda f: 4)
-    assert len(whole) == len(found)
+    files = sample_files(run)
+    whole, _ = choose_pieces(files, 1 << 20, None, lambda f: 4)
+    assert len(whole) == len(files)
     size = sum(one.size for one in whole.values())
-    some, _ = choose_pieces(found, size // 3, None, lambda f: 4)
+    some, _ = choose_pieces(files, size // 3, None, lambda f: 4)
     assert 0 < sum(one.size for one in some.values()) <= size // 3
     assert {"step-000040", "step-000001", "eval-000040", "eval-000000"} <= set(some), "the first and the last"
-    said = run_report(run, megabytes=size / 3 / (1 << 20))
-    assert re.search(r"Texts and tokens of \d+ of 182 groups are in this file", said)
+    output = run_report(run, megabytes=size / 3 / (1 << 20))
+    assert re.search(r"Texts and tokens of \d+ of 182 groups are in this file", output)
     pieces = read_pieces(run / "report.html")
     assert len(pieces["numbers"]) == 51, "the numbers of all samples are there"
     assert "--megabytes" in pieces["main"]["left_out"]
@@ -362,9 +362,9 @@ def test_samples_without_room_are_left_out_and_the_report_says_so(tmp_path):
 
 def test_a_large_step_keeps_its_first_groups(tmp_path):
     run = make_run(tmp_path / "demo", 1, prompts=64, samples=8)
-    found = sample_files(run)[-1:]
-    whole = choose_pieces(found, 1 << 20, None, lambda f: 64)[0]["step-000001"]
-    part = choose_pieces(found, whole.size * 4, None, lambda f: 64)[0]["step-000001"]
+    files = sample_files(run)[-1:]
+    whole = choose_pieces(files, 1 << 20, None, lambda f: 64)[0]["step-000001"]
+    part = choose_pieces(files, whole.size * 4, None, lambda f: 64)[0]["step-000001"]
     assert 1 <= part.groups < 64
     assert part.size <= whole.size / 2
     assert len(decompress(part.texts)["prompt"]) == part.groups
@@ -374,15 +374,15 @@ def test_a_large_step_keeps_its_first_groups(tmp_path):
 def test_a_damaged_file_of_samples_is_reported_and_the_rest_is_shown(tmp_path, how):
     run = make_run(tmp_path / "demo", 3)
     damage(run / "samples" / "step-000002.parquet", how)
-    said = run_report(run)
-    assert "demo/report.html" in said
-    assert "samples/step-000002.parquet cannot be read and is left out: " in said
+    output = run_report(run)
+    assert "demo/report.html" in output
+    assert "samples/step-000002.parquet cannot be read and is left out: " in output
     pieces = read_pieces(run / "report.html")
     assert [one["name"] for one in pieces["numbers"]] == ["eval-000000", "step-000001", "step-000003"]
     assert "texts-step-000003" in pieces
     assert "texts-step-000002" not in pieces
     [missing] = [text for text in pieces["main"]["runs"][0]["missing"] if "cannot be read" in text]
-    assert missing in said
+    assert missing in output
 
 
 def test_of_many_damaged_files_five_are_named_and_the_others_counted(tmp_path):
@@ -647,9 +647,9 @@ def test_steps_before_a_pause_are_not_shown(tmp_path):
     for file in (run / "logs").glob("*.spans"):
         later = [line | {"at": line["at"] + 12 * 3600 * (line["at"] >= BEGAN + 6)} for line in read_lines(file)]
         write_lines(file, later)
-    found = worker_lanes(run)
-    assert [step for step, *_ in found["steps"]] == [6, 7, 8]
-    assert {w["name"]: w["busy"] for w in found["workers"]}["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
+    lanes = worker_lanes(run)
+    assert [step for step, *_ in lanes["steps"]] == [6, 7, 8]
+    assert {w["name"]: w["busy"] for w in lanes["workers"]}["rollout-0"] == pytest.approx(0.5 / 0.95, abs=1e-3)
 
 
 def test_non_finite_numbers_are_null_in_the_page(tmp_path):
@@ -658,9 +658,9 @@ def test_non_finite_numbers_are_null_in_the_page(tmp_path):
     run_report(run)
     pieces = read_pieces(run / "report.html")
     assert pieces["numbers"][1]["advantage"] == [None, None]
-    found = pieces["tokens-step-000001"]
-    assert found["logprob"][0][:2] == found["gap"][0][:2] == [None, None]
-    assert found["logprob"][0][2] < 0
+    tokens = pieces["tokens-step-000001"]
+    assert tokens["logprob"][0][:2] == tokens["gap"][0][:2] == [None, None]
+    assert tokens["logprob"][0][2] < 0
 
 
 def test_log_probs_are_kept_to_a_thousandth(tmp_path):

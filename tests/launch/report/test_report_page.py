@@ -43,12 +43,12 @@ def browser():
 
 
 @pytest.fixture
-def shown(browser):
+def open_page(browser):
     """`shown(file)` opens a page; any error of the page fails the test."""
     complaints: list[str] = []
     contexts = []
 
-    def shown(file, width=1400, dark=False, **how):
+    def open_page(file, width=1400, dark=False, **how):
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme="dark" if dark else "light",
@@ -67,7 +67,7 @@ def shown(browser):
         page.wait_for_selector("html[data-ready]", state="attached", timeout=20_000)
         return page
 
-    yield shown
+    yield open_page
     for context in contexts:
         context.close()
     assert complaints == []
@@ -141,8 +141,8 @@ def search(page, **values) -> str:
 # --- the run in figures -----------------------------------------------------------------------------------------------
 
 
-def test_the_page_opens_with_the_run_in_a_few_figures(shown, demo):
-    page = shown(demo)
+def test_the_page_opens_with_the_run_in_a_few_figures(open_page, demo):
+    page = open_page(demo)
     assert page.locator("#title").inner_text() == "demo"
     assert page.locator("#state").inner_text() == "done"
     tiles = [t.inner_text() for t in page.locator(".tile").all()]
@@ -151,20 +151,20 @@ def test_the_page_opens_with_the_run_in_a_few_figures(shown, demo):
     assert page.evaluate("scrollY") == 0, "it opens at its top"
 
 
-def test_failed_verdicts_of_evaluations_are_counted_with_those_of_training(shown, tmp_path):
+def test_failed_verdicts_of_evaluations_are_counted_with_those_of_training(open_page, tmp_path):
     run = make_run(tmp_path / "failing", 4, saved=False)
     lines = read_lines(run / "metrics.jsonl")
     lines[1] |= {"reward/failed": 1.0}
     lines[4] |= {"eval/zigzag/failed": 2.0, "eval/blocks/failed": 3.0, "eval/all/failed": 5.0}
     write_lines(run / "metrics.jsonl", lines)
-    page = shown(make_report(run))
+    page = open_page(make_report(run))
     [tile] = [t.inner_text() for t in page.locator(".tile").all() if "failed verdicts" in t.inner_text()]
     assert tile.split("\n")[1] == "6"
     assert "5 held-out verdicts failed" in page.locator("#findings").inner_text()
 
 
-def test_every_curve_has_a_line_and_a_sentence(shown, demo):
-    page = shown(demo)
+def test_every_curve_has_a_line_and_a_sentence(open_page, demo):
+    page = open_page(demo)
     cards = page.locator("#curves .grid > .card:visible").all()
     assert len(cards) == 17
     for card in cards:
@@ -173,8 +173,8 @@ def test_every_curve_has_a_line_and_a_sentence(shown, demo):
     assert page.locator("#curves").inner_text().count("nothing in these steps") == 0
 
 
-def test_pointing_at_one_curve_shows_the_values_of_all_at_that_step(shown, demo):
-    page = shown(demo)
+def test_pointing_at_one_curve_shows_the_values_of_all_at_that_step(open_page, demo):
+    page = open_page(demo)
     plot = page.locator('.card[data-names="reward/mean"] svg')
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
@@ -182,14 +182,14 @@ def test_pointing_at_one_curve_shows_the_values_of_all_at_that_step(shown, demo)
     assert page.locator("#told-step").inner_text() == "values of step 6"
     assert page.locator('.cross[visibility="visible"]').count() >= 17
     lines = {line["step"]: line for line in read_lines(demo.parent / "demo" / "metrics.jsonl")}
-    said = page.locator('.card[data-names="reward/mean"] .legend b').inner_text()
-    assert float(said) == pytest.approx(lines[6]["reward/mean"], abs=1e-3)
+    value = page.locator('.card[data-names="reward/mean"] .legend b').inner_text()
+    assert float(value) == pytest.approx(lines[6]["reward/mean"], abs=1e-3)
     page.mouse.move(5, 5)
     assert page.locator("#told-step").inner_text() == "last values"
 
 
-def test_dragging_zooms_all_curves_and_a_button_resets_them(shown, demo):
-    page = shown(demo)
+def test_dragging_zooms_all_curves_and_a_button_resets_them(open_page, demo):
+    page = open_page(demo)
     plot = page.locator('.card[data-names="entropy"] svg')
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
@@ -209,8 +209,8 @@ def test_dragging_zooms_all_curves_and_a_button_resets_them(shown, demo):
     assert page.locator("#whole").is_disabled()
 
 
-def test_curves_are_read_with_the_keyboard(shown, demo):
-    page = shown(demo)
+def test_curves_are_read_with_the_keyboard(open_page, demo):
+    page = open_page(demo)
     page.locator('.card[data-names="entropy"] svg').focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
@@ -221,10 +221,10 @@ def test_curves_are_read_with_the_keyboard(shown, demo):
     assert page.locator("#told-step").inner_text() == "last values"
 
 
-def test_a_curve_may_have_any_number_of_points(shown, tmp_path):
+def test_a_curve_may_have_any_number_of_points(open_page, tmp_path):
     run = make_run(tmp_path / "long", 1)
     write_lines(run / "metrics.jsonl", [{"step": i, "reward/mean": i % 7, "time/step": 1.0} for i in range(150_000)])
-    page = shown(make_report(run))
+    page = open_page(make_report(run))
     assert page.locator('[id="curve-reward/mean"] path').count() == 1
     assert "nothing in these steps" not in page.locator("#time").inner_text()
 
@@ -238,13 +238,13 @@ def test_a_curve_may_have_any_number_of_points(shown, tmp_path):
         (-0.15, -0.1, -0.2, 0.0, "", "-0.1", "-0.2 to 0"),
     ],
 )
-def test_a_mean_score_outside_0_to_1_is_not_a_share(shown, tmp_path, first, last, low, high, unit, value, between):
+def test_a_mean_score_outside_0_to_1_is_not_a_share(open_page, tmp_path, first, last, low, high, unit, value, between):
     run = make_run(tmp_path / "scored", 1, saved=False)
     name = "eval/zigzag/accuracy"
     of_step = ((0, first, first, first), (1, last, low, high))
     lines = [{"step": i, name: v, f"{name}/low": a, f"{name}/high": b, "time/step": 1.0} for i, v, a, b in of_step]
     write_lines(run / "metrics.jsonl", lines)
-    page = shown(make_report(run))
+    page = open_page(make_report(run))
     [tile] = [t.inner_text() for t in page.locator(".tile").all() if "accuracy" in t.inner_text()]
     assert value in tile.split("\n")
     assert tile.endswith(f" at first · {between}")
@@ -259,8 +259,8 @@ def test_a_mean_score_outside_0_to_1_is_not_a_share(shown, tmp_path, first, last
     assert (max(map(abs, labels)) > 1.1) == (unit == "%"), "labels are told as the values are"
 
 
-def test_smoothing_draws_a_second_line_over_the_pale_one(shown, demo):
-    page = shown(demo)
+def test_smoothing_draws_a_second_line_over_the_pale_one(open_page, demo):
+    page = open_page(demo)
     paths = page.locator('.card[data-names="reward/mean"] svg path[fill="none"]')
     assert paths.count() == 1
     page.get_by_label("smoothing").select_option("0.9")
@@ -268,8 +268,8 @@ def test_smoothing_draws_a_second_line_over_the_pale_one(shown, demo):
     assert paths.first.get_attribute("opacity") == "0.25"
 
 
-def test_faults_are_marked_on_all_curves_and_listed_in_a_table(shown, demo):
-    page = shown(demo)
+def test_faults_are_marked_on_all_curves_and_listed_in_a_table(open_page, demo):
+    page = open_page(demo)
     marks = page.locator('.card[data-names="reward/mean"] svg g.warning')
     assert marks.count() == 1
     assert marks.locator("title").text_content() == "step 3: a worker was replaced"
@@ -280,8 +280,8 @@ def test_faults_are_marked_on_all_curves_and_listed_in_a_table(shown, demo):
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_finding_leads_to_its_curve_and_to_its_samples(shown, demo):
-    page = shown(demo)
+def test_a_finding_leads_to_its_curve_and_to_its_samples(open_page, demo):
+    page = open_page(demo)
     finding = page.locator('[data-check="failed_rewards"]')
     assert "2 reward verdicts failed" in finding.inner_text()
     finding.get_by_role("link", name="curve failure/timeout").click()
@@ -295,8 +295,8 @@ def test_a_finding_leads_to_its_curve_and_to_its_samples(shown, demo):
     assert page.locator("#failures").input_value() == "timeout"
 
 
-def test_a_link_to_samples_can_be_followed_twice(shown, demo):
-    page = shown(demo)
+def test_a_link_to_samples_can_be_followed_twice(open_page, demo):
+    page = open_page(demo)
     link = page.locator('[data-check="failed_rewards"]').get_by_role("link", name="samples")
     for _ in range(2):
         link.click()
@@ -307,8 +307,8 @@ def test_a_link_to_samples_can_be_followed_twice(shown, demo):
         page.evaluate("scrollTo(0, 0)")
 
 
-def test_a_link_to_samples_can_be_sent_to_somebody(shown, demo):
-    page = shown(f"{demo.as_uri()}#samples?step=5&failure=any")
+def test_a_link_to_samples_can_be_sent_to_somebody(open_page, demo):
+    page = open_page(f"{demo.as_uri()}#samples?step=5&failure=any")
     wait_for_text(page, "#found", "2 samples in 1 group")
     assert result_text(page) == "2 samples in 1 group"
 
@@ -316,8 +316,8 @@ def test_a_link_to_samples_can_be_sent_to_somebody(shown, demo):
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_phases_and_lanes_tell_where_the_time_went(shown, demo):
-    page = shown(demo)
+def test_phases_and_lanes_tell_where_the_time_went(open_page, demo):
+    page = open_page(demo)
     card = page.locator("#time .card").first
     assert re.search(r"mean: 0.65 s\s*rollout 0.3 s 46 %", card.inner_text())
     assert card.locator("path[data-phase]").count() == 6
@@ -339,15 +339,15 @@ def test_phases_and_lanes_tell_where_the_time_went(shown, demo):
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_step_is_open_at_first(shown, demo):
-    page = shown(demo)
+def test_the_newest_step_is_open_at_first(open_page, demo):
+    page = open_page(demo)
     assert result_text(page) == "18 samples in 6 groups"  # 4 groups of 4, and two held-out prompts
     assert rows(page)[0].startswith("zigzag:1#")
     assert page.locator(".completion").count() == 4
 
 
-def test_filters_narrow_what_is_listed(shown, demo):
-    page = shown(demo)
+def test_filters_narrow_what_is_listed(open_page, demo):
+    page = open_page(demo)
     assert search(page, step="") == "200 samples in 56 groups"  # 12 x 16 and 4 x 2
     assert search(page, step="5") == "16 samples in 4 groups"
     assert search(page, least="0.5") != "16 samples in 4 groups"
@@ -359,8 +359,8 @@ def test_filters_narrow_what_is_listed(shown, demo):
     assert search(page, shortest="99") == "No sample matches."
 
 
-def test_equal_rewards_take_at_least_two_samples(shown, demo):
-    page = shown(demo)
+def test_equal_rewards_take_at_least_two_samples(open_page, demo):
+    page = open_page(demo)
     equal = search(page, step="4", spread="none", set="eval")
     assert equal == "No sample matches.", "one sample each"
     assert search(page, spread="some") == equal
@@ -369,12 +369,12 @@ def test_equal_rewards_take_at_least_two_samples(shown, demo):
     assert counts[0] + counts[1] == counts[2] == 48
 
 
-def test_a_group_with_zero_advantages_teaches_nothing(shown, tmp_path):
+def test_a_group_with_zero_advantages_teaches_nothing(open_page, tmp_path):
     run = make_run(tmp_path / "equal", 2, prompts=1, samples=2)
     for step, advantage in ((1, 0.0), (2, 0.5)):
         batch = replace(make_batch(step, 1, 2, None), rewards=np.ones(2, np.float32))
         write_samples(run / "samples" / f"step-{step:06d}.parquet", batch, np.full(2, advantage, np.float32))
-    page = shown(make_report(run))
+    page = open_page(make_report(run))
     search(page, step="1", set="step")
     wait_for_text(page, "#opened", "equal rewards: it teaches nothing")
     search(page, step="2")
@@ -383,8 +383,8 @@ def test_a_group_with_zero_advantages_teaches_nothing(shown, tmp_path):
     assert "teaches nothing" not in page.locator("#opened").inner_text()
 
 
-def test_the_search_covers_all_texts(shown, demo):
-    page = shown(demo)
+def test_the_search_covers_all_texts(open_page, demo):
+    page = open_page(demo)
     search(page, step="")
     assert search(page, words="right to left") == "1 sample in 1 group"
     assert "7 ·" in rows(page)[0]
@@ -392,22 +392,22 @@ def test_the_search_covers_all_texts(shown, demo):
     assert page.locator(".said mark").inner_text() == "right to left"
 
 
-def test_hostile_text_is_shown_and_does_nothing(shown, demo):
-    page = shown(demo)
+def test_hostile_text_is_shown_and_does_nothing(open_page, demo):
+    page = open_page(demo)
     search(page, step="7")
     page.get_by_role("button", name="plain text").click()
-    said = page.locator(".completion .said").first
+    completion = page.locator(".completion .said").first
     wait_for_text(page, ".said >> nth=0", "onerror")
-    text = said.inner_text()
+    text = completion.inner_text()
     assert text.startswith("</script><img src=x onerror=")
     assert "‹U+0000›‹U+001B›[31m‹U+202E›right to left‹U+202C› 😀 &lt;b&gt; مرحبا" in text
     assert page.title() == "demo"
     assert page.locator("main img").count() == 0
-    assert said.evaluate("e => getComputedStyle(e).unicodeBidi") == "isolate"
+    assert completion.evaluate("e => getComputedStyle(e).unicodeBidi") == "isolate"
 
 
-def test_tokens_are_colored_by_log_prob_advantage_and_gap(shown, demo):
-    page = shown(demo)
+def test_tokens_are_colored_by_log_prob_advantage_and_gap(open_page, demo):
+    page = open_page(demo)
     tokens = page.locator(".completion").first.locator(".t")
     assert tokens.last.inner_text() == "<eos>"
     assert re.search(
@@ -424,10 +424,10 @@ def test_tokens_are_colored_by_log_prob_advantage_and_gap(shown, demo):
     assert "the difference should be rounding only" in page.locator("#colors").inner_text()
 
 
-def test_non_finite_numbers_stand_out(shown, tmp_path):
+def test_non_finite_numbers_stand_out(open_page, tmp_path):
     run = make_run(tmp_path / "diverged", 1, prompts=1, samples=2)
     ruin(run / "samples" / "step-000001.parquet")
-    page = shown(make_report(run))
+    page = open_page(make_report(run))
     search(page, set="step")
     first = page.locator(".completion").first
     assert "advantage not finite" in first.inner_text()
@@ -438,15 +438,15 @@ def test_non_finite_numbers_stand_out(shown, tmp_path):
     assert first.locator(".t.broken").count() == 2
 
 
-def test_the_page_says_why_tokens_cannot_be_colored(shown, demo):
-    page = shown(demo)
+def test_the_page_says_why_tokens_cannot_be_colored(open_page, demo):
+    page = open_page(demo)
     search(page, set="eval", step="12")
     page.get_by_role("button", name="policy − rollout").click()
     assert "neither evaluations nor a single update" in page.locator("#colors").inner_text()
 
 
-def test_groups_and_steps_are_walked_with_the_keyboard(shown, demo):
-    page = shown(demo)
+def test_groups_and_steps_are_walked_with_the_keyboard(open_page, demo):
+    page = open_page(demo)
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "words"
     page.keyboard.press("Escape")
@@ -468,8 +468,8 @@ def test_groups_and_steps_are_walked_with_the_keyboard(shown, demo):
     assert not page.locator("#help").is_visible()
 
 
-def test_the_keyboard_reaches_groups_beyond_the_first_page(shown, tmp_path):
-    page = shown(make_report(make_run(tmp_path / "many", 1, prompts=160, samples=1)))
+def test_the_keyboard_reaches_groups_beyond_the_first_page(open_page, tmp_path):
+    page = open_page(make_report(make_run(tmp_path / "many", 1, prompts=160, samples=1)))
     search(page, set="step")
     page.locator(".list .row").nth(149).click()
     page.keyboard.press("j")
@@ -480,8 +480,8 @@ def test_the_keyboard_reaches_groups_beyond_the_first_page(shown, tmp_path):
     assert current.get_attribute("data-uid") == "zigzag:152#0"
 
 
-def test_the_same_prompt_is_found_at_other_steps(shown, demo):
-    page = shown(demo)
+def test_the_same_prompt_is_found_at_other_steps(open_page, demo):
+    page = open_page(demo)
     search(page, step="12", set="step")
     steps = page.locator("#alike button")
     assert [b.inner_text().split()[0] for b in steps.all()] == [str(n) for n in range(1, 13)]
@@ -490,14 +490,14 @@ def test_the_same_prompt_is_found_at_other_steps(shown, demo):
     assert page.locator("#alike button").first.get_attribute("aria-pressed") == "true"
 
 
-def test_the_page_says_which_texts_are_left_out(shown, tmp_path):
+def test_the_page_says_which_texts_are_left_out(open_page, tmp_path):
     run = make_run(tmp_path / "cut", 12)
     cut = next(
         one
         for one in collect_samples(ReportedRun.read(run), 3_000).numbers
         if one["kind"] == "step" and not one["kept"]
     )
-    page = shown(f"{make_report(run, megabytes=3_000 / (1 << 20)).as_uri()}#samples?step={cut['step']}&set=step")
+    page = open_page(f"{make_report(run, megabytes=3_000 / (1 << 20)).as_uri()}#samples?step={cut['step']}&set=step")
     assert re.search(r"Texts and tokens of \d+ of \d+ groups are in this file", page.locator("#left-out").inner_text())
     wait_for_text(page, "#opened", "The texts of this group are not in this file; its numbers are.")
     assert page.locator(".completion").count() == 4
@@ -507,8 +507,8 @@ def test_the_page_says_which_texts_are_left_out(shown, tmp_path):
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_settings_show_differences_or_all_options(shown, demo):
-    page = shown(demo)
+def test_settings_show_differences_or_all_options(open_page, demo):
+    page = open_page(demo)
     table = page.locator("table.options tbody")
     assert next(r.locator("td").first.inner_text() for r in table.locator("tr").all()) == "trainer.steps"
     assert table.locator("tr").count() == 3
@@ -522,8 +522,8 @@ def test_settings_show_differences_or_all_options(shown, demo):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [375, 1400])
-def test_nothing_is_wider_than_the_window_and_text_has_contrast(shown, demo, width, dark):
-    page = shown(demo, width=width, dark=dark)
+def test_nothing_is_wider_than_the_window_and_text_has_contrast(open_page, demo, width, dark):
+    page = open_page(demo, width=width, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert ("dark" in (page.get_attribute("html", "class") or "")) == dark
     ratio = page.evaluate(
@@ -537,14 +537,14 @@ def test_nothing_is_wider_than_the_window_and_text_has_contrast(shown, demo, wid
     assert sum(r >= 4.5 for r in ratio) >= 0.5 * len(ratio)
 
 
-def test_long_names_of_runs_fit_on_a_phone(shown, tmp_path):
+def test_long_names_of_runs_fit_on_a_phone(open_page, tmp_path):
     names = [f"qwen3-4b-gsm8k-grpo-lr-1e-6-kl-0.001-seed-{seed}-on-{'x' * 30}" for seed in (1, 2)]
-    page = shown(make_report([make_run(tmp_path / name, 2) for name in names]), width=375)
+    page = open_page(make_report([make_run(tmp_path / name, 2) for name in names]), width=375)
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
 
-def test_a_tap_on_a_box_of_the_lanes_describes_it(shown, demo):
-    page = shown(demo, width=375, has_touch=True)
+def test_a_tap_on_a_box_of_the_lanes_describes_it(open_page, demo):
+    page = open_page(demo, width=375, has_touch=True)
     card = page.locator("#time .card").nth(1)
     card.get_by_role("button", name="step 12").tap()
     canvas = card.locator("canvas")
@@ -554,16 +554,16 @@ def test_a_tap_on_a_box_of_the_lanes_describes_it(shown, demo):
     wait_for_text(page, ".lane-told", "rollout-0 · generate 500 ms")
 
 
-def test_the_theme_is_switched_by_a_button_and_a_key(shown, demo):
-    page = shown(demo)
+def test_the_theme_is_switched_by_a_button_and_a_key(open_page, demo):
+    page = open_page(demo)
     page.locator("#theme").click()
     assert "dark" in page.get_attribute("html", "class")
     page.keyboard.press("t")
     assert "dark" not in page.get_attribute("html", "class")
 
 
-def test_the_focused_element_is_visible(shown, demo):
-    page = shown(demo)
+def test_the_focused_element_is_visible(open_page, demo):
+    page = open_page(demo)
     for _ in range(12):
         page.keyboard.press("Tab")
         style = page.evaluate("(s => [s.outlineStyle, s.outlineWidth])(getComputedStyle(document.activeElement))")
@@ -574,24 +574,24 @@ def test_the_focused_element_is_visible(shown, demo):
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_run_of_no_or_one_step_is_shown(shown, tmp_path, steps):
+def test_a_run_of_no_or_one_step_is_shown(open_page, tmp_path, steps):
     run = make_run(tmp_path / "young", 3, saved=False, timeline=False, events=(("sync", {"version": steps}),))
     write_lines(
         run / "metrics.jsonl", [line for line in read_lines(run / "metrics.jsonl") if 0 < line["step"] <= steps]
     )
-    page = shown(make_report(run))
+    page = open_page(make_report(run))
     assert page.locator("#state").inner_text() == "not finished"
-    said = page.locator(".missing").inner_text()
-    assert ("No step has been finished yet" in said) == (steps == 0)
-    assert ("curves are points" in said) == (steps == 1)
+    missing = page.locator(".missing").inner_text()
+    assert ("No step has been finished yet" in missing) == (steps == 0)
+    assert ("curves are points" in missing) == (steps == 1)
     assert "There are no samples" in page.locator("#samples").inner_text()
     for plot in page.locator("svg.plot:visible").all():
         plot.hover()
 
 
-def test_two_runs_are_drawn_on_top_of_each_other(shown, tmp_path):
+def test_two_runs_are_drawn_on_top_of_each_other(open_page, tmp_path):
     a, b = make_run(tmp_path / "a", 6), make_run(tmp_path / "b", 9)
-    page = shown(make_report([a, b]))
+    page = open_page(make_report([a, b]))
     legend = page.locator('.card[data-names="entropy"] .legend').inner_text()
     assert re.search(r"a 0.5 nats.*b 0.5 nats", legend, re.DOTALL)
     assert page.locator('.card[data-names="entropy"] svg path[fill="none"]').count() == 2
@@ -603,12 +603,12 @@ def test_two_runs_are_drawn_on_top_of_each_other(shown, tmp_path):
 # --- a large run, and one that goes on --------------------------------------------------------------------------------
 
 
-def test_500_steps_of_512_samples_open_within_two_seconds(shown, tmp_path):
+def test_500_steps_of_512_samples_open_within_two_seconds(open_page, tmp_path):
     target = make_report(make_run(tmp_path / "large", 500, prompts=32, samples=16))
     taken = [math.inf]
     while min(taken) >= 2 and len(taken) < 6:  # the machine may be busy with something else
         began = time.monotonic()
-        page = shown(target)
+        page = open_page(target)
         taken.append(time.monotonic() - began)
     assert min(taken) < 2, taken
     assert result_text(page) == "514 samples in 34 groups"
@@ -629,10 +629,10 @@ def watched(run):
         server.server_close()
 
 
-def test_a_watched_run_grows_without_closing_the_open_group(shown, tmp_path):
+def test_a_watched_run_grows_without_closing_the_open_group(open_page, tmp_path):
     run = make_run(tmp_path / "going", 4, events=(("sync", {"version": 4}),))
     with watched(run) as server:
-        page = shown(server.address)
+        page = open_page(server.address)
         assert page.locator("#state").inner_text() == "not finished"
         search(page, step="2", set="step")
         page.keyboard.press("Escape")
@@ -658,12 +658,12 @@ def test_a_watched_run_grows_without_closing_the_open_group(shown, tmp_path):
         wait_for_text(page, "#live", "such as runs/demo. The page stays as it is and tries again.")
 
 
-def test_a_new_metric_keeps_smoothing_and_open_sections(shown, tmp_path):
+def test_a_new_metric_keeps_smoothing_and_open_sections(open_page, tmp_path):
     run = make_run(tmp_path / "figures", 12)
     lines = read_lines(run / "metrics.jsonl")
     write_lines(run / "metrics.jsonl", [line | {"my/first": 1.0} for line in lines])
     with watched(run) as server:
-        page = shown(server.address)
+        page = open_page(server.address)
         page.get_by_label("smoothing").select_option("0.9")
         page.get_by_text("Everything else: 1 metric").click()
         write_lines(run / "metrics.jsonl", [line | {"my/first": 1.0, "my/second": 2.0} for line in lines])
@@ -673,7 +673,7 @@ def test_a_new_metric_keeps_smoothing_and_open_sections(shown, tmp_path):
         assert page.locator('.card[data-names="my/second"] svg path').count() >= 1
 
 
-def test_the_chosen_step_of_the_lanes_is_kept_or_the_newest_followed(shown, tmp_path):
+def test_the_chosen_step_of_the_lanes_is_kept_or_the_newest_followed(open_page, tmp_path):
     run = make_run(tmp_path / "lanes", 8, saved=False)
 
     def goes_on(step):
@@ -682,7 +682,7 @@ def test_the_chosen_step_of_the_lanes_is_kept_or_the_newest_followed(shown, tmp_
         wait_for_text(page, "#time .tools", f"step {step}")
 
     with watched(run) as server:
-        page = shown(server.address)
+        page = open_page(server.address)
         chosen = page.locator('#time .tools [aria-pressed="true"]')
         page.get_by_role("button", name="step 5").click()
         goes_on(9)
@@ -696,9 +696,9 @@ def test_the_chosen_step_of_the_lanes_is_kept_or_the_newest_followed(shown, tmp_
         assert chosen.inner_text() == "all"
 
 
-def test_the_page_waits_for_a_run_that_has_not_started(shown, tmp_path):
+def test_the_page_waits_for_a_run_that_has_not_started(open_page, tmp_path):
     with watched(tmp_path / "later") as server:
-        page = shown(server.address)
+        page = open_page(server.address)
         waits = page.locator("#wait")
         assert waits.inner_text() == f"There is no run in {tmp_path}/later yet; the page waits for it to begin."
         assert page.locator("#title").inner_text() == "later"
@@ -710,43 +710,43 @@ def test_the_page_waits_for_a_run_that_has_not_started(shown, tmp_path):
         assert not waits.is_visible()
 
 
-def test_samples_written_after_the_metrics_of_their_step_are_shown(shown, tmp_path):
+def test_samples_written_after_the_metrics_of_their_step_are_shown(open_page, tmp_path):
     run = make_run(tmp_path / "behind", 4)
     with watched(run) as server:
-        page = shown(server.address)
+        page = open_page(server.address)
         assert search(page, step="4", set="eval") == "2 samples in 2 groups"
         write_samples(run / "samples" / "eval-000004.parquet", make_batch(4, 3, 1, None))
         wait_for_text(page, "#found", "3 samples in 3 groups")
 
 
-def test_a_failed_piece_is_fetched_again(shown, tmp_path):
+def test_a_failed_piece_is_fetched_again(open_page, tmp_path):
     run = make_run(tmp_path / "hiccup", 4)
     with watched(run) as server:
-        numbers, asked = server.watched.numbers, []
+        numbers, requests = server.watched.numbers, []
 
         def first_fails(after):
-            asked.append(after)
-            if len(asked) == 1:
+            requests.append(after)
+            if len(requests) == 1:
                 raise OSError("the disk is away")
             return numbers(after)
 
         server.watched.numbers = first_fails
-        page = shown(server.address)
+        page = open_page(server.address)
         assert "the disk is away" in page.locator("#live").inner_text()
         wait_for_text(page, "#found", "18 samples in 6 groups")
         wait_for_text(page, "#live", "watching")
 
 
-def test_the_page_reports_damaged_samples_until_they_are_complete(shown, tmp_path):
+def test_the_page_reports_damaged_samples_until_they_are_complete(open_page, tmp_path):
     run = make_run(tmp_path / "damaged", 4)
     file = run / "samples" / "step-000004.parquet"
     whole = file.read_bytes()
     damage(file, "cut")
-    page = shown(make_report(run))
+    page = open_page(make_report(run))
     assert "samples/step-000004.parquet cannot be read" in page.locator("#summary .missing").inner_text()
     assert result_text(page) == "2 samples in 2 groups", "the evaluation of that step"
     with watched(run) as server:
-        page = shown(server.address)
+        page = open_page(server.address)
         assert "samples/step-000004.parquet cannot be read" in page.locator("#unread").inner_text()
         assert result_text(page) == "2 samples in 2 groups"
         file.write_bytes(whole)
@@ -754,11 +754,11 @@ def test_the_page_reports_damaged_samples_until_they_are_complete(shown, tmp_pat
         assert page.locator("#unread").inner_text() == ""
 
 
-def test_the_search_skips_unreadable_texts(shown, tmp_path):
+def test_the_search_skips_unreadable_texts(open_page, tmp_path):
     run = make_run(tmp_path / "hollow", 4, texts={2: "a word", 3: "a word"})
     damage(run / "samples" / "step-000002.parquet", "hollow")
     with watched(run) as server:
-        page = shown(server.address)
+        page = open_page(server.address)
         search(page, step="")
         assert search(page, words="a word") == "1 sample in 1 group. The texts of step-000002 cannot be read."
         search(page, words="", step="2")

@@ -177,16 +177,20 @@ REPORT = BenchReport(
 
 
 def test_the_figures_of_a_report_equal_those_computed_by_hand():
-    found = REPORT.as_dict()
-    assert found["phases_s"]["other"] == pytest.approx(0.1)
-    assert found["overhead_share"] == pytest.approx((2.0 - 1.0 - 0.2 - 0.4 - 0.2) / 2.0)
-    assert (found["samples_per_s"], found["generated_tokens_per_s"], found["trained_tokens_per_s"]) == (8, 160, 480)
-    assert found["flop_use"]["step"] == pytest.approx(40e9 / 4 / 1e11)
-    assert found["flop_use"]["update"] == pytest.approx(24e9 / 0.8 / 1e11)
-    assert found["flop_use"]["rollout"] == pytest.approx(8e9 / 1.6 / 1e11)
-    assert found["sync"]["gb_per_s"] == pytest.approx(1.0)
-    assert found["at_work_s"]["rollout"] == 1.6
-    json.dumps(found)
+    figures = REPORT.as_dict()
+    assert figures["phases_s"]["other"] == pytest.approx(0.1)
+    assert figures["overhead_share"] == pytest.approx((2.0 - 1.0 - 0.2 - 0.4 - 0.2) / 2.0)
+    assert (figures["samples_per_s"], figures["generated_tokens_per_s"], figures["trained_tokens_per_s"]) == (
+        8,
+        160,
+        480,
+    )
+    assert figures["flop_use"]["step"] == pytest.approx(40e9 / 4 / 1e11)
+    assert figures["flop_use"]["update"] == pytest.approx(24e9 / 0.8 / 1e11)
+    assert figures["flop_use"]["rollout"] == pytest.approx(8e9 / 1.6 / 1e11)
+    assert figures["sync"]["gb_per_s"] == pytest.approx(1.0)
+    assert figures["at_work_s"]["rollout"] == 1.6
+    json.dumps(figures)
 
 
 def test_the_tables_name_unknown_figures(tmp_path):

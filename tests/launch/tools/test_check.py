@@ -30,7 +30,7 @@ def line(
     return CheckedUpdate(2, 3, 4096, loss, whole, worst, name)
 
 
-def shown(*lines: CheckedUpdate) -> tuple[int, str]:
+def print_check(*lines: CheckedUpdate) -> tuple[int, str]:
     text = io.StringIO()
     code = print_updates(
         UpdateTrial(Config(), random_batch(Config(), PROMPTS, 13)),
@@ -78,7 +78,7 @@ def test_rank_counts_are_one_two_and_the_configured_as_far_as_gpus_go():
 
 
 def test_equal_gradients_are_exit_code_0():
-    code, text = shown(line(), line(worst=9.9e-5))
+    code, text = print_check(line(), line(worst=9.9e-5))
     assert code == 0
     assert "✓ all 3 ways to compute the update give the same one" in text
     assert "norm.weight" in text
@@ -89,7 +89,7 @@ def test_equal_gradients_are_exit_code_0():
     "bad", [line(whole=2e-5), line(worst=2e-4), line(loss=0.26), line(whole=np.inf), line(loss=np.nan)]
 )
 def test_a_different_gradient_is_exit_code_1_and_its_line_is_marked(bad):
-    code, text = shown(line(), bad)
+    code, text = print_check(line(), bad)
     assert code == 1
     assert "✗ 1 of 3 ways to compute the update give another one" in text
     assert text.count("✓") == 2

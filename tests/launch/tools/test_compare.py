@@ -153,8 +153,8 @@ def test_runs_are_compared_by_their_newest_evaluation_or_that_of_a_step(compared
 def test_a_target_without_an_evaluation_is_refused(compared, tmp_path):
     (tmp_path / "run").mkdir()
     good = save(tmp_path / "good.parquet", {"s:1": [1]})
-    for bad, said in (("run", "holds no evaluation"), ("gone", "does not exist")):
-        with pytest.raises(ConfigError, match=said):
+    for bad, message in (("run", "holds no evaluation"), ("gone", "does not exist")):
+        with pytest.raises(ConfigError, match=message):
             compared(good, tmp_path / bad)
     with pytest.raises(ConfigError, match="holds no sample with a score"):
         compared(good, save(tmp_path / "failed.parquet", {"s:1": [None]}))
@@ -174,10 +174,10 @@ def test_long_texts_are_shown_by_their_end_in_one_line(compared, tmp_path):
     long = {"s:1": ["begin\n" + "x" * 100 + " 42"]}
     a = save(tmp_path / "left.parquet", {"s:1": [0]}, texts=long)
     b = save(tmp_path / "right.parquet", {"s:1": [1]}, texts=long)
-    shown = [line for line in compared(a, b, width=60).splitlines() if line.startswith(" A ")]
-    assert len(shown) == 1
-    assert shown[0].endswith("x 42")
-    assert len(shown[0]) < 60
+    texts = [line for line in compared(a, b, width=60).splitlines() if line.startswith(" A ")]
+    assert len(texts) == 1
+    assert texts[0].endswith("x 42")
+    assert len(texts[0]) < 60
 
 
 def test_the_table_fits_eighty_columns(compared):

@@ -47,8 +47,8 @@ def loaded(file, **form):
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_copy_of_gsm8k_becomes_data_that_a_run_can_load(tmp_path, ending):
     out = tmp_path / "data" / f"gsm8k_train.{ending}"
-    said = run("gsm8k", gsm8k(tmp_path / "gsm8k"), out, "--subset", "main")
-    assert said == f"{out}: 2 prompts from 2 rows of {tmp_path}/gsm8k\n"
+    output = run("gsm8k", gsm8k(tmp_path / "gsm8k"), out, "--subset", "main")
+    assert output == f"{out}: 2 prompts from 2 rows of {tmp_path}/gsm8k\n"
     assert rows(out) == [
         {"prompt": [{"role": "user", "content": f"How many clips?\n{BOX}"}], "answer": "72", "source": "gsm8k"},
         {"prompt": [{"role": "user", "content": f"How many more?\n{BOX}"}], "answer": "1072", "source": "gsm8k"},
@@ -62,10 +62,10 @@ def test_a_copy_of_gsm8k_becomes_data_that_a_run_can_load(tmp_path, ending):
 def test_without_a_source_the_hub_is_read(tmp_path, monkeypatch):
     import datasets
 
-    asked = []
+    loads = []
 
     def load_dataset(*arguments, **options):
-        asked.append((arguments, options))
+        loads.append((arguments, options))
         return datasets.Dataset.from_list(GSM8K)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -73,7 +73,7 @@ def test_without_a_source_the_hub_is_read(tmp_path, monkeypatch):
     run("gsm8k", "a.jsonl")
     run("gsm8k", "openai/gsm8k", "b.jsonl", "--split", "test")
     run("gsm8k", "someone/gsm8k", "c.jsonl")
-    assert asked == [
+    assert loads == [
         (("openai/gsm8k", "main"), {"split": "train"}),
         (("openai/gsm8k", "main"), {"split": "test"}),
         (("someone/gsm8k", None), {"split": "train"}),
@@ -90,9 +90,9 @@ def test_the_published_tree_of_files_of_math_is_read(tmp_path):
         ("Problem 1", "1", 1, "algebra"),
         ("Problem 2", "2", 5, "geometry"),
     ]
-    said = run("math", tmp_path / "MATH", tmp_path / "hard.jsonl", "--level", 4, "--level", 5)
-    assert "hard.jsonl: 1 prompts from 2 rows" in said
-    assert "1 were not asked for" in said
+    output = run("math", tmp_path / "MATH", tmp_path / "hard.jsonl", "--level", 4, "--level", 5)
+    assert "hard.jsonl: 1 prompts from 2 rows" in output
+    assert "1 were not asked for" in output
 
 
 def test_fields_that_the_first_row_lacks_are_kept(tmp_path):
@@ -108,10 +108,10 @@ def test_repetitions_of_dapo_are_left_out_and_counted(tmp_path):
         tmp_path / "dapo-math-17k.parquet",
         [dapo_row(f"Question {n % 3}", n % 3, n) for n in range(30)] + [dapo_row("Question 0", 9, 30)],
     )
-    said = run("dapo", file, tmp_path / "dapo.jsonl", "--text")
-    assert "3 prompts from 31 rows" in said
-    assert "28 repeated a question and were left out" in said
-    assert "1 of them with another answer; the first is kept" in said
+    output = run("dapo", file, tmp_path / "dapo.jsonl", "--text")
+    assert "3 prompts from 31 rows" in output
+    assert "28 repeated a question and were left out" in output
+    assert "1 of them with another answer; the first is kept" in output
     assert [(r["prompt"], r["answer"]) for r in rows(tmp_path / "dapo.jsonl")] == [
         (f"Question {n}\n{BOX}\n", f"{n}") for n in range(3)
     ]
@@ -120,10 +120,10 @@ def test_repetitions_of_dapo_are_left_out_and_counted(tmp_path):
 def test_countdown_splits_into_parts_by_start_and_count(tmp_path):
     file = table(tmp_path / "countdown.parquet", countdown_rows(10, 30))
     run("countdown", file, tmp_path / "train.jsonl", "--count", 15, "--text")
-    said = run("countdown", file, tmp_path / "test.jsonl", "--start", 15, "--text")
+    output = run("countdown", file, tmp_path / "test.jsonl", "--start", 15, "--text")
     assert [r["target"] for r in rows(tmp_path / "train.jsonl")] == list(range(10, 25))
     assert [r["target"] for r in rows(tmp_path / "test.jsonl")] == list(range(25, 30))
-    assert "15 were not asked for" in said
+    assert "15 were not asked for" in output
     prompt = loaded(tmp_path / "test.jsonl")[0]
     assert prompt.row == {"numbers": [25, 1, 1], "target": 25}
     assert "make 25.\nThink step by step" in prompt.text
@@ -132,11 +132,11 @@ def test_countdown_splits_into_parts_by_start_and_count(tmp_path):
 def test_deepscaler_is_an_array_and_bad_rows_are_listed(tmp_path):
     good = {"problem": "p", "answer": "\\frac{1}{2}", "solution": "s"}
     array(tmp_path / "deepscaler.json", [good, {"question": "?"}, 7, good])
-    said = run("deepscaler", tmp_path / "deepscaler.json", tmp_path / "out.jsonl", "--name", "aime")
-    assert "1 prompts from 4 rows" in said
-    assert "1 repeated a question" in said
-    assert "cannot be used: 1 not of this set's form, 1 not an object" in said
-    assert "deepscaler.json:7: `problem` is not a text; the row has question" in said
+    output = run("deepscaler", tmp_path / "deepscaler.json", tmp_path / "out.jsonl", "--name", "aime")
+    assert "1 prompts from 4 rows" in output
+    assert "1 repeated a question" in output
+    assert "cannot be used: 1 not of this set's form, 1 not an object" in output
+    assert "deepscaler.json:7: `problem` is not a text; the row has question" in output
     assert rows(tmp_path / "out.jsonl")[0]["source"] == "aime"
 
 
@@ -179,5 +179,5 @@ def test_commands_in_recipes_make_the_files_that_the_recipes_name(tmp_path, monk
         for name in made:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
-        found = load_checked(file)
-        assert {*found.data.train, *found.eval.datasets} == set(made)
+        config = load_checked(file)
+        assert {*config.data.train, *config.eval.datasets} == set(made)

@@ -123,7 +123,7 @@ def test_an_answer_of_deepscaler_is_a_field_of_its_row():
 
 
 @pytest.mark.parametrize(
-    ("convert", "row", "said"),
+    ("convert", "row", "reason"),
     [
         (gsm8k, {"question": "q", "answer": "72"}, "no `####`"),
         (gsm8k, {"question": "q", "answer": "#### "}, "empty"),
@@ -144,8 +144,8 @@ def test_an_answer_of_deepscaler_is_a_field_of_its_row():
         (deepscaler, {"problem": "p", "answer": ["3"]}, "not a text or a number; it is ['3']"),
     ],
 )
-def test_a_row_of_another_form_is_refused_with_a_reason(convert, row, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_a_row_of_another_form_is_refused_with_a_reason(convert, row, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
         convert(row)
 
 

@@ -28,7 +28,7 @@ TRIED = [
 ]
 
 
-def shown(gap: float) -> tuple[int, str]:
+def print_doctor(gap: float) -> tuple[int, str]:
     diagnosis = Diagnosis(
         Agreement(BATCH, LOGPROBS + np.float32(gap), 1e-3),
         TRIED,
@@ -42,21 +42,21 @@ def shown(gap: float) -> tuple[int, str]:
 
 
 def test_a_pair_that_agrees_is_exit_code_0():
-    code, text = shown(1e-6)
+    code, text = print_doctor(1e-6)
     assert code == 0
     assert "✓ rollout and policy agree: mean 9.8e-07" in text
     assert "cause" not in text
 
 
 def test_a_pair_that_disagrees_is_exit_code_1_with_its_cause():
-    code, text = shown(0.5)
+    code, text = print_doctor(0.5)
     assert code == 1
     assert "✗ rollout and policy disagree: mean 0.5, largest 0.5 over 2 tokens; the mean may be 0.001" in text
     assert "cause: temperature: the engine seems to sample at 0.7, the trainer divides by 1 (gap 0.5 → 2e-05)" in text
 
 
 def test_every_supposition_has_its_gap_or_the_reason_why_not():
-    lines = shown(0.5)[1].splitlines()
+    lines = print_doctor(0.5)[1].splitlines()
     [as_they_are] = [line for line in lines if line.startswith("as they are")]
     assert as_they_are.split()[-2:] == ["5.0e-01", "5.0e-01"]
     [top_p] = [line for line in lines if line.startswith("top-p")]

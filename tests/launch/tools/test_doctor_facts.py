@@ -19,13 +19,13 @@ def test_facts_are_those_of_this_machine(monkeypatch, tmp_path):
     token.write_text("secret")
     token.chmod(0o640)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    found = facts.collect_facts()
-    assert found.pins["ray"] == f"=={found.versions['ray']}"
-    assert found.loopback
-    assert 0 < found.available <= found.memory
-    assert (found.token, found.token_mode) == (str(token), 0o640)
-    assert {f.purpose for f in found.folders} == {"runs", "temporary files", "models of the hub", "prepared data"}
-    assert "secret" not in repr(found)
+    collected = facts.collect_facts()
+    assert collected.pins["ray"] == f"=={collected.versions['ray']}"
+    assert collected.loopback
+    assert 0 < collected.available <= collected.memory
+    assert (collected.token, collected.token_mode) == (str(token), 0o640)
+    assert {f.purpose for f in collected.folders} == {"runs", "temporary files", "models of the hub", "prepared data"}
+    assert "secret" not in repr(collected)
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_the_environment_sets_the_folder_of_models(variables, path, variable, tm
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name, value in variables.items():
         monkeypatch.setenv(name, str(tmp_path / value))
-    [found] = [f for f in facts.writable_folders(None) if f.purpose == "models of the hub"]
-    assert (found.path, found.variable) == (str(tmp_path / path), variable)
-    [result] = system_checks.disk(facts.MachineFacts(folders=(replace(found, writable=False),)))
+    [folder] = [f for f in facts.writable_folders(None) if f.purpose == "models of the hub"]
+    assert (folder.path, folder.variable) == (str(tmp_path / path), variable)
+    [result] = system_checks.disk(facts.MachineFacts(folders=(replace(folder, writable=False),)))
     assert result.fix == f"export {variable}=/with/room"
 
 
 def test_a_folder_that_does_not_exist_is_judged_by_its_parent(tmp_path):
-    found = facts.writable_folder("runs", tmp_path / "a" / "b")
-    assert found.writable == os.access(tmp_path, os.W_OK)
-    assert found.free > 0
+    folder = facts.writable_folder("runs", tmp_path / "a" / "b")
+    assert folder.writable == os.access(tmp_path, os.W_OK)
+    assert folder.free > 0
     (tmp_path / "file").touch()
     assert not facts.writable_folder("runs", tmp_path / "file" / "b").writable
 
@@ -61,10 +61,10 @@ def test_a_tmpdir_that_does_not_exist_differs_from_the_one_in_use(monkeypatch):
     monkeypatch.setenv("TMPDIR", "/scratch/no/such/job.7")
     monkeypatch.setattr(facts, "SYSTEM_TEMP_DIR", "/tmp")
     monkeypatch.setattr(leftovers, "SYSTEM_TEMP_DIR", "/tmp")
-    found = facts.collect_facts()
-    assert (found.tmpdir, found.system_temp_dir) == ("/scratch/no/such/job.7", "/tmp")
-    assert [f.path for f in found.folders if f.purpose == "temporary files"] == ["/tmp"]
-    [finding] = system_checks.temp_dir(found)
+    collected = facts.collect_facts()
+    assert (collected.tmpdir, collected.system_temp_dir) == ("/scratch/no/such/job.7", "/tmp")
+    assert [f.path for f in collected.folders if f.purpose == "temporary files"] == ["/tmp"]
+    [finding] = system_checks.temp_dir(collected)
     assert "TMPDIR is /scratch/no/such/job.7, which does not exist" in finding.message
 
 
@@ -84,9 +84,9 @@ def test_a_port_that_is_taken_has_its_owner(monkeypatch):
 def test_options_that_need_a_compiler_are_known():
     wanted = ["policy.compile=true", "rollout.enforce_eager=false"]
     assert facts.collect_facts(load_checked("configs/tiny_cpu.yaml")).needs_compiler == ()
-    found = facts.collect_facts(load_checked("configs/tiny_cpu.yaml", wanted)).needs_compiler
-    assert found == ("policy.compile true", "rollout.enforce_eager false")
-    assert facts.collect_facts(load_checked("configs/tiny_cpu.yaml", wanted[:1])).needs_compiler == found[:1]
+    options = facts.collect_facts(load_checked("configs/tiny_cpu.yaml", wanted)).needs_compiler
+    assert options == ("policy.compile true", "rollout.enforce_eager false")
+    assert facts.collect_facts(load_checked("configs/tiny_cpu.yaml", wanted[:1])).needs_compiler == options[:1]
 
 
 def test_the_cuda_version_of_torch_is_read_without_importing_it():

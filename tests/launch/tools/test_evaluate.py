@@ -33,9 +33,9 @@ def evaluation(failures: dict[str, int] | None = None, **scores: SourceScore) ->
     return Evaluation(Batch([], [], *empty, [], failures=failures or {}, first_failure=first), scores)
 
 
-def shown(found: Evaluation, width: int = 80) -> list[str]:
+def print_lines(result: Evaluation, width: int = 80) -> list[str]:
     text = io.StringIO()
-    print_evaluation(found, Console(file=text, width=width))
+    print_evaluation(result, Console(file=text, width=width))
     return text.getvalue().splitlines()
 
 
@@ -63,14 +63,14 @@ def test_scores_above_one_are_not_percentages():
             "maj@1": MeanWithInterval(1.3, 1.0, 1.6, 8),
         },
     )
-    lines = [re.sub(" +", " ", line).strip() for line in shown(evaluation(tools=rich))]
+    lines = [re.sub(" +", " ", line).strip() for line in print_lines(evaluation(tools=rich))]
     assert "tools: accuracy 1.250 of 8 prompts, 95 % interval 0.900 to 1.500" in lines
     assert "tools pass@k 50.0%" in lines
     assert "maj@k 1.300" in lines
 
 
 def test_each_source_has_its_accuracy_in_a_sentence_and_its_counts_in_a_line():
-    lines = [re.sub(" +", " ", line).strip() for line in shown(evaluation(gsm8k=GREEDY, aime=SAMPLED))]
+    lines = [re.sub(" +", " ", line).strip() for line in print_lines(evaluation(gsm8k=GREEDY, aime=SAMPLED))]
     assert "gsm8k: accuracy 61.4% of 1319 prompts, 95 % interval 58.8% to 64.0%" in lines
     assert "aime: accuracy 25.0% of 29 prompts, 95 % interval 10.0% to 40.0%" in lines
     assert "gsm8k 1,319 1,319 212.4 1.2% 0" in lines
@@ -83,7 +83,7 @@ def test_each_source_has_its_accuracy_in_a_sentence_and_its_counts_in_a_line():
 
 
 def test_greedy_figures_have_no_k():
-    assert not any("@" in line for line in shown(evaluation(gsm8k=GREEDY)))
+    assert not any("@" in line for line in print_lines(evaluation(gsm8k=GREEDY)))
 
 
 def test_the_tables_fit_eighty_columns():
@@ -95,38 +95,38 @@ def test_the_tables_fit_eighty_columns():
         0.0,
         {f"{kind}@{1 << i}": MeanWithInterval(1, 1, 1, 30) for kind in ("pass", "maj") for i in range(7)},
     )
-    assert max(map(len, shown(evaluation(livecodebench=wide)))) <= 80
+    assert max(map(len, print_lines(evaluation(livecodebench=wide)))) <= 80
 
 
 def test_failures_are_counted_and_the_first_is_shown():
-    lines = shown(evaluation({"timeout": 3}, aime=SAMPLED))
+    lines = print_lines(evaluation({"timeout": 3}, aime=SAMPLED))
     assert lines[-2:] == ["3 verdicts failed (timeout) and are left out", "The first: timeout: no verdict after 10 s"]
 
 
 def test_a_source_without_a_verdict_says_so():
-    assert "a: no verdict on any of 2 prompts" in shown(evaluation(a=SourceScore(2, 2, 2, 7.0, 0.0)))
+    assert "a: no verdict on any of 2 prompts" in print_lines(evaluation(a=SourceScore(2, 2, 2, 7.0, 0.0)))
 
 
 def test_the_figures_are_json_for_other_tools():
-    told = to_json(EvalOptions("runs/a"), evaluation({"timeout": 3}, aime=SAMPLED))
-    assert told["target"] == "runs/a"
-    assert told["failures"] == {"timeout": 3}
-    assert told["scores"]["aime"]["pass@2"] == 0.5
-    assert told["scores"]["aime"]["accuracy/low"] == 0.1
-    assert told["scores"]["aime"]["accuracy/prompts"] == 29
+    figures = to_json(EvalOptions("runs/a"), evaluation({"timeout": 3}, aime=SAMPLED))
+    assert figures["target"] == "runs/a"
+    assert figures["failures"] == {"timeout": 3}
+    assert figures["scores"]["aime"]["pass@2"] == 0.5
+    assert figures["scores"]["aime"]["accuracy/low"] == 0.1
+    assert figures["scores"]["aime"]["accuracy/prompts"] == 29
 
 
 # --- options ---------------------------------------------------------------------------------------------------------------
 
 
-def ways(config: Config) -> dict[str, tuple]:
+def set_settings(config: Config) -> dict[str, tuple]:
     """Each set's own samples and temperature, and what holds where it has none."""
     sets = {name: (s.samples, s.temperature) for name, s in config.eval.datasets.items()}
     return sets | {"": (config.eval.samples, config.eval.temperature)}
 
 
 def test_without_options_the_configuration_decides_how_to_sample(config):
-    assert ways(load_settings(EvalOptions("m", config))) == {
+    assert set_settings(load_settings(EvalOptions("m", config))) == {
         "builtin:zigzag_heldout": (4, 0.5),
         "builtin:zigzag": (None, None),
         "": (1, 0.0),
@@ -134,24 +134,24 @@ def test_without_options_the_configuration_decides_how_to_sample(config):
 
 
 def test_samples_and_temperature_of_the_command_line_hold_for_every_set(config):
-    found = ways(load_settings(EvalOptions("m", config, samples=8, temperature=1.0)))
-    assert found == {"builtin:zigzag_heldout": (None, None), "builtin:zigzag": (None, None), "": (8, 1.0)}
+    settings = set_settings(load_settings(EvalOptions("m", config, samples=8, temperature=1.0)))
+    assert settings == {"builtin:zigzag_heldout": (None, None), "builtin:zigzag": (None, None), "": (8, 1.0)}
 
 
 def test_a_set_of_the_configuration_keeps_its_settings_when_it_is_named(config):
-    found = ways(load_settings(EvalOptions("m", config, data=("builtin:zigzag_heldout",))))
-    assert found == {"builtin:zigzag_heldout": (4, 0.5), "": (1, 0.0)}
+    settings = set_settings(load_settings(EvalOptions("m", config, data=("builtin:zigzag_heldout",))))
+    assert settings == {"builtin:zigzag_heldout": (4, 0.5), "": (1, 0.0)}
 
 
 def test_a_set_that_is_named_twice_is_evaluated_once(config):
-    found = ways(load_settings(EvalOptions("m", config, data=("builtin:zigzag", "builtin:zigzag"))))
-    assert found == {"builtin:zigzag": (None, None), "": (1, 0.0)}
+    settings = set_settings(load_settings(EvalOptions("m", config, data=("builtin:zigzag", "builtin:zigzag"))))
+    assert settings == {"builtin:zigzag": (None, None), "": (1, 0.0)}
 
 
 def test_training_data_and_other_held_out_sets_need_not_exist(tmp_path):
     (tmp_path / "c.yaml").write_text("data: {train: gone.jsonl}\neval: {datasets: gone_too.jsonl}\n")
-    found = load_settings(EvalOptions("m", str(tmp_path / "c.yaml"), data=("builtin:zigzag",)))
-    assert list(found.eval.datasets) == ["builtin:zigzag"]
+    config = load_settings(EvalOptions("m", str(tmp_path / "c.yaml"), data=("builtin:zigzag",)))
+    assert list(config.eval.datasets) == ["builtin:zigzag"]
     with pytest.raises(ConfigError) as error:
         load_settings(EvalOptions("m", str(tmp_path / "c.yaml")))
     assert [p.partition(" (")[0] for p in error.value.problems] == ["eval.datasets: gone_too.jsonl does not exist"]
@@ -173,11 +173,11 @@ def test_a_target_in_a_run_is_judged_as_the_run_is(tmp_path, monkeypatch):
     (run / "checkpoints" / "step-000002" / "model").mkdir(parents=True)
     (run / "metrics.jsonl").write_text("")
     (run / "config.yaml").write_text(loading.to_yaml(Config()) + "")
-    found = load_settings(
+    config = load_settings(
         EvalOptions(str(run / "checkpoints" / "step-000002"), data=("builtin:zigzag",), overrides=("run.seed=7",))
     )
-    assert found.run.seed == 7
-    assert list(found.eval.datasets) == ["builtin:zigzag"]
+    assert config.run.seed == 7
+    assert list(config.eval.datasets) == ["builtin:zigzag"]
     with pytest.raises(ConfigError, match="--data FILE"):
         load_settings(EvalOptions(str(run)))
 

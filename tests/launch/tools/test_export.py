@@ -47,15 +47,15 @@ def test_export_replaces_only_when_told_to(rlsys, finished, tmp_path):
 
 
 def test_export_replaces_what_a_link_leads_to(rlsys, finished, tmp_path):
-    there, link = tmp_path / "disk" / "there", tmp_path / "link"
-    there.mkdir(parents=True)
-    (there / "old").write_text("old")
-    link.symlink_to(there)
+    target, link = tmp_path / "disk" / "there", tmp_path / "link"
+    target.mkdir(parents=True)
+    (target / "old").write_text("old")
+    link.symlink_to(target)
     done = rlsys("export", "--force", finished, link)
     assert done.returncode == 0, done.stderr
     assert link.is_symlink()
-    assert sorted(p.name for p in there.iterdir()) == ["config.json", "model.safetensors"]
-    assert [p.name for p in there.parent.iterdir()] == ["there"]
+    assert sorted(p.name for p in target.iterdir()) == ["config.json", "model.safetensors"]
+    assert [p.name for p in target.parent.iterdir()] == ["there"]
 
 
 def test_export_leaves_nothing_half_done_behind(finished, tmp_path, monkeypatch):

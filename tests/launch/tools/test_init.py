@@ -18,9 +18,9 @@ from rlsys.config.schema import Config, ConfigError
 
 
 def run_init(*words: object) -> str:
-    found = CliRunner().invoke(commands, ["init", *map(str, words)], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.output
+    result = CliRunner().invoke(commands, ["init", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def plan_verdict(file: object, *words: str) -> str:
@@ -145,9 +145,9 @@ def test_unclear_fields_are_marked_and_the_fields_of_the_row_listed(row, keys, m
 
 
 def test_data_without_a_readable_row_is_refused(tmp_path):
-    for text, said in {"": "it has no rows", "{": "d.jsonl:1: not JSON"}.items():
+    for text, message in {"": "it has no rows", "{": "d.jsonl:1: not JSON"}.items():
         (tmp_path / "d.jsonl").write_text(text)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             run_init(
                 "--model", "Qwen/Qwen3-8B", "--data", tmp_path / "d.jsonl", "--gpus", 8, "-o", tmp_path / "my.yaml"
             )
@@ -179,7 +179,7 @@ def test_the_folder_of_the_file_is_created(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["--model", "Qwen/Qwen2.5-72B", "--data", "openai/gsm8k", "--gpus", 1],
@@ -197,34 +197,34 @@ def test_the_folder_of_the_file_is_created(tmp_path):
         (["--model", "Qwen/Qwen3-8B", "--data", "builtin:zigzag", "--gpus", 8], "builtin:tiny knows digits only"),
     ],
 )
-def test_impossible_wishes_are_refused_and_no_file_is_written(words, said, tmp_path):
-    with pytest.raises(ConfigError) as found:
+def test_impossible_wishes_are_refused_and_no_file_is_written(words, message, tmp_path):
+    with pytest.raises(ConfigError) as error:
         run_init(*words, "-o", tmp_path / "my.yaml")
-    assert said in str(found.value)
+    assert message in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_terminal_nothing_is_asked():
-    found = CliRunner().invoke(commands, ["init", "--gpus", "8"])
-    assert found.exit_code == 2
-    assert "Missing --model, --data" in found.output
+    result = CliRunner().invoke(commands, ["init", "--gpus", "8"])
+    assert result.exit_code == 2
+    assert "Missing --model, --data" in result.output
 
 
 def test_a_kind_in_the_number_of_gpus_is_refused_with_a_hint():
-    found = CliRunner().invoke(commands, ["init", "--gpus", "8xA100-80"])
-    assert found.exit_code == 2
-    assert "--gpus 8 --gpu A100-80" in found.output
+    result = CliRunner().invoke(commands, ["init", "--gpus", "8xA100-80"])
+    assert result.exit_code == 2
+    assert "--gpus 8 --gpu A100-80" in result.output
     assert "--gpus': 'many' is not a valid" in CliRunner().invoke(commands, ["init", "--gpus", "many"]).output
 
 
 @pytest.mark.parametrize(("gpu", "name"), [("A100 80GB", "A100-80"), ("nvidia l40s", "L40S")])
 def test_a_kind_of_gpu_is_written_with_the_name_that_plan_takes(gpu, name, tmp_path):
     file = tmp_path / "my own.yaml"
-    said = run_init("--model", "Qwen/Qwen3-4B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", gpu, "-o", file)
-    assert f"next: rlsys plan '{file}' --cluster 8x{name}, then rlsys train '{file}'" in said.replace("\n", " ")
+    output = run_init("--model", "Qwen/Qwen3-4B", "--data", "openai/gsm8k", "--gpus", 8, "--gpu", gpu, "-o", file)
+    assert f"next: rlsys plan '{file}' --cluster 8x{name}, then rlsys train '{file}'" in output.replace("\n", " ")
     assert f"# Hardware  8 x {name};" in file.read_text()
 
 
 def test_every_comment_belongs_to_an_option():
-    there = flatten(Config())
-    assert [key for key in COMMENTS if key not in there] == []
+    options = flatten(Config())
+    assert [key for key in COMMENTS if key not in options] == []

@@ -34,13 +34,13 @@ class Gcs(services.AutoscalerStateServiceServicer):
     def GetClusterStatus(self, request, context):
         if self.refuses:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "token is missing or incorrect")
-        found = messages.GetClusterStatusReply()
+        reply = messages.GetClusterStatusReply()
         for address, status, gpus in [("10.0.0.1", "RUNNING", 1), ("10.0.0.2", "DEAD", 4), ("10.0.0.3", "IDLE", 4)]:
             free = WHOLE | {"GPU": gpus}
-            found.cluster_resource_state.node_states.add(
+            reply.cluster_resource_state.node_states.add(
                 node_ip_address=address, status=status, total_resources=WHOLE, available_resources=free
             )
-        return found
+        return reply
 
 
 @pytest.fixture
@@ -82,17 +82,17 @@ def test_an_unknown_kind_of_gpu_is_one_sentence_with_a_hint(gcs, monkeypatch):
 def test_a_name_for_several_sizes_means_the_smallest(gcs, monkeypatch):
     monkeypatch.setitem(WHOLE, "accelerator_type:A100", 1.0)
     monkeypatch.delitem(WHOLE, "accelerator_type:H100")
-    found = live_cluster.query_nodes(gcs[0])[0]
-    assert (found.gpu.name, found.ambiguous_name) == ("A100-40", "A100")
+    node = live_cluster.query_nodes(gcs[0])[0]
+    assert (node.gpu.name, node.ambiguous_name) == ("A100-40", "A100")
     monkeypatch.setitem(WHOLE, "accelerator_type:A100-80G", WHOLE["accelerator_type:A100"])
     monkeypatch.delitem(WHOLE, "accelerator_type:A100")
-    found = live_cluster.query_nodes(gcs[0])[0]
-    assert (found.gpu.name, found.ambiguous_name) == ("A100-80", "")
+    node = live_cluster.query_nodes(gcs[0])[0]
+    assert (node.gpu.name, node.ambiguous_name) == ("A100-80", "")
 
 
 def test_a_node_without_cpus_takes_no_cpu_workers():
-    found = [live_cluster.make_node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
-    assert [(n.cpus, n.takes_cpu_workers) for n in found] == [(0, False), (0, True)], "of the second others have them"
+    nodes = [live_cluster.make_node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
+    assert [(n.cpus, n.takes_cpu_workers) for n in nodes] == [(0, False), (0, True)], "of the second others have them"
 
 
 def test_a_silent_listener_is_not_waited_for(monkeypatch):
@@ -256,8 +256,8 @@ def test_a_task_of_the_client_sees_what_each_node_has_free(fails, monkeypatch):
     nodes = [node, node | {"NodeID": "b"}, node | {"NodeID": "c"}, node | {"NodeID": "d", "Alive": False}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "get", lambda *_, **__: {"b": WHOLE | {"GPU": 3.0, "CPU": 2.0}, "c": {}})
-    found = [(n.gpus, n.cpus) for n in live_cluster.query_nodes("ray://127.0.0.1:1")]
-    assert found == [(4, 8.0), (3, 2.0), (0, 0)], "the first has just come: nobody has had it yet"
+    free = [(n.gpus, n.cpus) for n in live_cluster.query_nodes("ray://127.0.0.1:1")]
+    assert free == [(4, 8.0), (3, 2.0), (0, 0)], "the first has just come: nobody has had it yet"
 
 
 def test_a_task_that_does_not_end_is_an_error(fails, monkeypatch):

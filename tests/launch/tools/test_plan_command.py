@@ -20,11 +20,11 @@ def costs(tmp_path) -> str:
 
 
 def simulated(*words: str) -> list[str]:
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         commands, ["plan", *words, "--steps", "2"], env={"COLUMNS": "80"}, catch_exceptions=False
     )
-    assert found.exit_code == 0, found.output
-    return [line.strip() for line in found.output.splitlines()]
+    assert result.exit_code == 0, result.output
+    return [line.strip() for line in result.output.splitlines()]
 
 
 def test_every_schedule_has_a_line_and_fits_80_columns(costs):
@@ -58,8 +58,8 @@ def test_a_reference_and_a_critic_have_gpus_of_their_own(costs):
         ["2", "2"],
         ["3", "1"],
     ]
-    found = CliRunner().invoke(commands, ["plan", "configs/dapo_7b_gpu.yaml", *settings, *few, "4"])
-    assert "--gpus 4: 3 are for others, and what is left is less than two engines" in str(found.exception)
+    result = CliRunner().invoke(commands, ["plan", "configs/dapo_7b_gpu.yaml", *settings, *few, "4"])
+    assert "--gpus 4: 3 are for others, and what is left is less than two engines" in str(result.exception)
 
 
 def test_placements_are_tried_without_data(costs):
@@ -102,8 +102,8 @@ def test_lengths_come_from_the_run_with_the_costs_unless_options_set_them(tmp_pa
     assert simulated == (
         f"prompts of {had.prompt} tokens (about as in {run}), completions of {had.mean:.1f} on average and 10 at most (as in {run})"
     )
-    asked = ["--ragged", "3,6", "--prompt-tokens", "20"]
-    assert assumed_lengths("configs/tiny_cpu.yaml", "--simulate", str(run), *asked) == (
+    options = ["--ragged", "3,6", "--prompt-tokens", "20"]
+    assert assumed_lengths("configs/tiny_cpu.yaml", "--simulate", str(run), *options) == (
         "prompts of 20 tokens (--prompt-tokens), completions of 3.0 on average and 6 at most (--ragged)"
     )
     shorter = assumed_lengths("configs/tiny_cpu.yaml", "rollout.max_new_tokens=2", "--simulate", str(run))
@@ -119,7 +119,7 @@ def test_simulate_and_measured_give_the_same_seconds(costs):
 
 @pytest.mark.parametrize("mode", [["--simulate", "COSTS"], []], ids=["simulated", "planned"])
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         (["--ragged=-5,10"], "the mean (-5) must be between 1 and the maximum (10)"),
         (["--ragged=10,5"], "must be between 1 and the maximum (5)"),
@@ -134,29 +134,29 @@ def test_simulate_and_measured_give_the_same_seconds(costs):
         (["--ragged=5,10", "policy.tokens_per_pack=9"], "smaller than one full sequence"),
     ],
 )
-def test_impossible_lengths_are_refused(asked, said, mode, costs):
+def test_impossible_lengths_are_refused(options, message, mode, costs):
     from rlsys.config.schema import ConfigError
 
-    with pytest.raises(ConfigError) as found:
-        planned("configs/tiny_cpu.yaml", *[costs if word == "COSTS" else word for word in mode], *asked)
-    assert said in str(found.value)
+    with pytest.raises(ConfigError) as error:
+        planned("configs/tiny_cpu.yaml", *[costs if word == "COSTS" else word for word in mode], *options)
+    assert message in str(error.value)
 
 
 def test_the_figures_of_a_simulation_are_written_as_json(costs, tmp_path):
     simulated(
         "configs/tiny_cpu.yaml", "--simulate", costs, "--ragged", "5,10", "--json", str(tmp_path / "new" / "f.json")
     )
-    found = json.loads((tmp_path / "new" / "f.json").read_text())
-    assert found["costs"] == {"pack_s": 0.0, "optimizer_s": 0.0, "reward_s": 0.0, "other_s": 0.0} | COSTS
-    assert (found["lengths"]["prompt"], found["lengths"]["mean"], found["lengths"]["longest"]) == (54, 5.0, 10)
-    own, *others = found["ways"]
+    figures = json.loads((tmp_path / "new" / "f.json").read_text())
+    assert figures["costs"] == {"pack_s": 0.0, "optimizer_s": 0.0, "reward_s": 0.0, "other_s": 0.0} | COSTS
+    assert (figures["lengths"]["prompt"], figures["lengths"]["mean"], figures["lengths"]["longest"]) == (54, 5.0, 10)
+    own, *others = figures["ways"]
     assert (own["max_lag"], own["placement"], own["engines"], own["ranks"]) == (0, "separate", 2, 2)
     assert own["samples_per_s"] == pytest.approx(512 / own["step_s"])
     assert [way["max_lag"] for way in others] == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--simulate", "COSTS", "--cluster", "64xH100"], "Use --gpus N to try placements"),
         (["--simulate", "COSTS", "--address", "auto"], "--address does not work with --simulate"),
@@ -170,19 +170,19 @@ def test_the_figures_of_a_simulation_are_written_as_json(costs, tmp_path):
         ),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(words, said, costs):
+def test_options_that_contradict_each_other_are_refused(words, message, costs):
     given = [costs if word == "COSTS" else word for word in words]
-    found = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", *given], env={"COLUMNS": "200"})
-    assert found.exit_code == 2
-    assert said in found.output
+    result = CliRunner().invoke(commands, ["plan", "configs/tiny_cpu.yaml", *given], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 # --- without --simulate --------------------------------------------------------------------------------------------------------
 
 
 def planned(*words: str, width: int = 80) -> tuple[int, str]:
-    found = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": str(width)}, catch_exceptions=False)
-    return found.return_value if found.return_value is not None else found.exit_code, found.output
+    result = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": str(width)}, catch_exceptions=False)
+    return result.return_value if result.return_value is not None else result.exit_code, result.output
 
 
 def test_a_plan_for_other_gpus_draws_their_workers():
@@ -295,7 +295,7 @@ def test_problems_of_the_configuration_come_first():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             "configs/dapo_7b_gpu.yaml rollout.max_new_tokens=3500 --cluster 8xH100",
@@ -305,10 +305,10 @@ def test_problems_of_the_configuration_come_first():
         ("configs/tiny_cpu.yaml rollout.max_new_tokens=64", r"\(at least 1\).* window is 64 tokens"),
     ],
 )
-def test_sequences_beyond_the_models_window_are_refused(words, said):
+def test_sequences_beyond_the_models_window_are_refused(words, message):
     from rlsys.config.schema import ConfigError
 
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         planned(*words.split())
 
 

@@ -96,12 +96,12 @@ def test_failing_functions_have_their_reasons_and_others_are_judged(own, tmp_pat
     file = save(tmp_path / "some.parquet", {"s:1": [0.0] * 5}, {"s:1": texts})
     text = rescored(file, f"{own}:bad", overrides=["reward.workers=1", "reward.timeout_s=0.5"])
     assert "some.parquet 5 0.000 1.000 100.0% 3" in text
-    for said in (
+    for reason in (
         "(timeout), the first: no verdict after 0.5 s",
         "(crash), the first: the reward process ended",
         "(exception), the first: bad: ValueError: no verdict on this one",
     ):
-        assert f"1 new verdicts failed {said}" in text
+        assert f"1 new verdicts failed {reason}" in text
 
 
 def test_the_run_sets_the_options_and_its_data_need_not_exist(run, own):
@@ -129,11 +129,11 @@ def test_many_steps_take_few_lines(own, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("steps", "found"),
+    ("steps", "parsed"),
     [(None, (0, float("inf"))), ("10-20", (10, 20)), ("10", (10, 10)), ("10-", (10, float("inf"))), ("-20", (0, 20))],
 )
-def test_steps_are_one_or_from_to(steps, found):
-    assert parse_steps(steps) == found
+def test_steps_are_one_or_from_to(steps, parsed):
+    assert parse_steps(steps) == parsed
 
 
 def test_only_the_steps_asked_for_are_judged(run, own):
@@ -143,7 +143,7 @@ def test_only_the_steps_asked_for_are_judged(run, own):
 
 
 @pytest.mark.parametrize(
-    ("target", "steps", "said"),
+    ("target", "steps", "message"),
     [
         ("gone", None, "gone does not exist. Give a run"),
         (".", None, "holds no samples"),
@@ -152,9 +152,9 @@ def test_only_the_steps_asked_for_are_judged(run, own):
         ("run/config.yaml", None, "not a readable parquet file"),
     ],
 )
-def test_a_target_without_samples_is_refused(run, own, monkeypatch, target, steps, said):
+def test_a_target_without_samples_is_refused(run, own, monkeypatch, target, steps, message):
     monkeypatch.chdir(run.parent)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         rescored(target, f"{own}:one", steps=steps)
 
 
@@ -178,20 +178,20 @@ def test_rewards_that_do_not_exist_are_refused_before_anything_starts(run, own):
 
 def test_options_of_a_function_are_given_as_in_yaml():
     assert parse_rewards(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))["math:g"].options == {"at_most": 3}
-    found = parse_rewards(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))
-    assert [f.weight for f in found.values()] == [1.0, 0.5, 2.0]
+    functions = parse_rewards(("exact", "math:f=0.5", "math:g={weight: 2, at_most: 3}"))
+    assert [f.weight for f in functions.values()] == [1.0, 0.5, 2.0]
 
 
 def test_a_secret_comes_from_the_environment_and_is_refused_otherwise(run, tmp_path, monkeypatch):
     own = tmp_path / "keyed.py"
     own.write_text("def keyed(completion, api_key):\n    return float(len(api_key))\n")
     monkeypatch.setenv("MY_KEY", "0123456")
-    asked = f"{own}:keyed={{api_key: '${{oc.env:MY_KEY}}'}}"
-    text = rescored(run, asked, steps="1")
+    reward = f"{own}:keyed={{api_key: '${{oc.env:MY_KEY}}'}}"
+    text = rescored(run, reward, steps="1")
     assert "0.167 7.000" in text  # old and new mean
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="MY_KEY is not set"):
-        rescored(run, asked)
+        rescored(run, reward)
     with pytest.raises(ConfigError, match="holds what its name calls a secret") as refused:
         rescored(run, f"{own}:keyed={{api_key: abc12345}}")
     assert "abc12345" not in str(refused.value)

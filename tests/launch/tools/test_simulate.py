@@ -31,34 +31,38 @@ def report(*overrides: str, steps: int = 4, mean: float = 10, longest: int = 10,
 
 
 def test_a_step_on_policy_is_the_sum_of_its_parts():
-    found = report(step_s=1.0, sequence_s=0.5, prompt_s=0.1, optimizer_s=7.0, sync_s=2.0, reward_s=0.25, other_s=0.5)
+    simulation = report(
+        step_s=1.0, sequence_s=0.5, prompt_s=0.1, optimizer_s=7.0, sync_s=2.0, reward_s=0.25, other_s=0.5
+    )
     # Each engine has two prompts of 5 tokens and 4 sequences of 10.
     rollout = 2 * 5 * 0.1 + 10 * (1.0 + 4 * 0.5)
-    assert [s.seconds for s in found.steps] == pytest.approx([rollout + 0.25 + 0.5 + 7.0 + 2.0] * 4)
-    assert found.lag == 0
-    assert found.engines_idle(2) == pytest.approx(1 - rollout / found.seconds)
-    assert found.sequences_per_engine(2) == pytest.approx(4 * rollout / found.seconds)
-    assert found.ranks_idle == pytest.approx(1 - 9.0 / found.seconds)
-    assert found.samples_per_second == pytest.approx(8 / found.seconds)
+    assert [s.seconds for s in simulation.steps] == pytest.approx([rollout + 0.25 + 0.5 + 7.0 + 2.0] * 4)
+    assert simulation.lag == 0
+    assert simulation.engines_idle(2) == pytest.approx(1 - rollout / simulation.seconds)
+    assert simulation.sequences_per_engine(2) == pytest.approx(4 * rollout / simulation.seconds)
+    assert simulation.ranks_idle == pytest.approx(1 - 9.0 / simulation.seconds)
+    assert simulation.samples_per_second == pytest.approx(8 / simulation.seconds)
 
 
 def test_one_step_ahead_the_longer_of_both_sides_counts():
-    found = report("pipeline.max_lag=1", step_s=1.0, optimizer_s=7.0, sync_s=2.0)
-    assert [s.seconds for s in found.steps] == pytest.approx([10.0 + 2.0] * 4)
-    assert [s.lag for s in found.steps] == [1] * 4
-    found = report("pipeline.max_lag=1", step_s=1.0, optimizer_s=17.0, sync_s=2.0)
-    assert [s.seconds for s in found.steps] == pytest.approx([17.0 + 2.0] * 4)
+    simulation = report("pipeline.max_lag=1", step_s=1.0, optimizer_s=7.0, sync_s=2.0)
+    assert [s.seconds for s in simulation.steps] == pytest.approx([10.0 + 2.0] * 4)
+    assert [s.lag for s in simulation.steps] == [1] * 4
+    simulation = report("pipeline.max_lag=1", step_s=1.0, optimizer_s=17.0, sync_s=2.0)
+    assert [s.seconds for s in simulation.steps] == pytest.approx([17.0 + 2.0] * 4)
 
 
 def test_a_sync_in_flight_delays_samples_only():
-    found = report("pipeline.max_lag=1", "pipeline.in_flight=true", step_s=1.0, optimizer_s=3.0, sync_s=2.0, steps=6)
-    assert found.seconds == pytest.approx(10.0 + 2.0)
-    assert found.engines_idle(2) <= 2.0 / 12 + 1e-9
+    simulation = report(
+        "pipeline.max_lag=1", "pipeline.in_flight=true", step_s=1.0, optimizer_s=3.0, sync_s=2.0, steps=6
+    )
+    assert simulation.seconds == pytest.approx(10.0 + 2.0)
+    assert simulation.engines_idle(2) <= 2.0 / 12 + 1e-9
 
 
 def test_more_sequences_than_an_engine_decodes_wait_for_their_turn():
-    found = report("rollout.max_sequences=2", step_s=1.0)
-    assert found.seconds == pytest.approx(2 * 10.0)
+    simulation = report("rollout.max_sequences=2", step_s=1.0)
+    assert simulation.seconds == pytest.approx(2 * 10.0)
 
 
 def test_over_sampling_shortens_the_wait_for_the_longest():
@@ -76,31 +80,31 @@ def test_over_sampling_keeps_engines_busy_for_nine_tenths_of_the_time(oversample
     options += ["pipeline.max_lag=2", "pipeline.in_flight=true"]
     tail = {"mean": 300, "longest": 3000, "step_s": 1.0, "steps": 12}
     assert report(*options, **tail).engines_idle(4) > 0.15
-    found = report(*options, f"rollout.oversample={oversample}", **tail)
-    assert found.engines_idle(4) <= 0.1
-    assert found.sequences_per_engine(4) > 1.5 * report(*options, **tail).sequences_per_engine(4)
+    simulation = report(*options, f"rollout.oversample={oversample}", **tail)
+    assert simulation.engines_idle(4) <= 0.1
+    assert simulation.sequences_per_engine(4) > 1.5 * report(*options, **tail).sequences_per_engine(4)
 
 
 def test_over_sampling_checks_its_groups_a_few_times_only(monkeypatch):
     looks, complete = itertools.count(), PromptGroup.complete.fget
     monkeypatch.setattr(PromptGroup, "complete", property(lambda group: next(looks) >= 0 and complete(group)))
     options = ["trainer.prompts_per_step=256", "trainer.samples_per_prompt=4", "rollout.engines=16"]
-    found = report(*options, "pipeline.max_lag=2", "rollout.oversample=0.25", mean=30, longest=400, step_s=1.0)
-    assert len(found.steps) == 4
+    simulation = report(*options, "pipeline.max_lag=2", "rollout.oversample=0.25", mean=30, longest=400, step_s=1.0)
+    assert len(simulation.steps) == 4
     assert next(looks) < 10 * 7 * 320 * 4, "7 steps in all, of 320 groups of 4"
 
 
 def test_updates_cost_what_their_tokens_do():
-    found = report("algorithm.normalize=token_mean", update_s=1.0)
-    assert found.seconds == pytest.approx(4 * (5 + 2 * 9), rel=0.02)  # a prompt once for its two samples
+    simulation = report("algorithm.normalize=token_mean", update_s=1.0)
+    assert simulation.seconds == pytest.approx(4 * (5 + 2 * 9), rel=0.02)  # a prompt once for its two samples
 
 
 def test_a_critic_scores_every_batch_and_learns_before_the_policy():
-    alone = report(score_s=1.0, update_s=10.0, optimizer_s=5.0)
-    beside = report("algorithm.advantage=gae", score_s=1.0, update_s=10.0, optimizer_s=5.0)
-    computed = (alone.seconds - 5.0) / 10
+    policy_only = report(score_s=1.0, update_s=10.0, optimizer_s=5.0)
+    with_critic = report("algorithm.advantage=gae", score_s=1.0, update_s=10.0, optimizer_s=5.0)
+    computed = (policy_only.seconds - 5.0) / 10
     assert computed == pytest.approx(4 * (5 + 2 * 9), rel=0.05)
-    assert beside.seconds == pytest.approx(computed + 2 * alone.seconds)
+    assert with_critic.seconds == pytest.approx(computed + 2 * policy_only.seconds)
 
 
 def test_the_same_simulation_gives_the_same_figures():
@@ -111,7 +115,7 @@ def test_the_same_simulation_gives_the_same_figures():
 
 
 def spans_of(known: Costs) -> list[Span]:
-    found = [Span("driver", "step", 0.0, 100.0, {"step": 1})]
+    spans = [Span("driver", "step", 0.0, 100.0, {"step": 1})]
     for number, lengths in enumerate(([4, 8, 10], [3, 7, 30], [20, 21, 22])):
         for prompts in (1, 3):
             samples = []
@@ -119,16 +123,16 @@ def spans_of(known: Costs) -> list[Span]:
                 worked = sum(min(m, n) for m in lengths)
                 at = n * known.step_s + worked * known.sequence_s + prompts * 5 * known.prompt_s
                 samples.append([f"p{i % prompts}", i, at, n])
-            asked = [[uid, index, 0] for uid, index, *_ in samples]
-            facts = {"requests": asked, "samples": samples}
-            found.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], facts))
-    found.append(Span("critic-0", "update", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
-    found.append(Span("critic-0", "score", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
+            requests = [[uid, index, 0] for uid, index, *_ in samples]
+            facts = {"requests": requests, "samples": samples}
+            spans.append(Span(f"rollout-{number}-{prompts}", "generate", 1.0, samples[-1][2], facts))
+    spans.append(Span("critic-0", "update", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
+    spans.append(Span("critic-0", "score", 1.0, 50.0, {"packs": 1, "tokens": 1, "pairs": 0}))
     for packs, tokens, attention in ((1, 100, 0), (2, 300, 5), (4, 350, 80), (4, 300, 200)):
         pairs = attention * pairs_per_token("builtin:tiny")
         seconds = known.optimizer_s + packs * known.pack_s + (tokens + attention) * known.update_s
-        found.append(Span("policy-0", "update", 1.0, seconds, {"packs": packs, "tokens": tokens, "pairs": pairs}))
-    return found
+        spans.append(Span("policy-0", "update", 1.0, seconds, {"packs": packs, "tokens": tokens, "pairs": pairs}))
+    return spans
 
 
 def test_costs_are_recovered_from_a_timeline(tmp_path):
@@ -153,8 +157,8 @@ def test_costs_are_recovered_from_a_timeline(tmp_path):
         "time/score": 0.5,
         "time/update": 0.5,
     }
-    found = costs.fit_costs(spans_of(known), [line], configured("rollout.max_sequences=4"), prompt_tokens=5)
-    assert dataclasses.asdict(found) == pytest.approx(dataclasses.asdict(known))
+    fitted = costs.fit_costs(spans_of(known), [line], configured("rollout.max_sequences=4"), prompt_tokens=5)
+    assert dataclasses.asdict(fitted) == pytest.approx(dataclasses.asdict(known))
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.yaml").write_text("rollout: {max_sequences: 4}")
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line))
@@ -177,8 +181,8 @@ class RecordedEngine(SimulatedEngine):
         self.name = f"rollout-{len(self.every)}"
 
     def add(self, requests, now):
-        asked = [[r.uid, r.index, 0] for r in requests]
-        self.streams.append(Span(self.name, "generate", now, 0.0, {"requests": asked, "samples": []}))
+        rows = [[r.uid, r.index, 0] for r in requests]
+        self.streams.append(Span(self.name, "generate", now, 0.0, {"requests": rows, "samples": []}))
         self.stream_of |= {(r.uid, r.index): self.streams[-1] for r in requests}
         super().add(requests, now)
 
@@ -241,9 +245,11 @@ def test_costs_come_from_a_file_or_are_refused_with_a_way_out(tmp_path):
     file.write_text('{"step": 1}')
     with pytest.raises(ConfigError, match="rlsys bench CONFIG --json FILE"):
         costs.read_costs(file, 5)
-    for wrong, said in {"-1": "-1", "NaN": "NaN", '"1"': '"1"', "[1]": r"\[1\]", "null": "null"}.items():
+    for wrong, shown_value in {"-1": "-1", "NaN": "NaN", '"1"': '"1"', "[1]": r"\[1\]", "null": "null"}.items():
         file.write_text(json.dumps(dataclasses.asdict(FREE)).replace('"step_s": 0.0', f'"step_s": {wrong}'))
-        with pytest.raises(ConfigError, match=rf"step_s is {said}\. .* with seconds, none less than 0, for step_s"):
+        with pytest.raises(
+            ConfigError, match=rf"step_s is {shown_value}\. .* with seconds, none less than 0, for step_s"
+        ):
             costs.read_costs(file, 5)
     with pytest.raises(ConfigError, match="No such file"):
         costs.read_costs(tmp_path / "none", 5)

@@ -71,14 +71,14 @@ def test_a_second_time_there_is_nothing_to_send(finished, tmp_path):
 
 
 def test_steps_that_could_not_be_sent_are_sent_the_next_time(finished, tmp_path):
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         commands,
         ["track", str(finished), "tracking.to={tracker.py:ToFile: {file: out.jsonl, until: 0}}"],
         standalone_mode=False,
     )
-    assert found.return_value == 1
-    assert "failed after step 0: ConnectionError: no route" in found.output
-    assert found.output.endswith("tracker.py:ToFile has steps up to 0 of 2\n")
+    assert result.return_value == 1
+    assert "failed after step 0: ConnectionError: no route" in result.output
+    assert result.output.endswith("tracker.py:ToFile has steps up to 0 of 2\n")
     track(str(finished), "tracking.to={tracker.py:ToFile: {file: out.jsonl}}")
     assert [line["step"] for line in read_lines(tmp_path / "out.jsonl") if "step" in line] == [0, 1, 2]
 

@@ -124,9 +124,9 @@ def test_every_check_is_tested_and_has_a_description():
 
 @pytest.mark.parametrize("check", CASES)
 def test_a_check_reports_its_problem(check):
-    found = run_check(check, **CASES[check][0])
-    assert found, "no finding"
-    assert all(f.title and f.text for f in found)
+    reported = run_check(check, **CASES[check][0])
+    assert reported, "no finding"
+    assert all(f.title and f.text for f in reported)
 
 
 @pytest.mark.parametrize("check", CASES)
@@ -145,12 +145,12 @@ def test_a_check_is_silent_about_a_run_that_has_just_started(check):
 
 def test_evidence_names_figures_steps_and_samples():
     failed = {"reward/failed": [0.0, 2.0, 0.0, 1.0], "failure/timeout": [None, 2.0, None, 1.0]}
-    [found] = run_check("failed_rewards", **failed, **{"reward/requested": [8.0] * 4})
-    assert found.figures == ("reward/failed", "failure/timeout")
-    assert found.steps == (2, 4)
-    assert found.samples == {"failure": "timeout", "set": "step"}
-    assert "3 reward verdicts failed" in found.title
-    assert "9.38 % of all, in steps 2 and 4 (timeout 3)" in found.text  # 3 of 4 x 8
+    [finding] = run_check("failed_rewards", **failed, **{"reward/requested": [8.0] * 4})
+    assert finding.figures == ("reward/failed", "failure/timeout")
+    assert finding.steps == (2, 4)
+    assert finding.samples == {"failure": "timeout", "set": "step"}
+    assert "3 reward verdicts failed" in finding.title
+    assert "9.38 % of all, in steps 2 and 4 (timeout 3)" in finding.text  # 3 of 4 x 8
 
 
 def test_few_failures_are_a_note_and_many_a_warning():
@@ -160,26 +160,26 @@ def test_few_failures_are_a_note_and_many_a_warning():
         f.tone for f in run_check("failed_rewards", **{"reward/failed": [1.0, 0.0], "reward/requested": [8.0] * 2})
     ] == ["warning"]
     many = {"reward/failed": [4.0, 4.0], "reward/requested": [1000.0, 600.0]}  # with dropped groups of dynamic sampling
-    [found] = run_check("failed_rewards", **many)
-    assert found.tone == "note"
-    assert "0.5 % of all" in found.text
+    [finding] = run_check("failed_rewards", **many)
+    assert finding.tone == "note"
+    assert "0.5 % of all" in finding.text
 
 
 def test_failed_verdicts_of_an_evaluation_are_reported():
     evaluated = {"eval/easy/failed": [100.0, 0.0], "eval/hard/failed": [10.0, 0.0], "eval/all/failed": [110.0, 0.0]}
-    asked = {"eval/easy/samples": [128.0] * 2, "eval/hard/samples": [128.0] * 2, "eval/all/samples": [256.0] * 2}
+    samples = {"eval/easy/samples": [128.0] * 2, "eval/hard/samples": [128.0] * 2, "eval/all/samples": [256.0] * 2}
     reasons = {"eval/failure/timeout": [110.0, None]}
-    [found] = run_check("failed_rewards", **{"reward/failed": [0.0, 0.0]}, **evaluated, **asked, **reasons)
-    assert (found.tone, found.title) == ("warning", "110 held-out verdicts failed")
-    assert "21.5 % of all, in step 1 (timeout 110)" in found.text
-    assert found.figures == ("eval/easy/failed", "eval/hard/failed", "eval/failure/timeout")
-    assert found.samples == {"failure": "timeout", "set": "eval"}
+    [finding] = run_check("failed_rewards", **{"reward/failed": [0.0, 0.0]}, **evaluated, **samples, **reasons)
+    assert (finding.tone, finding.title) == ("warning", "110 held-out verdicts failed")
+    assert "21.5 % of all, in step 1 (timeout 110)" in finding.text
+    assert finding.figures == ("eval/easy/failed", "eval/hard/failed", "eval/failure/timeout")
+    assert finding.samples == {"failure": "timeout", "set": "eval"}
 
 
 @pytest.mark.parametrize("check", CASES)
 def test_samples_of_a_step_are_training_samples(check):
-    for found in run_check(check, **CASES[check][0]):
-        assert not found.samples or "step" not in found.samples or found.samples["set"] == "step"
+    for finding in run_check(check, **CASES[check][0]):
+        assert not finding.samples or "step" not in finding.samples or finding.samples["set"] == "step"
 
 
 def test_equal_rewards_matter_only_to_group_relative_methods():
@@ -199,20 +199,20 @@ def test_problems_come_before_warnings():
 
 def test_only_the_held_out_set_that_does_not_improve_is_reported():
     flat = {name.replace("easy", "hard"): values for name, values in held_out(0.3, 0.3).items()}
-    [found] = run_check("only_training_improves", **RISING, **held_out(0.4, 0.9), **flat)
-    assert "accuracy on hard does not" in found.title
-    assert found.figures == ("reward/mean", "eval/hard/accuracy")
+    [finding] = run_check("only_training_improves", **RISING, **held_out(0.4, 0.9), **flat)
+    assert "accuracy on hard does not" in finding.title
+    assert finding.figures == ("reward/mean", "eval/hard/accuracy")
 
 
 def test_a_shuffled_reward_is_named_as_the_reason():
     shuffled = dataclasses.replace(CONFIG, reward=dataclasses.replace(CONFIG.reward, shuffle=True))
-    [found] = run_check("nothing_learned", [], shuffled, **{"reward/mean": [0.5] * 20})
-    assert "reward.shuffle is on" in found.text
+    [finding] = run_check("nothing_learned", [], shuffled, **{"reward/mean": [0.5] * 20})
+    assert "reward.shuffle is on" in finding.text
 
 
 def test_a_falling_reward_has_a_title_of_its_own():
-    [found] = run_check("nothing_learned", **{"reward/mean": ramp(0.9, 0.1)})
-    assert found.title == "The reward falls"
+    [finding] = run_check("nothing_learned", **{"reward/mean": ramp(0.9, 0.1)})
+    assert finding.title == "The reward falls"
 
 
 def test_a_reward_that_cannot_rise_is_not_reported():
@@ -229,20 +229,22 @@ def test_an_explosion_is_reported_only_if_the_reward_does_not_rise():
     kl = {"kl": [0.0] * 5 + [0.8] * 15}
     assert [f.title for f in run_check("explosion", **kl)] == ["kl explodes"]
     assert run_check("explosion", **kl, **RISING) == run_check("explosion", **kl, **held_out(0.4, 0.6)) == []
-    [found] = run_check("explosion", **CASES["explosion"][0])
-    assert found.title == "kl and grad_norm explode"
-    assert found.figures == ("kl", "grad_norm", "entropy", "reward/mean")
+    [finding] = run_check("explosion", **CASES["explosion"][0])
+    assert finding.title == "kl and grad_norm explode"
+    assert finding.figures == ("kl", "grad_norm", "entropy", "reward/mean")
 
 
 def test_completions_cut_from_the_start_are_reported():
-    [found] = run_check("truncation", **{"length/truncated": [1.0] * 20})
-    assert found.title == "Nearly all completions are cut"
-    assert "100 % of the completions reach" in found.text
+    [finding] = run_check("truncation", **{"length/truncated": [1.0] * 20})
+    assert finding.title == "Nearly all completions are cut"
+    assert "100 % of the completions reach" in finding.text
 
 
 def test_without_a_configuration_the_other_checks_still_report():
-    found = findings.run_checks(make_run([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20}))
-    assert {f.check for f in found} == {"entropy_collapse", "failed_rewards"}
+    reported = findings.run_checks(
+        make_run([], None, **{"entropy": [2.0] * 10 + [0.1] * 10, "reward/failed": [1.0] * 20})
+    )
+    assert {f.check for f in reported} == {"entropy_collapse", "failed_rewards"}
 
 
 def test_metrics_that_are_not_finite_are_ignored():
@@ -253,7 +255,7 @@ def test_metrics_that_are_not_finite_are_ignored():
 
 @pytest.mark.parametrize("broken", [None, "much", True])
 def test_metrics_that_are_not_numbers_are_ignored_by_every_check(broken):
-    figures = {name: values for told, _ in CASES.values() for name, values in told.items() if "/" in name}
+    figures = {name: values for metrics, _ in CASES.values() for name, values in metrics.items() if "/" in name}
     lines = [{"step": i + 1} | dict.fromkeys(figures, broken) for i in range(STEPS)]
     assert findings.run_checks(RunData(lines, config=CONFIG)) == []
     good = [line | {"eval/easy/accuracy": 0.2 + 0.1 * (i == 0)} for i, line in enumerate(lines)]

@@ -31,8 +31,15 @@ def compare(*groups: list[tuple[float | None, float | None]]) -> RewardCompariso
 
 
 def test_equal_rewards_change_nothing():
-    found = compare([(1, 1), (0, 0)], [(1, 1), (1, 1)])
-    assert (found.samples, found.judged, found.changed, found.flipped, found.start_teaching, found.stop_teaching) == (
+    comparison = compare([(1, 1), (0, 0)], [(1, 1), (1, 1)])
+    assert (
+        comparison.samples,
+        comparison.judged,
+        comparison.changed,
+        comparison.flipped,
+        comparison.start_teaching,
+        comparison.stop_teaching,
+    ) == (
         4,
         4,
         0,
@@ -40,21 +47,27 @@ def test_equal_rewards_change_nothing():
         0,
         0,
     )
-    assert (found.groups, found.taught_before, found.teach_now) == (2, 1, 1)
-    assert found.correlation == pytest.approx(1)
+    assert (comparison.groups, comparison.taught_before, comparison.teach_now) == (2, 1, 1)
+    assert comparison.correlation == pytest.approx(1)
 
 
 def test_sums_and_changes_count_samples_that_both_judged():
-    found = compare([(1, 0.5), (0, 0.5), (None, 1), (0.25, None)])
-    assert (found.samples, found.judged, found.changed) == (4, 2, 2)
-    assert (found.old_sum / found.judged, found.new_sum / found.judged) == (0.5, 0.5)
-    assert found.failures == {"crash": 1}
-    assert found.recovered == 1
+    comparison = compare([(1, 0.5), (0, 0.5), (None, 1), (0.25, None)])
+    assert (comparison.samples, comparison.judged, comparison.changed) == (4, 2, 2)
+    assert (comparison.old_sum / comparison.judged, comparison.new_sum / comparison.judged) == (0.5, 0.5)
+    assert comparison.failures == {"crash": 1}
+    assert comparison.recovered == 1
 
 
 def test_groups_start_and_stop_teaching():
-    found = compare([(1, 1), (1, 0)], [(1, 1), (0, 1)], [(0, 0), (0, 0)], [(1, 0), (0, 1)])
-    assert (found.groups, found.taught_before, found.teach_now, found.start_teaching, found.stop_teaching) == (
+    comparison = compare([(1, 1), (1, 0)], [(1, 1), (0, 1)], [(0, 0), (0, 0)], [(1, 0), (0, 1)])
+    assert (
+        comparison.groups,
+        comparison.taught_before,
+        comparison.teach_now,
+        comparison.start_teaching,
+        comparison.stop_teaching,
+    ) == (
         4,
         2,
         2,
@@ -71,18 +84,20 @@ def test_an_advantage_flips_when_the_reward_crosses_its_groups_mean():
 
 
 def test_samples_of_an_evaluation_have_no_advantages_to_flip():
-    found = compare_rewards([saved("p", 1, advantage=None), saved("p", 0, advantage=None)], [Verdict(0), Verdict(1)])
-    assert (found.judged, found.changed, found.groups, found.flipped) == (2, 2, 0, 0)
+    comparison = compare_rewards(
+        [saved("p", 1, advantage=None), saved("p", 0, advantage=None)], [Verdict(0), Verdict(1)]
+    )
+    assert (comparison.judged, comparison.changed, comparison.groups, comparison.flipped) == (2, 2, 0, 0)
 
 
 @given(REWARDS)
 def test_the_correlation_is_numpys(pairs):
     old, new = np.array(pairs).T
-    found = compare(pairs).correlation
+    correlation = compare(pairs).correlation
     if np.ptp(old) and np.ptp(new):
-        assert found == pytest.approx(np.corrcoef(old, new)[0, 1])
+        assert correlation == pytest.approx(np.corrcoef(old, new)[0, 1])
     else:
-        assert found is None
+        assert correlation is None
 
 
 @given(REWARDS, REWARDS)
@@ -93,12 +108,12 @@ def test_comparisons_add_up(one, two):
 
 
 def test_the_largest_disagreements_are_kept_and_a_text_is_shown_once():
-    found = Disagreements()
+    disagreements = Disagreements()
     gaps = [0.5, 3.0, 0.0, 2.0, 1.0, 2.5, 0.25, 3.0]
     for gap in gaps:
-        found.add(Path("step-000001.parquet"), saved("p", 1.0, text=f"{gap}"), Verdict(1.0 - gap))
-    found.add(Path("x"), saved("p", None), Verdict(9.0))
-    found.add(Path("x"), saved("p", 1.0), Verdict(None, failure="crash"))
-    shown = [1.0 - verdict.score for _, _, verdict in found.largest_first()]
-    assert shown == [3.0, 2.5, 2.0, 1.0, 0.5]
-    assert len(shown) == MAX_SHOWN
+        disagreements.add(Path("step-000001.parquet"), saved("p", 1.0, text=f"{gap}"), Verdict(1.0 - gap))
+    disagreements.add(Path("x"), saved("p", None), Verdict(9.0))
+    disagreements.add(Path("x"), saved("p", 1.0), Verdict(None, failure="crash"))
+    kept_gaps = [1.0 - verdict.score for _, _, verdict in disagreements.largest_first()]
+    assert kept_gaps == [3.0, 2.5, 2.0, 1.0, 0.5]
+    assert len(kept_gaps) == MAX_SHOWN

@@ -7,15 +7,15 @@ def parse(*events):
 
 
 def test_an_event_without_a_step_follows_the_newest_weights():
-    found = parse(
+    events = parse(
         ("start", {}), ("begin", {"step": 0}), ("sync", {"version": 4}), ("replaced", {"worker": "rollout-1"})
     )
-    assert [(h.kind, h.step) for h in found] == [("start", 0), ("begin", 0), ("sync", 4), ("replaced", 5)]
+    assert [(h.kind, h.step) for h in events] == [("start", 0), ("begin", 0), ("sync", 4), ("replaced", 5)]
 
 
 def test_after_a_restart_steps_count_from_the_checkpoint():
-    found = parse(("sync", {"version": 9}), ("restart", {"cause": "x"}), ("resume", {"step": 6}), ("stall", {}))
-    assert [h.step for h in found] == [9, 10, 6, 7]
+    events = parse(("sync", {"version": 9}), ("restart", {"cause": "x"}), ("resume", {"step": 6}), ("stall", {}))
+    assert [h.step for h in events] == [9, 10, 6, 7]
 
 
 def test_an_event_that_names_its_step_keeps_it():
@@ -24,8 +24,8 @@ def test_an_event_that_names_its_step_keeps_it():
 
 
 def test_only_a_stop_on_request_is_no_problem():
-    asked, fell = parse(("stop", {"cause": "stop requested", "step": 3}), ("stop", {"cause": "OSError: no space"}))
-    assert (asked.tone, fell.tone) == ("warning", "problem")
+    requested, fell = parse(("stop", {"cause": "stop requested", "step": 3}), ("stop", {"cause": "OSError: no space"}))
+    assert (requested.tone, fell.tone) == ("warning", "problem")
 
 
 def test_unknown_and_broken_events_are_notes():

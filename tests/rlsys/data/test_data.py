@@ -65,8 +65,8 @@ def test_a_row_without_an_answer_is_a_prompt_without_an_answer(tmp_path, tokeniz
 
 
 def test_an_answer_that_is_not_a_number_is_a_bad_row(tmp_path, tokenizer):
-    said = refused(lines(tmp_path, '{"prompt": "1>", "answer": NaN}'), tokenizer)
-    assert "sums.jsonl:1: the answer (`answer`) is NaN" in said[0]
+    problems = refused(lines(tmp_path, '{"prompt": "1>", "answer": NaN}'), tokenizer)
+    assert "sums.jsonl:1: the answer (`answer`) is NaN" in problems[0]
 
 
 def test_parquet_rows_are_rows(tmp_path, tokenizer):
@@ -88,13 +88,13 @@ def test_the_built_in_task_can_be_loaded(tokenizer):
 
 def test_a_uid_is_of_the_row_and_its_source_whatever_stands_around_it(tmp_path, tokenizer):
     row = {"prompt": "1>", "answer": "2"}
-    [alone] = load(lines(tmp_path, row), tokenizer)
+    [only] = load(lines(tmp_path, row), tokenizer)
     among = load(lines(tmp_path, {"prompt": "3>"}, "", {"answer": "2", "prompt": "1>"}, name="SUMS.jsonl"), tokenizer)
     [column] = load(table(tmp_path, [row | {"level": None}]), tokenizer)
-    assert among[1].uid == column.uid == alone.uid
-    assert among[0].uid != alone.uid
+    assert among[1].uid == column.uid == only.uid
+    assert among[0].uid != only.uid
     [renamed] = load(lines(tmp_path, row, name="other.jsonl"), tokenizer)
-    assert renamed.uid == alone.uid.replace("sums", "other")
+    assert renamed.uid == only.uid.replace("sums", "other")
 
 
 def test_a_uid_does_not_depend_on_the_kind_of_file(tmp_path):
@@ -172,19 +172,21 @@ def test_every_bad_row_is_told_at_once_with_file_line_and_reason(tmp_path, token
         {"prompt": ""},
         {"prompt": 3},
     ]
-    said = refused(lines(tmp_path, *rows), tokenizer)
-    assert [line.rpartition("sums.jsonl:")[2][:2] for line in said[:-1]] == ["1:", "3:", "4:", "5:", "6:"]
-    assert "not JSON: Expecting value at column 12" in said[0]
-    assert "the row has no field `prompt`; it has question, answer. Set data.prompt_key" in said[1]
-    assert "a row is an object such as" in said[2]
-    assert "5 of 6 rows cannot be used (2 not a prompt, 1 not JSON, 1 without a prompt, 1 not an object)" in said[-1]
-    assert "data.on_bad_row=skip" in said[-1]
+    problems = refused(lines(tmp_path, *rows), tokenizer)
+    assert [line.rpartition("sums.jsonl:")[2][:2] for line in problems[:-1]] == ["1:", "3:", "4:", "5:", "6:"]
+    assert "not JSON: Expecting value at column 12" in problems[0]
+    assert "the row has no field `prompt`; it has question, answer. Set data.prompt_key" in problems[1]
+    assert "a row is an object such as" in problems[2]
+    assert (
+        "5 of 6 rows cannot be used (2 not a prompt, 1 not JSON, 1 without a prompt, 1 not an object)" in problems[-1]
+    )
+    assert "data.on_bad_row=skip" in problems[-1]
 
 
 def test_of_many_bad_rows_ten_are_told(tmp_path, tokenizer):
-    said = refused(lines(tmp_path, {"prompt": "1>"}, *["nonsense"] * 50), tokenizer)
-    assert len(said) == 11
-    assert "50 of 51 rows cannot be used (50 not JSON)" in said[-1]
+    problems = refused(lines(tmp_path, {"prompt": "1>"}, *["nonsense"] * 50), tokenizer)
+    assert len(problems) == 11
+    assert "50 of 51 rows cannot be used (50 not JSON)" in problems[-1]
 
 
 def test_bad_rows_can_be_left_out_and_are_counted_and_listed(tmp_path, tokenizer):
@@ -204,17 +206,17 @@ def test_bad_rows_can_be_left_out_and_are_counted_and_listed(tmp_path, tokenizer
 
 
 def test_a_set_of_which_everything_is_bad_is_an_error_all_the_same(tmp_path, tokenizer):
-    said = refused(lines(tmp_path, "nonsense", '{"prompt": 3}'), tokenizer, on_bad_row="skip")
-    assert "sums.jsonl:1: not JSON" in said[0]
-    assert "holds no prompts: none of its 2 rows can be used (1 not JSON, 1 not a prompt)" in said[-1]
+    problems = refused(lines(tmp_path, "nonsense", '{"prompt": 3}'), tokenizer, on_bad_row="skip")
+    assert "sums.jsonl:1: not JSON" in problems[0]
+    assert "holds no prompts: none of its 2 rows can be used (1 not JSON, 1 not a prompt)" in problems[-1]
 
 
 @pytest.mark.parametrize("name", ["empty.jsonl", "empty.parquet", "empty.csv", "empty.json"])
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
 def test_a_file_without_rows_is_refused(tmp_path, tokenizer, name, on_bad_row):
     path = table(tmp_path, [], name) if name.endswith("parquet") else lines(tmp_path, name=name)
-    [said] = refused(path, tokenizer, on_bad_row=on_bad_row)
-    assert "holds no prompts; it is empty" in said
+    [problem] = refused(path, tokenizer, on_bad_row=on_bad_row)
+    assert "holds no prompts; it is empty" in problem
 
 
 @pytest.mark.parametrize(
@@ -222,8 +224,8 @@ def test_a_file_without_rows_is_refused(tmp_path, tokenizer, name, on_bad_row):
 )
 def test_what_is_neither_text_nor_messages_is_a_bad_row(tmp_path, tokenizer, prompt):
     path = lines(tmp_path, {"prompt": "1>"}, {"prompt": prompt})
-    said = refused(path, tokenizer)
-    assert "sums.jsonl:2: " in said[0]
+    problems = refused(path, tokenizer)
+    assert "sums.jsonl:2: " in problems[0]
     assert [p.text for p in load(path, tokenizer, on_bad_row="skip")] == ["1>"]
 
 
@@ -248,15 +250,15 @@ def test_damage_at_any_line_never_costs_another_row(tmp_path, tokenizer, damage)
 
 
 def test_an_overlong_prompt_is_an_error_with_both_numbers(tmp_path, tokenizer):
-    [said] = refused(lines(tmp_path, {"prompt": "1>"}, {"prompt": "12345678>"}), tokenizer)
-    assert "sums.jsonl:2: the prompt has 9 tokens; at most 7 fit (rollout.max_prompt_tokens)" in said
-    assert "data.overlong=skip" in said
+    [problem] = refused(lines(tmp_path, {"prompt": "1>"}, {"prompt": "12345678>"}), tokenizer)
+    assert "sums.jsonl:2: the prompt has 9 tokens; at most 7 fit (rollout.max_prompt_tokens)" in problem
+    assert "data.overlong=skip" in problem
 
 
 def test_of_many_overlong_prompts_ten_are_told(tmp_path, tokenizer):
-    said = refused(lines(tmp_path, *[{"prompt": "12345678" + "9" * n} for n in range(30)]), tokenizer)
-    assert len(said) == 11
-    assert "20 more prompts are too long; the longest has 37 tokens" in said[-1]
+    problems = refused(lines(tmp_path, *[{"prompt": "12345678" + "9" * n} for n in range(30)]), tokenizer)
+    assert len(problems) == 11
+    assert "20 more prompts are too long; the longest has 37 tokens" in problems[-1]
 
 
 def test_overlong_prompts_can_be_left_out_and_are_counted(tmp_path, tokenizer):
@@ -269,8 +271,8 @@ def test_overlong_prompts_can_be_left_out_and_are_counted(tmp_path, tokenizer):
 
 
 def test_leaving_out_everything_is_refused(tmp_path, tokenizer):
-    [said] = refused(lines(tmp_path, {"prompt": "12345678>"}), tokenizer, overlong="skip")
-    assert "all 1 are longer than 7 tokens" in said
+    [problem] = refused(lines(tmp_path, {"prompt": "12345678>"}), tokenizer, overlong="skip")
+    assert "all 1 are longer than 7 tokens" in problem
 
 
 def test_held_out_prompts_that_are_trained_on_are_told(tmp_path, tokenizer):

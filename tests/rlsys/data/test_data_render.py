@@ -62,13 +62,13 @@ def test_keys_that_only_other_messages_have_are_left_out(tmp_path, chat):
 
 @pytest.mark.parametrize("write", [lines, lambda folder, *rows: table(folder, list(rows))])
 def test_arguments_that_only_other_calls_have_are_left_out(tmp_path, chat, write):
-    def asked(name, **arguments):
+    def tool_call_chat(name, **arguments):
         call = {"function": {"name": name, "arguments": arguments}}
         return [user("1"), {"role": "assistant", "content": "2", "tool_calls": [call]}, user("3")]
 
-    chats = [asked("weather", city="5"), asked("sum", numbers=[4, None], exact={"digits": 6})]
-    found = load(write(tmp_path, *({"prompt": messages} for messages in chats)), chat, longest=99)
-    assert [prompt.messages for prompt in found] == chats
+    chats = [tool_call_chat("weather", city="5"), tool_call_chat("sum", numbers=[4, None], exact={"digits": 6})]
+    loaded = load(write(tmp_path, *({"prompt": messages} for messages in chats)), chat, longest=99)
+    assert [prompt.messages for prompt in loaded] == chats
 
 
 def test_a_text_becomes_a_user_message_where_that_is_asked_for(tmp_path, chat):
@@ -92,7 +92,7 @@ def test_messages_keep_their_own_system_message_which_is_noted(tmp_path, chat):
 
 
 @pytest.mark.parametrize(
-    ("row", "form", "said"),
+    ("row", "form", "message"),
     [
         ({"prompt": [user("1")]}, {}, "the prompt is a list of chat messages, but the tokenizer has no chat template"),
         (
@@ -103,17 +103,17 @@ def test_messages_keep_their_own_system_message_which_is_noted(tmp_path, chat):
         ({"prompt": "1"}, {"system": "9"}, "data.system makes chat messages of a text"),
     ],
 )
-def test_messages_without_a_chat_template_are_refused_with_a_way_out(tmp_path, tokenizer, row, form, said):
+def test_messages_without_a_chat_template_are_refused_with_a_way_out(tmp_path, tokenizer, row, form, message):
     for on_bad_row in ("error", "skip"):
         [problem] = refused(lines(tmp_path, row), tokenizer, on_bad_row=on_bad_row, **form)
-        assert f"sums.jsonl:1: {said}" in problem
+        assert f"sums.jsonl:1: {message}" in problem
         assert "data.template" in problem
 
 
 def test_what_the_chat_template_refuses_is_a_bad_row(tmp_path, chat):
     path = lines(tmp_path, {"prompt": [user("1")]}, {"prompt": [{"role": "tool", "content": "1"}]})
-    said = refused(path, chat)
-    assert "sums.jsonl:2: the tokenizer's chat template refuses these messages: no tools here" in said[0]
+    problems = refused(path, chat)
+    assert "sums.jsonl:2: the tokenizer's chat template refuses these messages: no tools here" in problems[0]
     assert [p.text for p in load(path, chat, on_bad_row="skip")] == ["1>"]
 
 
@@ -147,16 +147,16 @@ def test_a_jinja_file_sees_prompt_system_and_row(tmp_path, tokenizer):
 def test_a_jinja_file_may_refuse_a_row(tmp_path, tokenizer):
     template = jinja(tmp_path, "{% if row.level > 3 %}{{ raise_exception('too hard') }}{% endif %}{{ prompt }}")
     path = lines(tmp_path, {"prompt": "1", "level": 1}, {"prompt": "2", "level": 9}, {"prompt": "3"})
-    said = refused(path, tokenizer, template=template)
-    assert "mine.jinja refuses this row: ValueError: too hard" in said[0]
-    assert "UndefinedError" in said[1]
+    problems = refused(path, tokenizer, template=template)
+    assert "mine.jinja refuses this row: ValueError: too hard" in problems[0]
+    assert "UndefinedError" in problems[1]
     assert [p.text for p in load(path, tokenizer, template=template, on_bad_row="skip")] == ["1"]
 
 
 def test_a_jinja_file_cannot_reach_out_of_its_sandbox(tmp_path, tokenizer):
     template = jinja(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ prompt }}")
-    said = refused(lines(tmp_path, {"prompt": "1"}), tokenizer, template=template)
-    assert "SecurityError" in said[0]
+    problems = refused(lines(tmp_path, {"prompt": "1"}), tokenizer, template=template)
+    assert "SecurityError" in problems[0]
 
 
 def test_a_name_that_a_jinja_file_prints_and_nobody_knows_is_refused(tmp_path, tokenizer):

@@ -61,17 +61,17 @@ def build_model(family: str, dtype: torch.dtype, **more: int):
 def saved_bytes(lm, packed) -> float:
     """Bytes of all tensors that are saved for the backward pass, without weights."""
     weights = {p.untyped_storage().data_ptr() for p in lm.parameters()}
-    seen = {}
+    storages = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            seen[storage.data_ptr()] = (storage.nbytes(), storage)
+            storages[storage.data_ptr()] = (storage.nbytes(), storage)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         target_hidden_states(lm.get_decoder(), packed, torch.device("cpu"))
-    return sum(size for size, _ in seen.values())
+    return sum(size for size, _ in storages.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -151,9 +151,9 @@ def test_each_zero_stage_holds_less_than_the_one_before(stage):
 def test_offloading_moves_bytes_to_main_memory():
     kept_there = learner_rank(GPUS)
     moved = learner_rank(replace(GPUS, policy=replace(GPUS.policy, offload_optimizer=True)))
-    gone = kept_there.device["generate"]["optimizer"] - moved.device["generate"].get("optimizer", 0)
-    assert gone == 12 * SEVEN.parameters / 8
-    assert moved.host["step"]["optimizer"] >= gone
+    moved_bytes = kept_there.device["generate"]["optimizer"] - moved.device["generate"].get("optimizer", 0)
+    assert moved_bytes == 12 * SEVEN.parameters / 8
+    assert moved.host["step"]["optimizer"] >= moved_bytes
 
 
 def test_offloading_changes_nothing_on_cpu():

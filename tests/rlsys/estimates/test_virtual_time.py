@@ -9,13 +9,13 @@ from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
 def test_an_hour_passes_at_once_and_events_happen_in_order():
     time, events = VirtualTime(), []
 
-    def beside(name, seconds):
+    def sleep_and_log(name, seconds):
         for _ in range(2):
             time.sleep(seconds)
             events.append((name, time.now))
 
     def main():
-        futures = [time.submit(lambda: beside("a", 1800)), time.submit(lambda: beside("b", 1000))]
+        futures = [time.submit(lambda: sleep_and_log("a", 1800)), time.submit(lambda: sleep_and_log("b", 1000))]
         for future in futures:
             future.result()
         return time.now

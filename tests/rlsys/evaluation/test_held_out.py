@@ -40,8 +40,8 @@ def run(held_out, rewards=None, share: float = 0.5, version: int = 4, pass_score
     rollout = FakeRollout([])
     rollout.version = version
     collector = Collector(rollout, rewards or FakeRewards(), seed=0, reward=RewardConfig(max_failure_share=share))
-    found = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=pass_score, seed=0)
-    return found, rollout
+    evaluation = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=pass_score, seed=0)
+    return evaluation, rollout
 
 
 def zigzags(count: int = 12, source: str = "a", name: str = "", **how) -> HeldOutSet:
@@ -52,12 +52,12 @@ def zigzags(count: int = 12, source: str = "a", name: str = "", **how) -> HeldOu
 
 
 def test_by_default_every_prompt_is_answered_once_and_greedily():
-    found, rollout = run([zigzags(5)])
+    evaluation, rollout = run([zigzags(5)])
     [requests] = rollout.requests
     assert len(requests) == 5
     assert {r.temperature for r in requests} == {0.0}
     assert {r.index for r in requests} == {0}
-    assert found.scores["a"].prompts == found.scores["a"].samples == 5
+    assert evaluation.scores["a"].prompts == evaluation.scores["a"].samples == 5
 
 
 def test_all_sets_are_sampled_in_one_go_each_in_its_own_way():
@@ -83,11 +83,11 @@ def test_a_source_called_as_the_sum_of_all_is_refused():
 
 
 def test_accuracy_is_the_mean_score_of_each_source_and_of_all_prompts():
-    found, _ = run([zigzags(12, "a"), zigzags(7, "b")])
+    evaluation, _ = run([zigzags(12, "a"), zigzags(7, "b")])
     by_source = {"a": [], "b": []}
-    for reward, g in zip(found.batch.rewards, found.batch.groups, strict=True):
-        by_source[found.batch.prompts[g].source].append(reward)
-    metrics = found.metrics()
+    for reward, g in zip(evaluation.batch.rewards, evaluation.batch.groups, strict=True):
+        by_source[evaluation.batch.prompts[g].source].append(reward)
+    metrics = evaluation.metrics()
     for source, scores in by_source.items():
         assert metrics[f"eval/{source}/accuracy"] == pytest.approx(np.mean(scores))
     assert metrics["eval/all/accuracy"] == pytest.approx(np.mean([*by_source["a"], *by_source["b"]]))
@@ -96,8 +96,8 @@ def test_accuracy_is_the_mean_score_of_each_source_and_of_all_prompts():
 
 
 def test_one_greedy_set_has_accuracy_lengths_and_counts_and_no_more():
-    found, _ = run([zigzags(12, "a")])
-    assert {name.removeprefix("eval/a/") for name in found.metrics()} == {
+    evaluation, _ = run([zigzags(12, "a")])
+    assert {name.removeprefix("eval/a/") for name in evaluation.metrics()} == {
         "accuracy",
         "accuracy/low",
         "accuracy/high",
@@ -111,8 +111,8 @@ def test_one_greedy_set_has_accuracy_lengths_and_counts_and_no_more():
 
 def test_a_prompt_counts_once_however_many_samples_are_left_of_it():
     rewards = Told({"p": [1, 1, 1, 1], "q": [None, None, None, 0]})
-    found, _ = run([HeldOutSet("a", prompts("p", "q"), samples=4, temperature=1.0)], rewards)
-    assert found.scores["a"].means["accuracy"].value == 0.5
+    evaluation, _ = run([HeldOutSet("a", prompts("p", "q"), samples=4, temperature=1.0)], rewards)
+    assert evaluation.scores["a"].means["accuracy"].value == 0.5
 
 
 def test_the_average_of_n_samples_is_over_the_prompts_that_have_n():
@@ -128,8 +128,8 @@ def test_the_average_of_n_samples_is_over_the_prompts_that_have_n():
 def test_pass_and_maj_at_k_are_those_of_all_subsets():
     scores = {"p": [1, 0, 0.5, 1, 0, 1], "q": [0, 0, 0, 1, 1, 0], "r": [0, 0, 0, 0, 0, 0]}
     answers = {"p": "782776", "q": "111223", "r": "123456"}
-    found, _ = run([HeldOutSet("a", prompts(*scores), samples=6, temperature=1.0)], Told(scores, answers))
-    metrics = found.metrics()
+    evaluation, _ = run([HeldOutSet("a", prompts(*scores), samples=6, temperature=1.0)], Told(scores, answers))
+    metrics = evaluation.metrics()
     assert [k for k in range(9) if f"eval/a/pass@{k}" in metrics] == [1, 2, 4, 6]
     for k in (1, 2, 4, 6):
         passed, voted = [], []
@@ -159,8 +159,8 @@ def test_solved_is_what_scores_at_least_the_pass_score():
 @pytest.mark.parametrize("score", [0.1, 0.7, 0.9, 1 / 3, 0.7 + 0.2 + 0.1])
 def test_a_score_equal_to_the_pass_score_is_solved_whatever_its_last_bit(score):
     held_out = [HeldOutSet("a", prompts("p"), samples=2, temperature=1.0)]
-    found, _ = run(held_out, Told({"p": [score, score]}), pass_score=round(score, 12) if score > 0.99 else score)
-    assert found.metrics()["eval/a/pass@1"] == 1
+    evaluation, _ = run(held_out, Told({"p": [score, score]}), pass_score=round(score, 12) if score > 0.99 else score)
+    assert evaluation.metrics()["eval/a/pass@1"] == 1
 
 
 def test_without_an_answer_the_stripped_completion_votes():
@@ -169,8 +169,8 @@ def test_without_an_answer_the_stripped_completion_votes():
     rollout.version, one = 4, rollout.one
     rollout.one = lambda r, v: replace(one(r, v), text=["48 ", " 48", "84"][r.index])
     collector = Collector(rollout, Told({"p": [1, 1, 0]}), seed=0, reward=RewardConfig(max_failure_share=0))
-    found = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=1, seed=0)
-    assert found.metrics()["eval/a/maj@3"] == 1
+    evaluation = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=1, seed=0)
+    assert evaluation.metrics()["eval/a/maj@3"] == 1
 
 
 def test_lengths_and_truncation_are_of_all_samples():
@@ -211,8 +211,8 @@ def test_a_failed_verdict_is_no_zero_but_leaves_and_is_counted():
     right = [s.uid for s, r in zip(all_judged.batch.samples, all_judged.batch.rewards, strict=True) if r == 1]
     rewards = FakeRewards()
     rewards.broken = {(right[0], 0)}
-    found, _ = run([zigzags(12)], rewards)
-    metrics = found.metrics()
+    evaluation, _ = run([zigzags(12)], rewards)
+    metrics = evaluation.metrics()
     assert metrics["eval/a/accuracy"] == pytest.approx((len(right) - 1) / 11)
     assert metrics["eval/a/failed"] == metrics["eval/failure/timeout"] == 1
     assert (metrics["eval/a/prompts"], metrics["eval/a/accuracy/prompts"]) == (12, 11)
@@ -220,8 +220,8 @@ def test_a_failed_verdict_is_no_zero_but_leaves_and_is_counted():
 
 def test_pass_at_k_is_of_the_prompts_that_have_k_samples_left():
     rewards = Told({"p": [0, 1, 0, 0], "q": [None, 1, 1, None], "r": [None, None, None, 0]})
-    found, _ = run([HeldOutSet("a", prompts("p", "q", "r"), samples=4, temperature=1.0)], rewards)
-    metrics = found.metrics()
+    evaluation, _ = run([HeldOutSet("a", prompts("p", "q", "r"), samples=4, temperature=1.0)], rewards)
+    metrics = evaluation.metrics()
     assert metrics["eval/a/pass@1"] == pytest.approx((0.25 + 1 + 0) / 3)
     assert (metrics["eval/a/pass@2"], metrics["eval/a/pass@2/prompts"]) == (0.75, 2)
     assert (metrics["eval/a/pass@4"], metrics["eval/a/pass@4/prompts"]) == (1, 1)
@@ -231,8 +231,8 @@ def test_pass_at_k_is_of_the_prompts_that_have_k_samples_left():
 
 def test_a_source_whose_verdicts_all_failed_has_counts_and_no_figures():
     rewards = Told({"p": [None], "q": [1], "r": [0]})
-    found, _ = run([HeldOutSet("a", prompts("p")), HeldOutSet("b", prompts("q", "r", source="b"))], rewards)
-    metrics = found.metrics()
+    evaluation, _ = run([HeldOutSet("a", prompts("p")), HeldOutSet("b", prompts("q", "r", source="b"))], rewards)
+    metrics = evaluation.metrics()
     assert "eval/a/accuracy" not in metrics
     assert (metrics["eval/a/failed"], metrics["eval/b/accuracy"], metrics["eval/all/accuracy"]) == (1, 0.5, 0.5)
     assert all(np.isfinite(v) for v in metrics.values())
@@ -244,17 +244,17 @@ def test_a_source_whose_verdicts_all_failed_has_counts_and_no_figures():
 def test_two_files_of_one_source_keep_their_prompts_apart():
     one, two = make_dataset(8, source="a"), make_dataset(8, source="a")
     two.prompts.reverse()
-    found, _ = run([HeldOutSet("one.jsonl", one.prompts), HeldOutSet("two.jsonl", two.prompts)])
-    assert found.scores["a"].prompts == 16
-    assert len({s.uid for s in found.batch.samples}) == 16
-    for sample, group in zip(found.batch.samples, found.batch.groups, strict=True):
-        assert sorted(sample.text) == sorted(found.batch.prompts[group].text.rstrip(">"))
+    evaluation, _ = run([HeldOutSet("one.jsonl", one.prompts), HeldOutSet("two.jsonl", two.prompts)])
+    assert evaluation.scores["a"].prompts == 16
+    assert len({s.uid for s in evaluation.batch.samples}) == 16
+    for sample, group in zip(evaluation.batch.samples, evaluation.batch.groups, strict=True):
+        assert sorted(sample.text) == sorted(evaluation.batch.prompts[group].text.rstrip(">"))
 
 
 def test_one_source_taken_in_two_ways_has_the_figures_of_each():
-    found, _ = run([zigzags(6, "a", "greedy"), zigzags(6, "a", "sampled", samples=2, temperature=1.0)])
-    assert set(found.scores) == {"a@greedy", "a@sampled", "all"}
-    assert {s.uid for s in found.batch.samples} == {f"a:{i}" for i in range(1, 7)} | {
+    evaluation, _ = run([zigzags(6, "a", "greedy"), zigzags(6, "a", "sampled", samples=2, temperature=1.0)])
+    assert set(evaluation.scores) == {"a@greedy", "a@sampled", "all"}
+    assert {s.uid for s in evaluation.batch.samples} == {f"a:{i}" for i in range(1, 7)} | {
         f"a:{i}@sampled" for i in range(1, 7)
     }
 
@@ -265,8 +265,8 @@ def test_one_source_taken_in_two_ways_has_the_figures_of_each():
 def test_every_sample_is_kept_with_what_another_reward_would_ask_for(tmp_path):
     rewards = Told({"p": [1, None], "q": [0.5, 1]}, {"p": "7-", "q": "89"})
     chat = [replace(p, messages=[{"role": "user", "content": p.uid}], rewards="aime") for p in prompts("p", "q")]
-    found, _ = run([HeldOutSet("a", chat, samples=2, temperature=1.0)], rewards)
-    write_samples(tmp_path / "eval.parquet", found.batch)
+    evaluation, _ = run([HeldOutSet("a", chat, samples=2, temperature=1.0)], rewards)
+    write_samples(tmp_path / "eval.parquet", evaluation.batch)
     kept = list(read_saved_samples(tmp_path / "eval.parquet"))
     assert [(k.sample.uid, k.sample.index, k.verdict.score, k.verdict.answer) for k in kept] == [
         ("p", 0, 1.0, "7"),
@@ -286,8 +286,8 @@ def test_every_sample_is_kept_with_what_another_reward_would_ask_for(tmp_path):
 
 def test_rows_that_json_cannot_say_are_kept_as_text(tmp_path):
     odd = [replace(p, row={"when": np.datetime64("2024-01-02"), "was": {1: "é"}}) for p in prompts("p")]
-    found, _ = run([HeldOutSet("a", odd)], Told({"p": [1]}))
-    write_samples(tmp_path / "eval.parquet", found.batch)
+    evaluation, _ = run([HeldOutSet("a", odd)], Told({"p": [1]}))
+    write_samples(tmp_path / "eval.parquet", evaluation.batch)
     [kept] = read_saved_samples(tmp_path / "eval.parquet")
     assert kept.prompt.row == {"when": "2024-01-02", "was": {"1": "é"}}
 

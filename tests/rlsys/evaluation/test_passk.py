@@ -22,12 +22,12 @@ def enumerated_pass(solved: list[bool], k: int) -> float:
 
 def enumerated_vote(answers: list[str], scores: list[float], k: int) -> float:
     """Over all subsets: the score of a voter of the winning answer, whichever of the winners and voters it is."""
-    found = []
+    accuracies = []
     for subset in itertools.combinations(range(len(answers)), k):
         votes = Counter(answers[i] for i in subset)
         winners = [a for a, n in votes.items() if n == max(votes.values())]
-        found.append(np.mean([np.mean([scores[i] for i in subset if answers[i] == a]) for a in winners]))
-    return float(np.mean(found))
+        accuracies.append(np.mean([np.mean([scores[i] for i in subset if answers[i] == a]) for a in winners]))
+    return float(np.mean(accuracies))
 
 
 # --- pass@k ----------------------------------------------------------------------------------------------------------------
@@ -40,8 +40,8 @@ def test_pass_at_k_is_the_share_of_all_subsets_with_a_solved_sample(solved, data
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    found = pass_at_k([4, 2, 3, 5], [2, 1, 0, 5], 2)
-    assert found == pytest.approx([5 / 6, 1, 0, 1])
+    rates = pass_at_k([4, 2, 3, 5], [2, 1, 0, 5], 2)
+    assert rates == pytest.approx([5 / 6, 1, 0, 1])
 
 
 def test_pass_at_1_is_the_share_of_solved_samples():

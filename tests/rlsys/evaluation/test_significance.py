@@ -41,8 +41,8 @@ def test_prompts_are_resampled_and_not_their_samples():
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    found = [bootstrap_interval((rng.random(60) < 0.4).astype(float), seed=i, resamples=500) for i in range(300)]
-    assert 0.9 < np.mean([low <= 0.4 <= high for low, high in found]) < 0.98
+    intervals = [bootstrap_interval((rng.random(60) < 0.4).astype(float), seed=i, resamples=500) for i in range(300)]
+    assert 0.9 < np.mean([low <= 0.4 <= high for low, high in intervals]) < 0.98
 
 
 def test_several_metrics_have_the_intervals_of_each_without_missing_values():
@@ -116,5 +116,5 @@ def test_no_difference_is_no_evidence_and_a_large_one_is_never_certain():
 
 def test_equal_models_are_told_apart_as_rarely_as_the_p_value_says():
     rng = np.random.default_rng(0)
-    found = [sign_flip_test(rng.normal(0, 1, 30), seed=i, draws=500) for i in range(300)]
-    assert 0.02 < np.mean(np.array(found) < 0.05) < 0.09
+    p_values = [sign_flip_test(rng.normal(0, 1, 30), seed=i, draws=500) for i in range(300)]
+    assert 0.02 < np.mean(np.array(p_values) < 0.05) < 0.09

@@ -13,14 +13,14 @@ def test_a_token_by_hand():
 
 
 def test_attention_sees_what_is_before_a_token_and_itself():
-    seen = 3 + 4  # tokens at positions 2 and 3
-    assert SMALL.forward_flops(2, 4, 0) - 2 * SMALL.flops_per_token == 2 * 4 * 2 * 4 * seen
+    pairs = 3 + 4  # tokens at positions 2 and 3
+    assert SMALL.forward_flops(2, 4, 0) - 2 * SMALL.flops_per_token == 2 * 4 * 2 * 4 * pairs
 
 
 def test_a_prompt_is_computed_once_for_its_group_and_the_last_token_never():
-    alone = SMALL.group_flops(5, [3])
-    assert alone == SMALL.forward_flops(0, 7, 3)
-    assert SMALL.group_flops(5, [3, 3]) == 2 * alone - SMALL.forward_flops(0, 5, 1)
+    flops = SMALL.group_flops(5, [3])
+    assert flops == SMALL.forward_flops(0, 7, 3)
+    assert SMALL.group_flops(5, [3, 3]) == 2 * flops - SMALL.forward_flops(0, 5, 1)
 
 
 def test_the_count_equals_that_of_torch():

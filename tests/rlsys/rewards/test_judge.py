@@ -164,21 +164,21 @@ def test_an_option_that_the_function_does_not_take_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_a_row_cannot_set_an_option_of_a_built_in_reward(monkeypatch, name):
-    heard = {}
+    received = {}
 
     @functools.wraps(REWARDS[name])
-    def told(*_, **given):
-        heard.update(given)
+    def record(*_, **given):
+        received.update(given)
 
-    monkeypatch.setitem(REWARDS, name, told)
-    parameters = inspect.signature(told).parameters.values()
+    monkeypatch.setitem(REWARDS, name, record)
+    parameters = inspect.signature(record).parameters.values()
     options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     facts = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     must = {p.name: "configured" for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
     row = dict.fromkeys([*facts, "level", "prompt", "completion", "answer", *options], "of the row")
-    WeightedReward(name, told, 1.0, must, 0.0).call([row])
-    assert {option: heard[option] for option in options if option in heard} == must
-    assert set(facts) <= set(heard), "what is no option is still a fact of the row"
+    WeightedReward(name, record, 1.0, must, 0.0).call([row])
+    assert {option: received[option] for option in options if option in received} == must
+    assert set(facts) <= set(received), "what is no option is still a fact of the row"
 
 
 def test_a_row_cannot_rename_the_tags_of_format():
@@ -203,10 +203,10 @@ def test_a_users_function_gets_row_fields_by_any_argument(tmp_path):
 
 
 def test_the_answer_of_a_function_is_not_a_component(tmp_path):
-    found = judge(tmp_path, "def f(): return {'score': 0.5, 'answer': 42}", weight=2.0)
-    assert found == Verdict(1.0, {"f": 0.5}, answer="42")
-    found = judge(tmp_path, "def f(): return {'form': 0.5, 'score': 0.25, 'answer': None}")
-    assert found == Verdict(0.75, {"f/form": 0.5, "f/score": 0.25})
+    verdict = judge(tmp_path, "def f(): return {'score': 0.5, 'answer': 42}", weight=2.0)
+    assert verdict == Verdict(1.0, {"f": 0.5}, answer="42")
+    verdict = judge(tmp_path, "def f(): return {'form': 0.5, 'score': 0.25, 'answer': None}")
+    assert verdict == Verdict(0.75, {"f/form": 0.5, "f/score": 0.25})
 
 
 def test_a_numeric_text_is_not_a_reward(tmp_path):
@@ -241,16 +241,16 @@ def test_a_batched_function_judges_lists(tmp_path):
 
 
 def test_a_failing_sample_does_not_fail_its_batch(tmp_path):
-    found = judge_all(tmp_path, BATCHED, "4", "bad", "5")
-    assert [(v.score, v.failure) for v in found] == [(1.5, ""), (None, "exception"), (1.0, "")]
-    found = judge_all(tmp_path, "async " + BATCHED.lstrip(), "4", "bad", "5")
-    assert [(v.score, v.failure) for v in found] == [(1.5, ""), (None, "exception"), (1.0, "")]
+    verdicts = judge_all(tmp_path, BATCHED, "4", "bad", "5")
+    assert [(v.score, v.failure) for v in verdicts] == [(1.5, ""), (None, "exception"), (1.0, "")]
+    verdicts = judge_all(tmp_path, "async " + BATCHED.lstrip(), "4", "bad", "5")
+    assert [(v.score, v.failure) for v in verdicts] == [(1.5, ""), (None, "exception"), (1.0, "")]
 
 
 @pytest.mark.parametrize("returned", ["1.0", "[1.0] * (len(completions) + 1)", "None", "[]"])
 def test_a_batched_function_returns_a_reward_for_each_sample(tmp_path, returned):
-    found = judge_all(tmp_path, f"def f(completions): return {returned}", "4", "5")
-    assert [v.failure for v in found] == ["invalid", "invalid"]
+    verdicts = judge_all(tmp_path, f"def f(completions): return {returned}", "4", "5")
+    assert [v.failure for v in verdicts] == ["invalid", "invalid"]
 
 
 def test_an_async_function_past_its_deadline_fails_alone(tmp_path):
@@ -260,9 +260,9 @@ async def f(completion):
     await asyncio.sleep(float(completion))
     return 1.0
 """
-    found = judge_all(tmp_path, source, "0", "10", "0.1")
-    assert [v.failure for v in found] == ["", "timeout", ""]
-    assert "0.5 s" in found[1].detail
+    verdicts = judge_all(tmp_path, source, "0", "10", "0.1")
+    assert [v.failure for v in verdicts] == ["", "timeout", ""]
+    assert "0.5 s" in verdicts[1].detail
 
 
 def test_a_functions_own_timeout_error_is_an_exception(tmp_path):
@@ -280,8 +280,8 @@ def test_a_failed_sample_is_not_judged_by_the_next_function(tmp_path):
 
 
 def test_verdicts_of_several_services_are_added_up():
-    found = combine_verdicts([Verdict(1.0, {"a": 1.0}), Verdict(-0.5, {"b": -1.0}, answer="7")])
-    assert found == Verdict(0.5, {"a": 1.0, "b": -1.0}, answer="7")
+    verdict = combine_verdicts([Verdict(1.0, {"a": 1.0}), Verdict(-0.5, {"b": -1.0}, answer="7")])
+    assert verdict == Verdict(0.5, {"a": 1.0, "b": -1.0}, answer="7")
     assert combine_verdicts([Verdict(1.0, {"a": 1.0}), Verdict(None, failure="crash")]).failure == "crash"
     assert combine_verdicts([Verdict(1e308, {"a": 1e308})] * 2).failure == "invalid"
 

@@ -11,23 +11,23 @@ from rlsys.rewards.math.latex import normalize_latex
 from rlsys.rewards.math.math_reward import math, vote_key
 
 
-def score_and_answer(found):
+def score_and_answer(reward):
     """Score and answer."""
-    return float(found), found.answer
+    return float(reward), reward.answer
 
 
 def score(completion: str, answer: object, **options: bool) -> float:
     return math(completion, answer, **options)
 
 
-@pytest.mark.parametrize(("said", "answer"), EQUAL)
-def test_equal_answers_are_equal(said, answer):
-    assert score(f"So the answer is $\\boxed{{{said}}}$.", answer) == 1
+@pytest.mark.parametrize(("boxed", "answer"), EQUAL)
+def test_equal_answers_are_equal(boxed, answer):
+    assert score(f"So the answer is $\\boxed{{{boxed}}}$.", answer) == 1
 
 
-@pytest.mark.parametrize(("said", "answer"), DIFFERENT)
-def test_different_answers_are_different(said, answer):
-    assert score(f"So the answer is $\\boxed{{{said}}}$.", answer) == 0
+@pytest.mark.parametrize(("boxed", "answer"), DIFFERENT)
+def test_different_answers_are_different(boxed, answer):
+    assert score(f"So the answer is $\\boxed{{{boxed}}}$.", answer) == 0
 
 
 # --- where the answer stands ------------------------------------------------------------------------------------------

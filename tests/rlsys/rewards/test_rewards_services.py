@@ -45,10 +45,10 @@ class Handler(BaseHTTPRequestHandler):
             self.server.times.append(time.monotonic())
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
-        status, said, *headers = self.server.plan(n, body)
+        status, reply_body, *headers = self.server.plan(n, body)
         with self.server.lock:
             self.server.now -= 1
-        content = (said if isinstance(said, str) else json.dumps(said)).encode()
+        content = (reply_body if isinstance(reply_body, str) else json.dumps(reply_body)).encode()
         try:
             self.send_response(status)
             for name, value in (headers[0] if headers else {}).items():
@@ -271,7 +271,7 @@ def grade(server: Server, completion: str = "It is 4.", **more: object) -> float
 
 
 @pytest.mark.parametrize(
-    ("said", "score"),
+    ("judgement", "score"),
     [
         ("Right.\nScore: 10", 1.0),
         ("Score: 0", 0.0),
@@ -279,14 +279,14 @@ def grade(server: Server, completion: str = "It is 4.", **more: object) -> float
         ("It says `Score: 10`, but it is wrong.\nScore: 2", 0.2),  # the last one counts
     ],
 )
-def test_the_last_score_of_a_judge_counts(serve, said, score):
-    assert grade(serve(lambda n, body: (200, reply(said)))) == score
+def test_the_last_score_of_a_judge_counts(serve, judgement, score):
+    assert grade(serve(lambda n, body: (200, reply(judgement)))) == score
 
 
-@pytest.mark.parametrize("said", ["I like it.", "", None, "Score: good", "Score: 11", "Score: -1"])
-def test_a_judge_without_a_score_is_a_failure_and_not_a_zero(serve, said):
+@pytest.mark.parametrize("judgement", ["I like it.", "", None, "Score: good", "Score: 11", "Score: -1"])
+def test_a_judge_without_a_score_is_a_failure_and_not_a_zero(serve, judgement):
     with pytest.raises(ValueError, match="no score from 0 to 10"):
-        grade(serve(lambda n, body: (200, reply(said))))
+        grade(serve(lambda n, body: (200, reply(judgement))))
 
 
 def test_a_reply_without_a_message_raises(serve):

@@ -3,9 +3,9 @@ import pytest
 from rlsys.rewards.text import contains, exact, regex
 
 
-def score_and_answer(found):
+def score_and_answer(reward):
     """Score and answer."""
-    return float(found), found.answer
+    return float(reward), reward.answer
 
 
 @pytest.mark.parametrize(("completion", "score"), [("4", 1), (" 4\n", 1), ("4.", 0), ("", 0), ("44", 0)])
@@ -74,7 +74,7 @@ def test_regex_without_a_group_requires_a_match_only(completion, options, score)
 
 
 @pytest.mark.parametrize(
-    ("completion", "score", "said"),
+    ("completion", "score", "expected"),
     [
         ("Answer: 4", 1, "4"),
         ("Answer: 5\nAnswer: 4", 1, "4"),  # the last one counts
@@ -84,9 +84,9 @@ def test_regex_without_a_group_requires_a_match_only(completion, options, score)
         ("Answer: ", 0, ""),
     ],
 )
-def test_regex_with_a_group_compares_the_last_match(completion, score, said):
-    assert score_and_answer(regex(completion, 4, pattern=r"Answer: ?(?P<n>\d*)", group="n")) == (score, said)
-    assert score_and_answer(regex(completion, "4", pattern=r"Answer: ?(\d*)", group=1)) == (score, said)
+def test_regex_with_a_group_compares_the_last_match(completion, score, expected):
+    assert score_and_answer(regex(completion, 4, pattern=r"Answer: ?(?P<n>\d*)", group="n")) == (score, expected)
+    assert score_and_answer(regex(completion, "4", pattern=r"Answer: ?(\d*)", group=1)) == (score, expected)
 
 
 def test_a_group_that_took_no_part_caught_nothing():

@@ -17,10 +17,10 @@ from rlsys.runs.state import RunState
 
 def save(folder: Path, step: int, *, keep_last: int = 2, best: int = -1, pending=(), text: str = "w") -> Path:
     checkpoints = Checkpoints(folder, keep_last)
-    beside = Path(checkpoints.begin(RunState(step=step, position=7, best=BestStep(step=best)), list(pending)))
-    (beside / "model").mkdir()
-    (beside / "model" / "weights").write_text(text)
-    return checkpoints.complete({"model/weights": sha256(beside / "model" / "weights")})
+    unfinished = Path(checkpoints.begin(RunState(step=step, position=7, best=BestStep(step=best)), list(pending)))
+    (unfinished / "model").mkdir()
+    (unfinished / "model" / "weights").write_text(text)
+    return checkpoints.complete({"model/weights": sha256(unfinished / "model" / "weights")})
 
 
 def names(folder) -> list[str]:
@@ -28,23 +28,29 @@ def names(folder) -> list[str]:
 
 
 def newest(folder: Path):
-    told: list[str] = []
-    return Checkpoints(folder, 2).load_newest(told.append), told
+    notes: list[str] = []
+    return Checkpoints(folder, 2).load_newest(notes.append), notes
 
 
 def test_what_is_saved_is_found_with_its_state(tmp_path):
     path = save(tmp_path, 40)
     assert path == tmp_path / "step-000040"
     assert (path / "model" / "weights").read_text() == "w"
-    there, told = newest(tmp_path)
-    assert (there.state.step, there.path, there.state.position, there.pending, told) == (40, path, 7, [], [])
+    checkpoint, notes = newest(tmp_path)
+    assert (checkpoint.state.step, checkpoint.path, checkpoint.state.position, checkpoint.pending, notes) == (
+        40,
+        path,
+        7,
+        [],
+        [],
+    )
 
 
 def test_sha256sum_agrees_that_it_is_whole(tmp_path):
     path = save(tmp_path, 40, pending=[make_batch([1, 0], [0, 0])])
-    said = subprocess.run(["sha256sum", "-c", SUMS], cwd=path, capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    assert {line.partition(":")[0] for line in said.stdout.splitlines()} == {
+    result = subprocess.run(["sha256sum", "-c", SUMS], cwd=path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert {line.partition(":")[0] for line in result.stdout.splitlines()} == {
         "model/weights",
         "state.json",
         "pending/000.json",
@@ -116,9 +122,9 @@ def test_killed_while_a_step_is_replaced_one_of_both_is_there_whole(tmp_path, mo
             for text in ("new", "newer"):
                 save(tmp_path, 10, text=text)
     assert next(left, None) is None, "it was killed"
-    there, told = newest(tmp_path)
-    assert (there.state.step, told) == (10, [])
-    assert (there.path / "model" / "weights").read_text() in ("old", "new", "newer")
+    checkpoint, notes = newest(tmp_path)
+    assert (checkpoint.state.step, notes) == (10, [])
+    assert (checkpoint.path / "model" / "weights").read_text() in ("old", "new", "newer")
     assert names(tmp_path) == ["step-000010"]
 
 
@@ -140,9 +146,9 @@ def test_a_flipped_bit_in_any_file_is_found_and_an_older_one_is_used(tmp_path):
         file.write_bytes(data)
         assert not find_damage(path)
     (path / "model" / "weights").write_text("x")
-    there, [told] = newest(tmp_path)
-    assert there.path == good
-    assert f"{path}/model/weights (1 bytes) has SHA-256" in told
+    checkpoint, [note] = newest(tmp_path)
+    assert checkpoint.path == good
+    assert f"{path}/model/weights (1 bytes) has SHA-256" in note
     assert names(tmp_path) == ["damaged-step-000010", "step-000005"]
 
 
@@ -164,25 +170,25 @@ def test_one_that_is_whole_but_not_ours_is_passed_over_too(tmp_path):
     (path / "state.json").write_text("{")
     sums["state.json"] = sha256(path / "state.json")
     (path / SUMS).write_text("".join(f"{v}  {k}\n" for k, v in sorted(sums.items())))
-    there, [told] = newest(tmp_path)
-    assert there.path == good
-    assert "JSONDecodeError" in told
+    checkpoint, [note] = newest(tmp_path)
+    assert checkpoint.path == good
+    assert "JSONDecodeError" in note
 
 
 def test_one_whose_sums_are_gone_is_named_too(tmp_path):
     good = save(tmp_path, 5)
     (save(tmp_path, 10) / SUMS).unlink()
-    there, [told] = newest(tmp_path)
-    assert there.path == good
-    assert "step-000010/SHA256SUMS is missing" in told
+    checkpoint, [note] = newest(tmp_path)
+    assert checkpoint.path == good
+    assert "step-000010/SHA256SUMS is missing" in note
 
 
 def test_what_a_killed_run_left_half_written_or_half_removed_goes(tmp_path):
     good = save(tmp_path, 5)
     Checkpoints(tmp_path, 1).begin(RunState(step=10), [])
     (tmp_path / ".gone-step-000003").mkdir()
-    there, told = newest(tmp_path)
-    assert (there.path, told) == (good, [])
+    checkpoint, notes = newest(tmp_path)
+    assert (checkpoint.path, notes) == (good, [])
     assert names(tmp_path) == ["step-000005"]
 
 

@@ -95,10 +95,10 @@ needs_a_disk = pytest.mark.skipif(not allowed(SMALL_DISK), reason="this host let
 
 @needs_a_disk
 def test_a_full_disk_stops_a_run_that_later_ends_with_the_same_result(tmp_path):
-    found = run(SMALL_DISK, FULL, tmp_path, 0, 3, 8, 15, 25)
-    said = [sentence for sentence, _ in found.values()]
-    assert len(set(filter(None, said))) > 1, "it stopped at several places"
-    for sentence, same in found.values():
+    outcomes = run(SMALL_DISK, FULL, tmp_path, 0, 3, 8, 15, 25)
+    errors = [sentence for sentence, _ in outcomes.values()]
+    assert len(set(filter(None, errors))) > 1, "it stopped at several places"
+    for sentence, same in outcomes.values():
         assert same
         assert not sentence or (
             "No space left on device. What was saved before is whole: make room" in sentence and "\n" not in sentence

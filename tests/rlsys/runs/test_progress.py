@@ -42,21 +42,21 @@ def make(steps: int = 10, terminal: bool = False, width: int = 120) -> Progress:
     return Progress(Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None), steps)
 
 
-def shown(progress: Progress) -> str:
+def printed(progress: Progress) -> str:
     return progress.console.file.getvalue()
 
 
 def rows(progress: Progress) -> list[str]:
     """The lines on a terminal, without what moves the cursor."""
-    return [line for line in re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", shown(progress)).splitlines() if line.strip()]
+    return [line for line in re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", printed(progress)).splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_a_terminal_would_obey_is_spelt_out_in_words_of_others(terminal):
     with make(terminal=terminal) as progress:
         progress.note("a verdict failed: \x1b]0;mine\x07\x1b[2J\x9b2J gone\rnow")
-    assert "]0;mine\\x07\\x1b[2J\\x9b2J gone\\x0dnow" in shown(progress)
-    assert not {"]0;", "[2J"} & set(re.split("\x1b", shown(progress)))
+    assert "]0;mine\\x07\\x1b[2J\\x9b2J gone\\x0dnow" in printed(progress)
+    assert not {"]0;", "[2J"} & set(re.split("\x1b", printed(progress)))
 
 
 def test_without_a_terminal_every_step_is_a_plain_line(watch):
@@ -65,13 +65,13 @@ def test_without_a_terminal_every_step_is_a_plain_line(watch):
         progress.show_phase("step 3: rollout")
         watch.now = 2.5
         progress.step(3, FOUND)
-    first, second = shown(progress).splitlines()
+    first, second = printed(progress).splitlines()
     assert first == "[   0.0s] starting [Ray]"
     assert second == (
         "[   2.5s] step 3/10  reward 0.250  accuracy 75.0%  s/step 1.25  tokens/s 12,346  kl 0.0123  entropy 1.500  "
         "mismatch 2.0e-05"
     )
-    assert "\x1b" not in shown(progress), "nothing that moves a cursor"
+    assert "\x1b" not in printed(progress), "nothing that moves a cursor"
 
 
 def test_without_a_terminal_the_time_left_ends_the_line(watch):
@@ -79,13 +79,13 @@ def test_without_a_terminal_the_time_left_ends_the_line(watch):
         progress.step(1, {})
         watch.now = 2.0
         progress.step(2, {"reward/failed": 3.0})
-    assert shown(progress).splitlines()[1] == "[   2.0s] step 2/3  failed 3  left 0m02s"
+    assert printed(progress).splitlines()[1] == "[   2.0s] step 2/3  failed 3  left 0m02s"
 
 
 def test_figures_that_are_missing_are_left_out(watch):
     with make() as progress:
         progress.step(0, {})
-    assert shown(progress).strip() == "[   0.0s] step 0/10"
+    assert printed(progress).strip() == "[   0.0s] step 0/10"
 
 
 def test_a_terminal_keeps_a_row_per_step_under_the_names_of_the_columns(watch):
@@ -133,7 +133,7 @@ def test_what_is_below_the_lines_fits_too(watch):
         )
         watch.now = 30.0
         progress.console.print(progress.draw())
-        assert all(len(line) <= width for line in shown(progress).splitlines()[1:])
+        assert all(len(line) <= width for line in printed(progress).splitlines()[1:])
 
 
 def test_the_live_display_shows_the_phase_its_duration_and_the_progress(watch):
@@ -141,13 +141,13 @@ def test_the_live_display_shows_the_phase_its_duration_and_the_progress(watch):
     progress.note("syncing weights")
     watch.now = 7.0
     progress.console.print(progress.draw())
-    assert "syncing weights, 7 s" in shown(progress)
+    assert "syncing weights, 7 s" in printed(progress)
     progress.step(2, FOUND)
     progress.show_phase("step 3: rollout")
     watch.now = 10.0
     progress.console.print(progress.draw())
-    assert "2/10  accuracy 75.0% at step 2" in shown(progress)
-    assert "step 3: rollout, 3 s" in shown(progress)
+    assert "2/10  accuracy 75.0% at step 2" in printed(progress)
+    assert "step 3: rollout, 3 s" in printed(progress)
 
 
 def test_a_terminal_wraps_at_words_and_does_not_break_what_may_be_copied(watch):

@@ -117,11 +117,11 @@ def test_other_settings_are_refused_with_both_values(tmp_path):
     begun(tmp_path)
     with pytest.raises(ConfigError) as error:
         opened(tmp_path, "policy.lr=0.5", "trainer.samples_per_prompt=8", "eval.every=7")
-    said = str(error.value)
-    assert "policy.lr: 0.125 → 0.5" in said
-    assert "trainer.samples_per_prompt: 4 → 8" in said
-    assert "eval.every" not in said
-    assert "choose another run.dir" in said
+    message = str(error.value)
+    assert "policy.lr: 0.125 → 0.5" in message
+    assert "trainer.samples_per_prompt: 4 → 8" in message
+    assert "eval.every" not in message
+    assert "choose another run.dir" in message
 
 
 @pytest.mark.parametrize(
@@ -358,14 +358,14 @@ def test_a_file_that_a_user_names_gets_its_folder_or_a_sentence(tmp_path):
     write_user_file(tmp_path / "deep" / "er" / "figures.json", "{}")
     assert (tmp_path / "deep" / "er" / "figures.json").read_text() == "{}"
     (tmp_path / "file").write_text("precious")
-    for file, said in {
+    for file, message in {
         tmp_path / "file" / "figures.json": "cannot be written: .* Give another place",
         tmp_path / "deep": "is a folder",
         Path("/proc/figures.json"): "cannot be written: No such file",
     }.items():
-        with pytest.raises(ConfigError, match=f"{file} {said}"):
+        with pytest.raises(ConfigError, match=f"{file} {message}"):
             write_user_file(file, "{}")
-        with pytest.raises(ConfigError, match=f"{file} {said}"):
+        with pytest.raises(ConfigError, match=f"{file} {message}"):
             require_writable(file)
     require_writable(tmp_path / "deep" / "er" / "figures.json")
     assert (tmp_path / "deep" / "er" / "figures.json").read_text() == "{}"

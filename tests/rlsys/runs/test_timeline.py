@@ -67,7 +67,7 @@ def test_a_coroutine_is_a_span_until_it_is_done(logs):
 
 def test_a_stream_tells_when_each_sample_was_finished(logs):
     async def main():
-        return [found async for found in Worker().generate([[make_sample(index=0)], [make_sample(index=1)]])]
+        return [finished async for finished in Worker().generate([[make_sample(index=0)], [make_sample(index=1)]])]
 
     assert len(asyncio.run(main())) == 2
     [line] = lines(logs)
@@ -99,8 +99,8 @@ def test_ray_sees_the_kind_of_function_that_was_written():
 
 
 def test_what_is_learned_in_a_block_is_told_with_it(logs):
-    with span("send", version=3) as told:
-        told["bytes"] = 12
+    with span("send", version=3) as facts:
+        facts["bytes"] = 12
     [line] = lines(logs)
     assert (line["version"], line["bytes"]) == (3, 12)
 
@@ -148,15 +148,15 @@ def test_threads_do_not_mix_their_lines(logs):
 
 def test_the_driver_tells_its_steps_and_their_phases(tmp_path):
     machines = Machines(tmp_path, reference=True).run()
-    found = read_spans(machines.run_directory.path)
-    assert {s.worker for s in found} == {"driver"}
-    steps = [s for s in found if s.name == "step"]
+    spans = read_spans(machines.run_directory.path)
+    assert {s.worker for s in spans} == {"driver"}
+    steps = [s for s in spans if s.name == "step"]
     assert [s.facts["step"] for s in steps] == [1, 2, 3]
     for step in steps:
         phases = [
             s.name
-            for s in found
+            for s in spans
             if step.start <= s.start <= step.end and s.name in ("rollout", "score", "update", "sync")
         ]
         assert list(dict.fromkeys(phases)) == ["rollout", "score", "update", "sync"]
-    assert len([s for s in found if s.name == "write_samples"]) == 6  # three steps, three evaluations
+    assert len([s for s in spans if s.name == "write_samples"]) == 6  # three steps, three evaluations

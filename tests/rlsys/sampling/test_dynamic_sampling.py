@@ -95,15 +95,15 @@ def test_a_round_without_verdicts_is_a_round_without_groups():
 
 
 def test_after_each_round_that_was_not_enough_all_that_is_there_is_looked_at():
-    seen: list[tuple[int, int]] = []
+    checked: list[tuple[int, int]] = []
     fill_batch(
         Stream([WRONG, GOOD, WRONG, GOOD]),
         2,
         max_rounds=5,
         step=1,
-        check=lambda b: seen.append((len(b.prompts), b.requested)),
+        check=lambda b: checked.append((len(b.prompts), b.requested)),
     )
-    assert [prompts for prompts, _ in seen] == [2]
+    assert [prompts for prompts, _ in checked] == [2]
 
 
 def test_who_gives_up_says_how_many_verdicts_failed_and_why_the_first_did():
@@ -117,29 +117,29 @@ def test_who_gives_up_says_how_many_verdicts_failed_and_why_the_first_did():
 def test_what_failed_stays_known_where_its_group_is_dropped():
     batch = make_batch([1, 0], [0, 0], prompt_lengths=[4, 4])
     lost = (replace(batch.samples[0], uid=batch.prompts[1].uid), Verdict(None, failure="crash", detail="it fell"))
-    found = select_groups(replace(batch, failed=[lost]), np.array([True, False]))
-    assert found.failed == [lost]
-    assert [p.uid for p in found.prompts] == ["p0"]
+    selected = select_groups(replace(batch, failed=[lost]), np.array([True, False]))
+    assert selected.failed == [lost]
+    assert [p.uid for p in selected.prompts] == ["p0"]
 
 
 def test_some_groups_of_a_batch_keep_their_own_samples():
     batch = make_batch([1, 2, 3, 4, 5], [0, 1, 1, 2, 2], lengths=[1, 2, 3, 4, 5])
     batch = replace(batch, greedy=np.array([7, 8, 9], dtype=np.float32), components=[{"a": i} for i in range(5)])
-    found = select_groups(batch, np.array([True, False, True]))
-    assert [p.uid for p in found.prompts] == ["p0", "p2"]
-    assert found.groups.tolist() == [0, 1, 1]
-    assert found.rewards.tolist() == [1, 4, 5]
-    assert found.lengths.tolist() == [1, 4, 5]
-    assert found.components == [{"a": 0}, {"a": 3}, {"a": 4}]
-    assert found.greedy.tolist() == [7, 9]
-    assert found.dropped_groups == 1
+    selected = select_groups(batch, np.array([True, False, True]))
+    assert [p.uid for p in selected.prompts] == ["p0", "p2"]
+    assert selected.groups.tolist() == [0, 1, 1]
+    assert selected.rewards.tolist() == [1, 4, 5]
+    assert selected.lengths.tolist() == [1, 4, 5]
+    assert selected.components == [{"a": 0}, {"a": 3}, {"a": 4}]
+    assert selected.greedy.tolist() == [7, 9]
+    assert selected.dropped_groups == 1
 
 
 def test_joined_batches_keep_their_groups_and_add_up_their_counts():
     one = replace(make_batch([1, 0], [0, 1]), failures={"timeout": 1, "crash": 2}, dropped_groups=1, position=4)
     two = replace(make_batch([0.5], [0]), failures={"timeout": 3}, position=6, greedy=None)
-    found = concat_batches([one, two])
-    assert found.groups.tolist() == [0, 1, 2]
-    assert found.rewards.tolist() == [1, 0, 0.5]
-    assert found.failures == {"timeout": 4, "crash": 2}
-    assert (found.dropped_groups, found.position) == (1, 6)
+    joined = concat_batches([one, two])
+    assert joined.groups.tolist() == [0, 1, 2]
+    assert joined.rewards.tolist() == [1, 0, 0.5]
+    assert joined.failures == {"timeout": 4, "crash": 2}
+    assert (joined.dropped_groups, joined.position) == (1, 6)

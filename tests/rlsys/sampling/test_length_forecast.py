@@ -34,7 +34,7 @@ def test_a_row_that_is_not_known_is_expected_to_be_as_long_as_its_source():
 
 
 def test_what_is_expected_changes_the_order_of_asking_and_nothing_else():
-    found = []
+    batches = []
     for known in (False, True):
         rollout = FakeRollout([])
         collector = Collector(rollout, FakeRewards(), seed=0, reward=RewardConfig())
@@ -44,7 +44,7 @@ def test_what_is_expected_changes_the_order_of_asking_and_nothing_else():
                 prompts, [make_sample(p.uid, text="4" * i) for i, p in enumerate(prompts, 1)]
             )
         batch = collector.collect(1, prompts, SamplingPlan(2, 1.0, max_new_tokens=7))
-        found.append([(s.uid, s.index, s.text) for s in batch.samples])
-        asked = list(dict.fromkeys(r.uid for r in rollout.requests[0]))
-        assert asked == (uids(prompts)[::-1] if known else uids(prompts))
-    assert found[0] == found[1]
+        batches.append([(s.uid, s.index, s.text) for s in batch.samples])
+        order = list(dict.fromkeys(r.uid for r in rollout.requests[0]))
+        assert order == (uids(prompts)[::-1] if known else uids(prompts))
+    assert batches[0] == batches[1]

@@ -54,7 +54,7 @@ def test_a_request_that_goes_on_has_another_seed_than_it_began_with(tmp_path):
     oversampling, rollout = begun(tmp_path, lengths=[5, 1, 1, 1, 1, 1] * 2)
     oversampling.collect(1)
     oversampling.collect(2)
-    before, after = ({(r.uid, r.index): r.seed for r in asked} for asked in rollout.requests[:2])
+    before, after = ({(r.uid, r.index): r.seed for r in requests} for requests in rollout.requests[:2])
     both = before.keys() & after.keys()
     assert both
     assert all(before[key] != after[key] for key in both)

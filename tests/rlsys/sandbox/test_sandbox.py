@@ -39,8 +39,10 @@ def survivors(caller: int) -> list[str]:
         except OSError:
             return b""  # it has ended
 
-    found = [p.name for p in Path("/proc").glob("[0-9]*") if marks[0] in (said := line(p)) and said.endswith(marks[1])]
-    return [name for name in found if name != str(caller)]
+    processes = [
+        p.name for p in Path("/proc").glob("[0-9]*") if marks[0] in (command := line(p)) and command.endswith(marks[1])
+    ]
+    return [name for name in processes if name != str(caller)]
 
 
 @pytest.fixture(autouse=True)
@@ -391,11 +393,13 @@ def test_no_attempt_to_get_out_succeeds(level, secret):
         "home": str(Path.home()),
         "folder": str(Path(__file__).parent),
     }
-    here = {w: c for w, c in ATTEMPTS.items() if "call(" not in c or platform.machine() == "x86_64"}
-    program = PRELUDE + "".join(ATTEMPT.format(code=code.format(**facts), what=what) for what, code in here.items())
+    attempts = {w: c for w, c in ATTEMPTS.items() if "call(" not in c or platform.machine() == "x86_64"}
+    program = PRELUDE + "".join(
+        ATTEMPT.format(code=code.format(**facts), what=attempt) for attempt, code in attempts.items()
+    )
     ran = run_program(program, level=level, wall_s=20)
     assert [line for line in ran.stdout.splitlines() if line != "refused"] == []
-    assert len(ran.stdout.splitlines()) == len(here), ran
+    assert len(ran.stdout.splitlines()) == len(attempts), ran
     assert secret.read_text() == "the answer is 42"
     assert os.listdir(secret.parent) == ["secret"]
 

@@ -117,10 +117,10 @@ def test_a_tracker_that_raises_is_tried_again_and_misses_nothing(tmp_path, hasty
     (failed,) = events(machines, "tracker failed")
     assert failed["tracker"] == "mine"
     assert "ConnectionError" in failed["trace"]
-    said = [note for note in machines.progress.notes if note.startswith("tracking:")]
-    assert said[0].startswith("tracking: mine failed after step 0: ConnectionError: no route")
-    assert "The run goes on." in said[0]
-    assert said[1] == "tracking: mine goes on, with step 1"
+    notes = [note for note in machines.progress.notes if note.startswith("tracking:")]
+    assert notes[0].startswith("tracking: mine failed after step 0: ConnectionError: no route")
+    assert "The run goes on." in notes[0]
+    assert notes[1] == "tracking: mine goes on, with step 1"
     assert "pass-word-7" not in json.dumps([machines.progress.notes, failed])
 
 
@@ -129,9 +129,9 @@ def test_a_tracker_that_always_raises_changes_nothing_of_the_run(tmp_path, hasty
     without = Machines(tmp_path / "without").run()
     machines = tracked(tmp_path, "BrokenTracker").run()
     assert learned(machines.lines) == learned(without.lines)
-    said = [note for note in machines.progress.notes if note.startswith("tracking:")]
-    assert len(said) == 2, "the first failure, and what it lacks at the end"
-    assert said[1] == f"tracking: mine has steps up to -1; `rlsys track {machines.run_directory.path}` sends the rest"
+    notes = [note for note in machines.progress.notes if note.startswith("tracking:")]
+    assert len(notes) == 2, "the first failure, and what it lacks at the end"
+    assert notes[1] == f"tracking: mine has steps up to -1; `rlsys track {machines.run_directory.path}` sends the rest"
 
 
 def test_a_tracker_that_has_failed_for_a_week_is_still_followed(tmp_path):
@@ -175,8 +175,8 @@ def test_a_long_call_is_reported_once(tmp_path, hasty, monkeypatch):
 
     monkeypatch.setattr(tracking, "HANGS_S", 0.2)
     machines = tracked(tmp_path, "SlowTracker").run()
-    said = [note for note in machines.progress.notes if "has not answered" in note]
-    assert len(said) <= 1
+    notes = [note for note in machines.progress.notes if "has not answered" in note]
+    assert len(notes) <= 1
     assert logged(tmp_path) == [0, 1, 2, 3]
 
 
@@ -268,18 +268,18 @@ def test_trackers_may_be_a_name_a_list_or_a_mapping():
         == parse_entries("tracking.to", {"wandb": None})
         == one
     )
-    found = parse_entries(
+    entries = parse_entries(
         "tracking.to", {"wandb": {"project": "sums"}, "ours": {"tracker": "mlflow", "uri": "http://a"}}
     )
-    assert found == {
+    assert entries == {
         "wandb": TrackerConfig("wandb", {"project": "sums"}),
         "ours": TrackerConfig("mlflow", {"uri": "http://a"}),
     }
-    assert shorten_entries(found) == {"wandb": {"project": "sums"}, "ours": {"tracker": "mlflow", "uri": "http://a"}}
+    assert shorten_entries(entries) == {"wandb": {"project": "sums"}, "ours": {"tracker": "mlflow", "uri": "http://a"}}
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("value", "sentence"),
     [
         ("[tensorbord]", "tracking.to is `tensorbord`; known: tensorboard, wandb, mlflow, or module:function."),
         ("{wandb: {projct: a}}", "tracking.to.wandb has no option `projct`. Did you mean `project`?"),
@@ -289,8 +289,8 @@ def test_trackers_may_be_a_name_a_list_or_a_mapping():
         ("{mlflow: {uri: '${oc.env:NOT_SET_HERE}'}}", "the environment variable NOT_SET_HERE is not set"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_started(refused, said, sentence):
-    assert any(sentence in problem for problem in refused("", f"tracking.to={said}"))
+def test_what_is_wrong_is_said_before_anything_is_started(refused, value, sentence):
+    assert any(sentence in problem for problem in refused("", f"tracking.to={value}"))
 
 
 def test_a_missing_library_is_named_with_the_command_that_installs_it(read, monkeypatch):

@@ -43,8 +43,8 @@ class Run:
         with (self.path / "metrics.jsonl").open("a") as file:
             for step in steps:
                 evaluated = step in (0, 3)
-                found = {k: v + step for k, v in FIGURES.items() if evaluated or not k.startswith("eval")}
-                file.write(json.dumps({"step": step} | found) + "\n")
+                figures = {k: v + step for k, v in FIGURES.items() if evaluated or not k.startswith("eval")}
+                file.write(json.dumps({"step": step} | figures) + "\n")
                 if evaluated:
                     write_samples(self.path / "samples" / f"eval-{step:06d}.parquet")
 
@@ -156,13 +156,13 @@ def records(folder: Path) -> Iterator:
 
 def history(folder: Path, name: str) -> list[tuple[int, float]]:
     """(step, figure) of an offline run."""
-    found = []
+    points = []
     for record in records(folder):
         if record.WhichOneof("record_type") == "history":
             row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             if name in row:
-                found.append((record.history.step.num, row[name]))
-    return found
+                points.append((record.history.step.num, row[name]))
+    return points
 
 
 @pytest.fixture
@@ -197,8 +197,8 @@ def test_wandb_without_a_key_does_not_ask_for_one(tmp_path, no_network):
     with Tracking(run.config, run.path, run.said.append, lambda *_, **facts: None) as tracking:
         tracking.start(-1)
         run.lines(0)
-    (said,) = run.said
-    assert said == (
+    (message,) = run.said
+    assert message == (
         "tracking: wandb failed at its start: there is no API key. `wandb login` asks for one, WANDB_API_KEY holds one, and "
         "`mode: offline` needs none. The run goes on. This time it is left out."
     )
@@ -223,16 +223,19 @@ def test_mlflow_has_one_run_with_every_figure_once(tmp_path, monkeypatch):
 
     client = MlflowClient((run.path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("adding")
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FINISHED"
-    assert found.info.run_name == "sums"
-    assert found.data.tags["who"] == "us"
-    assert found.data.params["policy.lr"] == "1e-06"
-    of = {name: client.get_metric_history(found.info.run_id, name) for name in ("reward/mean", "step/lag", "lag/mean")}
+    (mlflow_run,) = client.search_runs([experiment.experiment_id])
+    assert mlflow_run.info.status == "FINISHED"
+    assert mlflow_run.info.run_name == "sums"
+    assert mlflow_run.data.tags["who"] == "us"
+    assert mlflow_run.data.params["policy.lr"] == "1e-06"
+    of = {
+        name: client.get_metric_history(mlflow_run.info.run_id, name)
+        for name in ("reward/mean", "step/lag", "lag/mean")
+    }
     assert [(m.step, m.value) for m in of["reward/mean"]] == [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5)]
     assert [m.step for m in of["step/lag"]] == [m.step for m in of["lag/mean"]] == [0, 1, 2, 3]
-    assert [m.step for m in client.get_metric_history(found.info.run_id, "eval/aime.pass_at_4")] == [0, 3]
-    assert [a.path for a in client.list_artifacts(found.info.run_id, "samples")] == [
+    assert [m.step for m in client.get_metric_history(mlflow_run.info.run_id, "eval/aime.pass_at_4")] == [0, 3]
+    assert [a.path for a in client.list_artifacts(mlflow_run.info.run_id, "samples")] == [
         "samples/eval-000000.md",
         "samples/eval-000003.md",
     ]
@@ -254,7 +257,7 @@ def test_a_server_that_is_not_there_does_not_hold_the_run(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("name", "there"),
+    ("name", "expected"),
     [
         ("lag", "step/lag"),
         ("lag/mean", "lag/mean"),
@@ -263,8 +266,8 @@ def test_a_server_that_is_not_there_does_not_hold_the_run(tmp_path, monkeypatch)
         ("failure/a(b)", "failure/a_b_"),
     ],
 )
-def test_mlflow_takes_our_names(name, there):
-    assert mlflow_name(name) == there
+def test_mlflow_takes_our_names(name, expected):
+    assert mlflow_name(name) == expected
 
 
 def test_a_runs_name_may_be_anything(tmp_path):

@@ -63,9 +63,9 @@ def test_a_sum_and_its_norm_equal_vllms_up_to_rounding(operations: Any, dtype: A
     need_rounding(dtype)
     (x, weight), residual = inputs(dtype, 37, 64), inputs(dtype, 38, 64)[0][1:]
     native = operations.fused_add_rms_norm.impls["native"].impl_fn(x, residual, weight, 1e-6)
-    alone = norms.add_and_norm(x[3:4].clone(), residual[3:4].clone(), weight, 1e-6)
+    singles = norms.add_and_norm(x[3:4].clone(), residual[3:4].clone(), weight, 1e-6)
     results = norms.add_and_norm(x, residual, weight, 1e-6)
-    for ours, vllms, single in zip(results, native, alone, strict=True):
+    for ours, vllms, single in zip(results, native, singles, strict=True):
         assert torch.allclose(ours.float(), vllms.float(), rtol=NEAR[dtype], atol=NEAR[dtype])
         assert torch.equal(ours[3:4], single)
 

@@ -27,8 +27,8 @@ def start_worker(
         [*command, str(worker), *arguments], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    seen: list[object] = json.loads(done.stdout.splitlines()[-1])
-    return seen
+    reports: list[object] = json.loads(done.stdout.splitlines()[-1])
+    return reports
 
 
 @pytest.mark.parametrize("script", [worker_command.__file__, ray_setup_script()])
