@@ -49,7 +49,7 @@ def test_a_colocated_configuration_that_oversamples_comes_first(costs):
 
 def test_a_reference_and_a_critic_have_gpus_of_their_own(costs):
     settings = ["trainer.prompts_per_step=32", "reference.kl_coef=0.1", "reference.gpus=1"]
-    settings += ["algorithm.advantage=gae", "critic.ranks=2"]
+    settings += ["algorithm.advantage=gae", "critic.ranks=2", "dynamic_sampling.enabled=false"]
     few = ["--simulate", costs, "--ragged", "50,200", "--gpus"]
     lines = simulated("configs/dapo_7b_gpu.yaml", *settings, *few, "7")
     assert [line.split()[2:4] for line in lines if line.startswith("lag 0")] == [
