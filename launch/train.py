@@ -45,7 +45,7 @@ def train(config: Config, console: Console, *, command: str = "the same command"
         done = finished_steps(config, run, console)
         if done >= last:
             clean_up_after_last_step(run)
-            outcome = f"finished: {done} steps are done. A larger trainer.steps goes on, another run.dir starts anew."
+            outcome = f"finished: {done} steps are done. To go on, set a larger trainer.steps; to start again, another run.dir."
             print_line(console, outcome)
         else:
             with Progress(console, last) as progress:

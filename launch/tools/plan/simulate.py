@@ -3,7 +3,7 @@
 Real code decides on batches, their order and lag, and on who waits for what: `Pipeline`, `SyncSchedule`, `Collector`,
 `Oversampling`, `RequestScheduler` and `assign_to_ranks`. Engines, rewards and ranks only let time pass.
 
-The simulation leaves out the network, failures, and what two roles on one machine take from each other. It scores a
+The simulation leaves out the network, failures, and how processes on one machine slow each other down. It scores a
 batch after sampling has ended. Every group has a gradient (`dynamic_sampling` drops none), and a critic costs as much
 as the policy.
 """

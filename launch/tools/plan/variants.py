@@ -111,9 +111,9 @@ def with_placement(config: Config, engines: int, ranks: int, placement: str) -> 
 NOTES = (
     "way: pipeline.max_lag, pipeline.in_flight, rollout.oversample, those of CONFIG first.",
     "lag: of the oldest sample of a step, on average.",
-    "idle: share of the time in which engines, or ranks, have no work.",
+    "idle: share of the time without work, first of the engines, then of the ranks.",
     "seqs: sequences that an engine decodes at once, on average.",
-    "Simulated, without the network, and without what roles on one machine take from each other.",
+    "Simulated: without the network, and as if processes on one machine did not slow each other down.",
 )
 
 
