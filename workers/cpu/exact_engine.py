@@ -14,7 +14,7 @@ from rlsys.packs import exact
 
 
 def use_exact_attention() -> None:
-    """Patch: replaces vLLM's CPU attention and rotary embedding. Called before the engine is built."""
+    """Patch: vLLM computes attention and rotary embedding on CPU as the trainer does. Called before the engine is built."""
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 

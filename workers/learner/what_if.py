@@ -93,7 +93,7 @@ def truncated_logprobs(logits: Tensor, targets: Tensor, sampling: Sampling) -> T
 
 @contextlib.contextmanager
 def use_sampling_head(head: Any, samplings: tuple[Sampling, ...], round_logits: bool) -> Iterator[None]:
-    """Gives the output layer another class, as `PackedLogprobs` does. Its weights stay in place, also with ZeRO 3."""
+    """Gives the output layer another class, as `PackedLogprobs` does. ZeRO 3 knows the layer by identity, so it stays the same object."""
     original = head.__class__
     head.__class__, head.samplings, head.round_logits = SamplingHead, samplings, round_logits
     try:
@@ -209,6 +209,7 @@ AttentionInterface.register(PLAIN_ATTENTION, plain_attention)
 
 @contextlib.contextmanager
 def use_plain_attention(lm: Any) -> Iterator[None]:
+    """Patch: switches the model's attention without building the model again."""
     original = lm.config._attn_implementation
     lm.config._attn_implementation = PLAIN_ATTENTION
     try:
