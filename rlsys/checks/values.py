@@ -33,6 +33,10 @@ OTHER_NAMES = {  # values of other libraries that are not spelled like ours
     ("correction.method", "sequence_truncate"): "Here that is sequence_tis.",
     ("correction.method", "sequence_mask"): "Here that is sequence_mis.",
     ("algorithm.kl", "low_var_kl"): "Here that is k3.",
+    ("algorithm.kl", "k3+"): "Here that is k3_unbiased: the value of k3 with the gradient of k2.",
+    ("algorithm.kl", "low_var_kl+"): "Here that is k3_unbiased: the value of k3 with the gradient of k2.",
+    ("algorithm.kl", "k1+"): "In the loss, k2 has the same gradient.",
+    ("algorithm.kl", "abs"): "There is no |log(π/ref)| here; k2 is ½ log²(π/ref).",
 }
 
 

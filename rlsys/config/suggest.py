@@ -7,7 +7,7 @@ from typing import Any
 from rlsys.config.schema import Config
 
 # Our option, and its names in verl, TRL and OpenRLHF: the last part of each, or the last two where one is ambiguous.
-# configs/README.md says where the values differ.
+# configs/MIGRATING.md says where the values differ.
 FOREIGN_NAMES = {
     "run.dir": (
         "rollout_data_dir validation_data_dir log_completions default_local_dir output_dir ckpt_path "
@@ -38,10 +38,16 @@ FOREIGN_NAMES = {
     "rollout.max_prompt_tokens": "max_prompt_length prompt_max_len",
     "rollout.max_new_tokens": "max_response_length max_completion_length generate_max_len",
     "rollout.gpu_memory": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "policy.ranks": (
+        "nnodes n_gpus_per_node actor_num_nodes actor_num_gpus_per_node actor.num_nodes actor.num_gpus_per_node"
+    ),
     "policy.offload_optimizer": "optimizer_offload adam_offload",
     "policy.tokens_per_pack": "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
     "policy.compile": "use_torch_compile torch_compile",
     "policy.lr": "learning_rate actor_learning_rate",
+    "policy.lr_schedule": "lr_scheduler_type warmup_style lr_scheduler",
+    "policy.warmup_updates": "lr_warmup_steps lr_warmup_steps_ratio warmup_steps warmup_ratio lr_warmup_ratio",
+    "policy.beta2": "betas adam_beta2 adam_betas",
     "policy.weight_decay": "l2",
     "policy.clip_grad": "grad_clip max_grad_norm max_norm",
     "reference.kl_coef": "beta kl_loss_coef init_kl_coef kl.init_coef",
@@ -50,28 +56,35 @@ FOREIGN_NAMES = {
     "reference.kl_horizon": "horizon",
     "reward.functions": (
         "custom_reward_function reward_manager reward_model sandbox_fusion reward_funcs reward_weights "
-        "reward_model_path reward_pretrain remote_rm_url reward.remote_url"
+        "reward_model_path reward_pretrain remote_rm_url reward.remote_url gdpo_reward_keys gdpo_reward_weights"
     ),
+    "critic.ranks": "critic_num_nodes critic_num_gpus_per_node critic.num_nodes critic.num_gpus_per_node",
     "critic.lr": "critic_learning_rate",
     "critic.alone_steps": "critic_warmup freezing_actor_steps",
     "critic.clip": "cliprange_value value_clip",
     "critic.lam": "lambd",
-    "algorithm.advantage": "adv_estimator advantage_estimator advantage.estimator",
+    "algorithm.advantage": "adv_estimator advantage_estimator advantage.estimator multi_objective_aggregation",
     "algorithm.std": "norm_adv_by_std_in_grpo scale_rewards no_advantage_std_norm",
     "algorithm.loss": "importance_sampling_level loss_mode policy_loss_type",
     "algorithm.clip_low": "cliprange clip_ratio clip_ratio_low epsilon eps_clip eps_clip_low_high",
     "algorithm.clip_high": "clip_ratio_high epsilon_high",
     "algorithm.dual_clip": "clip_ratio_c delta",
     "algorithm.normalize": "loss_agg_mode loss_type",
+    "algorithm.constant": "loss_scale_factor",
     "algorithm.kl": "kl_loss_type kl_penalty kl_estimator",
     "correction.method": (
-        "rollout_is vllm_importance_sampling_correction enable_vllm_is_correction vllm_importance_sampling_mode"
+        "rollout_is vllm_importance_sampling_correction enable_vllm_is_correction vllm_importance_sampling_mode "
+        "rollout_rs"
     ),
     "correction.high": (
         "rollout_is_threshold tis_imp_ratio_cap vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_cap vllm_is_truncated_threshold"
+        "vllm_importance_sampling_cap vllm_is_truncated_threshold rollout_rs_threshold"
     ),
     "entropy.coef": "entropy_coef entropy_coeff entropy_loss_coef",
+    "entropy.share": "clip_cov_ratio kl_cov_ratio",
+    "entropy.low": "clip_cov_lb",
+    "entropy.high": "clip_cov_ub",
+    "entropy.kl_coef": "ppo_kl_coef",
     "overlong.mask": "mask_truncated_completions",
     "overlong.buffer": "overlong_buffer overlong_buffer_len",
     "overlong.penalty": "overlong_penalty_factor penalty_factor",
@@ -85,6 +98,16 @@ FOREIGN_NAMES = {
     "checkpoint.every": "save_freq save_steps",
     "checkpoint.keep_last": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num ckpt.max_num",
     "tracking.to": "logger report_to use_wandb use_tensorboard project_name wandb_project",
+}
+NO_LORA = {
+    "lora",
+    "lora_rank",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+    "use_peft",
+    "peft_config",
 }
 OPTION_BY_FOREIGN_NAME = {name: option for option, names in FOREIGN_NAMES.items() for name in names.split()}
 
@@ -101,6 +124,8 @@ def suggest_option(key: str) -> str:
     """Returns a sentence for the end of the message about an unknown option."""
     if key == "base":
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
+    if NO_LORA & {*key.split(".")}:
+        return " rlsys has no LoRA; it trains all weights."
     options, leaf = [*option_names(), "base"], key.rpartition(".")[2]
     without_section = [o for o in options if o.rpartition(".")[2] == key]
     if len(without_section) > 1:

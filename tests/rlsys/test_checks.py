@@ -111,6 +111,8 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.normalize=seq-mean-token-mean", ["Here that is sequence_mean."]),
         ("algorithm.normalize=token-mean", ["Did you mean `token_mean`?"]),
         ("algorithm.kl=k4", ["`k4`", "k1, k2, k3"]),
+        ("algorithm.kl=k3+", ["`k3+`", "Here that is k3_unbiased: the value of k3 with the gradient of k2."]),
+        ("algorithm.kl=k1+", ["`k1+`", "In the loss, k2 has the same gradient."]),
         ("algorithm.normalize=mean", ["`mean`", ", ".join(schema.NORMALIZERS)]),
         ("correction.method=tiss", ["`tiss`", "known: none, tis", "Did you mean `tis`?"]),
         ("entropy.control=clip", ["`clip`", "none, clip_cov, kl_cov"]),

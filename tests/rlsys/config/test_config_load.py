@@ -321,11 +321,27 @@ def test_an_option_in_the_wrong_section_is_found_in_the_right_one(refused, key, 
         ("eval.steps", "eval.every"),
         ("train.batch_size", "trainer.updates_per_step"),
         ("algo.kl.use_loss", "reference.kl_in"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", "policy.warmup_updates"),
+        ("lr_scheduler_type", "policy.lr_schedule"),
+        ("trainer.nnodes", "policy.ranks"),
+        ("actor.num_nodes", "policy.ranks"),
+        ("critic.num_nodes", "critic.ranks"),
+        ("actor_rollout_ref.actor.loss_scale_factor", "algorithm.constant"),
+        ("algorithm.rollout_correction.rollout_rs", "correction.method"),
+        ("algorithm.gdpo_reward_keys", "reward.functions"),
+        ("actor_rollout_ref.actor.policy_loss.kl_cov_ratio", "entropy.share"),
+        ("adam_beta2", "policy.beta2"),
     ],
 )
 def test_a_name_of_another_library_leads_to_ours(refused, key, ours):
     [found] = refused("", f"{key}=1")
     assert found.endswith(f"Did you mean `{ours}`?")
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref.model.lora_rank", "use_peft", "ds.lora.alpha"])
+def test_who_asks_for_lora_learns_that_there_is_none(refused, key):
+    [found] = refused("", f"{key}=1")
+    assert found.endswith("rlsys has no LoRA; it trains all weights.")
 
 
 def test_a_name_without_its_section_leads_to_all_that_have_it(refused):
