@@ -87,7 +87,7 @@ def lag_metrics(step: int, batch: Batch) -> Metrics:
 
 
 def credit_metrics(credit: Credit) -> Metrics:
-    """The largest advantage, the length penalty, KL in the reward, and how well the critic predicts returns."""
+    """The largest advantage, the length penalty, KL in the reward, tokens under entropy control, and the critic's fit."""
     columns = credit.columns
     assert columns.advantages is not None
     metrics = {"advantage/max_abs": float(np.abs(columns.advantages).max(initial=0.0))}
@@ -95,6 +95,8 @@ def credit_metrics(credit: Credit) -> Metrics:
         metrics["reward/overlong"] = credit.length_penalty
     if credit.kl is not None:
         metrics["kl"] = credit.kl
+    if credit.controlled is not None:
+        metrics["entropy/controlled"] = credit.controlled
     if columns.returns is not None and columns.values is not None:
         variance = float(columns.returns.var())
         residual = float((columns.returns - columns.values).var())

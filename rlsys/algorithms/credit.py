@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsys.algorithms import advantages, entropy_control, kl, length_penalty
+from rlsys.algorithms.entropy_control import TokenMask
 from rlsys.algorithms.gae import gae, whiten
 from rlsys.config.derived import kl_estimator
 from rlsys.config.options import reject_unused_options, select_options
@@ -28,6 +29,7 @@ class Credit:
     advantages: Floats  # [N] of each sample; the mean over its tokens where they differ
     kl: float | None  # mean per token, if KL is in the reward
     length_penalty: float  # mean over samples, 0 or less
+    controlled: float | None = None  # share of tokens that entropy.control took, if it is on
 
 
 class CreditAssignment:
@@ -57,11 +59,13 @@ class CreditAssignment:
             columns = replace(columns, advantages=np.repeat(per_sample.numpy(), batch.lengths))
         if token_kl is not None:
             columns = replace(columns, ref=None)  # the loss has no KL term then
+        controlled, chosen = self.control_entropy(step, columns)
         return Credit(
-            self.control_entropy(step, columns),
+            controlled,
             sample_means(columns.advantages, batch.lengths),
             kl=None if token_kl is None else float(token_kl.mean()),
             length_penalty=float(penalties.mean()),
+            controlled=None if chosen is None else chosen.sum() / max(len(chosen), 1),
         )
 
     def reward_kl(self, columns: Columns) -> Tensor | None:
@@ -130,21 +134,24 @@ class CreditAssignment:
         estimates = whiten(estimates) if c.whiten else estimates
         return replace(columns, advantages=estimates.numpy(), returns=returns.numpy())
 
-    def control_entropy(self, step: int, columns: Columns) -> Columns:
-        """Restrains the tokens that reduce entropy most: drops them from the policy loss, or anchors them by KL."""
+    def control_entropy(self, step: int, columns: Columns) -> tuple[Columns, TokenMask | None]:
+        """Restrains the tokens that reduce entropy most: drops them from the policy loss, or anchors them by KL.
+
+        Returns these tokens too, or None if the control is off.
+        """
         e = self.config.entropy
         if e.control == "none":
-            return columns
+            return columns, None
         assert columns.old is not None
         assert columns.advantages is not None
         if e.control == "kl_cov":
             anchored = entropy_control.kl_cov(columns.old, columns.advantages, share=e.share)
-            return replace(columns, anchor=(e.kl_coef * anchored).astype(np.float32))
+            return replace(columns, anchor=(e.kl_coef * anchored).astype(np.float32)), anchored
         rng = np.random.default_rng(derive_seed(self.config.run.seed, step, "clip_cov"))
         dropped = entropy_control.clip_cov(
             columns.old, columns.advantages, share=e.share, low=e.low, high=e.high, rng=rng
         )
-        return replace(columns, advantages=np.where(dropped, np.float32(0), columns.advantages))
+        return replace(columns, advantages=np.where(dropped, np.float32(0), columns.advantages)), dropped
 
 
 def sample_of_token(batch: Batch) -> Tensor:

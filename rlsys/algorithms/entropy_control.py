@@ -3,6 +3,9 @@
 Cui et al. 2025, arXiv 2505.22617: the change of entropy follows the covariance of log-prob and advantage, and less than
 a percent of the tokens contributes most of it. Both methods choose tokens from the whole batch before its first update,
 so that the choice does not depend on packing. The paper chooses again in each mini-batch.
+
+The paper holds the tokens of `kl_cov` by KL(old ‖ π). Its code uses |log(π/old)|, whose gradient jumps between ±1 at
+π = old: rounding would decide its sign in the first update. Here it is ½ log²(π/old), the KL to second order.
 """
 
 import numpy as np
@@ -26,7 +29,7 @@ def token_covariance(logprobs: Floats, advantages: Floats) -> Floats:
 def clip_cov(
     logprobs: Floats, advantages: Floats, *, share: float, low: float, high: float, rng: np.random.Generator
 ) -> TokenMask:
-    """Draws tokens with covariance in [low, high], up to `share` of all tokens.  [T], [T] -> [T] bool
+    """Draws tokens with covariance in [low, high]: `share` of all tokens, but at least one.  [T], [T] -> [T] bool
 
     The policy loss leaves them out.
     """
@@ -39,7 +42,7 @@ def clip_cov(
 
 
 def kl_cov(logprobs: Floats, advantages: Floats, *, share: float) -> TokenMask:
-    """Selects the `share` of all tokens with the largest covariance.  [T], [T] -> [T] bool
+    """Selects the `share` of all tokens, but at least one, with the largest covariance.  [T], [T] -> [T] bool
 
     A KL term keeps them near their old log-probs.
     """
@@ -51,6 +54,6 @@ def kl_cov(logprobs: Floats, advantages: Floats, *, share: float) -> TokenMask:
 
 
 def _token_count(name: str, share: float, tokens: int) -> int:
-    if not 0 <= share <= 1:
-        raise ValueError(f"{name}: share is {share}; it must be between 0 and 1.")
-    return round(share * tokens)
+    if not 0 < share <= 1:
+        raise ValueError(f"{name}: share is {share}; it must be greater than 0, and at most 1.")
+    return max(1, round(share * tokens))

@@ -86,6 +86,8 @@ def check_entropy(c: Config) -> Iterator[str]:
     e, t = c.entropy, c.trainer
     if not e.low <= e.high:
         yield f"entropy.low ({e.low:g}) is above entropy.high ({e.high:g}); no covariance is between them."
+    if e.control != "none" and e.share == 0:
+        yield f"entropy.share is 0: entropy.control {e.control} would take no token. Use 0.002, or entropy.control none."
     if e.control == "kl_cov" and t.updates_per_step * t.epochs_per_step == 1:
         yield (
             "entropy.control kl_cov has no gradient in a step's first update, and with trainer.updates_per_step 1 and "

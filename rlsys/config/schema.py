@@ -288,10 +288,12 @@ class CorrectionConfig:
 class EntropyConfig:
     coef: float = not_negative(0.0)  # weight of an entropy bonus in the loss
     control: str = one_of("none", "clip_cov", "kl_cov")  # leaves out, or holds, tokens of high covariance
-    share: float = share(0.002)  # share of all tokens that the control takes
+    share: float = share(0.002)  # share of all tokens that the control takes; at least one token
     low: float = 1.0  # clip_cov: lowest covariance of a token that it takes
     high: float = 5.0  # clip_cov: highest covariance of a token that it takes
-    kl_coef: float = not_negative(1.0)  # kl_cov: weight of the term that holds its tokens near their old log-probs
+    kl_coef: float = not_negative(
+        1.0
+    )  # kl_cov: weight of ½ log²(π/old), which holds its tokens near their old log-probs
 
 
 @dataclass(frozen=True)

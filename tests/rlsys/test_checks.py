@@ -196,6 +196,7 @@ from rlsys.pipeline import SyncSchedule
             ["max_rl", "0 or more", "reference.kl_in loss"],
         ),
         ("entropy.share=1.5", ["entropy.share is 1.5", "between 0 and 1"]),
+        ("entropy.control=clip_cov entropy.share=0", ["entropy.share is 0", "take no token", "0.002, or"]),
         ("entropy.control=clip_cov entropy.low=6", ["entropy.low (6)", "entropy.high (5)"]),
         ("algorithm.advantage=gae critic.gamma=1.01", ["critic.gamma is 1.01", "between 0 and 1"]),
         ("algorithm.advantage=gae critic.lam=1.01", ["critic.lam is 1.01", "between 0 and 1"]),

@@ -6,6 +6,7 @@ from fakes import make_batch, make_config
 
 from rlsys.algorithms.credit import CreditAssignment
 from rlsys.config.schema import ConfigError
+from rlsys.metrics import credit_metrics
 from rlsys.types import Columns
 
 
@@ -154,6 +155,14 @@ def test_kl_cov_anchors_the_tokens_of_largest_covariance(credit):
     credited = credit(batch, columns, "entropy.control=kl_cov", "entropy.share=0.25", "entropy.kl_coef=3").columns
     assert credited.anchor.tolist() == [3, 0, 0, 0]
     assert (credited.advantages != 0).all()
+
+
+def test_the_share_of_tokens_under_entropy_control_is_reported(credit):
+    batch, columns = make_batch([1, 0], [0, 0], lengths=[2, 2]), Columns(old=floats(0, -4, -3, 0))
+    assert credit(batch, columns).controlled is None
+    kl_cov = credit(batch, columns, "entropy.control=kl_cov", "entropy.share=0.5")
+    assert (kl_cov.controlled, credit_metrics(kl_cov)["entropy/controlled"]) == (0.5, 0.5)
+    assert credit(batch, columns, "entropy.control=clip_cov", "entropy.low=9", "entropy.high=9").controlled == 0
 
 
 def test_shuffling_gives_samples_the_rewards_of_others(credit):

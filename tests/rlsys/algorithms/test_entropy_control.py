@@ -30,23 +30,23 @@ def test_the_mean_of_the_terms_is_the_covariance(pairs):
     assert token_covariance(logprobs, advantages).mean() == pytest.approx(expected, abs=1e-4)
 
 
-@given(PAIRS, st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+@given(PAIRS, st.sampled_from([1e-9, 0.1, 0.5, 1.0]))
 def test_kl_cov_anchors_the_tokens_of_largest_covariance(pairs, share):
     logprobs, advantages = columns(pairs)
     chosen, terms = kl_cov(logprobs, advantages, share=share), token_covariance(logprobs, advantages)
     assert chosen.dtype == bool
-    assert chosen.sum() == round(share * len(pairs))
+    assert chosen.sum() == max(1, round(share * len(pairs)))
     assert min(terms[chosen], default=np.inf) >= max(terms[~chosen], default=-np.inf)
 
 
-@given(PAIRS, st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 5))
+@given(PAIRS, st.sampled_from([1e-9, 0.1, 0.5, 1.0]), st.integers(0, 5))
 def test_clip_cov_selects_at_most_its_share_and_only_within_its_bounds(pairs, share, seed):
     logprobs, advantages = columns(pairs)
     terms = token_covariance(logprobs, advantages)
     chosen = clip_cov(logprobs, advantages, share=share, low=0.1, high=2.0, rng=np.random.default_rng(seed))
     within = (terms >= 0.1) & (terms <= 2.0)
     assert not (chosen & ~within).any()
-    assert chosen.sum() == min(round(share * len(pairs)), within.sum())
+    assert chosen.sum() == min(max(1, round(share * len(pairs))), within.sum())
 
 
 def test_clip_cov_draws_uniformly_from_its_candidates():
@@ -58,6 +58,19 @@ def test_clip_cov_draws_uniformly_from_its_candidates():
     assert counts[6:].tolist() == [0] * 4
     assert counts[:6].sum() == 6000
     assert abs(counts[:6] - 1000).max() < 4 * (3000 * (1 / 3) * (2 / 3)) ** 0.5
+
+
+def test_a_small_share_of_a_small_batch_is_one_token():
+    """verl takes max(1, int(share · tokens)) too; 0.002 of four tokens would be none. Covariances: 2, -1, 2.25, -1."""
+    logprobs, advantages = np.array([-1.0, -1.0, -3.0, -3.0]), np.array([2.0, -1.0, -2.25, 1.25])
+    assert kl_cov(logprobs, advantages, share=0.002).tolist() == [False, False, True, False]
+    rng = np.random.default_rng(0)
+    assert clip_cov(logprobs, advantages, share=0.002, low=2.1, high=5.0, rng=rng).tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_same_seed_chooses_the_same_tokens():
@@ -91,7 +104,7 @@ def test_without_tokens_none_is_chosen():
 TEN = np.arange(10, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("advantages", "share"), [(TEN, -0.1), (TEN, 1.5), (TEN, np.nan), (TEN[:1], 0.1)])
+@pytest.mark.parametrize(("advantages", "share"), [(TEN, -0.1), (TEN, 0.0), (TEN, 1.5), (TEN, np.nan), (TEN[:1], 0.1)])
 def test_a_wrong_share_and_columns_of_different_length_are_refused(advantages, share):
     with pytest.raises(ValueError, match=r"^(kl_cov|token_covariance): "):
         kl_cov(TEN, advantages, share=share)
