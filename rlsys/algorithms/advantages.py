@@ -3,11 +3,12 @@
     ESTIMATORS[name](rewards [N], groups [N], *, lengths=None, **options) -> [N]
 
 Keyword arguments are options. Samples are grouped by id, never by position, and groups may have any size. An estimator
-that compares samples within a group gives exactly 0 to a group of one sample and to a group of equal rewards.
+that compares samples within a group gives exactly 0 to a group of one sample and to a group of equal rewards, except
+`reinforce_pp_baseline` over tokens.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def estimator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(function)
     def checked(rewards: Tensor, groups: Tensor, *, lengths: Tensor | None = None, **options: Any) -> Tensor:
         options = validate_options(name, options, known, numbers=("eps",))
-        validate_inputs(name, rewards, groups, lengths, options.get("std", "none"))
+        validate_choices(name, options)
+        validate_inputs(name, rewards, groups, lengths)
         if "lengths" in known:
             options["lengths"] = lengths
         if not len(groups):
@@ -34,10 +36,15 @@ def estimator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return checked
 
 
-def validate_inputs(name: str, rewards: Tensor, groups: Tensor, lengths: Tensor | None, std: str) -> None:
+def validate_choices(name: str, options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for an unknown choice among the options of the estimator `name`."""
+    for option, choices in {"std": ("sample", "population", "none"), "whiten_over": ("tokens", "samples")}.items():
+        if option in options and options[option] not in choices:
+            raise ValueError(f"{name}: {option} is {options[option]!r}; known: {', '.join(choices)}.")
+
+
+def validate_inputs(name: str, rewards: Tensor, groups: Tensor, lengths: Tensor | None) -> None:
     """Raises `ValueError` for shapes, ids, lengths or rewards that the estimator `name` cannot use."""
-    if std not in ("sample", "population", "none"):
-        raise ValueError(f"{name}: std is {std!r}; known: sample, population, none.")
     if groups.dim() != 1 or rewards.shape[:1] != groups.shape or rewards.dim() > 1 + (name == "gdpo"):
         shapes = "be [N, K] and [N]" if name == "gdpo" else "both be [N]"
         raise ValueError(f"{name}: rewards {list(rewards.shape)} and groups {list(groups.shape)} must {shapes}.")
@@ -82,23 +89,45 @@ def rloo(rewards: Tensor, groups: Segments) -> Tensor:
 
 
 @estimator
-def reinforce_pp(rewards: Tensor, groups: Segments, *, std: str = "sample", eps: float = 1e-6) -> Tensor:
+def reinforce_pp(
+    rewards: Tensor,
+    groups: Segments,
+    *,
+    lengths: Tensor | None = None,
+    whiten_over: str = "tokens",
+    std: str = "sample",
+    eps: float = 1e-6,
+) -> Tensor:
     """(reward - batch mean) / (batch deviation + eps): the whole batch is one group.
 
     Hu 2025, REINFORCE++, arXiv 2501.03262. Made for one sample per prompt, with KL in the reward (`reference.kl_in`).
+    Mean and deviation are over `tokens`, so a sample counts once per token, as in verl and OpenRLHF; or over `samples`.
     The paper charges a token with the KL from that token on; here each token is charged with the KL of its whole
     completion. The expected gradient is the same.
     """
+    if whiten_over == "tokens":
+        return standardize_over_tokens(rewards, groups, lengths, std, eps)
     return standardize(rewards, single_group(groups), std, eps)
 
 
 @estimator
-def reinforce_pp_baseline(rewards: Tensor, groups: Segments, *, std: str = "sample", eps: float = 1e-6) -> Tensor:
-    """(reward - group mean) / (batch deviation of these differences + eps).
+def reinforce_pp_baseline(
+    rewards: Tensor,
+    groups: Segments,
+    *,
+    lengths: Tensor | None = None,
+    whiten_over: str = "tokens",
+    std: str = "sample",
+    eps: float = 1e-6,
+) -> Tensor:
+    """d = reward - group mean; (d - batch mean of d) / (batch deviation of d + eps).
 
-    Hu 2025, arXiv 2501.03262. The differences have batch mean 0, so dividing by their deviation standardizes them.
+    Hu 2025, arXiv 2501.03262. Mean and deviation are over `tokens` or over `samples`, as in `reinforce_pp`. Over
+    samples the mean of d is 0.
     """
     centered = center(rewards, groups)
+    if whiten_over == "tokens":
+        return standardize_over_tokens(centered, groups, lengths, std, eps)
     if std == "none":
         return centered
     return safe_divide(centered, group_deviation(centered, single_group(groups), std) + eps)
@@ -110,20 +139,16 @@ def opo(rewards: Tensor, groups: Segments, *, lengths: Tensor | None = None) -> 
 
     Hao et al. 2025, arXiv 2505.23585: b = Σ l r / Σ l. A group of empty completions uses the plain mean.
     """
-    if lengths is None:
-        raise ValueError("opo: lengths is None; the baseline weighs rewards by completion length.")
-    empty = groups.broadcast(groups.sum(lengths.double()) == 0)
-    weights = torch.where(empty, 1.0, lengths.double())
-    shifted = subtract_member(rewards, groups)
-    return shifted - groups.broadcast(groups.sum(weights * shifted) / groups.sum(weights))
+    return subtract_weighted_mean(rewards, groups, length_weights("opo", lengths, groups))
 
 
 @estimator
-def grpo_passk(rewards: Tensor, groups: Segments, *, std: str = "none", eps: float = 1e-6) -> Tensor:
-    """Best reward - second best reward for the best sample of a group, 0 for the others.
+def grpo_passk(rewards: Tensor, groups: Segments, *, std: str = "sample", eps: float = 1e-6) -> Tensor:
+    """(best reward - second best) / (group deviation + eps) for the best sample of a group, 0 for the others.
 
     Tang et al. 2025, arXiv 2503.19595: best-of-G with a leave-one-out baseline, summed over the group. It is what the
-    sample adds to the group's maximum; where two samples share the best reward, neither adds anything.
+    sample adds to the group's maximum; where two samples share the best reward, neither adds anything. Dividing by the
+    deviation is GRPO's addition, as in verl; `std: none` leaves it out.
     """
     best = rewards == groups.broadcast(groups.max(rewards))
     second = groups.max(rewards.masked_fill(best, -torch.inf))
@@ -142,13 +167,12 @@ def gdpo(
     weights: Sequence[float] | Tensor | None = None,
     std: str = "sample",
     eps: float = 1e-6,
-    whiten: bool = False,
+    whiten: bool = True,
 ) -> Tensor:
     """Weighted sum of GRPO's advantages of each reward component.  rewards [N, K], weights [K]
 
     Liu et al. 2026, arXiv 2601.05242. GRPO sees only the sum of the components; here, different components with the
-    same sum remain different. `whiten` divides by the deviation over the batch at the end, as the paper does for
-    several components.
+    same sum remain different. `whiten` divides by the deviation over the batch's samples at the end, as the paper does.
     """
     columns = rewards.reshape(len(rewards), -1)
     factors = torch.ones(columns.shape[1]) if weights is None else torch.as_tensor(weights)
@@ -202,6 +226,19 @@ def center(rewards: Tensor, groups: Segments) -> Tensor:
     return shifted - groups.broadcast(groups.mean(shifted))
 
 
+def subtract_weighted_mean(rewards: Tensor, groups: Segments, weights: Tensor) -> Tensor:
+    """Subtracts the weighted group mean.  [N], [N] -> [N]"""
+    shifted = subtract_member(rewards, groups)
+    return shifted - groups.broadcast(groups.sum(weights * shifted) / groups.sum(weights))
+
+
+def length_weights(name: str, lengths: Tensor | None, groups: Segments) -> Tensor:
+    """The lengths of completions as weights; equal weights for a group of empty ones.  [N] -> [N]"""
+    if lengths is None:
+        raise ValueError(f"{name}: lengths is None; rewards are weighted by the length of the completion.")
+    return torch.where(groups.broadcast(groups.sum(lengths.double()) == 0), 1.0, lengths.double())
+
+
 def subtract_member(rewards: Tensor, groups: Segments) -> Tensor:
     """Subtracts the reward of one member of each group.  [N] -> [N]
 
@@ -214,6 +251,20 @@ def standardize(rewards: Tensor, groups: Segments, std: str, eps: float) -> Tens
     """(reward - group mean) / (group deviation + eps).  [N] -> [N]"""
     centered = center(rewards, groups)
     return centered if std == "none" else safe_divide(centered, group_deviation(centered, groups, std) + eps)
+
+
+def standardize_over_tokens(values: Tensor, groups: Segments, lengths: Tensor | None, std: str, eps: float) -> Tensor:
+    """(value - mean) / (deviation + eps), both over all tokens of the batch, each with its sample's value.  [N] -> [N]
+
+    A sample without tokens gets 0, unless none has any.
+    """
+    batch = single_group(groups)
+    weights = length_weights("whiten_over tokens", lengths, batch)
+    centered = torch.where(weights > 0, subtract_weighted_mean(values, batch, weights), 0.0)
+    if std == "none":
+        return centered
+    degrees_of_freedom = (weights.sum() - int(std == "sample")).clamp(min=1)
+    return safe_divide(centered, ((weights * centered.square()).sum() / degrees_of_freedom).sqrt() + eps)
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:

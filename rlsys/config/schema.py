@@ -15,8 +15,8 @@ ADVANTAGES = {
     "grpo": ("std", "eps"),
     "dr_grpo": (),
     "rloo": (),
-    "reinforce_pp": ("std", "eps"),
-    "reinforce_pp_baseline": ("std", "eps"),
+    "reinforce_pp": ("whiten_over", "std", "eps"),
+    "reinforce_pp_baseline": ("whiten_over", "std", "eps"),
     "opo": (),
     "grpo_passk": ("std", "eps"),
     "gdpo": ("std", "eps", "whiten"),
@@ -263,7 +263,10 @@ class AlgorithmConfig:
     advantage: str = one_of(*ADVANTAGES, user_function=True)  # advantage estimator; gae: PPO, with a critic
     std: str | None = one_of("sample", "population", "none", default=None)  # divides advantages; G-1, G or none
     eps: float | None = not_negative(None)  # added to that deviation
-    whiten: bool | None = None  # gdpo: divide by the batch's deviation at the end
+    whiten: bool | None = None  # gdpo: divide by the batch's deviation at the end; null: true
+    whiten_over: str | None = one_of(
+        "tokens", "samples", default=None
+    )  # reinforce_pp: what mean and deviation are over
     loss: str = one_of(*LOSSES, user_function=True)  # policy loss
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
     clip_high: float | None = not_negative(None)  # how far above 1 the ratio is clipped (ppo_clip: 0.2)

@@ -11,6 +11,7 @@ Derivatives are derived by hand; `differences` checks them numerically.
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
+from typing import Any
 
 Numbers = list[float]
 Pair = tuple[Numbers, Numbers]
@@ -71,16 +72,27 @@ def rloo(rewards: Numbers, groups: Sequence[int]) -> Numbers:
     return grouped(of_group, rewards, groups)
 
 
-def reinforce_pp(rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6) -> Numbers:
-    """A_i = (r_i - mean(batch)) / (std(batch) + eps).  arXiv 2501.03262"""
-    return standardize(rewards, std, eps)
-
-
-def reinforce_pp_baseline(
-    rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6
+def reinforce_pp(
+    rewards: Numbers,
+    groups: Sequence[int],
+    *,
+    lengths: Sequence[int],
+    whiten_over: str = "tokens",
+    std: str = "sample",
+    eps: float = 1e-6,
 ) -> Numbers:
+    """A_i = (r_i - mean(batch)) / (std(batch) + eps), over samples or over tokens.  arXiv 2501.03262"""
+    tokens = [r for r, length in zip(rewards, lengths, strict=True) for _ in range(length)]
+    if whiten_over == "samples" or not tokens:
+        return standardize(rewards, std, eps)
+    mean = tokens[0] if min(tokens) == max(tokens) else fmean(tokens)
+    divisor = 1.0 if std == "none" else deviation(tokens, std) + eps
+    return [(r - mean) / divisor if length else 0.0 for r, length in zip(rewards, lengths, strict=True)]
+
+
+def reinforce_pp_baseline(rewards: Numbers, groups: Sequence[int], **options: Any) -> Numbers:
     """A'_i = r_i - mean(group);  A_i = (A'_i - mean(batch of A')) / (std(batch of A') + eps).  arXiv 2501.03262"""
-    return standardize(dr_grpo(rewards, groups), std, eps)
+    return reinforce_pp(dr_grpo(rewards, groups), groups, **options)
 
 
 def opo(rewards: Numbers, groups: Sequence[int], *, lengths: Sequence[int]) -> Numbers:
@@ -95,8 +107,8 @@ def opo(rewards: Numbers, groups: Sequence[int], *, lengths: Sequence[int]) -> N
     return out
 
 
-def grpo_passk(rewards: Numbers, groups: Sequence[int], *, std: str = "none", eps: float = 1e-6) -> Numbers:
-    """A_i = max_j r_j - max_{j≠i} r_j.  arXiv 2503.19595"""
+def grpo_passk(rewards: Numbers, groups: Sequence[int], *, std: str = "sample", eps: float = 1e-6) -> Numbers:
+    """A_i = (max_j r_j - max_{j≠i} r_j) / (std(r) + eps).  arXiv 2503.19595, divided as GRPO does"""
 
     def of_group(group: Numbers) -> Numbers:
         others = [group[:i] + group[i + 1 :] for i in range(len(group))]
@@ -113,7 +125,7 @@ def gdpo(
     weights: Sequence[float] | None = None,
     std: str = "sample",
     eps: float = 1e-6,
-    whiten: bool = False,
+    whiten: bool = True,
 ) -> Numbers:
     """A_i = Σ_k w_k (r_ik - mean_k) / (std_k + eps), finally divided by the batch deviation.  arXiv 2601.05242"""
     columns = [list(column) for column in zip(*rewards, strict=True)]

@@ -35,20 +35,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rloo": ("rloo", {}),
     "reinforce_pp": ("reinforce_pp", {}),
     "reinforce_pp population": ("reinforce_pp", {"std": "population"}),
+    "reinforce_pp none": ("reinforce_pp", {"std": "none"}),
+    "reinforce_pp samples": ("reinforce_pp", {"whiten_over": "samples"}),
+    "reinforce_pp samples population": ("reinforce_pp", {"whiten_over": "samples", "std": "population"}),
     "reinforce_pp_baseline": ("reinforce_pp_baseline", {}),
     "reinforce_pp_baseline none": ("reinforce_pp_baseline", {"std": "none"}),
+    "reinforce_pp_baseline samples": ("reinforce_pp_baseline", {"whiten_over": "samples"}),
+    "reinforce_pp_baseline samples none": ("reinforce_pp_baseline", {"whiten_over": "samples", "std": "none"}),
     "opo": ("opo", {}),
     "grpo_passk": ("grpo_passk", {}),
-    "grpo_passk sample": ("grpo_passk", {"std": "sample"}),
+    "grpo_passk none": ("grpo_passk", {"std": "none"}),
     "gdpo": ("gdpo", {}),
-    "gdpo weights": ("gdpo", {"weights": [0.5, -2.0], "std": "population"}),
-    "gdpo whiten": ("gdpo", {"whiten": True}),
+    "gdpo unwhitened": ("gdpo", {"whiten": False}),
+    "gdpo weights": ("gdpo", {"weights": [0.5, -2.0], "std": "population", "whiten": False}),
     "max_rl": ("max_rl", {}),
     "remax": ("remax", {}),
     "raw": ("raw", {}),
 }
 ABSOLUTE = ("remax", "raw")  # do not compare samples with each other
-WHOLE_BATCH = ("reinforce_pp", "reinforce_pp population")  # compare across groups
+OVER_SAMPLES = ("reinforce_pp samples", "reinforce_pp samples population")
+OVER_TOKENS = (
+    *("reinforce_pp", "reinforce_pp population", "reinforce_pp none"),
+    *("reinforce_pp_baseline", "reinforce_pp_baseline none"),
+)
+WHOLE_BATCH = (*OVER_SAMPLES, *OVER_TOKENS)  # compare across groups
 WITHIN_GROUPS = [case for case in CASES if case not in (*ABSOLUTE, *WHOLE_BATCH)]
 
 EIGHTHS = st.integers(-40, 40).map(lambda n: n / 8)  # exact: equal rewards are equal, different ones far apart
@@ -84,7 +94,7 @@ def theirs(case: str, samples: Samples) -> list[float]:
         rewards = [abs(r) for r in rewards]
     elif name == "remax":
         options = options | {"greedy": samples.greedy}
-    elif name == "opo":
+    elif name == "opo" or name.startswith("reinforce_pp"):
         options = options | {"lengths": samples.lengths}
     return plain.ADVANTAGES[name](rewards, samples.groups, **options)
 
@@ -122,11 +132,16 @@ def test_three_samples_by_hand():
         "grpo": [2 * third / sample, -third / sample, -third / sample],
         "dr_grpo": [2 * third, -third, -third],
         "rloo": [1.0, -0.5, -0.5],
-        "reinforce_pp population": [2 * third / population, -third / population, -third / population],
-        "reinforce_pp_baseline none": [2 * third, -third, -third],
+        "reinforce_pp samples population": [2 * third / population, -third / population, -third / population],
+        "reinforce_pp none": [5 / 6, -1 / 6, -1 / 6],  # one token of six has reward 1
+        "reinforce_pp population": [5**0.5, -(5**-0.5), -(5**-0.5)],  # their deviation is √(1/6 · 5/6)
+        "reinforce_pp_baseline samples none": [2 * third, -third, -third],
+        "reinforce_pp_baseline none": [5 / 6, -1 / 6, -1 / 6],  # 2/3 - 1/6 · 2/3 + 5/6 · 1/3
         "opo": [5 / 6, -1 / 6, -1 / 6],  # baseline 1·1 / (1 + 2 + 3)
-        "grpo_passk": [1.0, 0.0, 0.0],
-        "gdpo": [third / sample, -2 * third / sample, third / sample],  # the second component is 0 0 1
+        "grpo_passk": [1.0 / sample, 0.0, 0.0],
+        "grpo_passk none": [1.0, 0.0, 0.0],
+        "gdpo unwhitened": [third / sample, -2 * third / sample, third / sample],  # the second component is 0 0 1
+        "gdpo": [third**0.5, -2 * third**0.5, third**0.5],  # 1 -2 1 over their deviation, √3
         "max_rl": [2.0, -1.0, -1.0],
         "remax": [0.0, -1.0, -1.0],
         "raw": [1.0, 0.0, 0.0],
@@ -151,19 +166,37 @@ def test_gdpo_distinguishes_components_with_the_same_sum():
     groups = torch.tensor([0, 0])
     one, both = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     assert grpo(one.sum(1), groups).tolist() == pytest.approx(grpo(both.sum(1), groups).tolist(), rel=1e-5)
-    assert gdpo(both, groups).tolist() == pytest.approx([2 * a for a in gdpo(one, groups).tolist()], rel=1e-5)
+    unwhitened = gdpo(one, groups, whiten=False).tolist()
+    assert gdpo(both, groups, whiten=False).tolist() == pytest.approx([2 * a for a in unwhitened], rel=1e-5)
 
 
-def test_gdpo_of_one_component_is_grpo():
+def test_gdpo_of_one_component_is_grpo_before_it_is_whitened():
     rewards, groups = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 0, 0])
-    assert torch.equal(gdpo(rewards, groups), grpo(rewards, groups))
-    assert torch.equal(gdpo(rewards[:, None], groups), grpo(rewards, groups))
+    assert torch.equal(gdpo(rewards, groups, whiten=False), grpo(rewards, groups))
+    assert torch.equal(gdpo(rewards[:, None], groups, whiten=False), grpo(rewards, groups))
+
+
+def test_a_ragged_batch_has_the_advantages_that_other_libraries_publish():
+    """Made with verl 0.9.1 (core_algos), OpenRLHF 0.11.2 (experience_maker) and TRL 1.16.0 (grpo_trainer)."""
+    samples = Samples([1, 0, 0.5, 0, 2, 1], [0, 0, 0, 1, 1, 1], [1, 4, 2, 7, 3, 5], [0] * 6, [0, 1, 1, 0, 1, 0])
+    for case, options, expected in (
+        ("reinforce_pp", {}, [0.56997, -0.823291, -0.12666, -0.823291, 1.963232, 0.56997]),  # verl
+        ("reinforce_pp population", {}, [0.583383, -0.842665, -0.129641, -0.842665, 2.009431, 0.583383]),  # OpenRLHF
+        ("reinforce_pp none", {}, [0.409091, -0.590909, -0.090909, -0.590909, 1.409091, 0.409091]),  # OpenRLHF
+        ("reinforce_pp_baseline", {}, [1.09371, -0.36457, 0.36457, -1.09371, 1.822851, 0.36457]),  # verl
+        ("grpo_passk", {}, [0.999998, 0.0, 0.0, 0.0, 0.999999, 0.0]),  # verl
+        (
+            *("gdpo", {"weights": [1.0, 0.5], "eps": 1e-4}),
+            [0.422565, -0.711201, 0.288636, -1.288573, 1.577209, -0.288636],  # TRL's normalize_then_sum
+        ),
+    ):
+        assert ours(case, samples, **options).tolist() == pytest.approx(expected, abs=5e-6), case
 
 
 def test_two_samples_that_share_the_best_reward_have_no_passk_advantage():
     groups = torch.zeros(4, dtype=torch.long)
     assert grpo_passk(torch.tensor([3.0, 1.0, 3.0, 0.0]), groups).tolist() == [0, 0, 0, 0]
-    assert grpo_passk(torch.tensor([3.0, 1.0, 2.5, 0.0]), groups).tolist() == [0.5, 0, 0, 0]
+    assert grpo_passk(torch.tensor([3.0, 1.0, 2.5, 0.0]), groups, std="none").tolist() == [0.5, 0, 0, 0]
 
 
 def test_completions_of_equal_length_give_opo_the_plain_mean():
@@ -215,10 +248,10 @@ def test_adding_the_same_to_all_rewards_changes_nothing(samples, shift):
 
 @given(draw_samples(EIGHTHS), st.sampled_from([0.125, 3.0, 64.0]))
 def test_advantages_scale_with_rewards_unless_divided_by_a_statistic(samples, factor):
-    for case in [c for c in CASES if c != "gdpo whiten"]:  # its components may cancel: noise over noise
+    for case in [c for c in CASES if c != "gdpo"]:  # its components may cancel: noise over noise
         name, options = CASES[case]
-        relative = {"grpo": "sample", "reinforce_pp": "sample", "reinforce_pp_baseline": "sample", "gdpo": "sample"}
-        divided = name == "max_rl" or options.get("std", relative.get(name, "none")) != "none"
+        relative = ("grpo", "reinforce_pp", "reinforce_pp_baseline", "grpo_passk", "gdpo")
+        divided = name == "max_rl" or options.get("std", "sample" if name in relative else "none") != "none"
         tiny = {"eps": 1e-12} if divided else {}
         columns = {name: [r * factor for r in getattr(samples, name)] for name in ("rewards", "greedy", "second")}
         grown = ours(case, replace(samples, **columns), **tiny)
@@ -227,7 +260,7 @@ def test_advantages_scale_with_rewards_unless_divided_by_a_statistic(samples, fa
 
 @given(draw_samples(EIGHTHS))
 def test_the_advantages_of_a_group_add_up_to_0(samples):
-    for case in [c for c in WITHIN_GROUPS if c not in ("opo", "grpo_passk", "grpo_passk sample")]:
+    for case in [c for c in WITHIN_GROUPS if c not in ("opo", "grpo_passk", "grpo_passk none")]:
         result = ours(case, samples).tolist()
         for group in plain.members(samples.groups):
             assert sum(result[i] for i in group) == pytest.approx(0, abs=1e-4)
@@ -235,8 +268,10 @@ def test_the_advantages_of_a_group_add_up_to_0(samples):
 
 @given(draw_samples(EIGHTHS))
 def test_the_advantages_of_a_batch_add_up_to_0(samples):
-    for case in WHOLE_BATCH:
+    for case in OVER_SAMPLES:
         assert ours(case, samples).sum() == pytest.approx(0, abs=1e-4)
+    for case in OVER_TOKENS if any(samples.lengths) else ():
+        assert ours(case, samples).double() @ torch.tensor(samples.lengths).double() == pytest.approx(0, abs=1e-3)
 
 
 # --- advantages of exactly 0 ------------------------------------------------------------------------------------------
@@ -267,7 +302,7 @@ def test_a_group_of_equal_rewards_is_exactly_0_beside_an_informative_group(case,
     assert result[6:].any()
 
 
-@pytest.mark.parametrize("case", ["reinforce_pp_baseline", "reinforce_pp_baseline none", "gdpo whiten"])
+@pytest.mark.parametrize("case", ["reinforce_pp_baseline samples", "reinforce_pp_baseline samples none", "gdpo"])
 def test_a_group_of_equal_rewards_is_exactly_0_despite_rounding_in_another(case):
     rewards = [0.1, 0.1, 0.6, 0.0, 0.4, 0.8, 0.7]
     result = ours(case, Samples(rewards, [0, 0, 1, 1, 1, 1, 1], [1] * 7, [0.0] * 7, rewards))
@@ -287,7 +322,7 @@ def test_a_batch_without_samples_has_no_advantages(case):
     assert (result.shape, result.dtype) == ((0,), torch.float32)
 
 
-@pytest.mark.parametrize(("case", "value"), [("grpo", 1.0), ("grpo_passk sample", 1.0), ("max_rl", 0.0)])
+@pytest.mark.parametrize(("case", "value"), [("grpo", 1.0), ("grpo_passk", 1.0), ("max_rl", 0.0)])
 def test_equal_rewards_have_no_advantage_with_an_eps_of_0_either(case, value):
     assert ours(case, Samples([value] * 2, [0, 0], [1, 1], [0.0] * 2, [0.0] * 2), eps=0.0).tolist() == [0, 0]
 
@@ -360,6 +395,7 @@ def test_wrong_inputs_are_refused_by_every_estimator_with_their_value(name, rewa
         ("gdpo", ONES, {"std": "mean"}, "std is 'mean'"),
         ("reinforce_pp", ONES, {"std": "batch"}, "std is 'batch'"),
         ("reinforce_pp_baseline", ONES, {"std": ""}, "std is ''"),
+        ("reinforce_pp", ONES, {"whiten_over": "groups"}, "whiten_over is 'groups'; known: tokens, samples"),
         ("dr_grpo", ONES, {"std": "sample"}, "unknown option std='sample'; known: none"),
         ("grpo", torch.zeros(2, 2), {}, r"rewards \[2, 2\]"),
         ("gdpo", torch.tensor([[0.0, math.nan], [0.0, 0.0]]), {}, r"rewards\[0, 1\] is nan"),

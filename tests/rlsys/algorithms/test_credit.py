@@ -46,6 +46,14 @@ def test_opo_gets_the_lengths_and_remax_the_greedy_rewards(credit):
     assert credit(greedy, None, "algorithm.advantage=remax").advantages.tolist() == [0.75, -0.25, 0]
 
 
+def test_reinforce_pp_gets_the_lengths(credit):
+    batch = make_batch([1, 0, 1], [0, 1, 2], lengths=[3, 1, 2])
+    options = ["algorithm.advantage=reinforce_pp", "algorithm.std=none"]
+    assert credit(batch, None, *options).advantages.tolist() == pytest.approx([1 / 6, -5 / 6, 1 / 6])
+    over_samples = credit(batch, None, *options, "algorithm.whiten_over=samples").advantages
+    assert over_samples.tolist() == pytest.approx([1 / 3, -2 / 3, 1 / 3])
+
+
 def test_the_length_penalty_is_applied_before_samples_are_compared(credit):
     """At most seven tokens, of which the last four are the buffer."""
     batch = make_batch([1, 1, 1], [0, 0, 0], lengths=[3, 5, 7])
@@ -79,7 +87,7 @@ def test_gdpo_standardizes_each_component_and_weights_it(credit, tmp_path):
         components=[{"zigzag": 1.0, "form/a": 0.0}, {"zigzag": 0.0, "form/a": 100.0}],
     )
     weights = f"{{zigzag: 2.0, {tmp_path}/mine.py:form: 0.5}}"
-    options = ["algorithm.advantage=gdpo", "algorithm.std=population"]
+    options = ["algorithm.advantage=gdpo", "algorithm.std=population", "algorithm.whiten=false"]
     credited = credit(batch, None, *options, f"reward.functions={weights}")
     assert credited.advantages.tolist() == pytest.approx([1.5, -1.5], abs=1e-5), (
         "2 * 1 + 0.5 * -1, however large the second part is"
@@ -88,7 +96,7 @@ def test_gdpo_standardizes_each_component_and_weights_it(credit, tmp_path):
 
 def test_for_gdpo_the_length_penalty_is_a_component_with_its_own_weight(credit):
     batch = replace(make_batch([1, 1], [0, 0], lengths=[3, 7]), components=[{"zigzag": 1.0}, {"zigzag": 1.0}])
-    options = ["algorithm.advantage=gdpo", "algorithm.std=population", "overlong.buffer=4"]
+    options = ["algorithm.advantage=gdpo", "algorithm.std=population", "algorithm.whiten=false", "overlong.buffer=4"]
     for penalty in (0.25, 2.0):
         credited = credit(batch, None, *options, f"overlong.penalty={penalty}").advantages
         assert credited.tolist() == pytest.approx([penalty, -penalty], abs=1e-4)
