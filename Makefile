@@ -25,7 +25,7 @@ help:  ## list the targets
 
 install: $(STAMP)  ## create .venv with everything in it; PROFILE=cpu (default) or gpu
 
-packages: $(PACKAGES)  ## what install takes from others, without rlsys itself: a layer of the images
+packages: $(PACKAGES)  ## install everything but rlsys itself into .venv, for a layer of the Docker images
 
 # vLLM for CPU and for CUDA are the same files: another profile starts from an empty environment.
 $(PACKAGES): pyproject.toml $(CONSTRAINTS)
@@ -46,7 +46,7 @@ demo: install  ## train the tiny model on this machine, from an empty runs/demo
 	$(BIN)/rlsys train configs/tiny_cpu.yaml run.dir=runs/demo
 
 # Whole runs go first: the Ray that tests/workers share stays until the end.
-test: install  ## run all tests that need no GPU: units side by side, then real processes, which want the machine to themselves
+test: install  ## run all tests that need no GPU: first units in parallel, then whole runs one by one
 	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys
 	$(BIN)/pytest --durations=10 tests/system tests/workers
 
@@ -56,10 +56,10 @@ docs: install  ## run every command of the pages that needs no GPU, about 20 min
 figures: install  ## measure the demo with three seeds, about 5 minutes
 	$(BIN)/python tests/bench/demo_figures.py
 
-recipes: install  ## train every tiny recipe with three seeds, about an hour; what was measured is not run again
+recipes: install  ## train every tiny recipe with three seeds, about an hour; results that exist are kept
 	$(BIN)/python tests/bench/recipes.py
 
-bench: install  ## time the parts: advantages, rewards, exact arithmetic, an engine's products, scoring and updating, a sync, the driver, a start, running ahead
+bench: install  ## measure the speed of each part, from advantages to whole runs
 	$(BIN)/python tests/bench/advantages.py
 	$(BIN)/python tests/bench/rewards.py
 	$(BIN)/python tests/bench/exact.py
@@ -74,19 +74,19 @@ bench: install  ## time the parts: advantages, rewards, exact arithmetic, an eng
 versus: install  ## compare samples per second with TRL's trainer, in an environment of its own
 	$(BIN)/python tests/bench/trl/compare.py --rounds 5
 
-kills: install  ## 30 runs, any process killed at any moment, each compared with one left alone, about an hour
+kills: install  ## kill random processes of 30 runs, and compare each run with an undisturbed one, about an hour
 	$(BIN)/python tests/system/kills.py 30 0 tests/system/kills.json
 
-settings: install  ## 30 choices of settings at random, each made, made with a kill, and made with the work cut otherwise, about an hour
+settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour
 	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.json
 
-soak: install  ## train 2,000 steps, a process chosen at random killed every 20, about an hour
+soak: install  ## train 2,000 steps, and kill a random process every 20 steps, about an hour
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
 
-slurm: install  ## run launch/slurm.sbatch under a real Slurm of two hosts made of namespaces; root and Debian's Slurm
+slurm: install  ## run launch/slurm.sbatch under a real Slurm on two simulated hosts; needs root and Debian's Slurm
 	$(BIN)/pytest tests/system/test_slurm.py
 
-image:  ## run the steps of docker/Dockerfile in a clean root file system, and train in it; root and Debian's debootstrap, no Docker
+image:  ## run the steps of docker/Dockerfile without Docker, and train there; needs root and Debian's debootstrap
 	$(PYTHON) tests/bench/image.py
 
 lint: install  ## ruff and mypy
@@ -97,12 +97,12 @@ lint: install  ## ruff and mypy
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header pyproject.toml
 PLAIN = sed -E -e 's/^(torch==[0-9.]+).*/\1/' -e '/^(-|\#)/d' -e '/^torch(vision|audio|codec)==/d'
 
-lock: install  ## resolve both profiles anew into docker/constraints-*.txt
+lock: install  ## resolve the versions of both profiles again, into docker/constraints-*.txt
 	set -o pipefail; $(COMPILE) $(TORCH_FROM) --extra cpu --extra dev | $(PLAIN) -e '/^(nvidia|cuda)-/d' | uniq > docker/.constraints-cpu.tmp
 	set -o pipefail; UV_FIND_LINKS= $(COMPILE) --extra gpu --extra dev | $(PLAIN) | uniq > docker/.constraints-gpu.tmp
 	mv docker/.constraints-cpu.tmp docker/constraints-cpu.txt
 	mv docker/.constraints-gpu.tmp docker/constraints-gpu.txt
 
-clean:  ## remove the environment, caches and build leftovers; runs/ stays
+clean:  ## remove .venv, caches and build files; runs/ stays
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
