@@ -57,7 +57,7 @@ class Sample:
     uid: str
     index: int
     text: str  # without special tokens
-    tokens: Ints  # [C], with the end-of-sequence token
+    tokens: Ints  # [C], with the end-of-sequence token, or those of the stop string
     logprobs: Floats  # [C] rollout log-probs: the engine's
     finish: str  # stop | length | cut: unfinished, see `Rollout.stop_early`
     version: int  # of the weights that sampled it; the oldest if they changed meanwhile
@@ -81,6 +81,13 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
         changes.remove((at, rest.version))
     tokens, logprobs = (np.concatenate([getattr(begun, n), getattr(rest, n)]) for n in ("tokens", "logprobs"))
     return replace(rest, tokens=tokens, logprobs=logprobs, version=begun.version, changes=tuple(changes))
+
+
+def stop_at(sample: Sample, length: int) -> Sample:
+    """Ends a completion after its first `length` tokens."""
+    changes = tuple((token, version) for token, version in sample.changes if token < length)
+    tokens, logprobs = sample.tokens[:length], sample.logprobs[:length]
+    return replace(sample, tokens=tokens, logprobs=logprobs, changes=changes, finish="stop")
 
 
 @dataclass(frozen=True)

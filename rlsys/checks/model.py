@@ -53,6 +53,11 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
         and (problem := tensor_parallel_problem(shape, c.rollout.tensor_parallel))
     ):
         problems.append(problem)
+    if shape and (unknown := [i for i in c.rollout.stop_token_ids if i >= shape.vocabulary]):
+        problems.append(
+            f"rollout.stop_token_ids has {unknown[0]}, and the model's {shape.vocabulary:,} tokens end at "
+            f"{shape.vocabulary - 1}. Correct it, or leave it out."
+        )
     return problems
 
 

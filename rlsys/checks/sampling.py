@@ -18,6 +18,10 @@ def check_rollout(c: Config) -> Iterator[str]:
             f"rollout.temperature is {r.temperature:g}; vLLM would take {MIN_TEMPERATURE:g} in its place, and the "
             f"trainer would not. Use {MIN_TEMPERATURE:g} or more."
         )
+    if "" in r.stop:
+        yield "rollout.stop has an empty text, at which every completion would end. Leave it out."
+    if any(i < 0 for i in r.stop_token_ids):
+        yield f"rollout.stop_token_ids has {min(r.stop_token_ids)}; ids of tokens are numbers of 0 or more."
     if not 0 < r.gpu_memory < 1:
         yield f"rollout.gpu_memory is {r.gpu_memory}; it is a share between 0 and 1."
     if c.cluster.device != "gpu" and r.block_size % 32:

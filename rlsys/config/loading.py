@@ -31,6 +31,8 @@ TYPE_NAMES = {
     bool: "a truth value",
     list: "a list",
     dict: "a mapping",
+    list[str]: "a list of texts",
+    list[int]: "a list of whole numbers",
     type(None): "nothing",
 }
 Items = list[tuple[str, Any]]  # dotted option and value

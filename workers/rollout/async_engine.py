@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rlsys.types import Request
 from workers.rollout.engine import PREFIX_CACHE_NOT_RESET
-from workers.rollout.vllm_requests import collect_outputs, request_id, sampling_params, token_prompt
+from workers.rollout.vllm_requests import Stops, collect_outputs, request_id, sampling_params, token_prompt
 
 T = TypeVar("T")
 CORE_DEATH_TIMEOUT_S = 3.0  # an engine's core dies this long after one of its processes, whose error comes first
@@ -43,11 +43,11 @@ class AsyncEngine:
             sys.stderr.flush()
             os._exit(1)
 
-    async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
+    async def generate(self, requests: list[Request], stops: Stops, salt: str = "") -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
 
         async def stream(r: Request) -> None:
-            prompt, params = token_prompt(r, salt), sampling_params(r, stop_ids)
+            prompt, params = token_prompt(r, salt), sampling_params(r, stops)
             async for output in self.engine.generate(prompt, params, request_id=request_id(r)):
                 if output.finished:
                     finished.put_nowait(output)

@@ -10,12 +10,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from rlsys.types import Request
+from workers.rollout.vllm_requests import Stops
 
 PREFIX_CACHE_NOT_RESET = "vLLM did not reset its prefix cache: requests are still running"
 
 
 class Engine(Protocol):
-    def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
+    def generate(self, requests: list[Request], stops: Stops, salt: str = "") -> AsyncIterator[list[Any]]:
         """Yields vLLM's outputs as they finish. Several callers may generate at once.
 
         Requests share cached prefixes only with requests of the same `salt`.

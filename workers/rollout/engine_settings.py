@@ -37,7 +37,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_prompt: i
     arguments: dict[str, Any] = {
         "model": model,
         "tokenizer": model,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not r.stop,  # stop strings are looked for in the text
         "dtype": r.dtype,
         "max_model_len": longest_prompt + r.max_new_tokens,
         "max_num_seqs": r.max_sequences,

@@ -9,7 +9,7 @@ from typing import Any
 from rlsys.types import Request
 from workers.cpu.compiling import allow_compiling
 from workers.rollout.engine import PREFIX_CACHE_NOT_RESET
-from workers.rollout.vllm_requests import collect_outputs, request_id, sampling_params, token_prompt
+from workers.rollout.vllm_requests import Stops, collect_outputs, request_id, sampling_params, token_prompt
 
 
 class InProcessEngine:
@@ -35,11 +35,11 @@ class InProcessEngine:
         self.lock = asyncio.Lock()  # held while the engine is stepped or its weights change
         self.step_task: asyncio.Task[None] | None = None
 
-    async def generate(self, requests: list[Request], stop_ids: list[int], salt: str = "") -> AsyncIterator[list[Any]]:
+    async def generate(self, requests: list[Request], stops: Stops, salt: str = "") -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
         try:
             for r in requests:
-                self.engine.add_request(request_id(r), token_prompt(r, salt), sampling_params(r, stop_ids))
+                self.engine.add_request(request_id(r), token_prompt(r, salt), sampling_params(r, stops))
                 self.queue_by_request[request_id(r)] = finished
             if not self.step_task or self.step_task.done():
                 self.step_task = asyncio.ensure_future(self.step_until_done())

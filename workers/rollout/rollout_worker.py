@@ -11,13 +11,14 @@ import numpy as np
 from rlsys.config.schema import Config
 from rlsys.runs.errors import WrongWeights
 from rlsys.runs.timeline import recorded, request_facts
-from rlsys.types import Request, Sample, join_partial
+from rlsys.types import Request, Sample, join_partial, stop_at
 from workers.rollout.async_engine import AsyncEngine
 from workers.rollout.engine import Engine
 from workers.rollout.engine_settings import engine_arguments, runs_in_process
 from workers.rollout.in_process_engine import InProcessEngine
 from workers.rollout.read_write_lock import ReadWriteLock
-from workers.rollout.vllm_requests import request_id
+from workers.rollout.stopping import read_end_ids, stop_length
+from workers.rollout.vllm_requests import Stops, request_id
 from workers.supervision.process_registry import register_process
 from workers.supervision.worker_setup import setup_worker_process
 from workers.sync import RECEIVERS, Message
@@ -54,7 +55,8 @@ class RolloutWorker:
         from transformers import AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=self.config.model.trust_remote_code)
-        self.stop_ids = read_stop_ids(model, self.tokenizer)
+        r = self.config.rollout
+        self.stops = Stops(sorted({*read_end_ids(model, self.tokenizer), *r.stop_token_ids}), r.stop)
         self.receiver = RECEIVERS[transport]()
         settings = engine_arguments(self.config, model, self.receiver.backend, longest_prompt)
         in_process = runs_in_process(self.config)
@@ -93,7 +95,7 @@ class RolloutWorker:
         async with self.lock.shared():
             # With in-flight updates, requests must not reuse the prefix cache of older weights.
             salt = str(self.version) if self.config.pipeline.in_flight else ""
-            async for outputs in self.engine.generate(requests, self.stop_ids, salt):
+            async for outputs in self.engine.generate(requests, self.stops, salt):
                 await self.verified.wait()
                 self.raise_if_wrong_weights()
                 yield [self.to_sample(by_id[output.request_id], output.outputs[0]) for output in outputs]
@@ -115,8 +117,15 @@ class RolloutWorker:
             version=int(spans[0].version) if spans else self.version,
             changes=tuple((span.start, int(span.version)) for span in spans[1:]),
         )
-        sample = join_partial(request.partial, new) if request.partial else new
+        sample = self.continue_partial(request, new) if request.partial else new
         return replace(sample, text=self.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=True))
+
+    def continue_partial(self, request: Request, rest: Sample) -> Sample:
+        """Joins a completion that was begun before with its rest. vLLM looks for stop strings in the rest alone."""
+        assert request.partial
+        sample = join_partial(request.partial, rest)
+        length = stop_length(self.tokenizer, request, sample.tokens.tolist(), self.stops)
+        return stop_at(sample, length) if length else sample
 
     async def connect(self, info: Message) -> None:
         """Prepares the engine to receive the policy's weights."""
@@ -180,15 +189,3 @@ class RolloutWorker:
     @recorded()
     async def wake(self) -> None:
         await self.engine.wake("kv_cache")
-
-
-def read_stop_ids(model: str, tokenizer: Any) -> list[int]:
-    """End-of-sequence tokens of the tokenizer and of generation_config.json."""
-    from transformers import GenerationConfig
-
-    try:
-        ids = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:  # the model has no generation_config.json
-        ids = None
-    ids = [ids] if isinstance(ids, int) else ids or []
-    return sorted({i for i in [tokenizer.eos_token_id, *ids] if i is not None})

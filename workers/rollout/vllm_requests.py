@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlsys.types import Request
@@ -12,17 +13,29 @@ from rlsys.types import Request
 MAX_BATCHING_DELAY_S = 0.25
 
 
-def sampling_params(request: Request, stop_ids: list[int]) -> Any:
+@dataclass(frozen=True)
+class Stops:
+    """Where completions end before their limit. `Stops([1, 7], ["</answer>"])`"""
+
+    token_ids: list[int]
+    strings: list[str] = field(default_factory=list)  # looked for in the text with special tokens
+
+
+def sampling_params(request: Request, stops: Stops) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    strings = [] if request.ignore_end else stops.strings
     return SamplingParams(
         temperature=request.temperature,
         max_tokens=request.max_new_tokens - len(partial_tokens(request)),
         seed=request.seed,
         logprobs=0,  # the sampled token's
-        detokenize=False,
-        stop_token_ids=[] if request.ignore_end else stop_ids,
+        detokenize=bool(strings),
+        stop=strings,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,  # a stop string may hold special tokens
+        stop_token_ids=[] if request.ignore_end else stops.token_ids,
         ignore_eos=request.ignore_end,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

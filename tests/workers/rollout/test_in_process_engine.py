@@ -14,15 +14,16 @@ SAME_REQUEST_TWICE = """
 import asyncio, json, sys
 from rlsys.types import Request
 from workers.rollout.in_process_engine import InProcessEngine
+from workers.rollout.vllm_requests import Stops
 
 settings = json.load(sys.stdin)
 engine = InProcessEngine(settings)
 request = Request("p0", 0, [2, 3, 4, 5], seed=1, temperature=1.0, max_new_tokens=6, ignore_end=True)
 
 async def main():
-    first = engine.generate([request], [])
+    first = engine.generate([request], Stops([]))
     [before] = await anext(first)
-    second = engine.generate([request], [])
+    second = engine.generate([request], Stops([]))
     sampling = asyncio.ensure_future(anext(second))
     await asyncio.sleep(0)
     await first.aclose()

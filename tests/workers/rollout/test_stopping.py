@@ -1,0 +1,147 @@
+"""Completions that end at a string or a token of the user's, on real vLLM."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from zigzag_requests import PROMPTS, generate, make_requests
+
+from rlsys.config.schema import Config
+from rlsys.types import Request, Sample, stop_at
+from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments
+from workers.rollout.rollout_group import RolloutGroup
+from workers.rollout.stopping import stop_length
+from workers.rollout.vllm_requests import Stops
+
+STRINGS, TOKEN = ["94", "1<eos>"], 7  # the token is a 5
+STOPPING = ("rollout.engines=1", f"rollout.stop={json.dumps(STRINGS)}", f"rollout.stop_token_ids=[{TOKEN}]")
+
+
+@pytest.fixture(scope="module")
+def greedy(model: str) -> list[list[int]]:
+    """The greedy completion of each prompt, by Transformers."""
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    completions = []
+    for text in PROMPTS:
+        ids = torch.tensor([tokenizer.encode(text)])
+        completions.append(lm.generate(ids, max_new_tokens=10, do_sample=False)[0, ids.shape[1] :].tolist())
+    return completions
+
+
+def first_stop(tokenizer: Any, tokens: list[int], strings: list[str], ids: set[int]) -> list[int]:
+    """The tokens up to the first one after which the text ends in a stop string, or that is a stop token."""
+    for n in range(1, len(tokens) + 1):
+        if tokens[n - 1] in ids or any(tokenizer.decode(tokens[:n]).endswith(s) for s in strings):
+            return tokens[:n]
+    return tokens
+
+
+def test_a_completion_ends_with_the_stop_also_after_it_was_interrupted(
+    engines: Callable[..., RolloutGroup], model: str, greedy: list[list[int]]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    wanted = [first_stop(tokenizer, tokens, STRINGS, {TOKEN, tokenizer.eos_token_id}) for tokens in greedy]
+    endings = {tokenizer.decode(tokens)[-2:] for tokens in wanted}
+    assert "94" in endings, "a stop string is reached"
+    assert TOKEN in {tokens[-1] for tokens in wanted}, "so is the stop token"
+    group, requests = engines(*STOPPING), make_requests(tokenizer)
+    samples = generate(group, requests)
+    assert [s.tokens.tolist() for s in samples] == wanted
+    assert [s.text for s in samples] == [tokenizer.decode(t, skip_special_tokens=True) for t in wanted]
+    assert {s.finish for s in samples} == {"stop"}
+    unlimited = generate(group, [replace(r, ignore_end=True) for r in requests])
+    assert {(len(s.tokens), s.finish) for s in unlimited} == {(10, "length")}, "benchmarks ignore all stops"
+
+    for at in range(1, max(map(len, wanted))):
+        begun = [replace(stop_at(s, at), finish="cut") for s in samples]
+        rest = [replace(r, partial=p) for r, p, w in zip(requests, begun, wanted, strict=True) if at < len(w)]
+        whole = {(s.uid, s.index): s for s in samples}
+        for again in generate(group, rest):
+            before = whole[again.uid, again.index]
+            assert again.tokens.tolist() == before.tokens.tolist(), f"interrupted after {at}"
+            assert (again.finish, again.text) == ("stop", before.text)
+            assert np.abs(again.logprobs - before.logprobs).max() < 1e-4
+
+
+BOTH_ENGINES = """
+import asyncio, json, sys
+from rlsys.types import Request
+from workers.rollout.async_engine import AsyncEngine
+from workers.rollout.in_process_engine import InProcessEngine
+from workers.rollout.vllm_requests import Stops
+
+async def tokens(engine, requests, stops):
+    outputs = [o async for outputs in engine.generate(requests, stops) for o in outputs]
+    by_id = {o.request_id: o.outputs[0] for o in outputs}
+    return [[list(by_id[f"{r.uid}/0"].token_ids), by_id[f"{r.uid}/0"].finish_reason] for r in requests]
+
+async def main():
+    settings, prompts, ids, strings = json.load(sys.stdin)
+    requests = [Request(f"p{i}", 0, p, 0, 0.0, 10) for i, p in enumerate(prompts)]
+    for kind in (InProcessEngine, AsyncEngine):
+        print("tokens", json.dumps(await tokens(kind(settings), requests, Stops(ids, strings))), flush=True)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_both_engines_end_completions_at_the_same_place(
+    tiny: Callable[..., Config], model: str, greedy: list[list[int]], tmp_path: Any
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    wanted = [first_stop(tokenizer, tokens, STRINGS, {TOKEN, tokenizer.eos_token_id}) for tokens in greedy]
+    settings = engine_arguments(tiny(*STOPPING), model, "rlsys_host_memory", 8)
+    settings = {k: v for k, v in settings.items() if k != "kernel_config"}
+    script = tmp_path / "both.py"  # a file: the second engine starts processes of its own
+    script.write_text(BOTH_ENGINES)
+    done = subprocess.run(
+        [sys.executable, script],
+        input=json.dumps([settings, [tokenizer.encode(p) for p in PROMPTS], [1, TOKEN], STRINGS]),
+        env={**os.environ, **CPU_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = [json.loads(line.removeprefix("tokens ")) for line in done.stdout.splitlines() if line[:6] == "tokens"]
+    assert lines == [[[tokens, "stop"] for tokens in wanted]] * 2, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> Any:
+    """A byte-level tokenizer whose tokens end in the middle of words and of characters."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"])
+    trainer.initial_alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(["<answer>7 €</answer>\n\nNext question: 老 虎"] * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+@pytest.mark.parametrize("stop", ["</answer>", "€", "question", "r>\n", "老", "<end>", "absent"])
+def test_a_stop_string_ends_with_the_first_token_that_completes_it(byte_tokenizer: Any, stop: str) -> None:
+    text = "so <answer>7 €</answer>\n\nNext question: 老 虎<end> and </answer>"
+    tokens = byte_tokenizer.encode(text)
+    ends = [n for n in range(1, len(tokens) + 1) if stop in byte_tokenizer.decode(tokens[:n])]
+    request = Request("p", 0, byte_tokenizer.encode("Question: 3+4"), 0, 1.0, 100)
+    assert stop_length(byte_tokenizer, request, tokens, Stops([], [stop])) == (ends[0] if ends else None)
+    assert (stop == "absent") == (not ends)
+    assert stop_length(byte_tokenizer, request, tokens, Stops([])) is None
+
+
+def test_a_completion_that_is_ended_keeps_the_versions_of_its_tokens() -> None:
+    tokens, logprobs = np.arange(6, dtype=np.int32), np.arange(6, dtype=np.float32)
+    sample = Sample("p", 0, "", tokens, logprobs, "cut", version=3, changes=((2, 4), (4, 5)))
+    ended = stop_at(sample, 4)
+    assert (ended.tokens.tolist(), ended.logprobs.tolist(), ended.finish) == ([0, 1, 2, 3], [0, 1, 2, 3], "stop")
+    assert ended.versions.tolist() == [3, 3, 4, 4]
