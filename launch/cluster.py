@@ -55,12 +55,15 @@ class RunningCluster:
     critic: "CriticGroup | None"
 
     @pause_garbage_collection()
-    def wait_until_ready(self, longest_prompt: int) -> "RunningCluster":
-        """Waits until every worker has its model, and connects policy and engines."""
+    def wait_until_ready(self, longest_sequence: int) -> "RunningCluster":
+        """Waits until every worker has its model, and connects policy and engines.
+
+        `longest_sequence`: tokens of a prompt and its completion.
+        """
         starts: list[Callable[[], None]] = [self.rewards.start]
         starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
         starts += [partial(learner.start, self.model) for learner in (self.reference, self.critic) if learner]
-        starts += [partial(self.rollout.start, self.model, self.transport, longest_prompt)]
+        starts += [partial(self.rollout.start, self.model, self.transport, longest_sequence)]
         if self.config.cluster.placement == "colocated":
             for start in starts:  # an engine measures at its start how much of its GPU is free
                 start()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsys import data
+from rlsys.config.derived import max_new_tokens
 from rlsys.config.schema import Config, ConfigError, DataSource
 from rlsys.data import Dataset, DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules, StoredDataset
 from rlsys.evaluation.held_out import HeldOutSet
@@ -17,10 +18,7 @@ BAD_ROWS = "bad_rows.jsonl"
 class LoadedDatasets:
     train: Dataset
     held_out: list[HeldOutSet]
-
-    @property
-    def longest_prompt(self) -> int:
-        return max(self.train.longest_prompt, *(h.longest_prompt for h in self.held_out), 0)
+    longest_sequence: int  # a prompt with the longest completion that it may have, in tokens
 
 
 def peek(config: Config) -> None:
@@ -45,8 +43,12 @@ def load(config: Config, tokenizer: Any, window: int, note: Note, folder: Path |
     for name, rows in zip(config.eval.datasets, held_out, strict=True):
         if remark := data.describe_contamination(name, rows, train):
             note(remark)
-    named = zip(config.eval.datasets, held_out, strict=True)
-    return LoadedDatasets(stream, [make_held_out(config, name, rows) for name, rows in named])
+    to_evaluate = [make_held_out(config, name, rows) for name, rows in zip(config.eval.datasets, held_out, strict=True)]
+    trained = [
+        rows.longest_prompt + max_new_tokens(config, source)
+        for source, rows in zip(config.data.train.values(), train, strict=True)
+    ]
+    return LoadedDatasets(stream, to_evaluate, max(*trained, *(h.longest_sequence for h in to_evaluate), 0))
 
 
 def load_held_out(config: Config, name: str, tokenizer: Any, window: int, note: Note) -> HeldOutSet:
@@ -75,15 +77,15 @@ def prompt_format(config: Config, source: DataSource) -> PromptFormat:
     )
 
 
-def selection_rules(config: Config, window: int) -> SelectionRules:
-    """How long a prompt may be, and what happens to rows that cannot be used."""
+def selection_rules(config: Config, source: DataSource, window: int) -> SelectionRules:
+    """How long a set's prompts may be, and what happens to rows that cannot be used."""
     limit, option = config.rollout.max_prompt_tokens, "rollout.max_prompt_tokens"
-    new_tokens = config.rollout.max_new_tokens
+    new_tokens = max_new_tokens(config, source)
     room = window - new_tokens if window else 1 << 30
     if not limit or room < limit:
-        limit, option = room, f"the model's window of {window} less rollout.max_new_tokens of {new_tokens}"
+        limit, option = room, f"the model's window of {window} less completions of {new_tokens}"
     if limit < 1:
-        raise ConfigError(f"rollout.max_new_tokens is {new_tokens}, the model's window {window}: no room for a prompt.")
+        raise ConfigError(f"completions have {new_tokens} tokens, the model's window {window}: no room for a prompt.")
     return SelectionRules(limit, option, config.data.overlong, config.data.on_bad_row)
 
 
@@ -91,7 +93,7 @@ def read_all(
     config: Config, named: list[tuple[str, DataSource]], tokenizer: Any, window: int, note: Note, folder: Path | None
 ) -> list[PromptRows]:
     """The usable rows of each set. Raises the problems of all sets together."""
-    prepare, rules = DatasetPreparer(tokenizer, note), selection_rules(config, window)
+    prepare = DatasetPreparer(tokenizer, note)
     stored: dict[tuple[Origin, PromptFormat], StoredDataset] = {}  # a set may serve for training and evaluation
     sets: list[PromptRows] = []
     remarks: list[str] = []
@@ -99,6 +101,7 @@ def read_all(
     for name, source in named:
         key = origin(source), prompt_format(config, source)
         try:
+            rules = selection_rules(config, source, window)
             new = key not in stored
             if new:
                 stored[key] = prepare(*key)
@@ -134,4 +137,6 @@ def make_held_out(config: Config, name: str, rows: PromptRows) -> HeldOutSet:
     source = config.eval.datasets[name]
     samples = config.eval.samples if source.samples is None else source.samples
     temperature = config.eval.temperature if source.temperature is None else source.temperature
-    return HeldOutSet(name, list(rows), samples, temperature)  # held in memory: every evaluation reads all of it
+    prompts = list(rows)  # held in memory: every evaluation reads all of it
+    limit = max_new_tokens(config, source)
+    return HeldOutSet(name, prompts, samples, temperature, limit, config.eval.top_p, config.eval.top_k)

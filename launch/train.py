@@ -106,7 +106,7 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
             run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)
             run.warm_up_writer()
             prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
-            cluster.wait_until_ready(prompts.longest_prompt).require_run_directory()
+            cluster.wait_until_ready(prompts.longest_sequence).require_run_directory()
             assert cluster.policy is not None
             if config.tracking.ray:
                 tracking.add_tracker("ray", make_ray_metrics(config, run, cluster))

@@ -41,6 +41,8 @@ class Request:
     seed: int
     temperature: float  # 0: greedy
     max_new_tokens: int  # of the whole completion, `partial` included
+    top_p: float = 1.0  # sampled from the likeliest tokens of this probability
+    top_k: int = -1  # sampled from this many of the likeliest tokens; -1: from all
     partial: "Sample | None" = None  # its tokens so far, to be continued
     ignore_end: bool = False  # for benchmarks: always sample max_new_tokens
 

@@ -76,7 +76,7 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
             datasets.load_held_out(config, name, cluster.tokenizer, cluster.window, progress.note)
             for name in config.eval.datasets
         ]
-        cluster.wait_until_ready(max(h.longest_prompt for h in held_out))
+        cluster.wait_until_ready(max(h.longest_sequence for h in held_out))
         completions, prompts = (
             sum(h.samples * len(h.prompts) for h in held_out),
             sum(len(h.prompts) for h in held_out),
@@ -86,7 +86,6 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
             Collector(cluster.rollout, cluster.rewards, seed=config.run.seed, reward=config.reward),
             held_out,
             step=0,
-            max_new_tokens=config.rollout.max_new_tokens,
             pass_score=config.eval.pass_score,
             seed=config.run.seed,
         )

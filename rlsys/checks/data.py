@@ -24,10 +24,13 @@ def check_data(c: Config) -> Iterator[str]:
 
 def check_eval(c: Config) -> Iterator[str]:
     yield from check_sampling("eval", c.eval.samples, c.eval.temperature)
+    yield from check_truncated_sampling(c)
     for name, source in c.eval.datasets.items():
         yield from check_source("eval.datasets", name, source)
         if source.weight is not None:
             yield f"eval.datasets.{name} has a weight; every held-out prompt is asked. Leave it out."
+        if source.max_new_tokens is not None and source.max_new_tokens < 1:
+            yield f"eval.datasets.{name}.max_new_tokens is {source.max_new_tokens}; it must be greater than 0, or null."
         if source.samples is not None or source.temperature is not None:
             samples = c.eval.samples if source.samples is None else source.samples
             temperature = c.eval.temperature if source.temperature is None else source.temperature
@@ -48,6 +51,21 @@ def check_sampling(key: str, samples: int, temperature: float) -> Iterator[str]:
         yield (
             f"{key}.samples is {samples}, and temperature 0 gives the same completion {samples} times. "
             "Use a temperature such as 1.0."
+        )
+
+
+def check_truncated_sampling(c: Config) -> Iterator[str]:
+    top_p, top_k = c.eval.top_p, c.eval.top_k
+    if not 0 < top_p <= 1:
+        yield f"eval.top_p is {top_p:g}; it is a probability above 0, at most 1. 1 samples from all tokens."
+    if top_k < 1 and top_k != -1:
+        yield f"eval.top_k is {top_k}; it is a number of tokens, or -1 for all."
+    temperatures = [source.temperature for source in c.eval.datasets.values()]
+    sampled = any(c.eval.temperature if t is None else t for t in [None, *temperatures])
+    if (top_p != 1 or top_k != -1) and not sampled:
+        yield (
+            f"eval.top_p={top_p:g}, eval.top_k={top_k}: at temperature 0 the likeliest token is taken anyway. "
+            "Set eval.temperature, such as 0.6, or leave them out."
         )
 
 

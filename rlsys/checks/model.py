@@ -62,10 +62,14 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
 
 
 def check_window(c: Config, window: int) -> Iterator[str]:
-    prompt, new = c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
-    total = max(prompt, 1) + new
-    if window and total > window:
-        yield (
-            f"rollout.max_prompt_tokens ({prompt or 'at least 1'}) + rollout.max_new_tokens ({new}) = {total}, "
-            f"but the model's window is {window} tokens. Reduce one of them by {total - window}."
-        )
+    prompt, limits = c.rollout.max_prompt_tokens, {"rollout.max_new_tokens": c.rollout.max_new_tokens}
+    if c.eval.max_new_tokens and c.eval.datasets:
+        limits["eval.max_new_tokens"] = c.eval.max_new_tokens
+    limits |= {f"eval.datasets.{n}.max_new_tokens": s.max_new_tokens or 0 for n, s in c.eval.datasets.items()}
+    for option, new in limits.items():
+        total = max(prompt, 1) + new
+        if window and total > window:
+            yield (
+                f"rollout.max_prompt_tokens ({prompt or 'at least 1'}) + {option} ({new}) = {total}, "
+                f"but the model's window is {window} tokens. Reduce one of them by {total - window}."
+            )

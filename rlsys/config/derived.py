@@ -1,6 +1,6 @@
 """Rules that follow from several options together, shared by training and its estimates; among them, what `auto` means."""
 
-from rlsys.config.schema import Config
+from rlsys.config.schema import Config, DataSource, HeldOutSource
 
 DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes at a time, unless it is given another number
 
@@ -43,6 +43,13 @@ def sends_shards(c: Config) -> bool:
     Tensor-parallel engines hold parts of tensors, so for them the ranks gather whole tensors first.
     """
     return c.policy.zero_stage == 3 and c.cluster.device == "cpu" and c.rollout.tensor_parallel == 1
+
+
+def max_new_tokens(c: Config, source: DataSource) -> int:
+    """The longest completion of a data set's prompts, in tokens."""
+    if not isinstance(source, HeldOutSource):
+        return c.rollout.max_new_tokens
+    return source.max_new_tokens or c.eval.max_new_tokens or c.rollout.max_new_tokens
 
 
 def max_batched_tokens(c: Config, longest: int) -> int:

@@ -138,6 +138,7 @@ class DataSource:
 class HeldOutSource(DataSource):
     samples: int | None = None  # replaces eval.samples
     temperature: float | None = None  # replaces eval.temperature
+    max_new_tokens: int | None = None  # replaces eval.max_new_tokens
 
 
 @dataclass(frozen=True)
@@ -332,6 +333,9 @@ class EvalConfig:
     every: int = not_negative(10)  # steps between evaluations; 0: only before the first step and after the last
     samples: int = 1  # completions per prompt
     temperature: float = 0.0  # 0: greedy; else 0.01 or more
+    top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
+    top_k: int = -1  # sample from this many of the likeliest tokens; -1: from all
+    max_new_tokens: int | None = positive(None)  # longest completion; null: rollout.max_new_tokens
     pass_score: float = 1.0  # lowest score of a completion that counts as solved in pass@k
 
 

@@ -95,6 +95,8 @@ FOREIGN_NAMES = {
     "eval.every": "test_freq val_before_train eval_steps eval_strategy eval_on_start eval.steps",
     "eval.samples": "val_kwargs val_kwargs.n num_generations_eval eval_n_samples_per_prompt eval.n_samples_per_prompt",
     "eval.temperature": "val_kwargs.temperature do_sample eval_temperature",
+    "eval.top_p": "val_kwargs.top_p",
+    "eval.top_k": "val_kwargs.top_k",
     "checkpoint.every": "save_freq save_steps",
     "checkpoint.keep_last": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num ckpt.max_num",
     "tracking.to": "logger report_to use_wandb use_tensorboard project_name wandb_project",

@@ -1,6 +1,6 @@
 """Tables that explain a configuration: its batch arithmetic, its method, its data sets and its processes."""
 
-from rlsys.config.derived import MEAN_OF_SEQUENCES, kl_estimator, token_weighting
+from rlsys.config.derived import MEAN_OF_SEQUENCES, kl_estimator, max_new_tokens, token_weighting
 from rlsys.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RewardFunction
 from rlsys.rewards.settings import RewardSettings, reward_services
 
@@ -110,10 +110,17 @@ def dataset_rows(c: Config) -> list[tuple[str, str, str, str]]:
     for name, held_out in c.eval.datasets.items():
         samples = c.eval.samples if held_out.samples is None else held_out.samples
         temperature = c.eval.temperature if held_out.temperature is None else held_out.temperature
-        how = f"temperature {temperature:g}" if temperature else "greedy"
+        how = f"temperature {temperature:g}{_truncation(c)}" if temperature else "greedy"
         reward = _reward_sum(held_out.reward or c.reward.functions)
+        limit = max_new_tokens(c, held_out)
+        how += f", at most {limit:,} tokens" if limit != c.rollout.max_new_tokens else ""
         rows.append(("evaluate", name, f"{samples} per prompt, {how}", reward))
     return rows
+
+
+def _truncation(c: Config) -> str:
+    top_p = f", top_p {c.eval.top_p:g}" if c.eval.top_p != 1 else ""
+    return top_p + (f", top_k {c.eval.top_k}" if c.eval.top_k != -1 else "")
 
 
 def _reward_sum(functions: dict[str, RewardFunction]) -> str:

@@ -43,7 +43,7 @@ def engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_by
 def engine_on_cpu(c: Config, model: ModelShape, lengths: SequenceLengths) -> ProcessMemory:
     r, t, width = c.rollout, c.trainer, WIDTH[c.rollout.dtype]
     sequences = min(r.max_sequences, -(-t.prompts_per_step * t.samples_per_prompt // r.engines))
-    prefill = min(max_batched_tokens(c, lengths.prompt + lengths.completion), sequences * lengths.prompt)
+    prefill = min(max_batched_tokens(c, lengths.longest), sequences * lengths.prompt)
     work: Parts = {
         "activations": prefill * width * 4.0 * model.flop_counter.intermediate,
         "logits": 12.0 * sequences * model.vocabulary,

@@ -32,7 +32,13 @@ class SequenceLengths:
     """Tokens of a prompt and of the longest completion. `SequenceLengths(prompt=256, completion=1024)`"""
 
     prompt: int
-    completion: int
+    completion: int  # in training
+    evaluated: int = 0  # in an evaluation
+
+    @property
+    def longest(self) -> int:
+        """The longest sequence of an engine."""
+        return self.prompt + max(self.completion, self.evaluated)
 
 
 @dataclass

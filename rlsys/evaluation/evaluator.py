@@ -32,7 +32,6 @@ class Evaluator:
             self.collector,
             self.sets,
             step=step,
-            max_new_tokens=self.config.rollout.max_new_tokens,
             pass_score=self.config.eval.pass_score,
             seed=self.config.run.seed,
         )

@@ -30,11 +30,18 @@ class HeldOutSet:
     prompts: Sequence[Prompt]
     samples: int = 1
     temperature: float = 0.0  # 0: greedy
+    max_new_tokens: int = 512
+    top_p: float = 1.0
+    top_k: int = -1  # -1: from all tokens
 
     @property
-    def longest_prompt(self) -> int:
-        """The length of the longest prompt, in tokens."""
-        return max(len(p.tokens) for p in self.prompts)
+    def longest_sequence(self) -> int:
+        """The length of the longest prompt with the longest completion, in tokens."""
+        return max(len(p.tokens) for p in self.prompts) + self.max_new_tokens
+
+    @property
+    def plan(self) -> SamplingPlan:
+        return SamplingPlan(self.samples, self.temperature, self.max_new_tokens, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class SourceScore:
     samples: int
     failed: int  # samples whose verdict failed
     mean_length: float  # in tokens
-    truncated_share: float  # of samples, truncated at rollout.max_new_tokens
+    truncated_share: float  # of samples, truncated at the longest completion
     means: dict[str, MeanWithInterval] = field(default_factory=dict)  # empty if every verdict failed
 
     def metrics(self) -> dict[str, float]:
@@ -87,18 +94,13 @@ def evaluate(
     held_out: Sequence[HeldOutSet],
     *,
     step: int,
-    max_new_tokens: int,
     pass_score: float,
     seed: int,
 ) -> Evaluation:
     """Samples all sets at once, each with its own settings, from the weights of version `step`."""
     held_out = make_uids_unique(held_out)
     name = f"eval {step}"
-    requests = [
-        request
-        for h in held_out
-        for request in SamplingPlan(h.samples, h.temperature, max_new_tokens).requests(collector.seed, name, h.prompts)
-    ]
+    requests = [request for h in held_out for request in h.plan.requests(collector.seed, name, h.prompts)]
     batch = collector.generate_and_judge(name, [p for h in held_out for p in h.prompts], requests)
     collector.raise_if_too_many_failures(name, batch)
     if stale := {s.version for s in [*batch.samples, *(s for s, _ in batch.failed)]} - {step}:
@@ -130,7 +132,7 @@ def metric_names(held_out: Sequence[HeldOutSet]) -> list[tuple[str, int]]:
     settings = defaultdict(set)
     for h in held_out:
         for p in h.prompts:
-            settings[p.source].add((h.samples, h.temperature, p.rewards))
+            settings[p.source].add((h.plan, p.rewards))
     names = [
         (p.source if len(settings[p.source]) == 1 else f"{p.source}@{h.name}", h.samples)
         for h in held_out

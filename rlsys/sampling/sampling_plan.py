@@ -15,13 +15,15 @@ class SamplingPlan:
     samples: int
     temperature: float
     max_new_tokens: int
+    top_p: float = 1.0
+    top_k: int = -1  # -1: from all tokens
     greedy: bool = False  # one more completion at temperature 0, of which only the reward is kept
 
     @classmethod
     def from_config(cls, config: Config) -> "SamplingPlan":
         """The plan for training."""
         r, greedy = config.rollout, config.algorithm.advantage == "remax"
-        return cls(config.trainer.samples_per_prompt, r.temperature, r.max_new_tokens, greedy)
+        return cls(config.trainer.samples_per_prompt, r.temperature, r.max_new_tokens, greedy=greedy)
 
     @property
     def completions_per_prompt(self) -> int:
@@ -35,7 +37,16 @@ class SamplingPlan:
     def requests(self, seed: int, step: int | str, prompts: Iterable[Prompt]) -> list[Request]:
         temperatures = [self.temperature] * self.samples + [0.0] * self.greedy
         return [
-            Request(p.uid, i, p.tokens, derive_seed(seed, step, p.uid, i), t, self.max_new_tokens)
+            Request(
+                p.uid,
+                i,
+                p.tokens,
+                derive_seed(seed, step, p.uid, i),
+                t,
+                self.max_new_tokens,
+                self.top_p,
+                self.top_k,
+            )
             for p in prompts
             for i, t in enumerate(temperatures)
         ]

@@ -58,7 +58,7 @@ def test_a_mixed_set_with_corrupt_rows_is_loaded(read, tokenizer, tmp_path):
     config = read({"train": {"a.jsonl": 3, "b.parquet": 1}, "on_bad_row": "skip"})
     datasets.peek(config)
     loaded, notes = load(config, tokenizer, tmp_path)
-    assert (len(loaded.train), loaded.longest_prompt) == (49, 4)
+    assert (len(loaded.train), loaded.longest_sequence) == (49, 4 + 8)
     assert sum(p.source == "b" for p in loaded.train.take(0, 1000)) == 250
     assert notes[0] == "a.jsonl: 40 prompts; left out 2 of 42 rows that cannot be used (1 not JSON, 1 without a prompt)"
     assert "b.parquet: 9 prompts; left out 11 of 20 rows" in notes[3]
@@ -120,15 +120,17 @@ def test_each_set_may_have_its_own_form(read, tokenizer):
 def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):
     lines("a.jsonl", *numbered(0, 2))
     held_out = {"zigzag": {"path": "builtin:zigzag_heldout"}, "a.jsonl": {"samples": 4, "temperature": 0.5}}
+    held_out["a.jsonl"]["max_new_tokens"] = 10
     config = read({"train": "builtin:zigzag"}, held_out)
     loaded, notes = load(config, tokenizer)
-    assert [(h.name, len(h.prompts), h.samples, h.temperature) for h in loaded.held_out] == [
-        ("zigzag", 256, 1, 0.0),
-        ("a.jsonl", 2, 4, 0.5),
+    assert [(h.name, len(h.prompts), h.samples, h.temperature, h.max_new_tokens) for h in loaded.held_out] == [
+        ("zigzag", 256, 1, 0.0, 8),
+        ("a.jsonl", 2, 4, 0.5, 10),
     ]
-    assert loaded.longest_prompt == 7
+    assert loaded.longest_sequence == 7 + 8, "of zigzag; a.jsonl has 4 + 10"
     assert notes == ["a.jsonl: 2 prompts"]
     one = datasets.load_held_out(config, "a.jsonl", tokenizer, 15, notes.append)
+    assert one.longest_sequence == 4 + 10
     assert (one.name, list(one.prompts), one.samples) == ("a.jsonl", list(loaded.held_out[1].prompts), 4)
 
 

@@ -82,6 +82,11 @@ from rlsys.pipeline import SyncSchedule
         ("eval.samples=4", ["eval.samples is 4, and temperature 0 gives the same completion 4 times"]),
         ("eval.datasets={builtin:zigzag: {samples: 0}}", ["eval.datasets.builtin:zigzag.samples is 0"]),
         ("eval.datasets={builtin:zigzag: {weight: 2}}", ["eval.datasets.builtin:zigzag has a weight"]),
+        ("eval.top_p=0 eval.temperature=1", ["eval.top_p is 0", "at most 1"]),
+        ("eval.top_k=0 eval.temperature=1", ["eval.top_k is 0", "-1 for all"]),
+        ("eval.top_p=0.9", ["eval.top_p=0.9", "temperature 0", "Set eval.temperature"]),
+        ("eval.max_new_tokens=0", ["eval.max_new_tokens is 0", "or null"]),
+        ("eval.datasets={builtin:zigzag: {max_new_tokens: 0}}", ["builtin:zigzag.max_new_tokens is 0"]),
         ("rollout.gpu_memory=90", ["gpu_memory is 90", "between 0 and 1"]),
         ("rollout.block_size=16", ["block_size is 16", "multiples of 32"]),
         ("rollout.block_size=0", ["block_size is 0", "greater than 0"]),
@@ -315,6 +320,10 @@ def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refuse
     assert read("", model(json.dumps({"max_position_embeddings": 1024})), prompts).model.path
     assert read("", model(json.dumps({"max_position_embeddings": 1000}))).model.path
     assert read("", model("{}")).model.path
+    evaluated = ["eval.max_new_tokens=600", "eval.datasets={builtin:zigzag: {max_new_tokens: 700}}"]
+    found = refused("", model(json.dumps({"max_position_embeddings": 1024})), prompts, *evaluated)
+    assert ["eval.max_new_tokens (600) = 1112" in found[0], "by 88" in found[0]] == [True, True]
+    assert ["zigzag.max_new_tokens (700) = 1212" in found[1], "by 188" in found[1]] == [True, True]
 
 
 def test_a_hub_models_window_is_from_its_config_or_for_a_plan_from_its_name(read, tmp_path, monkeypatch):

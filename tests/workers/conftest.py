@@ -151,7 +151,7 @@ def engines(
 
         if key not in groups:
             groups[key] = RolloutGroup(config, engine, Watchdog(logs))
-            groups[key].start(model, transport, 7)
+            groups[key].start(model, transport, 7 + config.rollout.max_new_tokens)
         return groups[key]
 
     return start

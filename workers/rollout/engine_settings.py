@@ -31,7 +31,7 @@ def runs_in_process(config: Config) -> bool:
     return config.cluster.device == "cpu" and config.rollout.tensor_parallel == 1
 
 
-def engine_arguments(config: Config, model: str, backend: str, longest_prompt: int) -> dict[str, Any]:
+def engine_arguments(config: Config, model: str, backend: str, longest_sequence: int) -> dict[str, Any]:
     """Returns the keyword arguments of vLLM's `EngineArgs`."""
     r = config.rollout
     arguments: dict[str, Any] = {
@@ -39,7 +39,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_prompt: i
         "tokenizer": model,
         "skip_tokenizer_init": not r.stop,  # stop strings are looked for in the text
         "dtype": r.dtype,
-        "max_model_len": longest_prompt + r.max_new_tokens,
+        "max_model_len": longest_sequence,
         "max_num_seqs": r.max_sequences,
         "tensor_parallel_size": r.tensor_parallel,
         "block_size": r.block_size,
@@ -54,7 +54,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_prompt: i
         "weight_transfer_config": {"backend": backend},
     }
     if r.max_sequences > DEFAULT_BATCHED_TOKENS:  # vLLM refuses more sequences than its default number of tokens
-        arguments["max_num_batched_tokens"] = max_batched_tokens(config, arguments["max_model_len"])
+        arguments["max_num_batched_tokens"] = max_batched_tokens(config, longest_sequence)
     if r.tensor_parallel > 1:
         # In a placement group, vLLM would ask Ray for processes and for GPUs that the engine's actor has already.
         arguments["distributed_executor_backend"] = "mp"

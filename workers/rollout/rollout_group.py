@@ -46,9 +46,9 @@ class RolloutGroup:
         self.weight_update: WeightUpdate | None = None  # the last one; None: the engines have the model's own weights
         self.generation: Generation | None = None  # the running or the last one
 
-    def start(self, model: str, transport: str, longest_prompt: int) -> None:
+    def start(self, model: str, transport: str, longest_sequence: int) -> None:
         self.replayable = SENDERS[transport].replayable
-        arguments, limit = (model, transport, longest_prompt), self.config.cluster.start_timeout_s
+        arguments, limit = (model, transport, longest_sequence), self.config.cluster.start_timeout_s
         self.workers.call("start", *arguments, doing="starting the engines", limit_s=limit, replay=True)
 
     def connect(self, info: Message) -> None:

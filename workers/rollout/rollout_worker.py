@@ -51,14 +51,14 @@ class RolloutWorker:
             torch.set_num_threads(config.rollout.threads)
 
     @recorded()
-    async def start(self, model: str, transport: str, longest_prompt: int) -> None:
+    async def start(self, model: str, transport: str, longest_sequence: int) -> None:
         from transformers import AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=self.config.model.trust_remote_code)
         r = self.config.rollout
         self.stops = Stops(sorted({*read_end_ids(model, self.tokenizer), *r.stop_token_ids}), r.stop)
         self.receiver = RECEIVERS[transport]()
-        settings = engine_arguments(self.config, model, self.receiver.backend, longest_prompt)
+        settings = engine_arguments(self.config, model, self.receiver.backend, longest_sequence)
         in_process = runs_in_process(self.config)
         exact = self.config.rollout.exact
         self.engine: Engine = InProcessEngine(settings, exact) if in_process else AsyncEngine(settings)

@@ -28,6 +28,8 @@ def sampling_params(request: Request, stops: Stops) -> Any:
     strings = [] if request.ignore_end else stops.strings
     return SamplingParams(
         temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
         max_tokens=request.max_new_tokens - len(partial_tokens(request)),
         seed=request.seed,
         logprobs=0,  # the sampled token's

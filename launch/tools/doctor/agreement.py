@@ -34,12 +34,12 @@ def check_agreement(config: Config, console: Console) -> int:
         Progress(console, 0) as progress,
         running_cluster(config, Watchdog(Path(logs), note=progress.note)) as cluster,
     ):
-        prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note).train
-        cluster.wait_until_ready(prompts.longest_prompt)
+        prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note)
+        cluster.wait_until_ready(prompts.longest_sequence)
         assert cluster.policy is not None
         cluster.policy.sync(0)
         progress.note(f"sampling {PROMPTS} prompts")
-        measured = agreement.measure_agreement(cluster.rollout, cluster.policy, prompts.take(0, PROMPTS), config)
+        measured = agreement.measure_agreement(cluster.rollout, cluster.policy, prompts.train.take(0, PROMPTS), config)
         progress.note("looking for the cause of a gap")
         diagnosis = diagnose(measured, checkpoint_weights(config), policy=cluster.policy, config=config)
     return print_diagnosis(diagnosis, config, console)

@@ -15,6 +15,7 @@ from launch.tools.plan.lengths import LengthAssumption, LengthRequest, assume_le
 from launch.tools.plan.report import PlanResult, print_plan, to_json
 from launch.tools.plan.suggestions import suggest_changes, without_data
 from rlsys.checks import check
+from rlsys.config.derived import max_new_tokens
 from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.devices import GPUS, NodeSpec, parse_cluster, split_into_nodes
 from rlsys.estimates.host import usable_memory
@@ -45,7 +46,8 @@ def plan(config: Config, path: str, options: PlanOptions, console: Console) -> i
     reward_models, not_counted = find_reward_models(config)
 
     def try_fit(variant: Config) -> Fit:
-        limits = SequenceLengths(lengths.prompt, lengths.longest)
+        evaluated = max((max_new_tokens(config, source) for source in config.eval.datasets.values()), default=0)
+        limits = SequenceLengths(lengths.prompt, lengths.longest, evaluated)
         return check_fit(variant, model, limits, lengths.mean, nodes, reward_models)
 
     fit = try_fit(config)

@@ -193,7 +193,7 @@ def gpu_problems(gpus: list[GpuUse]) -> Iterator[Problem]:
 def engine_problems(c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None) -> Iterator[Problem]:
     """An engine does not start without room for one whole sequence."""
     room = kv_cache_tokens(c, model, gpu.memory_gib * GIB if gpu else 0.0)
-    longest = lengths.prompt + lengths.completion
+    longest = lengths.longest
     if room >= longest:
         return
     per_token = model.kv_bytes_per_token(4 if c.rollout.dtype == "float32" else 2)

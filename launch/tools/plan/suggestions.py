@@ -133,7 +133,7 @@ def memory_hints(fit: Fit) -> Iterator[Settings]:
 def largest_kv_cache(fit: Fit) -> int:
     """MiB of an engine's cache on CPU: as much as main memory has room for, and enough for one full sequence."""
     c, r = fit.config, fit.config.rollout
-    longest = fit.lengths.prompt + fit.lengths.completion
+    longest = fit.lengths.longest
     enough = math.ceil(r.kv_cache_mb * longest / kv_cache_tokens(c, fit.model, 0.0))
     largest = r.kv_cache_mb
     for node, needed, names in zip(fit.nodes, fit.host_bytes, fit.layout.cpu_workers, strict=True):

@@ -185,6 +185,15 @@ def planned(*words: str, width: int = 80) -> tuple[int, str]:
     return result.return_value if result.return_value is not None else result.exit_code, result.output
 
 
+def test_an_engine_needs_room_for_the_completions_of_an_evaluation_too():
+    # builtin:tiny keeps 2 x 2 layers x 128 numbers of 4 bytes a token: 1 MiB has room for 512 tokens.
+    options = ["rollout.kv_cache_mb=1", "rollout.max_prompt_tokens=20", "rollout.max_new_tokens=10"]
+    _, text = planned("configs/tiny_cpu.yaml", *options)
+    assert "KV cache of an engine: 512 tokens, 17.1 full sequences of 30" in text
+    _, text = planned("configs/tiny_cpu.yaml", *options, "eval.max_new_tokens=44")
+    assert "KV cache of an engine: 512 tokens, 8.0 full sequences of 64" in text
+
+
 def test_a_plan_for_other_gpus_draws_their_workers():
     _, text = planned("configs/dapo_7b_gpu.yaml", "--cluster", "8xH100")
     lines = text.splitlines()

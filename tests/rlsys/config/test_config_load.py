@@ -276,8 +276,8 @@ def test_an_unknown_option_is_refused_with_a_suggestion(refused):
     assert file == "some.yaml: unknown option `trainer.stepz`. Did you mean `trainer.steps`?"
     [line] = refused("", "policy.learning=3")
     assert line.startswith("command line: unknown option `policy.learning`.")
-    [section] = refused("", "max_new_tokens=3")
-    assert "Did you mean `rollout.max_new_tokens`?" in section
+    [section] = refused("", "max_prompt_tokens=3")
+    assert "Did you mean `rollout.max_prompt_tokens`?" in section
     [strange] = refused("xyzzy: 3")
     assert "rlsys validate --options" in strange
 

@@ -40,7 +40,7 @@ def run(held_out, rewards=None, share: float = 0.5, version: int = 4, pass_score
     rollout = FakeRollout([])
     rollout.version = version
     collector = Collector(rollout, rewards or FakeRewards(), seed=0, reward=RewardConfig(max_failure_share=share))
-    evaluation = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=pass_score, seed=0)
+    evaluation = evaluate(collector, held_out, step=4, pass_score=pass_score, seed=0)
     return evaluation, rollout
 
 
@@ -61,8 +61,10 @@ def test_by_default_every_prompt_is_answered_once_and_greedily():
 
 
 def test_all_sets_are_sampled_in_one_go_each_in_its_own_way():
-    _, rollout = run([zigzags(3, "a"), zigzags(2, "b", samples=4, temperature=0.6)])
+    b = zigzags(2, "b", samples=4, temperature=0.6, max_new_tokens=90, top_p=0.9, top_k=20)
+    _, rollout = run([zigzags(3, "a", max_new_tokens=7), b])
     [requests] = rollout.requests
+    assert {(r.uid[0], r.max_new_tokens, r.top_p, r.top_k) for r in requests} == {("a", 7, 1.0, -1), ("b", 90, 0.9, 20)}
     assert [(r.uid[0], r.index, r.temperature) for r in requests] == [("a", 0, 0)] * 3 + [
         ("b", i, 0.6) for _ in range(2) for i in range(4)
     ]
@@ -169,7 +171,7 @@ def test_without_an_answer_the_stripped_completion_votes():
     rollout.version, one = 4, rollout.one
     rollout.one = lambda r, v: replace(one(r, v), text=["48 ", " 48", "84"][r.index])
     collector = Collector(rollout, Told({"p": [1, 1, 0]}), seed=0, reward=RewardConfig(max_failure_share=0))
-    evaluation = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=1, seed=0)
+    evaluation = evaluate(collector, held_out, step=4, pass_score=1, seed=0)
     assert evaluation.metrics()["eval/a/maj@3"] == 1
 
 
@@ -183,7 +185,7 @@ def test_lengths_and_truncation_are_of_all_samples():
         rollout, Told({"p": [1, None], "q": [0, 1]}), seed=0, reward=RewardConfig(max_failure_share=0.5)
     )
     held_out = [HeldOutSet("a", prompts("p", "q"), samples=2, temperature=1.0)]
-    metrics = evaluate(collector, held_out, step=4, max_new_tokens=7, pass_score=1, seed=0).metrics()
+    metrics = evaluate(collector, held_out, step=4, pass_score=1, seed=0).metrics()
     assert (metrics["eval/a/length/mean"], metrics["eval/a/length/truncated"]) == (5, 0.5)
 
 

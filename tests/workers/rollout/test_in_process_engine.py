@@ -37,7 +37,7 @@ asyncio.run(main())
 def test_a_call_that_ends_late_does_not_abort_the_same_request_of_the_next(
     tiny: Callable[..., Config], model: str
 ) -> None:
-    settings = engine_arguments(tiny(), model, "rlsys_host_memory", 8)
+    settings = engine_arguments(tiny(), model, "rlsys_host_memory", 18)
     done = subprocess.run(
         [sys.executable, "-c", SAME_REQUEST_TWICE],
         input=json.dumps(settings),

@@ -82,6 +82,20 @@ def score_by_policy(config: Config, model: str, tokenizer: Any, samples: list[Sa
         return unpack(packs, [[policy(p)[0].numpy() for p in packs[0]]], len(samples))
 
 
+@pytest.mark.parametrize(("how", "kept"), [({"top_k": 1}, 1), ({"top_p": 1e-6}, 1), ({"top_k": 3}, 3)])
+def test_an_evaluation_may_sample_from_the_likeliest_tokens_only(
+    engines: Callable[..., RolloutGroup], tokenizer: Any, model: str, how: dict[str, Any], kept: int
+) -> None:
+    requests = [replace(r, **how) for r in make_requests(tokenizer, n=4, temperature=1.0)]
+    samples = generate(engines(*TWO_ENGINES), requests)
+    lm, ranks = AutoModelForCausalLM.from_pretrained(model), []
+    for r, s in zip(requests, samples, strict=True):
+        ids = torch.tensor([[*r.tokens, *s.tokens.tolist()]])
+        logits = lm(ids).logits[0, len(r.tokens) - 1 : -1]
+        ranks += (logits > logits.gather(1, ids[0, len(r.tokens) :, None])).sum(1).tolist()
+    assert set(ranks) == set(range(kept)), "each of the likeliest is sampled, and no other"
+
+
 def test_exact_log_probs_are_the_policys_bit_for_bit(
     engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], tokenizer: Any, model: str
 ) -> None:

@@ -100,7 +100,7 @@ def test_both_engines_end_completions_at_the_same_place(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     wanted = [first_stop(tokenizer, tokens, STRINGS, {TOKEN, tokenizer.eos_token_id}) for tokens in greedy]
-    settings = engine_arguments(tiny(*STOPPING), model, "rlsys_host_memory", 8)
+    settings = engine_arguments(tiny(*STOPPING), model, "rlsys_host_memory", 18)
     settings = {k: v for k, v in settings.items() if k != "kernel_config"}
     script = tmp_path / "both.py"  # a file: the second engine starts processes of its own
     script.write_text(BOTH_ENGINES)

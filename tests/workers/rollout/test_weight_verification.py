@@ -60,7 +60,7 @@ class SentWeights:
         self.group = RolloutGroup(
             config, lambda name: spawn(RolloutWorker, config, 0, environment=CPU_ENVIRONMENT), watchdog
         )
-        self.group.start(model, "shared_memory", 7)
+        self.group.start(model, "shared_memory", 17)
         self.group.connect(self.info)
 
     @property
