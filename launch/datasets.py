@@ -6,7 +6,7 @@ from typing import Any
 
 from rlsys import data
 from rlsys.config.derived import max_new_tokens
-from rlsys.config.schema import Config, ConfigError, DataSource
+from rlsys.config.schema import Config, ConfigError, DataSource, HeldOutSource
 from rlsys.data import Dataset, DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules, StoredDataset
 from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.runs.progress import Note
@@ -74,6 +74,7 @@ def prompt_format(config: Config, source: DataSource) -> PromptFormat:
         system=d.system if source.system is None else source.system,
         template=d.template if source.template is None else source.template,
         as_chat=d.as_chat if source.as_chat is None else source.as_chat,
+        template_options=d.template_options if source.template_options is None else source.template_options,
     )
 
 
@@ -86,7 +87,8 @@ def selection_rules(config: Config, source: DataSource, window: int) -> Selectio
         limit, option = room, f"the model's window of {window} less completions of {new_tokens}"
     if limit < 1:
         raise ConfigError(f"completions have {new_tokens} tokens, the model's window {window}: no room for a prompt.")
-    return SelectionRules(limit, option, config.data.overlong, config.data.on_bad_row)
+    in_training = 0 if isinstance(source, HeldOutSource) else source.max_new_tokens or 0
+    return SelectionRules(limit, option, config.data.overlong, config.data.on_bad_row, in_training)
 
 
 def read_all(

@@ -29,6 +29,7 @@ class Prompt:
     row: dict[str, Any]  # all other fields of the row, for reward functions
     messages: list[dict[str, Any]] | None = None  # the chat from which `text` was rendered
     rewards: str = ""  # the data set whose reward functions judge it; "": reward.functions
+    max_new_tokens: int = 0  # the longest completion in training; 0: rollout.max_new_tokens
 
 
 @dataclass(frozen=True)

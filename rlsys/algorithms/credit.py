@@ -47,7 +47,7 @@ class CreditAssignment:
         """Assigns advantages. `columns` holds the scores this configuration needs: `old`, `ref`, `values`."""
         lengths, by_component = torch.from_numpy(batch.lengths), self.config.algorithm.advantage == "gdpo"
         rewards = self.shuffle_rewards(step, self.component_rewards(batch) if by_component else batch.rewards)
-        penalties, token_kl = self.length_penalties(lengths), self.reward_kl(columns)
+        penalties, token_kl = self.length_penalties(lengths + self.unused_limits(batch)), self.reward_kl(columns)
         kl_cost = torch.zeros(()) if token_kl is None else kl_coef * token_kl  # [T], or a single 0
         if self.with_critic:
             columns = self.token_advantages(rewards + penalties, kl_cost, lengths, sample_of_token(batch), columns)
@@ -96,6 +96,12 @@ class CreditAssignment:
             return torch.from_numpy(rewards)
         rng = np.random.default_rng(derive_seed(self.config.run.seed, step, "shuffle"))
         return torch.from_numpy(rewards[rng.permutation(len(rewards))])
+
+    def unused_limits(self, batch: Batch) -> Tensor:
+        """How far the limit of each completion lies below rollout.max_new_tokens: 0, unless its data set sets one.  [N]"""
+        longest = self.config.rollout.max_new_tokens
+        below = [longest - (p.max_new_tokens or longest) for p in batch.prompts]
+        return torch.tensor(below)[torch.from_numpy(batch.groups)]
 
     def length_penalties(self, lengths: Tensor) -> Tensor:
         """What each completion loses for coming near the maximum length, 0 or less.  [N] -> [N]"""

@@ -3,9 +3,15 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rlsys.config.schema import MIN_TEMPERATURE, Config, ConfigError, DataSource
 from rlsys.data.origin import Origin, locate_data
+
+RESERVED_NAMES = (  # of chat templates and of the method that applies them
+    *("messages", "conversation", "prompt", "system", "row", "add_generation_prompt", "continue_final_message"),
+    *("chat_template", "tokenize", "return_tensors", "return_dict", "raise_exception"),
+)
 
 
 def check_data(c: Config) -> Iterator[str]:
@@ -18,8 +24,22 @@ def check_data(c: Config) -> Iterator[str]:
             "give every set a weight above 0, or none of them."
         )
     yield from missing_template("data", c.data.template)
+    yield from check_template_options("data", c.data.template_options)
     for name, source in c.data.train.items():
         yield from check_source("data.train", name, source)
+        yield from check_limit(c, name, source)
+
+
+def check_limit(c: Config, name: str, source: DataSource) -> Iterator[str]:
+    """A training set's own limit of completions, which memory and packs are not planned for if it is higher."""
+    limit, longest = source.max_new_tokens, c.rollout.max_new_tokens
+    if limit is not None and not 0 < limit <= longest:
+        yield (
+            f"data.train.{name}.max_new_tokens is {limit}; it must be greater than 0 and at most "
+            f"rollout.max_new_tokens ({longest}), or null."
+        )
+    elif limit and limit < c.overlong.buffer:
+        yield f"data.train.{name}.max_new_tokens is {limit}, less than overlong.buffer ({c.overlong.buffer})."
 
 
 def check_eval(c: Config) -> Iterator[str]:
@@ -76,6 +96,12 @@ def check_source(key: str, name: str, source: DataSource) -> Iterator[str]:
     except ConfigError as error:
         yield from (f"{key}: {problem}" for problem in error.problems)
     yield from missing_template(f"{key}.{name}", source.template or "")
+    yield from check_template_options(f"{key}.{name}", source.template_options or {})
+
+
+def check_template_options(key: str, options: dict[str, Any]) -> Iterator[str]:
+    if reserved := sorted(set(options) & set(RESERVED_NAMES)):
+        yield f"{key}.template_options has `{reserved[0]}`, which rlsys sets itself. Leave it out."
 
 
 def missing_template(key: str, template: str) -> Iterator[str]:

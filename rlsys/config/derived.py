@@ -47,9 +47,8 @@ def sends_shards(c: Config) -> bool:
 
 def max_new_tokens(c: Config, source: DataSource) -> int:
     """The longest completion of a data set's prompts, in tokens."""
-    if not isinstance(source, HeldOutSource):
-        return c.rollout.max_new_tokens
-    return source.max_new_tokens or c.eval.max_new_tokens or c.rollout.max_new_tokens
+    evaluated = c.eval.max_new_tokens if isinstance(source, HeldOutSource) else None
+    return source.max_new_tokens or evaluated or c.rollout.max_new_tokens
 
 
 def max_batched_tokens(c: Config, longest: int) -> int:

@@ -31,6 +31,7 @@ TYPE_NAMES = {
     bool: "a truth value",
     list: "a list",
     dict: "a mapping",
+    dict[str, Any]: "a mapping",
     list[str]: "a list of texts",
     list[int]: "a list of whole numbers",
     type(None): "nothing",

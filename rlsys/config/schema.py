@@ -131,6 +131,8 @@ class DataSource:
     system: str | None = None  # replaces data.system
     template: str | None = None  # replaces data.template
     as_chat: bool | None = None  # replaces data.as_chat
+    template_options: dict[str, Any] | None = None  # replaces data.template_options
+    max_new_tokens: int | None = None  # a lower limit than rollout.max_new_tokens
     reward: dict[str, RewardFunction] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
 
 
@@ -151,6 +153,9 @@ class DataConfig:
     system: str = ""  # system message for prompts without one; it turns a text prompt into a chat
     template: str = ""  # Jinja file that renders messages as text; empty: the tokenizer's own chat template
     as_chat: bool = False  # turn a text prompt into a user message and apply the chat template
+    template_options: dict[str, Any] = field(
+        default_factory=dict
+    )  # values that the chat template knows by name, such as {enable_thinking: false}
     shuffle: bool = True  # use a new order in each epoch, derived from run.seed
     overlong: str = one_of("error", "skip")  # what happens to prompts longer than rollout.max_prompt_tokens
     on_bad_row: str = one_of("error", "skip")  # what happens to unreadable rows; skipped rows are counted and listed

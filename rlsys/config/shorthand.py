@@ -7,7 +7,8 @@ A setting that is not a field of the entry is an option of the reward function o
 
 import dataclasses
 import difflib
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 from rlsys.config.schema import DataSource, HeldOutSource, RewardFunction, TrackerConfig
 
@@ -114,13 +115,13 @@ def convert_setting(key: str, kind: Any, value: Any) -> Any:
     """Returns a setting with the type of its field. Raises `ValueError` for another type."""
     if kind == dict[str, RewardFunction]:
         return parse_functions(key, value)
+    may_be_null = kind != (kind := without_none(kind))
+    if value is None and may_be_null:
+        return None
     if kind == dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError(f"`{key}` must be a mapping; it is {value!r}.")
         return {str(k): v for k, v in value.items()}
-    may_be_null = kind != (kind := without_none(kind))
-    if value is None and may_be_null:
-        return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -143,5 +144,5 @@ def parse_functions(key: str, value: Any) -> dict[str, RewardFunction]:
 
 def without_none(kind: Any) -> Any:
     """float | None -> float"""
-    members = [k for k in getattr(kind, "__args__", ()) if k is not type(None)]
-    return members[0] if members else kind
+    members = [k for k in get_args(kind) if k is not type(None)]
+    return members[0] if isinstance(kind, UnionType) else kind

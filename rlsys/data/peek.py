@@ -17,7 +17,7 @@ def peek(origin: Origin, form: PromptFormat, on_bad_row: str = "error") -> None:
     Raises `ConfigError` for the first row without one, or with `on_bad_row` skip if none of the first rows has one.
     """
     if form.template:
-        compile_template(form.template, {})
+        compile_template(form, {})
     problems: list[str] = []
     for row in islice(read_rows(origin, locate_data(origin)), MAX_ROWS):
         try:

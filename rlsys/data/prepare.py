@@ -30,7 +30,7 @@ from rlsys.data.render import (
 from rlsys.data.store import RowWriter, StoredDataset
 from rlsys.text import replace_surrogates
 
-VERSION = 3  # of the stored form; data stored in another version is prepared again
+VERSION = 4  # of the stored form; data stored in another version is prepared again
 MAX_ROWS, MAX_CHARACTERS = 1000, 4_000_000  # that are tokenized together
 NOTE_INTERVAL_S = 10.0
 

@@ -8,10 +8,12 @@ The chat template also opens the answer. It is the tokenizer's, or a Jinja file 
 file too.
 """
 
+import difflib
 import json
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ class PromptFormat:
     system: str = ""
     template: str = ""  # a Jinja file
     as_chat: bool = False
+    template_options: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 class UnusableRow(ValueError):
@@ -54,12 +57,18 @@ class PromptRenderer:
 
     def __init__(self, form: PromptFormat, tokenizer: Any):
         self.form, self.tokenizer = form, tokenizer
-        self.user_template = compile_template(form.template, tokenizer.special_tokens_map) if form.template else None
+        self.user_template = compile_template(form, tokenizer.special_tokens_map) if form.template else None
+        require_known_options(form, tokenizer)
         self.own_system = 0  # rows whose own system message was kept
 
     def __call__(self, fields: dict[str, Any]) -> RenderedPrompt:
         prompt = find_prompt(fields, self.form.prompt_key)
         if isinstance(prompt, str) and not (self.form.as_chat or self.form.system or self.form.template):
+            if self.form.template_options:
+                raise ConfigError(
+                    "data.template_options is set, and the prompt is a text, which goes through no template. "
+                    "Use data.as_chat true, or no options for this set: template_options: {}."
+                )
             return RenderedPrompt(prompt, None, True)
         messages = self.add_system_message([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         text = (
@@ -91,7 +100,9 @@ class PromptRenderer:
                 "Leave it out, or give a Jinja file in data.template."
             )
         try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.form.template_options
+            )
         except Exception as error:  # a template may raise any error
             raise UnusableRow(
                 "refused by the template", f"the tokenizer's chat template refuses these messages: {error}"
@@ -108,7 +119,21 @@ class PromptRenderer:
             raise UnusableRow("refused by the template", detail) from error
 
 
-def compile_template(path: str, special_tokens: dict[str, str]) -> Callable[..., str]:
+def require_known_options(form: PromptFormat, tokenizer: Any) -> None:
+    """Raises `ConfigError` for a template option whose name the template does not have."""
+    template = read_template(form.template) if form.template else tokenizer.chat_template
+    if not template:
+        return
+    names = sorted(set(re.findall(r"\b[A-Za-z_]\w*\b", str(template))))
+    for option in form.template_options:
+        if option not in names:
+            close = difflib.get_close_matches(option, names, 1)
+            hint = f" Did you mean `{close[0]}`?" if close else " Leave it out."
+            which = form.template or "the tokenizer's chat template"
+            raise ConfigError(f"data.template_options: {which} has no name `{option}`.{hint}")
+
+
+def compile_template(form: PromptFormat, special_tokens: dict[str, str]) -> Callable[..., str]:
     """Compiles a user's Jinja file, in a sandbox, with the names that chat templates of tokenizers expect."""
     from jinja2 import TemplateSyntaxError, Undefined
     from jinja2.ext import loopcontrols
@@ -129,12 +154,15 @@ def compile_template(path: str, special_tokens: dict[str, str]) -> Callable[...,
     environment.globals |= {"raise_exception": raise_exception, **dict.fromkeys(SPECIAL_TOKENS, "")}
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for web pages
     try:
-        template = environment.from_string(read_template(path))
+        template = environment.from_string(read_template(form.template))
     except TemplateSyntaxError as error:
-        raise ConfigError(f"data.template: {path}:{error.lineno}: not a Jinja template: {error.message}") from None
+        raise ConfigError(
+            f"data.template: {form.template}:{error.lineno}: not a Jinja template: {error.message}"
+        ) from None
 
     def render(**facts: Any) -> str:
-        return template.render(**special_tokens, tools=None, documents=None, add_generation_prompt=True, **facts)
+        names = {"tools": None, "documents": None, **special_tokens, **form.template_options, **facts}
+        return template.render(names, add_generation_prompt=True)
 
     return render
 

@@ -22,6 +22,7 @@ class SelectionRules:
     limit_option: str = "rollout.max_prompt_tokens"  # where that number comes from
     overlong: str = "error"  # error | skip
     on_bad_row: str = "error"  # error | skip
+    max_new_tokens: int = 0  # the longest completion in training; 0: rollout.max_new_tokens
 
 
 def select_rows(origin: Origin, stored: StoredDataset, rules: SelectionRules, rewards: str = "") -> PromptRows:
@@ -50,7 +51,7 @@ def select_rows(origin: Origin, stored: StoredDataset, rules: SelectionRules, re
         )
     if problems:
         raise ConfigError(problems)
-    return PromptRows(stored, chosen, rewards=rewards)
+    return PromptRows(stored, chosen, rewards=rewards, max_new_tokens=rules.max_new_tokens)
 
 
 def describe_rows(origin: Origin, stored: StoredDataset, rows: PromptRows, rules: SelectionRules) -> list[str]:

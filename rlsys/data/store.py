@@ -159,8 +159,8 @@ class StoredDataset:
 class PromptRows(Sequence[Prompt]):
     """Selected rows of a data set as prompts, each made on demand."""
 
-    def __init__(self, stored: StoredDataset, chosen: NDArray[np.int64], *, rewards: str = ""):
-        self.stored, self.chosen, self.rewards = stored, chosen, rewards
+    def __init__(self, stored: StoredDataset, chosen: NDArray[np.int64], *, rewards: str = "", max_new_tokens: int = 0):
+        self.stored, self.chosen, self.rewards, self.max_new_tokens = stored, chosen, rewards, max_new_tokens
         self.occurrence = count_occurrences(stored.hashes)[chosen]  # [N] 1, 2 for its first repetition, …
 
     @property
@@ -195,6 +195,7 @@ class PromptRows(Sequence[Prompt]):
             json.loads(row["row"]),
             json.loads(row["messages"]) if row["messages"] else None,
             self.rewards,
+            self.max_new_tokens,
         )
 
 

@@ -36,7 +36,7 @@ def write_batch(target: Path, batch: Batch) -> None:
     texts = {
         "prompts": [
             {"uid": p.uid, "source": p.source, "text": p.text, "messages": p.messages, "rewards": p.rewards}
-            | {"row": to_json(p.row)}
+            | {"row": to_json(p.row), "max_new_tokens": p.max_new_tokens}
             for p in batch.prompts
         ],
         "samples": [[s.uid, s.index, s.text, s.finish, s.version, s.changes] for s in samples],

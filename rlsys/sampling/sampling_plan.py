@@ -43,7 +43,7 @@ class SamplingPlan:
                 p.tokens,
                 derive_seed(seed, step, p.uid, i),
                 t,
-                self.max_new_tokens,
+                p.max_new_tokens or self.max_new_tokens,
                 self.top_p,
                 self.top_k,
             )

@@ -9,6 +9,7 @@ import pytest
 from launch import datasets
 from rlsys.checks import load_checked
 from rlsys.config.schema import ConfigError
+from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.tasks import zigzag
 
 
@@ -115,6 +116,24 @@ def test_each_set_may_have_its_own_form(read, tokenizer):
     one, two = loaded.train.take(0, 2)
     assert (one.source, one.row["answer"], one.rewards) == ("A", "7", "first")
     assert (two.source, two.row["answer"], two.rewards) == ("b", "8", "")
+
+
+def test_a_set_may_have_options_for_its_template_and_a_limit_of_its_own(read, tokenizer):
+    tokenizer = zigzag.make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{{ 0 if zero }}{{ 9 if nine }}"
+    for name in ("a.jsonl", "b.jsonl"):
+        lines(name, {"prompt": [{"role": "user", "content": "1"}]})
+    sets = {"a.jsonl": None, "b.jsonl": {"template_options": {"nine": True}, "max_new_tokens": 5}}
+    held_out = {"b.jsonl": sets["b.jsonl"]}
+    config = read({"train": sets, "template_options": {"zero": True}, "shuffle": False}, held_out)
+    loaded, _ = load(config, tokenizer)
+    first, second = loaded.train.take(0, 2)
+    assert (first.text, second.text) == ("10", "19")
+    assert (first.max_new_tokens, second.max_new_tokens) == (0, 5)
+    requests = SamplingPlan.from_config(config).requests(0, 1, [first, second])
+    assert {(r.uid, r.max_new_tokens) for r in requests} == {(first.uid, 8), (second.uid, 5)}
+    assert [(p.text, p.max_new_tokens) for p in loaded.held_out[0].prompts] == [("19", 0)]
+    assert loaded.held_out[0].max_new_tokens == 5
 
 
 def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):

@@ -85,6 +85,17 @@ from rlsys.pipeline import SyncSchedule
         ("eval.top_p=0 eval.temperature=1", ["eval.top_p is 0", "at most 1"]),
         ("eval.top_k=0 eval.temperature=1", ["eval.top_k is 0", "-1 for all"]),
         ("eval.top_p=0.9", ["eval.top_p=0.9", "temperature 0", "Set eval.temperature"]),
+        ("data.template_options={messages: 1}", ["data.template_options has `messages`", "Leave it out"]),
+        ("data.train={builtin:zigzag: {template_options: {row: 1}}}", ["builtin:zigzag.template_options has `row`"]),
+        (
+            "data.train={builtin:zigzag: {max_new_tokens: 513}}",
+            ["max_new_tokens is 513", "rollout.max_new_tokens (512)"],
+        ),
+        (
+            "data.train.builtin:zigzag.max_new_tokens=9 overlong.buffer=10",
+            ["is 9, less than overlong.buffer (10)"],
+        ),
+        ("data.template_options=3", ["`data.template_options` must be a mapping"]),
         ("eval.max_new_tokens=0", ["eval.max_new_tokens is 0", "or null"]),
         ("eval.datasets={builtin:zigzag: {max_new_tokens: 0}}", ["builtin:zigzag.max_new_tokens is 0"]),
         ("rollout.gpu_memory=90", ["gpu_memory is 90", "between 0 and 1"]),

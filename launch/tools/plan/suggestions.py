@@ -48,7 +48,7 @@ def with_settings(config: Config, settings: Settings) -> Config:
 def without_data(config: Config) -> Config:
     """The configuration with the built-in data set in place of its own, whose files need not be here."""
     train = {
-        name: dataclasses.replace(source, path="builtin:zigzag", split="train", subset="")
+        name: dataclasses.replace(source, path="builtin:zigzag", split="train", subset="", max_new_tokens=None)
         for name, source in config.data.train.items()
     }
     return replace(config, data=DataConfig(train=train), eval=EvalConfig(every=config.eval.every))

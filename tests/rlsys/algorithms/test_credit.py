@@ -63,6 +63,14 @@ def test_the_length_penalty_is_applied_before_samples_are_compared(credit):
     assert credited.length_penalty == -1
 
 
+def test_the_length_penalty_counts_from_a_data_sets_own_limit(credit):
+    """The first prompt's completions have at most seven tokens, the second's at most five."""
+    batch = make_batch([1, 1, 1, 1], [0, 0, 1, 1], lengths=[3, 5, 3, 5])
+    batch = replace(batch, prompts=[batch.prompts[0], replace(batch.prompts[1], max_new_tokens=5)])
+    options = ["algorithm.advantage=raw", "overlong.buffer=4"]
+    assert credit(batch, None, *options).advantages.tolist() == [1, 1 - 2 / 4, 1 - 2 / 4, 0]
+
+
 def test_kl_in_the_reward_lowers_the_reward_and_leaves_the_loss_alone(credit):
     batch = make_batch([1, 0], [0, 0], lengths=[2, 1])
     columns = Columns(old=floats(-1, -2, -3), ref=floats(-1.5, -1.0, -3.0))

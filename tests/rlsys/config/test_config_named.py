@@ -64,6 +64,7 @@ def test_a_data_set_may_have_reward_functions_of_its_own():
             "`reward.functions.exact.weight` must be a number; it is 'much'",
         ),
         ("reward.functions", {"f": {"options": 3}}, "`reward.functions.f.options` must be a mapping"),
+        ("data.train", {"a": {"template_options": 3}}, "`data.train.a.template_options` must be a mapping; it is 3"),
         ("data.train", {"a": {"wieght": 1}}, "`data.train.a` has no setting `wieght`. Did you mean `weight`?"),
         ("data.train", {"a": {"samples": 1}}, "`data.train.a` has no setting `samples`. It may have path, weight"),
         ("eval.datasets", {"a": 3}, "`eval.datasets.a` must be a mapping of settings; it is 3"),
@@ -101,6 +102,8 @@ SETS = st.builds(
     path=NAMES,
     source=st.sampled_from(["", "sums"]),
     system=st.none() | st.sampled_from(["", "Be brief."]),
+    template_options=st.none() | OPTIONS,
+    max_new_tokens=st.none() | st.integers(1, 9),
     reward=st.dictionaries(NAMES, FUNCTIONS, max_size=2),
     samples=st.none() | st.integers(1, 9),
 )

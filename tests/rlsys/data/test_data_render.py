@@ -4,7 +4,7 @@ import pytest
 from data_files import lines, load, refused, table
 
 from rlsys.config.schema import ConfigError
-from rlsys.data.render import compile_template
+from rlsys.data.render import PromptFormat, compile_template
 from rlsys.tasks import zigzag
 
 CHAT = (
@@ -206,9 +206,43 @@ def test_chat_templates_of_the_hub_work_as_files(tmp_path, tokenizer):
 
 def test_what_is_wrong_with_a_jinja_file_is_said_with_its_line(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.template: .*mine\.jinja:2: not a Jinja template: "):
-        compile_template(jinja(tmp_path, "a\n{% if %}"), {})
+        compile_template(PromptFormat(template=jinja(tmp_path, "a\n{% if %}")), {})
     with pytest.raises(ConfigError, match=r"gone\.jinja cannot be read: No such file"):
-        compile_template("gone.jinja", {})
+        compile_template(PromptFormat(template="gone.jinja"), {})
     (tmp_path / "latin.jinja").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
-        compile_template(str(tmp_path / "latin.jinja"), {})
+        compile_template(PromptFormat(template=str(tmp_path / "latin.jinja")), {})
+
+
+# --- options of templates ---------------------------------------------------------------------------------------------------
+
+THINKING = (
+    "{{ messages[-1].content }}{% if digits is defined %}{{ digits | join }}{% endif %}{% if not think %}>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"), [({}, "1>"), ({"think": True}, "1"), ({"think": False, "digits": [2, 3]}, "123>")]
+)
+def test_a_template_gets_its_options(tmp_path, tokenizer, options, text):
+    thinking = zigzag.make_tokenizer()
+    thinking.chat_template = THINKING
+    rows = lines(tmp_path, {"prompt": [user("1")]})
+    [by_tokenizer] = load(rows, thinking, template_options=options)
+    [by_file] = load(rows, tokenizer, template=jinja(tmp_path, THINKING), template_options=options)
+    assert by_tokenizer.text == by_file.text == text
+    assert by_tokenizer.tokens == by_file.tokens == tokenizer.encode(text)
+
+
+def test_an_option_that_the_template_does_not_know_or_that_has_no_use_is_refused(tmp_path, tokenizer):
+    thinking = zigzag.make_tokenizer()
+    thinking.chat_template = THINKING
+    rows = lines(tmp_path, {"prompt": [user("1")]})
+    with pytest.raises(ConfigError, match=r"chat template has no name `thnk`. Did you mean `think`\?"):
+        load(rows, thinking, template_options={"thnk": True})
+    with pytest.raises(ConfigError, match=r"mine\.jinja has no name `tools`. Leave it out"):
+        load(rows, tokenizer, template=jinja(tmp_path, THINKING), template_options={"tools": []})
+    text = lines(tmp_path, {"prompt": "1"}, name="text.jsonl")
+    with pytest.raises(ConfigError, match=r"text\.jsonl:1: data\.template_options is set, and the prompt is a text"):
+        load(text, thinking, template_options={"think": True})
+    assert load(text, thinking, template_options={"think": True}, as_chat=True)[0].text == "1"

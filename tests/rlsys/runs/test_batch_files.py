@@ -34,7 +34,9 @@ def test_a_batch_is_read_back_as_it_was(tmp_path):
 
 def test_failures_answers_messages_and_odd_texts_too(tmp_path):
     prompt = make_prompt("p", answer="42", nested={"a": [1, 2.5, None]})
-    prompt = replace(prompt, messages=[{"role": "user", "content": "\ud800 half a pair"}], rewards="own")
+    prompt = replace(
+        prompt, messages=[{"role": "user", "content": "\ud800 half a pair"}], rewards="own", max_new_tokens=5
+    )
     lost = make_sample(index=1, text="135246"), Verdict(None, {"a": 0.1}, "timeout", "no answer after 10 s")
     batch = Batch(
         prompts=[prompt],
