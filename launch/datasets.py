@@ -110,6 +110,11 @@ def read_all(
             sets.append(data.select_rows(key[0], stored[key], rules, name if source.reward else ""))
             if new and not source.path.startswith("builtin:"):  # a built-in set needs no remark
                 remarks += data.describe_rows(key[0], stored[key], sets[-1], rules)
+            first = sets[-1][0]
+            warning = data.describe_missing_bos(
+                source.path, key[1], tokenizer, first.tokens, first.messages is not None
+            )
+            remarks += [warning] if new and warning else []
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
     if folder and (bad := data.write_bad_rows(folder / BAD_ROWS, list(stored.values()))):

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.printing import make_table, print_line, print_unwrapped, text_column
+from launch.tools.local_data import find_missing_bos
 from rlsys.checks import check
 from rlsys.config.loading import flatten, load_config
 from rlsys.config.option_comments import option_comments
@@ -24,6 +25,8 @@ def validate(path: str, overrides: tuple[str, ...], console: Console) -> None:
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)
     print_overview(config, path, console)
+    for warning in find_missing_bos(config):
+        print_line(console, f"warning: {warning}", "yellow")
 
 
 def print_overview(config: Config, path: str, console: Console) -> None:

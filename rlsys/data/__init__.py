@@ -1,5 +1,6 @@
 """Prompts from existing data: files, folders, Hugging Face data sets, several of them mixed. README.md shows how."""
 
+from rlsys.data.bos import describe_missing_bos
 from rlsys.data.dataset import Dataset
 from rlsys.data.order import ShuffledOrder, WeightedOrder
 from rlsys.data.origin import Origin
@@ -28,6 +29,7 @@ __all__ = [
     "StoredDataset",
     "WeightedOrder",
     "describe_contamination",
+    "describe_missing_bos",
     "describe_rows",
     "describe_shared_prompts",
     "peek",

@@ -1,0 +1,59 @@
+"""What a configuration's data says before a run, where its files and the model's tokenizer are on this machine.
+
+Downloads nothing.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launch import datasets
+from rlsys.config.schema import Config
+from rlsys.data.bos import check_first_prompt
+from rlsys.data.origin import locate_data
+from rlsys.models.lookup import find_config_file
+from rlsys.tasks import zigzag
+
+
+def find_missing_bos(config: Config) -> list[str]:
+    """A sentence for each data set whose prompts lack the BOS token that the model expects."""
+    if not has_bos(config.model.path) or (tokenizer := find_tokenizer(config)) is None:
+        return []
+    warnings = []
+    for _, source in datasets.named_sources(config):
+        origin, form = datasets.origin(source), datasets.prompt_format(config, source)
+        if locate_data(origin).kind != "hub":
+            warnings.append(check_first_prompt(origin, form, tokenizer))
+    return [warning for warning in dict.fromkeys(warnings) if warning]
+
+
+def has_bos(model: str) -> bool:
+    """True if the tokenizer's file names a BOS token. Reading it takes no time, unlike the tokenizer."""
+    folder = model_files(model)
+    file = folder / "tokenizer_config.json" if folder else None
+    try:
+        return bool(file and json.loads(file.read_text()).get("bos_token"))
+    except (OSError, ValueError):
+        return False
+
+
+def find_tokenizer(config: Config) -> Any | None:
+    """The model's tokenizer, if it is on this machine."""
+    if config.model.path == "builtin:tiny":
+        return zigzag.make_tokenizer()
+    if (folder := model_files(config.model.path)) is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=config.model.trust_remote_code, local_files_only=True
+        )
+    except Exception:  # files are missing or damaged: the start of a run says so
+        return None
+
+
+def model_files(model: str) -> Path | None:
+    """The folder of a model on this machine, of a hub name in the cache."""
+    file = find_config_file(model)
+    return file.parent if file else None
