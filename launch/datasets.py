@@ -20,6 +20,11 @@ class LoadedDatasets:
     held_out: list[HeldOutSet]
     longest_sequence: int  # a prompt with the longest completion that it may have, in tokens
 
+    @property
+    def longest_prompt(self) -> int:
+        held_out = [h.longest_sequence - h.max_new_tokens for h in self.held_out]
+        return max(self.train.longest_prompt, *held_out, 0)
+
 
 def peek(config: Config) -> None:
     """Checks the first rows of every set before anything is started. Raises all problems together."""

@@ -119,7 +119,7 @@ ONLY_WITH_SIMULATE = {
 @click.option(
     "--prompt-tokens",
     type=POSITIVE,
-    help="Length of each prompt; by default rollout.max_prompt_tokens, or 256 if that is 0 and the window allows it.",
+    help="Length of each prompt; by default as in the data, if it is here, else rollout.max_prompt_tokens or 256.",
 )
 @click.option("--ragged", type=MeanAndMaximum(), metavar="MEAN,MAX", help="Lengths of completions, in tokens.")
 @click.option(

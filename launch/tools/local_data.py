@@ -5,14 +5,42 @@ Downloads nothing.
 
 import json
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from launch import datasets
-from rlsys.config.schema import Config
+from rlsys.config.schema import Config, ConfigError
 from rlsys.data.bos import check_first_prompt
 from rlsys.data.origin import locate_data
-from rlsys.models.lookup import find_config_file
+from rlsys.models.lookup import context_of_model, find_config_file
 from rlsys.tasks import zigzag
+
+SAMPLED_PROMPTS = 1000  # whose lengths are averaged
+
+
+class PromptLengths(NamedTuple):
+    """Lengths in tokens."""
+
+    longest: int  # of all sets
+    mean: float  # of the first training prompts
+
+
+def measure_prompts(config: Config) -> PromptLengths | str:
+    """The lengths of prompts, or why they are not known."""
+    for _, source in datasets.named_sources(config):
+        try:
+            if locate_data(datasets.origin(source)).kind == "hub":
+                return f"{source.path} is a data set of the hub"
+        except ConfigError:
+            return f"{source.path} is not on this machine"
+    if (tokenizer := find_tokenizer(config)) is None:
+        return "the model's tokenizer is not on this machine"
+    try:
+        loaded = datasets.load(config, tokenizer, context_of_model(config.model.path), lambda _: None)
+    except ConfigError as error:
+        return error.problems[0].removesuffix(".")
+    prompts = loaded.train.take(0, SAMPLED_PROMPTS)
+    return PromptLengths(loaded.longest_prompt, fmean(len(p.tokens) for p in prompts))
 
 
 def find_missing_bos(config: Config) -> list[str]:

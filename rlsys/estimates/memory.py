@@ -29,11 +29,16 @@ Moments = dict[str, Parts]
 
 @dataclass(frozen=True)
 class SequenceLengths:
-    """Tokens of a prompt and of the longest completion. `SequenceLengths(prompt=256, completion=1024)`"""
+    """Tokens of the longest prompt and the longest completion. `SequenceLengths(prompt=256, completion=1024)`"""
 
     prompt: int
     completion: int  # in training
     evaluated: int = 0  # in an evaluation
+    mean_prompt: int = 0  # 0: all are as long as the longest
+
+    @property
+    def typical_prompt(self) -> int:
+        return self.mean_prompt or self.prompt
 
     @property
     def longest(self) -> int:

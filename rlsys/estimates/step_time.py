@@ -51,7 +51,9 @@ def estimate_step(
 ) -> StepTimes:
     """`c` names its transport: what `auto` stands for depends on the cluster."""
     t, ranks, completion = c.trainer, c.policy.ranks, max(round(mean_completion), 1)
-    work = model.flop_counter.group_flops(lengths.prompt, [completion] * t.samples_per_prompt) * t.prompts_per_step
+    work = (
+        model.flop_counter.group_flops(lengths.typical_prompt, [completion] * t.samples_per_prompt) * t.prompts_per_step
+    )
     update_work = work * t.epochs_per_step * (4 if c.policy.gradient_checkpointing else 3)
     rank = _speed(gpu, c.policy.dtype, c.policy.threads)
     scoring, training = (SCORING_SHARE, TRAINING_SHARE) if gpu else (1.0, 1.0)
@@ -95,7 +97,7 @@ def _rollout_seconds(
     prompts = -(-t.prompts_per_step // r.engines)
     samples = prompts * t.samples_per_prompt
     cache = kv_cache_tokens(c, model, gpu.memory_gib * GIB if gpu else 0.0)
-    length = lengths.prompt + mean_completion / 2
+    length = lengths.typical_prompt + mean_completion / 2
     sequences = max(1.0, min(r.max_sequences, samples, cache / max(length, 1)))
     longest = min(lengths.completion, MAX_OVER_MEAN_LENGTH * mean_completion)
     steps = max(longest, samples * mean_completion / sequences)
@@ -103,5 +105,5 @@ def _rollout_seconds(
     computed = sequences * 2.0 * model.active_parameters / parts
     overhead = (LAUNCH_S * r.enforce_eager if gpu else CORE_STEP_S) * model.layers
     step = max(read / speed.bandwidth, computed / flops, overhead)
-    prefill = prompts * model.flop_counter.forward_flops(0, lengths.prompt, 1) / parts
+    prefill = prompts * model.flop_counter.forward_flops(0, lengths.typical_prompt, 1) / parts
     return steps * step + prefill / flops

@@ -47,7 +47,7 @@ def plan(config: Config, path: str, options: PlanOptions, console: Console) -> i
 
     def try_fit(variant: Config) -> Fit:
         evaluated = max((max_new_tokens(config, source) for source in config.eval.datasets.values()), default=0)
-        limits = SequenceLengths(lengths.prompt, lengths.longest, evaluated)
+        limits = SequenceLengths(lengths.prompt, lengths.longest, evaluated, lengths.mean_prompt)
         return check_fit(variant, model, limits, lengths.mean, nodes, reward_models)
 
     fit = try_fit(config)
@@ -119,9 +119,9 @@ def measured_seconds(config: Config, source: Path, lengths: LengthAssumption) ->
     from launch.tools.plan.simulate import STEPS, SimulatedLoop
     from launch.tools.synthetic import CompletionLengths
 
-    measured = costs.read_costs(source, lengths.prompt, "--measured")
+    measured = costs.read_costs(source, lengths.typical_prompt, "--measured")
     completions = CompletionLengths(lengths.mean, lengths.longest, config.run.seed)
-    report = SimulatedLoop(without_data(config), measured, completions, lengths.prompt).run(STEPS)
+    report = SimulatedLoop(without_data(config), measured, completions, lengths.typical_prompt).run(STEPS)
     working = fmean(step.working for step in report.steps)
     waiting = max(report.seconds - working, 0.0)
     return {"rollout and rewards": waiting, "score, update, sync": working, "step": report.seconds}

@@ -1,9 +1,10 @@
-"""The lengths that a plan assumes: from the options, else from a run, else the limits of the configuration."""
+"""The lengths that a plan assumes: from the options, a run, the data, or else the limits of the configuration."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from launch.tools.local_data import PromptLengths, measure_prompts
 from launch.tools.synthetic import CompletionLengths
 from rlsys.config.schema import Config, OverlongConfig
 from rlsys.estimates.step_time import MEAN_OVER_MAX_LENGTH
@@ -27,10 +28,15 @@ class LengthRequest:
 class LengthAssumption:
     """Lengths in tokens. `LengthAssumption(1024, mean=1536.0, longest=3072, description="prompts of 1,024 …")`"""
 
-    prompt: int
+    prompt: int  # the longest
     mean: float  # of completions
     longest: int
     description: str
+    mean_prompt: int = 0  # 0: all are as long as the longest
+
+    @property
+    def typical_prompt(self) -> int:
+        return self.mean_prompt or self.prompt
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,15 @@ def assume_lengths(
     measured = read_run_lengths(run) if run and run.is_dir() else None
     mean, longest, completion_source = assume_completions(config, request, measured, run)
     room = max(model.context - longest, 1) if model and model.context else 1 << 30
-    prompt, prompt_source = assume_prompt(config, request, measured, run, room)
-    average = f"{mean:,.1f}" if mean < 100 else f"{mean:,.0f}"
-    prompts = f"prompts of {prompt:,} tokens ({prompt_source})"
-    completions = f"completions of {average} on average and {longest:,} at most ({completion_source})"
-    return LengthAssumption(prompt, mean, longest, f"{prompts}, {completions}")
+    prompt, mean_prompt, prompt_source = assume_prompt(config, request, measured, run, room)
+    at_most = f" at most and {format_mean(mean_prompt)} on average" if mean_prompt else ""
+    prompts = f"prompts of {prompt:,} tokens{at_most} ({prompt_source})"
+    completions = f"completions of {format_mean(mean)} on average and {longest:,} at most ({completion_source})"
+    return LengthAssumption(prompt, mean, longest, f"{prompts}, {completions}", round(mean_prompt))
+
+
+def format_mean(mean: float) -> str:
+    return f"{mean:,.1f}" if mean < 100 else f"{mean:,.0f}"
 
 
 def assume_completions(
@@ -85,17 +95,24 @@ def assume_completions(
 
 def assume_prompt(
     config: Config, request: LengthRequest, measured: RunLengths | None, run: Path | None, room: int
-) -> tuple[int, str]:
-    """The length, and where it comes from. `room` is what completions leave of the model's window."""
+) -> tuple[int, float, str]:
+    """The longest, the mean (0: not known), and where they come from.
+
+    `room` is what completions leave of the model's window.
+    """
     limit = config.rollout.max_prompt_tokens
     if request.prompt_tokens:
-        return request.prompt_tokens, "--prompt-tokens"
+        return request.prompt_tokens, 0.0, "--prompt-tokens"
     if measured and measured.prompt:
-        return min(measured.prompt, limit or room), f"about as in {run}"
+        return min(measured.prompt, limit or room), 0.0, f"about as in {run}"
+    prompts = measure_prompts(config)
+    if isinstance(prompts, PromptLengths):
+        return prompts.longest, prompts.mean, "as in the data"
     if limit:
-        return limit, "rollout.max_prompt_tokens"
+        return limit, 0.0, f"rollout.max_prompt_tokens; {prompts}"
     prompt = min(PROMPT, room)
-    return prompt, "what the model's window leaves" if prompt == room else "--prompt-tokens sets another length"
+    source = "what the model's window leaves" if prompt == room else "assumed; --prompt-tokens sets another length"
+    return prompt, 0.0, f"{source}; {prompts}"
 
 
 def read_run_lengths(run: Path) -> RunLengths | None:

@@ -47,13 +47,13 @@ def compare_variants(config: Config, options: SimulateOptions, console: Console)
     source = Path(options.costs)
     lengths = assume_lengths(config, model, options.lengths, source)
     completions = CompletionLengths(lengths.mean, lengths.longest, config.run.seed)
-    measured = costs.read_costs(source, lengths.prompt)
+    measured = costs.read_costs(source, lengths.typical_prompt)
     variants = list(make_variants(without_data(config), options.gpus))
     reports = []
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("simulating", total=len(variants))
         for variant in variants:
-            loop = SimulatedLoop(variant, measured, completions, lengths.prompt)
+            loop = SimulatedLoop(variant, measured, completions, lengths.typical_prompt)
             reports.append((variant, loop.run(options.steps or STEPS)))
             bar.advance(task)
     print_variants(reports, console)

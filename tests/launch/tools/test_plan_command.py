@@ -85,11 +85,30 @@ def test_simulate_and_measured_assume_the_same_lengths(costs):
     simulated = assumed_lengths("configs/tiny_cpu.yaml", "--simulate", costs)
     assert simulated == assumed_lengths("configs/tiny_cpu.yaml", "--measured", costs)
     assert simulated == (
-        "prompts of 54 tokens (what the model's window leaves), "
+        "prompts of 7 tokens at most and 7.0 on average (as in the data), "
         "completions of 5.0 on average and 10 at most (half of rollout.max_new_tokens, and all of it)"
     )
-    limited = assumed_lengths("configs/tiny_cpu.yaml", "rollout.max_prompt_tokens=7", "--simulate", costs)
-    assert limited.startswith("prompts of 7 tokens (rollout.max_prompt_tokens), ")
+
+
+def test_prompts_are_as_long_as_in_the_data_if_data_and_tokenizer_are_here(costs, tmp_path):
+    for name, texts in {"train": ["1>", "12345>", "123>"], "test": ["1234567890>"]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    data = [f"data.train={tmp_path}/train.jsonl", f"eval.datasets={tmp_path}/test.jsonl"]
+    for mode in (["--simulate", costs], []):
+        known = assumed_lengths("configs/tiny_cpu.yaml", *data, *mode)
+        assert known.startswith("prompts of 11 tokens at most and 4.0 on average (as in the data), ")
+    gone = assumed_lengths("configs/tiny_cpu.yaml", "data.train=owner/name", "rollout.max_prompt_tokens=7")
+    assert gone.startswith("prompts of 7 tokens (rollout.max_prompt_tokens; owner/name is a data set of the hub), ")
+    gone = assumed_lengths("configs/tiny_cpu.yaml", f"data.train={tmp_path}/gone.jsonl")
+    assert gone.startswith(
+        f"prompts of 54 tokens (what the model's window leaves; {tmp_path}/gone.jsonl is not on this"
+    )
+    long = assumed_lengths("configs/tiny_cpu.yaml", *data, "rollout.max_prompt_tokens=5")
+    assert f"(rollout.max_prompt_tokens; {tmp_path}/train.jsonl:2: the prompt has 6 tokens; at most 5 fit" in long
+    unknown = assumed_lengths("configs/tiny_cpu.yaml", *data, "model.path=Qwen/Qwen2.5-0.5B", "policy.ranks=1")
+    assert unknown.startswith(
+        "prompts of 256 tokens (assumed; --prompt-tokens sets another length; the model's tokenizer"
+    )
 
 
 def test_lengths_come_from_the_run_with_the_costs_unless_options_set_them(tmp_path):
@@ -148,7 +167,7 @@ def test_the_figures_of_a_simulation_are_written_as_json(costs, tmp_path):
     )
     figures = json.loads((tmp_path / "new" / "f.json").read_text())
     assert figures["costs"] == {"pack_s": 0.0, "optimizer_s": 0.0, "reward_s": 0.0, "other_s": 0.0} | COSTS
-    assert (figures["lengths"]["prompt"], figures["lengths"]["mean"], figures["lengths"]["longest"]) == (54, 5.0, 10)
+    assert (figures["lengths"]["prompt"], figures["lengths"]["mean"], figures["lengths"]["longest"]) == (7, 5.0, 10)
     own, *others = figures["ways"]
     assert (own["max_lag"], own["placement"], own["engines"], own["ranks"]) == (0, "separate", 2, 2)
     assert own["samples_per_s"] == pytest.approx(512 / own["step_s"])
@@ -187,7 +206,7 @@ def planned(*words: str, width: int = 80) -> tuple[int, str]:
 
 def test_an_engine_needs_room_for_the_completions_of_an_evaluation_too():
     # builtin:tiny keeps 2 x 2 layers x 128 numbers of 4 bytes a token: 1 MiB has room for 512 tokens.
-    options = ["rollout.kv_cache_mb=1", "rollout.max_prompt_tokens=20", "rollout.max_new_tokens=10"]
+    options = ["rollout.kv_cache_mb=1", "rollout.max_new_tokens=10", "--prompt-tokens", "20"]
     _, text = planned("configs/tiny_cpu.yaml", *options)
     assert "KV cache of an engine: 512 tokens, 17.1 full sequences of 30" in text
     _, text = planned("configs/tiny_cpu.yaml", *options, "eval.max_new_tokens=44")
