@@ -22,6 +22,7 @@ from rlsys.config.schema import Config, ConfigError, DataSource
 from rlsys.config.secrets import find_secrets, redact, resolve_env
 from rlsys.config.shorthand import ENTRY_TYPES, parse_entries, shorten_entries, update_entries
 from rlsys.config.suggest import option_names, suggest_option
+from rlsys.config.threads import resolve_auto, take_auto
 
 ESCAPE_HINT = " A text that has ${ in it is written with \\${."
 TYPE_NAMES = {
@@ -48,14 +49,15 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     if not path.is_file():
         raise ConfigError(f"{path}: no such file.{suggest_file(path)}")
     *bases, (tree, name) = read_with_bases(path)
-    config = build_config(tree, list(overrides), name, bases)
-    if not config.run.dir:
-        config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=f"runs/{path.stem}"))
-    return config
+    return build_config(tree, list(overrides), name, bases, default_dir=f"runs/{path.stem}")
 
 
 def build_config(
-    tree: DictConfig, overrides: list[str], name: str, bases: list[tuple[DictConfig, str]] | None = None
+    tree: DictConfig,
+    overrides: list[str],
+    name: str,
+    bases: list[tuple[DictConfig, str]] | None = None,
+    default_dir: str = "",
 ) -> Config:
     """Merges bases, the file called `name` and overrides over the defaults.
 
@@ -66,7 +68,11 @@ def build_config(
         sources = [(file, read_items(base, file)) for base, file in [*(bases or []), (tree, name)]]
         sources.append(("command line", parse_overrides(overrides, problems)))
     values, entries = merge_sources(sources, problems)
+    auto = take_auto(values)
     config = apply_values(values, name, problems)
+    if not config.run.dir:
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=default_dir))
+    config = resolve_auto(config, auto)
     for key, mapping in entries.items():
         section, _, option = key.partition(".")
         with_mapping = dataclasses.replace(getattr(config, section), **{option: resolve_settings(mapping)})

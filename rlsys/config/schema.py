@@ -189,7 +189,7 @@ class RolloutConfig:
     max_sequences: int = positive(256)  # sequences that an engine decodes at the same time
     oversample: float = not_negative(0.0)  # extra prompts, a share of a step's: it need not wait for the longest
     block_size: int = positive(32)  # tokens per KV-cache block; samples share the full blocks of their prompt
-    threads: int = positive(1)  # CPU threads per engine
+    threads: int = positive(1)  # CPU threads per engine; auto: its share of the cores, kept for the whole run
     kv_cache_mb: int = positive(64)  # KV cache of a CPU engine, in MiB
     gpu_memory: float = 0.85  # share of a GPU's memory that an engine takes
     enforce_eager: bool = True  # false: CUDA graphs (on CPU: compiled layers), for a slower start and faster decoding
@@ -215,7 +215,7 @@ class PolicyConfig:
     beta2: float = below_one(0.95)  # AdamW: decay of the squared gradient's running mean
     weight_decay: float = not_negative(0.0)  # AdamW: weight decay
     clip_grad: float = not_negative(1.0)  # largest global gradient norm; 0: no clipping
-    threads: int = positive(1)  # CPU threads per rank; on GPU nodes at least the rank's share of the cores
+    threads: int = positive(1)  # CPU threads per rank, or auto as above; on GPU nodes at least the rank's share
     port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port
 
 
