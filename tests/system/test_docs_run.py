@@ -122,7 +122,7 @@ class Shell:
 
     def __call__(self, *words: str) -> str:
         """What a command says that does what it should."""
-        done = subprocess.run(words, cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(words, cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=580)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
