@@ -199,6 +199,13 @@ class Pack:
         return positions
 
     @property
+    def places(self) -> Ints:
+        """The place of each target in its completion, from 0.  [K]"""
+        counts = np.array(self.target_counts, dtype=np.int32)
+        starts = counts.cumsum(dtype=np.int32) - counts
+        return np.arange(len(self.targets), dtype=np.int32) - np.repeat(starts, counts)
+
+    @property
     def positions(self) -> NDArray[np.int64]:
         """The position of each token in its sequence.  [T]"""
         firsts = [0 if a < 0 else self.lengths[a] for a in self.parent]

@@ -18,6 +18,8 @@ def check_rollout(c: Config) -> Iterator[str]:
             f"rollout.temperature is {r.temperature:g}; vLLM would take {MIN_TEMPERATURE:g} in its place, and the "
             f"trainer would not. Use {MIN_TEMPERATURE:g} or more."
         )
+    if r.min_new_tokens > r.max_new_tokens:
+        yield f"rollout.min_new_tokens ({r.min_new_tokens}) is more than rollout.max_new_tokens ({r.max_new_tokens})."
     if "" in r.stop:
         yield "rollout.stop has an empty text, at which every completion would end. Leave it out."
     if any(i < 0 for i in r.stop_token_ids):

@@ -184,6 +184,7 @@ class RolloutConfig:
     top_k: int = -1  # must be -1, for the same reason
     max_prompt_tokens: int = not_negative(0)  # longest prompt, see data.overlong; 0: what the model's window allows
     max_new_tokens: int = positive(512)  # longest completion; it is truncated there
+    min_new_tokens: int = not_negative(0)  # shortest completion: before, the tokens that end one are left out
     stop: list[str] = field(default_factory=list)  # texts at which a completion ends; they stay in it, and are trained
     stop_token_ids: list[int] = field(default_factory=list)  # tokens that end a completion, besides end-of-sequence
     max_sequences: int = positive(256)  # sequences that an engine decodes at the same time

@@ -1,6 +1,6 @@
 """The one forward pass: policy, old and reference log-probs all come from `PackedLogprobs`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,28 @@ from rlsys.packs import exact
 from rlsys.packs.attention import target_hidden_states
 from rlsys.types import Pack
 
+EXCLUDED = -1e30  # the logit of a token that is not sampled; its probability is exactly 0
+
 
 class PackedLogprobs(nn.Module):
-    """A causal language model that returns the log-probs of given tokens instead of logits."""
+    """A causal language model that returns the log-probs of given tokens instead of logits.
+
+    Among the first `min_new_tokens` of a completion there are no `end_ids`, as in the engines.
+    """
 
     lm: Any  # the Hugging Face model
 
-    def __init__(self, lm: Any, *, temperature: float = 1.0, chunk: int = 1024):
+    def __init__(
+        self,
+        lm: Any,
+        *,
+        temperature: float = 1.0,
+        chunk: int = 1024,
+        min_new_tokens: int = 0,
+        end_ids: Sequence[int] = (),
+    ):
         super().__init__()
+        self.min_new_tokens = min_new_tokens
         head = lm.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ValueError(
@@ -26,18 +40,22 @@ class PackedLogprobs(nn.Module):
             )
         head.linear = exact.linear if isinstance(head, exact.ExactLinear) else F.linear
         head.__class__ = LogprobHead
-        head.temperature, head.chunk = temperature, chunk
+        head.temperature, head.chunk, head.end_ids = temperature, chunk, list(end_ids)
         self.lm = lm
 
     def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-probs [K] of a pack's targets, and entropies [K] of their distributions ([0] while gradients are off)."""
         device = next(self.lm.parameters()).device
         hidden = target_hidden_states(self.lm.get_decoder(), pack, device)
-        return self.lm.get_output_embeddings()(hidden, torch.tensor(pack.targets, dtype=torch.long, device=device))
+        targets = torch.tensor(pack.targets, dtype=torch.long, device=device)
+        early = torch.tensor(pack.places < self.min_new_tokens, device=device) if self.min_new_tokens else None
+        return self.lm.get_output_embeddings()(hidden, targets, early)
 
 
 class LogprobHead(nn.Linear):
     """An lm_head that is given the targets: [K, D], [K] -> log-probs [K], entropies [K].
+
+    `early` [K] marks targets that may not be one of `end_ids`.
 
     Entropies are [0] while gradients are off, because scores do not need them. One call covers all chunks: ZeRO-3
     gathers the weight once, and all ranks take part equally often.
@@ -45,12 +63,14 @@ class LogprobHead(nn.Linear):
 
     temperature: float
     chunk: int
+    end_ids: list[int]
     linear: Callable[[Tensor, Tensor], Tensor]
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, hidden: Tensor, targets: Tensor, early: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         with_entropy = torch.is_grad_enabled()
+        excluded = None if early is None else (early, self.end_ids)
         return ChunkedLogprobs.apply(
-            hidden, self.weight, targets, self.temperature, self.chunk, self.linear, with_entropy
+            hidden, self.weight, targets, self.temperature, self.chunk, self.linear, with_entropy, excluded
         )
 
 
@@ -71,12 +91,15 @@ class ChunkedLogprobs(torch.autograd.Function):
         chunk: int,
         linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
         with_entropy: bool = True,
+        excluded: tuple[Tensor, list[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.chunk, ctx.linear = temperature, chunk, linear
+        ctx.temperature, ctx.chunk, ctx.linear, ctx.excluded = temperature, chunk, linear, excluded
         logprobs, entropies = [], [hidden.new_zeros(0, dtype=torch.float32)]
-        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            log_p = (linear(h, weight).float() / temperature).log_softmax(-1)  # [chunk, V]
+        for start in range(0, max(len(hidden), 1), chunk):
+            part = slice(start, start + chunk)
+            t = targets[part]
+            log_p = exclude(linear(hidden[part], weight).float() / temperature, excluded, part).log_softmax(-1)
             logprobs.append(log_p.gather(-1, t[:, None])[:, 0])
             if with_entropy:
                 entropies.append(-torch.linalg.vecdot(log_p.exp(), log_p))
@@ -94,7 +117,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             h, t, g = hidden[part], targets[part], grad[part, None]
-            log_p = (ctx.linear(h, weight).float() / ctx.temperature).log_softmax(-1)
+            log_p = exclude(ctx.linear(h, weight).float() / ctx.temperature, ctx.excluded, part).log_softmax(-1)
             p = log_p.exp()
             grad_logits = -g * p
             grad_logits.scatter_add_(-1, t[:, None], g)
@@ -103,4 +126,14 @@ class ChunkedLogprobs(torch.autograd.Function):
             grad_logits = (grad_logits / ctx.temperature).to(h.dtype)
             grad_hidden[part] = grad_logits @ weight
             grad_weight += (grad_logits.t() @ h).float()
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None
+
+
+def exclude(logits: Tensor, excluded: tuple[Tensor, list[int]] | None, part: slice) -> Tensor:
+    """Leaves tokens out of the distribution at the marked positions.  [chunk, V] -> [chunk, V]"""
+    if excluded is None:
+        return logits
+    early, ids = excluded
+    unsampled = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    unsampled[ids] = True
+    return logits.masked_fill(early[part, None] & unsampled, EXCLUDED)

@@ -28,6 +28,7 @@ from rlsys.pipeline import SyncSchedule
             ["lr_schedule_steps (50)", "trainer.steps (100)", "rate of 0", "Use 100 or more, or null"],
         ),
         ("policy.lr_schedule_steps=200", ["lr_schedule_steps is 200", "constant has no end", "=null"]),
+        ("rollout.min_new_tokens=513", ["min_new_tokens (513)", "max_new_tokens (512)"]),
         ("rollout.stop=['']", ["rollout.stop has an empty text"]),
         ("rollout.stop=end", ["`rollout.stop` must be a list of texts", "'end'"]),
         ("rollout.stop_token_ids=[3,-1]", ["stop_token_ids has -1", "0 or more"]),

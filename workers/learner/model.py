@@ -4,6 +4,7 @@ from typing import Any
 
 from rlsys.config.schema import Config, ConfigError, PolicyConfig
 from workers.cpu import compiling
+from workers.rollout.stopping import read_end_ids
 
 LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # `LogprobHead` does not compute them
 DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -65,5 +66,20 @@ def load_packed(config: Config, path: str) -> Any:
     """Loads the model at `path` as `PackedLogprobs`."""
     from rlsys.packs.logprobs import PackedLogprobs
 
-    lm = load_causal_lm(config, path, config.policy, config.rollout.exact)
-    return PackedLogprobs(lm, temperature=config.rollout.temperature, chunk=config.policy.logprob_chunk)
+    r = config.rollout
+    lm = load_causal_lm(config, path, config.policy, r.exact)
+    return PackedLogprobs(
+        lm,
+        temperature=r.temperature,
+        chunk=config.policy.logprob_chunk,
+        min_new_tokens=r.min_new_tokens,
+        end_ids=load_end_ids(config, path) if r.min_new_tokens else (),
+    )
+
+
+def load_end_ids(config: Config, path: str) -> list[int]:
+    """The tokens that end a completion, by the model's files and the configuration."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    return read_end_ids(path, tokenizer, config)

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.packs.attention import Layout
-from rlsys.packs.logprobs import LogprobHead
+from rlsys.packs.logprobs import LogprobHead, exclude
 from rlsys.types import Floats, Pack
 
 PLAIN_ATTENTION = "rlsys_plain"
@@ -60,12 +60,14 @@ class SamplingHead(LogprobHead):
     samplings: tuple[Sampling, ...]
     round_logits: bool  # to bfloat16
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, hidden: Tensor, targets: Tensor, early: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         columns = []
-        for h, t in zip(hidden.split(self.chunk), targets.split(self.chunk), strict=True):
-            logits = nn.functional.linear(h, self.weight)
+        for start in range(0, max(len(hidden), 1), self.chunk):
+            part = slice(start, start + self.chunk)
+            logits = nn.functional.linear(hidden[part], self.weight)
             logits = logits.to(torch.bfloat16) if self.round_logits else logits
-            columns.append(sampling_logprobs(logits.float(), t, self.samplings))
+            logits = exclude(logits.float(), None if early is None else (early, self.end_ids), part)
+            columns.append(sampling_logprobs(logits, targets[part], self.samplings))
         return torch.cat(columns), targets
 
 

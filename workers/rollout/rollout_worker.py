@@ -56,7 +56,7 @@ class RolloutWorker:
 
         self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=self.config.model.trust_remote_code)
         r = self.config.rollout
-        self.stops = Stops(sorted({*read_end_ids(model, self.tokenizer), *r.stop_token_ids}), r.stop)
+        self.stops = Stops(read_end_ids(model, self.tokenizer, self.config), r.stop, r.min_new_tokens)
         self.receiver = RECEIVERS[transport]()
         settings = engine_arguments(self.config, model, self.receiver.backend, longest_sequence)
         in_process = runs_in_process(self.config)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from rlsys.config.schema import Config
 from rlsys.types import Request
 from workers.rollout.vllm_requests import Stops, request_id, sampling_params
 
@@ -27,13 +28,15 @@ def stop_length(tokenizer: Any, request: Request, tokens: list[int], stops: Stop
     return next((n for n, token in enumerate(tokens, 1) if detokenizer.update([token], False)), None)
 
 
-def read_end_ids(model: str, tokenizer: Any) -> list[int]:
-    """End-of-sequence tokens of the tokenizer and of generation_config.json."""
-    from transformers import GenerationConfig
+def read_end_ids(model: str, tokenizer: Any, config: Config) -> list[int]:
+    """All tokens that end a completion: of the tokenizer, of generation_config.json, and rollout.stop_token_ids."""
+    from transformers import AutoConfig, GenerationConfig
 
+    remote = config.model.trust_remote_code
     try:
-        ids = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:  # the model has no generation_config.json
-        ids = None
+        defaults = GenerationConfig.from_pretrained(model)
+    except OSError:  # the model has no generation_config.json; vLLM reads config.json then
+        defaults = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model, trust_remote_code=remote))
+    ids = defaults.eos_token_id
     ids = [ids] if isinstance(ids, int) else ids or []
-    return sorted({i for i in [tokenizer.eos_token_id, *ids] if i is not None})
+    return sorted({i for i in [tokenizer.eos_token_id, *ids, *config.rollout.stop_token_ids] if i is not None})

@@ -19,6 +19,7 @@ class Stops:
 
     token_ids: list[int]
     strings: list[str] = field(default_factory=list)  # looked for in the text with special tokens
+    min_new_tokens: int = 0  # tokens of a completion before which it does not end
 
 
 def sampling_params(request: Request, stops: Stops) -> Any:
@@ -26,10 +27,12 @@ def sampling_params(request: Request, stops: Stops) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     strings = [] if request.ignore_end else stops.strings
+    min_tokens = max(min(stops.min_new_tokens, request.max_new_tokens) - len(partial_tokens(request)), 0)
     return SamplingParams(
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,
+        min_tokens=0 if request.ignore_end else min_tokens,
         max_tokens=request.max_new_tokens - len(partial_tokens(request)),
         seed=request.seed,
         logprobs=0,  # the sampled token's

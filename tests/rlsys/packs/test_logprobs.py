@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from fakes import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,52 @@ def test_any_chunk_gives_the_values_and_gradients_of_plain_log_softmax(count, vo
         expected = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
         for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_excluded_tokens_have_no_share_of_the_distribution(chunk):
+    """The same as a softmax over the other columns alone."""
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(n, 5, generator=generator, requires_grad=True) for n in (7, 6))
+    targets, early = torch.tensor([0, 2, 3, 1, 0, 5, 4]), torch.tensor([True, True, True, False, True, False, False])
+    arguments = hidden, weight, targets, 0.7, chunk, F.linear, True, (early, [1, 4])
+    logprobs, entropies = ChunkedLogprobs.apply(*arguments)
+    kept, picked, spread = [0, 2, 3, 5], [], []
+    for h, t, e in zip(hidden, targets.tolist(), early.tolist(), strict=True):
+        columns = kept if e else list(range(6))
+        plain = (weight[columns] @ h / 0.7).log_softmax(-1)
+        picked.append(plain[columns.index(t)])
+        spread.append(-(plain.exp() * plain).sum())
+    picked, spread = torch.stack(picked), torch.stack(spread)
+    torch.testing.assert_close(logprobs, picked)
+    torch.testing.assert_close(entropies, spread)
+    upstream, downstream = torch.randn(2, 7, generator=generator)
+    result = torch.autograd.grad(logprobs @ upstream + entropies @ downstream, (hidden, weight))
+    expected = torch.autograd.grad(picked @ upstream + spread @ downstream, (hidden, weight))
+    for a, b in zip(result, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_among_the_first_tokens_of_a_completion_the_end_has_no_probability():
+    batch = make_batch([0] * 3, [0, 0, 1], lengths=[1, 6, 3], prompt_lengths=[5, 1])
+    [packs] = pack(batch, range(3), ranks=1, tokens_per_pack=1000)
+    lm = zigzag.build_model(0)
+    lm.set_attn_implementation(PACKED_ATTENTION)
+    model = PackedLogprobs(lm, temperature=0.7, min_new_tokens=2, end_ids=[1, 9])
+    with torch.no_grad():
+        values = [[model(p)[0].numpy() for p in packs]]
+    plain = zigzag.build_model(0)
+    for sample, group, result in zip(batch.samples, batch.groups, batch.split(unpack([packs], values, 3)), strict=True):
+        prompt, expected = batch.prompts[group].tokens, []
+        for i, token in enumerate(sample.tokens.tolist()):
+            with torch.no_grad():
+                ids = torch.tensor([[*prompt, *sample.tokens[:i]]])
+                p = (plain(input_ids=ids).logits[0, -1] / 0.7).softmax(-1)
+            if i < 2:
+                p[[1, 9]] = 0
+            expected.append(math.log(p[token] / p.sum()) if p[token] else None)
+        for ours, theirs in zip(result.tolist(), expected, strict=True):
+            assert ours < -1e20 if theirs is None else ours == pytest.approx(theirs, abs=1e-5)
 
 
 def test_two_logits_by_hand():

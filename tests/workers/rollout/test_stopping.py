@@ -13,10 +13,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-from zigzag_requests import PROMPTS, generate, make_requests
+from zigzag_requests import PROMPTS, generate, make_batch, make_requests
 
 from rlsys.config.schema import Config
+from rlsys.packs.packing import pack
 from rlsys.types import Request, Sample, stop_at
+from workers.learner.model import load_packed
 from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments
 from workers.rollout.rollout_group import RolloutGroup
 from workers.rollout.stopping import stop_length
@@ -70,6 +72,32 @@ def test_a_completion_ends_with_the_stop_also_after_it_was_interrupted(
             assert again.tokens.tolist() == before.tokens.tolist(), f"interrupted after {at}"
             assert (again.finish, again.text) == ("stop", before.text)
             assert np.abs(again.logprobs - before.logprobs).max() < 1e-4
+
+
+def test_no_completion_is_shorter_than_the_shortest_and_log_probs_say_so(
+    engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], model: str
+) -> None:
+    options = ("rollout.engines=1", "rollout.min_new_tokens=8", "rollout.stop=['5']", "rollout.temperature=0.7")
+    tokenizer, group = AutoTokenizer.from_pretrained(model), engines(*options)
+    requests = make_requests(tokenizer, n=4, temperature=0.7)
+    samples = generate(group, requests)
+    assert min(len(s.tokens) for s in samples) >= 8, "the model itself ends with the seventh token"
+    assert any("5" in s.text[:8] for s in samples), "the stop string does not count before"
+    begun = [replace(stop_at(s, 3), finish="cut") for s in samples]
+    again = generate(group, [replace(r, partial=p) for r, p in zip(requests, begun, strict=True)])
+    assert min(len(s.tokens) for s in again) >= 8, "the part before an interruption counts"
+
+    lm, packed = AutoModelForCausalLM.from_pretrained(model), load_packed(tiny(*options), model)
+    for r, s in [*zip(requests, samples, strict=True), *zip(requests, again, strict=True)][::5]:
+        ids, count = torch.tensor([[*r.tokens, *s.tokens.tolist()]]), len(s.tokens)
+        logits = lm(ids).logits[0, -count - 1 : -1] / 0.7
+        logits[:8, tokenizer.eos_token_id] = -torch.inf
+        expected = logits.log_softmax(-1).gather(1, ids[0, -count:, None])[:, 0]
+        assert np.abs(s.logprobs - expected.detach().numpy()).max() < 1e-4
+        batch = make_batch(tokenizer, [s])
+        [[by_policy]] = pack(batch, [0], ranks=1, tokens_per_pack=64)
+        with torch.no_grad():
+            assert np.abs(packed(by_policy)[0].numpy() - s.logprobs).max() < 1e-4
 
 
 BOTH_ENGINES = """
