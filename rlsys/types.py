@@ -155,7 +155,7 @@ class Columns:
     advantages: Floats | None = None
     old: Floats | None = None  # log-probs before the step; None: those of the update's own forward pass
     ref: Floats | None = None  # log-probs of the reference, for the KL term of the loss
-    anchor: Floats | None = None  # weight of a term that keeps the token near `old`
+    old_kl_coef: Floats | None = None  # weight of a term that keeps the token near `old`
     values: Floats | None = None  # the critic's values before the step
     returns: Floats | None = None  # the critic's targets
 

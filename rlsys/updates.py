@@ -90,4 +90,4 @@ def policy_columns(credit: Credit) -> Columns:
 
 
 def critic_columns(credit: Credit) -> Columns:
-    return replace(credit.columns, advantages=None, old=None, ref=None, anchor=None)
+    return replace(credit.columns, advantages=None, old=None, ref=None, old_kl_coef=None)

@@ -141,7 +141,7 @@ class CreditAssignment:
         return replace(columns, advantages=estimates.numpy(), returns=returns.numpy())
 
     def control_entropy(self, step: int, columns: Columns) -> tuple[Columns, TokenMask | None]:
-        """Restrains the tokens that reduce entropy most: drops them from the policy loss, or anchors them by KL.
+        """Restrains the tokens that reduce entropy most: drops them from the policy loss, or holds them by KL.
 
         Returns these tokens too, or None if the control is off.
         """
@@ -151,8 +151,8 @@ class CreditAssignment:
         assert columns.old is not None
         assert columns.advantages is not None
         if e.control == "kl_cov":
-            anchored = entropy_control.kl_cov(columns.old, columns.advantages, share=e.share)
-            return replace(columns, anchor=(e.kl_coef * anchored).astype(np.float32)), anchored
+            held = entropy_control.kl_cov(columns.old, columns.advantages, share=e.share)
+            return replace(columns, old_kl_coef=(e.kl_coef * held).astype(np.float32)), held
         rng = np.random.default_rng(derive_seed(self.config.run.seed, step, "clip_cov"))
         dropped = entropy_control.clip_cov(
             columns.old, columns.advantages, share=e.share, low=e.low, high=e.high, rng=rng

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlsys.config.derived import SEQUENCE_LOSSES, kl_estimator, token_weighting
+from rlsys.config.derived import SEQUENCE_LOSSES, correction_method, kl_estimator, token_weighting
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import ADVANTAGES, CORRECTIONS, LOSSES, AlgorithmConfig, Config
 
@@ -15,6 +15,11 @@ def check_algorithm(c: Config) -> Iterator[str]:
     yield from unused_options(a, "algorithm.loss", a.loss, LOSSES)
     yield from unused_weights(c)
     yield from check_sequence_loss(c)
+    if a.anchor == "rollout" and a.loss == "reinforce":
+        yield (
+            "algorithm.loss reinforce has no ratio, so algorithm.anchor rollout would change nothing. Use "
+            "algorithm.anchor old, or a loss with a ratio such as ppo_clip."
+        )
     yield from user_function_problems("algorithm.advantage", a.advantage)
     yield from user_function_problems("algorithm.loss", a.loss)
     if a.dual_clip and 0 < a.dual_clip <= 1:
@@ -69,7 +74,12 @@ def check_sequence_loss(c: Config) -> Iterator[str]:
 
 
 def check_correction(c: Config) -> Iterator[str]:
-    method = c.correction.method
+    method = correction_method(c)
+    if c.algorithm.anchor == "rollout" and method != "none":
+        yield (
+            f"algorithm.anchor rollout takes the ratio to the engines' log-probs, and correction.method {method} would "
+            "correct the same difference again. Use correction.method none, or algorithm.anchor old."
+        )
     yield from unused_options(c.correction, "correction.method", method, CORRECTIONS | {"none": ()})
     if method in CORRECTION_BOUNDS:
         default_low, default_high = CORRECTION_BOUNDS[method]

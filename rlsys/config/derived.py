@@ -3,8 +3,6 @@
 from rlsys.config.schema import Config, DataSource, HeldOutSource
 
 DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes at a time, unless it is given another number
-
-
 SEQUENCE_LOSSES = ("gspo", "gmpo")  # one number per sequence, for all its tokens
 MEAN_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo")  # published as a mean over sequences of means over their tokens
 
@@ -23,13 +21,30 @@ def token_weighting(c: Config) -> str:
     return "sequence_mean" if c.algorithm.loss in MEAN_OF_SEQUENCES else "token_mean"
 
 
+def samples_differ(c: Config) -> bool:
+    """True if the probabilities that samples were drawn with are not the policy's: its weights or rounding differ."""
+    return c.pipeline.max_lag > 0 or "bfloat16" in (c.rollout.dtype, c.policy.dtype)
+
+
+def correction_method(c: Config) -> str:
+    """The correction of samples that differ. A ratio to the engine's own log-probs needs none."""
+    if c.correction.method != "auto":
+        return c.correction.method
+    return "tis" if samples_differ(c) and c.algorithm.anchor == "old" else "none"
+
+
+def updates_of_step(c: Config) -> int:
+    return c.trainer.updates_per_step * c.trainer.epochs_per_step
+
+
 def scores_old(c: Config) -> bool:
     """True if a step computes old log-probs in a pass of its own.
 
     With one update per step, the forward pass of that update computes them anyway.
     """
     kl_in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
-    return c.trainer.updates_per_step * c.trainer.epochs_per_step > 1 or kl_in_reward or c.entropy.control != "none"
+    is_anchor = updates_of_step(c) > 1 and c.algorithm.anchor == "old"
+    return is_anchor or kl_in_reward or c.entropy.control != "none"
 
 
 def last_schedule_step(c: Config) -> int:

@@ -277,6 +277,7 @@ class AlgorithmConfig:
         "tokens", "samples", default=None
     )  # reinforce_pp: what mean and deviation are over
     loss: str = one_of(*LOSSES, user_function=True)  # policy loss
+    anchor: str = one_of("old", "rollout")  # the ratio is to the policy's log-probs before the step, or to the engine's
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
     clip_high: float | None = not_negative(None)  # how far above 1 the ratio is clipped (ppo_clip: 0.2)
     dual_clip: float | None = not_negative(None)  # ppo_clip: bound of the ratio at a negative advantage (10); 0: none
@@ -291,7 +292,7 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True)
 class CorrectionConfig:
-    method: str = one_of("none", *CORRECTIONS)  # weight of a token by its ratio of old to rollout probability
+    method: str = one_of("auto", "none", *CORRECTIONS)  # weighs by old / rollout; auto: tis with lag or bfloat16
     low: float | None = not_negative(None)  # icepop: ratios below this have weight 0; null: the method's default
     high: float | None = not_negative(None)  # larger ratios are truncated or have weight 0; null: the method's default
 

@@ -69,6 +69,7 @@ FOREIGN_NAMES = {
     "algorithm.clip_low": "cliprange clip_ratio clip_ratio_low epsilon eps_clip eps_clip_low_high",
     "algorithm.clip_high": "clip_ratio_high epsilon_high",
     "algorithm.dual_clip": "clip_ratio_c delta",
+    "algorithm.anchor": "bypass_mode",
     "algorithm.normalize": "loss_agg_mode loss_type",
     "algorithm.constant": "loss_scale_factor",
     "algorithm.kl": "kl_loss_type kl_penalty kl_estimator",

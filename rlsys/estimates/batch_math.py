@@ -1,6 +1,13 @@
 """Tables that explain a configuration: its batch arithmetic, its method, its data sets and its processes."""
 
-from rlsys.config.derived import MEAN_OF_SEQUENCES, kl_estimator, max_new_tokens, token_weighting
+from rlsys.config.derived import (
+    MEAN_OF_SEQUENCES,
+    correction_method,
+    kl_estimator,
+    max_new_tokens,
+    samples_differ,
+    token_weighting,
+)
 from rlsys.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RewardFunction
 from rlsys.rewards.settings import RewardSettings, reward_services
 
@@ -57,12 +64,16 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
         ("loss", a.loss + clip),
         ("token weights", _token_weights(c)),
     ]
+    if a.anchor == "rollout":
+        rows.append(("ratio", "to the engines' log-probs"))
     if a.advantage == "gae":
         rows.append(("critic", _critic(c.critic)))
     if c.reference.kl_coef:
         rows.append(("KL", _kl(c)))
-    if c.correction.method != "none":
-        rows.append(("correction", c.correction.method + _set_options(c.correction, "low", "high")))
+    if (correction := correction_method(c)) != "none":
+        rows.append(("correction", correction + _set_options(c.correction, "low", "high")))
+    elif samples_differ(c) and a.anchor == "old":
+        rows.append(("correction", "none: samples of other weights or rounding count as the policy's own"))
     if c.entropy.coef or c.entropy.control != "none":
         rows.append(("entropy", f"bonus {c.entropy.coef:g}, control {c.entropy.control}"))
     if c.overlong.mask or c.overlong.buffer:

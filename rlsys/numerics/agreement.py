@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from rlsys.config.derived import scores_old, updates_of_step
 from rlsys.config.schema import Config
 from rlsys.interfaces import Rollout, Scorer
 from rlsys.packs.packing import pack, unpack
@@ -103,7 +104,13 @@ def mismatch_limit(config: Config) -> float:
 
 
 def step_mismatch_limit(config: Config) -> float:
-    """The largest allowed `mismatch/mean_abs` of a step. With pipeline.max_lag its samples come from older weights."""
+    """The largest allowed `mismatch/mean_abs` of a step.
+
+    With pipeline.max_lag its samples come from older weights. Without old log-probs, its later updates compare samples
+    with a policy that the earlier ones have changed.
+    """
     if config.trainer.max_mismatch is not None:
         return config.trainer.max_mismatch
-    return max(mismatch_limit(config), LAGGED_LIMIT) if config.pipeline.max_lag else mismatch_limit(config)
+    moved = updates_of_step(config) > 1 and not scores_old(config)
+    lagged = config.pipeline.max_lag > 0 or moved
+    return max(mismatch_limit(config), LAGGED_LIMIT) if lagged else mismatch_limit(config)

@@ -55,15 +55,15 @@ def loss_weights(config: Config, batch: Batch, members: list[int]) -> Floats:
 def drop_zero_advantage(config: Config, batch: Batch, mini: MiniBatch, columns: Columns) -> MiniBatch:
     """Sets the weights of samples that cannot move the policy to 0, so that they are not computed.
 
-    A sample without an advantage has no loss and no gradient, unless KL, entropy, an anchor or the user's own loss
+    A sample without an advantage has no loss and no gradient, unless a KL, entropy or the user's own loss
     gives it one. The weights of the other samples stay as they are, and so does the update.
     """
     if config.entropy.coef or columns.ref is not None or config.algorithm.loss not in LOSSES:
         return mini
     assert columns.advantages is not None
     moving = columns.advantages != 0  # [T]
-    if columns.anchor is not None:
-        moving |= columns.anchor != 0
+    if columns.old_kl_coef is not None:
+        moving |= columns.old_kl_coef != 0
     active = np.array([tokens.any() for tokens in batch.split(moving)])[mini.members]
     weights = np.where(np.repeat(active, batch.lengths[mini.members]), mini.weights, np.float32(0))
     return replace(mini, weights=weights, zero_advantage_samples=int((~active).sum()))

@@ -135,7 +135,7 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.kl=k3+", ["`k3+`", "Here that is k3_unbiased: the value of k3 with the gradient of k2."]),
         ("algorithm.kl=k1+", ["`k1+`", "In the loss, k2 has the same gradient."]),
         ("algorithm.normalize=mean", ["`mean`", ", ".join(schema.NORMALIZERS)]),
-        ("correction.method=tiss", ["`tiss`", "known: none, tis", "Did you mean `tis`?"]),
+        ("correction.method=tiss", ["`tiss`", "known: auto, none, tis", "Did you mean `tis`?"]),
         ("entropy.control=clip", ["`clip`", "none, clip_cov, kl_cov"]),
         ("reference.kl_in=advantage reference.kl_coef=0.1", ["`advantage`", "loss, reward"]),
         ("algorithm.std=biased", ["`biased`", "sample, population, none"]),
@@ -160,6 +160,14 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.tau_pos=1", ["tau_pos is 1", "ppo_clip does not use it"]),
         ("algorithm.whiten=true", ["algorithm.whiten is True", "grpo does not use it"]),
         ("correction.high=2", ["correction.high is 2", "correction.method none does not use it", "no options"]),
+        (
+            "algorithm.anchor=rollout correction.method=tis",
+            ["algorithm.anchor rollout", "correction.method tis", "again", "Use correction.method none"],
+        ),
+        (
+            "algorithm.anchor=rollout algorithm.loss=reinforce",
+            ["algorithm.loss reinforce has no ratio", "algorithm.anchor old", "such as ppo_clip"],
+        ),
         (
             "correction.method=tis correction.low=0.5",
             ["correction.low is 0.5", "tis does not use it", "correction.high."],

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from rlsys.checks import load_checked
+from rlsys.config.derived import correction_method
 from rlsys.config.schema import Config, ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ def test_every_file_is_valid_once_its_data_is_there(path, tmp_path, monkeypatch)
     config = load_with_data(path, tmp_path)
     assert config.run.dir == f"runs/{path.stem}"
     assert config.cluster.device == ("gpu" if path.stem.endswith("_gpu") else "cpu")
+    assert correction_method(config) == ("tis" if path.stem.endswith("_gpu") else "none"), "bfloat16 rounds differently"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

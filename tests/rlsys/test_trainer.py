@@ -127,6 +127,13 @@ def test_with_one_update_nothing_is_scored_and_the_policy_is_its_own_anchor(tmp_
     assert all(line["time/score"] < 0.1 for line in machines.lines[1:])
 
 
+def test_with_the_engine_as_anchor_several_updates_need_no_scoring(tmp_path):
+    machines = Machines(tmp_path, "algorithm.anchor=rollout").run()
+    assert len(machines.policy.updates) == 6
+    assert machines.events.count("score") == 1, "at the start, to compare"
+    assert all(p.columns.old is None for packs, _ in machines.policy.updates for own in packs for p in own)
+
+
 def test_old_log_probs_are_those_from_before_the_first_update_in_every_update(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=1", "trainer.epochs_per_step=2").run()
     assert machines.events.count("score") == 2

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from rlsys.algorithms import corrections, kl, losses
-from rlsys.config.derived import kl_estimator
+from rlsys.config.derived import correction_method, kl_estimator
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function
 from rlsys.config.schema import LOSSES, Config
@@ -16,7 +16,7 @@ from workers.learner.bad_sample import FirstBadSample
 class Objective:
     """`Objective(config, device)(pack, (logprobs, entropy))` is a pack's share of the loss, a scalar.
 
-    loss = Σ weight · (policy loss · correction + kl_coef · KL − entropy_coef · entropy + anchor · ½ (log ratio)²)
+    loss = Σ weight · (policy loss · correction + kl_coef · KL − entropy_coef · entropy + old_kl_coef · ½ (log ratio)²)
     """
 
     def __init__(self, config: Config, device: Any):
@@ -25,7 +25,8 @@ class Objective:
         function = load_function(a.loss, losses.LOSSES, "algorithm.loss")
         reject_unused_options(function, a, "loss", LOSSES)
         self.loss, self.loss_options = losses.report_clip(function), select_options(function, a)
-        self.correction = corrections.CORRECTIONS.get(config.correction.method)
+        self.anchor = a.anchor
+        self.correction = corrections.CORRECTIONS.get(correction_method(config))
         self.correction_options = select_options(self.correction, config.correction) if self.correction else {}
         self.kl = kl.ESTIMATORS[kl_estimator(config)]
 
@@ -47,7 +48,8 @@ class Objective:
         old = logprobs.detach() if columns.old is None else self.to_tensor(columns.old)
         rollout, sequences = self.to_tensor(pack.rollout), self.to_tensor(pack.sequences).long()
 
-        policy = self.loss(logprobs, old, self.to_tensor(columns.advantages), sequences, **self.loss_options)
+        anchor = rollout if self.anchor == "rollout" else old
+        policy = self.loss(logprobs, anchor, self.to_tensor(columns.advantages), sequences, **self.loss_options)
         loss = policy.loss
         weight = self.correction(old, rollout, sequences, **self.correction_options) if self.correction else None
         if weight is not None:
@@ -58,8 +60,8 @@ class Objective:
             loss = loss + self.kl_coef * divergence
         if self.entropy_coef:
             loss = loss - self.entropy_coef * entropy
-        if columns.anchor is not None:
-            loss = loss + self.to_tensor(columns.anchor) * kl.k2(logprobs, old)
+        if columns.old_kl_coef is not None:
+            loss = loss + self.to_tensor(columns.old_kl_coef) * kl.k2(logprobs, old)
         loss = loss * self.to_tensor(pack.weights)
         total = loss.sum()
 

@@ -165,11 +165,11 @@ def test_clip_cov_sets_the_advantage_of_dropped_tokens_to_0(credit):
     assert again == credited
 
 
-def test_kl_cov_anchors_the_tokens_of_largest_covariance(credit):
+def test_kl_cov_holds_the_tokens_of_largest_covariance(credit):
     batch = make_batch([1, 0], [0, 0], lengths=[2, 2])
     columns = Columns(old=floats(0, -4, -3, 0))
     credited = credit(batch, columns, "entropy.control=kl_cov", "entropy.share=0.25", "entropy.kl_coef=3").columns
-    assert credited.anchor.tolist() == [3, 0, 0, 0]
+    assert credited.old_kl_coef.tolist() == [3, 0, 0, 0]
     assert (credited.advantages != 0).all()
 
 

@@ -31,7 +31,7 @@ def test_the_mean_of_the_terms_is_the_covariance(pairs):
 
 
 @given(PAIRS, st.sampled_from([1e-9, 0.1, 0.5, 1.0]))
-def test_kl_cov_anchors_the_tokens_of_largest_covariance(pairs, share):
+def test_kl_cov_holds_the_tokens_of_largest_covariance(pairs, share):
     logprobs, advantages = columns(pairs)
     chosen, terms = kl_cov(logprobs, advantages, share=share), token_covariance(logprobs, advantages)
     assert chosen.dtype == bool

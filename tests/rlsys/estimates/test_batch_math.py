@@ -129,6 +129,16 @@ def test_the_method_in_a_few_words(tmp_path):
             "KL",
             "k3 in the reward (a biased gradient; that of k1 is exact), coefficient 1",
         ),
+        ("algorithm.anchor=rollout", "ratio", "to the engines' log-probs"),
+        ("pipeline.max_lag=1", "correction", "tis"),
+        ("pipeline.max_lag=1 correction.high=3", "correction", "tis (high 3)"),
+        ("rollout.dtype=bfloat16", "correction", "tis"),
+        ("policy.dtype=bfloat16", "correction", "tis"),
+        (
+            "pipeline.max_lag=1 correction.method=none",
+            "correction",
+            "none: samples of other weights or rounding count as the policy's own",
+        ),
         ("correction.method=icepop", "correction", "icepop"),
         ("correction.method=icepop correction.low=0.25 correction.high=4", "correction", "icepop (low 0.25, high 4)"),
         ("algorithm.advantage=gae", "critic", "gamma 1, lam 1, clip 0.2, whitened"),
@@ -141,6 +151,11 @@ def test_the_method_in_a_few_words(tmp_path):
 )
 def test_the_method_shows_the_options_that_are_set(tmp_path, overrides, part, text):
     assert dict(method_rows(make_config(tmp_path, *overrides.split())))[part] == text
+
+
+def test_samples_of_the_policy_itself_and_ratios_to_the_engine_are_not_corrected(tmp_path):
+    for overrides in ([], ["pipeline.max_lag=1", "algorithm.anchor=rollout"]):
+        assert "correction" not in dict(method_rows(make_config(tmp_path, *overrides)))
 
 
 def test_data_sets_are_listed_with_share_and_reward(read):

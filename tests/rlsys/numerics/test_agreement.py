@@ -50,6 +50,9 @@ def test_a_gap_up_to_the_limit_passes_and_nan_does_not():
         (("rollout.dtype=bfloat16",), 0.1, 0.1),
         (("policy.dtype=bfloat16",), 0.1, 0.1),
         (("pipeline.max_lag=1",), 1e-3, 0.5),
+        (("algorithm.anchor=rollout",), 1e-3, 0.5),  # its second update has changed weights
+        (("algorithm.anchor=rollout", "trainer.updates_per_step=1"), 1e-3, 1e-3),
+        (("algorithm.anchor=rollout", "entropy.control=clip_cov"), 1e-3, 1e-3),  # old log-probs are there
         (("policy.dtype=bfloat16", "pipeline.max_lag=1"), 0.1, 0.5),
         (("trainer.max_mismatch=0.02", "pipeline.max_lag=1"), 0.02, 0.02),
     ],

@@ -55,9 +55,9 @@ def test_one_token_with_an_advantage_is_enough(drop):
 def test_samples_that_move_the_policy_otherwise_are_kept(drop, tmp_path):
     (tmp_path / "mine.py").write_text("def mine(logprobs, old, advantages, sequences): return -logprobs\n")
     zeros = np.zeros_like(ADVANTAGES)
-    anchor = zeros.copy()
-    anchor[5] = 1  # the token of sample 2
-    assert drop(columns(anchor=anchor))[0] == [0, 2]
+    held = zeros.copy()
+    held[5] = 1  # the token of sample 2
+    assert drop(columns(old_kl_coef=held))[0] == [0, 2]
     assert drop(columns(ref=zeros))[0] == [0, 1, 2]
     assert drop(columns(), "entropy.coef=0.01")[0] == [0, 1, 2]
     assert drop(columns(), f"algorithm.loss={tmp_path}/mine.py:mine")[0] == [0, 1, 2]

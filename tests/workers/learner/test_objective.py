@@ -99,13 +99,15 @@ def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[...
     assert entropy.grad.tolist() == pytest.approx([-1.0, -0.5, -0.5])
 
 
-def test_an_anchor_keeps_its_tokens_near_their_old_log_probs(tiny: Callable[..., Config]) -> None:
+def test_kl_cov_keeps_its_tokens_near_their_old_log_probs(tiny: Callable[..., Config]) -> None:
     loss = objective(tiny("algorithm.loss=reinforce"))
-    pack = with_columns(old=LOGPROBS - floats(0, 2, 2), anchor=floats(3, 3, 0))
+    pack = with_columns(old=LOGPROBS - floats(0, 2, 2), old_kl_coef=floats(3, 3, 0))
     logprobs, entropy = outputs()
     plain = loss(with_columns(old=LOGPROBS - floats(0, 2, 2)), outputs()).item()
     total = loss(pack, (logprobs, entropy))
-    assert total.item() - plain == pytest.approx(0.25 * 3 * 2), "the second token: weight, anchor, half of two squared"
+    assert total.item() - plain == pytest.approx(0.25 * 3 * 2), (
+        "the second token: weight, coefficient, half of two squared"
+    )
 
 
 def test_a_correction_weights_the_policy_loss_but_not_the_kl(tiny: Callable[..., Config]) -> None:
@@ -144,7 +146,7 @@ def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Con
     loss = objective(tiny("correction.method=tis", "entropy.coef=1"), kl_coef=1.0)
     nothing = torch.zeros(0, requires_grad=True)
     none = floats()
-    total = loss(empty_pack(Columns(advantages=none, old=none, ref=none, anchor=none)), (nothing, nothing))
+    total = loss(empty_pack(Columns(advantages=none, old=none, ref=none, old_kl_coef=none)), (nothing, nothing))
     total.backward()  # type: ignore[no-untyped-call]
     assert total.item() == 0
     assert set(loss.sums_over_tokens().values()) == {0.0}
@@ -174,3 +176,59 @@ def test_an_infinite_loss_or_an_infinite_gradient_is_found(tiny: Callable[..., C
     total = loss(PACK, (logprobs, entropy))
     (total + (logprobs[2] * 0).sqrt()).backward()
     assert loss.bad_sample.index() == 1, "the square root is 0, its slope is infinite"
+
+
+# --- samples of another policy ----------------------------------------------------------------------------------------
+
+# Three completions of one token: the logits of the policy and of the engine that sampled, and the rewards.
+POLICY_LOGITS, ENGINE_LOGITS = torch.tensor([0.3, -0.2, 0.1]), torch.tensor([0.25, -0.1, 0.05])
+COMPLETION_REWARDS = torch.tensor([1.0, 0.0, -0.5])
+
+
+def off_policy_gradient(config: Config) -> torch.Tensor:
+    """The gradient of the loss over all completions, each with the engine's probability as its weight.  [3]"""
+    sampled = ENGINE_LOGITS.log_softmax(0)
+    pack = replace(
+        PACK,
+        targets=ints(0, 1, 2),
+        rollout=sampled.numpy(),
+        weights=sampled.exp().numpy(),
+        columns=Columns(advantages=COMPLETION_REWARDS.numpy()),
+    )
+    logits = POLICY_LOGITS.clone().requires_grad_()
+    loss: torch.Tensor = objective(config)(pack, (logits.log_softmax(0), torch.zeros(3)))
+    return torch.autograd.grad(loss, logits)[0]
+
+
+def reward_gradient() -> torch.Tensor:
+    """The gradient of minus the policy's mean reward.  [3]"""
+    logits = POLICY_LOGITS.clone().requires_grad_()
+    return torch.autograd.grad(-(logits.softmax(0) * COMPLETION_REWARDS).sum(), logits)[0]
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["algorithm.loss=reinforce"], ["algorithm.loss=dppo_tv"], ["algorithm.anchor=rollout"]]
+)
+def test_samples_of_older_weights_have_the_policys_own_gradient_by_default(
+    tiny: Callable[..., Config], options: list[str]
+) -> None:
+    config = tiny("pipeline.max_lag=1", "trainer.updates_per_step=1", *options)
+    torch.testing.assert_close(off_policy_gradient(config), reward_gradient(), atol=1e-6, rtol=1e-5)
+
+
+def test_uncorrected_samples_of_older_weights_have_another_gradient(tiny: Callable[..., Config]) -> None:
+    gradient = off_policy_gradient(tiny("pipeline.max_lag=1", "correction.method=none"))
+    assert (gradient - reward_gradient()).norm() > 0.03 * reward_gradient().norm()
+
+
+def test_the_ratio_to_the_engine_is_clipped_however_many_updates_ago_it_sampled(tiny: Callable[..., Config]) -> None:
+    """The first token is 1.5 times as likely as when it was sampled, and good; the old log-probs say nothing of that."""
+    pack = replace(PACK, rollout=LOGPROBS - np.log(floats(1.5, 1.0, 1.0)))
+    by_anchor = {}
+    for anchor in ("old", "rollout"):
+        loss = objective(tiny(f"algorithm.anchor={anchor}"))
+        logprobs, entropy = outputs()
+        loss(pack, (logprobs, entropy)).backward()  # type: ignore[no-untyped-call]
+        assert logprobs.grad is not None
+        by_anchor[anchor] = (logprobs.grad[0].item(), loss.sums_over_tokens()["clip_high"])
+    assert by_anchor == {"old": (-0.5, 0), "rollout": (0, 1)}
