@@ -50,7 +50,7 @@ class CreditAssignment:
         penalties, token_kl = self.length_penalties(lengths + self.unused_limits(batch)), self.reward_kl(columns)
         kl_cost = torch.zeros(()) if token_kl is None else kl_coef * token_kl  # [T], or a single 0
         if self.with_critic:
-            columns = self.token_advantages(rewards + penalties, kl_cost, lengths, sample_of_token(batch), columns)
+            columns = self.token_advantages(batch, rewards + penalties, kl_cost, columns)
         else:
             adjustment = penalties
             if token_kl is not None:
@@ -129,14 +129,19 @@ class CreditAssignment:
         estimates: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **options)
         return estimates.float()
 
-    def token_advantages(
-        self, rewards: Tensor, kl_cost: Tensor, lengths: Tensor, sequences: Tensor, columns: Columns
-    ) -> Columns:
+    def token_advantages(self, batch: Batch, rewards: Tensor, kl_cost: Tensor, columns: Columns) -> Columns:
         """Advantages and returns by GAE. A completion's last token gets its reward; each token pays its KL."""
         assert columns.values is not None
-        c, ends = self.config.critic, lengths.cumsum(0) - 1
-        token_rewards = (-kl_cost.expand(len(sequences))).index_add(0, ends[lengths > 0], rewards[lengths > 0])
-        estimates, returns = gae(token_rewards, torch.from_numpy(columns.values), sequences, gamma=c.gamma, lam=c.lam)
+        c, sequences, lengths = self.config.critic, sample_of_token(batch), torch.from_numpy(batch.lengths)
+        ends, filled = lengths.cumsum(0) - 1, lengths > 0
+        token_rewards = (-kl_cost.expand(len(sequences))).index_add(0, ends[filled], rewards[filled])
+        bootstrap = None
+        if c.bootstrap_truncated:
+            truncated = torch.tensor([sample.finish == "length" for sample in batch.samples])
+            bootstrap = torch.zeros(len(sequences), dtype=torch.bool)
+            bootstrap[ends[filled & truncated]] = True
+        values = torch.from_numpy(columns.values)
+        estimates, returns = gae(token_rewards, values, sequences, gamma=c.gamma, lam=c.lam, bootstrap=bootstrap)
         estimates = whiten(estimates) if c.whiten else estimates
         return replace(columns, advantages=estimates.numpy(), returns=returns.numpy())
 

@@ -8,16 +8,27 @@ from torch import Tensor
 
 
 def gae(
-    rewards: Tensor, values: Tensor, sequences: Tensor, *, gamma: float = 1.0, lam: float = 1.0
+    rewards: Tensor,
+    values: Tensor,
+    sequences: Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    bootstrap: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages [T], and the returns [T] that the critic learns.  rewards [T], values [T], sequences [T]
 
     `values[t]` is the critic's estimate before token t. δ = r + γ V(next) - V, with V(next) = 0 after the last token of
     a sequence; A_t = Σ_l (γ λ)^l δ_{t+l}; return = A + V. With γ = λ = 1, A is the sum of rewards from t on, minus V.
+    `bootstrap` [T] marks last tokens after which the sequence would go on: V(next) is then V of that token, because the
+    critic has not seen the state after it.
     """
     validate_inputs(rewards, values, sequences, gamma, lam)
     rewards, values = rewards.detach().float(), values.detach().float()
-    delta = rewards + gamma * shift_back(values, sequences, 1) - values
+    following = shift_back(values, sequences, 1)
+    if bootstrap is not None:
+        following = torch.where(bootstrap, values, following)
+    delta = rewards + gamma * following - values
     advantages = discounted_sum(delta, sequences, gamma * lam)
     return advantages, advantages + values
 

@@ -240,6 +240,7 @@ class CriticConfig:
     clip: float = not_negative(0.2)  # how far a value may move from its old one within a step; 0: no limit
     gamma: float = share(1.0)  # discount per token
     lam: float = share(1.0)  # GAE's lambda; 1: the whole return, lower: more weight on the critic's own later estimates
+    bootstrap_truncated: bool = False  # a truncated completion goes on with its last value; false: it ends, as all do
     whiten: bool = True  # normalize advantages to mean 0 and deviation 1 over all tokens of the batch
     port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port
 

@@ -153,6 +153,17 @@ def test_gae_gives_the_reward_to_the_last_token_and_the_kl_to_each_token(credit)
     assert whitened.std(ddof=1) == pytest.approx(1)
 
 
+def test_gae_may_go_on_with_the_last_value_of_truncated_completions_only(credit):
+    batch = make_batch([1, 1, 0], [0, 0, 0], lengths=[2, 1, 1])
+    ends = ["length", "stop", "length"]
+    batch = replace(batch, samples=[replace(s, finish=end) for s, end in zip(batch.samples, ends, strict=True)])
+    columns = Columns(old=floats(0, 0, 0, 0), values=floats(0.5, 0.25, 0.25, 0.75))
+    options = ["algorithm.advantage=gae", "critic.whiten=false"]
+    assert credit(batch, columns, *options).columns.returns.tolist() == [1, 1, 1, 0]
+    going_on = credit(batch, columns, *options, "critic.bootstrap_truncated=true")
+    assert going_on.columns.returns.tolist() == [1.25, 1.25, 1, 0.75]
+
+
 def test_clip_cov_sets_the_advantage_of_dropped_tokens_to_0(credit):
     batch = make_batch([1, 0], [0, 0], lengths=[2, 2])
     columns = Columns(old=floats(0, -4, -4, 0))

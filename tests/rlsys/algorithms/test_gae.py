@@ -60,6 +60,15 @@ def test_with_lambda_0_only_the_next_value_counts():
     assert gae(rewards, values, torch.tensor([0, 0, 0]), gamma=0.0)[0].tolist() == [0.5, 1.75, 3.875]
 
 
+def test_a_truncated_sequence_may_go_on_with_its_last_value():
+    """γ = 0.5, λ = 1. The first ends: δ = 0 + 1 - 4, 1 + 0 - 2. The second goes on: δ = 0 + 1 - 4, 1 + 1 - 2."""
+    rewards, values = torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.tensor([4.0, 2.0, 4.0, 2.0])
+    bootstrap = torch.tensor([False, False, False, True])
+    advantages, returns = gae(rewards, values, torch.tensor([0, 0, 1, 1]), gamma=0.5, bootstrap=bootstrap)
+    assert advantages.tolist() == [-3.5, -1, -3, 0]
+    assert returns.tolist() == [0.5, 1, 1, 2]
+
+
 def test_a_perfect_critic_leaves_no_advantage():
     rewards, values = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0]), torch.tensor([1.0, 1.0, 1.0, 3.0, 3.0])
     assert gae(rewards, values, torch.tensor([4, 4, 4, 2, 2]), lam=0.7)[0].tolist() == [0] * 5
