@@ -29,8 +29,9 @@ from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
 PROMPTS, SAMPLES, LONGEST = 8, 4, 256  # of the mini-batch; tokens of its longest completion
 STAGES = (0, 1, 2, 3)
 # Largest relative difference of gradients: of all parameters as one vector, and of any one parameter. Another order of
-# addition changes a float32 sum by about 1e-7 and a bfloat16 sum by 4e-3. A mistake in weights or masks changes far more.
-TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (0.1, 0.25)}
+# addition changes a float32 sum by about 1e-7. In bfloat16, activations and each pack's gradient are rounded to 4e-3:
+# the tiny model's gradients differ by 0.023 and 0.032. Without the shortest of its 32 samples they differ by 0.075 and 0.1.
+TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (0.05, 0.08)}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Rules that follow from several options together, shared by training and its estimates; among them, what `auto` means."""
 
-from rlsys.config.schema import Config, DataSource, HeldOutSource
+from rlsys.config.schema import Config, DataSource, HeldOutSource, PolicyConfig
 
 DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes at a time, unless it is given another number
 SEQUENCE_LOSSES = ("gspo", "gmpo")  # one number per sequence, for all its tokens
@@ -45,6 +45,15 @@ def scores_old(c: Config) -> bool:
     kl_in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
     is_anchor = updates_of_step(c) > 1 and c.algorithm.anchor == "old"
     return is_anchor or kl_in_reward or c.entropy.control != "none"
+
+
+def adds_packs_in_float32(p: PolicyConfig) -> bool:
+    """True if a rank adds up the gradients of its packs in float32.
+
+    In bfloat16, DeepSpeed does that with ZeRO 2 and 3 only. With ZeRO 1, another optimizer of DeepSpeed would do it, whose
+    state `zero_state` cannot read.
+    """
+    return p.dtype == "float32" or (p.grad_dtype == "float32" and p.zero_stage >= 2)
 
 
 def last_schedule_step(c: Config) -> int:

@@ -204,6 +204,9 @@ class PolicyConfig:
     offload_optimizer: bool = False  # keep the optimizer state in host memory (ZeRO 1-3)
     offload_params: bool = False  # keep the parameters in host memory (ZeRO 3)
     dtype: str = one_of("float32", "bfloat16")  # number format of forward and backward
+    grad_dtype: str = one_of(
+        "float32", "bfloat16"
+    )  # a bfloat16 policy adds up gradients of ranks in it; of packs with ZeRO 2, 3
     tokens_per_pack: int = positive(4096)  # token budget of one forward and backward
     logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
     gradient_checkpointing: bool = False  # recompute activations in the backward pass, which saves memory

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from rlsys.config.derived import adds_packs_in_float32
 from rlsys.config.schema import Config
 from rlsys.estimates.activations import forward_parts, worst_case_pack
 from rlsys.estimates.memory import (
@@ -45,12 +46,13 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
     shard = everything if p.zero_stage == 0 else everything / ranks
     fp32_copies = width == 2 or p.zero_stage in (1, 2)
     bucket = min(everything, REDUCE_BUCKET)
+    sums_in_float32 = width == 2 and p.grad_dtype == "float32"
     # On CPU, Adam steps one tensor at a time, with two temporaries of its size; on a GPU all tensors at once.
     largest = model.largest_tensor if p.zero_stage == 0 else shard
     adam = 4 * (2 * largest if on_cpu or p.offload_optimizer else shard)
     return ZeroMemory(
         weights=width * (shard if p.zero_stage == 3 else everything),
-        gradients=width * shard * (2 if p.zero_stage == 1 else 1),
+        gradients=shard * (2 * width if p.zero_stage == 1 else 4 if adds_packs_in_float32(p) else width),
         state=shard * (8 + 4 * fp32_copies),
         step=adam + (4 * shard if fp32_copies else 0),
         # On CPU twice as much was measured with ZeRO 3 (tests/bench/memory.py); the reason is not known.
@@ -58,7 +60,8 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
         # On CPU, only the pages that were filled take memory.
         bucket=width * (bucket if on_cpu else REDUCE_BUCKET) * (p.zero_stage > 0),
         # With ZeRO 3 on CPU, gloo makes one more copy.
-        bucket_copy=width * bucket * (ranks > 1) * (2 if on_cpu and p.zero_stage == 3 else 1),
+        bucket_copy=(4 if sums_in_float32 else width * (ranks > 1))
+        * (bucket * (2 if on_cpu and p.zero_stage == 3 and ranks > 1 else 1)),
     )
 
 

@@ -33,6 +33,7 @@ from rlsys.pipeline import SyncSchedule
         ("rollout.stop=end", ["`rollout.stop` must be a list of texts", "'end'"]),
         ("rollout.stop_token_ids=[3,-1]", ["stop_token_ids has -1", "0 or more"]),
         ("rollout.stop_token_ids=[13]", ["stop_token_ids has 13", "13 tokens end at 12"]),
+        ("policy.grad_dtype=bfloat16", ["grad_dtype is bfloat16", "dtype float32", "Use grad_dtype float32"]),
         ("policy.zero_stage=4", ["zero_stage is 4", "0, 1, 2 and 3"]),
         ("policy.zero_stage=0 policy.offload_optimizer=true", ["offload_optimizer", "it is 0"]),
         ("policy.zero_stage=3 policy.compile=true", ["policy.compile works with policy.zero_stage 0, 1 and 2"]),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from rlsys.config.derived import adds_packs_in_float32
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Pack
 from workers.supervision.imports import hide_modules
@@ -141,7 +142,7 @@ def deepspeed_config(p: PolicyConfig) -> dict[str, Any]:
     if p.zero_stage == 3:
         # Gather just in time. Prefetching has not been tried.
         zero |= {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
-    return {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # the boundary is set by hand, because the number of packs varies
         "gradient_clipping": p.clip_grad,
@@ -151,3 +152,8 @@ def deepspeed_config(p: PolicyConfig) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
     }
+    if p.dtype == "bfloat16" and p.grad_dtype == "float32":
+        config["communication_data_type"] = "fp32"  # for sums over ranks
+        if adds_packs_in_float32(p):
+            config["data_types"] = {"grad_accum_dtype": "fp32"}  # for sums over packs
+    return config

@@ -133,7 +133,23 @@ def test_weights_gradients_and_adam_by_hand():
     device = learner_rank(GPUS).device
     assert device["generate"]["weights"] == 2 * p
     assert device["generate"]["optimizer"] == 12 * p / 8, "fp32 weights and two moments, an eighth of each"
-    assert device["update"]["gradients"] == 2 * p / 8
+    assert device["update"]["gradients"] == 4 * p / 8, "added up in float32"
+
+    def gradients(**more: object) -> float:
+        return learner_rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["reduce"]["gradients"]
+
+    assert gradients(grad_dtype="bfloat16") == 2 * p / 8
+    assert gradients(dtype="float32") == 4 * p / 8
+    assert gradients(zero_stage=1) == 2 * 2 * p / 8, "packs are added up in bfloat16"
+
+
+def test_gradients_are_reduced_through_a_float32_copy_of_the_bucket():
+    def buckets(**more: object) -> float:
+        return learner_rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["reduce"]["buckets"]
+
+    assert buckets() == (2 + 4) * 500_000_000
+    assert buckets(grad_dtype="bfloat16") == (2 + 2) * 500_000_000
+    assert buckets(dtype="float32") == (4 + 4) * 500_000_000
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

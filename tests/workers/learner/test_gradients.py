@@ -11,6 +11,7 @@ import pytest
 
 from launch.tools import check
 from rlsys.config.schema import Config
+from rlsys.packs.packing import empty_pack, unpack
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Floats, Prompt
 from workers.learner.gradients import compare_gradients, with_zero_stage
@@ -82,3 +83,55 @@ def test_stages_ranks_and_budgets_give_one_gradient(
     assert max(line.total_difference for line in lines) < 1e-5
     assert max(line.total_difference for line in lines) > 0, "the ways to compute it really differ"
     assert abs(lines[0].loss) > 1e-4, "the loss is not trivial"
+
+
+def gradient_and_its_parts(
+    trial: check.UpdateTrial, ranks: Any, model: str, stage: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The gradient of a mini-batch on two ranks, and the plain sum of those of its packs, each computed alone."""
+    ranks.call_all("build", model, stage)
+    packs = trial.packs(2, max(trial.input_lengths))
+    trial.fill_columns(unpack(packs, ranks.scatter("score", packs), len(trial.members)))
+    packs = trial.packs(2, max(trial.input_lengths))
+    assert len(packs[0]) > 3
+    [(_, together), _] = ranks.scatter("gradient", packs)
+    total = {name: np.zeros(tensor.shape) for name, tensor in together.items()}
+    for single in [*packs[0], *packs[1]]:
+        [(_, gradient), _] = ranks.scatter("gradient", [[single], [empty_pack(trial.columns)]])
+        total = {name: total[name] + gradient[name].astype(np.float64) for name in total}
+    return together, total
+
+
+@pytest.mark.parametrize(
+    ("grad_dtype", "limits"),
+    [
+        ("float32", {1: (1e-3, 1e-2), 2: (0, 1e-6), 3: (0, 1e-6)}),  # ZeRO 1 adds up packs in bfloat16
+        ("bfloat16", {2: (1e-3, 1e-2)}),
+    ],
+)
+def test_bfloat16_ranks_add_up_gradients_in_the_format_that_is_set(
+    trial: check.UpdateTrial, session: Any, model: str, tmp_path: Path, grad_dtype: str, limits: dict[int, Any]
+) -> None:
+    policy = replace(trial.config.policy, dtype="bfloat16", grad_dtype=grad_dtype)
+    trial.config = replace(trial.config, policy=policy)
+    with check.gradient_ranks(trial.config, session, Watchdog(tmp_path), 2) as ranks:
+        for stage, (least, most) in limits.items():
+            together, total = gradient_and_its_parts(trial, ranks, model, stage)
+            gap = math.sqrt(sum(np.square(together[name] - total[name]).sum() for name in total))
+            assert least <= gap / math.sqrt(sum(np.square(part).sum() for part in total.values())) <= most, stage
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sample_that_is_left_out_is_more_than_the_tolerance(
+    trial: check.UpdateTrial, session: Any, model: str, tmp_path: Path, dtype: str
+) -> None:
+    trial.config = replace(trial.config, policy=replace(trial.config.policy, dtype=dtype))
+    sequence_of_token = np.repeat(np.arange(len(trial.batch.samples)), trial.batch.lengths)
+    with check.gradient_ranks(trial.config, session, Watchdog(tmp_path), 1) as ranks:
+        ranks.call_all("build", model, 2)
+        reference = check.compute_reference(trial, ranks, Watchdog(tmp_path))
+        shortest = int(np.argmin(trial.batch.lengths))
+        trial.weights = np.where(sequence_of_token == shortest, np.float32(0), trial.weights)
+        [(loss, difference)] = ranks.scatter("compare", trial.packs(1, 4096), reference)
+    update = check.CheckedUpdate(1, 2, 4096, loss, difference.total, difference.largest, difference.parameter)
+    assert not update.within_tolerance(dtype, loss)
