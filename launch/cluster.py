@@ -43,6 +43,7 @@ class RunningCluster:
     config: Config
     note: Note
     model: str  # directory or hub name
+    reference_model: str  # the same of the reference
     tokenizer: Any
     window: int  # context length of the model, in tokens; 0: its config.json has none
     transport: str
@@ -62,7 +63,8 @@ class RunningCluster:
         """
         starts: list[Callable[[], None]] = [self.rewards.start]
         starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
-        starts += [partial(learner.start, self.model) for learner in (self.reference, self.critic) if learner]
+        starts += [partial(self.reference.start, self.reference_model)] if self.reference else []
+        starts += [partial(self.critic.start, self.model)] if self.critic else []
         starts += [partial(self.rollout.start, self.model, self.transport, longest_sequence)]
         if self.config.cluster.placement == "colocated":
             for start in starts:  # an engine measures at its start how much of its GPU is free
@@ -206,16 +208,22 @@ def _start_workers(
     rewards = RewardPool(config, judges, watchdog)
 
     nodes = sum(node["Alive"] for node in ray.nodes())
-    path = model or find_model(config, watchdog.note)
+    path = model or find_model(config.model.path, config, watchdog.note)
     if config.model.path == "builtin:tiny" and not model and nodes > 1:
         path = copy_model_into_run(watchdog.logs.parent, path)
     tokenizer, window = load_tokenizer(path, config), load_window(path, config)
     if problems := check_model_fits(config, path):
         raise ConfigError(problems)
+    reference_path = path
+    if needs_reference and config.reference.path:
+        reference_path = find_model(config.reference.path, config, watchdog.note)
+        require_same_vocabulary(tokenizer, load_tokenizer(reference_path, config, "reference.path"), config)
+        window = min(filter(None, (window, load_window(reference_path, config))), default=0)
     return RunningCluster(
         config,
         watchdog.note,
         model=path,
+        reference_model=reference_path,
         tokenizer=tokenizer,
         window=window,
         transport=choose_transport(config, nodes),
@@ -229,15 +237,25 @@ def _start_workers(
     )
 
 
-def find_model(config: Config, note: Note) -> str:
+def find_model(path: str, config: Config, note: Note) -> str:
     """The model as a directory or a hub name. The built-in model is made on first use."""
-    if config.model.path == "builtin:tiny":
+    if path == "builtin:tiny":
         return str(zigzag.model_folder(config.run.seed, note))
-    directory = Path(config.model.path).expanduser()
-    return str(directory) if directory.is_dir() else config.model.path
+    directory = Path(path).expanduser()
+    return str(directory) if directory.is_dir() else path
 
 
-def load_tokenizer(path: str, config: Config) -> Any:
+def require_same_vocabulary(tokenizer: Any, other: Any, config: Config) -> None:
+    """Raises `ConfigError` if the reference reads other tokens into the policy's numbers."""
+    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    if differing := [token for token, i in ours.items() if theirs.get(token) != i]:
+        raise ConfigError(
+            f"reference.path: {config.reference.path} has another tokenizer than {config.model.path}: {len(differing):,} "
+            f"of {len(ours):,} tokens differ, such as {differing[0]!r}. Use a model of the same family."
+        )
+
+
+def load_tokenizer(path: str, config: Config, option: str = "model.path") -> Any:
     remote = config.model.trust_remote_code
     with contextlib.nullcontext() if remote else skip_generation_import():
         from transformers import AutoTokenizer
@@ -246,7 +264,7 @@ def load_tokenizer(path: str, config: Config) -> Any:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=remote)
     except Exception as error:
         cause = " ".join(str(error).split())[:300]
-        raise ConfigError(f"model.path: no tokenizer could be loaded from {path}: {cause}") from None
+        raise ConfigError(f"{option}: no tokenizer could be loaded from {path}: {cause}") from None
 
 
 def load_window(path: str, config: Config) -> int:

@@ -66,7 +66,7 @@ def check(config: Config, console: Console) -> int:
         Progress(console, 0) as progress,
         ray_session(config, Path(logs)) as session,
     ):
-        model = find_model(config, progress.note)
+        model = find_model(config.model.path, config, progress.note)
         tokenizer, window = load_tokenizer(model, config), load_window(model, config)
         prompts = datasets.load(config, tokenizer, window, progress.note).train.take(0, PROMPTS)
         trial = UpdateTrial(config, random_batch(config, prompts, vocabulary_size(model, tokenizer, config)))

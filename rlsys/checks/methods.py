@@ -106,6 +106,11 @@ def check_entropy(c: Config) -> Iterator[str]:
 
 
 def check_reference(c: Config) -> Iterator[str]:
+    if c.reference.path and not c.reference.kl_coef > 0:
+        yield (
+            f"reference.path is {c.reference.path}, but kl_coef is 0: there is no reference. "
+            "Set reference.kl_coef, such as 0.01, or leave the path out."
+        )
     if c.reference.kl_target and not c.reference.kl_coef > 0:
         yield (
             f"reference.kl_target is {c.reference.kl_target:g}, but kl_coef is 0 and stays 0. "

@@ -11,20 +11,25 @@ from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 
 
 def check_model(c: Config) -> Iterator[str]:
-    path = c.model.path
+    yield from check_path("model.path", c.model.path)
+    if c.reference.path:
+        yield from check_path("reference.path", c.reference.path)
+        for problem in check_window(c, context_of_model(c.reference.path)):
+            yield f"reference.path: {problem}"
+
+
+def check_path(key: str, path: str) -> Iterator[str]:
     # A hub name is `owner/name` or `name`; anything else is a directory.
     is_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).is_dir()
     if path.startswith("builtin:"):
         if path != "builtin:tiny":
-            yield f"model.path is `{path}`; the only built-in model is builtin:tiny."
+            yield f"{key} is `{path}`; the only built-in model is builtin:tiny."
     elif is_local:
         file = Path(path).expanduser() / "config.json"
         if not file.is_file():
-            yield (
-                f"model.path: {file} does not exist. Give a Hugging Face model directory, a hub name, or builtin:tiny."
-            )
+            yield (f"{key}: {file} does not exist. Give a Hugging Face model directory, a hub name, or builtin:tiny.")
         elif not is_json_object(file):
-            yield f"model.path: {file} is not a JSON object; the model directory is damaged."
+            yield f"{key}: {file} is not a JSON object; the model directory is damaged."
 
 
 def is_json_object(file: Path) -> bool:

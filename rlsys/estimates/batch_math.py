@@ -147,7 +147,7 @@ def process_rows(c: Config) -> list[tuple[str, int, str]]:
         ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"),
     ]
     if c.reference.kl_coef:
-        rows.append(("reference", 1, f"the model of step 0, frozen, {c.policy.dtype}"))
+        rows.append(("reference", 1, f"{c.reference.path or 'the model of step 0'}, frozen, {c.policy.dtype}"))
     if c.algorithm.advantage == "gae":
         rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))
     return rows

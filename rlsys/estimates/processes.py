@@ -16,11 +16,11 @@ def memory_by_role(
     model: ModelShape,
     lengths: SequenceLengths,
     gpu_bytes: float = 0.0,
-    reward_models: Mapping[str, ModelShape] | None = None,
+    other_models: Mapping[str, ModelShape] | None = None,
 ) -> dict[str, ProcessMemory]:
     """The processes of a run by role; the policy's rank 0 separately, reward models by the names of their workers.
 
-    `gpu_bytes` is the memory of a GPU. `reward_models` are the reward models of known shape, by path.
+    `gpu_bytes` is the memory of a GPU. `other_models` are reward models and reference of known shape, by path.
     """
     policy = learner_memory(c, model, "policy", c.policy.ranks, lengths, first=True, has_logits=True)
     processes = {"rollout": engine_memory(c, model, lengths, gpu_bytes), "policy-0": policy}
@@ -29,10 +29,10 @@ def memory_by_role(
     if c.algorithm.advantage == "gae":
         processes["critic"] = learner_memory(c, model, "critic", c.critic.ranks, lengths, first=True, has_logits=False)
     if c.reference.kl_coef > 0:
-        processes["reference"] = reference_memory(c, model, lengths)
+        processes["reference"] = reference_memory(c, (other_models or {}).get(c.reference.path, model), lengths)
     for number, service in enumerate(reward_services(c)):
         if options := service.model_options:
-            shape = (reward_models or {}).get(options.get("path", ""))
+            shape = (other_models or {}).get(options.get("path", ""))
             processes[worker_name(number, 0)] = reward_model_memory(options, shape, lengths)
         else:
             processes["reward"] = ProcessMemory("reward", service.workers, host={"always": imports("reward")})

@@ -47,13 +47,16 @@ class DeviceSpeed:
 
 
 def estimate_step(
-    c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None, mean_completion: float
+    c: Config,
+    model: ModelShape,
+    lengths: SequenceLengths,
+    gpu: Gpu | None,
+    mean_completion: float,
+    reference_model: ModelShape | None = None,
 ) -> StepTimes:
     """`c` names its transport: what `auto` stands for depends on the cluster."""
-    t, ranks, completion = c.trainer, c.policy.ranks, max(round(mean_completion), 1)
-    work = (
-        model.flop_counter.group_flops(lengths.typical_prompt, [completion] * t.samples_per_prompt) * t.prompts_per_step
-    )
+    t, ranks, completions = c.trainer, c.policy.ranks, [max(round(mean_completion), 1)] * c.trainer.samples_per_prompt
+    work = model.flop_counter.group_flops(lengths.typical_prompt, completions) * t.prompts_per_step
     update_work = work * t.epochs_per_step * (4 if c.policy.gradient_checkpointing else 3)
     rank = _speed(gpu, c.policy.dtype, c.policy.threads)
     scoring, training = (SCORING_SHARE, TRAINING_SHARE) if gpu else (1.0, 1.0)
@@ -62,7 +65,9 @@ def estimate_step(
     if c.reference.kl_coef > 0:
         reference_gpu = gpu if c.reference.gpus else None
         reference = _speed(reference_gpu, c.policy.dtype, c.policy.threads)
-        phases["reference"] = work / (reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
+        counter = (reference_model or model).flop_counter
+        scored = counter.group_flops(lengths.typical_prompt, completions) * t.prompts_per_step
+        phases["reference"] = scored / (reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
     phases["update"] = update_work / (ranks * rank.flops * training) + _optimizer_seconds(c, model, rank)
     if c.algorithm.advantage == "gae":
         phases["critic"] = (work + update_work) / (c.critic.ranks * rank.flops * training)

@@ -5,13 +5,15 @@ import json
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from launch.cluster import run_concurrently, running_cluster
-from rlsys.config.schema import Config, RunConfig
+from launch.cluster import RunningCluster, require_same_vocabulary, run_concurrently, running_cluster
+from rlsys.config.schema import Config, ConfigError, ReferenceConfig, RunConfig
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.errors import WorkerLost
+from rlsys.tasks import zigzag
 from workers.supervision.process_registry import ProcessInfo
 from workers.supervision.watchdog import Watchdog
 
@@ -40,6 +42,52 @@ def test_the_first_failure_is_raised_without_waiting_for_the_others() -> None:
 
 def linger(over: threading.Event) -> None:
     over.wait(20)
+
+
+def test_the_reference_starts_with_its_own_model_and_the_others_with_the_policys() -> None:
+    started: dict[str, tuple[object, ...]] = {}
+
+    def worker(name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            start=lambda *arguments: started.update({name: arguments}), connect=lambda *arguments: None
+        )
+
+    names = ("rollout", "rewards", "policy", "reference", "critic")
+    cluster = RunningCluster(
+        Config(),
+        lambda _: None,
+        model="own",
+        reference_model="other",
+        tokenizer=None,
+        window=0,
+        transport="shared_memory",
+        address="",
+        metrics_urls=[],
+        **{name: worker(name) for name in names},
+    )
+    cluster.wait_until_ready(17)
+    assert started == {
+        "rewards": (),
+        "policy": ("own", "shared_memory"),
+        "reference": ("other",),
+        "critic": ("own",),
+        "rollout": ("own", "shared_memory", 17),
+    }
+
+
+def test_a_reference_with_another_tokenizer_is_refused() -> None:
+    config, ours, theirs = load_config_of_reference(), zigzag.make_tokenizer(), zigzag.make_tokenizer()
+    require_same_vocabulary(ours, theirs, config)
+    theirs.add_tokens(["new"])
+    require_same_vocabulary(ours, theirs, config)  # it may know more
+    with pytest.raises(
+        ConfigError, match=r"other/model has another tokenizer than builtin:tiny: 1 of 14 tokens differ"
+    ):
+        require_same_vocabulary(theirs, ours, config)
+
+
+def load_config_of_reference() -> Config:
+    return dataclasses.replace(Config(), reference=ReferenceConfig(path="other/model", kl_coef=0.1))
 
 
 def test_a_start_removes_only_shared_memory_of_a_killed_driver(tmp_path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""The reference: the policy of step 0, frozen. It scores the samples that the policy learns from."""
+"""The reference: the policy of step 0 or another model, frozen. It scores the samples that the policy learns from."""
 
 from collections.abc import Callable
 from typing import Any

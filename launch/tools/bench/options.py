@@ -104,5 +104,5 @@ def load_model_settings(config: Config) -> Any:
 
     from launch.cluster import find_model
 
-    model = find_model(config, lambda _: None)
+    model = find_model(config.model.path, config, lambda _: None)
     return AutoConfig.from_pretrained(model, trust_remote_code=config.model.trust_remote_code)

@@ -43,12 +43,12 @@ def plan(config: Config, path: str, options: PlanOptions, console: Console) -> i
     model, model_source = check_model_shape(config, options)
     lengths = assume_lengths(config, model, options.lengths)
     nodes, cluster_source = find_nodes(config, options)
-    reward_models, not_counted = find_reward_models(config)
+    other_models, not_counted = find_other_models(config)
 
     def try_fit(variant: Config) -> Fit:
         evaluated = max((max_new_tokens(config, source) for source in config.eval.datasets.values()), default=0)
         limits = SequenceLengths(lengths.prompt, lengths.longest, evaluated, lengths.mean_prompt)
-        return check_fit(variant, model, limits, lengths.mean, nodes, reward_models)
+        return check_fit(variant, model, limits, lengths.mean, nodes, other_models)
 
     fit = try_fit(config)
     changes = [] if fit.fits else suggest_changes(fit, try_fit)
@@ -75,22 +75,24 @@ def check_model_shape(config: Config, options: PlanOptions) -> tuple[ModelShape,
     return model, source
 
 
-def find_reward_models(config: Config) -> tuple[dict[str, ModelShape], list[str]]:
-    """The shapes of reward models by path, and for each unknown shape a sentence."""
+def find_other_models(config: Config) -> tuple[dict[str, ModelShape], list[str]]:
+    """The shapes of reward models and reference by path, and for each unknown shape a sentence."""
     shapes: dict[str, ModelShape] = {}
     unknown = []
     services = [service for service in reward_services(config) if service.model_options]
-    for path in dict.fromkeys(service.model_options.get("path", "") for service in services):
+    roles = {service.model_options.get("path", ""): "reward model" for service in services}
+    roles |= {config.reference.path: "reference"} if config.reference.path else {}
+    for path, role in roles.items():
         try:
             if found := find_model_shape(path):
                 shapes[path] = found[0]
             else:
                 unknown.append(
-                    f"reward model {path}: its config.json is not on this machine, and its shape is not in the table. "
+                    f"{role} {path}: its config.json is not on this machine, and its shape is not in the table. "
                     f"For a hub name: hf download {path} config.json"
                 )
         except ConfigError as error:
-            unknown.append(f"reward model {error}")
+            unknown.append(f"{role} {error}")
     return shapes, unknown
 
 

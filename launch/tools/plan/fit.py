@@ -81,15 +81,15 @@ def check_fit(
     lengths: SequenceLengths,
     mean_completion: float,
     nodes: Sequence[NodeSpec],
-    reward_models: Mapping[str, ModelShape] | None = None,
+    other_models: Mapping[str, ModelShape] | None = None,
 ) -> Fit:
-    """`mean_completion`, in tokens, is for the times. `reward_models` are shapes by path."""
+    """`mean_completion`, in tokens, is for the times. `other_models`: shapes of reward models and reference by path."""
     bundles = make_bundles(c, training=True)
     smallest = min((n.gpu for n in nodes if n.gpu and n.gpus), key=lambda g: g.memory_gib, default=None)
     config, problems = with_known_transport(c, len(nodes))
     if problem := tensor_parallel_problem(model, c.rollout.tensor_parallel):
         problems.append(Problem(problem, 1))
-    processes = memory_by_role(config, model, lengths, smallest.memory_gib * GIB if smallest else 0.0, reward_models)
+    processes = memory_by_role(config, model, lengths, smallest.memory_gib * GIB if smallest else 0.0, other_models)
     layout = lay_out(c, bundles, nodes)
     gpus = [use for use in (use_of_gpu(processes, layout, node, i, nodes) for node, i in layout.all_gpus()) if use]
     host = [use_of_host(config, processes, layout, n) for n in range(len(nodes))]
@@ -109,7 +109,9 @@ def check_fit(
         gpus,
         host,
         disk_space(c, model),
-        estimate_step(config, model, lengths, device_gpu, mean_completion),
+        estimate_step(
+            config, model, lengths, device_gpu, mean_completion, (other_models or {}).get(c.reference.path, model)
+        ),
         [p.text for p in problems],
         sum(p.bytes_over for p in problems),
     )

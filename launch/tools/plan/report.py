@@ -30,7 +30,7 @@ class PlanResult:
     changes: Sequence[Suggestion]
     seconds: dict[str, float]
     lengths: LengthAssumption  # that the times assume
-    not_counted: list[str]  # reward models of unknown shape
+    not_counted: list[str]  # reward models and a reference of unknown shape
 
     @property
     def fits(self) -> bool:

@@ -254,6 +254,14 @@ def test_roles_follow_the_configuration():
     assert {"reference", "critic"} <= set(memory_by_role(more, SEVEN, LENGTHS, 80 * GIB))
 
 
+def test_a_reference_of_its_own_counts_with_its_own_weights():
+    small = look_up_shape("Qwen/Qwen2.5-0.5B")
+    config = Config(reference=ReferenceConfig(kl_coef=0.1, path="big"))
+    own = memory_by_role(config, small, LENGTHS)["reference"].host["score"]
+    other = memory_by_role(config, small, LENGTHS, other_models={"big": SEVEN})["reference"].host["score"]
+    assert (own["weights"], other["weights"]) == (4 * small.parameters, 4 * SEVEN.parameters)
+
+
 def test_a_reward_model_counts_on_its_device():
     def scoring(**options: object) -> ProcessMemory:
         functions = {

@@ -46,6 +46,14 @@ def test_old_log_probs_take_a_pass_if_they_are_needed():
     assert phases(replace(once, reference=ReferenceConfig(kl_coef=0.01)))["score"] == 0
 
 
+def test_a_reference_of_its_own_takes_the_time_of_its_own_work():
+    config, small = replace(CONFIG, reference=ReferenceConfig(kl_coef=0.1, gpus=1)), look_up_shape("Qwen2.5-0.5B")
+    seconds = estimate_step(config, MODEL, LENGTHS, H100, 512, small).phases["reference"]
+    work = 64 * small.flop_counter.group_flops(512, [512] * 8)
+    assert seconds == pytest.approx(work / (989e12 * SCORING_SHARE))
+    assert phases(config)["reference"] > 5 * seconds
+
+
 def test_an_update_costs_three_passes_and_four_with_checkpointing():
     checkpointing = replace(CONFIG, policy=replace(CONFIG.policy, gradient_checkpointing=True))
     work = 64 * MODEL.flop_counter.group_flops(512, [512] * 8) / (4 * 989e12 * TRAINING_SHARE)
