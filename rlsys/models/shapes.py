@@ -11,6 +11,7 @@ KNOWN_FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
     *("olmo2", "granite", "smollm3"),
 )
+WINDOW_AS_MASK = ("doge", "llama4_text", "phimoe", "qwen2_moe")  # see `context_from_config`
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")
 
 
@@ -161,11 +162,10 @@ def parse_config(name: str, settings: dict[str, Any]) -> ModelShape:
 def context_from_config(settings: dict[str, Any]) -> int:
     """The longest sequence, in tokens, that a model with this config.json can be trained on; 0 if it does not say.
 
-    At most the sliding window of its layers, if they have one, because packed attention has none.
+    At most its window, for families that hand this to attention as a mask, because packed attention has no mask.
     """
-    longest, window = (int(settings.get(name) or 0) for name in ("max_position_embeddings", "sliding_window"))
-    default = not str(settings.get("model_type")).startswith("qwen")
-    uses_window = settings.get("use_sliding_window", default)
-    if layers := settings.get("layer_types"):
-        uses_window = "sliding_attention" in layers
-    return min(longest or window, window) if uses_window and window else longest
+    longest = int(settings.get("max_position_embeddings") or 0)
+    if settings.get("model_type") not in WINDOW_AS_MASK:
+        return longest
+    window = int(settings.get("attention_chunk_size") or settings.get("sliding_window") or 0)
+    return min(longest or window, window) if window and settings.get("use_sliding_window", True) else longest

@@ -1,165 +1,139 @@
 """Attention over packed sequences, for any Hugging Face decoder.
 
-Linear layers see the flat tokens; only attention needs to know where sequences end. From position ids alone,
-transformers would build a dense [T, T] mask. Instead, pieces of similar length are copied into a small padded block,
-attention runs on the block, and the padding is dropped again. A query never sees padding, because padding always comes
-after it. The completions of a prompt see the keys of the prompt and their own; the prompt itself is computed once.
+From position ids alone, transformers would build a dense [T, T] mask. Instead, attention runs on the blocks of a
+`Layout`. The completions of a prompt see the keys of the prompt and their own; the prompt itself is computed once.
+
+Models may ask for a sliding window, a soft cap or sinks. What is not computed here is refused by name.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from rlsys.packs import exact
-from rlsys.types import Pack
+from rlsys.packs.layout import AttentionBlock, BlocksToPack, Layout, PackToBlocks
 
 PACKED_ATTENTION = "rlsys_packed"
 EXACT_PACKED_ATTENTION = "rlsys_packed_exact"  # computes in the same order as the engine, for `rollout.exact`
-MAX_LENGTH_RATIO = 1.25  # longest piece of a block over its shortest: at most a fifth of a block is padding
 
-
-def target_hidden_states(decoder: Any, pack: Pack, device: torch.device) -> Tensor:
-    """The decoder's last hidden states at the positions that predict the targets of a pack.  [K, hidden size]"""
-    output = decoder(
-        input_ids=torch.tensor(pack.tokens, dtype=torch.long, device=device)[None],
-        position_ids=torch.tensor(pack.positions, device=device)[None],
-        use_cache=False,
-        layout=build_layout(pack.lengths, pack.parent, device),
+# Arguments that models hand on to attention and that change nothing in its result.
+HARMLESS = frozenset(
+    (
+        *("position_ids", "cache_position", "use_cache", "seq_idx", "deterministic", "return_dict"),
+        *("output_attentions", "output_hidden_states", "output_router_logits"),
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
     )
-    positions = torch.tensor(pack.logit_positions, dtype=torch.long, device=device)
-    return output.last_hidden_state[0].index_select(0, positions)
+)
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, float], Tensor]
 
 
-# --- layout -----------------------------------------------------------------------------------------------------------
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # never compiled, even inside compiled layers
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    layout: Layout | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    attend: Attend | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' attention function for packs.  [1, H, T, D] each -> [1, T, H, D]
 
-
-@dataclass(frozen=True)
-class SharedPrefix:
-    """Rows `first_row` to `end_row` - 1 of a block continue the same piece, which begins at `start` in the pack."""
-
-    start: int
-    first_row: int
-    end_row: int
-
-
-@dataclass(frozen=True)
-class AttentionBlock:
-    """Pieces of similar length, one per row; each row begins with the prefix that its piece continues.
-
-    The prompt 0 1 and its completions 2 3 and 4 5 make two blocks: [[0, 1]] without prefix, and [[0, 1, 2, 3],
-    [0, 1, 4, 5]] with a prefix of 2 tokens, which its rows share. Padding repeats the last token of a piece.
+    `layout` is a keyword argument of `model(...)`, which transformers passes through. `s_aux` are the sinks [H].
     """
-
-    tokens: Tensor  # [n, prefix + L] index in the pack of the token in each cell
-    prefix: int  # tokens
-    shared_prefixes: list[SharedPrefix]
-    mask: Tensor | None  # [L, prefix + L] the keys that a query sees; None without prefix: plain causal attention
-
-
-@dataclass(frozen=True)
-class Layout:
-    blocks: list[AttentionBlock]
-    cell_of_token: Tensor  # [T] index of each token's cell among the cells after the prefixes, block after block
-
-
-def build_layout(lengths: list[int], parents: list[int], device: torch.device | str = "cpu") -> Layout:
-    """Lays the pieces of a pack out in blocks. `lengths` and `parents` as in `Pack`."""
-    starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
-    blocks, cell_of_token, offset = [], torch.empty(sum(lengths), dtype=torch.long), 0
-    for pieces in group_similar(lengths, parents):
-        longest = lengths[pieces[0]]
-        pieces.sort(key=lambda i: (parents[i], i))
-        column, length = torch.arange(longest)[None], torch.tensor([lengths[i] for i in pieces])[:, None]
-        tokens = torch.tensor([starts[i] for i in pieces])[:, None] + torch.minimum(column, length - 1)
-        real = column < length  # not padding
-        cell_of_token[tokens[real]] = offset + torch.arange(real.numel()).view_as(real)[real]
-        offset += real.numel()
-        if prefix := prefix_length(lengths, parents[pieces[0]]):
-            blocks.append(prefixed_block(tokens, prefix, [starts[parents[i]] for i in pieces], device))
-        else:
-            blocks.append(AttentionBlock(tokens.to(device), 0, [], None))
-    return Layout(blocks, cell_of_token.to(device))
+    assert layout is not None, "packed attention needs layout=build_layout(lengths, parents)"
+    refuse_unknown(module, others | {"attention_mask": attention_mask})
+    refuse_undeclared_window(module, sliding_window, layout)
+    masks = [window_mask(block, sliding_window) for block in layout.blocks]
+    special = {"a soft cap": softcap is not None, "sinks": s_aux is not None}
+    windowed = any(mask is not block.mask for mask, block in zip(masks, layout.blocks, strict=True))
+    if attend is not None:
+        refuse_exact(module, special | {"a sliding window": windowed})
+    elif any(special.values()):
+        attend = partial(attend_by_scores, softcap=softcap, sinks=s_aux)
+    queries = heads_by_block(query, layout, with_prefix=False)
+    keys, values = (heads_by_block(x, layout, with_prefix=True) for x in (key, value))
+    outputs = [
+        (attend or block_attention)(*inputs, scaling, dropout).transpose(1, 2).flatten(2).flatten(0, 1)
+        for inputs in zip(queries, keys, values, masks, strict=True)
+    ]
+    heads = (query.shape[1], value.shape[3])
+    return BlocksToPack.apply(torch.cat(outputs), layout.cell_of_token).unflatten(-1, heads)[None], None
 
 
-def group_similar(lengths: list[int], parents: list[int]) -> list[list[int]]:
-    """Groups pieces with prefixes of the same length and with similar lengths, each group's longest piece first."""
-    prefixes = [prefix_length(lengths, parent) for parent in parents]
-    groups: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (prefixes[i], -lengths[i])):
-        first = groups[-1][0] if groups else i
-        if groups and prefixes[first] == prefixes[i] and lengths[first] <= lengths[i] * MAX_LENGTH_RATIO:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups
+def heads_by_block(x: Tensor, layout: Layout, with_prefix: bool) -> list[Tensor]:
+    """Copies queries, keys or values into blocks.  [1, H, T, D] -> per block [n, H, L or prefix + L, D]"""
+    cells = PackToBlocks.apply(x[0].transpose(0, 1).flatten(1), layout, with_prefix)
+    return [c.unflatten(-1, x.shape[1:4:2]).transpose(1, 2) for c in cells]
 
 
-def prefix_length(lengths: list[int], parent: int) -> int:
-    return 0 if parent < 0 else lengths[parent]
+def window_mask(block: AttentionBlock, window: int | None) -> Tensor | None:
+    """The keys that each query of a block sees, [L, prefix + L]; None: itself and all before it."""
+    keys = block.tokens.shape[1]
+    if window is None or keys <= window:
+        return block.mask
+    mask = torch.ones(keys - block.prefix, keys, dtype=torch.bool, device=block.tokens.device)
+    return mask.tril(block.prefix).triu(block.prefix - window + 1)
 
 
-def prefixed_block(tokens: Tensor, prefix: int, starts: list[int], device: torch.device | str) -> AttentionBlock:
-    """Puts `prefix` tokens in front of each row of `tokens` [n, L]; that of row i begins at `starts[i]` in the pack."""
-    longest = tokens.shape[1]
-    tokens = torch.cat([torch.tensor(starts)[:, None] + torch.arange(prefix), tokens], 1)
-    rows = [starts.index(start) for start in dict.fromkeys(starts)]
-    shared = [SharedPrefix(starts[row], row, end) for row, end in zip(rows, [*rows[1:], len(starts)], strict=True)]
-    mask = torch.ones(longest, prefix + longest, dtype=torch.bool, device=device).tril(prefix)
-    return AttentionBlock(tokens.to(device), prefix, shared, mask)
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-# --- between pack and blocks ------------------------------------------------------------------------------------------
+def refuse_unknown(module: torch.nn.Module, options: dict[str, Any]) -> None:
+    """Raises if a model hands attention something that is not computed here."""
+    for name, option in options.items():
+        neutral = option is True if name == "is_causal" else option is False
+        if option is not None and not neutral and name not in HARMLESS:
+            raise ValueError(
+                f"{type(module).__name__} hands attention `{name}`, which packed attention does not compute."
+            )
+    if not getattr(module, "is_causal", True):
+        raise ValueError(f"{type(module).__name__} is not causal: its tokens see later ones, which cannot be trained.")
 
 
-class PackToBlocks(torch.autograd.Function):
-    """Copies a pack's tokens into blocks, without or with their prefixes.  [T, F] -> per block [n, L or prefix + L, F]
-
-    The gradient of a token is the sum over its own cell and its cells in prefixes. The gradient of padding is zero: no
-    real query sees a padding key, and the output of a padding query is dropped.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layout: Layout, with_prefix: bool) -> tuple[Tensor, ...]:
-        ctx.layout, ctx.with_prefix = layout, with_prefix
-        cells = [b.tokens if with_prefix else b.tokens[:, b.prefix :] for b in layout.blocks]
-        return tuple(x.index_select(0, indices.flatten()).view(*indices.shape, -1) for indices in cells)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        blocks, features = ctx.layout.blocks, grads[0].shape[-1]
-        prefixes = [b.prefix if ctx.with_prefix else 0 for b in blocks]
-        pieces = [g[:, prefix:].reshape(-1, features) for g, prefix in zip(grads, prefixes, strict=True)]
-        grad = torch.cat(pieces).index_select(0, ctx.layout.cell_of_token)
-        if ctx.with_prefix:
-            for block, g in zip(blocks, grads, strict=True):
-                for shared in block.shared_prefixes:
-                    rows = g[shared.first_row : shared.end_row, : block.prefix]
-                    grad[shared.start : shared.start + block.prefix] += rows.sum(0)
-        return grad, None, None
+def refuse_undeclared_window(module: torch.nn.Module, window: int | None, layout: Layout) -> None:
+    """Raises if a sequence is longer than a window that the layer has and does not hand to attention."""
+    declared = declared_window(module)
+    if window is None and declared and any(block.tokens.shape[1] > declared for block in layout.blocks):
+        raise ValueError(
+            f"a sequence is longer than the window of {declared} tokens in the configuration of "
+            f"{type(module).__name__}, which gives it to attention as a mask. Packed attention has no mask: "
+            "use shorter sequences."
+        )
 
 
-class BlocksToPack(torch.autograd.Function):
-    """Copies cells back to the pack, without the padding.  [C, F] -> [T, F]"""
-
-    @staticmethod
-    def forward(ctx: Any, cells: Tensor, cell_of_token: Tensor) -> Tensor:
-        ctx.count = len(cells)
-        ctx.save_for_backward(cell_of_token)
-        return cells.index_select(0, cell_of_token)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (cell_of_token,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.count, grad.shape[1]).index_copy_(0, cell_of_token, grad), None
+def declared_window(module: torch.nn.Module) -> int | None:
+    """The window or chunk that the model's configuration gives a layer."""
+    config: Any = getattr(module, "config", None)
+    kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    kind = kinds[index] if kinds and isinstance(index, int) else "unknown"
+    if kind == "chunked_attention":
+        return int(config.attention_chunk_size)
+    if kind not in ("sliding_attention", "unknown") or not getattr(config, "use_sliding_window", True):
+        return None
+    return getattr(config, "sliding_window", None)
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
+def refuse_exact(module: torch.nn.Module, uses: dict[str, bool]) -> None:
+    """Raises if a layer uses what the attention of `rollout.exact` does not have."""
+    if names := ", ".join(name for name, used in uses.items() if used):
+        raise ValueError(f"rollout.exact does not compute {names}, which {type(module).__name__} uses.")
+
+
+# --- within a block ---------------------------------------------------------------------------------------------------
 
 
 def block_attention(
@@ -179,6 +153,51 @@ def block_attention(
         dropout_p=dropout,
         enable_gqa=key.shape[1] != query.shape[1],
     )
+
+
+def attend_by_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    *,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`block_attention` with a soft cap of scores, or with sinks: one more score per head, which takes no value.
+
+    The scores are in memory, and are computed again for gradients.
+    """
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if mask is None:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    arguments = (query, key, value, mask, sinks, scaling, softcap, dropout)
+    output: Tensor = checkpoint(weigh_values, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
+    return output
+
+
+def weigh_values(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    sinks: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    dropout: float,
+) -> Tensor:
+    """softmax([cap tanh(q kᵀ scaling / cap), sinks]) v, without the weights of the sinks."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    scores = query @ key.transpose(-1, -2) * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.float().masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
+    return F.dropout(weights, dropout, training=dropout > 0) @ value
 
 
 class ExactAttention(torch.autograd.Function):
@@ -210,46 +229,6 @@ class ExactAttention(torch.autograd.Function):
             query, key, value = (x.detach().requires_grad_() for x in ctx.saved_tensors)
             out = block_attention(query, key, value, ctx.mask, ctx.scaling)
         return *torch.autograd.grad(out, (query, key, value), grad), None, None, None
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # never compiled, even inside compiled layers
-def packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    layout: Layout | None = None,
-    sliding_window: int | None = None,
-    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, float], Tensor] = block_attention,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Transformers' attention function for packs.  [1, H, T, D] each -> [1, T, H, D]
-
-    `layout` is a keyword argument of `model(...)`, which transformers passes through.
-    """
-    assert layout is not None, "packed attention needs layout=build_layout(lengths, parents)"
-    if sliding_window is not None and any(block.tokens.shape[1] > sliding_window for block in layout.blocks):
-        raise ValueError(
-            f"a sequence is longer than this model's sliding window ({sliding_window}); packed attention does not "
-            "implement sliding windows."
-        )
-    queries = heads_by_block(query, layout, with_prefix=False)
-    keys, values = (heads_by_block(x, layout, with_prefix=True) for x in (key, value))
-    masks = [block.mask for block in layout.blocks]
-    outputs = [
-        attend(*inputs, scaling, dropout).transpose(1, 2).flatten(2).flatten(0, 1)
-        for inputs in zip(queries, keys, values, masks, strict=True)
-    ]
-    return BlocksToPack.apply(torch.cat(outputs), layout.cell_of_token).unflatten(-1, query.shape[1:4:2])[None], None
-
-
-def heads_by_block(x: Tensor, layout: Layout, with_prefix: bool) -> list[Tensor]:
-    """Copies queries, keys or values into blocks.  [1, H, T, D] -> per block [n, H, L or prefix + L, D]"""
-    cells = PackToBlocks.apply(x[0].transpose(0, 1).flatten(1), layout, with_prefix)
-    return [c.unflatten(-1, x.shape[1:4:2]).transpose(1, 2) for c in cells]
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

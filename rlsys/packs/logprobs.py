@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlsys.packs import exact
-from rlsys.packs.attention import target_hidden_states
+from rlsys.packs.decoder import decoder_inputs, logit_positions, target_hidden_states
+from rlsys.packs.logit_transform import LogitTransform
 from rlsys.types import Pack
 
 EXCLUDED = -1e30  # the logit of a token that is not sampled; its probability is exactly 0
@@ -41,19 +42,32 @@ class PackedLogprobs(nn.Module):
         head.linear = exact.linear if isinstance(head, exact.ExactLinear) else F.linear
         head.__class__ = LogprobHead
         head.temperature, head.chunk, head.end_ids = temperature, chunk, list(end_ids)
+        head.transform = LogitTransform.from_config(lm.config)
         self.lm = lm
 
-    def forward(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-probs [K] of a pack's targets, and entropies [K] of their distributions ([0] while gradients are off)."""
+    def forward(self, pack: Pack, plain: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probs [K] of a pack's targets, and entropies [K] of their distributions ([0] while gradients are off).
+
+        `plain`: from the logits that the model itself computes, without entropies.
+        """
         device = next(self.lm.parameters()).device
-        hidden = target_hidden_states(self.lm.get_decoder(), pack, device)
         targets = torch.tensor(pack.targets, dtype=torch.long, device=device)
         early = torch.tensor(pack.places < self.min_new_tokens, device=device) if self.min_new_tokens else None
+        if plain:
+            return self.plain_logprobs(pack, targets, early), targets.new_zeros(0)
+        hidden = target_hidden_states(self.lm.get_decoder(), pack, device)
         return self.lm.get_output_embeddings()(hidden, targets, early)
+
+    def plain_logprobs(self, pack: Pack, targets: Tensor, early: Tensor | None) -> Tensor:
+        head, device = self.lm.get_output_embeddings(), targets.device
+        logits = self.lm(**decoder_inputs(self.lm.get_decoder(), pack, device)).logits[0]
+        logits = logits.index_select(0, logit_positions(pack, device)).float() / head.temperature
+        excluded = None if early is None else (early, head.end_ids)
+        return exclude(logits, excluded, slice(None)).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 
 
 class LogprobHead(nn.Linear):
-    """An lm_head that is given the targets: [K, D], [K] -> log-probs [K], entropies [K].
+    """An lm_head that is given the targets: [K, D], [K] -> log-probs [K], entropies [K]. Without them, logits.
 
     `early` [K] marks targets that may not be one of `end_ids`.
 
@@ -65,13 +79,14 @@ class LogprobHead(nn.Linear):
     chunk: int
     end_ids: list[int]
     linear: Callable[[Tensor, Tensor], Tensor]
+    transform: LogitTransform
 
-    def forward(self, hidden: Tensor, targets: Tensor, early: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        with_entropy = torch.is_grad_enabled()
+    def forward(self, hidden: Tensor, targets: Tensor | None = None, early: Tensor | None = None) -> Any:
+        if targets is None:
+            return self.linear(hidden, self.weight)
         excluded = None if early is None else (early, self.end_ids)
-        return ChunkedLogprobs.apply(
-            hidden, self.weight, targets, self.temperature, self.chunk, self.linear, with_entropy, excluded
-        )
+        options = (self.temperature, self.chunk, self.linear, torch.is_grad_enabled(), excluded, self.transform)
+        return ChunkedLogprobs.apply(hidden, self.weight, targets, *options)
 
 
 class ChunkedLogprobs(torch.autograd.Function):
@@ -92,14 +107,18 @@ class ChunkedLogprobs(torch.autograd.Function):
         linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
         with_entropy: bool = True,
         excluded: tuple[Tensor, list[int]] | None = None,
+        transform: LogitTransform = LogitTransform(),
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.chunk, ctx.linear, ctx.excluded = temperature, chunk, linear, excluded
+        ctx.temperature, ctx.chunk, ctx.linear = temperature, chunk, linear
+        ctx.excluded, ctx.transform = excluded, transform
         logprobs, entropies = [], [hidden.new_zeros(0, dtype=torch.float32)]
         for start in range(0, max(len(hidden), 1), chunk):
             part = slice(start, start + chunk)
             t = targets[part]
-            log_p = exclude(linear(hidden[part], weight).float() / temperature, excluded, part).log_softmax(-1)
+            logits = transform.apply(linear(hidden[part], weight).float()) / temperature
+            log_p = exclude(logits, excluded, part).log_softmax(-1)
+            del logits
             logprobs.append(log_p.gather(-1, t[:, None])[:, 0])
             if with_entropy:
                 entropies.append(-torch.linalg.vecdot(log_p.exp(), log_p))
@@ -117,16 +136,20 @@ class ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             h, t, g = hidden[part], targets[part], grad[part, None]
-            log_p = exclude(ctx.linear(h, weight).float() / ctx.temperature, ctx.excluded, part).log_softmax(-1)
+            logits = ctx.transform.apply(ctx.linear(h, weight).float())
+            slope = ctx.transform.slope(logits)
+            log_p = exclude(logits / ctx.temperature, ctx.excluded, part).log_softmax(-1)
+            del logits
             p = log_p.exp()
             grad_logits = -g * p
             grad_logits.scatter_add_(-1, t[:, None], g)
             if grad_entropy is not None:
                 grad_logits -= grad_entropy[part, None] * p * (log_p + entropy[part, None])
-            grad_logits = (grad_logits / ctx.temperature).to(h.dtype)
+            grad_logits = grad_logits / ctx.temperature
+            grad_logits = (grad_logits if slope is None else grad_logits * slope).to(h.dtype)
             grad_hidden[part] = grad_logits @ weight
             grad_weight += (grad_logits.t() @ h).float()
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None, None
 
 
 def exclude(logits: Tensor, excluded: tuple[Tensor, list[int]] | None, part: slice) -> Tensor:

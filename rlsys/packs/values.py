@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlsys.packs.attention import target_hidden_states
+from rlsys.packs.decoder import target_hidden_states
 from rlsys.types import Pack
 
 
@@ -20,9 +20,11 @@ class PackedValues(nn.Module):
         nn.init.zeros_(self.head.weight)  # an untrained critic expects no reward
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, pack: Pack) -> Tensor:
-        """Values [K] before each of a pack's targets, in single precision."""
+    def forward(self, pack: Pack, states: bool = False) -> Tensor:
+        """Values [K] before each of a pack's targets, in single precision. `states`: the head's input [K, D] instead."""
         hidden = target_hidden_states(self.decoder, pack, self.head.weight.device)
+        if states:
+            return hidden.float()
         values: Tensor = self.head(hidden)[:, 0].float()
         return values
 

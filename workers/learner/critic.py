@@ -30,10 +30,13 @@ class CriticRank(LearnerRank):
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
         from rlsys.packs.values import PackedValues, value_loss
         from workers.learner.model import load_causal_lm
+        from workers.learner.proof import prove_states
 
         c = self.config
         self.join(address, port)
-        self.zero = ZeroEngine(PackedValues(load_causal_lm(c, model, c.policy)), c.policy, c.critic.lr)
+        packed = PackedValues(load_causal_lm(c, model, c.policy))
+        self.zero = ZeroEngine(packed, c.policy, c.critic.lr)
+        prove_states(packed.decoder, self.zero.forward_all)
         self.device, self.value_loss = self.zero.engine.device, value_loss
 
     @recorded(pack_facts)

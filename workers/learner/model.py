@@ -1,12 +1,13 @@
 """Loads a Hugging Face causal language model for packed sequences."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from rlsys.config.schema import Config, ConfigError, PolicyConfig
 from workers.cpu import compiling
 from workers.rollout.stopping import read_end_ids
 
-LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # `LogprobHead` does not compute them
 DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
@@ -17,16 +18,20 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
 
     from rlsys.packs import attention
     from rlsys.packs.exact import use_exact_linear
+    from rlsys.packs.mixers import fold_mixers
 
-    lm = AutoModelForCausalLM.from_pretrained(
-        path,
-        config=load_model_config(path, config.model.trust_remote_code),
-        dtype=getattr(torch, settings.dtype),
-        attn_implementation=attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    if exact:
-        use_exact_linear(lm)
+    model_config = load_model_config(path, config.model.trust_remote_code)
+    with refusing_unpackable(path, model_config.model_type):
+        lm = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=model_config,
+            dtype=getattr(torch, settings.dtype),
+            attn_implementation=attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        if exact:
+            use_exact_linear(lm)
+        fold_mixers(lm.get_decoder())
     if settings.gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3})
     if settings.compile:
@@ -34,15 +39,23 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     return lm
 
 
+@contextlib.contextmanager
+def refusing_unpackable(path: str, family: str) -> Iterator[None]:
+    """Turns what a library raises for a model whose layers cannot compute packs into a refusal."""
+    try:
+        yield
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.path: {path} is a {family} model, which rlsys cannot train: its layers do not compute packs of "
+            f"sequences ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})."
+        ) from error
+
+
 def load_model_config(path: str, trust_remote_code: bool) -> Any:
-    """Reads the model's configuration, with dropout off. Raises if the model transforms its logits."""
+    """Reads the model's configuration, with dropout off."""
     from transformers import AutoConfig
 
     model_config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    if transforms := [name for name in LOGIT_TRANSFORMS if getattr(model_config, name, None) not in (None, 1, 1.0)]:
-        raise ConfigError(
-            f"model.path: {path} scales or caps its logits ({', '.join(transforms)}), which is not supported."
-        )
     for name in DROPOUTS:
         if hasattr(model_config, name):
             setattr(model_config, name, 0.0)

@@ -36,11 +36,13 @@ class PolicyRank(LearnerRank):
 
         from workers.learner.model import load_packed
         from workers.learner.objective import Objective
+        from workers.learner.proof import prove_logprobs
 
         c = self.config
         self.join(address, port)
         packed = load_packed(c, model)
         self.zero, self.lm, self.source = ZeroEngine(packed, c.policy, c.policy.lr), packed.lm, model
+        prove_logprobs(self.lm, self.zero.forward_all)
         self.objective = Objective(c, self.zero.engine.device)
         sender = SENDERS[transport](self.rank, self.ranks, c.rollout.engines * c.rollout.tensor_parallel)
         shards = self.ranks if sender.sends_shards and sends_shards(c) else 1

@@ -26,8 +26,10 @@ class ReferenceWorker:
     @frees_gpu_memory
     def start(self, model: str) -> None:
         from workers.learner.model import load_packed
+        from workers.learner.proof import prove_logprobs
 
         self.packed = load_packed(self.config, model).to(self.device).eval().requires_grad_(False)
+        prove_logprobs(self.packed.lm, lambda packs, **options: [self.packed(pack, **options) for pack in packs])
 
     @recorded(pack_facts)
     @frees_gpu_memory

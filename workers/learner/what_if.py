@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
-from rlsys.packs.attention import Layout
+from rlsys.packs.layout import Layout
 from rlsys.packs.logprobs import LogprobHead, exclude
 from rlsys.types import Floats, Pack
 

@@ -39,13 +39,13 @@ class ZeroEngine:
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
 
-    def forward_all(self, packs: list[Pack]) -> list[Any]:
+    def forward_all(self, packs: list[Pack], **options: bool) -> list[Any]:
         """Returns the model's output for each pack, without gradients."""
         import torch
 
         self.engine.eval()
         with torch.no_grad():
-            return [self.engine(pack) for pack in packs]
+            return [self.engine(pack, **options) for pack in packs]
 
     def minimize(self, packs: list[Pack], pack_loss: Callable[[Pack, Any], Any], lr: float) -> dict[str, float]:
         """Makes one optimizer update, or none if on any rank a loss or its gradient is not finite.

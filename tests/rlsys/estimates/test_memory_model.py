@@ -29,7 +29,8 @@ from rlsys.estimates.memory import ProcessMemory, SequenceLengths, total_bytes
 from rlsys.estimates.processes import memory_by_role
 from rlsys.models.known_shapes import look_up_shape
 from rlsys.models.shapes import parse_config
-from rlsys.packs.attention import PACKED_ATTENTION, target_hidden_states
+from rlsys.packs.attention import PACKED_ATTENTION
+from rlsys.packs.decoder import target_hidden_states
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.packing import pack
 from workers.learner.model import compile_layers

@@ -80,30 +80,24 @@ def test_variants_of_one_shape_may_have_another_context(name, context):
     [
         ({}, 0),
         ({"max_position_embeddings": 4096}, 4096),
-        ({"model_type": "phi3", "max_position_embeddings": 4096, "sliding_window": 2047}, 2047),
+        ({"model_type": "phi3", "max_position_embeddings": 4096, "sliding_window": 2047}, 4096),
         ({"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
-        ({"model_type": "qwen2", "max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
+        ({"model_type": "phimoe", "max_position_embeddings": 32768, "sliding_window": 2047}, 2047),
+        ({"model_type": "phimoe", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
+        ({"model_type": "qwen2_moe", "max_position_embeddings": 8192, "sliding_window": 512}, 512),
         (
             {
-                "model_type": "qwen2",
-                "max_position_embeddings": 32768,
-                "sliding_window": 4096,
-                "use_sliding_window": True,
-            },
-            4096,
-        ),
-        (
-            {
+                "model_type": "qwen2_moe",
                 "max_position_embeddings": 8192,
                 "sliding_window": 512,
-                "layer_types": ["sliding_attention", "full_attention"],
+                "use_sliding_window": False,
             },
-            512,
+            8192,
         ),
-        ({"max_position_embeddings": 8192, "sliding_window": 512, "layer_types": ["full_attention"] * 2}, 8192),
+        ({"model_type": "llama4_text", "max_position_embeddings": 10**7, "attention_chunk_size": 8192}, 8192),
     ],
 )
-def test_a_sliding_window_limits_the_context_if_layers_use_it(settings, context):
+def test_a_window_that_is_only_a_mask_limits_the_context(settings, context):
     assert context_from_config(settings) == context
 
 

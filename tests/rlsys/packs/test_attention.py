@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlsys.packs.attention import PACKED_ATTENTION, PackToBlocks, SharedPrefix, build_layout, packed_attention
+from rlsys.packs.attention import PACKED_ATTENTION, packed_attention
+from rlsys.packs.layout import PackToBlocks, SharedPrefix, build_layout
 from rlsys.tasks import zigzag
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -141,12 +142,10 @@ def test_a_token_does_not_see_later_tokens():
     assert not torch.allclose(before[3:], after[3:])
 
 
-def test_a_sequence_beyond_a_sliding_window_is_refused():
-    x = torch.zeros(1, 1, 6, 4)
-    module = torch.nn.Module()
-    packed_attention(module, x, x, x, None, layout=build_layout([3, 3], [-1, -1]), sliding_window=3)
-    with pytest.raises(ValueError, match="sliding window"):
-        packed_attention(module, x, x, x, None, layout=build_layout([4, 2], [-1, -1]), sliding_window=3)
-    packed_attention(module, x, x, x, None, layout=build_layout([2, 2, 2], [-1, 0, 0]), sliding_window=4)
-    with pytest.raises(ValueError, match="sliding window"):
-        packed_attention(module, x, x, x, None, layout=build_layout([2, 2, 2], [-1, 0, 0]), sliding_window=3)
+def test_a_query_sees_its_window_and_nothing_before_it():
+    """With scores of 0, attention is the mean of the values that a query sees."""
+    x, values = torch.zeros(1, 1, 8, 1), torch.arange(8.0).view(1, 1, 8, 1)
+    layout = build_layout([5, 2, 1], [-1, 0, -1])  # a prompt 0 … 4, its continuation 5 6, and a sequence 7
+    output, _ = packed_attention(torch.nn.Module(), x, x, values, None, layout=layout, sliding_window=3)
+    seen = [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6], [7]]
+    torch.testing.assert_close(output.flatten(), torch.tensor([sum(keys) / len(keys) for keys in seen]))

@@ -1,0 +1,111 @@
+"""Tiny random models of many families, in float32. Each one mixes tokens in another way."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCABULARY = 61
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+REFUSED: dict[str, dict[str, Any]] = {
+    "llama4_text": {
+        "attention_chunk_size": 6,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 2,
+    },
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+    "bloom": {},
+    "stablelm": {},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 6},
+    "phi3": {"sliding_window": 6, "original_max_position_embeddings": 128},
+    "qwen2": {},
+    "qwen2_moe": MOE | {"shared_expert_intermediate_size": 16},
+    "qwen3": {},
+    "qwen3_moe": MOE,
+    "qwen3_5_text": LINEAR,
+    "qwen3_next": MOE | LINEAR | {"shared_expert_intermediate_size": 16},
+    "gemma": {},
+    "gemma2": {"sliding_window": 6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "smollm3": {},
+    "granite": {"logits_scaling": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5},
+    "granitemoehybrid": MAMBA
+    | {
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 16,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_ff_dim": 48},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 64, "lm_head_multiplier": 0.7},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+    },
+    "deepseek_v3": {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+    },
+    "cohere2": {"sliding_window": 6, "logit_scale": 0.5, "layer_types": ["sliding_attention", "full_attention"]},
+    "jamba": {"mamba_d_state": 8, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "minimax": {"num_local_experts": 2},
+}
+
+
+def build_family(name: str, **options: Any) -> Any:
+    """A random model; its weights are large enough for what it computes to matter."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **COMMON | (FAMILIES | REFUSED)[name] | options)
+    model = AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() >= 2 or parameter_name.endswith("sinks"):
+                parameter.normal_(0, 0.3)
+    return model.eval()

@@ -1,0 +1,153 @@
+"""Packs against transformers' own forward pass of each sequence alone, for tiny random models of many families."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, REFUSED, VOCABULARY, build_family
+from transformers import PreTrainedModel
+
+from rlsys.packs.attention import PACKED_ATTENTION, packed_attention
+from rlsys.packs.layout import build_layout
+from rlsys.packs.logprobs import PackedLogprobs
+from rlsys.packs.mixers import find_mixers, fold_mixers
+from rlsys.packs.packing import pack
+from rlsys.packs.proof import prove_packing
+from rlsys.types import Batch, Pack, Prompt, Sample
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "rlsys" / "models" / "README.md"
+PROMPTS, COMPLETIONS, GROUPS = (10, 5), (7, 12, 9), (0, 0, 1)
+
+
+def make_batch() -> Batch:
+    """Three sequences, two of them with one prompt; some are longer than the windows of `FAMILIES`."""
+    tokens = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)) for n in range(20)]
+    prompts = [Prompt(f"p{i}", "", "", tokens[n].tolist(), {}) for i, n in enumerate(PROMPTS)]
+    samples = [
+        Sample(f"p{g}", i, "", tokens[n].numpy().astype(np.int32), np.zeros(n, dtype=np.float32), "stop", 0)
+        for i, (g, n) in enumerate(zip(GROUPS, COMPLETIONS, strict=True))
+    ]
+    return Batch(prompts, samples, np.array(GROUPS), np.zeros(3, dtype=np.float32), [])
+
+
+def logprobs_alone(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Log-probs of all completions, each sequence through the untouched model."""
+    parts = []
+    for sample, group in zip(batch.samples, batch.groups, strict=True):
+        prompt, completion = batch.prompts[group].tokens, sample.tokens.tolist()
+        logits = model(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0]
+        log_p = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        parts.append(log_p.gather(-1, torch.tensor(completion)[:, None])[:, 0])
+    return torch.cat(parts)
+
+
+def make_packed(model: PreTrainedModel, fold: bool = True) -> PackedLogprobs:
+    model.set_attn_implementation(PACKED_ATTENTION)
+    if fold:
+        fold_mixers(model.get_decoder())
+    return PackedLogprobs(model)
+
+
+def one_pack(share_prompts: bool) -> Pack:
+    batch = make_batch()
+    [[together]] = pack(batch, range(3), ranks=1, tokens_per_pack=1000, share_prompts=share_prompts)
+    return together
+
+
+def gradients(model: torch.nn.Module, logprobs: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_sequences_are_computed_as_if_each_were_alone(family):
+    model = build_family(family)
+    model.set_attn_implementation("eager")
+    expected = logprobs_alone(model, make_batch())
+    expected_gradient = gradients(model, expected)
+    packed = make_packed(model)
+    for share_prompts in (False, True):
+        logprobs, _ = packed(one_pack(share_prompts))
+        assert (logprobs - expected).abs().mean() < 5e-6
+        gradient = gradients(model, logprobs)
+        assert (gradient - expected_gradient).norm() < 1e-4 * expected_gradient.norm()
+
+
+@pytest.mark.parametrize(
+    "family, kind",
+    [("lfm2", "Lfm2ShortConv"), ("falcon_h1", "FalconH1Mixer"), ("qwen3_5_text", "Qwen3_5GatedDeltaNet")],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_proof_names_a_module_that_runs_on_into_the_next_sequence(family, kind, dtype):
+    packed = make_packed(build_family(family).to(dtype), fold=False)
+    with pytest.raises(ValueError, match=f"than each sequence alone.*{kind}"):
+        prove(packed)
+    fold_mixers(packed.lm.get_decoder())
+    prove(packed)
+
+
+def test_the_proof_finds_a_soft_cap_that_attention_drops(monkeypatch):
+    packed = make_packed(build_family("gemma2"))
+    prove(packed)
+    functions = type(packed.lm).__module__
+    monkeypatch.setitem(
+        __import__(functions, fromlist=["x"]).ALL_ATTENTION_FUNCTIONS._global_mapping,
+        PACKED_ATTENTION,
+        lambda *arguments, softcap=None, **keywords: packed_attention(*arguments, **keywords),
+    )
+    with pytest.raises(ValueError, match="Gemma2Attention"):
+        prove(packed)
+
+
+def test_the_proof_finds_logits_that_are_not_scaled():
+    packed = make_packed(build_family("granite"))
+    prove(packed)
+    packed.lm.get_output_embeddings().transform = type(packed.lm.get_output_embeddings().transform)()
+    with pytest.raises(ValueError, match="GraniteForCausalLM computes a pack"):
+        prove(packed)
+
+
+def prove(packed: PackedLogprobs) -> None:
+    prove_packing(
+        type(packed.lm).__name__,
+        packed.lm.get_decoder(),
+        lambda p: packed(p)[0],
+        lambda p: packed(p, plain=True)[0],
+    )
+
+
+def test_modules_that_treat_each_token_by_itself_are_no_mixers():
+    """A mixture of experts computes tokens in batches that depend on the other tokens, but mixes nothing."""
+    for family in ("llama", "qwen3_moe", "gpt_oss", "deepseek_v3"):
+        model = build_family(family)
+        model.set_attn_implementation(PACKED_ATTENTION)
+        assert find_mixers(model.get_decoder()) == set()
+
+
+@pytest.mark.parametrize("family", ["phimoe", "llama4_text"])
+def test_a_sequence_beyond_a_window_that_is_only_a_mask_is_refused(family):
+    with pytest.raises(ValueError, match="longer than the window of 6 tokens"):
+        make_packed(build_family(family))(one_pack(share_prompts=False))
+
+
+def test_an_argument_that_is_not_computed_is_refused_by_name_and_model():
+    module, x = torch.nn.Identity(), torch.zeros(1, 1, 4, 2)
+    layout = build_layout([4], [-1])
+    packed_attention(module, x, x, x, None, layout=layout, position_ids=x, is_causal=True)
+    with pytest.raises(ValueError, match="Identity hands attention `position_bias`"):
+        packed_attention(module, x, x, x, None, layout=layout, position_bias=x)
+    with pytest.raises(ValueError, match="Identity hands attention `attention_mask`"):
+        packed_attention(module, x, x, x, x, layout=layout)
+    with pytest.raises(ValueError, match="Identity hands attention `is_causal`"):
+        packed_attention(module, x, x, x, None, layout=layout, is_causal=False)
+
+
+def test_the_page_names_exactly_the_families_that_are_tested():
+    rows = [row.strip("|").split("|") for row in PAGE.read_text().splitlines() if row.startswith("|`")]
+    trained = {name.strip(" `") for row in rows if row[2] == "yes" for name in row[0].split(",")}
+    refused = {name.strip(" `") for row in rows if row[2] != "yes" for name in row[0].split(",")}
+    assert trained == set(FAMILIES)
+    assert refused == set(REFUSED)
