@@ -28,7 +28,7 @@ class WhatIf:
     samplings: tuple[Sampling, ...]
     weights: str = ""  # a model directory, or STEP_0
     dtype: str = ""  # bfloat16 | float32
-    attention: str = ""  # plain: softmax(q kᵀ) v, written out, one sequence at a time
+    attention: str = ""  # own: as transformers computes the model, one sequence at a time
     positions: str = ""  # left: as with padding before the prompt; right: as with padding after it
     longest_prompt: int = 0  # tokens to which `positions` pads prompts
 

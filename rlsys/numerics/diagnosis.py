@@ -22,6 +22,7 @@ class Diagnosis:
     untested: dict[str, str] = field(default_factory=dict)  # cause → why
     tokenizer_remarks: list[str] = field(default_factory=list)  # made whatever the gap is
     bfloat16_gap: float | None = None  # mean by which bfloat16 alone moves the policy's log-probs
+    half_precision: bool = False  # engines or policy are configured for it
 
     @property
     def explanation(self) -> Hypothesis | None:
@@ -36,11 +37,9 @@ class Diagnosis:
         if h := self.explanation:
             return f"{h.cause}: {h.claim} (gap {before:.2g} → {h.mean:.2g})"
         # Two bfloat16 passes may round differently, so computing in bfloat16 may not remove the gap: compare sizes.
-        if self.bfloat16_gap is not None and self.bfloat16_gap >= before * MAX_UNEXPLAINED_SHARE:
-            return (
-                f"dtype: rounding to bfloat16 moves the policy's own log-probs by {self.bfloat16_gap:.2g}, "
-                f"and the gap is {before:.2g}"
-            )
+        rounding = self.bfloat16_gap if self.half_precision else None
+        if rounding is not None and rounding >= before * MAX_UNEXPLAINED_SHARE:
+            return f"dtype: rounding to bfloat16 moves the policy's own log-probs by {rounding:.2g}, and the gap is {before:.2g}"
         nearest = min(self.tested, key=lambda h: h.mean, default=None)
         if nearest is None:
             return "none of the known causes could be tested"
@@ -69,7 +68,9 @@ def diagnose(agreement: Agreement, weights: dict[str, str], *, policy: Diagnosab
     batch = agreement.batch
     facts = policy.model_facts([p.text for p in batch.prompts] + [s.text for s in batch.samples])
     tester = HypothesisTester(agreement, policy, config, facts, weights)
-    diagnosis = Diagnosis(agreement, tokenizer_remarks=find_tokenizer_problems(batch, facts))
+    half = {config.rollout.dtype, config.policy.dtype} != {"float32"}
+    remarks = find_tokenizer_problems(batch, facts)
+    diagnosis = Diagnosis(agreement, tokenizer_remarks=remarks, half_precision=half)
     for cause, outcomes in CAUSES.items():
         for outcome in outcomes(tester):
             if isinstance(outcome, str):

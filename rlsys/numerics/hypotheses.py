@@ -197,9 +197,9 @@ def stale_weights(tester: HypothesisTester) -> Outcomes:
         yield tester.test("stale weights", f"the engine seems to have the weights of {name}", what_if)
 
 
-def attention(tester: HypothesisTester) -> Outcomes:
-    claim = "the trainer's packed attention gives other log-probs than plain attention, one sequence at a time"
-    yield tester.test("attention kernel", claim, WhatIf((tester.sampling,), attention="plain"))
+def packing(tester: HypothesisTester) -> Outcomes:
+    claim = "the trainer's packs give other log-probs than the model's own attention, one sequence at a time"
+    yield tester.test("packing", claim, WhatIf((tester.sampling,), attention="own"))
 
 
 CAUSES: dict[str, Callable[[HypothesisTester], Outcomes]] = {
@@ -211,7 +211,7 @@ CAUSES: dict[str, Callable[[HypothesisTester], Outcomes]] = {
     "tokenizer": tokenizer,
     "padding": padding,
     "stale weights": stale_weights,
-    "attention kernel": attention,
+    "packing": packing,
 }
 
 

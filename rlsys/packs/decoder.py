@@ -39,7 +39,10 @@ def logit_positions(pack: Pack, device: torch.device) -> Tensor:
 
 @contextmanager
 def own_attention(decoder: Any) -> Iterator[None]:
-    """While it is open, the model attends as transformers computes it: for one sequence, not for a pack of several."""
+    """Patch: while it is open, the model attends as transformers computes it, for one sequence instead of a pack.
+
+    The packing proof and a diagnosis compare with it.
+    """
     packed, compiles = decoder.config._attn_implementation, "torch._dynamo" in sys.modules
     decoder.set_attn_implementation("eager")
     try:

@@ -24,7 +24,7 @@ LEAK = 0.01  # of a module's largest output; rounding is smaller, what a mixer h
 
 
 def fold_mixers(decoder: Any) -> list[str]:
-    """Makes every mixer of a decoder run on blocks. Returns the names of their classes."""
+    """Patch: makes every mixer of a decoder run on blocks. Returns the names of their classes."""
     kinds = find_mixers(decoder)
     for module in decoder.modules():
         if type(module) in kinds:

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
-from rlsys.packs.layout import Layout
+from rlsys.packs.decoder import own_attention
 from rlsys.packs.logprobs import LogprobHead, exclude
 from rlsys.types import Floats, Pack
 
-PLAIN_ATTENTION = "rlsys_plain"
 Forward = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.forward_all`
 
 
@@ -40,7 +39,7 @@ def rescore(
         elif what_if.dtype == "float32":
             changes.enter_context(compute_in_float32(lm))
         if what_if.attention:
-            changes.enter_context(use_plain_attention(lm))
+            changes.enter_context(own_attention(lm.get_decoder()))
         scores = []
         for pack in packs:
             with use_padded_positions(lm, pack, what_if) if what_if.positions else contextlib.nullcontext():
@@ -66,7 +65,8 @@ class SamplingHead(LogprobHead):
             part = slice(start, start + self.chunk)
             logits = nn.functional.linear(hidden[part], self.weight)
             logits = logits.to(torch.bfloat16) if self.round_logits else logits
-            logits = exclude(logits.float(), None if early is None else (early, self.end_ids), part)
+            logits = self.transform.apply(logits.float())
+            logits = exclude(logits, None if early is None else (early, self.end_ids), part)
             columns.append(sampling_logprobs(logits, targets[part], self.samplings))
         return torch.cat(columns), targets
 
@@ -183,41 +183,7 @@ def compute_in_float32(lm: Any) -> Iterator[None]:
             parameter.data = original
 
 
-# --- attention and positions ------------------------------------------------------------------------------------------
-
-
-def plain_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    layout: Layout | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """One sequence, no kernel: softmax(q kᵀ · scale) v.  [1, H, T, D] each -> [1, T, H, D]"""
-    heads_per_key = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(heads_per_key, dim=1), value.repeat_interleave(heads_per_key, dim=1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = (query @ key.transpose(2, 3)).float() * scale
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    weights = scores.masked_fill(future, -torch.inf).softmax(-1).to(value.dtype)
-    return (weights @ value).transpose(1, 2), None
-
-
-AttentionInterface.register(PLAIN_ATTENTION, plain_attention)
-
-
-@contextlib.contextmanager
-def use_plain_attention(lm: Any) -> Iterator[None]:
-    """Patch: switches the model's attention without building the model again."""
-    original = lm.config._attn_implementation
-    lm.config._attn_implementation = PLAIN_ATTENTION
-    try:
-        yield
-    finally:
-        lm.config._attn_implementation = original
+# --- positions --------------------------------------------------------------------------------------------------------
 
 
 def padded_positions(pack: Pack, what_if: WhatIf) -> Tensor:

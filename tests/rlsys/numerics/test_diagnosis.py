@@ -89,8 +89,8 @@ def agrees_if(applies: Callable[[Pack, WhatIf, Sampling], bool], gap: float = 1.
             "stale weights: the engine seems to have the weights of the checkpoint",
         ),
         (
-            lambda p, v, s: v.attention == "plain",
-            "attention kernel: the trainer's packed attention gives other log-probs",
+            lambda p, v, s: v.attention == "own",
+            "packing: the trainer's packs give other log-probs",
         ),
         (
             lambda p, v, s: v.positions == "left" and v.longest_prompt == 5,
@@ -168,29 +168,31 @@ def test_prompts_of_one_length_have_nothing_to_pad(config):
     assert not any(s.cause == "padding" for s in diagnosis.tested)
 
 
-def test_a_gap_of_the_size_of_rounding_is_blamed_on_dtype(config):
+def test_a_gap_of_the_size_of_rounding_is_blamed_on_dtype_only_if_something_rounds(config):
     half = replace(config, rollout=replace(config.rollout, dtype="bfloat16"))
     diagnosis = run_diagnosis(half, lambda p, v, s: 0.01 if v.dtype else 0.03, before=0.03)
     assert str(diagnosis).startswith("dtype: the engine computes in bfloat16, the trainer in float32")
     other = run_diagnosis(half, lambda p, v, s: -0.02 if v.dtype else 0.03, before=0.03)
     assert other.bfloat16_gap == pytest.approx(0.05, rel=1e-3)
     assert str(other) == "dtype: rounding to bfloat16 moves the policy's own log-probs by 0.05, and the gap is 0.03"
+    single = run_diagnosis(config, lambda p, v, s: -0.02 if v.dtype else 0.03, before=0.03)
+    assert str(single).startswith("none of the known causes explains it"), "nothing here computes in bfloat16"
 
 
 def test_an_unexplained_gap_is_reported_with_the_nearest_cause(config):
     diagnosis = run_diagnosis(config, lambda p, v, s: 0.8 if v.attention else 1.0)
     assert diagnosis.explanation is None
-    assert str(diagnosis).startswith("none of the known causes explains it: the nearest is attention kernel (")
+    assert str(diagnosis).startswith("none of the known causes explains it: the nearest is packing (")
     assert str(diagnosis).endswith("with a gap of 0.8 after 1")
 
 
 def test_the_error_has_figures_cause_and_a_way_out(config):
-    policy = CausePolicy(agrees_if(lambda p, v, s: v.attention == "plain"))
+    policy = CausePolicy(agrees_if(lambda p, v, s: v.attention == "own"))
     message = str(explain_disagreement(make_agreement(), {}, policy=policy, config=config))
     assert message.startswith(
         "rollout and policy disagree: mean 1, largest 1 over 10 tokens; the mean may be 0.001. Cause: "
     )
-    assert "attention kernel: " in message
+    assert "packing: " in message
     assert "rlsys doctor CONFIG" in message
     assert "trainer.max_mismatch" in message
 

