@@ -31,3 +31,6 @@ class LogitTransform:
         if self.cap is None:
             return None if self.scale == 1 else self.scale
         return self.scale * (1 - (transformed / self.cap).square())
+
+
+UNCHANGED = LogitTransform()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlsys.packs import exact
 from rlsys.packs.decoder import decoder_inputs, logit_positions, target_hidden_states
-from rlsys.packs.logit_transform import LogitTransform
+from rlsys.packs.logit_transform import UNCHANGED, LogitTransform
 from rlsys.types import Pack
 
 EXCLUDED = -1e30  # the logit of a token that is not sampled; its probability is exactly 0
@@ -107,7 +107,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
         with_entropy: bool = True,
         excluded: tuple[Tensor, list[int]] | None = None,
-        transform: LogitTransform = LogitTransform(),
+        transform: LogitTransform = UNCHANGED,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.chunk, ctx.linear = temperature, chunk, linear
