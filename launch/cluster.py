@@ -199,7 +199,7 @@ def _start_workers(
     ranks = actors.make_spawner(PolicyRank, place, learner_env, forked_by=MODELS)
     policy = PolicyGroup(config, ranks, watchdog) if training else None
     scorer = actors.make_spawner(ReferenceWorker, place, learner_env, forked_by=MODELS)
-    reference = Reference(config, scorer, watchdog) if needs_reference else None
+    reference = Reference(config, scorer, watchdog, policy) if needs_reference and policy else None
     critic_ranks = actors.make_spawner(CriticRank, place, learner_env, forked_by=MODELS)
     critic = CriticGroup(config, critic_ranks, watchdog) if needs_critic else None
     engines = actors.make_spawner(RolloutWorker, place, engine_env, forked_by=ENGINES)

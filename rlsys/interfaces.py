@@ -106,37 +106,8 @@ class Diagnosable(Scorer, Protocol):
         ...
 
 
-class Critic(Scorer, Protocol):
-    """All ranks of the critic together."""
-
-    def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
-        """Makes one optimizer update on one mini-batch. Returns its loss and gradient norm."""
-        ...
-
-    def save(self, folder: str) -> None:
-        """Sets the state aside and starts to write it into `folder`. `saved_files` tells when it is complete."""
-        ...
-
-    def saved_files(self, wait: bool) -> dict[str, str] | None:
-        """Returns the SHA-256 of each file of the last `save`, by path; None while they are still being written."""
-        ...
-
-    def load(self, folder: str) -> None: ...
-
-
-class Policy(Scorer, Protocol):
-    """All ranks of the policy together."""
-
-    def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
-        """Makes one optimizer update on one mini-batch. Returns sums over its tokens.
-
-        `metrics.update_metrics` turns them into means.
-        """
-        ...
-
-    def sync(self, version: int) -> None:
-        """Sends the weights to every engine as `version`, and verifies that each engine computes with them."""
-        ...
+class Learner(Scorer, Protocol):
+    """A model whose weights change, and belong to checkpoints."""
 
     def save(self, folder: str) -> None:
         """Sets the state aside and starts to write it into `folder`. `saved_files` tells when it is complete."""
@@ -148,4 +119,35 @@ class Policy(Scorer, Protocol):
 
     def load(self, folder: str) -> None:
         """Loads what any number of ranks with any ZeRO stage have saved."""
+        ...
+
+
+class Reference(Learner, Protocol):
+    """The model that KL is measured against."""
+
+    def refresh(self) -> None:
+        """Takes the policy's weights."""
+        ...
+
+
+class Critic(Learner, Protocol):
+    """All ranks of the critic together."""
+
+    def update(self, packs: list[list[Pack]], lr: float) -> dict[str, float]:
+        """Makes one optimizer update on one mini-batch. Returns its loss and gradient norm."""
+        ...
+
+
+class Policy(Learner, Protocol):
+    """All ranks of the policy together."""
+
+    def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
+        """Makes one optimizer update on one mini-batch. Returns sums over its tokens.
+
+        `metrics.update_metrics` turns them into means.
+        """
+        ...
+
+    def sync(self, version: int) -> None:
+        """Sends the weights to every engine as `version`, and verifies that each engine computes with them."""
         ...

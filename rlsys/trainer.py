@@ -16,7 +16,7 @@ from rlsys.config.schema import Config, ConfigError
 from rlsys.data import Dataset
 from rlsys.evaluation.evaluator import Evaluator
 from rlsys.evaluation.held_out import HeldOutSet
-from rlsys.interfaces import Critic, Policy, Rewards, Rollout, Scorer
+from rlsys.interfaces import Critic, Learner, Policy, Reference, Rewards, Rollout
 from rlsys.metrics import PhaseTimer, step_metrics
 from rlsys.models.lookup import pairs_per_token
 from rlsys.numerics import agreement
@@ -50,14 +50,14 @@ class Trainer:
         rollout: Rollout,
         rewards: Rewards,
         policy: Policy,
-        reference: Scorer | None,
+        reference: Reference | None,
         critic: Critic | None,
         log: RunLog,
         explain: Explain,
         stop: StopSignal | None = None,
     ):
         self.config, self.log, self.stop = config, log, stop or StopSignal()
-        self.rollout, self.policy, self.explain = rollout, policy, explain
+        self.rollout, self.policy, self.reference, self.explain = rollout, policy, reference, explain
         budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
         pack_batch = partial(pack, tokens_per_pack=budget, pairs_per_token=cost)
         collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
@@ -66,7 +66,9 @@ class Trainer:
         self.credit = CreditAssignment(config)
         self.updates = Updates(config, policy, critic, pack_batch, log)
         self.evaluator = Evaluator(config, evals, collector, log)
-        learners: list[Policy | Critic] = [policy, critic] if critic else [policy]
+        learners: list[Learner] = [policy, critic] if critic else [policy]
+        if reference and config.reference.refresh_every:
+            learners.append(reference)
         self.checkpointing = Checkpointing(log, learners, keep_last=config.checkpoint.keep_last)
         self.schedule = SyncSchedule.from_config(config)
         self.state = RunState(kl_coef=config.reference.kl_coef, best=BestStep(config.checkpoint.keep_best))
@@ -148,6 +150,7 @@ class Trainer:
         require_agreement(self.config, step, metrics)
 
         self.sync_weights_if_due(step, timer)
+        self.refresh_reference_if_due(step)
         if self.scoring.has_reference:
             metrics["kl_coef"] = self.state.kl_coef
         kl_coef = self.adapt_kl_coef(metrics) if updates.policy else self.state.kl_coef
@@ -167,6 +170,13 @@ class Trainer:
                 self.pipeline.wait_until_idle(after=step)
         with timer("sync"):
             self.sync(step)
+
+    def refresh_reference_if_due(self, step: int) -> None:
+        """The reference takes the policy's weights, before any later batch is scored."""
+        every = self.config.reference.refresh_every
+        if self.reference and every and step % every == 0:
+            self.reference.refresh()
+            self.log.event("reference refreshed", step=step)
 
     def sync(self, step: int) -> None:
         """Brings the policy's weights to the engines and verifies them. Their version is the step that made them."""

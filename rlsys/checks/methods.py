@@ -106,10 +106,16 @@ def check_entropy(c: Config) -> Iterator[str]:
 
 
 def check_reference(c: Config) -> Iterator[str]:
-    if c.reference.path and not c.reference.kl_coef > 0:
+    for option in ("path", "refresh_every"):
+        if (value := getattr(c.reference, option)) and not c.reference.kl_coef > 0:
+            yield (
+                f"reference.{option} is {value}, but kl_coef is 0: there is no reference. "
+                "Set reference.kl_coef, such as 0.01, or leave it out."
+            )
+    if c.reference.path and c.reference.refresh_every:
         yield (
-            f"reference.path is {c.reference.path}, but kl_coef is 0: there is no reference. "
-            "Set reference.kl_coef, such as 0.01, or leave the path out."
+            f"reference.path ({c.reference.path}) is a model that stays, and reference.refresh_every "
+            f"({c.reference.refresh_every}) takes the policy's weights. Use one of them."
         )
     if c.reference.kl_target and not c.reference.kl_coef > 0:
         yield (

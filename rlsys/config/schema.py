@@ -228,6 +228,7 @@ class ReferenceConfig:
     kl_coef: float = not_negative(0.0)  # weight of the KL term; 0: there is no reference worker
     path: str = ""  # another model with the same tokenizer, named as model.path; empty: the policy of step 0
     kl_in: str = one_of("loss", "reward")  # whether KL is a term of the loss or is subtracted from the reward
+    refresh_every: int = not_negative(0)  # steps after which the reference takes the policy's weights; 0: never
     kl_target: float = not_negative(0.0)  # KL per token at which an adaptive kl_coef aims; 0: kl_coef is constant
     kl_horizon: int = positive(10)  # steps in which an adaptive kl_coef changes by about 20 % at most
     gpus: float = not_negative(0.0)  # GPUs on a GPU cluster; a fraction shares one, 0 runs the reference on the CPU

@@ -15,10 +15,11 @@ class DiskSpace:
     optimizer: float
     critic: float
     checkpoints: int
+    reference: float = 0.0  # a refreshed one
 
     @property
     def checkpoint(self) -> float:
-        return self.weights + self.optimizer + self.critic
+        return self.weights + self.optimizer + self.critic + self.reference
 
     @property
     def run(self) -> float:
@@ -35,4 +36,5 @@ def disk_space(c: Config, model: ModelShape) -> DiskSpace:
     )  # an old one is removed after the new one is written
     checkpoints = min(written, most) if c.checkpoint.keep_last else written
     critic = (weights + optimizer) * (c.algorithm.advantage == "gae")
-    return DiskSpace(weights, optimizer, critic, checkpoints)
+    refreshed = bool(c.reference.kl_coef and c.reference.refresh_every)
+    return DiskSpace(weights, optimizer, critic, checkpoints, weights * refreshed)

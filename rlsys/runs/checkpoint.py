@@ -4,6 +4,7 @@ A checkpoint `step-000040` has a file `SHA256SUMS`, which shows whether it is in
 
 step-000040/
     model/       Hugging Face directory            optimizer/  its state, by parameter; critic/ has both too
+    reference/   weights of a refreshed reference
     state.json   where the run stands              pending/    batches that are sampled but not trained on yet
     SHA256SUMS   every file; `sha256sum -c SHA256SUMS` checks them too
 """

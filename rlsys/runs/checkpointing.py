@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlsys.interfaces import Critic, Policy
+from rlsys.interfaces import Learner
 from rlsys.runs.checkpoint import Checkpoints
 from rlsys.runs.run_log import RunLog
 from rlsys.runs.state import RunState
@@ -12,7 +12,7 @@ from rlsys.types import Batch
 class Checkpointing:
     """`begin` sets the state aside, workers write it while training goes on, `commit` puts the whole in place."""
 
-    def __init__(self, log: RunLog, learners: Sequence[Policy | Critic], *, keep_last: int):
+    def __init__(self, log: RunLog, learners: Sequence[Learner], *, keep_last: int):
         self.log, self.learners = log, learners
         self.files = Checkpoints(log.run.path / "checkpoints", keep_last)
         self.saved_step = 0  # the last one whose state has been set aside by every learner

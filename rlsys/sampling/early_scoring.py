@@ -114,7 +114,8 @@ class EarlyScoring:
         # These have their weights and nothing else to do while engines sample, and all samples end up in the batch.
         on_policy, separate = config.pipeline.max_lag == 0, config.cluster.placement == "separate"
         keeps_all = not config.dynamic_sampling.enabled and not config.rollout.oversample
-        self.early = [name for name in self.scorers if separate and keeps_all and (name == "ref" or on_policy)]
+        frozen = [] if config.reference.refresh_every else ["ref"]
+        self.early = [name for name in self.scorers if separate and keeps_all and (name in frozen or on_policy)]
         self.threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"score {name}") for name in self.scorers}
         self.tokens_per_pack = config.policy.tokens_per_pack
         self.samples_per_prompt = config.trainer.samples_per_prompt

@@ -297,13 +297,28 @@ class FakeCritic:
 class FakeReference:
     ranks = 1
 
-    def __init__(self, events: list[str]):
-        self.events = events
+    def __init__(self, events: list[str], policy: "FakePolicy"):
+        self.events, self.policy, self.weight = events, policy, 0.0
+        self.refreshes: list[float] = []
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         tell_once(self.events, "reference")
         assert len(packs) == 1
-        return [[p.rollout - np.float32(0.5) for p in own] for own in packs]
+        return [[p.rollout + np.float32(self.weight - 0.5) for p in own] for own in packs]
+
+    def refresh(self) -> None:
+        self.weight = self.policy.weight
+        self.refreshes.append(self.weight)
+
+    def save(self, folder: str) -> None:
+        self.file = Path(folder) / "reference.json"
+        self.file.write_text(json.dumps(self.weight))
+
+    def saved_files(self, wait: bool) -> dict[str, str]:
+        return {self.file.name: hashlib.sha256(self.file.read_bytes()).hexdigest()}
+
+    def load(self, folder: str) -> None:
+        self.weight = json.loads((Path(folder) / "reference.json").read_text())
 
 
 class FakeProgress:

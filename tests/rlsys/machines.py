@@ -53,7 +53,7 @@ class Machines:
         self.run_directory = RunDirectory(self.config)
         self.rollout, self.rewards = rollout(self.events), FakeRewards()
         self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
-        self.critic, self.reference = FakeCritic(self.events), FakeReference(self.events)
+        self.critic, self.reference = FakeCritic(self.events), FakeReference(self.events, self.policy)
         self.tracking = Tracking(
             self.config, self.run_directory.path, self.progress.note, self.run_directory.record_event
         )

@@ -28,6 +28,11 @@ from rlsys.pipeline import SyncSchedule
             ["lr_schedule_steps (50)", "trainer.steps (100)", "rate of 0", "Use 100 or more, or null"],
         ),
         ("policy.lr_schedule_steps=200", ["lr_schedule_steps is 200", "constant has no end", "=null"]),
+        ("reference.refresh_every=5", ["reference.refresh_every is 5", "kl_coef is 0"]),
+        (
+            "reference.path=builtin:tiny reference.refresh_every=5 reference.kl_coef=0.1",
+            ["reference.path (builtin:tiny)", "refresh_every (5)", "Use one of them"],
+        ),
         ("reference.path=builtin:tiny", ["reference.path is builtin:tiny", "kl_coef is 0"]),
         ("reference.path=./no_model reference.kl_coef=0.1", ["reference.path: no_model/config.json does not exist"]),
         ("rollout.min_new_tokens=513", ["min_new_tokens (513)", "max_new_tokens (512)"]),

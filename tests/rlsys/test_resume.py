@@ -44,6 +44,26 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, moment, count, lef
         assert again.column(name, "completion") == whole.column(name, "completion")
 
 
+@pytest.mark.parametrize(("moment", "count"), [("update", 6), ("save", 2), ("sync", 5), ("update", 9)])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_refreshed_reference_is_what_it_was_after_a_kill(tmp_path, moment, count, lag):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    options = ["trainer.steps=5", f"pipeline.max_lag={lag}", "reference.refresh_every=2", "reference.kl_coef=0.1"]
+    whole = Machines(tmp_path / "whole", *options, reference=True).run()
+    assert len(whole.reference.refreshes) == 2
+    assert whole.reference.weight == whole.reference.refreshes[1] != whole.policy.weight, "that of step 4, not of 5"
+
+    killed_while(Machines(tmp_path / "killed", *options, reference=True), moment, count)
+    again = Machines(tmp_path / "killed", *options, reference=True).run()
+    assert learned(again.lines) == learned(whole.lines)
+    assert again.reference.weight == whole.reference.weight
+    events = [
+        e["step"] for e in read_lines(whole.run_directory.path / "events.jsonl") if e["event"] == "reference refreshed"
+    ]
+    assert events == [2, 4]
+
+
 def test_a_run_killed_just_after_its_checkpoint_keeps_the_line_of_that_step(tmp_path):
     machines = Machines(tmp_path, "trainer.steps=4")
     event = machines.run_directory.record_event

@@ -14,6 +14,7 @@ from workers.learner import policy_checkpoint
 from workers.learner.checkpoint_writer import merge_results
 from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.ranks import LearnerGroup, LearnerRank
+from workers.learner.tensor_files import write_tensors
 from workers.learner.weight_sync import WeightSync
 from workers.learner.zero import ZeroEngine
 from workers.rollout.rollout_group import RolloutGroup
@@ -101,6 +102,13 @@ class PolicyRank(LearnerRank):
         self.writer.wait()
         policy_checkpoint.load_state(self.zero, self.lm, Path(folder))
 
+    @frees_gpu_memory
+    def write_weights(self, file: str) -> None:
+        """Rank 0 writes the present weights."""
+        weights = policy_checkpoint.gather_weights(self.zero, self.lm)
+        if self.rank == 0:
+            write_tensors(Path(file), weights)
+
     # --- diagnosis ----------------------------------------------------------------------------------------------------
 
     def rescore(self, packs: list[Pack], what_if: WhatIf) -> list[Floats]:
@@ -150,6 +158,9 @@ class PolicyGroup(LearnerGroup):
 
     def load(self, folder: str) -> None:
         self.call_all("load", folder, doing="loading a checkpoint")
+
+    def write_weights(self, file: str) -> None:
+        self.call_all("write_weights", file, doing="writing the reference's weights")
 
     def rescore(self, packs: list[list[Pack]], what_if: WhatIf) -> list[list[Floats]]:
         return self.scatter("rescore", packs, what_if)

@@ -24,14 +24,20 @@ def copy_state(zero: ZeroEngine, lm: Any, dtype: str) -> dict[str, dict[str, Any
             parameters, MOMENTS if model_holds_fp32 else (WEIGHT, *MOMENTS)
         )
     }
-    weights = {}
-    for name, parameter in parameters.items():
-        with zero.gathered(parameter):
-            if zero.rank == 0:
-                weights[name] = parameter.detach().to("cpu", copy=True)
+    weights = gather_weights(zero, lm)
     if zero.rank == 0:
         files["model/model.safetensors"] = revert_weight_conversion(lm, weights) if lm._weight_conversions else weights
     return files
+
+
+def gather_weights(zero: ZeroEngine, lm: Any) -> dict[str, Any]:
+    """Copies all weights to the host memory of rank 0. Returns nothing on other ranks."""
+    weights = {}
+    for name, parameter in lm.named_parameters():
+        with zero.gathered(parameter):
+            if zero.rank == 0:
+                weights[name] = parameter.detach().to("cpu", copy=True)
+    return weights
 
 
 def write_model_files(lm: Any, source: str, trust_remote_code: bool, folder: Path) -> None:

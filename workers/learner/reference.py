@@ -1,15 +1,26 @@
-"""The reference: the policy of step 0 or another model, frozen. It scores the samples that the policy learns from."""
+"""The reference: the policy of step 0 or another model. It scores the samples that the policy learns from.
 
+With `reference.refresh_every` it takes the policy's weights now and then. Rank 0 of the policy writes them to a file of
+the run directory, which the reference reads, and a replacement of a lost one too. A checkpoint holds the same file.
+"""
+
+import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from rlsys.config.schema import Config
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
 from workers.learner.gpu_memory import frees_gpu_memory
+from workers.learner.policy import PolicyGroup
+from workers.learner.tensor_files import TensorFiles, sync_and_hash
 from workers.supervision.replaceable_workers import ReplaceableWorkers
 from workers.supervision.watchdog import Watchdog
 from workers.supervision.worker_setup import cpu_threads, setup_worker_process
+
+WEIGHTS = "reference/model.safetensors"  # in the run directory, and in a checkpoint
 
 
 class ReferenceWorker:
@@ -31,6 +42,13 @@ class ReferenceWorker:
         self.packed = load_packed(self.config, model).to(self.device).eval().requires_grad_(False)
         prove_logprobs(self.packed.lm, lambda packs, **options: [self.packed(pack, **options) for pack in packs])
 
+    def load_weights(self, file: str) -> None:
+        """Replaces all weights by those of a file that the policy has written."""
+        files, parameters = TensorFiles([Path(file)]), dict(self.packed.lm.named_parameters())
+        assert parameters.keys() == files.file_by_tensor.keys()
+        for name, parameter in parameters.items():
+            parameter.copy_(files.file_by_tensor[name].get_tensor(name))
+
     @recorded(pack_facts)
     @frees_gpu_memory
     def score(self, packs: list[Pack]) -> list[Floats]:
@@ -40,12 +58,16 @@ class ReferenceWorker:
 
 
 class Reference:
-    """The driver's handle to the reference. Implements `rlsys.interfaces.Scorer`."""
+    """The driver's handle to the reference. Implements `rlsys.interfaces.Reference`."""
 
     ranks = 1
 
-    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog, policy: PolicyGroup):
         self.config, self.workers = config, ReplaceableWorkers(["reference"], spawn, watchdog)
+        self.policy, self.file = policy, watchdog.logs.parent / WEIGHTS  # of the weights that it has taken
+        self.refreshed = False  # once it is true, the file holds the reference's weights
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="save reference")
+        self.saving: Future[dict[str, str]] | None = None
 
     def start(self, model: str) -> None:
         limit = self.config.cluster.start_timeout_s
@@ -53,3 +75,36 @@ class Reference:
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return list(self.workers.call("score", packs[0], doing="scoring by the reference").values())
+
+    def refresh(self) -> None:
+        """Takes the policy's weights."""
+        self.file.parent.mkdir(exist_ok=True)
+        unfinished = self.file.with_name(f".{self.file.name}")
+        self.policy.write_weights(str(unfinished))
+        unfinished.rename(self.file)
+        self.load_weights()
+
+    def load_weights(self) -> None:
+        self.refreshed = True
+        self.workers.call("load_weights", str(self.file), doing="refreshing the reference", replay=True)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str) -> None:
+        """Adds its weights to a checkpoint, unless they are still those that it started with."""
+        copy = Path(folder) / WEIGHTS
+        if self.refreshed:
+            copy.parent.mkdir()
+            shutil.copyfile(self.file, copy)
+        self.saving = self.thread.submit(lambda: {WEIGHTS: sync_and_hash(copy)} if copy.exists() else {})
+
+    def saved_files(self, wait: bool) -> dict[str, str] | None:
+        assert self.saving is not None
+        return self.saving.result() if wait or self.saving.done() else None
+
+    def load(self, folder: str) -> None:
+        saved = Path(folder) / WEIGHTS
+        if saved.exists():
+            self.file.parent.mkdir(exist_ok=True)
+            shutil.copyfile(saved, self.file)
+            self.load_weights()

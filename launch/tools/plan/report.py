@@ -117,6 +117,7 @@ def print_disk(f: Fit, console: Console) -> None:
     d = f.disk
     print_heading(console, "\nDisk")
     critic = f", critic {format_size(d.critic)}" if d.critic else ""
+    critic += f", reference {format_size(d.reference)}" if d.reference else ""
     parts = f"weights {format_size(d.weights)}, optimizer {format_size(d.optimizer)}{critic}"
     print_line(console, f"a checkpoint: {format_size(d.checkpoint)}: {parts}")
     keep = f.config.checkpoint.keep_last

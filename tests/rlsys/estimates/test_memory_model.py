@@ -290,5 +290,7 @@ def test_a_checkpoint_holds_weights_adam_and_for_bfloat16_fp32_weights():
     assert space.checkpoints == 3, "an old one is removed after the new one is written"
     fp32 = replace(config, policy=replace(config.policy, dtype="float32"))
     assert disk_space(fp32, SEVEN).checkpoint == 12 * SEVEN.parameters
+    refreshed = replace(fp32, reference=ReferenceConfig(kl_coef=0.1, refresh_every=9))
+    assert disk_space(refreshed, SEVEN).checkpoint == (12 + 4) * SEVEN.parameters
     assert disk_space(replace(config, checkpoint=replace(config.checkpoint, keep_last=0)), SEVEN).checkpoints == 10
     assert disk_space(replace(config, checkpoint=replace(config.checkpoint, every=0)), SEVEN).checkpoints == 1

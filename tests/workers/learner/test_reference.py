@@ -1,5 +1,6 @@
 """The reference's log-probs."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from zigzag_requests import PROMPTS, make_batch
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack, unpack
 from rlsys.tasks import zigzag
-from rlsys.types import Sample
-from workers.learner.reference import ReferenceWorker
+from rlsys.types import Columns, Sample
+from workers.learner.policy import PolicyGroup
+from workers.learner.reference import Reference, ReferenceWorker
+from workers.supervision.watchdog import Watchdog
 
 
 def test_the_reference_scores_with_the_model_that_it_is_started_with(
@@ -39,3 +42,59 @@ def test_the_reference_scores_with_the_model_that_it_is_started_with(
         logprobs = (lm(ids).logits[0, -len(sample.tokens) - 1 : -1] / 0.7).log_softmax(-1)
         expected = logprobs.gather(1, ids[0, -len(sample.tokens) :, None])[:, 0].detach().numpy()
         assert np.abs(score - expected).max() < 1e-4
+
+
+def test_a_refreshed_reference_has_the_policys_weights_also_in_a_checkpoint_and_in_a_replacement(
+    spawn: Callable[..., Any],
+    policy: Callable[..., PolicyGroup],
+    tiny: Callable[..., Config],
+    model: str,
+    tmp_path: Path,
+) -> None:
+    config, tokenizer = tiny("policy.zero_stage=3"), zigzag.make_tokenizer()
+    samples = [
+        Sample(f"p{g}", 0, "", np.arange(2, 7, dtype=np.int32), np.zeros(5, np.float32), "stop", 0)
+        for g in range(len(PROMPTS))
+    ]
+    batch = make_batch(tokenizer, samples)
+    [packs], by_rank = (pack(batch, range(12), ranks=ranks, tokens_per_pack=256) for ranks in (1, 2))
+    (tmp_path / "logs").mkdir()
+
+    def reference() -> Reference:
+        made = Reference(config, lambda _: spawn(ReferenceWorker, config), Watchdog(tmp_path / "logs"), group)
+        made.start(model)
+        return made
+
+    def scores(of: Reference) -> Any:
+        return unpack([packs], of.score([packs]), 12)
+
+    group = policy(config)
+    first = reference()
+    before = scores(first)
+    (tmp_path / "none").mkdir()
+    first.save(str(tmp_path / "none"))
+    assert first.saved_files(wait=True) == {}, "it still has the weights that it started with"
+    columns, weights = Columns(advantages=np.ones(60, dtype=np.float32)), np.full(60, 1 / 60, dtype=np.float32)
+    for _ in range(3):
+        group.update(pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights), 1e-2, 0.0)
+    assert np.array_equal(scores(first), before)
+    first.refresh()
+    refreshed = scores(first)
+    assert np.abs(refreshed - before).max() > 0.1
+    assert np.abs(refreshed - unpack(by_rank, group.score(by_rank), 12)).max() < 1e-5
+
+    (tmp_path / "saved").mkdir()
+    first.save(str(tmp_path / "saved"))
+    group.update(pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights), 1e-2, 0.0)
+    [(name, digest)] = (first.saved_files(wait=True) or {}).items()
+    assert hashlib.sha256((tmp_path / "saved" / name).read_bytes()).hexdigest() == digest
+    [actor] = first.workers.actors.values()
+    ray.kill(actor)
+    assert np.array_equal(scores(first), refreshed), "a replacement reads the same file"
+    first.refresh()
+    assert not np.array_equal(scores(first), refreshed)
+    resumed = reference()
+    resumed.load(str(tmp_path / "none"))
+    assert np.array_equal(scores(resumed), before)
+    resumed.load(str(tmp_path / "saved"))
+    assert np.array_equal(scores(resumed), refreshed)
