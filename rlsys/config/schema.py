@@ -207,6 +207,7 @@ class PolicyConfig:
     grad_dtype: str = one_of(
         "float32", "bfloat16"
     )  # a bfloat16 policy adds up gradients of ranks in it; of packs with ZeRO 2, 3
+    head_dtype: str | None = one_of("float32", default=None)  # of the logits, in training alone; null: policy.dtype
     tokens_per_pack: int = positive(4096)  # token budget of one forward and backward
     logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
     gradient_checkpointing: bool = False  # recompute activations in the backward pass, which saves memory

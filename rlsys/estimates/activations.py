@@ -53,10 +53,11 @@ def transient_bytes(width: int, model: ModelShape, tokens: float, training: bool
 def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> float:
     """Bytes of a chunk's logits and what is computed from them; in training also the output layer's gradient."""
     chunk = min(c.policy.logprob_chunk, scored) * model.vocabulary
-    if not training:
-        return 12 * chunk
     low = WIDTH[c.policy.dtype] == 2
-    return (24 if c.entropy.coef else 20) * chunk + model.embedding_parameters * (10 if low else 8)
+    copy = 4.0 * model.embedding_parameters * (low and c.policy.head_dtype == "float32")
+    if not training:
+        return 12 * chunk + copy
+    return (24 if c.entropy.coef else 20) * chunk + model.embedding_parameters * (10 if low else 8) + copy
 
 
 def forward_parts(

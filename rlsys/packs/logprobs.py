@@ -31,6 +31,7 @@ class PackedLogprobs(nn.Module):
         chunk: int = 1024,
         min_new_tokens: int = 0,
         end_ids: Sequence[int] = (),
+        float32_head: bool = False,
     ):
         super().__init__()
         self.min_new_tokens = min_new_tokens
@@ -42,6 +43,7 @@ class PackedLogprobs(nn.Module):
         head.linear = exact.linear if isinstance(head, exact.ExactLinear) else F.linear
         head.__class__ = LogprobHead
         head.temperature, head.chunk, head.end_ids = temperature, chunk, list(end_ids)
+        head.in_float32 = float32_head
         head.transform = LogitTransform.from_config(lm.config)
         self.lm = lm
 
@@ -78,15 +80,21 @@ class LogprobHead(nn.Linear):
     temperature: float
     chunk: int
     end_ids: list[int]
+    in_float32: bool  # logits are computed in single precision, from hidden states and a weight of any
     linear: Callable[[Tensor, Tensor], Tensor]
     transform: LogitTransform
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None, early: Tensor | None = None) -> Any:
+        hidden, weight = self.factors(hidden)
         if targets is None:
-            return self.linear(hidden, self.weight)
+            return self.linear(hidden, weight)
         excluded = None if early is None else (early, self.end_ids)
         options = (self.temperature, self.chunk, self.linear, torch.is_grad_enabled(), excluded, self.transform)
-        return ChunkedLogprobs.apply(hidden, self.weight, targets, *options)
+        return ChunkedLogprobs.apply(hidden, weight, targets, *options)
+
+    def factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden states and the weight, whose product the logits are."""
+        return (hidden.float(), self.weight.float()) if self.in_float32 else (hidden, self.weight)
 
 
 class ChunkedLogprobs(torch.autograd.Function):

@@ -86,6 +86,7 @@ def load_packed(config: Config, path: str) -> Any:
         temperature=r.temperature,
         chunk=config.policy.logprob_chunk,
         min_new_tokens=r.min_new_tokens,
+        float32_head=config.policy.head_dtype == "float32",
         end_ids=load_end_ids(config, path) if r.min_new_tokens else (),
     )
 

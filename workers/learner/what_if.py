@@ -60,10 +60,10 @@ class SamplingHead(LogprobHead):
     round_logits: bool  # to bfloat16
 
     def forward(self, hidden: Tensor, targets: Tensor, early: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        columns = []
+        columns, (hidden, weight) = [], self.factors(hidden)
         for start in range(0, max(len(hidden), 1), self.chunk):
             part = slice(start, start + self.chunk)
-            logits = nn.functional.linear(hidden[part], self.weight)
+            logits = nn.functional.linear(hidden[part], weight)
             logits = logits.to(torch.bfloat16) if self.round_logits else logits
             logits = self.transform.apply(logits.float())
             logits = exclude(logits, None if early is None else (early, self.end_ids), part)

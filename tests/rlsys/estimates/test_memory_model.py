@@ -255,6 +255,14 @@ def test_roles_follow_the_configuration():
     assert {"reference", "critic"} <= set(memory_by_role(more, SEVEN, LENGTHS, 80 * GIB))
 
 
+def test_a_head_in_float32_has_a_copy_of_its_weight():
+    low = Config(policy=PolicyConfig(dtype="bfloat16"))
+    high = replace(low, policy=replace(low.policy, head_dtype="float32"))
+    for training in (False, True):
+        sizes = [activations.logit_bytes(config, SEVEN, 512, training) for config in (low, high)]
+        assert sizes[1] - sizes[0] == 4 * SEVEN.vocabulary * SEVEN.hidden
+
+
 def test_a_reference_of_its_own_counts_with_its_own_weights():
     small = look_up_shape("Qwen/Qwen2.5-0.5B")
     config = Config(reference=ReferenceConfig(kl_coef=0.1, path="big"))

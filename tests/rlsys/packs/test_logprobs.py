@@ -12,6 +12,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys.packs.attention import PACKED_ATTENTION
+from rlsys.packs.decoder import target_hidden_states
 from rlsys.packs.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
 from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.tasks import zigzag
@@ -52,6 +53,30 @@ def test_any_chunk_gives_the_values_and_gradients_of_plain_log_softmax(count, vo
         expected = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
         for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_in_float32_rounds_no_logit_of_a_bfloat16_body():
+    batch = make_batch([0] * 3, [0, 0, 1], lengths=[1, 6, 3], prompt_lengths=[5, 1])
+    [[one]] = pack(batch, range(3), ranks=1, tokens_per_pack=1000)
+    lm = zigzag.build_model(0).bfloat16()
+    lm.set_attn_implementation(PACKED_ATTENTION)
+    model = PackedLogprobs(lm, float32_head=True, chunk=4)
+    head, targets = lm.get_output_embeddings(), torch.tensor(one.targets).long()
+    hidden = target_hidden_states(lm.get_decoder(), one, torch.device("cpu")).detach()
+    assert hidden.dtype == head.weight.dtype == torch.bfloat16
+    weight = head.weight.detach().double().requires_grad_()
+    plain = (hidden.double() @ weight.T).log_softmax(-1)
+    expected = plain.gather(1, targets[:, None])[:, 0]
+
+    logprobs, entropies = head(hidden, targets)
+    assert (logprobs - expected).abs().max() < 1e-5
+    assert (entropies + (plain.exp() * plain).sum(-1)).abs().max() < 1e-5
+    assert torch.equal(model(one)[0], logprobs)
+    [ours], [theirs] = (torch.autograd.grad(p.sum(), [w]) for p, w in ((logprobs, head.weight), (expected, weight)))
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=2**-8)
+    head.in_float32 = False
+    assert (head(hidden, targets)[0] - expected).abs().max() > 1e-3, "logits in bfloat16 are rounded"
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
