@@ -170,7 +170,7 @@ def dppo_tv(
     clip_high: float = 0.15,
     max_ratio: float = 20.0,
 ) -> LossAndClip:
-    """-min(r, max_ratio) A, and 0 once the token's probability (not its ratio) has moved too far to the side that A pushes it to.
+    """-min(r, max_ratio) A, and 0 once the token's probability has moved too far to the side that A pushes it to.
 
     Qi et al. 2026, arXiv 2602.04879, with binary total variation |π - old|: rare tokens may change more than with a
     clipped ratio. The paper measures from the policy that sampled, which this does if `old` is that policy. It
