@@ -33,6 +33,7 @@ class ZeroMemory:
 
     weights: float
     gradients: float  # during an update
+    gradient_copies: float  # after the last pack
     state: float  # Adam's moments, and fp32 weights beside those that compute
     step: float  # temporaries while Adam steps
     gathered: float  # during a forward or backward pass
@@ -53,6 +54,8 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
     return ZeroMemory(
         weights=width * (shard if p.zero_stage == 3 else everything),
         gradients=shard * (2 * width if p.zero_stage == 1 else 4 if adds_packs_in_float32(p) else width),
+        # ZeRO 2 converts the last pack's gradients to float32, and adds them up in one more tensor.
+        gradient_copies=8 * shard * (sums_in_float32 and p.zero_stage == 2),
         state=shard * (8 + 4 * fp32_copies),
         step=adam + (4 * shard if fp32_copies else 0),
         # On CPU twice as much was measured with ZeRO 3 (tests/bench/memory.py); the reason is not known.
@@ -132,6 +135,7 @@ class LearnerEstimate:
         gradients: Parts = {"gradients": 0 if offload_optimizer else zero.gradients}
         bucket: Parts = {"buckets": zero.bucket}
         bucket_copy: Parts = {"buckets": zero.bucket_copy}
+        copies: Parts = {"gradients": 0 if offload_optimizer else zero.gradient_copies}
         gathered: Parts = {"weights": zero.gathered}
         if c.policy.zero_stage == 3:  # these stay from the first update on
             held, gradients, bucket = add_parts(held, gradients, bucket), {}, {}
@@ -144,7 +148,7 @@ class LearnerEstimate:
             "generate": held,
             "score": add_parts(held, gathered, self.pass_parts(training=False)),
             "update": add_parts(held, gathered, gradients, reducing, self.pass_parts(training=True)),
-            "reduce": add_parts(held, gathered, gradients, bucket, bucket_copy),
+            "reduce": add_parts(held, gathered, gradients, copies, bucket, bucket_copy),
             "step": add_parts(held, gradients, {"optimizer": 0 if offload_optimizer else zero.step}),
             "sync": add_parts(held, sync_parts(c, self.model) if self.has_logits else {}),
         }

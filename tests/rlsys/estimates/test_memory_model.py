@@ -139,6 +139,8 @@ def test_weights_gradients_and_adam_by_hand():
     def gradients(**more: object) -> float:
         return learner_rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["reduce"]["gradients"]
 
+    assert gradients() == 3 * 4 * p / 8, "of the packs before, of the last pack, and their sum"
+    assert gradients(zero_stage=3) == 4 * p / 8
     assert gradients(grad_dtype="bfloat16") == 2 * p / 8
     assert gradients(dtype="float32") == 4 * p / 8
     assert gradients(zero_stage=1) == 2 * 2 * p / 8, "packs are added up in bfloat16"
