@@ -17,6 +17,7 @@ from workers.rollout.engine import Engine
 from workers.rollout.engine_settings import engine_arguments, runs_in_process
 from workers.rollout.in_process_engine import InProcessEngine
 from workers.rollout.read_write_lock import ReadWriteLock
+from workers.rollout.refusal import refusing_model
 from workers.rollout.stopping import read_end_ids, stop_length
 from workers.rollout.vllm_requests import Stops, request_id
 from workers.supervision.process_registry import register_process
@@ -61,7 +62,8 @@ class RolloutWorker:
         settings = engine_arguments(self.config, model, self.receiver.backend, longest_sequence)
         in_process = runs_in_process(self.config)
         exact = self.config.rollout.exact
-        self.engine: Engine = InProcessEngine(settings, exact) if in_process else AsyncEngine(settings)
+        with refusing_model(model):
+            self.engine: Engine = InProcessEngine(settings, exact) if in_process else AsyncEngine(settings)
         if not in_process:
             register_process(f"rollout-{self.index}", self.logs)  # again, with the shared memory of vLLM's processes
         await self.engine.set_weight_version(self.version)
