@@ -20,6 +20,7 @@ from workers.learner.zero import ZeroEngine
 from workers.rollout.rollout_group import RolloutGroup
 from workers.supervision.watchdog import Watchdog
 from workers.sync import SENDERS, Message
+from workers.sync.disk_format import is_converted
 from workers.sync.sending import PolicyWeights, WeightSender
 
 
@@ -46,7 +47,7 @@ class PolicyRank(LearnerRank):
         prove_logprobs(self.lm, self.zero.forward_all)
         self.objective = Objective(c, self.zero.engine.device)
         sender = SENDERS[transport](self.rank, self.ranks, c.rollout.engines * c.rollout.tensor_parallel)
-        shards = self.ranks if sender.sends_shards and sends_shards(c) else 1
+        shards = self.ranks if sender.sends_shards and sends_shards(c) and not is_converted(self.lm) else 1
         weights = PolicyWeights(self.lm, self.zero, getattr(torch, c.rollout.dtype), self.rank, shards)
         # Devices of an engine hold shards of tensors. Hashes with positions can be added up to those of whole tensors.
         by_position = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1

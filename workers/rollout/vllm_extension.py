@@ -80,6 +80,24 @@ def call_attention_directly() -> None:
     CpuPlatform.opaque_attention_op = classmethod(lambda cls: not dynamo.disable)
 
 
+def prepack_reloaded_experts() -> None:
+    """Patch: experts that are reloaded on CPU are padded and prepacked, as at the start.
+
+    vLLM leaves them as they arrive, and its kernel then computes other products, without an error.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    setup = UnquantizedFusedMoEMethod._setup_kernel
+
+    def setup_and_prepack(self: Any, layer: Any, *weights: Any, **more: Any) -> None:
+        reloaded = self.moe_kernel is not None
+        setup(self, layer, *weights, **more)
+        if reloaded:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    UnquantizedFusedMoEMethod._setup_kernel = setup_and_prepack
+
+
 def use_process_local_progress_lock() -> None:
     """Patch: gives tqdm a lock of this process.
 
@@ -96,6 +114,7 @@ def _prepare_worker() -> None:
     if current_platform.is_cpu():
         keep_weights_plain()
         call_attention_directly()
+        prepack_reloaded_experts()
     register_backend()
     use_process_local_progress_lock()
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from workers.sync.disk_format import to_disk_format
 from workers.sync.layout import ManifestEntry, NamedTensors, Shard, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, Sender
@@ -20,20 +21,30 @@ class PolicyWeights:
     """`shards`: the number of ranks that each send their own shard of every tensor. 1: rank 0 sends all of them."""
 
     def __init__(self, model: Any, engine: Partitioned, dtype: Any, rank: int, shards: int):
+        import torch
+
         self.model, self.engine, self.dtype, self.rank, self.shards = model, engine, dtype, rank, shards
+
+        self.sent_as: dict[str, list[tuple[str, list[int]]]] = {}  # by parameter: name and shape of what is sent
+        self.parameter_of: dict[str, str] = {}  # by name of a tensor that is sent
+        for name, parameter in model.named_parameters():
+            shape = torch.empty(getattr(parameter, "ds_shape", parameter.shape), device="meta")
+            self.sent_as[name] = [(sent, list(t.shape)) for sent, t in to_disk_format(model, name, shape)]
+            self.parameter_of |= {sent: name for sent, _ in self.sent_as[name]}
 
     def manifest(self) -> list[ManifestEntry]:
         """Returns name, dtype and shape of every tensor that the engines get, in order."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return [(name, dtype, list(getattr(p, "ds_shape", p.shape))) for name, p in self.model.named_parameters()]
+        return [(name, dtype, shape) for tensors in self.sent_as.values() for name, shape in tensors]
 
     def full_buckets(self) -> Iterator[NamedTensors]:
         """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once."""
         parameters = dict(self.model.named_parameters())
         for bucket in split_into_buckets(self.manifest()):
-            named = [(name, parameters[name]) for name, _, _ in bucket]
-            with self.engine.gathered(*(parameter for _, parameter in named)):
-                yield named
+            names = dict.fromkeys(self.parameter_of[name] for name, _, _ in bucket)
+            with self.engine.gathered(*(parameters[name] for name in names)):
+                tensors = dict(t for name in names for t in to_disk_format(self.model, name, parameters[name]))
+                yield [(name, tensors[name]) for name, _, _ in bucket]
 
     def shard_buckets(self) -> Iterator[list[Shard]]:
         """Yields what this rank sends of each bucket: its shards; or on rank 0 whole tensors, on the others nothing."""

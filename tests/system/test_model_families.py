@@ -1,0 +1,56 @@
+"""Whole runs of models that are no plain decoder: what engines sample with is what the policy computes, after each sync."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killing import LIGHT, ROOT, Run, running
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from rlsys.tasks.zigzag import make_tokenizer
+
+sys.path.insert(0, str(ROOT / "tests" / "rlsys" / "packs"))
+from families import build_family
+
+SIZES = {"hidden_size": 128, "head_dim": 32, "vocab_size": 64}  # heads that vLLM has on CPUs
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("gpt_oss", {"intermediate_size": 96}),  # sinks, windows, experts that files and memory hold alike
+        ("qwen3_moe", {"moe_intermediate_size": 16}),  # experts that files hold one by one, and vLLM pads
+    ],
+)
+def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
+    environment: dict[str, str], tmp_path: Path, family: str, sizes: dict[str, Any]
+) -> None:
+    model = build_family(family, **SIZES, **sizes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.3)
+    model.save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    options = [f"model.path={tmp_path / 'model'}", "trainer.steps=2", "rollout.engines=1", "policy.ranks=2"]
+    with running(tmp_path / "run", *LIGHT, *options, "policy.zero_stage=3", environment=environment) as run:
+        assert run.wait() == 0, run.text()
+    assert all(line["mismatch/mean_abs"] < 1e-5 for line in run.lines() if "mismatch/mean_abs" in line)
+    check_checkpoint(run, tmp_path / "model", type(model))
+
+
+def check_checkpoint(run: Run, model: Path, kind: Callable[..., Any]) -> None:
+    """The saved model has the tensors that transformers itself saves, and they load without a remark."""
+    [checkpoint] = (run.path / "checkpoints").glob("step-*/model")
+    with (
+        safe_open(checkpoint / "model.safetensors", "pt") as saved,
+        safe_open(model / "model.safetensors", "pt") as own,
+    ):
+        assert set(saved.keys()) == set(own.keys())
+    loaded, remarks = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
+    assert isinstance(loaded, kind)
+    assert not remarks["missing_keys"]
+    assert not remarks["unexpected_keys"]
