@@ -146,7 +146,8 @@ class ChunkedLogprobs(torch.autograd.Function):
             h, t, g = hidden[part], targets[part], grad[part, None]
             logits = ctx.transform.apply(ctx.linear(h, weight).float())
             slope = ctx.transform.slope(logits)
-            log_p = exclude(logits / ctx.temperature, ctx.excluded, part).log_softmax(-1)
+            logits = logits / ctx.temperature
+            log_p = exclude(logits, ctx.excluded, part).log_softmax(-1)
             del logits
             p = log_p.exp()
             grad_logits = -g * p
