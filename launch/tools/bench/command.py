@@ -93,7 +93,7 @@ def run_loop(
         run.warm_up_writer()
         vocabulary = min(len(cluster.tokenizer), int(model_settings.get_text_config().vocab_size))
         prompts = make_prompts(setup, options, vocabulary, cluster, progress)
-        cluster.wait_until_ready(setup.prompt_tokens)
+        cluster.wait_until_ready(setup.prompt_tokens + config.rollout.max_new_tokens)
         assert cluster.policy is not None
         trainer = Trainer(
             config,
