@@ -8,6 +8,8 @@ from rlsys.config.schema import Config, ConfigError, PolicyConfig
 from workers.cpu import compiling
 from workers.rollout.stopping import read_end_ids
 
+# What layers raise that are not made for packs.
+LAYER_ERRORS = (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
@@ -21,7 +23,7 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     from rlsys.packs.mixers import fold_mixers
 
     model_config = load_model_config(path, config.model.trust_remote_code)
-    with refusing_unpackable(path, model_config.model_type):
+    with refusing_unpackable(path, model_config.model_type, ValueError):  # attention that cannot be replaced
         lm = AutoModelForCausalLM.from_pretrained(
             path,
             config=model_config,
@@ -29,8 +31,9 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
             attn_implementation=attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION,
             trust_remote_code=config.model.trust_remote_code,
         )
-        if exact:
-            use_exact_linear(lm)
+    if exact:
+        use_exact_linear(lm)
+    with refusing_unpackable(path, model_config.model_type, *LAYER_ERRORS):
         fold_mixers(lm.get_decoder())
     if settings.gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3})
@@ -40,11 +43,13 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
 
 
 @contextlib.contextmanager
-def refusing_unpackable(path: str, family: str) -> Iterator[None]:
+def refusing_unpackable(path: str, family: str, *errors: type[Exception]) -> Iterator[None]:
     """Turns what a library raises for a model whose layers cannot compute packs into a refusal."""
     try:
         yield
-    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except errors as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(
             f"model.path: {path} is a {family} model, which rlsys cannot train: its layers do not compute packs of "
             f"sequences ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})."
