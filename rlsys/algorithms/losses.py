@@ -67,15 +67,10 @@ def ppo_clip(
     `dual_clip` c > 1 bounds the loss of tokens with A < 0 by -c A: Ye et al. 2020, arXiv 1912.09729. 0 means no bound;
     one token whose probability has risen from 1e-6 to 0.1 then takes the whole clipped gradient.
     """
+    if dual_clip and dual_clip <= 1:
+        raise ValueError(f"ppo_clip: dual_clip is {dual_clip}; it must be greater than 1, or 0 for no bound.")
     r = probability_ratio(logprobs, old)
-    loss = -torch.minimum(r * advantages, r.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    low, high = clip_masks(r, advantages, 1 - clip_low, 1 + clip_high)
-    if dual_clip:
-        if dual_clip <= 1:
-            raise ValueError(f"ppo_clip: dual_clip is {dual_clip}; it must be greater than 1, or 0 for no bound.")
-        beyond = (advantages < 0) & (r > dual_clip)
-        loss, high = torch.where(beyond, -dual_clip * advantages, loss), high | beyond
-    return LossAndClip(loss, low, high)
+    return clip_ratio(r, advantages, 1 - clip_low, 1 + clip_high, dual_clip)
 
 
 @PolicyLoss
@@ -94,8 +89,33 @@ def gspo(
     """
     segments = Segments(sequences)
     s = clamp_log_ratio(segments.broadcast(segments.mean(logprobs - old))).exp()
-    loss = -torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    return LossAndClip(loss, *clip_masks(s, advantages, 1 - clip_low, 1 + clip_high))
+    return clip_ratio(s, advantages, 1 - clip_low, 1 + clip_high)
+
+
+@PolicyLoss
+def dcpo(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low: float = 0.16,
+    clip_high: float = 0.2,
+    max_ratio: float = 10.0,
+) -> LossAndClip:
+    """The loss of ppo_clip with bounds that follow q, the token's old probability: a rare token may change more.
+
+    ½ + ½ √max(1 - 4 clip_low / q, 0) <= r <= ½ + ½ √(1 + 4 clip_high / q), and r <= max_ratio whatever the advantage.
+
+    Yang et al. 2025, arXiv 2509.02333. The bounds solve |r - 1| r q <= clip. The lower one is never below ½, where
+    (1 - r) r is largest. The paper also smooths advantages over steps, which this does not.
+    """
+    if max_ratio <= 1:
+        raise ValueError(f"dcpo: max_ratio is {max_ratio}; it must be greater than 1.")
+    q = old.exp().clamp(min=1e-30)  # not 0, so that 0 / q is 0
+    low = 0.5 + 0.5 * (1 - 4 * clip_low / q).clamp(min=0).sqrt()
+    high = 0.5 + 0.5 * (1 + 4 * clip_high / q).sqrt()
+    return clip_ratio(probability_ratio(logprobs, old), advantages, low, high.clamp(max=max_ratio), max_ratio)
 
 
 @PolicyLoss
@@ -203,7 +223,20 @@ def report_clip(function: Callable[..., Any]) -> Callable[..., LossAndClip]:
 # --- building blocks --------------------------------------------------------------------------------------------------
 
 
-def clip_masks(value: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+def clip_ratio(
+    ratio: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor, dual_clip: float = 0.0
+) -> LossAndClip:
+    """-min(ratio A, clip(ratio, low, high) A), and at most -dual_clip A where A < 0, unless that is 0.  [T], [T] -> [T]"""
+    bounded = torch.clamp(ratio, low, high)  # type: ignore[arg-type]
+    loss = -torch.minimum(ratio * advantages, bounded * advantages)
+    clipped_low, clipped_high = clip_masks(ratio, advantages, low, high)
+    if dual_clip:
+        beyond = (advantages < 0) & (ratio > dual_clip)
+        loss, clipped_high = torch.where(beyond, -dual_clip * advantages, loss), clipped_high | beyond
+    return LossAndClip(loss, clipped_low, clipped_high)
+
+
+def clip_masks(value: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor) -> tuple[Tensor, Tensor]:
     """Marks the tokens that are past the bound their advantage pushes them to.  [T], [T] -> [T], [T] bool
 
     Tokens with A < 0 are marked below `low`, tokens with A > 0 above `high`.
@@ -220,6 +253,7 @@ def unclipped(loss: Tensor) -> LossAndClip:
 LOSSES: dict[str, PolicyLoss] = {
     "ppo_clip": ppo_clip,
     "gspo": gspo,
+    "dcpo": dcpo,
     "cispo": cispo,
     "gmpo": gmpo,
     "sapo": sapo,

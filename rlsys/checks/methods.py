@@ -24,6 +24,8 @@ def check_algorithm(c: Config) -> Iterator[str]:
     yield from user_function_problems("algorithm.loss", a.loss)
     if a.dual_clip and 0 < a.dual_clip <= 1:
         yield f"algorithm.dual_clip is {a.dual_clip:g}; it must be greater than 1, 0 for no bound, or null for 10."
+    if a.loss == "dcpo" and a.max_ratio and a.max_ratio <= 1:
+        yield f"algorithm.max_ratio is {a.max_ratio:g}; with algorithm.loss dcpo it must be greater than 1, or null for 10."
     kl_in_reward = c.reference.kl_in == "reward" and c.reference.kl_coef
     if a.advantage == "max_rl" and (c.overlong.buffer or kl_in_reward):
         yield (

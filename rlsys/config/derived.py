@@ -4,7 +4,7 @@ from rlsys.config.schema import Config, DataSource, HeldOutSource, PolicyConfig
 
 DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes at a time, unless it is given another number
 SEQUENCE_LOSSES = ("gspo", "gmpo")  # one number per sequence, for all its tokens
-MEAN_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo")  # published as a mean over sequences of means over their tokens
+MEAN_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo", "dcpo")  # published as a mean over sequences of means over their tokens
 
 
 def kl_estimator(c: Config) -> str:

@@ -29,6 +29,7 @@ GROUP_RELATIVE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "gr
 LOSSES = {
     "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
     "gspo": ("clip_low", "clip_high"),
+    "dcpo": ("clip_low", "clip_high", "max_ratio"),
     "cispo": ("clip_low", "clip_high"),
     "gmpo": ("clip_low", "clip_high"),
     "sapo": ("tau_pos", "tau_neg"),
@@ -288,7 +289,7 @@ class AlgorithmConfig:
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
     clip_high: float | None = not_negative(None)  # how far above 1 the ratio is clipped (ppo_clip: 0.2)
     dual_clip: float | None = not_negative(None)  # ppo_clip: bound of the ratio at a negative advantage (10); 0: none
-    max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20)
+    max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20); dcpo: the highest bound (10)
     tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
     normalize: str = one_of("auto", *NORMALIZERS)  # how tokens weigh in the loss; auto: as it was published

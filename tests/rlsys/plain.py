@@ -221,6 +221,29 @@ def gspo(
     return losses, gradient
 
 
+def dcpo(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    clip_low: float = 0.16,
+    clip_high: float = 0.2,
+    max_ratio: float = 10.0,
+) -> Pair:
+    """0.5 + ½ √max(1 - 4 ε_low / q, 0) <= r <= 0.5 + ½ √(1 + 4 ε_high / q), and r <= 10.  arXiv 2509.02333, eq. 4"""
+    losses, gradient = [], []
+    for logprob, before, advantage, weight in zip(logprobs, old, advantages, weights, strict=True):
+        r, q = math.exp(logprob - before), math.exp(before)
+        low = 0.5 + math.sqrt(max(1 - 4 * clip_low / q, 0)) / 2
+        high = 0.5 + math.sqrt(1 + 4 * clip_high / q) / 2
+        kept = min(clipped(r, advantage, low, high), max_ratio)
+        losses.append(-kept * advantage)
+        gradient.append(-weight * advantage * r if kept == r else 0.0)
+    return losses, gradient
+
+
 def cispo(
     logprobs: Numbers,
     old: Numbers,
@@ -314,6 +337,7 @@ def reinforce(logprobs: Numbers, old: Numbers, advantages: Numbers, sequences: S
 LOSSES: dict[str, Callable[..., Pair]] = {
     "ppo_clip": ppo_clip,
     "gspo": gspo,
+    "dcpo": dcpo,
     "cispo": cispo,
     "gmpo": gmpo,
     "sapo": sapo,

@@ -135,6 +135,7 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.advantage=gspo", ["gspo is a recipe of several options: configs/gspo.yaml."]),
         ("algorithm.advantage=Dr.GRPO", ["Dr.GRPO is a recipe of several options: configs/dr_grpo.yaml."]),
         ("algorithm.advantage=reinforce++", ["configs/reinforce_pp.yaml."]),
+        ("algorithm.loss=dcpo algorithm.max_ratio=1", ["algorithm.max_ratio is 1", "greater than 1, or null for 10"]),
         ("algorithm.loss=DeGRPO", ["configs/degrpo.yaml."]),
         ("algorithm.loss=grpo", ["configs/grpo.yaml."]),
         ("algorithm.normalize=seq-mean-token-mean", ["Here that is sequence_mean."]),

@@ -18,6 +18,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo_clip dual": ("ppo_clip", {"dual_clip": 3.0}),
     "gspo": ("gspo", {}),
     "gspo wide": ("gspo", {"clip_low": 0.2, "clip_high": 0.3}),
+    "dcpo": ("dcpo", {}),
+    "dcpo wide": ("dcpo", {"clip_low": 0.05, "clip_high": 0.7, "max_ratio": 3.0}),
     "cispo": ("cispo", {}),
     "cispo two sides": ("cispo", {"clip_low": 0.3, "clip_high": 0.2}),
     "gmpo": ("gmpo", {}),
@@ -213,10 +215,44 @@ def test_dppo_weights_a_token_by_at_most_the_largest_ratio(advantage, options, w
     assert logprobs.grad.item() == pytest.approx(-math.copysign(weight, advantage), rel=1e-5)
 
 
+def dcpo_bounds(q: float, **options: float) -> tuple[float, float]:
+    """The range of the ratio in which a token of old probability q has a gradient, by its loss far outside of it."""
+    advantages, old = torch.tensor([-1.0, 1.0]), torch.tensor([math.log(q)] * 2)
+    logprobs = old + torch.tensor([-5.0, 5.0])
+    low, high = LOSSES["dcpo"](logprobs, old, advantages, torch.tensor([0, 1]), **options).tolist()
+    return low, -high
+
+
+@pytest.mark.parametrize(
+    ("q", "low", "high"),
+    [
+        (1.0, 0.8, (1 + math.sqrt(1.8)) / 2),  # √(1 - 0.64) = 0.6
+        (0.64, 0.5, (1 + 1.5) / 2),  # 1 - 0.64 / 0.64 = 0;  √(1 + 0.8 / 0.64) = 1.5
+        (0.9, (1 + math.sqrt(1 - 0.64 / 0.9)) / 2, (1 + math.sqrt(1 + 0.8 / 0.9)) / 2),
+        (0.01, 0.5, 5.0),  # √(1 + 80) = 9; the paper's table: from 0.01 to 0.005 or 0.05
+        (1e-20, 0.5, 10.0),
+    ],
+)
+def test_dcpo_lets_a_rare_token_change_more_than_a_likely_one(q, low, high):
+    assert dcpo_bounds(q) == pytest.approx((low, high), rel=1e-5)
+
+
+@pytest.mark.parametrize("q", [1.0, 0.3, 1e-30])
+def test_dcpo_lets_nothing_change_where_its_clip_is_0(q):
+    assert dcpo_bounds(q, clip_low=0, clip_high=0) == (1, 1)
+
+
+def test_dcpo_bounds_how_far_the_ratio_moves_times_the_new_probability():
+    """|r - 1| π = ε at both bounds, which is where they come from."""
+    low, high = dcpo_bounds(0.8)
+    assert (1 - low) * low * 0.8 == pytest.approx(0.16)
+    assert (high - 1) * high * 0.8 == pytest.approx(0.2)
+
+
 # --- clipped tokens ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("ppo_clip", "dppo_tv"))])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("ppo_clip", "dcpo", "dppo_tv"))])
 @given(columns=draw_columns())
 def test_exactly_the_tokens_without_gradient_are_reported_as_clipped(case, columns):
     name, options = CASES[case]
@@ -367,6 +403,7 @@ def test_different_shapes_are_refused_and_all_listed(name):
         ("dppo_tv", {"clip_low": -1}, "clip_low is -1"),
         ("ppo_clip", {"dual_clip": 1.0}, "dual_clip is 1.0"),
         ("ppo_clip", {"dual_clip": 0.5}, "dual_clip is 0.5; it must be greater than 1, or 0 for no bound"),
+        ("dcpo", {"max_ratio": 1.0}, "max_ratio is 1.0; it must be greater than 1"),
         ("sapo", {"tau_pos": 0.0}, "tau_pos is 0.0"),
         ("sapo", {"tau_neg": -1.0}, "tau_neg is -1.0"),
     ],
@@ -376,7 +413,7 @@ def test_a_wrong_option_is_refused_with_its_value(name, options, message):
         LOSSES[name](torch.zeros(1), torch.zeros(1), torch.ones(1), ONE, **options)
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo", "gmpo", "dppo_tv"])
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "dcpo", "cispo", "gmpo", "dppo_tv"])
 def test_none_stands_for_the_default_clip(name):
     values = torch.tensor([-1.0]), torch.tensor([-1.7]), torch.ones(1), ONE
     assert LOSSES[name](*values, clip_low=None, clip_high=None).tolist() == LOSSES[name](*values).tolist()
