@@ -1,6 +1,6 @@
 """Credit assignment: from the rewards of a batch to an advantage for each token.
 
-rewards ─▶ (shuffle) ─▶ overlong penalty ─▶ KL in the reward ─▶ estimator by group, or GAE ─▶ entropy control ─▶ columns
+rewards ─▶ (shuffle) ─▶ overlong penalty ─▶ KL in the reward ─▶ (per token) ─▶ estimator by group, or GAE ─▶ entropy control ─▶ columns
 """
 
 from dataclasses import dataclass, replace
@@ -124,6 +124,8 @@ class CreditAssignment:
             raise ConfigError(
                 f"algorithm.advantage max_rl is for rewards of 0 or more; one is {float(rewards.min()):g}."
             )
+        if self.config.reward.per_token:
+            rewards = length_penalty.reward_per_token(rewards, lengths)
         greedy = None if batch.greedy is None else torch.from_numpy(batch.greedy[batch.groups])
         options = select_options(self.estimator, self.config.algorithm, lengths=lengths, greedy=greedy, weights=weights)
         estimates: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **options)

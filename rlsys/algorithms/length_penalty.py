@@ -1,4 +1,4 @@
-"""The reward that a completion loses for coming near the maximum length."""
+"""What the length of a completion takes off its reward: near the maximum length, or with every token."""
 
 from torch import Tensor
 
@@ -13,3 +13,8 @@ def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: floa
     if not factor >= 0:
         raise ValueError(f"overlong.penalty: factor is {factor}; it must be 0 or more.")
     return -factor * ((lengths - (longest - buffer)).float() / buffer).clamp(0, 1)
+
+
+def reward_per_token(rewards: Tensor, lengths: Tensor) -> Tensor:
+    """Each reward, or each of its K components, over its completion's tokens. Empty counts as one.  [N] or [N, K], [N]"""
+    return (rewards.t() / lengths.clamp(min=1)).t()

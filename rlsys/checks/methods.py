@@ -32,6 +32,11 @@ def check_algorithm(c: Config) -> Iterator[str]:
             "algorithm.advantage max_rl takes rewards of 0 or more; overlong.buffer and reference.kl_in reward take "
             "something off. Use overlong.buffer 0 and reference.kl_in loss."
         )
+    if c.reward.per_token and a.advantage in ("gae", "remax"):
+        yield (
+            f"reward.per_token is for rewards that are compared with each other, and algorithm.advantage {a.advantage} "
+            "compares none. Use reward.per_token false, or another advantage such as grpo."
+        )
     if a.advantage == "gdpo" and kl_in_reward:
         yield (
             "algorithm.advantage gdpo brings each part of the reward to one deviation, so reference.kl_coef "

@@ -264,6 +264,7 @@ class RewardConfig:
     concurrency: int = positive(64)  # samples that a process's async functions judge at the same time, roughly
     on_failure: str = "drop"  # drop (from its group) | abort | score: x: what happens to a sample whose verdict failed
     max_failure_share: float = share(0.5)  # share of failed verdicts in a step above which the run stops
+    per_token: bool = False  # divide a reward, penalties included, by its completion's tokens before mean and deviation
     shuffle: bool = False  # debugging: shuffle rewards within the batch, so that nothing can be learned
 
     @property

@@ -76,6 +76,8 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
         rows.append(("correction", "none: samples of other weights or rounding count as the policy's own"))
     if c.entropy.coef or c.entropy.control != "none":
         rows.append(("entropy", f"bonus {c.entropy.coef:g}, control {c.entropy.control}"))
+    if c.reward.per_token:
+        rows.append(("reward", "divided by the completion's tokens"))
     if c.overlong.mask or c.overlong.buffer:
         parts = [f"penalty over the last {c.overlong.buffer} tokens"] if c.overlong.buffer else []
         rows.append(("overlong", ", ".join(parts + ["mask"] * c.overlong.mask)))

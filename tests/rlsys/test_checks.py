@@ -135,6 +135,8 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.advantage=gspo", ["gspo is a recipe of several options: configs/gspo.yaml."]),
         ("algorithm.advantage=Dr.GRPO", ["Dr.GRPO is a recipe of several options: configs/dr_grpo.yaml."]),
         ("algorithm.advantage=reinforce++", ["configs/reinforce_pp.yaml."]),
+        ("reward.per_token=true algorithm.advantage=gae", ["reward.per_token", "advantage gae compares none"]),
+        ("reward.per_token=true algorithm.advantage=remax", ["reward.per_token", "advantage remax compares none"]),
         ("algorithm.loss=dcpo algorithm.max_ratio=1", ["algorithm.max_ratio is 1", "greater than 1, or null for 10"]),
         ("algorithm.loss=DeGRPO", ["configs/degrpo.yaml."]),
         ("algorithm.loss=grpo", ["configs/grpo.yaml."]),

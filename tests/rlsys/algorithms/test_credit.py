@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
+import plain
 import pytest
 from fakes import make_batch, make_config
 
@@ -86,6 +87,37 @@ def test_kl_in_the_reward_lowers_the_reward_and_leaves_the_loss_alone(credit):
     assert in_loss.advantages.tolist() == [1, 0]
     assert in_loss.columns.ref is columns.ref
     assert in_loss.kl is None
+
+
+@pytest.mark.parametrize("std", ["sample", "population", "none"])
+def test_rewards_per_token_are_divided_before_mean_and_deviation(credit, std):
+    rewards, groups, lengths = [1.0, 1.0, 0.0, 3.0, 1.0, -1.0], [0, 0, 0, 1, 1, 1], [2, 7, 4, 6, 0, 5]
+    divided = [r / length if length else r for r, length in zip(rewards, lengths, strict=True)]
+    batch = make_batch(rewards, groups, lengths=lengths)
+    credited = credit(batch, None, "reward.per_token=true", f"algorithm.std={std}")
+    assert credited.advantages[lengths.index(0)] == 0, "no token has its advantage"
+    expected = [a if length else 0 for a, length in zip(plain.grpo(divided, groups, std=std), lengths, strict=True)]
+    assert credited.advantages.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_penalties_are_divided_with_the_reward(credit):
+    """Of at most seven tokens, the last four are the buffer; KL costs 0.5 per token of difference."""
+    batch = make_batch([1, 1], [0, 1], lengths=[5, 2])
+    columns = Columns(old=floats(0, 0, 0, 0, 0, 1, 0), ref=floats(0, 0, 0, 0, 0, 0, 0))
+    options = ["algorithm.advantage=raw", "overlong.buffer=4", "reference.kl_in=reward", "reference.kl_coef=0.5"]
+    credited = credit(batch, columns, *options, "reward.per_token=true")
+    assert credited.advantages.tolist() == pytest.approx([(1 - 2 / 4) / 5, (1 - 0.5) / 2])
+
+
+def test_per_token_divides_each_component_for_gdpo(credit, tmp_path):
+    """Divided, the second components are 1 and 1, and say nothing; the first are 0 and 1/2."""
+    (tmp_path / "mine.py").write_text("def form(completion): return 1.0\n")
+    components = [{"zigzag": 0.0, "form": 4.0}, {"zigzag": 1.0, "form": 2.0}]
+    batch = replace(make_batch([4, 3], [0, 0], lengths=[4, 2]), components=components)
+    options = ["algorithm.advantage=gdpo", "algorithm.std=population", "algorithm.whiten=false"]
+    functions = f"reward.functions={{zigzag: 1.0, {tmp_path}/mine.py:form: 1.0}}"
+    credited = credit(batch, None, *options, functions, "reward.per_token=true")
+    assert credited.advantages.tolist() == pytest.approx([-1, 1], abs=1e-4)
 
 
 def test_gdpo_standardizes_each_component_and_weights_it(credit, tmp_path):

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.algorithms.length_penalty import overlong_penalty
+from rlsys.algorithms.length_penalty import overlong_penalty, reward_per_token
 
 
 def test_the_penalty_falls_evenly_over_the_buffer():
@@ -46,3 +46,14 @@ def test_a_buffer_that_does_not_fit_is_refused(buffer):
 def test_a_factor_that_would_reward_length_is_refused():
     with pytest.raises(ValueError, match=r"^overlong\.penalty: factor is -1\.0"):
         overlong_penalty(torch.tensor([1]), longest=16, buffer=4, factor=-1.0)
+
+
+@given(st.lists(st.tuples(st.integers(-8, 8), st.integers(0, 60)), max_size=12))
+def test_a_reward_per_token_is_the_reward_over_its_own_length(samples):
+    rewards = torch.tensor([r for r, _ in samples], dtype=torch.float32)
+    lengths = torch.tensor([length for _, length in samples], dtype=torch.long)
+    expected = [reward / (length or 1) for reward, length in samples]
+    assert reward_per_token(rewards, lengths).tolist() == pytest.approx(expected)
+    both = reward_per_token(torch.stack([rewards, 2 * rewards], 1), lengths)
+    assert both[:, 0].tolist() == pytest.approx(expected)
+    assert both[:, 1].tolist() == pytest.approx([2 * e for e in expected])

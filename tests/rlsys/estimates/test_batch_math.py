@@ -118,6 +118,7 @@ def test_the_method_in_a_few_words(tmp_path):
         ("algorithm.normalize=constant algorithm.constant=5", "token weights", "constant, 5 tokens"),
         ("algorithm.normalize=decoupled", "token weights", "decoupled (control_weight 0.001)"),
         ("algorithm.loss=gspo", "token weights", "sequence_mean"),
+        ("reward.per_token=true", "reward", "divided by the completion's tokens"),
         (
             "algorithm.loss=sapo algorithm.normalize=token_mean",
             "token weights",
