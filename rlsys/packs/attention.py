@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from rlsys.packs import exact
+from rlsys.packs.flash import can_flash, flash_attention
 from rlsys.packs.layout import AttentionBlock, BlocksToPack, Layout, PackToBlocks
 
 PACKED_ATTENTION = "rlsys_packed"
@@ -57,8 +58,10 @@ def packed_attention(
     assert layout is not None, "packed attention needs layout=build_layout(lengths, parents)"
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
-    masks = [window_mask(block, sliding_window) for block in layout.blocks]
     special = {"a soft cap": softcap is not None, "sinks": s_aux is not None}
+    if layout.ragged_keys and not (attend or any(special.values())) and can_flash(query, value, dropout):
+        return flash_attention(query[0], key[0], value[0], layout.ragged_keys, scaling, sliding_window)[None], None
+    masks = [window_mask(block, sliding_window) for block in layout.blocks]
     windowed = any(mask is not block.mask for mask, block in zip(masks, layout.blocks, strict=True))
     if attend is not None:
         refuse_exact(module, special | {"a sliding window": windowed})

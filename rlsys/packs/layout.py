@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlsys.packs.flash import RaggedKeys, ragged_keys
+
 MAX_LENGTH_RATIO = 1.25  # longest piece of a block over its shortest: at most a fifth of a block is padding
 
 
@@ -42,6 +44,7 @@ class AttentionBlock:
 class Layout:
     blocks: list[AttentionBlock]
     cell_of_token: Tensor  # [T] index of each token's cell among the cells after the prefixes, block after block
+    ragged_keys: RaggedKeys | None = None  # on GPUs, for FlashAttention
 
 
 def build_layout(lengths: list[int], parents: list[int], device: torch.device | str = "cpu") -> Layout:
@@ -60,7 +63,8 @@ def build_layout(lengths: list[int], parents: list[int], device: torch.device | 
             blocks.append(prefixed_block(tokens, prefix, [starts[parents[i]] for i in pieces], device))
         else:
             blocks.append(AttentionBlock(tokens.to(device), 0, [], None))
-    return Layout(blocks, cell_of_token.to(device))
+    ragged = ragged_keys(lengths, parents, device) if torch.device(device).type == "cuda" else None
+    return Layout(blocks, cell_of_token.to(device), ragged)
 
 
 def group_similar(lengths: list[int], parents: list[int]) -> list[list[int]]:

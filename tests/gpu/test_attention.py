@@ -1,0 +1,43 @@
+"""Attention on a GPU against float32 arithmetic on the CPU, for each piece of a pack alone."""
+
+import pytest
+import torch
+
+from rlsys.packs.attention import packed_attention
+from rlsys.packs.layout import build_layout
+
+LENGTHS, PARENTS = [70, 33, 128, 1, 200, 19, 64], [-1, 0, 0, 0, -1, 4, 4]
+
+
+def attend_alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+    """[H, T, D] each, over the whole pack: a dense mask says who sees whom."""
+    piece = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    parent = torch.tensor(PARENTS)[piece]
+    start = torch.tensor([0, *LENGTHS]).cumsum(0)[piece]
+    before = torch.tensor([LENGTHS[p] if p >= 0 else 0 for p in PARENTS])[piece]
+    position = torch.arange(len(piece)) - start + before
+    ours = (piece[:, None] == piece[None]) | (parent[:, None] == piece[None])
+    distance = position[:, None] - position[None]
+    seen = ours & (distance >= 0) & (distance < (window or len(piece)))
+    key, value = (x.repeat_interleave(len(query) // len(x), 0) for x in (key, value))
+    scores = (query @ key.transpose(1, 2) * query.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(0, 1)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_values_and_gradients(dtype, bound, window, size):
+    random = torch.Generator().manual_seed(size)
+    inputs = [torch.randn(h, sum(LENGTHS), size, generator=random).to(dtype).float() for h in (6, 2, 2)]
+    weights = torch.randn(sum(LENGTHS), 6, size, generator=random).to(dtype).float()
+    slow = [x.clone().requires_grad_() for x in inputs]
+    wanted = attend_alone(*slow, window)
+    fast = [x.to("cuda", dtype)[None].requires_grad_() for x in inputs]
+    layout = build_layout(LENGTHS, PARENTS, "cuda")
+    out, _ = packed_attention(torch.nn.Module(), *fast, None, layout=layout, sliding_window=window)
+    torch.testing.assert_close(out[0].float().cpu(), wanted, rtol=bound, atol=bound)
+    gradients = torch.autograd.grad((out[0] * weights.to("cuda", dtype)).sum(), fast)
+    for one, other in zip(gradients, torch.autograd.grad((wanted * weights).sum(), slow), strict=True):
+        gap = (one[0].float().cpu() - other).norm() / other.norm()
+        assert gap < bound
