@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_policy import ragged_batch, token_mean
+from test_policy import ragged_batch, weigh
 
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack, unpack
@@ -36,7 +36,7 @@ def learn(
     returns = np.repeat(by_sample, batch.lengths)
     for _ in range(updates):
         columns = Columns(values=values(group), returns=returns)
-        weights = token_mean(batch, list(range(16)))
+        weights = weigh(batch, list(range(16)))
         budget = {"ranks": group.ranks, "tokens_per_pack": tokens_per_pack}
         packs = pack(batch, range(16), columns=columns, weights=weights, **budget)
         results.append(group.update(packs, 1e-3))

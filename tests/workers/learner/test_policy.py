@@ -1,4 +1,4 @@
-"""The policy on real DeepSpeed: an update is the same for any ZeRO stage, number of ranks and pack budget."""
+"""The policy on real DeepSpeed: updates are the papers' for any ZeRO stage, ranks, pack budget and normalization."""
 
 import math
 from collections.abc import Callable
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_policy import CONSTANT, PlainPolicy, PlainSample
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlsys.config.schema import Config
+from rlsys.config.schema import NORMALIZERS, Config
 from rlsys.packs.packing import pack, token_weights, unpack
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
@@ -18,7 +19,7 @@ from workers.learner.policy import PolicyGroup
 from workers.sync.host_memory import map_file
 from workers.sync.layout import tensor_view
 
-STEPS = 5
+MINIBATCHES = (list(range(8)), list(range(8, 16)))
 LR = 2e-4
 KL_COEF = 0.1
 
@@ -37,34 +38,46 @@ def ragged_batch(seed: int = 0) -> Batch:
     return Batch(prompts, samples, np.repeat(np.arange(4), 4), rewards, [{}] * 16)
 
 
-def token_mean(batch: Batch, members: list[int]) -> Floats:
-    return token_weights(torch.from_numpy(batch.lengths[members]), "token_mean").numpy()
+def weigh(batch: Batch, members: list[int], normalize: str = "token_mean") -> Floats:
+    options = {"constant": CONSTANT} if normalize == "constant" else {}
+    return token_weights(torch.from_numpy(batch.lengths[members]), normalize, **options).numpy()
 
 
-def train(
-    group: PolicyGroup, tokens_per_pack: int, steps: int = STEPS, first: int = 0, updates: int = 1000
-) -> list[dict[str, float]]:
-    """Makes updates on random batches, two mini-batches each. Old and reference log-probs are scored before."""
+def advantages_of(batch: Batch) -> Floats:
+    """Per token, the reward minus the batch's mean.  [T]"""
+    return np.repeat(batch.rewards - batch.rewards.mean(), batch.lengths)
+
+
+def moved(old: Floats, step: int) -> Floats:
+    """Log-probs of a reference that is not the policy.  [T]"""
+    return old - 0.5 * np.random.default_rng(step).random(len(old)).astype(np.float32)
+
+
+def train(group: PolicyGroup, tokens_per_pack: int, step: int) -> list[dict[str, float]]:
+    """Makes two updates on a random batch. Old log-probs are scored before. Each step has another normalization."""
+    batch = ragged_batch(step)
+    scored = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
+    old = unpack(scored, group.score(scored), 16)
+    columns = Columns(advantages=advantages_of(batch), old=old, ref=moved(old, step))
     results = []
-    for step in range(first, first + steps):
-        batch = ragged_batch(step)
-        scored = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
-        old = unpack(scored, group.score(scored), 16)
-        advantages = np.repeat(batch.rewards - batch.rewards.mean(), batch.lengths)
-        columns = Columns(advantages=advantages, old=old, ref=old)
-        for members in (range(8), range(8, 16)):
-            packs = pack(
-                batch,
-                list(members),
-                ranks=group.ranks,
-                tokens_per_pack=tokens_per_pack,
-                columns=columns,
-                weights=token_mean(batch, list(members)),
-            )
-            results.append(group.update(packs, LR, KL_COEF))
-            if len(results) == updates:
-                return results
+    for members in MINIBATCHES:
+        by_token = weigh(batch, members, NORMALIZERS[step])
+        options = {"tokens_per_pack": tokens_per_pack, "columns": columns, "weights": by_token}
+        results.append(group.update(pack(batch, members, ranks=group.ranks, **options), LR, KL_COEF))
     return results
+
+
+def train_plainly(plain: PlainPolicy, step: int) -> list[dict[str, float]]:
+    """The same updates, sample by sample."""
+    batch = ragged_batch(step)
+    old = plain.score(batch)
+    ref = batch.split(moved(torch.cat(old).numpy(), step))
+    advantages = batch.split(advantages_of(batch))
+    samples = [
+        PlainSample(batch.prompts[group].tokens, sample.tokens.tolist(), sample.logprobs.tolist(), *columns)
+        for group, sample, *columns in zip(batch.groups, batch.samples, old, ref, advantages, strict=True)
+    ]
+    return [plain.update([samples[m] for m in members], NORMALIZERS[step], LR, KL_COEF) for members in MINIBATCHES]
 
 
 def weights(group: PolicyGroup) -> torch.Tensor:
@@ -80,7 +93,11 @@ def weights(group: PolicyGroup) -> torch.Tensor:
     )
 
 
-REFERENCE: dict[str, Any] = {}  # the results of the first case
+@pytest.fixture(scope="module")
+def plain(model: str) -> list[tuple[list[dict[str, float]], torch.Tensor]]:
+    """The sums of each step's updates, and the weights after it."""
+    policy = PlainPolicy(model)
+    return [(train_plainly(policy, step), policy.weights()) for step in range(len(NORMALIZERS))]
 
 
 @pytest.mark.parametrize(
@@ -89,17 +106,20 @@ REFERENCE: dict[str, Any] = {}  # the results of the first case
         (0, 1, 4096, {}),
         (0, 2, 64, {}),
         (1, 2, 40, {}),
+        (1, 3, 40, {}),
         (2, 1, 64, {"compile": True}),
         (2, 2, 4096, {}),
+        (2, 3, 4096, {}),
         (3, 2, 64, {}),
         (3, 2, 4096, {"gradient_checkpointing": True, "offload_optimizer": True, "logprob_chunk": 5}),
     ],
     ids=lambda value: str(value),
 )
-def test_an_update_does_not_depend_on_stage_ranks_and_budget(
+def test_updates_are_those_of_a_plain_loop_for_any_stage_ranks_budget_and_normalization(
     policy: Callable[..., PolicyGroup],
     tiny: Callable[..., Config],
     changed: Callable[..., Config],
+    plain: list[tuple[list[dict[str, float]], torch.Tensor]],
     stage: int,
     ranks: int,
     tokens_per_pack: int,
@@ -107,19 +127,13 @@ def test_an_update_does_not_depend_on_stage_ranks_and_budget(
 ) -> None:
     group = policy(changed(tiny(), "policy", zero_stage=stage, ranks=ranks, **settings))
     before = weights(group)
-    results = train(group, tokens_per_pack, updates=1)
-    after_one = weights(group)
-    results += train(group, tokens_per_pack, first=1)
-    after = weights(group)
-    REFERENCE.setdefault("results", results)
-    REFERENCE.setdefault("after_one", after_one)
-    REFERENCE.setdefault("after", after)
-    for result, reference in zip(results, REFERENCE["results"], strict=True):
-        assert result == pytest.approx(reference, abs=1e-4, rel=1e-4)
-    assert results[0] == pytest.approx(REFERENCE["results"][0], abs=1e-5, rel=1e-5)
-    assert (after_one - REFERENCE["after_one"]).abs().max() < 1e-5
-    assert (after - REFERENCE["after"]).abs().max() < 1e-4  # AdamW enlarges the rounding errors of tiny gradients
-    assert (after - before).abs().max() > 5e-4, "nothing was learned, so nothing was compared"
+    for step, (expected, expected_weights) in enumerate(plain):
+        for actual, wanted in zip(train(group, tokens_per_pack, step), expected, strict=True):
+            compared = {name: actual[name] for name in wanted}
+            assert compared == pytest.approx(wanted, rel=1e-4, abs=1e-5), NORMALIZERS[step]
+        # AdamW enlarges the rounding errors of tiny gradients.
+        assert (weights(group) - expected_weights).abs().max() < 2e-5, NORMALIZERS[step]
+    assert (weights(group) - before).abs().max() > 5e-4, "nothing was learned, so nothing was compared"
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -131,7 +145,7 @@ def test_a_checkpoint_holds_a_model_that_transformers_reads(
     stage: int,
 ) -> None:
     group = policy(changed(tiny(), "policy", zero_stage=stage))
-    train(group, 4096, steps=1)
+    train(group, 4096, step=0)
     saved = weights(group)
     group.save(str(tmp_path / "checkpoint"))
     group.saved_files(wait=True)
@@ -146,7 +160,7 @@ def test_weights_that_are_not_finite_never_leave_the_policy(
     group = policy(changed(tiny(), "policy", ranks=1, clip_grad=0.0))
     batch = ragged_batch()
     columns = Columns(advantages=np.ones(batch.lengths.sum(), dtype=np.float32))
-    weights = token_mean(batch, list(range(16)))
+    weights = weigh(batch, list(range(16)))
     group.update(pack(batch, range(16), ranks=1, tokens_per_pack=4096, columns=columns, weights=weights), math.inf, 0.0)
     with pytest.raises(WorkerFailed, match="not finite"):
         group.sync(1)

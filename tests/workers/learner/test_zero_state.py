@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_policy import KL_COEF, LR, ragged_batch, token_mean, train, weights
+from test_policy import KL_COEF, LR, ragged_batch, train, weigh, weights
 
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack
@@ -64,7 +64,7 @@ def update(group: PolicyGroup, spoil: Spoil = lambda *_: None) -> Any:
         ranks=group.ranks,
         tokens_per_pack=64,
         columns=columns,
-        weights=token_mean(batch, list(range(16))),
+        weights=weigh(batch, list(range(16))),
     )
     return group.update(packs, LR, KL_COEF)
 
@@ -83,9 +83,9 @@ def set_reference_to_infinity(columns: Columns, tokens: "np.ndarray[Any, Any]") 
 @pytest.mark.parametrize("case", CASES)
 def test_a_loaded_checkpoint_continues_bit_for_bit(ranks: Ranks, tmp_path: Path, case: str) -> None:
     group = ranks(case)
-    train(group, 64, steps=1)
+    train(group, 64, step=0)
     group.save(str(tmp_path))
-    expected = train(group, 64, steps=1, first=1), digests(group)
+    expected = train(group, 64, step=1), digests(group)
     hashes = group.saved_files(wait=True)
     assert hashes is not None
     assert {p for p in tmp_path.rglob("*") if p.is_file()} == {tmp_path / name for name in hashes}
@@ -95,22 +95,22 @@ def test_a_loaded_checkpoint_continues_bit_for_bit(ranks: Ranks, tmp_path: Path,
 
     group = ranks(case)
     group.load(str(tmp_path))
-    assert (train(group, 64, steps=1, first=1), digests(group)) == expected
+    assert (train(group, 64, step=1), digests(group)) == expected
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_that_is_not_finite_leaves_no_trace(ranks: Ranks, case: str) -> None:
     group = ranks(case)
-    train(group, 64, steps=1)
+    train(group, 64, step=0)
     first = update(group)
     assert (first["skipped"], first["first_bad_sample"]) == (0.0, math.inf)
-    expected = train(group, 64, steps=1, first=1), digests(group)
+    expected = train(group, 64, step=1), digests(group)
 
     group = ranks(case)
     initial = digests(group)
     assert update(group, set_reference_to_infinity)["skipped"] == 1.0
     assert digests(group) == initial, "the very first update"
-    train(group, 64, steps=1)
+    train(group, 64, step=0)
     assert update(group) == first
     before = digests(group)
     for spoil in (set_advantage_to_nan, set_reference_to_infinity):
@@ -125,7 +125,7 @@ def test_an_update_that_is_not_finite_leaves_no_trace(ranks: Ranks, case: str) -
     assert math.isfinite(skipped["loss"])
     assert digests(group) == before
     group.call_all("stop_steepening")
-    assert (train(group, 64, steps=1, first=1), digests(group)) == expected
+    assert (train(group, 64, step=1), digests(group)) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,16 @@ def test_other_ranks_and_stages_can_load_a_checkpoint(
     ranks: Ranks, tmp_path: Path, writers: int, saved: str, readers: int, loaded: str
 ) -> None:
     group = ranks(saved, writers)
-    train(group, 64, steps=1)
+    train(group, 64, step=0)
     group.save(str(tmp_path))
     group.saved_files(wait=True)
     at_save = weights(group)
-    expected, end = train(group, 64, steps=1, first=1), weights(group)
+    expected, end = train(group, 64, step=1), weights(group)
 
     other = ranks(loaded, readers)
     other.load(str(tmp_path))
     assert torch.equal(weights(other), at_save)
-    for actual, wanted in zip(train(other, 64, steps=1, first=1), expected, strict=True):
+    for actual, wanted in zip(train(other, 64, step=1), expected, strict=True):
         assert actual == pytest.approx(wanted, abs=1e-5, rel=1e-4)
     assert (weights(other) - end).abs().max() < 1e-5
     assert (weights(other) - at_save).abs().max() > 1e-4
@@ -152,7 +152,7 @@ def test_other_ranks_and_stages_can_load_a_checkpoint(
 
 def test_training_during_a_write_does_not_change_the_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     group = ranks("2")
-    train(group, 64, steps=1)
+    train(group, 64, step=0)
     group.save(str(tmp_path / "whole"))
     group.saved_files(wait=True)
 
@@ -163,7 +163,7 @@ def test_training_during_a_write_does_not_change_the_checkpoint(ranks: Ranks, tm
     before = digests(group)
     group.save(str(tmp_path / "slow"))
     assert group.saved_files(wait=False) is None
-    train(group, 64, steps=1, first=1)
+    train(group, 64, step=1)
     assert digests(group) != before
     assert group.saved_files(wait=False) is None
     assert pipe.read_bytes() == (tmp_path / "whole" / part).read_bytes()
@@ -181,7 +181,7 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_is_good(ranks: Ranks, t
     with pytest.raises(OSError, match="No space left on device") as raised:
         group.saved_files(wait=True)
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "full" / part))
-    assert train(group, 64, steps=1)
+    assert train(group, 64, step=0)
     group.save(str(tmp_path / "next"))
     assert part in (group.saved_files(wait=True) or {})
 
