@@ -6,13 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from cpu_seconds import CpuSeconds, plain_seconds
 from killing import LIGHT, Run, running, tidy
 
 from launch.report.gather import ReportedRun as Shown
@@ -20,20 +20,23 @@ from launch.report.gather import page_data
 from launch.report.sample_pieces import sample_files, sample_texts, sample_tokens
 from launch.report.token_texts import load_token_texts
 
+STEPS = 80  # of configs/tiny_cpu.yaml
 ACTORS = {"rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "policy-0", "policy-1"}
 
 
 @dataclass
 class Demo:
     run: Run
-    seconds: float
+    cpu_seconds: float  # of all its processes
+    plain_seconds: float  # of plain PyTorch, for one forward and backward pass of each sample
     actors: set[str]  # while it trained
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    began = time.monotonic()
+    plain = plain_seconds(STEPS)
     with tidy() as environment, running(tmp_path_factory.mktemp("demo") / "run", environment=environment) as run:
+        spent = CpuSeconds(run.process.pid)
         run.until_step(1)
         [start] = run.events("start")
         listed = subprocess.run(
@@ -43,9 +46,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
             env=environment | {"RAY_AUTH_MODE": "token", "RAY_ADDRESS": start["ray"]},
             check=True,
         )
-        assert run.wait(500) == 0, run.text()
+        assert run.wait(550) == 0, run.text()
     actors = json.loads(listed.stdout[listed.stdout.index("[") :])
-    return Demo(run, time.monotonic() - began, {a["name"] for a in actors if a["state"] == "ALIVE"})
+    return Demo(
+        run, spent.total(), max(plain, plain_seconds(STEPS)), {a["name"] for a in actors if a["state"] == "ALIVE"}
+    )
 
 
 def accuracies(run: Run) -> list[float]:
@@ -56,7 +61,13 @@ def test_the_demo_learns(demo: Demo) -> None:
     measured = accuracies(demo.run)
     assert measured[0] <= 0.5
     assert measured[-1] >= 0.95
-    assert demo.seconds < 400, "twice the promised time, on a machine that may be busy"
+
+
+def test_it_takes_little_more_cpu_time_than_its_passes_alone(demo: Demo) -> None:
+    """The demo also starts all processes, samples, scores twice, verifies and evaluates: 4 to 5 times in all."""
+    ratio = demo.cpu_seconds / demo.plain_seconds
+    print(f"{demo.cpu_seconds:.0f} CPU seconds, {ratio:.1f} times those of plain PyTorch for its passes")
+    assert 1 < ratio < 10
 
 
 def test_it_says_what_matters_and_nothing_else(demo: Demo) -> None:
@@ -79,7 +90,7 @@ def test_it_writes_a_line_for_every_step_every_sample_and_checkpoints(demo: Demo
     assert set(names.split()) <= set(lines[1])
     assert [line["step"] for line in lines if "eval/zigzag/accuracy" in line] == list(range(0, 81, 10))
     assert [line["sync/version"] for line in lines[1:]] == list(range(1, 81))
-    assert all(line["mismatch/max_abs"] < 1e-4 and line["lag"] == 0 for line in lines[1:])
+    assert all(line["lag"] == 0 for line in lines[1:])
     assert [p.name for p in sorted((path / "checkpoints").iterdir())] == ["step-000060", "step-000080"]
     samples = pyarrow.parquet.read_table(path / "samples" / "step-000002.parquet").to_pylist()
     assert len(samples) == 512
@@ -88,6 +99,15 @@ def test_it_writes_a_line_for_every_step_every_sample_and_checkpoints(demo: Demo
     events = {json.loads(line)["event"] for line in (path / "events.jsonl").open()}
     assert events == {"start", "begin", "agreement", "sync", "checkpoint", "done"}
     assert {f"{name}.log" for name in ACTORS} <= {p.name for p in (path / "logs").iterdir()}
+
+
+def test_engines_and_policy_agree_in_each_step(demo: Demo) -> None:
+    gaps = {line["step"]: (line["mismatch/mean_abs"], line["mismatch/max_abs"]) for line in demo.run.lines()[1:]}
+    print(
+        f"largest mean {max(mean for mean, _ in gaps.values()):.1e}, largest gap {max(m for _, m in gaps.values()):.1e}"
+    )
+    assert len(gaps) == STEPS
+    assert not {step: gap for step, gap in gaps.items() if not (gap[0] <= 1e-6 and gap[1] <= 1e-4)}
 
 
 def test_its_model_is_evaluated_and_exported(

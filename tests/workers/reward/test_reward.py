@@ -259,25 +259,33 @@ def test_a_data_set_may_have_reward_functions_of_its_own(pool: Callable[..., Rew
     assert [v.score for v in started.judge(samples, prompts).result()] == [4, -4]
 
 
-def test_trivial_verdicts_are_cheap_and_one_comes_at_once(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
-    started = pool("def trap(completion):\n    return 1.0\n", "reward.workers=2")
+def seconds(action: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def judge_one_by_one(pool: RewardPool, count: int) -> None:
+    """Judges so many samples at the same time, each by a call of its own."""
+    none, prompts = np.zeros(0), {"p": Prompt("p", "m", "?", [2], {})}
+    parts = [pool.judge([Sample("p", i, "ok", none, none, "stop", 0)], prompts) for i in range(count)]
+    assert [part.result()[0].score for part in parts] == [1.0] * count
+
+
+def test_verdicts_cost_little_more_than_empty_calls_of_ray(
+    pool: Callable[..., RewardPool], start_worker: Callable[[str], Any], ray: Any, tmp_path: Path
+) -> None:
+    """Pool and empty calls of an actor take turns, so a busy machine slows both alike."""
+    started, actor = pool("def trap(completion):\n    return 1.0\n", "reward.workers=2"), start_worker("bare-0")
     judge(started, ["warm"] * 500, tmp_path)
-    waits = []
+    alone, bare = [], []
     for _ in range(50):
-        began = time.perf_counter()
-        judge(started, ["one"], tmp_path)
-        waits.append(time.perf_counter() - began)
-    assert np.median(waits) < 0.01  # 5 ms on an idle machine
-    best = 0.0
-    for _ in range(3):
-        began = time.perf_counter()
-        parts = [
-            started.judge(
-                [Sample("p", i, "ok", np.zeros(0), np.zeros(0), "stop", 0)], {"p": Prompt("p", "m", "?", [2], {})}
-            )
-            for i in range(2000)
-        ]
-        assert [part.result()[0].score for part in parts] == [1.0] * 2000
-        best = max(best, 2000 / (time.perf_counter() - began))
-    print(f"{best:.0f} verdicts/s, {np.median(waits) * 1000:.1f} ms")
-    assert best > 1500  # 2,000 and more on an idle machine
+        alone.append(seconds(lambda: judge(started, ["one"], tmp_path)))
+        bare.append(seconds(lambda: ray.get(actor.echo.remote(1))))
+    ratios = []
+    for _ in range(4):
+        many = seconds(lambda: judge_one_by_one(started, 2000))
+        ratios.append(many / seconds(lambda: ray.get([actor.echo.remote(1) for _ in range(2000)])))
+    print(f"one verdict: {np.median(alone) / np.median(bare):.2f} empty calls; 2,000 verdicts: {ratios} of 2,000 calls")
+    assert np.median(alone) < 4 * np.median(bare), "a verdict is two messages: to the actor, and to its process"
+    assert min(ratios) < 2.5, "samples travel in lists"
