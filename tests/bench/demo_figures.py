@@ -14,6 +14,9 @@ import psutil
 
 from rlsys.runs.directory import read_lines
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
+from records import stamp
+
 ROOT = Path(__file__).parent.parent.parent
 PHASES = ("step", "rollout", "reward", "score", "update", "sync")
 
@@ -61,5 +64,6 @@ def measure(seed: int, overrides: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    print(f"commit {stamp()}")
     for seed in (0, 1, 2):
         print(measure(seed, sys.argv[1:]), flush=True)

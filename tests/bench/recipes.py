@@ -1,8 +1,10 @@
 """Trains the tiny recipes for several seeds and draws the table of configs/README.md from what it measured.
 
-.venv/bin/python tests/bench/recipes.py                     every recipe, seeds 0, 1 and 2; what recipes.jsonl has is not run again
+.venv/bin/python tests/bench/recipes.py                     every recipe, seeds 0, 1 and 2; fresh results of recipes.jsonl are kept
 .venv/bin/python tests/bench/recipes.py dapo ppo --seeds 0  only these
 .venv/bin/python tests/bench/recipes.py --table             runs nothing, prints the table
+
+A result is fresh while its commit is: see tests/launch/records.py.
 """
 
 import argparse
@@ -16,6 +18,9 @@ from typing import Any
 
 from rlsys.runs.directory import read_lines
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
+from records import CHANGES, age, fresh, stamp
+
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).with_name("recipes.jsonl")
 RECIPES = ["tiny_cpu", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "degrpo", "ppo"]
@@ -23,6 +28,7 @@ KEY, BARS = "eval/zigzag/accuracy", "▁▂▃▄▅▆▇█"
 
 
 def run(recipe: str, seed: int) -> dict[str, Any]:
+    commit = stamp()
     with tempfile.TemporaryDirectory(prefix="recipes-") as place:
         command = [sys.executable, "-m", "launch", "train", f"configs/{recipe}.yaml"]
         began = time.monotonic()
@@ -35,17 +41,27 @@ def run(recipe: str, seed: int) -> dict[str, Any]:
             )
         lines = read_lines(Path(place) / "run" / "metrics.jsonl")
     accuracy = {str(found["step"]): round(found[KEY], 4) for found in lines if KEY in found}
-    return {"recipe": recipe, "seed": seed, "seconds": round(time.monotonic() - began), "accuracy": accuracy}
+    seconds = round(time.monotonic() - began)
+    return {"recipe": recipe, "seed": seed, "commit": commit, "seconds": seconds, "accuracy": accuracy}
+
+
+def save(results: list[dict[str, Any]]) -> None:
+    """Writes the newest result of each recipe and seed, in the order of the table."""
+    newest = {(r["recipe"], r["seed"]): r for r in results}
+    ordered = sorted(newest.values(), key=lambda r: (RECIPES.index(r["recipe"]), r["seed"]))
+    RESULTS.write_text("".join(json.dumps(r) + "\n" for r in ordered))
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Returns one row per recipe with the curve of each seed."""
+    """Returns one row per recipe with the curve of each seed, and the oldest commit among them."""
     seeds = sorted({r["seed"] for r in results})
-    rows = [line(["recipe", *(f"seed {seed}" for seed in seeds)]), "|---" * (1 + len(seeds)) + "|"]
+    rows = [line(["recipe", *(f"seed {seed}" for seed in seeds), "commit"]), "|---" * (2 + len(seeds)) + "|"]
     for recipe in RECIPES:
-        curves = {r["seed"]: f"`{curve(list(r['accuracy'].values()))}`" for r in results if r["recipe"] == recipe}
+        own = [r for r in results if r["recipe"] == recipe]
+        curves = {r["seed"]: f"`{curve(list(r['accuracy'].values()))}`" for r in own}
         if curves:
-            rows.append(line([f"`{recipe}.yaml`", *(curves.get(seed, "") for seed in seeds)]))
+            oldest = max((r["commit"] for r in own), key=age).removesuffix(CHANGES)
+            rows.append(line([f"`{recipe}.yaml`", *(curves.get(seed, "") for seed in seeds), f"`{oldest}`"]))
     return "\n".join(rows)
 
 
@@ -65,12 +81,11 @@ if __name__ == "__main__":
     parser.add_argument("--table", action="store_true")
     wanted = parser.parse_args()
     results = read_lines(RESULTS)
-    there = {(r["recipe"], r["seed"]) for r in results}
+    kept = {(r["recipe"], r["seed"]) for r in fresh(results)}
     for seed in wanted.seeds if not wanted.table else []:
         for recipe in wanted.recipes:
-            if (recipe, seed) not in there:
+            if (recipe, seed) not in kept:
                 results.append(run(recipe, seed))
                 print(json.dumps(results[-1]), flush=True)
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(results[-1]) + "\n")
-    print(table(results))
+                save(results)
+    print(table(read_lines(RESULTS)))

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from models import random_model
+from records import stamp
 
 ROOT = Path(__file__).parent.parent.parent
 QWEN = {"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, "max_position_embeddings": 4096}
@@ -102,6 +104,7 @@ def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     resting = sum(figures["work_share"]["rollout-0"].get(state, 0.0) for state in ("sleep", "wake"))
     return {
         "model": name,
+        "commit": stamp(),
         "parameters": parameters,
         "step_s": step,
         "tokens_per_s": figures["generated_tokens_per_s"],

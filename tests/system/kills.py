@@ -20,7 +20,9 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from killing import STEPS, Run, apart, require_equal
+from records import stamp
 
 LAST = 10  # step
 OPTIONS = [*STEPS, "run.max_restarts=100"]
@@ -133,7 +135,8 @@ def equal(one: Path, other: Path) -> str:
 
 if __name__ == "__main__":
     runs, seed, target = (int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    commit = stamp()
     with tempfile.TemporaryDirectory() as folder:
         found = main(runs, seed, Path(folder))
-    target.write_text(json.dumps(found, indent=2) + "\n")
+    target.write_text(json.dumps({"commit": commit, "runs": found}, indent=2) + "\n")
     sys.exit(any(f["equal"] != "yes" or f["gave_up"] or f["left"] for f in found))

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from click.testing import CliRunner
 from killing import CONFIG, PASSING, Run, apart
 from kills import equal, kill, now, pause
+from records import stamp
 
 from launch.cli import commands
 from rlsys.checks import load_checked
@@ -211,10 +213,10 @@ def alike(one: Any, other: Any) -> bool:
 
 if __name__ == "__main__":
     runs, first, target = (int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    everything = []
+    commit, everything = stamp(), []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, first + runs):
             everything.append(vars(tried(seed, Path(folder))))
             print(json.dumps(everything[-1]), flush=True)
-    target.write_text(json.dumps(everything, indent=2) + "\n")
+    target.write_text(json.dumps({"commit": commit, "runs": everything}, indent=2) + "\n")
     sys.exit(any(found["words"] for found in everything))

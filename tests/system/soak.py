@@ -21,7 +21,9 @@ import numpy as np
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from killing import Apart, Run, apart
+from records import stamp
 
 WORKERS = ["rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "policy-0", "policy-1"]
 WARM_UP = 20  # steps of a process's life in which its memory may grow
@@ -134,8 +136,9 @@ if __name__ == "__main__":
     import tempfile
 
     steps, every, seed, target = (int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    commit = stamp()
     with tempfile.TemporaryDirectory() as folder, apart() as place:
-        found = soak(Path(folder) / "run", place, steps=steps, every=every, seed=seed)
+        found = {"commit": commit} | soak(Path(folder) / "run", place, steps=steps, every=every, seed=seed)
     target.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
     sys.exit(found["exit"] or bool(found["left"]))

@@ -33,8 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "launch"))
 from models import CASES, Case, save_case
+from records import stamp
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -174,7 +176,7 @@ def main() -> None:
     python = installed(options.venv) if "TRL" in options.only else Path()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(f"{save_case(case, folder / 'model') / 1e6:.2f} M parameters", flush=True)
+        print(f"commit {stamp()}, {save_case(case, folder / 'model') / 1e6:.2f} M parameters", flush=True)
         ways: dict[str, Callable[[int], Run]] = {}
         for side, of_side in (("rlsys", RLSYS), ("ahead", AHEAD)):
             for label, settings in of_side.items() if side in options.only else ():
