@@ -59,9 +59,10 @@ def packed_attention(
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
     special = {"a soft cap": softcap is not None, "sinks": s_aux is not None}
-    if layout.ragged_keys and not (attend or any(special.values())) and can_flash(query, value, dropout):
-        return flash_attention(query[0], key[0], value[0], layout.ragged_keys, scaling, sliding_window)[None], None
     masks = [window_mask(block, sliding_window) for block in layout.blocks]
+    masked = attend is None and not any(special.values()) and any(mask is not None for mask in masks)
+    if masked and layout.ragged_keys and can_flash(query, value, dropout):
+        return flash_attention(query[0], key[0], value[0], layout.ragged_keys, scaling, sliding_window)[None], None
     windowed = any(mask is not block.mask for mask, block in zip(masks, layout.blocks, strict=True))
     if attend is not None:
         refuse_exact(module, special | {"a sliding window": windowed})

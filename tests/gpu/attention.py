@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rlsys.packs.attention import packed_attention
+from rlsys.packs.flash import flash_attention
 from rlsys.packs.layout import build_layout
 
 HEADS, KV_HEADS, SIZE = 28, 4, 128
@@ -55,19 +56,19 @@ def median_ms(work: Any, rounds: int) -> float:
 
 def measure(name: str, pieces: Pieces, rounds: int) -> dict[str, Any]:
     layout = build_layout(*pieces, "cuda")
+    in_blocks = replace(layout, ragged_keys=None)
     total = sum(pieces[0])
     shapes = [(1, h, total, SIZE) for h in (HEADS, KV_HEADS, KV_HEADS)]
     inputs = [torch.randn(s, dtype=torch.bfloat16, device="cuda", requires_grad=True) for s in shapes]
     grad = torch.randn(1, total, HEADS, SIZE, dtype=torch.bfloat16, device="cuda")
     row: dict[str, Any] = {"pack": name, "tokens": total, "pieces": len(pieces[0])}
-    for kind, chosen in {"flash": layout, "blocks": replace(layout, ragged_keys=None)}.items():
-
-        def run(chosen: Any = chosen) -> None:
-            out, _ = packed_attention(torch.nn.Module(), *inputs, None, layout=chosen)
-            torch.autograd.grad(out, inputs, grad)
-
+    ways = {
+        "flash": lambda: flash_attention(*(x[0] for x in inputs), layout.ragged_keys, None, None)[None],
+        "blocks": lambda: packed_attention(torch.nn.Module(), *inputs, None, layout=in_blocks)[0],
+    }
+    for kind, attend in ways.items():
         torch.cuda.reset_peak_memory_stats()
-        ms = median_ms(run, rounds)
+        ms = median_ms(lambda attend=attend: torch.autograd.grad(attend(), inputs, grad), rounds)
         row[kind] = {
             "ms": ms,
             "tflops": needed_flops(*pieces) / ms / 1e9,
