@@ -9,7 +9,7 @@ from typing import Literal
 from rlsys.config.schema import ConfigError
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
-BUILTIN = ("zigzag", "zigzag_heldout")
+BUILTIN = ("zigzag", "zigzag_heldout", "basics", "basics_heldout")
 SPLITS = {  # words in the names of files on the hub, and the splits they mean
     "train": "train",
     "training": "train",
