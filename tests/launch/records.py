@@ -58,12 +58,12 @@ def age(commit: str, root: Path = ROOT) -> int:
     return int(git("rev-list", "--count", f"{name}..HEAD", "--", *CODE, root=root))
 
 
-def fresh(results: list[dict[str, Any]], root: Path = ROOT) -> list[dict[str, Any]]:
+def fresh(results: list[dict[str, Any]], root: Path = ROOT, limit: int = LIMIT) -> list[dict[str, Any]]:
     """Those whose commit is known and not too old."""
     kept = []
     for result in results:
         try:
-            if age(result["commit"], root) <= LIMIT:
+            if age(result["commit"], root) <= limit:
                 kept.append(result)
         except (KeyError, ValueError):
             continue
