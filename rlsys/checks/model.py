@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rlsys.config.schema import Config
 from rlsys.models.known_shapes import look_up_shape
-from rlsys.models.lookup import context_of_model, known_model_shape
-from rlsys.models.shapes import ModelShape, tensor_parallel_problem
+from rlsys.models.lookup import context_of_model, head_size_of_model, known_model_shape
+from rlsys.models.shapes import CPU_HEAD_SIZES, ModelShape, tensor_parallel_problem
 
 
 def check_model(c: Config) -> Iterator[str]:
@@ -51,6 +51,7 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
             " That is the window of what usually is called so; a config.json goes before: "
             f"hf download {path} config.json"
         )
+    problems += check_head_size(c, head_size_of_model(path))
     shape = model or known_model_shape(path)
     if (
         c.rollout.tensor_parallel > 1
@@ -64,6 +65,14 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
             f"{shape.vocabulary - 1}. Correct it, or leave it out."
         )
     return problems
+
+
+def check_head_size(c: Config, size: int) -> Iterator[str]:
+    if c.cluster.device == "cpu" and size and size not in CPU_HEAD_SIZES:
+        yield (
+            f"model.path: attention heads of {size} numbers do not run in vLLM's CPU build; these do: "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}. Use another model, or cluster.device=gpu."
+        )
 
 
 def check_window(c: Config, window: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from rlsys.config.cache import hub_cache
 from rlsys.config.schema import ConfigError
 from rlsys.models.flops import FlopCounter
 from rlsys.models.known_shapes import look_up_shape
-from rlsys.models.shapes import ModelShape, context_from_config, parse_config
+from rlsys.models.shapes import ModelShape, context_from_config, head_size_from_config, parse_config
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 
 
@@ -51,10 +52,19 @@ def known_flop_counter(settings: dict[str, Any]) -> FlopCounter | None:
 
 def context_of_model(path: str) -> int:
     """The longest sequence, in tokens, by the model's config.json; 0 if it does not say, or is not on this machine."""
+    return number_from_config(path, context_from_config)
+
+
+def head_size_of_model(path: str) -> int:
+    """Numbers in a query of one attention head, by the model's config.json; 0 as for `context_of_model`."""
+    return number_from_config(path, head_size_from_config)
+
+
+def number_from_config(path: str, read: Callable[[dict[str, Any]], int]) -> int:
     if (file := find_config_file(path)) is None:
         return 0
     try:
-        return context_from_config(json.loads(file.read_text()))
+        return read(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
         return 0
 

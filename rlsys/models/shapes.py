@@ -114,6 +114,10 @@ class ModelShape:
         return FlopCounter(self.layers, self.hidden, self.heads, self.kv_heads, self.head_dim, width, self.vocabulary)
 
 
+# What the attention of vLLM's CPU build computes.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
 def tensor_parallel_problem(shape: ModelShape, parts: int) -> str:
     """Says why `rollout.tensor_parallel` does not suit the model; empty if it does."""
     if shape.can_split(parts):
@@ -169,3 +173,12 @@ def context_from_config(settings: dict[str, Any]) -> int:
         return longest
     window = int(settings.get("attention_chunk_size") or settings.get("sliding_window") or 0)
     return min(longest or window, window) if window and settings.get("use_sliding_window", True) else longest
+
+
+def head_size_from_config(settings: dict[str, Any]) -> int:
+    """Numbers in a query of one attention head; 0 if the config.json does not say, or has latent attention."""
+    s = settings.get("text_config", settings)
+    heads = int(s.get("num_attention_heads") or 0)
+    if not heads or s.get("kv_lora_rank"):
+        return 0
+    return int(s.get("head_dim") or int(s.get("hidden_size") or 0) // heads)

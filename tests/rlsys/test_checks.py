@@ -357,6 +357,23 @@ def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refuse
     assert ["zigzag.max_new_tokens (700) = 1212" in found[1], "by 188" in found[1]] == [True, True]
 
 
+def test_heads_that_vllm_does_not_compute_on_cpus_are_refused(refused, read, model):
+    narrow = {"hidden_size": 64, "num_attention_heads": 4}
+    [found] = refused("", model(json.dumps(narrow)))
+    assert "attention heads of 16 numbers do not run in vLLM's CPU build; these do: 32, 64, 80" in found
+    assert refused("", model(json.dumps({"text_config": narrow | {"head_dim": 48}})))
+    for runs in (narrow | {"head_dim": 32}, narrow | {"hidden_size": 128}, narrow | {"kv_lora_rank": 16}):
+        assert read("", model(json.dumps(runs))).model.path
+
+
+def test_the_head_sizes_are_those_of_the_installed_vllm():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    from rlsys.models.shapes import CPU_HEAD_SIZES
+
+    assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
+
+
 def test_a_hub_models_window_is_from_its_config_or_for_a_plan_from_its_name(read, tmp_path, monkeypatch):
     from rlsys.checks import check
     from rlsys.models.lookup import known_model_shape
@@ -392,7 +409,7 @@ def test_tensor_parallelism_must_divide_the_models_heads(refused, path, wide, go
 
 
 def test_the_heads_of_a_model_are_read_where_it_is(read, refused, model):
-    shape = {"model_type": "llama", "hidden_size": 96, "num_hidden_layers": 1, "num_attention_heads": 6}
+    shape = {"model_type": "llama", "hidden_size": 192, "num_hidden_layers": 1, "num_attention_heads": 6}
     shape |= {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 8}
     [found] = refused("", model(json.dumps(shape)), "rollout.tensor_parallel=3")
     assert found.endswith("6 attention heads, 2 of keys and values, an MLP of 96. It may be 1, 2, 6.")
