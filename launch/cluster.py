@@ -155,7 +155,9 @@ class Actors:
             ray_options = options(name)
             env_vars = environment | ray_options.pop("runtime_env", {}).get("env_vars", {})
             runtime_env = command | {"env_vars": env_vars}
-            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime_env} | ray_options
+            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime_env}
+            settings["enable_task_events"] = False  # Ray would keep the last 100,000 calls: 9 to 17 MiB per 100 steps
+            settings |= ray_options
             actor = self.ray.remote(kind).options(**settings).remote(self.config, *numbers(name), str(self.logs))
             self.actors.append(actor)
             return actor

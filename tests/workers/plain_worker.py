@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlsys.config.schema import Config
 from workers.supervision.watchdog import Watchdog
 from workers.supervision.worker_setup import setup_worker_process
 
@@ -39,6 +40,13 @@ class PlainWorker:
 
     def hang_forever(self) -> None:
         time.sleep(1000)
+
+
+class ConfiguredWorker(PlainWorker):
+    """Takes the arguments that a run gives to its workers."""
+
+    def __init__(self, config: Config, index: int, logs: str):
+        super().__init__(f"a-{index}", logs)
 
 
 class FailsInConstructor(PlainWorker):
