@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo test docs figures recipes bench versus kills settings soak slurm image lint lock clean
+.PHONY: help install packages demo test docs figures recipes bench versus kills settings soak memory slurm image lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -81,8 +81,11 @@ kills: install  ## kill random processes of 30 runs, and compare each run with a
 settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour
 	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.json
 
-soak: install  ## train 2,000 steps, and kill a random process every 20 steps, about an hour
+soak: install  ## train 2,000 steps, and kill a random process every 20 steps of the first half, about 40 minutes
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
+
+memory: install  ## train 2,000 steps, and fail if a process grows by more than 1 MiB in 100 steps, about 15 minutes
+	$(BIN)/python tests/system/soak.py 2000 0 0 tests/system/memory.json
 
 slurm: install  ## run launch/slurm.sbatch under a real Slurm on two simulated hosts; needs root and Debian's Slurm
 	$(BIN)/pytest tests/system/test_slurm.py
