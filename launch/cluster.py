@@ -21,7 +21,7 @@ from rlsys.checks.model import check_model_fits
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
-from rlsys.tasks import zigzag
+from rlsys.tasks.builtin import TINY_MODELS
 from workers.supervision.imports import pause_garbage_collection, skip_generation_import
 from workers.supervision.ports import port_is_taken
 from workers.supervision.process_registry import clear_registry, read_process_info, remove_shared_memory
@@ -211,7 +211,7 @@ def _start_workers(
 
     nodes = sum(node["Alive"] for node in ray.nodes())
     path = model or find_model(config.model.path, config, watchdog.note)
-    if config.model.path == "builtin:tiny" and not model and nodes > 1:
+    if config.model.path in TINY_MODELS and not model and nodes > 1:
         path = copy_model_into_run(watchdog.logs.parent, path)
     tokenizer, window = load_tokenizer(path, config), load_window(path, config)
     if problems := check_model_fits(config, path):
@@ -240,9 +240,9 @@ def _start_workers(
 
 
 def find_model(path: str, config: Config, note: Note) -> str:
-    """The model as a directory or a hub name. The built-in model is made on first use."""
-    if path == "builtin:tiny":
-        return str(zigzag.model_folder(config.run.seed, note))
+    """The model as a directory or a hub name. A built-in model is made on first use."""
+    if path in TINY_MODELS:
+        return str(TINY_MODELS[path].folder(config.run.seed, note))
     directory = Path(path).expanduser()
     return str(directory) if directory.is_dir() else path
 
@@ -255,6 +255,20 @@ def require_same_vocabulary(tokenizer: Any, other: Any, config: Config) -> None:
             f"reference.path: {config.reference.path} has another tokenizer than {config.model.path}: {len(differing):,} "
             f"of {len(ours):,} tokens differ, such as {differing[0]!r}. Use a model of the same family."
         )
+
+
+def find_control_tokens(config: Config, tokenizer: Any) -> dict[int, float]:
+    """algorithm.control_tokens by their ids. Raises `ConfigError` for a text that is not one token."""
+    found = {}
+    for text, reward in config.algorithm.control_tokens.items():
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ConfigError(
+                f"algorithm.control_tokens: `{text}` is {len(ids)} tokens of {config.model.path}, and must be one. Name "
+                "another, or add it to the tokenizer and train the model to begin with it."
+            )
+        found[ids[0]] = reward
+    return found
 
 
 def load_tokenizer(path: str, config: Config, option: str = "model.path") -> Any:

@@ -90,7 +90,7 @@ def clean_up_after_last_step(run: RunDirectory) -> None:
 
 def run_training(config: Config, run: RunDirectory, progress: Progress, stop: StopSignal) -> int:
     """Starts the workers and trains. Returns the last step that is done and saved."""
-    from launch.cluster import running_cluster
+    from launch.cluster import find_control_tokens, running_cluster
     from workers.supervision.watchdog import Watchdog
 
     if problems := missing_libraries(config.tracking):
@@ -122,6 +122,7 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
                 log=RunLog(run, progress, tracking.start),
                 explain=partial(explain_disagreement, policy=cluster.policy, config=config),
                 stop=stop,
+                control_tokens=find_control_tokens(config, cluster.tokenizer),
             ).run()
             progress.note("stopping")
     except StepAbandoned:  # while the workers started

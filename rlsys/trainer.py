@@ -5,7 +5,7 @@ prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pa
               └──────────────────── weights, versioned and verified ─────────┘
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -55,7 +55,9 @@ class Trainer:
         log: RunLog,
         explain: Explain,
         stop: StopSignal | None = None,
+        control_tokens: Mapping[int, float] | None = None,
     ):
+        """`control_tokens`: algorithm.control_tokens, by their ids."""
         self.config, self.log, self.stop = config, log, stop or StopSignal()
         self.rollout, self.policy, self.reference, self.explain = rollout, policy, reference, explain
         budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
@@ -63,8 +65,8 @@ class Trainer:
         collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
         self.scoring = EarlyScoring(config, policy, reference, critic, pack_batch)
         self.batches = BatchSource(config, train.take, collector, self.scoring)
-        self.credit = CreditAssignment(config)
-        self.updates = Updates(config, policy, critic, pack_batch, log)
+        self.credit = CreditAssignment(config, control_tokens)
+        self.updates = Updates(config, policy, critic, pack_batch, log, control_tokens or ())
         self.evaluator = Evaluator(config, evals, collector, log)
         learners: list[Learner] = [policy, critic] if critic else [policy]
         if reference and config.reference.refresh_every:

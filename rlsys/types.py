@@ -134,6 +134,11 @@ class Batch:
     def lengths(self) -> NDArray[np.int64]:
         return np.array([len(s.tokens) for s in self.samples], dtype=np.int64)  # [N]
 
+    @property
+    def first_tokens(self) -> list[int]:
+        """The first token of each completion, -1 for an empty one.  [N]"""
+        return [int(s.tokens[0]) if len(s.tokens) else -1 for s in self.samples]
+
     def split(self, column: NDArray[Any]) -> list[NDArray[Any]]:
         """A per-token column, one array per sample.  [T] -> [N]"""
         if len(column) != self.lengths.sum():

@@ -1,5 +1,6 @@
 """The updates of a step: for each mini-batch of whole groups, one optimizer update of policy and critic."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from rlsys.algorithms.credit import Credit
@@ -27,7 +28,16 @@ class StepUpdates:
 
 
 class Updates:
-    def __init__(self, config: Config, policy: Policy, critic: Critic | None, pack: PackBatch, log: RunLog):
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        critic: Critic | None,
+        pack: PackBatch,
+        log: RunLog,
+        control_tokens: Collection[int] = (),
+    ):
+        self.control_tokens = control_tokens
         self.config, self.policy, self.critic, self.pack, self.log = config, policy, critic, pack, log
         self.critic_only_steps = config.critic.alone_steps if critic else 0
         self.started_step = 0  # the last one whose weights may have changed
@@ -37,7 +47,7 @@ class Updates:
         self.started_step = step
         policy: list[Metrics] = []
         critic: list[Metrics] = []
-        for i, mini in enumerate(split_into_mini_batches(self.config, step, batch)):
+        for i, mini in enumerate(split_into_mini_batches(self.config, step, batch, self.control_tokens)):
             active = drop_zero_advantage(self.config, batch, mini, policy_columns(credit))
             trains_policy = step > self.critic_only_steps
             policy_packs = self.packs(batch, active, policy_columns(credit), self.policy) if trains_policy else []

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlsys.tasks.zigzag import SYMBOLS
+from rlsys.tasks.builtin import TINY_MODELS
 
 ANCHOR = "a"  # decoded before each token: at the start of a text some tokens lose their blank
 PRINTABLE_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as they are in a byte-level vocabulary
@@ -15,8 +15,9 @@ BYTE_BY_CHAR = {chr(b): b for b in PRINTABLE_BYTES} | {chr(256 + i): b for i, b 
 
 def load_token_texts(run: Path, model: str) -> Callable[[list[int]], list[str]] | None:
     """Returns a function from token ids to their texts, or None if the run's tokenizer is not on this machine."""
-    if model == "builtin:tiny":
-        return lambda ids: [SYMBOLS[i] if i < len(SYMBOLS) else f"‹{i}›" for i in ids]
+    if model in TINY_MODELS:
+        symbols = TINY_MODELS[model].symbols
+        return lambda ids: [symbols[i] if i < len(symbols) else f"‹{i}›" for i in ids]
     file = find_tokenizer(run, model)
     if file is None:
         return None

@@ -8,7 +8,7 @@ Prompts are the run's own. Completions are random tokens, so no engine is needed
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def check(config: Config, console: Console) -> int:
     """Returns the exit code: 0 if all gradients agree."""
     config = replace(config, eval=replace(config.eval, datasets={}))
     datasets.peek(config)
-    from launch.cluster import find_model, load_tokenizer, load_window
+    from launch.cluster import find_control_tokens, find_model, load_tokenizer, load_window
     from launch.ray_session.connect import ray_session
     from workers.supervision.watchdog import Watchdog
 
@@ -69,7 +69,8 @@ def check(config: Config, console: Console) -> int:
         model = find_model(config.model.path, config, progress.note)
         tokenizer, window = load_tokenizer(model, config), load_window(model, config)
         prompts = datasets.load(config, tokenizer, window, progress.note).train.take(0, PROMPTS)
-        trial = UpdateTrial(config, random_batch(config, prompts, vocabulary_size(model, tokenizer, config)))
+        batch = random_batch(config, prompts, vocabulary_size(model, tokenizer, config))
+        trial = UpdateTrial(config, batch, find_control_tokens(config, tokenizer))
         gpus = int(session.ray.cluster_resources().get("GPU", 0)) if config.cluster.device == "gpu" else None
         if gpus == 0:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
@@ -83,10 +84,10 @@ def check(config: Config, console: Console) -> int:
 class UpdateTrial:
     """A mini-batch, with the columns and token weights that its gradient depends on."""
 
-    def __init__(self, config: Config, batch: Batch):
+    def __init__(self, config: Config, batch: Batch, control_tokens: Collection[int] = ()):
         self.config, self.batch = config, batch
         self.members = list(range(len(batch.samples)))
-        self.weights = minibatches.loss_weights(config, batch, self.members)
+        self.weights = minibatches.loss_weights(config, batch, self.members, control_tokens)
         self.columns = Columns()
 
     @property

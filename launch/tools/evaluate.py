@@ -18,6 +18,7 @@ from rlsys.config.schema import Config, ConfigError, HeldOutSource
 from rlsys.config.shorthand import parse_entries
 from rlsys.evaluation.held_out import Evaluation, SourceScore
 from rlsys.evaluation.held_out import evaluate as evaluate_sets
+from rlsys.models.known_shapes import BUILTIN_MODELS
 from rlsys.runs.directory import require_writable
 from rlsys.runs.progress import Progress, format_scores
 from rlsys.runs.samples import write_samples
@@ -31,7 +32,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 class EvalOptions:
     """The options of `rlsys eval`. None leaves the choice to the configuration."""
 
-    target: str  # a run, a checkpoint, a model directory, a hub name, or builtin:tiny
+    target: str  # a run, a checkpoint, a model directory, a hub name, or a built-in model
     config: str | None = None
     data: tuple[str, ...] = ()
     samples: int | None = None
@@ -92,11 +93,11 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
 
 
 def find_target_model(options: EvalOptions) -> str:
-    """The directory or hub name of the target; empty for the built-in model, which is made at the start."""
+    """The directory or hub name of the target; empty for a built-in model, which is made at the start."""
     target = options.target
     if target.startswith("builtin:"):
-        if target != "builtin:tiny":
-            raise ConfigError(f"{target} is no model; the only built-in one is builtin:tiny.")
+        if target not in BUILTIN_MODELS:
+            raise ConfigError(f"{target} is no model; the built-in ones are {' and '.join(BUILTIN_MODELS)}.")
         return ""
     path = Path(target).expanduser()
     # `runs/dmeo` beside a directory `runs` is a typing error, and not a hub name.
@@ -114,7 +115,7 @@ def find_target_model(options: EvalOptions) -> str:
 def load_settings(options: EvalOptions) -> Config:
     """The given configuration, or that of the target's run, changed by the options."""
     config = loading.load_config(options.config or config_of_run(options.target), options.overrides)
-    if options.target == "builtin:tiny":
+    if options.target in BUILTIN_MODELS:
         config = replace(config, model=replace(config.model, path=options.target))
     config = with_options(config, options)
     # The training data need not exist any more.

@@ -13,7 +13,7 @@ from rlsys.config.schema import Config, ConfigError
 from rlsys.data.bos import check_first_prompt
 from rlsys.data.origin import locate_data
 from rlsys.models.lookup import context_of_model, find_config_file
-from rlsys.tasks import zigzag
+from rlsys.tasks.builtin import TINY_MODELS
 
 SAMPLED_PROMPTS = 1000  # whose lengths are averaged
 
@@ -67,8 +67,8 @@ def has_bos(model: str) -> bool:
 
 def find_tokenizer(config: Config) -> Any | None:
     """The model's tokenizer, if it is on this machine."""
-    if config.model.path == "builtin:tiny":
-        return zigzag.make_tokenizer()
+    if config.model.path in TINY_MODELS:
+        return TINY_MODELS[config.model.path].make_tokenizer()
     if (folder := model_files(config.model.path)) is None:
         return None
     from transformers import AutoTokenizer

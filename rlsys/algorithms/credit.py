@@ -1,8 +1,9 @@
 """Credit assignment: from the rewards of a batch to an advantage for each token.
 
-rewards ─▶ (shuffle) ─▶ overlong penalty ─▶ KL in the reward ─▶ (per token) ─▶ estimator by group, or GAE ─▶ entropy control ─▶ columns
+rewards ─▶ (shuffle) ─▶ (mode reward) ─▶ overlong penalty ─▶ KL in the reward ─▶ (per token) ─▶ estimator by group, or GAE ─▶ entropy control ─▶ columns
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsys.algorithms import advantages, entropy_control, kl, length_penalty
+from rlsys.algorithms import advantages, entropy_control, kl, length_penalty, modes
 from rlsys.algorithms.entropy_control import TokenMask
 from rlsys.algorithms.gae import gae, whiten
 from rlsys.config.derived import kl_estimator
@@ -35,8 +36,9 @@ class Credit:
 class CreditAssignment:
     """Turns the rewards of a batch into advantages, with the configured method."""
 
-    def __init__(self, config: Config):
-        self.config = config
+    def __init__(self, config: Config, control_tokens: Mapping[int, float] | None = None):
+        """`control_tokens`: the ids of algorithm.control_tokens, with the reward of a right answer after each."""
+        self.config, self.control_tokens = config, control_tokens
         self.with_critic = config.algorithm.advantage == "gae"
         if not self.with_critic:
             self.estimator = load_function(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
@@ -47,6 +49,9 @@ class CreditAssignment:
         """Assigns advantages. `columns` holds the scores this configuration needs: `old`, `ref`, `values`."""
         lengths, by_component = torch.from_numpy(batch.lengths), self.config.algorithm.advantage == "gdpo"
         rewards = self.shuffle_rewards(step, self.component_rewards(batch) if by_component else batch.rewards)
+        if self.control_tokens:
+            right = [self.control_tokens.get(token, -1.0) for token in batch.first_tokens]
+            rewards = modes.mode_rewards(rewards, torch.tensor(right))
         penalties, token_kl = self.length_penalties(lengths + self.unused_limits(batch)), self.reward_kl(columns)
         kl_cost = torch.zeros(()) if token_kl is None else kl_coef * token_kl  # [T], or a single 0
         if self.with_critic:

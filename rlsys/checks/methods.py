@@ -1,5 +1,6 @@
 """Checks the method: algorithm, correction, entropy, reference and critic."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlsys.config.derived import SEQUENCE_LOSSES, correction_method, kl_estimator, token_weighting
@@ -24,6 +25,7 @@ def check_algorithm(c: Config) -> Iterator[str]:
     yield from user_function_problems("algorithm.loss", a.loss)
     if a.dual_clip and 0 < a.dual_clip <= 1:
         yield f"algorithm.dual_clip is {a.dual_clip:g}; it must be greater than 1, 0 for no bound, or null for 10."
+    yield from check_control_tokens(c)
     if a.loss == "dcpo" and a.max_ratio and a.max_ratio <= 1:
         yield f"algorithm.max_ratio is {a.max_ratio:g}; with algorithm.loss dcpo it must be greater than 1, or null for 10."
     kl_in_reward = c.reference.kl_in == "reward" and c.reference.kl_coef
@@ -42,6 +44,26 @@ def check_algorithm(c: Config) -> Iterator[str]:
             "algorithm.advantage gdpo brings each part of the reward to one deviation, so reference.kl_coef "
             f"({c.reference.kl_coef:g}) would say nothing of KL in the reward. Use reference.kl_in loss."
         )
+
+
+def check_control_tokens(c: Config) -> Iterator[str]:
+    tokens, advantage = c.algorithm.control_tokens, c.algorithm.advantage
+    if tokens and advantage in ("gdpo", "max_rl", "remax"):
+        why = {
+            "gdpo": "compares parts of the reward",
+            "max_rl": "takes no negative reward",
+            "remax": "compares with the plain score of a greedy completion",
+        }[advantage]
+        yield (
+            f"algorithm.control_tokens makes one reward of score and mode, -1 for a wrong answer, and algorithm.advantage "
+            f"{advantage} {why}. Use another advantage such as dr_grpo, or no control_tokens."
+        )
+    for text, reward in tokens.items():
+        if not text or not -1 < reward < math.inf:
+            yield (
+                f"algorithm.control_tokens has `{text}`: {reward:g}; give the text of a token, and the reward of a right "
+                "answer after it, which is more than the -1 of a wrong one."
+            )
 
 
 def unused_options(section: object, key: str, method: str, table: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlsys.config.schema import Config
-from rlsys.models.known_shapes import look_up_shape
+from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
 from rlsys.models.lookup import context_of_model, head_size_of_model, known_model_shape
 from rlsys.models.shapes import CPU_HEAD_SIZES, ModelShape, tensor_parallel_problem
 
@@ -22,8 +22,8 @@ def check_path(key: str, path: str) -> Iterator[str]:
     # A hub name is `owner/name` or `name`; anything else is a directory.
     is_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).is_dir()
     if path.startswith("builtin:"):
-        if path != "builtin:tiny":
-            yield f"{key} is `{path}`; the only built-in model is builtin:tiny."
+        if path not in BUILTIN_MODELS:
+            yield f"{key} is `{path}`; the built-in models are {' and '.join(BUILTIN_MODELS)}."
     elif is_local:
         file = Path(path).expanduser() / "config.json"
         if not file.is_file():

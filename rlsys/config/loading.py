@@ -33,6 +33,7 @@ TYPE_NAMES = {
     list: "a list",
     dict: "a mapping",
     dict[str, Any]: "a mapping",
+    dict[str, float]: "a mapping of texts to numbers",
     list[str]: "a list of texts",
     list[int]: "a list of whole numbers",
     type(None): "nothing",

@@ -295,7 +295,10 @@ class AlgorithmConfig:
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
     normalize: str = one_of("auto", *NORMALIZERS)  # how tokens weigh in the loss; auto: as it was published
     constant: int = not_negative(0)  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
-    control_weight: float = not_negative(1e-3)  # weight of a completion's first token with normalize=decoupled
+    control_weight: float = not_negative(1e-3)  # weight of a control token (α) with normalize=decoupled
+    control_tokens: dict[str, float] = field(
+        default_factory=dict
+    )  # first tokens that choose a mode, with the reward of a right answer in it, as {<short>: 1, <think>: 0.5}; wrong: -1
     kl: str = one_of("auto", *KL_ESTIMATORS)  # KL estimator; auto: k3 in the loss, k1 in the reward
 
 

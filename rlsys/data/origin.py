@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from rlsys.config.schema import ConfigError
+from rlsys.tasks.builtin import ROWS
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
-BUILTIN = ("zigzag", "zigzag_heldout", "basics", "basics_heldout")
 SPLITS = {  # words in the names of files on the hub, and the splits they mean
     "train": "train",
     "training": "train",
@@ -49,8 +49,8 @@ def locate_data(origin: Origin) -> DataLocation:
     path = origin.path
     if path.startswith("builtin:"):
         name = path.partition(":")[2]
-        if name not in BUILTIN:
-            raise ConfigError(f"{path} does not exist; built in: {', '.join(f'builtin:{n}' for n in BUILTIN)}.")
+        if name not in ROWS:
+            raise ConfigError(f"{path} does not exist; built in: {', '.join(f'builtin:{n}' for n in ROWS)}.")
         _refuse_split(origin, "a built-in task")
         return DataLocation("builtin", name)
     local = Path(path).expanduser()

@@ -64,6 +64,9 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
         ("loss", a.loss + clip),
         ("token weights", _token_weights(c)),
     ]
+    if a.control_tokens:
+        modes = ", ".join(f"{reward:g} after {text}" for text, reward in a.control_tokens.items())
+        rows.append(("right answers", f"{modes}; wrong ones -1"))
     if a.anchor == "rollout":
         rows.append(("ratio", "to the engines' log-probs"))
     if a.advantage == "gae":

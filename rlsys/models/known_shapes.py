@@ -15,6 +15,7 @@ def _shape(
 # layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary
 _SHAPES = (
     _shape("qwen2", "builtin:tiny", (2, 128, 4, 4, 32, 256, 13), tied=True, context=64),
+    _shape("qwen2", "builtin:two_modes", (2, 128, 4, 4, 32, 256, 16), tied=True, context=64),
     _shape("qwen2", "Qwen2.5-0.5B", (24, 896, 14, 2, 64, 4864, 151936), tied=True, context=32768),
     _shape("qwen2", "Qwen2.5-1.5B", (28, 1536, 12, 2, 128, 8960, 151936), tied=True, context=131072),
     _shape("qwen2", "Qwen2.5-3B", (36, 2048, 16, 2, 128, 11008, 151936), tied=True, context=32768),
@@ -48,6 +49,7 @@ _SHAPES = (
     _shape("mistral", "Mistral-7B-v0.3", (32, 4096, 32, 8, 128, 14336, 32768), tied=False, context=32768),
 )
 KNOWN_SHAPES = {shape.name.lower(): shape for shape in _SHAPES}
+BUILTIN_MODELS = [shape.name for shape in _SHAPES if shape.name.startswith("builtin:")]
 NAME_SUFFIXES = ("-instruct", "-base", "-it", "-coder", "-thinking", "-2507")  # of models with the same sizes
 CONTEXT_BY_NAME = {  # of models whose context differs from that of the model they derive from
     r"qwen2\.5-[\d.]+b-instruct|qwen2\.5-coder-.*|qwen3-.*-base": 32768,

@@ -1,6 +1,6 @@
 """Splits a batch into mini-batches of whole prompt groups, and weighs their tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,9 @@ class MiniBatch:
     zero_advantage_samples: int = 0  # members whose weights were set to 0 because nothing in them moves the policy
 
 
-def split_into_mini_batches(config: Config, step: int, batch: Batch) -> Iterator[MiniBatch]:
+def split_into_mini_batches(
+    config: Config, step: int, batch: Batch, control_tokens: Collection[int] = ()
+) -> Iterator[MiniBatch]:
     """Yields `updates_per_step` mini-batches of whole groups for each of `epochs_per_step` passes over the batch."""
     t = config.trainer
     update = (step - 1) * t.updates_per_step * t.epochs_per_step
@@ -29,19 +31,25 @@ def split_into_mini_batches(config: Config, step: int, batch: Batch) -> Iterator
         rng = np.random.default_rng(derive_seed(config.run.seed, step, epoch, "mini-batches"))
         for groups in np.split(rng.permutation(len(batch.prompts)), t.updates_per_step):
             members = np.flatnonzero(np.isin(batch.groups, groups)).tolist()
-            yield MiniBatch(update, members, loss_weights(config, batch, members))
+            yield MiniBatch(update, members, loss_weights(config, batch, members, control_tokens))
             update += 1
 
 
-def loss_weights(config: Config, batch: Batch, members: list[int]) -> Floats:
-    """The weight of each token of a mini-batch in its loss. With `overlong.mask`, truncated completions weigh 0."""
+def loss_weights(config: Config, batch: Batch, members: list[int], control_tokens: Collection[int] = ()) -> Floats:
+    """The weight of each token of a mini-batch in its loss. With `overlong.mask`, truncated completions weigh 0.
+
+    `control_tokens` are the ids of algorithm.control_tokens. Without any, every first token is one.
+    """
     a = config.algorithm
     lengths = batch.lengths[members]
     masked = [config.overlong.mask and batch.samples[m].finish == "length" for m in members]
     kept = ~np.array(masked, dtype=bool)
+    first_tokens = batch.first_tokens
+    starts = [not control_tokens or first_tokens[m] in control_tokens for m in members]
     kept_weights = token_weights(
         torch.from_numpy(lengths * kept),
         token_weighting(config),
+        torch.tensor(starts, dtype=torch.bool),
         constant=a.constant or config.rollout.max_new_tokens,
         control_weight=a.control_weight,
     )

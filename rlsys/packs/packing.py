@@ -24,14 +24,16 @@ EMPTY = np.zeros(0, dtype=np.float32)
 # --- loss weights -----------------------------------------------------------------------------------------------------
 
 
-def token_weights(lengths: Tensor, normalize: str, **options: float) -> Tensor:
+def token_weights(lengths: Tensor, normalize: str, starts: Tensor | None = None, **options: float) -> Tensor:
     """The weight of each token's loss in a mini-batch of N sequences.  [N] -> [sum(lengths)]
 
     token_mean     1 / all tokens: every token counts the same (arXiv 2503.14476)
     sequence_mean  1 / (N x its length): every sequence counts the same, as in GRPO; lenient on long wrong answers
     sequence_sum   1 / N: the plain policy gradient; the sum over a sequence, the mean over sequences
     constant       1 / (N x constant): the same in other units, no length bias (Dr. GRPO, arXiv 2503.20783)
-    decoupled      control_weight / N for the first token, 1 / (N x the rest's length) for the rest (arXiv 2505.13379)
+    decoupled      control_weight / N for the control token, 1 / (N x the rest's length) for the rest (arXiv 2505.13379)
+
+    `starts` [N] marks the sequences whose first token is a control token; without it, all have one.
 
     Options: `constant`, in tokens; `control_weight`, 1e-3 as in the paper. The other methods have no options.
     """
@@ -39,16 +41,17 @@ def token_weights(lengths: Tensor, normalize: str, **options: float) -> Tensor:
     if lengths.dim() != 1 or lengths.is_floating_point() or (lengths < 0).any():
         raise ValueError(f"token_weights: lengths must be whole numbers [N], not negative; got {lengths.tolist()}.")
     count, lengths = max(len(lengths), 1), lengths.long()
-    per_sequence = weight_per_sequence(lengths, normalize, count, options.get("constant", 0))
+    starts = (lengths > 0) & (True if starts is None else starts)
+    per_sequence = weight_per_sequence(lengths, starts, normalize, count, options.get("constant", 0))
     weights = torch.from_numpy(np.repeat(per_sequence.numpy(), lengths.numpy()))  # much faster than in torch
     if normalize == "decoupled":
-        firsts = (lengths.cumsum(0) - lengths)[lengths > 0]
+        firsts = (lengths.cumsum(0) - lengths)[starts]
         weights[firsts] = options.get("control_weight", 1e-3) / count
     return weights
 
 
-def weight_per_sequence(lengths: Tensor, normalize: str, count: int, constant: float) -> Tensor:
-    """The weight of each token of a sequence; with `decoupled`, of each token but the first.  [N] -> [N]"""
+def weight_per_sequence(lengths: Tensor, starts: Tensor, normalize: str, count: int, constant: float) -> Tensor:
+    """The weight of each token of a sequence; with `decoupled`, of each but a control token.  [N], [N] -> [N]"""
     if normalize == "token_mean":
         return torch.full((len(lengths),), 1.0 / max(int(lengths.sum()), 1))
     if normalize == "sequence_mean":
@@ -60,7 +63,7 @@ def weight_per_sequence(lengths: Tensor, normalize: str, count: int, constant: f
             raise ValueError(f"token_weights: normalize=constant needs constant > 0; it is {constant}.")
         return torch.full((len(lengths),), 1.0 / (count * constant))
     if normalize == "decoupled":
-        return 1.0 / (count * (lengths - 1).clamp(min=1).float())
+        return 1.0 / (count * (lengths - starts.long()).clamp(min=1).float())
     raise ValueError(f"token_weights: normalize is {normalize!r}; known: {', '.join(NORMALIZERS)}.")
 
 

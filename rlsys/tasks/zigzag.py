@@ -51,13 +51,18 @@ def rows(name: str) -> list[dict[str, Any]]:
 def model_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Path:
     """The warm-started model for a seed as a Hugging Face directory, made on first use and kept in the user's cache."""
     recipe = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:10]
-    folder = cache_dir() / f"tiny-{recipe}-seed{seed}"
+    return cached_model(f"tiny-{recipe}-seed{seed}", lambda folder: make_model(folder, seed, note=note))
+
+
+def cached_model(name: str, make: Callable[[Path], None]) -> Path:
+    """A directory in the user's cache, which `make` fills the first time. Others see it once it is whole."""
+    folder = cache_dir() / name
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
-        make_model(beside, seed, note=note)
+        make(beside)
         beside.chmod(0o755)
         try:
             beside.rename(folder)
@@ -72,37 +77,48 @@ def model_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Pat
 def make_model(folder: Path, seed: int, *, steps: int = 450, note: Callable[[str], None] = lambda _: None) -> None:
     """Builds tokenizer and model, warm-starts the model on random orders, and saves both."""
     import torch
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     model, tokenizer = build_model(seed), make_tokenizer()
-    sets, rng = digit_sets(held_out=False), random.Random(f"warm start {seed}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min((step + 1) / 20, (steps - step) / (steps - 20))
-        ids = torch.tensor(list(itertools.islice(_warm_start_rows(sets, rng, tokenizer), 64)))
+    rows = _warm_start_rows(digit_sets(held_out=False), random.Random(f"warm start {seed}"), tokenizer)
+
+    def loss() -> Any:
+        ids = torch.tensor(list(itertools.islice(rows, 64)))
         logits = model(ids[:, :-1]).logits[:, DIGITS:]  # from `>` on: the answer and the end
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, DIGITS + 1 :].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if (step + 1) % 150 == 0:
-            note(f"warm start {step + 1}/{steps}, loss {loss.item():.3f}")
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, DIGITS + 1 :].flatten())
+
+    warm_start(model, loss, steps, note)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def build_model(seed: int) -> Any:
-    """330,752 parameters. Head size 32 is the smallest that vLLM's CPU attention takes."""
+def warm_start(model: Any, loss: Callable[[], Any], steps: int, note: Callable[[str], None]) -> None:
+    """Trains the model on the loss of one batch after the other."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * min((step + 1) / 20, (steps - step) / (steps - 20))
+        batch_loss = loss()
+        optimizer.zero_grad()
+        batch_loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % 150 == 0:
+            note(f"warm start {step + 1}/{steps}, loss {batch_loss.item():.3f}")
+
+
+def build_model(seed: int, symbols: list[str] = SYMBOLS) -> Any:
+    """330,752 parameters, with 13 symbols. Head size 32 is the smallest that vLLM's CPU attention takes."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(SYMBOLS),
+            vocab_size=len(symbols),
             hidden_size=128,
             intermediate_size=256,
             num_hidden_layers=2,
@@ -119,14 +135,15 @@ def build_model(seed: int) -> Any:
     )
 
 
-def make_tokenizer() -> Any:
-    """One token per character."""
+def make_tokenizer(symbols: list[str] = SYMBOLS) -> Any:
+    """One token per character, or per longer symbol such as `<think>`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(SYMBOLS)}, unk_token="<pad>"))
+    tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(symbols)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    tokenizer.add_tokens([s for s in symbols[2:] if len(s) > 1])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", model_max_length=WINDOW
     )

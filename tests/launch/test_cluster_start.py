@@ -9,11 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.cluster import RunningCluster, require_same_vocabulary, run_concurrently, running_cluster
-from rlsys.config.schema import Config, ConfigError, ReferenceConfig, RunConfig
+from launch.cluster import (
+    RunningCluster,
+    find_control_tokens,
+    require_same_vocabulary,
+    run_concurrently,
+    running_cluster,
+)
+from rlsys.config.schema import AlgorithmConfig, Config, ConfigError, ReferenceConfig, RunConfig
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.errors import WorkerLost
-from rlsys.tasks import zigzag
+from rlsys.tasks import two_modes, zigzag
 from workers.supervision.process_registry import ProcessInfo
 from workers.supervision.watchdog import Watchdog
 
@@ -84,6 +90,21 @@ def test_a_reference_with_another_tokenizer_is_refused() -> None:
         ConfigError, match=r"other/model has another tokenizer than builtin:tiny: 1 of 14 tokens differ"
     ):
         require_same_vocabulary(theirs, ours, config)
+
+
+def control_tokens(*texts: str) -> Config:
+    return dataclasses.replace(Config(), algorithm=AlgorithmConfig(control_tokens=dict.fromkeys(texts, 0.5)))
+
+
+def test_control_tokens_are_found_by_their_text() -> None:
+    tokenizer = two_modes.make_tokenizer()
+    assert find_control_tokens(control_tokens("<short>", "<think>"), tokenizer) == {13: 0.5, 14: 0.5}
+    assert find_control_tokens(Config(), tokenizer) == {}
+
+
+def test_a_control_token_of_several_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"control_tokens: `12` is 2 tokens of builtin:tiny, and must be one"):
+        find_control_tokens(control_tokens("12"), two_modes.make_tokenizer())
 
 
 def load_config_of_reference() -> Config:

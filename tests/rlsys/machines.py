@@ -47,7 +47,15 @@ REQUIRED = [
 class Machines:
     """One start of a run: the real trainer and run directory, all machines fake."""
 
-    def __init__(self, tmp_path, *overrides: str, reference: bool = False, evals: int = 1, rollout=FakeRollout):
+    def __init__(
+        self,
+        tmp_path,
+        *overrides: str,
+        reference: bool = False,
+        evals: int = 1,
+        rollout=FakeRollout,
+        control_tokens: dict[int, float] | None = None,
+    ):
         self.events: list[str] = []
         self.config = make_config(tmp_path, *overrides)
         self.run_directory = RunDirectory(self.config)
@@ -70,6 +78,7 @@ class Machines:
             explain=lambda agreement, weights: explain_disagreement(
                 agreement, weights, policy=self.policy, config=self.config
             ),
+            control_tokens=control_tokens,
         )
 
     def run(self) -> "Machines":

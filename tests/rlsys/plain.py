@@ -448,11 +448,19 @@ CORRECTIONS: dict[str, Callable[..., Numbers]] = {
 
 
 def token_weights(
-    lengths: Sequence[int], normalize: str, *, constant: int = 0, control_weight: float = 1e-3
+    lengths: Sequence[int],
+    normalize: str,
+    *,
+    constant: int = 0,
+    control_weight: float = 1e-3,
+    starts: Sequence[bool] | None = None,
 ) -> Numbers:
-    """The weight of every token in: 1/Σl ΣΣ, 1/N Σ 1/l Σ, 1/N ΣΣ, 1/(N L) ΣΣ, 1/N Σ (α first + 1/(l-1) Σ rest)."""
+    """The weight of every token in: 1/Σl ΣΣ, 1/N Σ 1/l Σ, 1/N ΣΣ, 1/(N L) ΣΣ, 1/N Σ (α first + 1/(l-1) Σ rest).
+
+    In the last, a sequence that does not start with a control token is 1/N 1/l Σ.
+    """
     out, count = [], len(lengths)
-    for length in lengths:
+    for length, start in zip(lengths, starts or [True] * count, strict=True):
         for position in range(length):
             if normalize == "token_mean":
                 out.append(1 / sum(lengths))
@@ -463,7 +471,8 @@ def token_weights(
             elif normalize == "constant":
                 out.append(1 / count / constant)
             elif normalize == "decoupled":
-                out.append(control_weight / count if position == 0 else 1 / count / (length - 1))
+                is_control = start and position == 0
+                out.append(control_weight / count if is_control else 1 / count / (length - start))
     return out
 
 

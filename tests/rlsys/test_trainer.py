@@ -65,6 +65,16 @@ def test_the_figures_are_those_of_the_machines(tmp_path):
     assert [line["lag"] for line in machines.lines[1:]] == [0, 0, 0]
 
 
+def test_control_tokens_decide_about_rewards_and_weights(tmp_path):
+    """No completion begins with one: all are wrong, and their first tokens weigh like the others."""
+    options = ["algorithm.advantage=raw", "algorithm.normalize=decoupled", "algorithm.control_weight=0.5"]
+    machines = Machines(tmp_path, *options, control_tokens={999: 1.0}).run()
+    assert set(machines.column("step-000001", "advantage")) == {-1.0}
+    packs, _ = machines.policy.updates[0]
+    weights = np.concatenate([p.weights for own in packs for p in own])
+    assert weights.tolist() == pytest.approx([1 / len(weights)] * len(weights))
+
+
 def test_without_evaluation_sets_nothing_is_evaluated(tmp_path):
     machines = Machines(tmp_path, evals=0).run()
     assert len(machines.asked) == 3

@@ -13,7 +13,7 @@ from rlsys.data.readers.csv_files import read_csv
 from rlsys.data.readers.json_files import read_gzipped_lines, read_json, read_json_lines, read_zstandard_lines
 from rlsys.data.readers.rows import BadRow, DataRow
 from rlsys.data.readers.tables import load_hugging_face, read_dataset, read_parquet
-from rlsys.tasks import builtin_rows
+from rlsys.tasks.builtin import ROWS
 
 READERS: dict[str, Callable[[Path, str], Iterator[DataRow | BadRow]]] = {
     ".jsonl": read_json_lines,
@@ -28,7 +28,7 @@ READERS: dict[str, Callable[[Path, str], Iterator[DataRow | BadRow]]] = {
 def read_rows(origin: Origin, location: DataLocation) -> Iterator[DataRow | BadRow]:
     """Yields every row of a data set, in the order of its files."""
     if location.kind == "builtin":
-        for line, fields in enumerate(builtin_rows(location.name), 1):
+        for line, fields in enumerate(ROWS[location.name](location.name), 1):
             yield DataRow(location.name, line, fields)
     elif location.kind in ("saved", "hub"):
         yield from read_dataset(load_hugging_face(origin, location), origin.path)

@@ -120,6 +120,27 @@ def test_per_token_divides_each_component_for_gdpo(credit, tmp_path):
     assert credited.advantages.tolist() == pytest.approx([-1, 1], abs=1e-4)
 
 
+def begin_with(batch, *tokens):
+    samples = [replace(s, tokens=np.array([t, *s.tokens[1:]])) for s, t in zip(batch.samples, tokens, strict=True)]
+    return replace(batch, samples=samples)
+
+
+def test_a_control_token_decides_what_a_right_answer_is_worth(tmp_path):
+    """1 after 20, 1/2 after 21, -1 if wrong or without either; the length penalty goes off as usual."""
+    batch = begin_with(make_batch([1, 1, 0, 0, 1], [0] * 5, lengths=[3, 3, 3, 7, 2]), 20, 21, 20, 21, 5)
+    options = ["algorithm.advantage=raw", "overlong.buffer=4"]
+    assign = CreditAssignment(make_config(tmp_path, *options), {20: 1.0, 21: 0.5})
+    assert assign(1, batch, Columns(), 0.0).advantages.tolist() == [1, 0.5, -1, -2, -1]
+    assert CreditAssignment(make_config(tmp_path, *options))(1, batch, Columns(), 0.0).advantages[1] == 1
+
+
+def test_an_empty_completion_begins_with_no_control_token(tmp_path):
+    batch = make_batch([1], [0], lengths=[0])
+    assert batch.first_tokens == [-1]
+    assign = CreditAssignment(make_config(tmp_path, "algorithm.advantage=raw"), {20: 1.0})
+    assert assign(1, batch, Columns(), 0.0).columns.advantages.tolist() == []
+
+
 def test_gdpo_standardizes_each_component_and_weights_it(credit, tmp_path):
     (tmp_path / "mine.py").write_text("def form(completion): return {'a': 1.0, 'b': 2.0}\n")
     batch = replace(

@@ -118,6 +118,11 @@ def test_the_method_in_a_few_words(tmp_path):
         ("algorithm.normalize=constant algorithm.constant=5", "token weights", "constant, 5 tokens"),
         ("algorithm.normalize=decoupled", "token weights", "decoupled (control_weight 0.001)"),
         ("algorithm.loss=gspo", "token weights", "sequence_mean"),
+        (
+            'algorithm.control_tokens={"<a>":1,"<b>":0.5}',
+            "right answers",
+            "1 after <a>, 0.5 after <b>; wrong ones -1",
+        ),
         ("reward.per_token=true", "reward", "divided by the completion's tokens"),
         (
             "algorithm.loss=sapo algorithm.normalize=token_mean",

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.models.known_shapes import KNOWN_SHAPES, look_up_shape
+from rlsys.models.known_shapes import BUILTIN_MODELS, KNOWN_SHAPES, look_up_shape
 from rlsys.models.lookup import model_shape, pairs_per_token
 from rlsys.models.shapes import context_from_config, parse_config
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.tasks import zigzag
+from rlsys.tasks.builtin import TINY_MODELS
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -106,11 +107,16 @@ def test_only_the_experts_that_a_token_passes_are_active():
     assert (round(model.parameters / 1e9, 1), round(model.active_parameters / 1e9, 2)) == (30.5, 3.35)
 
 
-def test_the_built_in_model_has_the_shape_in_the_table():
-    built = zigzag.build_model(0)
-    shape = parse_config("builtin:tiny", built.config.to_dict())
-    assert shape == model_shape("builtin:tiny")[0]
-    assert shape.parameters == sum(p.numel() for p in built.parameters()) == 330_752
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_the_built_in_models_have_the_shapes_in_the_table(name):
+    built = zigzag.build_model(0, TINY_MODELS[name].symbols)
+    shape = parse_config(name, built.config.to_dict())
+    assert shape == model_shape(name)[0]
+    assert shape.parameters == sum(p.numel() for p in built.parameters()) == 330_752 + 128 * (shape.vocabulary - 13)
+
+
+def test_the_table_has_every_built_in_model():
+    assert list(TINY_MODELS) == BUILTIN_MODELS
 
 
 def test_a_directory_precedes_the_table_and_a_given_file_precedes_both(tmp_path):

@@ -21,6 +21,17 @@ def columns(**more) -> Columns:
     return replace(Columns(advantages=ADVANTAGES), **more)
 
 
+def test_the_weights_of_first_tokens_are_those_of_control_tokens_alone(tmp_path):
+    batch = make_batch([1, 0, 1], [0, 0, 0], lengths=[3, 2, 2])
+    samples = [replace(s, tokens=np.array([t, *s.tokens[1:]])) for s, t in zip(batch.samples, [20, 21, 5], strict=True)]
+    batch = replace(batch, samples=samples)
+    options = ["algorithm.normalize=decoupled", "algorithm.control_weight=0.5"]
+    weights = loss_weights(make_config(tmp_path, *options), batch, [0, 1, 2], {20: 1.0, 21: 0.5})
+    assert weights.tolist() == pytest.approx([0.5 / 3, 1 / 6, 1 / 6, 0.5 / 3, 1 / 3, 1 / 6, 1 / 6])
+    weights = loss_weights(make_config(tmp_path, *options), batch, [2, 0])
+    assert weights.tolist() == pytest.approx([0.25, 0.5, 0.25, 0.25, 0.25]), "without names, every first token is one"
+
+
 @pytest.fixture
 def drop(tmp_path):
     """`drop(columns, *overrides)`: which of the samples 0, 1 and 2 keep their weights, and the mini-batch."""

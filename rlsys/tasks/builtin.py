@@ -1,0 +1,31 @@
+"""The built-in models and data sets by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlsys.tasks import basics, two_modes, zigzag
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    folder: Callable[[int, Note], Path]  # makes the model of a seed at its first use
+    make_tokenizer: Callable[[], Any]
+    symbols: list[str]  # the text of each token
+
+
+TINY_MODELS = {
+    "builtin:tiny": BuiltinModel(zigzag.model_folder, zigzag.make_tokenizer, zigzag.SYMBOLS),
+    "builtin:two_modes": BuiltinModel(two_modes.model_folder, two_modes.make_tokenizer, two_modes.SYMBOLS),
+}
+ROWS: dict[str, Callable[[str], list[dict[str, Any]]]] = {  # of builtin:<name>
+    "zigzag": zigzag.rows,
+    "zigzag_heldout": zigzag.rows,
+    "basics": basics.rows,
+    "basics_heldout": basics.rows,
+    "two_modes": two_modes.rows,
+    "two_modes_heldout": two_modes.rows,
+}
