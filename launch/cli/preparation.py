@@ -1,6 +1,7 @@
 """Commands before a run: what to write, what it would take, and whether this machine can run it."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -161,4 +162,20 @@ def plan(
     return run(loaded, config, PlanOptions(lengths=lengths, json=json, **given), console)
 
 
-COMMANDS = (init, validate, doctor, check, plan)
+@click.command("import")
+@click.argument("source", metavar="SOURCE")
+@click.argument("out", type=click.Path(), metavar="OUT")
+@click.option(
+    "--license", "licenses", multiple=True, type=click.Path(), help="File to put beside the model. May be given again."
+)
+def import_model(source: str, out: str, licenses: tuple[str, ...]) -> None:
+    """Makes a checked model directory of a GGUF file or a hub model.
+
+    SOURCE is gguf:PATH or hf:NAME. OUT is a new or empty directory, for model.path.
+    """
+    from launch.tools.imports.command import import_model as run
+
+    run(source, Path(out), tuple(map(Path, licenses)), console)
+
+
+COMMANDS = (init, validate, doctor, check, plan, import_model)

@@ -1,0 +1,247 @@
+"""`rlsys import`: a GGUF file, written here by hand, becomes a directory that trains; or is refused with a way out."""
+
+import json
+import shutil
+
+import gguf
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+
+from launch.cli import commands
+from launch.tools.imports import gguf_file, trained_directory
+from launch.tools.imports.gguf_checks import describe_relation, spell
+from rlsys.config.schema import ConfigError
+
+HIDDEN, HEAD, WIDE, VOCABULARY = 32, 16, 64, 300
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
+BYTES = [f"<0x{b:02X}>" for b in range(256)]
+TOKENS = [*SPECIAL, *BYTES, "▁", *"abcdefghijklmnopqrstuvwxyz()=,1"]
+TOKENS += [f"<unused{i}>" for i in range(VOCABULARY - len(TOKENS))]
+TYPES = [3] * 4 + [6] * 256 + [1] * (VOCABULARY - 260)  # control, byte, normal
+
+
+def make_tensors():
+    """The tensors of a Gemma 3 model with one layer, by their names in the file."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "token_embd.weight": (VOCABULARY, HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+        "blk.0.attn_norm.weight": (HIDDEN,),
+        "blk.0.post_attention_norm.weight": (HIDDEN,),
+        "blk.0.ffn_norm.weight": (HIDDEN,),
+        "blk.0.post_ffw_norm.weight": (HIDDEN,),
+        "blk.0.attn_q_norm.weight": (HEAD,),
+        "blk.0.attn_k_norm.weight": (HEAD,),
+        "blk.0.attn_q.weight": (2 * HEAD, HIDDEN),
+        "blk.0.attn_k.weight": (HEAD, HIDDEN),
+        "blk.0.attn_v.weight": (HEAD, HIDDEN),
+        "blk.0.attn_output.weight": (HIDDEN, 2 * HEAD),
+        "blk.0.ffn_gate.weight": (WIDE, HIDDEN),
+        "blk.0.ffn_up.weight": (WIDE, HIDDEN),
+        "blk.0.ffn_down.weight": (HIDDEN, WIDE),
+    }
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write_gguf(path, tensors, *, architecture="gemma3", add_bos=True, chat_template="", parts=1):
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name("Tiny")
+    writer.add_license("apache-2.0")
+    writer.add_context_length(64)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(WIDE)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_sliding_window(32)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(TOKENS)
+    writer.add_token_scores([0.0] * VOCABULARY)
+    writer.add_token_types(TYPES)
+    writer.add_pad_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.add_add_bos_token(add_bos)
+    if chat_template:
+        writer.add_chat_template(chat_template)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
+    for name, values in tensors.items():
+        kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def run(*arguments):
+    result = CliRunner().invoke(commands, ["import", *map(str, arguments)])
+    return result.output, result.exception
+
+
+def refused(*arguments):
+    """The sentence with which the command refuses."""
+    _, error = run(*arguments)
+    assert isinstance(error, ConfigError), error
+    return str(error)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("import")
+    path = write_gguf(folder / "tiny.gguf", make_tensors(), chat_template="{{ bos_token }}{{ messages[0]['content'] }}")
+    (folder / "TERMS.html").write_text("terms")
+    output, error = run(f"gguf:{path}", folder / "model", "--license", folder / "TERMS.html")
+    assert error is None, output
+    return folder, output
+
+
+def q8_0(values):
+    """Blocks of 32 values: each a whole number from -127 to 127 times a float16 scale."""
+    blocks = values.reshape(-1, 32)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    whole = np.round(blocks / scale)
+    return (whole * scale.astype(np.float16).astype(np.float32)).reshape(values.shape)
+
+
+def test_weights_are_those_of_the_file(imported):
+    folder, output = imported
+    saved, tensors = load_file(folder / "model" / "model.safetensors"), make_tensors()
+    np.testing.assert_array_equal(saved["model.embed_tokens.weight"], q8_0(tensors["token_embd.weight"]))
+    np.testing.assert_array_equal(saved["model.layers.0.mlp.down_proj.weight"], q8_0(tensors["blk.0.ffn_down.weight"]))
+    np.testing.assert_array_equal(saved["model.layers.0.self_attn.q_proj.weight"], q8_0(tensors["blk.0.attn_q.weight"]))
+    norm = tensors["blk.0.ffn_norm.weight"] - 1  # the file holds what the model multiplies by
+    np.testing.assert_array_equal(saved["model.layers.0.pre_feedforward_layernorm.weight"], norm)
+    count = sum(t.size for t in tensors.values())
+    assert f"{count:,} parameters, float32, all finite" in output
+    assert "8 equal, 7 less 1" in output
+
+
+def test_the_directory_loads_and_its_tokenizer_begins_texts_with_bos(imported):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, output = imported
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    a, b = TOKENS.index("a"), TOKENS.index("b")
+    assert tokenizer("ab")["input_ids"] == [2, a, b]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False) == "<bos>ab"
+    assert "quantization_config" not in json.loads((folder / "model" / "config.json").read_text())
+    logits = AutoModelForCausalLM.from_pretrained(folder / "model")(**tokenizer("ab", return_tensors="pt")).logits
+    assert logits.shape == (1, 3, VOCABULARY)
+    assert "texts begin with <bos>" in output
+    assert "chat template: yes" in output
+
+
+def test_license_and_origin_are_beside_the_model(imported):
+    folder, output = imported
+    card = (folder / "model" / "README.md").read_text()
+    assert "license: apache-2.0" in card
+    assert "tiny.gguf" in card
+    assert (folder / "model" / "TERMS.html").read_text() == "terms"
+    assert "license: apache-2.0" in output
+    assert sorted(p.name for p in folder.iterdir()) == ["TERMS.html", "model", "tiny.gguf"]
+
+
+def test_a_file_that_asks_for_no_bos_gets_none(tmp_path):
+    output, error = run(f"gguf:{write_gguf(tmp_path / 'a.gguf', make_tensors(), add_bos=False)}", tmp_path / "model")
+    assert error is None
+    assert "texts begin with no BOS token" in output
+    assert "chat template: none" in output
+
+
+def without(name):
+    return {n: t for n, t in make_tensors().items() if n != name}
+
+
+def with_nan():
+    tensors = make_tensors()
+    tensors["output_norm.weight"][3] = np.nan
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings", "message"),
+    [
+        (without("blk.0.ffn_up.weight"), {}, "mlp.up_proj.weight"),
+        (make_tensors() | {"rope_freqs.weight": np.ones(8, np.float32)}, {}, "rope_freqs.weight"),
+        (with_nan(), {}, "NaN"),
+        (make_tensors(), {"architecture": "wavtokenizer-dec"}, "transformers cannot read this model"),
+        (make_tensors(), {"parts": 3}, "one of 3 parts. Join them first: llama-gguf-split --merge"),
+    ],
+    ids=["a tensor is missing", "a tensor has no place", "NaN", "architecture", "one part"],
+)
+def test_a_file_that_would_not_become_the_same_model_is_refused(tmp_path, tensors, settings, message):
+    path = write_gguf(tmp_path / "a.gguf", tensors, **settings)
+    assert message in refused(f"gguf:{path}", tmp_path / "model")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"], "nothing half-written stays"
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.02, 0.3, 0.9, 0.999])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, share):
+    path = write_gguf(tmp_path / "a.gguf", make_tensors())
+    path.write_bytes(path.read_bytes()[: round(share * path.stat().st_size)])
+    assert "is damaged or cut off: " in refused(f"gguf:{path}", tmp_path / "model")
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"PK\x03\x04 zipped")
+    assert "is not a GGUF file: it begins with b'PK" in refused(f"gguf:{tmp_path / 'a.gguf'}", tmp_path / "model")
+    assert "does not exist" in refused(f"gguf:{tmp_path / 'gone.gguf'}", tmp_path / "model")
+    assert "neither gguf:PATH" in refused("Qwen/Qwen2.5-0.5B", tmp_path / "model")
+
+
+def test_a_directory_in_use_is_left_alone(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").write_text("mine")
+    assert "exists and is not empty" in refused("gguf:a.gguf", tmp_path / "model")
+    assert (tmp_path / "model" / "mine").read_text() == "mine"
+
+
+def test_a_full_disk_is_seen_before_anything_is_written(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "a.gguf", make_tensors())
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(trained_directory.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(gguf_file, "write_model", None)
+    assert "GB free, and the model needs" in refused(f"gguf:{path}", tmp_path / "model")
+
+
+def test_a_hub_that_cannot_be_reached_is_told_with_a_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.hf_api.ENDPOINT", "http://127.0.0.1:9", raising=False)
+    sentence = refused("hf:Qwen/Qwen2.5-0.5B", tmp_path / "model")
+    assert sentence.startswith("Qwen/Qwen2.5-0.5B cannot be downloaded: ")
+    assert "copy the directory here, and name it in model.path" in sentence
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_differ_from_the_file_are_found(imported, tmp_path):
+    folder, _ = imported
+    copy = shutil.copytree(folder / "model", tmp_path / "model")
+    saved = load_file(copy / "model.safetensors")
+    saved["model.layers.0.mlp.up_proj.weight"][5, 7] += 1e-3
+    save_file(saved, copy / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"up_proj\.weight of the model differs from blk\.0\.ffn_up\.weight"):
+        gguf_file.compare_weights(gguf.GGUFReader(folder / "tiny.gguf"), copy)
+
+
+def test_relations_of_weights():
+    a = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert describe_relation(a, a) == "equal"
+    assert describe_relation(a[[2, 0, 3, 1]], a) == "with rows in another order"
+    assert describe_relation(a[0] - 1, a[0]) == "less 1"
+    assert describe_relation(a[:, [1, 0, 2]], a) == ""
+    assert describe_relation(a.T, a) == ""
+    assert describe_relation(a + 1, a) == ""
+
+
+def test_tokens_are_spelled_by_their_vocabulary():
+    assert spell(["▁a", "<0xC3>", "<0xBC>", "b"], True) == " aüb"
+    assert spell(["Ġa", "Ã", "¼", "Ċ"], False) == " aü\n"
