@@ -84,8 +84,8 @@ settings: install  ## try 30 random configurations: undisturbed, with a kill, an
 soak: install  ## train 2,000 steps, and kill a random process every 20 steps of the first half, about 40 minutes
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
 
-memory: install  ## train 2,000 steps, and fail if a process grows by more than 1 MiB in 100 steps, about 15 minutes
-	$(BIN)/python tests/system/soak.py 2000 0 0 tests/system/memory.json
+memory: install  ## train 2,000 steps, and fail if a process grows by more than 1 MiB in 100 steps, about 10 minutes
+	$(BIN)/python tests/system/soak.py 2000 0 0 tests/system/memory.json trainer.prompts_per_step=4 trainer.samples_per_prompt=4 policy.lr=5e-5
 
 slurm: install  ## run launch/slurm.sbatch under a real Slurm on two simulated hosts; needs root and Debian's Slurm
 	$(BIN)/pytest tests/system/test_slurm.py

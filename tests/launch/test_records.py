@@ -9,7 +9,10 @@ import pytest
 from records import LIMIT, ROOT, age, commits_of, fresh, git, rows, stamp, why_no_history
 
 PAGES = ["README.md", "configs/README.md", "tests/bench/README.md"]
-FILES = ["tests/bench/recipes.jsonl", "tests/system/kills.json", "tests/system/soak.json"]
+FILES = [
+    "tests/bench/recipes.jsonl",
+    *(f"tests/system/{p.name}" for p in sorted((ROOT / "tests/system").glob("*.json"))),
+]
 
 
 @pytest.mark.parametrize("name", [*FILES, *PAGES])

@@ -1,6 +1,6 @@
 """A long run of the tiny model, one of whose processes is killed every so many steps, chosen at random.
 
-    .venv/bin/python tests/system/soak.py STEPS EVERY SEED FILE.json       EVERY 0: none is killed
+    .venv/bin/python tests/system/soak.py STEPS EVERY SEED FILE.json [KEY=VALUE]...       EVERY 0: none is killed
 
 Kills end halfway. The run must finish, learn and leave nothing behind, and no process that lives long enough may grow: see
 process_memory.py. What was found is written to the file.
@@ -29,10 +29,10 @@ WORKERS = ["rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "polic
 NEWEST = 1 << 16  # bytes of metrics.jsonl in which the newest step is
 
 
-def soak(path: Path, place: Apart, *, steps: int, every: int, until: int, seed: int) -> dict[str, Any]:
+def soak(path: Path, place: Apart, *overrides: str, steps: int, every: int, until: int, seed: int) -> dict[str, Any]:
     """Runs it, with kills `every` so many steps until a step, and returns what was found."""
     rng, kills, memory = random.Random(seed), [], ProcessMemory()
-    run = Run(path, *options(steps, every), environment=place.environment).start()
+    run = Run(path, *options(steps, every), *overrides, environment=place.environment).start()
     began, due = time.monotonic(), every or steps
     try:
         while run.process.poll() is None:
@@ -51,6 +51,7 @@ def soak(path: Path, place: Apart, *, steps: int, every: int, until: int, seed: 
     lines = [line for line in run.lines() if "eval/zigzag/accuracy" in line]
     return {
         "steps": steps,
+        "overrides": overrides,
         "exit": run.process.returncode,
         "seconds": round(time.monotonic() - began),
         "done": run.lines()[-1]["step"],
@@ -91,9 +92,9 @@ if __name__ == "__main__":
     steps, every, seed, target = (int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
     commit = stamp()
     with tempfile.TemporaryDirectory() as folder, apart() as place:
-        found = {"commit": commit} | soak(
-            Path(folder) / "run", place, steps=steps, every=every, until=steps // 2, seed=seed
-        )
+        run = Path(folder) / "run"
+        found = soak(run, place, *sys.argv[5:], steps=steps, every=every, until=steps // 2, seed=seed)
+    found = {"commit": commit} | found
     target.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))
     sys.exit(found["exit"] or bool(found["left"] or found["growing"]))
