@@ -1,0 +1,212 @@
+"""Trains pairs of runs that differ in one choice, and draws how they end apart: the curves of rlsys/algorithms/BIASES.md.
+
+.venv/bin/python tests/bench/biases/runs.py            runs that runs.jsonl has not, about 2 minutes each; then draws
+.venv/bin/python tests/bench/biases/runs.py --draw     draws only
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.parquet
+
+from rlsys.runs.directory import read_lines
+
+HERE = Path(__file__).parent
+ROOT, RESULTS = HERE.parents[2], HERE / "runs.jsonl"
+PICTURES = ROOT / "rlsys" / "algorithms" / "pictures"
+EVERY = 5  # steps that a point averages over
+Curves = dict[str, list[float | None]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs of one configuration, and the curves that tell them apart."""
+
+    config: str
+    steps: int
+    common: list[str]
+    choices: dict[str, list[str]]
+    curves: Callable[[Path], Curves]
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def held_out(run: Path) -> Curves:
+    lines = [line for line in read_lines(run / "metrics.jsonl") if "eval/two_modes/accuracy" in line]
+    return {
+        "held-out accuracy": [line["eval/two_modes/accuracy"] for line in lines],
+        "tokens of an answer": [line["eval/two_modes/length/mean"] for line in lines],
+    }
+
+
+def lengths(run: Path) -> Curves:
+    return {
+        "tokens of wrong answers": means(run, lambda s: len(s["tokens"]) if s["reward"] == 0 else None),
+        "tokens of right answers": means(run, lambda s: len(s["tokens"]) if s["reward"] == 1 else None),
+    }
+
+
+def choices(run: Path) -> Curves:
+    even = load_ragged().even
+    return {
+        "share of even digits": means(run, lambda s: even(s["completion"])),
+        "mean reward": means(run, lambda s: s["reward"]),
+    }
+
+
+def means(run: Path, value: Callable[[dict[str, Any]], float | None]) -> list[float | None]:
+    """The mean over the samples of each `EVERY` steps, leaving out those without a value."""
+    columns = ["completion", "reward", "tokens"]
+    steps = [
+        pyarrow.parquet.read_table(file, columns=columns).to_pylist() for file in sorted(run.glob("samples/step-*"))
+    ]
+    blocks = [[s for step in steps[i : i + EVERY] for s in step] for i in range(0, len(steps), EVERY)]
+    values = [[v for s in block if (v := value(s)) is not None] for block in blocks]
+    return [round(fmean(block), 4) if block else None for block in values]
+
+
+COMPARISONS = {
+    "two_modes": Comparison(
+        "configs/two_modes_cpu.yaml",
+        80,
+        [],
+        {
+            "GRPO": [
+                "algorithm.advantage=grpo",
+                "algorithm.normalize=sequence_mean",
+                "algorithm.control_weight=0.001",
+                "algorithm.control_tokens={}",
+            ],
+            "DeGRPO": [],
+        },
+        held_out,
+    ),
+    "length": Comparison(
+        "tests/bench/biases/ragged.yaml",
+        60,
+        ["reward.functions={'tests/bench/biases/ragged.py:even': 1.0}", "algorithm.advantage=dr_grpo"],
+        {name: [f"algorithm.normalize={name}"] for name in ("sequence_mean", "constant")},
+        lengths,
+    ),
+    "difficulty": Comparison(
+        "tests/bench/biases/ragged.yaml",
+        30,
+        [
+            "reward.functions={'tests/bench/biases/ragged.py:hidden_rows': 1.0}",
+            "algorithm.normalize=constant",
+            "trainer.prompts_per_step=16",
+            "trainer.samples_per_prompt=32",
+            "policy.lr=4e-4",
+            "trainer.steps=30",
+            "policy.lr_schedule_steps=60",
+        ],
+        {f"std: {name}": [f"algorithm.std={name}"] for name in ("sample", "none")},
+        choices,
+    ),
+}
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def load_ragged() -> Any:
+    spec = importlib.util.spec_from_file_location("ragged", HERE / "ragged.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure(name: str, choice: str, seed: int) -> dict[str, Any]:
+    comparison = COMPARISONS[name]
+    with tempfile.TemporaryDirectory(prefix="biases-") as place:
+        model = []
+        if comparison.config.endswith("ragged.yaml"):
+            load_ragged().make_model(Path(place) / "model", seed)
+            model = [f"model.path={place}/model"]
+        overrides = [*comparison.common, *comparison.choices[choice], *model, f"run.seed={seed}"]
+        command = [sys.executable, "-m", "launch", "train", comparison.config, *overrides, f"run.dir={place}/run"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{name}, {choice}, seed {seed}: exit {done.returncode}\n{done.stdout[-2000:]}")
+        curves = comparison.curves(Path(place) / "run")
+    return {"comparison": name, "choice": choice, "seed": seed, "curves": curves}
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, LEFT, TOP, STEP_COLORS = 300, 150, 40, 34, ("#c0504d", "#2f6fb3")
+
+
+def draw(name: str, results: list[dict[str, Any]], steps: int) -> str:
+    """An SVG with a panel per curve, a color per choice and a line per seed."""
+    titles = list(results[0]["curves"])
+    width = len(titles) * (WIDTH + LEFT + 16)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 42}" width="{width}" '
+        'font-family="sans-serif" font-size="11" fill="#444">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for i, title in enumerate(titles):
+        parts.append(f'<g transform="translate({i * (WIDTH + LEFT + 16) + LEFT},{TOP})">')
+        parts += panel(title, [r for r in results if any(v is not None for v in r["curves"][title])], name, steps)
+        parts.append("</g>")
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def panel(title: str, results: list[dict[str, Any]], name: str, steps: int) -> list[str]:
+    values = [v for r in results for v in r["curves"][title] if v is not None]
+    top = 1.0 if max(values) <= 1 else 1.1 * max(values)
+    parts = [f'<text x="0" y="-20" font-weight="bold">{title}</text>']
+    for y in (0, top / 2, top):
+        at = HEIGHT * (1 - y / top)
+        parts.append(
+            f'<path d="M0 {at:.1f}H{WIDTH}" stroke="#ddd"/><text x="-6" y="{at + 4:.1f}" text-anchor="end">{y:.3g}</text>'
+        )
+    parts.append(
+        f'<text x="0" y="{HEIGHT + 16}">step 0</text><text x="{WIDTH}" y="{HEIGHT + 16}" text-anchor="end">{steps}</text>'
+    )
+    for color, choice in zip(STEP_COLORS, COMPARISONS[name].choices, strict=True):
+        for result in results:
+            if result["choice"] == choice:
+                parts.append(
+                    f'<path d="{path(result["curves"][title], top)}" fill="none" stroke="{color}" stroke-width="2"/>'
+                )
+    for i, (color, choice) in enumerate(zip(STEP_COLORS, COMPARISONS[name].choices, strict=True)):
+        parts.append(f'<text x="{i * 110}" y="-6" fill="{color}">{choice}</text>')
+    return parts
+
+
+def path(values: list[float | None], top: float) -> str:
+    points = [(i * WIDTH / (len(values) - 1), HEIGHT * (1 - v / top)) for i, v in enumerate(values) if v is not None]
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("comparisons", nargs="*", default=list(COMPARISONS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--draw", action="store_true")
+    wanted = parser.parse_args()
+    results = read_lines(RESULTS)
+    there = {(r["comparison"], r["choice"], r["seed"]) for r in results}
+    for seed in [] if wanted.draw else wanted.seeds:
+        for name in wanted.comparisons:
+            for choice in COMPARISONS[name].choices:
+                if (name, choice, seed) not in there:
+                    results.append(measure(name, choice, seed))
+                    with RESULTS.open("a") as file:
+                        file.write(json.dumps(results[-1]) + "\n")
+    for name in COMPARISONS:
+        if mine := [r for r in results if r["comparison"] == name]:
+            (PICTURES / f"{name}.svg").write_text(draw(name, mine, COMPARISONS[name].steps))
