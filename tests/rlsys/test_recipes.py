@@ -18,6 +18,10 @@ def load_with_data(path: Path, folder: Path) -> Config:
         return load_checked(path)
     except ConfigError as error:
         for problem in error.problems:
+            if problem.startswith("model.path: models/gemma-3-270m/config.json does not exist."):
+                (folder / "models/gemma-3-270m").mkdir(parents=True)
+                (folder / "models/gemma-3-270m/config.json").write_text("{}")
+                continue
             missing = re.fullmatch(r"(?:data\.train|eval\.datasets): (data/\S+) does not exist \(from .*\)\.", problem)
             assert missing, problem
             (folder / missing[1]).parent.mkdir(exist_ok=True)
@@ -48,7 +52,10 @@ def test_every_file_says_what_is_known_of_it(path):
     assert f"`{path.name}`" in (ROOT / "configs" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("path", [p for p in CONFIGS if not p.stem.endswith("_gpu")], ids=lambda path: path.stem)
+TINY = [p for p in CONFIGS if not p.stem.endswith("_gpu") and p.stem != "gemma3_270m_cpu"]
+
+
+@pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
 def test_the_tiny_recipes_train_on_as_many_samples(path):
     config = load_checked(path)
     assert config.trainer.prompts_per_step * config.trainer.samples_per_prompt == 512
