@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from rlsys.tasks import basics, builtin_rows
+from rlsys.tasks import basics
 
-ROWS = {name: builtin_rows(name) for name in ("basics", "basics_heldout")}
+ROWS = {name: basics.rows(name) for name in ("basics", "basics_heldout")}
 PLURALS = {  # as a dictionary has them
     "dog": "dogs",
     "bus": "buses",
@@ -97,7 +97,7 @@ def test_every_prompt_shows_examples_of_its_own_task_with_right_answers():
 
 
 def test_rows_are_always_the_same_and_never_repeat():
-    assert {name: builtin_rows(name) for name in ROWS} == ROWS
+    assert {name: basics.rows(name) for name in ROWS} == ROWS
     prompts = Counter(row["prompt"] for rows in ROWS.values() for row in rows)
     assert set(prompts.values()) == {1}
     held_out = Counter(row["source"] for row in ROWS["basics_heldout"])
