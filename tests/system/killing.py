@@ -51,7 +51,7 @@ class Run:
     def text(self) -> str:
         return self.output.read_text()
 
-    def until(self, condition: Callable[[], Any], timeout_s: float = 300) -> Any:
+    def until(self, condition: Callable[[], Any], timeout_s: float = 300, every_s: float = 0.02) -> Any:
         """Waits for something to be there, while the run goes on."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -59,7 +59,7 @@ class Run:
                 if value := condition():
                     return value
             assert self.process.poll() is None, f"the run ended early:\n{self.text()}"
-            time.sleep(0.02)
+            time.sleep(every_s)
         raise AssertionError(f"waited for {timeout_s} s:\n{self.text()}")
 
     def until_step(self, step: int) -> None:

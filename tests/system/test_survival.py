@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+from aiming import aim
 from killing import LIGHT, ROOT, STEPS, Run, outcome, require_equal, running
 from safetensors.numpy import load_file
 
-PATIENCE = ["watchdog.stall_s=20", "reward.timeout_s=5"]
+STALL_S = 12
+PATIENCE = [f"watchdog.stall_s={STALL_S}", "reward.timeout_s=5"]
 AHEAD = [*STEPS, *PATIENCE, "pipeline.max_lag=1", "policy.zero_stage=3", "dynamic_sampling.enabled=true"]
 AHEAD += ["algorithm.normalize=sequence_mean", "algorithm.std=none", "algorithm.kl=k1", "reference.kl_coef=0"]
 AHEAD += ["rollout.engines=1", "reward.workers=1"]
@@ -24,7 +26,18 @@ CRITIC = [
     "trainer.prompts_per_step=16",
     "critic.alone_steps=1",
 ]
-CRITIC += ["critic.ranks=2", *LIGHT]
+CRITIC += ["critic.ranks=2", *PATIENCE, *LIGHT]
+
+
+def stop(run: Run, worker: str, phase: str = "", doing: str = "") -> None:
+    """Stops a worker, in a phase if one is named, and requires that the run says so in time, and what waited for it."""
+    aim(run, phase, worker, signal.SIGSTOP) if phase else run.kill(worker, signal.SIGSTOP)
+    began, before = time.time(), len(run.events("stall"))
+    stall = run.until(lambda: run.events("stall")[before:])[0]
+    assert worker in stall["waiting_for"], stall
+    assert doing in stall["doing"], stall
+    assert "Thread" in stall["stacks"][worker], stall
+    assert stall["time"] - began < STALL_S + 8
 
 
 def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
@@ -45,18 +58,18 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         run.kill("reference")  # while it starts
         run.until_step(5)
         assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "rollout-1", "reference"}
+        count = len(run.events("replaced"))
         assert "policy-1 died" in run.text()
 
         run.end()  # all of it at once
         run.command += ["rollout.engines=1", *PATIENCE]  # the cluster comes back smaller
         run.start()
+        stop(run, "reference", phase="rollout", doing="scoring by the reference")
+        stop(run, "rollout-0", phase="update", doing="loading weights")  # the sync is the next to need it
+        replaced = [e["worker"] for e in run.until(lambda: run.events("replaced")[count + 1 :])]
+        assert replaced == ["rollout-0"]
         run.until_step(7)
-        run.kill("policy-0", signal.SIGSTOP)
-        began = time.time()
-        [stall] = run.until(lambda: run.events("stall"))
-        assert "policy-0" in stall["waiting_for"]
-        assert stall["time"] - began < 20 + 5
-        assert "Thread" in stall["stacks"]["policy-0"], stall
+        stop(run, "policy-0")
         assert run.wait() == 0, run.text()
     finally:
         run.end()
@@ -89,7 +102,9 @@ def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(environment: dict[s
     require_equal(tmp_path / "alone", tmp_path / "run")
 
 
-def test_ppo_with_a_critic_one_rank_of_which_is_killed_too(environment: dict[str, str], tmp_path: Path) -> None:
+def test_ppo_with_a_critic_one_rank_of_which_is_killed_and_one_stalls_too(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     ppo = {"config": ROOT / "configs" / "ppo.yaml", "environment": environment}
     undisturbed = Run(tmp_path / "alone", *CRITIC, **ppo).start()
     assert undisturbed.wait() == 0, undisturbed.text()
@@ -100,8 +115,10 @@ def test_ppo_with_a_critic_one_rank_of_which_is_killed_too(environment: dict[str
     with running(tmp_path / "run", *CRITIC, **ppo) as run:
         run.until_step(3)
         run.kill("critic-1")
+        run.until(lambda: run.events("restart"))
+        stop(run, "critic-0", phase="rollout")
         assert run.wait() == 0, run.text()
-    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker"]
+    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker"] * 2
     assert "critic-1 died" in run.text()
     require_equal(tmp_path / "alone", tmp_path / "run")
 
