@@ -88,8 +88,9 @@ bench: install  ## measure the speed of each part, from advantages to whole runs
 versus: install  ## compare samples per second with TRL's trainer, in an environment of its own
 	$(BIN)/python tests/bench/trl/compare.py --rounds 5
 
-kills: install  ## kill random processes of 30 runs, and compare each run with an undisturbed one, about an hour
+kills: install  ## kill random processes of 30 runs, then every kind of process in each phase of a step; compare with undisturbed runs, 75 minutes
 	$(BIN)/python tests/system/kills.py 30 0 tests/system/kills.json
+	$(BIN)/python tests/system/aimed_kills.py 0 tests/system/aimed_kills.json
 
 settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour
 	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.json

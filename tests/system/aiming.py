@@ -81,8 +81,8 @@ def last_duration(run: Run, phase: Phase) -> float:
 
 
 def spans(run: Run, worker: str) -> list[dict[str, Any]]:
-    found = []
-    for line in (run.path / "logs" / f"{worker}.spans").read_text().splitlines():
+    file, found = run.path / "logs" / f"{worker}.spans", []
+    for line in file.read_text().splitlines() if file.exists() else []:
         with contextlib.suppress(ValueError):  # an empty line, or half of one
             found.append(json.loads(line))
     return found

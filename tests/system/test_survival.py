@@ -47,13 +47,12 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
     try:
         run.kill("rollout-1")  # while it starts
         run.until_step(1)
-        run.kill("rollout-0")
-        run.until_step(2)
-        run.kill("reward-1")
+        aim(run, "rollout", "rollout-0", share=0.3)
         run.until_step(3)
-        run.kill("reference")
+        run.kill("reward-1")
         run.until_step(4)
-        run.kill("policy-1")
+        run.kill("reference")
+        aim(run, "update", "policy-1", share=0.3)
         run.until(lambda: run.events("restart"))
         run.kill("reference")  # while it starts
         run.until_step(5)
@@ -73,7 +72,7 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         assert run.wait() == 0, run.text()
     finally:
         run.end()
-    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker"] * 2
+    assert {e["cause"] for e in run.events("restart")} == {"it lost a worker"}
     require_equal(undisturbed, tmp_path / "run")
 
 
@@ -118,7 +117,7 @@ def test_ppo_with_a_critic_one_rank_of_which_is_killed_and_one_stalls_too(
         run.until(lambda: run.events("restart"))
         stop(run, "critic-0", phase="rollout")
         assert run.wait() == 0, run.text()
-    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker"] * 2
+    assert {e["cause"] for e in run.events("restart")} == {"it lost a worker"}
     assert "critic-1 died" in run.text()
     require_equal(tmp_path / "alone", tmp_path / "run")
 
