@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Metrics = dict[str, float]  # by name
+NO_TOKENS: Ints = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,21 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Observation:
+    """What an environment answered: tokens that stand in a sample before the model's own token `at`."""
+
+    at: int
+    tokens: Ints
+
+
+@dataclass(frozen=True)
 class Sample:
-    """A completion.
+    """A completion: the tokens that the model sampled. What an environment answered meanwhile lies beside them.
 
     Sample("zigzag:17#0", 3, "481625", tokens=[6, 10, 3, 8, 4, 7, 1], logprobs=[…], "stop", version=4)
 
     With `changes=((5, 6), (6, 7))` version 4 sampled the first five tokens, version 6 the sixth, version 7 the last.
+    With `observations=(Observation(5, [12, 3]),)` the sequence is five tokens, 12 3, and the other two.
     """
 
     uid: str
@@ -65,12 +75,38 @@ class Sample:
     finish: str  # stop | length | cut: unfinished, see `Rollout.stop_early`
     version: int  # of the weights that sampled it; the oldest if they changed meanwhile
     changes: tuple[tuple[int, int], ...] = ()  # (token, version): from that token on, newer weights sampled it
+    observations: tuple[Observation, ...] = ()  # by `at`, which differ
 
     @property
     def versions(self) -> NDArray[np.int64]:
         """The weight version of each token.  [C]"""
         starts, versions = zip((0, self.version), *self.changes, strict=True)
         return np.repeat(versions, np.diff([*starts, len(self.tokens)]))
+
+    @property
+    def turns(self) -> list[tuple[Ints, Ints]]:
+        """What the environment said before each turn of the model, and the turn. Its last word has no turn."""
+        if not self.observations:
+            return [(NO_TOKENS, self.tokens)]
+        answers = [NO_TOKENS, *(o.tokens for o in self.observations)]
+        parts = np.split(self.tokens, [o.at for o in self.observations])
+        return [(before, own) for before, own in zip(answers, parts, strict=True) if len(own)]
+
+    @property
+    def sequence(self) -> Ints:
+        """The model's tokens and those of the environment, in their order."""
+        if not self.observations:
+            return self.tokens
+        parts = np.split(self.tokens, [o.at for o in self.observations])
+        answers = [o.tokens for o in self.observations]
+        return np.concatenate([parts[0], *(x for pair in zip(answers, parts[1:], strict=True) for x in pair)])
+
+    @property
+    def inputs(self) -> Ints:
+        """What a forward pass reads after the prompt: the sequence before the model's last token."""
+        if not self.observations:
+            return self.tokens[:-1]
+        return np.concatenate([NO_TOKENS, *(part for turn in self.turns for part in turn)])[:-1]
 
 
 def join_partial(begun: Sample, rest: Sample) -> Sample:
@@ -83,14 +119,22 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
     if rest.version == before:
         changes.remove((at, rest.version))
     tokens, logprobs = (np.concatenate([getattr(begun, n), getattr(rest, n)]) for n in ("tokens", "logprobs"))
-    return replace(rest, tokens=tokens, logprobs=logprobs, version=begun.version, changes=tuple(changes))
+    return replace(
+        rest,
+        tokens=tokens,
+        logprobs=logprobs,
+        version=begun.version,
+        changes=tuple(changes),
+        observations=begun.observations,
+    )
 
 
 def stop_at(sample: Sample, length: int) -> Sample:
     """Ends a completion after its first `length` tokens."""
     changes = tuple((token, version) for token, version in sample.changes if token < length)
+    observations = tuple(o for o in sample.observations if o.at < length)
     tokens, logprobs = sample.tokens[:length], sample.logprobs[:length]
-    return replace(sample, tokens=tokens, logprobs=logprobs, changes=changes, finish="stop")
+    return replace(sample, tokens=tokens, logprobs=logprobs, changes=changes, observations=observations, finish="stop")
 
 
 @dataclass(frozen=True)
@@ -174,6 +218,10 @@ class Pack:
 
     tokens  a b c d e    lengths 2 2 1       parent -1 0 0         positions 0 1 2 3 2    sequences 0 0 0 1 1
     targets c d . e .    target_counts 3 2   first_logit 1 1       next_logits 2 4        logit_positions 1 2 3 1 4
+
+    If an environment said "x" after "c", its token is an input and no target, and there are three turns:
+
+    tokens  a b c x d e  targets c d . e .   turn_counts 1 2 2     first_logit 1 3 1      logit_positions 1 3 4 1 5
     """
 
     tokens: Ints  # [T]
@@ -182,8 +230,9 @@ class Pack:
     targets: Ints  # [K]
     samples: list[int]  # [S] index of each sequence in the batch
     target_counts: list[int]  # [S] targets of each sequence, sum K
-    first_logit: list[int]  # [S] position whose output predicts the first target
-    next_logits: list[int]  # [S] position for the second target; later targets follow on
+    turn_counts: list[int]  # [R] targets of each turn of the sequences, sum K
+    first_logit: list[int]  # [R] position whose output predicts the turn's first target
+    next_logits: list[int]  # [R] position for the second target; later targets follow on
     rollout: Floats  # [K] rollout log-probs
     weights: Floats  # [K] normalized over the mini-batch on all ranks; [0] for scoring only
     columns: Columns  # each [K]
@@ -196,7 +245,7 @@ class Pack:
     @property
     def logit_positions(self) -> Ints:
         """The position in the pack whose output predicts each target.  [K]"""
-        counts, next_logits = (np.array(column, dtype=np.int32) for column in (self.target_counts, self.next_logits))
+        counts, next_logits = (np.array(column, dtype=np.int32) for column in (self.turn_counts, self.next_logits))
         starts = counts.cumsum(dtype=np.int32) - counts
         positions = np.arange(len(self.targets), dtype=np.int32) + np.repeat(next_logits - 1 - starts, counts)
         has_targets = counts > 0

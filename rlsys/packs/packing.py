@@ -16,7 +16,7 @@ from torch import Tensor
 from rlsys.config.options import validate_options
 from rlsys.config.schema import NORMALIZERS
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, SequenceSize, assign_to_ranks
-from rlsys.types import Batch, Columns, Floats, Ints, Pack, split_column
+from rlsys.types import Batch, Columns, Floats, Ints, Pack, Sample, split_column
 
 PackBatch = Callable[..., list[list[Pack]]]  # `pack` with its budget filled in
 EMPTY = np.zeros(0, dtype=np.float32)
@@ -109,8 +109,7 @@ def select(batch: Batch, members: Sequence[int], weights: Mapping[int, Floats] |
 
 def sequence_size(batch: Batch, sample: int, prompt_groups: Sequence[int]) -> SequenceSize:
     prompt = batch.prompts[batch.groups[sample]]
-    # The last token of a completion is never an input.
-    return SequenceSize(sample, prompt_groups[sample], len(prompt.tokens), len(batch.samples[sample].tokens) - 1)
+    return SequenceSize(sample, prompt_groups[sample], len(prompt.tokens), len(batch.samples[sample].inputs))
 
 
 def build(
@@ -139,6 +138,7 @@ def build(
                 targets=targets[i],
                 samples=samples,
                 target_counts=[len(batch.samples[m].tokens) for m in samples],
+                turn_counts=builders[i].turn_counts,
                 first_logit=builders[i].first_logits,
                 next_logits=builders[i].next_logits,
                 rollout=rollout[i],
@@ -157,7 +157,7 @@ def lay_out(batch: Batch, samples: list[int], prompt_groups: Sequence[int]) -> "
     for _, group in groupby(samples, prompt_groups.__getitem__):
         members = list(group)
         prompt = batch.prompts[batch.groups[members[0]]].tokens
-        builder.add_prompt_group(prompt, [batch.samples[m].tokens for m in members])
+        builder.add_prompt_group(prompt, [batch.samples[m] for m in members])
     return builder
 
 
@@ -185,22 +185,33 @@ class PackBuilder:
         self.tokens: list[Ints] = []
         self.lengths: list[int] = []
         self.parents: list[int] = []
+        self.turn_counts: list[int] = []
         self.first_logits: list[int] = []
         self.next_logits: list[int] = []
         self.end = 0
 
-    def add_prompt_group(self, prompt: list[int], completions: list[Ints]) -> None:
-        """Adds completions of one prompt: a single one in one piece with it, several as pieces that continue it."""
-        parent, single = len(self.lengths), len(completions) == 1
+    def add_prompt_group(self, prompt: list[int], samples: list[Sample]) -> None:
+        """Adds samples of one prompt: a single one in one piece with it, several as pieces that continue it."""
+        parent, single = len(self.lengths), len(samples) == 1
         self.append_piece(np.array(prompt, dtype=np.int32), parent=-1)
         last = self.end - 1
-        for tokens in completions:
-            self.first_logits.append(last)
-            self.next_logits.append(self.end)
-            if len(tokens) > 1 and single:
-                self.extend_piece(tokens[:-1])
-            elif len(tokens) > 1:
-                self.append_piece(tokens[:-1], parent)
+        for sample in samples:
+            self.add_turns(sample, last)
+            inputs = sample.inputs
+            if len(inputs) and single:
+                self.extend_piece(inputs)
+            elif len(inputs):
+                self.append_piece(inputs, parent)
+
+    def add_turns(self, sample: Sample, last_of_prompt: int) -> None:
+        """Notes where the outputs lie that predict the tokens of a sample, which is added next."""
+        end = self.end
+        for before, own in sample.turns:
+            start = end + len(before)
+            self.turn_counts.append(len(own))
+            self.first_logits.append(start - 1 if start > self.end else last_of_prompt)
+            self.next_logits.append(start)
+            end = start + len(own)
 
     def append_piece(self, tokens: Ints, parent: int) -> None:
         self.lengths.append(0)
@@ -232,6 +243,7 @@ def empty_pack(columns: Columns) -> Pack:
         targets=np.zeros(0, dtype=np.int32),
         samples=[],
         target_counts=[],
+        turn_counts=[],
         first_logit=[],
         next_logits=[],
         rollout=EMPTY,

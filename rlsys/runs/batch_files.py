@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlsys.runs.samples import to_json
-from rlsys.types import Batch, Prompt, Sample, Verdict
+from rlsys.types import Batch, Observation, Prompt, Sample, Verdict
 
 
 def write_batch(target: Path, batch: Batch) -> None:
@@ -39,7 +39,7 @@ def write_batch(target: Path, batch: Batch) -> None:
             | {"row": to_json(p.row), "max_new_tokens": p.max_new_tokens}
             for p in batch.prompts
         ],
-        "samples": [[s.uid, s.index, s.text, s.finish, s.version, s.changes] for s in samples],
+        "samples": [[s.uid, s.index, s.text, s.finish, s.version, s.changes, answers(s)] for s in samples],
         "components": batch.components,
         "answers": batch.answers,
         "failed": [asdict(verdict) for _, verdict in batch.failed],
@@ -65,9 +65,17 @@ def read_batch(target: Path) -> Batch:
     columns = (np.split(numbers[name], ends)[:-1] for name in ("tokens", "logprobs"))
     samples = [
         Sample(
-            uid, index, text, tokens, logprobs, finish, version, tuple((token, to) for c in changes for token, to in c)
+            uid,
+            index,
+            text,
+            tokens,
+            logprobs,
+            finish,
+            version,
+            tuple((token, to) for token, to in changes),
+            tuple(Observation(at, np.array(observed, dtype=np.int32)) for at, observed in observations),
         )
-        for (uid, index, text, finish, version, *changes), tokens, logprobs in zip(
+        for (uid, index, text, finish, version, changes, observations), tokens, logprobs in zip(
             texts["samples"], *columns, strict=True
         )
     ]
@@ -88,6 +96,11 @@ def read_batch(target: Path) -> Batch:
         deferred=tuple(texts["deferred"]),
         **{k: texts[k] for k in ("requested", "failures", "first_failure", "reward_s", "dropped_groups", "position")},
     )
+
+
+def answers(sample: Sample) -> list[tuple[int, list[int]]]:
+    """What the environment said, as JSON has it."""
+    return [(o.at, o.tokens.tolist()) for o in sample.observations]
 
 
 def concat(parts: list[Any], kind: Any) -> Any:

@@ -142,6 +142,7 @@ def trainers(name: str, model: str) -> None:
         targets=np.arange(total) * 5 % 11 + 2,
         samples=list(range(count)),
         target_counts=[each] * count,
+        turn_counts=[each] * count,
         first_logit=list(range(0, total, each)),
         next_logits=list(range(1, total, each)),
         rollout=zeros,

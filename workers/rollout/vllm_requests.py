@@ -27,13 +27,13 @@ def sampling_params(request: Request, stops: Stops) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     strings = [] if request.ignore_end else stops.strings
-    min_tokens = max(min(stops.min_new_tokens, request.max_new_tokens) - len(partial_tokens(request)), 0)
+    min_tokens = max(min(stops.min_new_tokens, request.max_new_tokens) - tokens_before(request), 0)
     return SamplingParams(
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,
         min_tokens=0 if request.ignore_end else min_tokens,
-        max_tokens=request.max_new_tokens - len(partial_tokens(request)),
+        max_tokens=request.max_new_tokens - tokens_before(request),
         seed=request.seed,
         logprobs=0,  # the sampled token's
         detokenize=bool(strings),
@@ -47,14 +47,15 @@ def sampling_params(request: Request, stops: Stops) -> Any:
 
 
 def token_prompt(request: Request, salt: str) -> Any:
-    """Returns vLLM's prompt: the prompt's tokens and those already sampled."""
-    tokens = {"prompt_token_ids": [*request.tokens, *partial_tokens(request)]}
+    """Returns vLLM's prompt: the prompt's tokens, those already sampled, and what the environment said."""
+    begun = request.partial.sequence.tolist() if request.partial else []
+    tokens = {"prompt_token_ids": [*request.tokens, *begun]}
     return tokens | ({"cache_salt": salt} if salt else {})
 
 
-def partial_tokens(request: Request) -> list[int]:
-    """Tokens of the completion that were sampled before."""
-    return request.partial.tokens.tolist() if request.partial else []
+def tokens_before(request: Request) -> int:
+    """The number of tokens of the completion that were sampled before."""
+    return len(request.partial.tokens) if request.partial else 0
 
 
 def request_id(request: Request) -> str:

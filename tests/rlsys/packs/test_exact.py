@@ -91,6 +91,7 @@ def packed(sequences: list[np.ndarray]) -> Pack:
         targets=np.concatenate([s[1:] for s in sequences]),
         samples=list(range(len(sequences))),
         target_counts=lengths,
+        turn_counts=lengths,
         first_logit=starts,
         next_logits=[start + 1 for start in starts],
         rollout=zeros,

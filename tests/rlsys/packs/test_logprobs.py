@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from rlsys.packs.decoder import target_hidden_states
 from rlsys.packs.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
 from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.tasks import zigzag
-from rlsys.types import Columns
+from rlsys.types import Columns, Observation
 
 
 def packed(temperature: float = 1.0, chunk: int = 1024) -> PackedLogprobs:
@@ -53,6 +54,34 @@ def test_any_chunk_gives_the_values_and_gradients_of_plain_log_softmax(count, vo
         expected = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
         for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_log_probs_of_own_tokens_are_those_of_the_whole_episode(share):
+    batch = make_batch([0] * 4, [0, 0, 0, 1], lengths=[5, 6, 3, 4], prompt_lengths=[5, 3])
+
+    def observe(*ats: int) -> tuple[Observation, ...]:
+        return tuple(Observation(at, np.array([4, 7, 1][: 1 + at % 3], dtype=np.int32)) for at in ats)
+
+    places = [observe(2, 4), observe(0, 3, 6), (), observe(1)]
+    samples = [replace(s, observations=o) for s, o in zip(batch.samples, places, strict=True)]
+    batch = replace(batch, samples=samples)
+    packs = pack(batch, range(4), ranks=1, tokens_per_pack=1000, share_prompts=share)
+    model = packed()
+    with torch.no_grad():
+        values = unpack(packs, [[model(p)[0].numpy() for p in rank] for rank in packs], 4)
+        model.lm.set_attn_implementation("eager")
+        plain = []
+        for sample, group in zip(samples, batch.groups, strict=True):
+            sequence, own = list(batch.prompts[group].tokens), []
+            for i, token in enumerate([*sample.tokens.tolist(), None]):
+                sequence += [t for o in sample.observations if o.at == i for t in o.tokens.tolist()]
+                if token is not None:
+                    own.append(len(sequence))
+                    sequence.append(token)
+            logits = model.lm(torch.tensor([sequence])).logits[0].log_softmax(-1)
+            plain += [float(logits[at - 1, sequence[at]]) for at in own]
+    np.testing.assert_allclose(values, plain, atol=1e-5)
 
 
 def test_a_head_in_float32_rounds_no_logit_of_a_bfloat16_body():

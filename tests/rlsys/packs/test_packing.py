@@ -1,3 +1,6 @@
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import plain
 import pytest
@@ -13,7 +16,7 @@ from rlsys.packs.balance import SequenceSize, count_attention_pairs
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.packing import empty_pack, pack, token_weights, unpack
 from rlsys.tasks import zigzag
-from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
+from rlsys.types import Batch, Columns, Floats, Observation, Pack, Prompt, Sample
 
 # --- token_weights ----------------------------------------------------------------------------------------------------
 
@@ -145,6 +148,57 @@ def test_the_example_of_pack_by_hand():
     assert p.rollout.tolist() == pytest.approx([-0.3, -0.4, -0.9, -0.5, -0.9])
     assert p.columns.old.tolist() == [-1, -2, -3, -4, -5]
     assert p.columns.ref is None
+
+
+def test_the_example_of_pack_with_an_answer_of_an_environment():
+    batch = two_sequences()
+    first = replace(batch.samples[0], observations=(Observation(1, np.array([7], dtype=np.int32)),))
+    [[p]] = pack(replace(batch, samples=[first, batch.samples[1]]), [0, 1], ranks=1, tokens_per_pack=100)
+    assert p.tokens.tolist() == [1, 2, 3, 7, 4, 5]
+    assert (p.lengths, p.parent) == ([2, 3, 1], [-1, 0, 0])
+    assert p.targets.tolist() == [3, 4, 9, 5, 9]
+    assert p.logit_positions.tolist() == [1, 3, 4, 1, 5]
+    assert (p.turn_counts, p.first_logit) == ([1, 2, 2], [1, 3, 1])
+    assert (p.target_counts, p.places.tolist()) == ([3, 2], [0, 1, 2, 0, 1])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)))), min_size=1),
+    st.booleans(),
+)
+def test_own_tokens_are_predicted_from_all_that_was_before_them(episodes, share):
+    """Each episode is a list of turns: so many tokens of the environment, then so many of the model. All tokens differ."""
+    numbers = iter(range(1, 10_000))
+    prompts = [Prompt(f"p{g}", "", "", [next(numbers) for _ in range(1 + g)], {}) for g in range(3)]
+    samples, sequences = [], []
+    for group, turns in episodes:
+        own, observations, sequence = [], [], list(prompts[group].tokens)
+        for answered, written in turns:
+            said, wrote = [next(numbers) for _ in range(answered)], [next(numbers) for _ in range(written)]
+            if said and (not observations or observations[-1].at < len(own)):
+                observations.append(Observation(len(own), np.array(said, dtype=np.int32)))
+                sequence += said
+            own += wrote
+            sequence += wrote
+        tokens = np.array(own, dtype=np.int32)
+        samples.append(Sample("", 0, "", tokens, -tokens.astype(np.float32), "stop", 1, (), tuple(observations)))
+        sequences.append(sequence)
+    count = len(samples)
+    groups = np.array([group for group, _ in episodes])
+    batch = Batch(prompts, samples, groups, np.zeros(count, dtype=np.float32), [{}] * count)
+    before = {token: sequence[:i] for sequence in sequences for i, token in enumerate(sequence)}
+    targets = []
+    for p in (p for rank in pack(batch, range(count), ranks=2, tokens_per_pack=30, share_prompts=share) for p in rank):
+        starts = np.cumsum([0, *p.lengths])
+        parts = [p.tokens[a:b].tolist() for a, b in itertools.pairwise(starts)]
+        whole = [(parts[up] if up >= 0 else []) + part for part, up in zip(parts, p.parent, strict=True)]
+        for target, position in zip(p.targets.tolist(), p.logit_positions.tolist(), strict=True):
+            piece = int(np.searchsorted(starts, position, side="right")) - 1
+            seen = len(whole[piece]) - len(parts[piece]) + position - starts[piece] + 1
+            assert whole[piece][:seen] == before[target]
+            targets.append(target)
+        assert p.rollout.tolist() == [-t for t in p.targets.tolist()]
+    assert sorted(targets) == sorted(t for s in samples for t in s.tokens.tolist())
 
 
 def test_without_sharing_each_sequence_is_one_piece():

@@ -30,6 +30,7 @@ PACK = Pack(
     targets=ints(2, 3, 4),
     samples=[0, 1],
     target_counts=[2, 1],
+    turn_counts=[2, 1],
     first_logit=[0, 3],
     next_logits=[1, 4],
     rollout=LOGPROBS,
