@@ -1,5 +1,6 @@
 """Loads the data sets that a configuration names, and mixes those for training."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def named_sources(config: Config) -> list[tuple[str, DataSource]]:
 
 
 def origin(source: DataSource) -> Origin:
-    return Origin(source.path, source.split, source.subset, source.source)
+    return Origin(source.path, source.split, source.subset, source.source, json.dumps(source.options))
 
 
 def prompt_format(config: Config, source: DataSource) -> PromptFormat:

@@ -1,5 +1,6 @@
 """Checks the data sets to train and to evaluate on."""
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +93,7 @@ def check_truncated_sampling(c: Config) -> Iterator[str]:
 def check_source(key: str, name: str, source: DataSource) -> Iterator[str]:
     """A data set that does not exist or cannot be read, and a template that does not exist."""
     try:
-        locate_data(Origin(source.path, source.split, source.subset))
+        locate_data(Origin(source.path, source.split, source.subset, options=json.dumps(source.options)))
     except ConfigError as error:
         yield from (f"{key}: {problem}" for problem in error.problems)
     yield from missing_template(f"{key}.{name}", source.template or "")

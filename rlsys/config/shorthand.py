@@ -2,7 +2,8 @@
 
     exact    [exact, my.py:brevity]    {exact: 1.0, my.py:brevity: 0.1}    {exact: 1.0, length: {at_most: 200}}
 
-A setting that is not a field of the entry is an option of the reward function or tracker. Data sets have no options.
+A setting that is not a field of the entry is an option of the reward function, the tracker, or the task of
+reasoning_gym. Other data sets have no options.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ NAME_FIELD: dict[type, str] = {  # empty, it is the name of the entry
     TrackerConfig: "tracker",
 }
 WITH_OPTIONS = (RewardFunction, TrackerConfig)
+GYM = "reasoning_gym:"  # in front of the name of a task
 
 
 def parse_entries(key: str, value: Any) -> dict[str, Any]:
@@ -62,11 +64,12 @@ def parse_entry(key: str, kind: type, name: str, settings: Any) -> Any:
         or_number = f"a number, its {number}, or " if number else ""
         raise ValueError(f"`{key}` must be {or_number}a mapping of settings; it is {settings!r}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
+    from_gym = issubclass(kind, DataSource) and str(settings.get("path") or name).startswith(GYM)
+    values: dict[str, Any] = {"reward": {"reasoning_gym": RewardFunction(function="reasoning_gym")}} if from_gym else {}
     for setting, value in settings.items():
         if setting in fields:
             values[setting] = convert_setting(f"{key}.{setting}", fields[setting].type, value)
-        elif kind in WITH_OPTIONS:
+        elif kind in WITH_OPTIONS or from_gym:
             values["options"] = values.get("options", {}) | {str(setting): value}
         else:
             close = difflib.get_close_matches(str(setting), list(fields), 1)

@@ -1,4 +1,4 @@
-"""Where the rows of a data set are: files, a folder, a saved Hugging Face data set, the hub, or a built-in task."""
+"""Where the rows of a data set are: files, a folder, a saved Hugging Face data set, the hub, or a task."""
 
 import json
 import re
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from rlsys.config.schema import ConfigError
+from rlsys.config.shorthand import GYM
+from rlsys.tasks import gym
 from rlsys.tasks.builtin import ROWS
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
@@ -33,13 +35,14 @@ class Origin:
     split: str = "train"
     subset: str = ""
     source: str = ""  # its name in metrics; empty: the row's own, or the name of file or folder
+    options: str = "{}"  # of a reasoning_gym task, as JSON
 
 
 @dataclass(frozen=True)
 class DataLocation:
     """The files or the data set that a path leads to."""
 
-    kind: Literal["builtin", "files", "saved", "hub"]
+    kind: Literal["builtin", "gym", "files", "saved", "hub"]
     name: str  # of the data set, where neither configuration nor row names it
     files: tuple[Path, ...] = ()
 
@@ -53,6 +56,11 @@ def locate_data(origin: Origin) -> DataLocation:
             raise ConfigError(f"{path} does not exist; built in: {', '.join(f'builtin:{n}' for n in ROWS)}.")
         _refuse_split(origin, "a built-in task")
         return DataLocation("builtin", name)
+    if path.startswith(GYM):
+        task = path.removeprefix(GYM)
+        gym.check(task, json.loads(origin.options))
+        _refuse_split(origin, "a task")
+        return DataLocation("gym", task)
     local = Path(path).expanduser()
     if local.is_file():
         if not local.name.endswith(EXTENSIONS):

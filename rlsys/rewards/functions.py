@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.rewards import model, services, shape, structure, tags, text
+from rlsys.rewards import gym, model, services, shape, structure, tags, text
 from rlsys.rewards.arithmetic import countdown
 from rlsys.rewards.code import program
 from rlsys.rewards.math import math_reward
@@ -30,6 +30,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "judge": services.judge,
     "model": model.model,
     "zigzag": zigzag,
+    "reasoning_gym": gym.reasoning_gym,
 }
 # Raise `ConfigError` for options that cannot work.
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
