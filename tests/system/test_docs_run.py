@@ -1,7 +1,7 @@
 """Commands of the pages, run as they stand there, in a folder that has what the pages show.
 
-In the suite those that start no Ray; `make docs` runs the others too, with fewer and smaller steps. Only what needs a GPU is left
-out. Data sets of the hub are folders here, which have their names, their form, and a few rows.
+In the suite those that start no Ray; `make docs` runs the others too, with fewer and smaller steps. Only what needs a GPU, or a
+model of the hub, is left out. Data sets of the hub are folders here, which have their names, their form, and a few rows.
 """
 
 import json
@@ -23,6 +23,7 @@ from clusters import Cluster
 from docs import lay_out
 from killing import ROOT, tidy
 from published import all_of_them
+from tiny_gguf import make_tensors, write_gguf
 from typed import Typed
 
 from launch.cli import commands as rlsys
@@ -37,6 +38,7 @@ MORE = {
     "plan configs/tiny_cpu.yaml --simulate runs/demo --gpus 64": SIMULATED,
 }
 SMALL = ["trainer.steps=2", "trainer.prompts_per_step=4", "eval.every=2"]
+FROM_THE_HUB = "import hf:"
 SHOWS_A_PAGE = re.compile("^watch|--open")
 ALL = pytest.mark.skipif("RLSYS_ALL_DOCS" not in os.environ, reason="make docs runs it")
 
@@ -55,10 +57,16 @@ def place(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(undisturbed, folder / "runs" / name)
     shutil.copy(undisturbed / "samples" / "eval-000010.parquet", folder / "after.parquet")
     all_of_them(folder, folder / "home")
+    write_gguf(folder / "model.gguf", make_tensors())
+    shutil.copy(ROOT / "LICENSE", folder)
     return folder
 
 
-@each(lambda t: not t.at_cluster and not t.text.startswith(STARTS_RAY) and not SHOWS_A_PAGE.search(t.text))
+@each(
+    lambda t: (
+        not t.at_cluster and not t.text.startswith((*STARTS_RAY, FROM_THE_HUB)) and not SHOWS_A_PAGE.search(t.text)
+    )
+)
 def test_it_does_what_it_says(typed_command: Typed, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     (place / "figures.json").write_text(json.dumps(COSTS))
