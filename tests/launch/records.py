@@ -93,12 +93,12 @@ def fields(value: Any) -> list[str]:
 
 def rows(text: str) -> list[dict[str, str]]:
     """The rows of all tables with a column `commit`, by column."""
-    found = []
+    table_rows = []
     for table in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         head, _, *body = [line[1:-1].split("|") for line in table.splitlines()]
         if "commit" in head:
-            found += [dict(zip(head, cells, strict=True)) for cells in body]
-    return found
+            table_rows += [dict(zip(head, cells, strict=True)) for cells in body]
+    return table_rows
 
 
 if __name__ == "__main__":

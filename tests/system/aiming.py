@@ -81,11 +81,11 @@ def last_duration(run: Run, phase: Phase) -> float:
 
 
 def spans(run: Run, worker: str) -> list[dict[str, Any]]:
-    file, found = run.path / "logs" / f"{worker}.spans", []
+    file, recorded = run.path / "logs" / f"{worker}.spans", []
     for line in file.read_text().splitlines() if file.exists() else []:
         with contextlib.suppress(ValueError):  # an empty line, or half of one
-            found.append(json.loads(line))
-    return found
+            recorded.append(json.loads(line))
+    return recorded
 
 
 def find(run: Run, victim: str) -> psutil.Process:

@@ -93,8 +93,8 @@ if __name__ == "__main__":
     commit = stamp()
     with tempfile.TemporaryDirectory() as folder, apart() as place:
         run = Path(folder) / "run"
-        found = soak(run, place, *sys.argv[5:], steps=steps, every=every, until=steps // 2, seed=seed)
-    found = {"commit": commit} | found
-    target.write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
-    sys.exit(found["exit"] or bool(found["left"] or found["growing"]))
+        record = soak(run, place, *sys.argv[5:], steps=steps, every=every, until=steps // 2, seed=seed)
+    record = {"commit": commit} | record
+    target.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+    sys.exit(record["exit"] or bool(record["left"] or record["growing"]))

@@ -22,24 +22,24 @@ def report(*lives: Life) -> dict[str, Any]:
 
 
 def test_a_process_that_grows_after_its_first_steps_is_named() -> None:
-    found = report(life("driver", 2000, 0.0), life("gcs_server", 2000, 1.2), life("policy-0", 2000, 0.8))
-    assert found["growing"] == ["gcs_server"]
-    rows = found["growth_mib_per_100_steps"]
+    judged = report(life("driver", 2000, 0.0), life("gcs_server", 2000, 1.2), life("policy-0", 2000, 0.8))
+    assert judged["growing"] == ["gcs_server"]
+    rows = judged["growth_mib_per_100_steps"]
     assert [row["role"] for row in rows] == ["gcs_server", "policy-0", "driver"]
     assert [row["growth"] for row in rows] == pytest.approx([1.2, 0.8, 0.0], abs=0.05)
     assert [row["private_growth"] for row in rows] == pytest.approx([1.2, 0.8, 0.0], abs=0.05)
 
 
 def test_steps_count_from_the_start_of_the_process() -> None:
-    found = report(life("policy-0", 700, 3.0, begins=1000))
-    assert found["growing"] == ["policy-0"]
-    assert found["growth_mib_per_100_steps"][0]["steps"] == [1200, 1700]
+    judged = report(life("policy-0", 700, 3.0, begins=1000))
+    assert judged["growing"] == ["policy-0"]
+    assert judged["growth_mib_per_100_steps"][0]["steps"] == [1200, 1700]
 
 
 def test_processes_that_live_too_short_are_counted_and_not_judged() -> None:
-    found = report(life("policy-0", 695, 9.0), life("policy-0", 40, 9.0), life("reward-0", 100, 0.0))
-    assert found["growing"] == found["growth_mib_per_100_steps"] == []
-    assert found["shorter_than_700_steps"] == {
+    judged = report(life("policy-0", 695, 9.0), life("policy-0", 40, 9.0), life("reward-0", 100, 0.0))
+    assert judged["growing"] == judged["growth_mib_per_100_steps"] == []
+    assert judged["shorter_than_700_steps"] == {
         "policy-0": {"processes": 2, "longest": 695},
         "reward-0": {"processes": 1, "longest": 100},
     }

@@ -199,11 +199,11 @@ if __name__ == "__main__":
     parser.add_argument("--draw", action="store_true")
     wanted = parser.parse_args()
     results = read_lines(RESULTS)
-    there = {(r["comparison"], r["choice"], r["seed"]) for r in results}
+    finished = {(r["comparison"], r["choice"], r["seed"]) for r in results}
     for seed in [] if wanted.draw else wanted.seeds:
         for name in wanted.comparisons:
             for choice in COMPARISONS[name].choices:
-                if (name, choice, seed) not in there:
+                if (name, choice, seed) not in finished:
                     results.append(measure(name, choice, seed))
                     with RESULTS.open("a") as file:
                         file.write(json.dumps(results[-1]) + "\n")

@@ -174,12 +174,12 @@ def test_own_tokens_are_predicted_from_all_that_was_before_them(episodes, share)
     for group, turns in episodes:
         own, observations, sequence = [], [], list(prompts[group].tokens)
         for answered, written in turns:
-            said, wrote = [next(numbers) for _ in range(answered)], [next(numbers) for _ in range(written)]
-            if said and (not observations or observations[-1].at < len(own)):
-                observations.append(Observation(len(own), np.array(said, dtype=np.int32)))
-                sequence += said
-            own += wrote
-            sequence += wrote
+            answer, turn = [next(numbers) for _ in range(answered)], [next(numbers) for _ in range(written)]
+            if answer and (not observations or observations[-1].at < len(own)):
+                observations.append(Observation(len(own), np.array(answer, dtype=np.int32)))
+                sequence += answer
+            own += turn
+            sequence += turn
         tokens = np.array(own, dtype=np.int32)
         samples.append(Sample("", 0, "", tokens, -tokens.astype(np.float32), "stop", 1, (), tuple(observations)))
         sequences.append(sequence)
