@@ -14,8 +14,9 @@ from rlsys import __version__
 from rlsys.analysis import findings
 from rlsys.analysis.run_events import RunEvent, last_ending, parse_events
 from rlsys.config import loading
+from rlsys.config.methods import GROUP_RELATIVE
 from rlsys.config.option_comments import option_comments
-from rlsys.config.schema import GROUP_RELATIVE, Config, ConfigError
+from rlsys.config.schema import Config, ConfigError
 from rlsys.config.secrets import redact, redact_nested
 from rlsys.estimates import batch_math
 from rlsys.runs.directory import read_lines

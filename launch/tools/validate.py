@@ -53,7 +53,7 @@ def batch_table(config: Config, title: str = "") -> Table:
 
 
 def print_options(console: Console) -> None:
-    """Every option with its default and the comment beside it in rlsys/config/schema.py."""
+    """Every option with its default and the comment beside it in rlsys/config/."""
     table = make_table("option", text_column("default"), text_column("meaning"))
     defaults, comments = flatten(Config()), option_comments()
     for section in dataclasses.fields(Config):

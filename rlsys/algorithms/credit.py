@@ -15,9 +15,10 @@ from rlsys.algorithms import advantages, entropy_control, kl, length_penalty, mo
 from rlsys.algorithms.entropy_control import TokenMask
 from rlsys.algorithms.gae import gae, whiten
 from rlsys.config.derived import kl_estimator
+from rlsys.config.methods import ADVANTAGES
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function, short_name
-from rlsys.config.schema import ADVANTAGES, Config, ConfigError
+from rlsys.config.schema import Config, ConfigError
 from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Columns, Floats
 

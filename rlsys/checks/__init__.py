@@ -1,6 +1,6 @@
 """Finds the problems of a configuration: each a sentence with the numbers and a way out. One function per section.
 
-values     each option by itself: choices and ranges, as `config.schema` states them beside the option
+values     each option by itself: choices and ranges, which the schema states beside the option
 methods    algorithm, correction, entropy, critic, reference
 training   trainer, policy, overlong, dynamic_sampling
 sampling   rollout, pipeline

@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlsys.config.derived import SEQUENCE_LOSSES, correction_method, kl_estimator, token_weighting
+from rlsys.config.methods import ADVANTAGES, CORRECTIONS, LOSSES, AlgorithmConfig
 from rlsys.config.plugins import user_function_problems
-from rlsys.config.schema import ADVANTAGES, CORRECTIONS, LOSSES, AlgorithmConfig, Config
+from rlsys.config.schema import Config
 
 CORRECTION_BOUNDS = {"icepop": (0.5, 5.0)}  # default low and high of a correction that has both, as in its function
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from rlsys.config.schema import ADVANTAGES, GROUP_RELATIVE, Config
+from rlsys.config.methods import ADVANTAGES, GROUP_RELATIVE
+from rlsys.config.schema import Config
 
 
 def check_trainer(c: Config) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Checks each option by itself: its choices and its range, as `config.schema` states them beside the option."""
+"""Checks each option by itself: its choices and its range, which the schema states beside the option."""
 
 import difflib
 import math

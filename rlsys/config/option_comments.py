@@ -1,36 +1,42 @@
-"""The meaning of each option: its choices, and the comment beside it in schema.py."""
+"""The meaning of each option: its choices, and the comment beside it in the source."""
 
 import ast
 import dataclasses
 import inspect
+from types import ModuleType
 from typing import Any
 
-from rlsys.config import schema
 from rlsys.config.schema import Config
 from rlsys.config.shorthand import ENTRY_TYPES
 
 
 def option_comments() -> dict[str, str]:
     """Returns comments by option, such as `policy.lr`; `reward.functions.NAME.weight` for settings of entries."""
-    source = inspect.getsource(schema)
-    lines = source.splitlines()
-    comments = {
-        (node.name, field.target.id): lines[(field.end_lineno or 0) - 1].partition("  # ")[2]
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef)
-        for field in node.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    }
+    sections = {section.name: type(getattr(Config(), section.name)) for section in dataclasses.fields(Config)}
+    modules = {inspect.getmodule(kind) for kind in (*sections.values(), *ENTRY_TYPES.values())}
+    comments = {key: comment for module in modules if module for key, comment in read_comments(module).items()}
     by_option = {
-        f"{section.name}.{option.name}": prepend_choices(option, comments[kind.__name__, option.name])
-        for section in dataclasses.fields(Config)
-        for kind in (type(getattr(Config(), section.name)),)
+        f"{section}.{option.name}": prepend_choices(option, comments[kind.__name__, option.name])
+        for section, kind in sections.items()
         for option in dataclasses.fields(kind)
     }
     return by_option | {
         f"{key}.NAME.{name}": comments[kind.__name__, name]
         for key, kind in ENTRY_TYPES.items()
         for name in kind.__annotations__
+    }
+
+
+def read_comments(module: ModuleType) -> dict[tuple[str, str], str]:
+    """Returns the comments at the ends of fields by class and field: {("RunConfig", "seed"): "every random …"}"""
+    source = inspect.getsource(module)
+    lines = source.splitlines()
+    return {
+        (node.name, field.target.id): lines[(field.end_lineno or 0) - 1].partition("  # ")[2]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
 
 

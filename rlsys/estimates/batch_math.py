@@ -8,7 +8,8 @@ from rlsys.config.derived import (
     samples_differ,
     token_weighting,
 )
-from rlsys.config.schema import AlgorithmConfig, Config, CorrectionConfig, CriticConfig, RewardFunction
+from rlsys.config.methods import AlgorithmConfig, CorrectionConfig, CriticConfig
+from rlsys.config.schema import Config, RewardFunction
 from rlsys.rewards.settings import RewardSettings, reward_services
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from rlsys.config.derived import token_weighting
-from rlsys.config.schema import LOSSES, Config
+from rlsys.config.methods import LOSSES
+from rlsys.config.schema import Config
 from rlsys.packs.packing import token_weights
 from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Columns, Floats

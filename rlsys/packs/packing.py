@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlsys.config.methods import NORMALIZERS
 from rlsys.config.options import validate_options
-from rlsys.config.schema import NORMALIZERS
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, SequenceSize, assign_to_ranks
 from rlsys.types import Batch, Columns, Floats, Ints, Pack, Sample, split_column
 

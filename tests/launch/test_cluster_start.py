@@ -16,7 +16,8 @@ from launch.cluster import (
     run_concurrently,
     running_cluster,
 )
-from rlsys.config.schema import AlgorithmConfig, Config, ConfigError, ReferenceConfig, RunConfig
+from rlsys.config.methods import AlgorithmConfig, ReferenceConfig
+from rlsys.config.schema import Config, ConfigError, RunConfig
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.errors import WorkerLost
 from rlsys.tasks import two_modes, zigzag

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlsys.config import schema
+from rlsys.config import methods
 from rlsys.pipeline import SyncSchedule
 
 
@@ -152,7 +152,7 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.kl=k4", ["`k4`", "k1, k2, k3"]),
         ("algorithm.kl=k3+", ["`k3+`", "Here that is k3_unbiased: the value of k3 with the gradient of k2."]),
         ("algorithm.kl=k1+", ["`k1+`", "In the loss, k2 has the same gradient."]),
-        ("algorithm.normalize=mean", ["`mean`", ", ".join(schema.NORMALIZERS)]),
+        ("algorithm.normalize=mean", ["`mean`", ", ".join(methods.NORMALIZERS)]),
         ("correction.method=tiss", ["`tiss`", "known: auto, none, tis", "Did you mean `tis`?"]),
         ("entropy.control=clip", ["`clip`", "none, clip_cov, kl_cov"]),
         ("reference.kl_in=advantage reference.kl_coef=0.1", ["`advantage`", "loss, reward"]),

@@ -25,7 +25,8 @@ from records import stamp
 
 from launch.cli import commands
 from rlsys.checks import load_checked
-from rlsys.config.schema import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS, ConfigError
+from rlsys.config.methods import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS
+from rlsys.config.schema import ConfigError
 
 YES_NO = (False, True)
 DTYPES = ("float32", "bfloat16")

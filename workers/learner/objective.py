@@ -6,9 +6,10 @@ import torch
 
 from rlsys.algorithms import corrections, kl, losses
 from rlsys.config.derived import correction_method, kl_estimator
+from rlsys.config.methods import LOSSES
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function
-from rlsys.config.schema import LOSSES, Config
+from rlsys.config.schema import Config
 from rlsys.types import Pack
 from workers.learner.bad_sample import FirstBadSample
 

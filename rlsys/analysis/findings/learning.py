@@ -10,7 +10,7 @@ from rlsys.analysis.findings.run_data import (
     as_percent,
     finite_value,
 )
-from rlsys.config.schema import GROUP_RELATIVE
+from rlsys.config.methods import GROUP_RELATIVE
 from rlsys.numerics import agreement
 
 EQUAL_GROUPS = 0.5  # share of groups with equal rewards

@@ -6,8 +6,8 @@ import pytest
 
 from rlsys.algorithms.corrections import CORRECTIONS
 from rlsys.algorithms.losses import LOSSES
+from rlsys.config.methods import AlgorithmConfig, CorrectionConfig
 from rlsys.config.options import select_options
-from rlsys.config.schema import AlgorithmConfig, CorrectionConfig
 
 
 @dataclass

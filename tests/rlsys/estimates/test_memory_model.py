@@ -7,12 +7,11 @@ import torch
 from fakes import make_batch
 from packs.test_logprobs_memory import peak
 
+from rlsys.config.methods import CriticConfig, ReferenceConfig
 from rlsys.config.schema import (
     ClusterConfig,
     Config,
-    CriticConfig,
     PolicyConfig,
-    ReferenceConfig,
     RewardConfig,
     RewardFunction,
     RolloutConfig,

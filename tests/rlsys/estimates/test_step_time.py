@@ -2,13 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from rlsys.config.methods import EntropyConfig, ReferenceConfig
 from rlsys.config.schema import (
     ClusterConfig,
     Config,
-    EntropyConfig,
     PipelineConfig,
     PolicyConfig,
-    ReferenceConfig,
     RolloutConfig,
     SyncConfig,
     TrainerConfig,

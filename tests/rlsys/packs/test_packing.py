@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsys.algorithms.losses import ppo_clip
-from rlsys.config.schema import NORMALIZERS
+from rlsys.config.methods import NORMALIZERS
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.balance import SequenceSize, count_attention_pairs
 from rlsys.packs.logprobs import PackedLogprobs

@@ -11,7 +11,8 @@ import torch
 from plain_policy import CONSTANT, PlainPolicy, PlainSample
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlsys.config.schema import NORMALIZERS, Config
+from rlsys.config.methods import NORMALIZERS
+from rlsys.config.schema import Config
 from rlsys.packs.packing import pack, token_weights, unpack
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample

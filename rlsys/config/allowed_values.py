@@ -1,0 +1,28 @@
+"""Fields of the configuration with the values that they may have: choices and ranges. `rlsys.checks.values` checks them."""
+
+from dataclasses import field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def one_of(*names: str, default: str | None = "", user_function: bool = False) -> Any:
+    """An option with these choices, the first of which is the default. A user's function may be one more choice."""
+    metadata = {"choices": names, "user_function": user_function}
+    return field(default=names[0] if default == "" else default, metadata=metadata)
+
+
+def positive(default: T) -> T:
+    return field(default=default, metadata={"range": "greater than 0"})
+
+
+def not_negative(default: T) -> T:
+    return field(default=default, metadata={"range": "of 0 or more"})
+
+
+def share(default: T) -> T:
+    return field(default=default, metadata={"range": "between 0 and 1"})
+
+
+def below_one(default: T) -> T:
+    return field(default=default, metadata={"range": "from 0 to less than 1"})
