@@ -33,7 +33,7 @@ class Tracker:
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Takes a line of metrics.jsonl. Steps come in order, each once."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must have a method `step(step, metrics)`.")
 
     def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Takes the first completions of an evaluation's first prompts, before its metrics.

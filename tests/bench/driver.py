@@ -111,7 +111,7 @@ class Judges:
 
 
 class Ranks:
-    """Policy or reference: log-probs are the engine's."""
+    """Policy or reference: log-probs are the engine's, so no step is diagnosed."""
 
     def __init__(self, ranks: int, engines: Engines, meter: Meter):
         self.ranks, self.engines, self.files = ranks, engines, meter.files
@@ -119,12 +119,6 @@ class Ranks:
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return [[p.rollout for p in own] for own in packs]
-
-    def rescore(self, packs: list[list[Pack]], variant: Any) -> list[list[Floats]]:
-        raise NotImplementedError
-
-    def model_facts(self, texts: list[str]) -> Any:
-        raise NotImplementedError
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
         self.files.acquire()

@@ -59,11 +59,6 @@ def register_backend() -> None:
             if not self.in_place:
                 finalize_layerwise_reload(self.model, self.model_config)
 
-        @staticmethod
-        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-            """Abstract before vLLM 0.28. The ranks send by `workers.sync.sending`."""
-            raise NotImplementedError
-
         def shutdown(self) -> None:
             pass
 

@@ -37,6 +37,8 @@ HEAVY = re.compile(
     r"\\(?:int|iint|oint|sum|prod|lim|frac\{\s*d[^{}]*\}\{\s*d\s*[a-zA-Z]|partial|gcd|lcm|det|max|min|sup)(?![A-Za-z])"
 )
 GROWING = (sympy.exp, sympy.factorial, sympy.gamma, sympy.binomial, sympy.sinh, sympy.cosh)
+# What sympy raises for expressions that it cannot handle. It has NotImplementedError where a rule is missing.
+UNSUPPORTED = (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError)
 CHOOSE = re.compile(r"\\(?:[dt]?binom|choose)(?![A-Za-z])")  # the parser evaluates it at once
 
 
@@ -47,7 +49,7 @@ def equal_expressions(gold: str, answer: str, tolerance: float = 1e-30) -> bool:
         return False
     try:
         return _equal(parsed_gold, parsed_answer, tolerance)
-    except (ArithmeticError, AttributeError, KeyError, NotImplementedError, RecursionError, TypeError, ValueError):
+    except (*UNSUPPORTED, KeyError):
         return False
 
 
@@ -78,7 +80,7 @@ def canonical_text(expression: Any) -> str:
         ):
             exact = sympy.expand(exact)
         return str(exact)[:200]
-    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
+    except UNSUPPORTED:
         return str(expression)[:200]
 
 

@@ -15,7 +15,7 @@ from rlsys.tracking import follower
 from rlsys.tracking.builtin import missing_libraries
 from rlsys.tracking.follower import Follower, LineReader
 from rlsys.tracking.sent_steps import SentSteps
-from rlsys.tracking.tracker import RunInfo
+from rlsys.tracking.tracker import RunInfo, Tracker
 from rlsys.tracking.tracking import Tracking
 
 OWN = Path(__file__).with_name("own_tracker.py")
@@ -183,6 +183,14 @@ def test_a_long_call_is_reported_once(tmp_path, hasty, monkeypatch):
 def test_what_is_not_a_tracker_is_reported_and_left_out(tmp_path):
     machines = tracked(tmp_path, "no_tracker").run()
     assert "tracking.to.mine gave a str; it must give a Tracker" in "\n".join(machines.progress.notes)
+
+
+def test_a_tracker_without_the_method_step_is_told_to_have_one():
+    class Silent(Tracker):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"^Silent must have a method `step\(step, metrics\)`\.$"):
+        Silent().step(1, {})
 
 
 # --- going on --------------------------------------------------------------------------------------------------------------
