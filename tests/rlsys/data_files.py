@@ -13,6 +13,8 @@ import pytest
 from rlsys import data
 from rlsys.config.schema import ConfigError
 from rlsys.data import DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules
+from rlsys.data.origin import locate_data
+from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import BadRow, DataRow
 
 
@@ -57,3 +59,12 @@ def refused(path: str, tokenizer: Any, **options: Any) -> list[str]:
 def split(read: Iterable[DataRow | BadRow]) -> tuple[list[DataRow], list[BadRow]]:
     everything = list(read)
     return [f for f in everything if isinstance(f, DataRow)], [f for f in everything if isinstance(f, BadRow)]
+
+
+def read_rows_of(path: str | Path, **options: Any) -> tuple[list[DataRow], list[BadRow]]:
+    origin = Origin(str(path), **options)
+    return split(read_rows(origin, locate_data(origin)))
+
+
+def prompts(rows: Iterable[DataRow]) -> list[str]:
+    return [row.fields["prompt"] for row in rows]
