@@ -1,0 +1,76 @@
+"""The names of vLLM's parsers, and which of them reads the format of a model."""
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+# What a chat template writes, and the parser that reads it. The first that fits is taken.
+TOOL_FORMATS = (
+    (("<|channel|>", "<|call|>"), "openai"),
+    (("<tool_call>", "<arg_key>"), "glm45"),
+    (("<tool_call>", "<function="), "qwen3_coder"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<tool_call>",), "hermes"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<function_calls>",), "olmo3"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<|tool_call>",), "gemma4"),
+    (("functools[",), "phi4_mini_json"),
+    (("<|python_tag|>",), "llama3_json"),
+    (("ipython", '"parameters": '), "llama3_json"),
+)
+TOOL_PARSERS_OF_TYPES = {"llama4": "llama4_pythonic", "granite": "granite", "granitemoehybrid": "granite4"}
+REASONING_FORMATS = (
+    (("<|channel|>", "analysis"), "openai_gptoss"),
+    (("[THINK]",), "mistral"),
+    (("<seed:think>",), "seed_oss"),
+    (("<think>",), "deepseek_r1"),
+)
+REASONING_PARSERS_OF_TYPES = {
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe"), "qwen3"),
+    **dict.fromkeys(("glm4_moe", "glm4_moe_lite"), "glm45"),
+    "minimax_m2": "minimax_m2",
+}
+
+
+def suggest_tool_parser(model_config: dict[str, Any], chat_template: str) -> str:
+    """Returns the name of the parser for a model's tool calls, or an empty text if its template shows no calls."""
+    named = TOOL_PARSERS_OF_TYPES.get(model_config.get("model_type", ""), "")
+    return named if named and "tool" in chat_template else match_format(TOOL_FORMATS, chat_template)
+
+
+def suggest_reasoning_parser(model_config: dict[str, Any], chat_template: str) -> str:
+    suggested = match_format(REASONING_FORMATS, chat_template)
+    named = REASONING_PARSERS_OF_TYPES.get(model_config.get("model_type", ""), "")
+    return named if named and suggested == "deepseek_r1" else suggested
+
+
+def match_format(formats: tuple[tuple[tuple[str, ...], str], ...], chat_template: str) -> str:
+    return next((parser for marks, parser in formats if all(mark in chat_template for mark in marks)), "")
+
+
+def known_tool_parsers() -> list[str]:
+    """The parsers of the installed vLLM, which is read and not imported. Empty if there is none."""
+    return read_names("tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER")
+
+
+def known_reasoning_parsers() -> list[str]:
+    return read_names("reasoning/__init__.py", "_REASONING_PARSERS_TO_REGISTER")
+
+
+def read_names(file: str, table: str) -> list[str]:
+    """Returns the keys of a table in a file of vLLM."""
+    spec = find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    path = Path(spec.submodule_search_locations[0]) / file
+    for node in ast.parse(path.read_text()).body if path.exists() else []:
+        if isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == [table]:
+            return sorted(ast.literal_eval(node.value))
+    return []

@@ -1,0 +1,94 @@
+"""From the tokens of a reply to its text, reasoning and calls.
+
+tokens ─▶ raw text ─▶ a parser of the model's format, if one is named ─▶ reasoning, text, calls
+                                                                         └─▶ checked against the tools' schemas
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlsys.episodes.ask import Reply, ToolCall
+from rlsys.episodes.calls import CUT, UNREADABLE, CallReader, Schema
+
+# How calls begin in the formats of known models. An answer with one, of which no parser makes a call, has a broken call.
+CALL_MARKERS = (
+    *("<tool_call>", "<|tool_call>", "<|tool_call|>", "<|tool_call_start|>", "<|tool_calls_section_begin|>"),
+    *("[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<|python_tag|>", "<function=", "functools["),
+    *("<function_calls>", "<start_function_call>", "<seed:tool_call>", "<minimax:tool_call>", "to=functions."),
+)
+# Formats without a mark: a call is the whole answer.
+BARE_CALLS = {"json": r'\s*\{\s*"(name|function|parameters|arguments)"', "pythonic": r"\s*\[\s*\w+\("}
+
+
+@dataclass(frozen=True)
+class RawCall:
+    """A call as a parser gives it. RawCall("add", '{"a": 1}', "")"""
+
+    name: str
+    arguments: str
+    id: str
+
+
+@dataclass(frozen=True)
+class ReplyParts:
+    text: str = ""
+    reasoning: str = ""
+    calls: list[RawCall] = field(default_factory=list)
+
+
+class FormatParser(Protocol):
+    """Takes the parts of a reply from its text and tokens, in the format of a model."""
+
+    def __call__(self, text: str, tokens: Sequence[int]) -> ReplyParts: ...
+
+
+class ReplyParser:
+    """Makes replies of tokens. Without a parser of a format, a reply is text alone."""
+
+    def __init__(
+        self, tokenizer: Any, parser: FormatParser | None = None, tools: Sequence[Schema] = (), tool_parser: str = ""
+    ):
+        self.tokenizer, self.parser = tokenizer, parser
+        self.read_call = CallReader(tools)
+        self.takes_calls = bool(tools) and bool(tool_parser)
+        self.bare_call = next((pattern for word, pattern in BARE_CALLS.items() if word in tool_parser), None)
+        self.special_tokens = {n: t.content for n, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self.special_tokens.setdefault(tokenizer.eos_token_id, tokenizer.eos_token)
+
+    def parse(self, tokens: Sequence[int], finish: str, turn: int = 0, logprobs: Sequence[float] = ()) -> Reply:
+        raw = self.tokenizer.decode(tokens, skip_special_tokens=False)
+        reply = Reply(raw, finish, list(tokens), list(logprobs), raw=raw)
+        ended = finish == "stop" and len(tokens) > 0 and tokens[-1] in self.special_tokens
+        text = raw.removesuffix(self.special_tokens[tokens[-1]]) if ended else raw
+        parts = self.parser(text, tokens) if self.parser else ReplyParts(text)
+        reply.text, reply.reasoning = self.strip_special_tokens(parts.text), parts.reasoning
+        if self.takes_calls:
+            reply.calls = self.read_calls(parts, raw, finish, turn)
+        return reply
+
+    def read_calls(self, parts: ReplyParts, raw: str, finish: str, turn: int) -> list[ToolCall]:
+        calls = [
+            self.read_call(call.name, call.arguments, call.id if call.id in raw and call.id else call_id(turn, n))
+            for n, call in enumerate(parts.calls)
+        ]
+        written = raw.replace(parts.reasoning, "", 1) if parts.reasoning else raw
+        if not calls and self.begins_call(written):
+            return [ToolCall("", {}, call_id(turn, 0), CUT if finish == "length" else UNREADABLE)]
+        if calls and finish == "length" and written.count("<tool_call>") > written.count("</tool_call>"):
+            calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments, calls[-1].id, CUT)
+        return calls
+
+    def begins_call(self, text: str) -> bool:
+        return any(marker in text for marker in CALL_MARKERS) or bool(self.bare_call and re.match(self.bare_call, text))
+
+    def strip_special_tokens(self, text: str) -> str:
+        for token in self.special_tokens.values():
+            text = text.replace(token, "") if token else text
+        return text
+
+
+def call_id(turn: int, number: int) -> str:
+    """Returns the id of a call: nine letters and digits, as Mistral's templates want, and the same in every run."""
+    return f"call{turn % 1000:03}{number % 100:02}"
