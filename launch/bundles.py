@@ -11,6 +11,7 @@ A bundle lies on one node. Consecutive bundles lie together as far as possible. 
 import math
 from dataclasses import dataclass
 
+from rlsys.config.derived import has_reference_worker
 from rlsys.config.schema import Config
 from rlsys.rewards.settings import reward_services, worker_name
 
@@ -92,7 +93,7 @@ def critic_ranks(config: Config) -> int:
 
 
 def reference_gpus(config: Config) -> float:
-    return config.reference.gpus if config.reference.kl_coef > 0 else 0.0
+    return config.reference.gpus if has_reference_worker(config) else 0.0
 
 
 def count_other_gpus(config: Config) -> int:

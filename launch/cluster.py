@@ -18,6 +18,7 @@ from launch.ray_session.connect import address_for_ray_cli, metrics_urls, ray_se
 from launch.ray_session.leftovers import remove_leftovers
 from launch.ray_session.session import RaySession
 from rlsys.checks.model import check_model_fits
+from rlsys.config.derived import has_reference_worker
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
@@ -31,7 +32,7 @@ from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
 if TYPE_CHECKING:
     from workers.learner.critic import CriticGroup
     from workers.learner.policy import PolicyGroup
-    from workers.learner.reference import Reference
+    from workers.learner.reference import PolicyWithoutAdapters, Reference
     from workers.reward.pool import RewardPool
     from workers.rollout.rollout_group import RolloutGroup
 
@@ -52,7 +53,7 @@ class RunningCluster:
     rollout: "RolloutGroup"
     rewards: "RewardPool"
     policy: "PolicyGroup | None"
-    reference: "Reference | None"
+    reference: "Reference | PolicyWithoutAdapters | None"
     critic: "CriticGroup | None"
 
     @pause_garbage_collection()
@@ -179,7 +180,7 @@ def _start_workers(
     """Starts the actors first: their slow imports run while the driver finds the model and reads the tokenizer."""
     from workers.learner.critic import CriticGroup, CriticRank
     from workers.learner.policy import PolicyGroup, PolicyRank
-    from workers.learner.reference import Reference, ReferenceWorker
+    from workers.learner.reference import PolicyWithoutAdapters, Reference, ReferenceWorker
     from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
     from workers.rollout.engine_settings import CPU_ENVIRONMENT, GPU_ENVIRONMENT
     from workers.rollout.rollout_group import RolloutGroup
@@ -187,7 +188,7 @@ def _start_workers(
 
     cpu = config.cluster.device == "cpu"
     place = reserve_gpus(ray, config, training, watchdog.note)
-    needs_reference = training and config.reference.kl_coef > 0
+    needs_reference = training and has_reference_worker(config)
     needs_critic = training and config.algorithm.advantage == "gae"
     watchdog.note(
         f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
@@ -201,7 +202,9 @@ def _start_workers(
     ranks = actors.make_spawner(PolicyRank, place, learner_env, forked_by=MODELS)
     policy = PolicyGroup(config, ranks, watchdog) if training else None
     scorer = actors.make_spawner(ReferenceWorker, place, learner_env, forked_by=MODELS)
-    reference = Reference(config, scorer, watchdog, policy) if needs_reference and policy else None
+    reference: Reference | PolicyWithoutAdapters | None = None
+    if policy and config.reference.kl_coef > 0:
+        reference = Reference(config, scorer, watchdog, policy) if needs_reference else PolicyWithoutAdapters(policy)
     critic_ranks = actors.make_spawner(CriticRank, place, learner_env, forked_by=MODELS)
     critic = CriticGroup(config, critic_ranks, watchdog) if needs_critic else None
     engines = actors.make_spawner(RolloutWorker, place, engine_env, forked_by=ENGINES)

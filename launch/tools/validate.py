@@ -1,7 +1,5 @@
 """`rlsys validate`: what is wrong with a configuration, or its arithmetic; and the list of all options."""
 
-import dataclasses
-
 from rich.console import Console
 from rich.table import Table
 
@@ -56,10 +54,8 @@ def print_options(console: Console) -> None:
     """Every option with its default and the comment beside it in rlsys/config/."""
     table = make_table("option", text_column("default"), text_column("meaning"))
     defaults, comments = flatten(Config()), option_comments()
-    for section in dataclasses.fields(Config):
-        for field in dataclasses.fields(getattr(Config(), section.name)):
-            key = f"{section.name}.{field.name}"
-            table.add_row(key, repr(defaults[key]), comments[key])
+    for key, default in defaults.items():
+        table.add_row(key, repr(default), comments[key])
     for section_key, kind in ENTRY_TYPES.items():
         default = kind()
         for name in kind.__annotations__:  # not inherited ones: a held-out set has the options of a training set too

@@ -2,6 +2,7 @@
 
 values     each option by itself: choices and ranges, which the schema states beside the option
 methods    algorithm, correction, entropy, critic, reference
+lora       policy.lora, model.adapter
 training   trainer, policy, overlong, dynamic_sampling
 sampling   rollout, pipeline
 machines   cluster, sync, watchdog
@@ -14,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from rlsys.checks.data import check_data, check_eval
+from rlsys.checks.lora import check_lora
 from rlsys.checks.machines import check_cluster, check_sync, check_watchdog
 from rlsys.checks.methods import check_algorithm, check_correction, check_critic, check_entropy, check_reference
 from rlsys.checks.model import check_model, check_model_fits
@@ -35,7 +37,7 @@ from rlsys.tracking.builtin import tracker_problems
 SECTIONS = (
     *(check_values, check_algorithm, check_correction, check_trainer, check_dynamic_sampling, check_reference),
     *(check_entropy, check_critic, check_overlong, check_policy, check_schedule, check_rollout, check_pipeline),
-    *(check_reward, check_data, check_eval, check_cluster, check_sync, check_watchdog, check_model),
+    *(check_reward, check_data, check_eval, check_cluster, check_sync, check_watchdog, check_model, check_lora),
 )
 
 

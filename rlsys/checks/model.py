@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlsys.checks.lora import check_targets
 from rlsys.config.schema import Config
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
 from rlsys.models.lookup import context_of_model, head_size_of_model, known_model_shape
@@ -59,6 +60,7 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
         and (problem := tensor_parallel_problem(shape, c.rollout.tensor_parallel))
     ):
         problems.append(problem)
+    problems += check_targets(c, shape) if shape else []
     if shape and (unknown := [i for i in c.rollout.stop_token_ids if i >= shape.vocabulary]):
         problems.append(
             f"rollout.stop_token_ids has {unknown[0]}, and the model's {shape.vocabulary:,} tokens end at "

@@ -4,10 +4,8 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
-from typing import get_args
-
-from rlsys.config.schema import Config
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 
 RANGES: dict[str, Callable[[float], bool]] = {
     "greater than 0": lambda value: 0 < value < math.inf,
@@ -40,20 +38,21 @@ OTHER_NAMES = {  # values of other libraries that are not spelled like ours
 }
 
 
-def check_values(c: Config) -> Iterator[str]:
-    for section in fields(c):
-        options = getattr(c, section.name)
-        for option in fields(options):
-            key, value = f"{section.name}.{option.name}", getattr(options, option.name)
-            allowed, must_be = option.metadata.get("choices"), option.metadata.get("range")
-            if value is None:
-                continue
-            if allowed and value not in allowed and not (option.metadata["user_function"] and ":" in value):
-                known = ", ".join(allowed) + ", or module:function" * option.metadata["user_function"]
-                yield f"{key} is `{value}`; known: {known}.{suggest_value(key, value, allowed)}"
-            if must_be and not RANGES[must_be](value):
-                or_null = ", or null" if type(None) in get_args(option.type) else ""
-                yield f"{key} is {value}; it must be a number {must_be}{or_null}."
+def check_values(section: Any, prefix: str = "") -> Iterator[str]:
+    """`section`: a `Config`, or one of its sections with its name as the prefix."""
+    for option in fields(section):
+        key, value = f"{prefix}{option.name}", getattr(section, option.name)
+        allowed, must_be = option.metadata.get("choices"), option.metadata.get("range")
+        if is_dataclass(value):
+            yield from check_values(value, f"{key}.")
+        if value is None:
+            continue
+        if allowed and value not in allowed and not (option.metadata["user_function"] and ":" in value):
+            known = ", ".join(allowed) + ", or module:function" * option.metadata["user_function"]
+            yield f"{key} is `{value}`; known: {known}.{suggest_value(key, value, allowed)}"
+        if must_be and not RANGES[must_be](value):
+            or_null = ", or null" if type(None) in get_args(option.type) else ""
+            yield f"{key} is {value}; it must be a number {must_be}{or_null}."
 
 
 def suggest_value(key: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -64,9 +64,21 @@ def last_schedule_step(c: Config) -> int:
 def sends_shards(c: Config) -> bool:
     """True if each rank sends its own shard of the weights, where the transport can do that.
 
-    Tensor-parallel engines hold parts of tensors, so for them the ranks gather whole tensors first.
+    Tensor-parallel engines hold parts of tensors, so for them the ranks gather whole tensors first. Adapters are merged
+    into whole tensors too.
     """
-    return c.policy.zero_stage == 3 and c.cluster.device == "cpu" and c.rollout.tensor_parallel == 1
+    whole = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1 or c.policy.lora.rank > 0
+    return c.policy.zero_stage == 3 and not whole
+
+
+def policy_is_reference(c: Config) -> bool:
+    """True if the policy's ranks score for the reference too: it is the policy of step 0, which they are without adapters."""
+    other = c.reference.path or c.reference.refresh_every or c.model.adapter
+    return c.policy.lora.rank > 0 and c.reference.kl_coef > 0 and not other
+
+
+def has_reference_worker(c: Config) -> bool:
+    return c.reference.kl_coef > 0 and not policy_is_reference(c)
 
 
 def max_new_tokens(c: Config, source: DataSource) -> int:

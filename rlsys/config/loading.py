@@ -102,6 +102,8 @@ def merge_sources(
             problems.append(f"{source}: `{key}`: {error}")
             continue
         if not mapping:
+            if key == "policy.lora.targets" and isinstance(value, str):
+                value = [value]
             is_score = key == "reward.on_failure" and isinstance(value, dict) and list(value) == ["score"]
             values[key] = source, f"score: {value['score']}" if is_score else value
             continue
@@ -122,9 +124,7 @@ def update_mapping(key: str, mapping: str, entries: dict[str, Any], value: Any) 
 def apply_values(values: dict[str, tuple[str, Any]], name: str, problems: list[str]) -> Config:
     """Sets the values in the schema, which checks their types. Raises these problems and those from before."""
     schema = OmegaConf.structured(Config)
-    OmegaConf.set_readonly(schema, False)
-    for section in schema:
-        OmegaConf.set_readonly(schema[section], False)
+    make_writable(schema)
     for key, (source, value) in values.items():
         try:
             OmegaConf.update(schema, key, escape_references(value))
@@ -141,6 +141,14 @@ def apply_values(values: dict[str, tuple[str, Any]], name: str, problems: list[s
     return config
 
 
+def make_writable(schema: DictConfig) -> None:
+    """Frozen dataclasses are read-only, each by itself."""
+    OmegaConf.set_readonly(schema, False)
+    for name in schema:
+        if isinstance(schema[name], DictConfig):
+            make_writable(schema[name])
+
+
 def parse_value(text: str) -> Any:
     """Returns a YAML value of the command line, with references to the environment kept. ValueError: it is not YAML."""
     try:
@@ -153,10 +161,13 @@ def parse_value(text: str) -> Any:
 
 
 def to_yaml(config: Config) -> str:
-    tree: dict[str, dict[str, Any]] = {}
+    tree: dict[str, Any] = {}
     for key, value in flatten(config).items():
-        section, _, name = key.partition(".")
-        tree.setdefault(section, {})[name] = escape_references(value)
+        *sections, name = key.split(".")
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = escape_references(value)
     return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ from rlsys.config.shorthand import ENTRY_TYPES
 
 def option_comments() -> dict[str, str]:
     """Returns comments by option, such as `policy.lr`; `reward.functions.NAME.weight` for settings of entries."""
-    sections = {section.name: type(getattr(Config(), section.name)) for section in dataclasses.fields(Config)}
+    sections = dict(find_sections())
     modules = {inspect.getmodule(kind) for kind in (*sections.values(), *ENTRY_TYPES.values())}
     comments = {key: comment for module in modules if module for key, comment in read_comments(module).items()}
     by_option = {
@@ -25,6 +26,14 @@ def option_comments() -> dict[str, str]:
         for key, kind in ENTRY_TYPES.items()
         for name in kind.__annotations__
     }
+
+
+def find_sections(kind: Any = Config, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Yields sections and the sections in them: `policy` and `PolicyConfig`, `policy.lora` and `LoraConfig`."""
+    for field in dataclasses.fields(kind):
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            yield f"{prefix}{field.name}", field.type
+            yield from find_sections(field.type, f"{prefix}{field.name}.")
 
 
 def read_comments(module: ModuleType) -> dict[tuple[str, str], str]:

@@ -45,6 +45,7 @@ class ClusterConfig:
 class ModelConfig:
     path: str = "builtin:tiny"  # builtin:tiny, a directory, or a Hugging Face hub name
     trust_remote_code: bool = False  # run the code that ships with the model
+    adapter: str = ""  # directory of a PEFT adapter to start from, with its own numbers in policy.lora; empty: none
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,14 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    rank: int = not_negative(0)  # columns and rows of each adapter's two matrices; 0: no LoRA, all weights are trained
+    alpha: float = not_negative(0.0)  # an adapter is multiplied by alpha / rank; usually twice the rank
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])  # layers such as [q_proj, v_proj], or all-linear
+    dropout: float = not_negative(0.0)  # must be 0: adapters are merged, and engines have no dropout
+
+
+@dataclass(frozen=True)
 class PolicyConfig:
     ranks: int = positive(2)  # DeepSpeed processes, one GPU each on a GPU cluster
     zero_stage: int = 2  # 0 | 1 | 2 | 3: how much of the training state DeepSpeed splits over the ranks
@@ -153,6 +162,7 @@ class PolicyConfig:
     logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
     gradient_checkpointing: bool = False  # recompute activations in the backward pass, which saves memory
     compile: bool = False  # compile layers at their first use (about 20 s) for faster updates; ZeRO 0-2
+    lora: LoraConfig = field(default_factory=LoraConfig)  # train adapters only, not the model's own weights
     lr: float = positive(1e-6)  # AdamW: peak learning rate
     lr_schedule: str = one_of("constant", "linear", "cosine")  # course of the learning rate after the warm-up
     lr_schedule_steps: int | None = positive(None)  # step at which a falling rate is 0; null: trainer.steps

@@ -45,6 +45,11 @@ FOREIGN_NAMES = {
     "policy.offload_optimizer": "optimizer_offload adam_offload",
     "policy.tokens_per_pack": "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
     "policy.compile": "use_torch_compile torch_compile",
+    "policy.lora.rank": "lora_rank lora_r",
+    "policy.lora.alpha": "lora_alpha",
+    "policy.lora.targets": "lora_target_modules target_modules",
+    "policy.lora.dropout": "lora_dropout",
+    "model.adapter": "lora_adapter_path",
     "policy.lr": "learning_rate actor_learning_rate",
     "policy.lr_schedule": "lr_scheduler_type warmup_style lr_scheduler",
     "policy.warmup_updates": "lr_warmup_steps lr_warmup_steps_ratio warmup_steps warmup_ratio lr_warmup_ratio",
@@ -104,16 +109,7 @@ FOREIGN_NAMES = {
     "checkpoint.keep_last": "save_total_limit max_actor_ckpt_to_keep max_ckpt_num ckpt.max_num",
     "tracking.to": "logger report_to use_wandb use_tensorboard project_name wandb_project",
 }
-NO_LORA = {
-    "lora",
-    "lora_rank",
-    "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
-    "use_peft",
-    "peft_config",
-}
+LORA_NAMES = {"lora", "use_peft", "peft_config"}
 OPTION_BY_FOREIGN_NAME = {name: option for option, names in FOREIGN_NAMES.items() for name in names.split()}
 
 
@@ -129,8 +125,8 @@ def suggest_option(key: str) -> str:
     """Returns a sentence for the end of the message about an unknown option."""
     if key == "base":
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
-    if NO_LORA & {*key.split(".")}:
-        return " rlsys has no LoRA; it trains all weights."
+    if LORA_NAMES & {*key.split(".")} and not translate_option(key):
+        return " LoRA is policy.lora here, such as `policy.lora: {rank: 32, alpha: 64}`."
     options, leaf = [*option_names(), "base"], key.rpartition(".")[2]
     without_section = [o for o in options if o.rpartition(".")[2] == key]
     if len(without_section) > 1:

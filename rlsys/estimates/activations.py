@@ -57,7 +57,8 @@ def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> 
     copy = 4.0 * model.embedding_parameters * (low and c.policy.head_dtype == "float32")
     if not training:
         return 12 * chunk + copy
-    return (24 if c.entropy.coef else 20) * chunk + model.embedding_parameters * (10 if low else 8) + copy
+    gradient = model.embedding_parameters * (10 if low else 8) * (c.policy.lora.rank == 0)  # else it is frozen
+    return (24 if c.entropy.coef else 20) * chunk + gradient + copy
 
 
 def forward_parts(

@@ -3,8 +3,10 @@
 from rlsys.config.derived import (
     MEAN_OF_SEQUENCES,
     correction_method,
+    has_reference_worker,
     kl_estimator,
     max_new_tokens,
+    policy_is_reference,
     samples_differ,
     token_weighting,
 )
@@ -150,13 +152,18 @@ def process_rows(c: Config) -> list[tuple[str, int, str]]:
     rows = [
         ("rollout", c.rollout.engines, f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}"),
         *(_reward_row(service) for service in reward_services(c)),
-        ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"),
+        ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}{_lora(c)}"),
     ]
-    if c.reference.kl_coef:
+    if has_reference_worker(c):
         rows.append(("reference", 1, f"{c.reference.path or 'the model of step 0'}, frozen, {c.policy.dtype}"))
     if c.algorithm.advantage == "gae":
         rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))
     return rows
+
+
+def _lora(c: Config) -> str:
+    lora, reference = c.policy.lora, ", also the reference" * policy_is_reference(c)
+    return f", LoRA of rank {lora.rank}, alpha {lora.alpha:g}{reference}" if lora.rank else ""
 
 
 def _reward_row(service: RewardSettings) -> tuple[str, int, str]:

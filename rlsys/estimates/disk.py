@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rlsys.config.schema import Config
+from rlsys.estimates.adapters import saved_state_bytes, trained_parameters
 from rlsys.estimates.memory import WIDTH
 from rlsys.models.shapes import ModelShape
 
@@ -27,14 +28,15 @@ class DiskSpace:
 
 
 def disk_space(c: Config, model: ModelShape) -> DiskSpace:
-    """The space that a run's checkpoints need. With bfloat16 weights, the optimizer state contains fp32 weights too."""
-    parameters, width = model.parameters, WIDTH[c.policy.dtype]
-    weights, optimizer = float(width * parameters), float(parameters * (8 + 4 * (width == 2)))
+    """The space that a run's checkpoints need."""
+    parameters = trained_parameters(c, model)
+    width = WIDTH[c.policy.dtype]
+    weights, optimizer = width * parameters, saved_state_bytes(c) * parameters
     written = 1 + (c.trainer.steps - 1) // c.checkpoint.every if c.checkpoint.every else 1
     most = (
         c.checkpoint.keep_last + bool(c.checkpoint.keep_best) + 1
     )  # an old one is removed after the new one is written
     checkpoints = min(written, most) if c.checkpoint.keep_last else written
-    critic = (weights + optimizer) * (c.algorithm.advantage == "gae")
+    critic = float(model.parameters * (width + 8 + 4 * (width == 2))) * (c.algorithm.advantage == "gae")
     refreshed = bool(c.reference.kl_coef and c.reference.refresh_every)
     return DiskSpace(weights, optimizer, critic, checkpoints, weights * refreshed)

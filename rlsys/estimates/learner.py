@@ -1,11 +1,12 @@
 """What a rank of the policy or the critic holds in memory: DeepSpeed's state, passes over packs, sync, checkpoints."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlsys.config.derived import adds_packs_in_float32
-from rlsys.config.schema import Config
+from rlsys.config.schema import Config, LoraConfig
 from rlsys.estimates.activations import forward_parts, worst_case_pack
+from rlsys.estimates.adapters import largest_trained, merge_bytes, saved_state_bytes, trained_parameters
 from rlsys.estimates.memory import (
     CUDA_CONTEXT,
     MIB,
@@ -42,17 +43,22 @@ class ZeroMemory:
 
 
 def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
-    p, width, everything = c.policy, WIDTH[c.policy.dtype], float(model.parameters)
-    on_cpu = c.cluster.device == "cpu"
-    shard = everything if p.zero_stage == 0 else everything / ranks
+    p, width, everything, trained = (
+        c.policy,
+        WIDTH[c.policy.dtype],
+        float(model.parameters),
+        trained_parameters(c, model),
+    )
+    on_cpu, adapters = c.cluster.device == "cpu", trained * (c.policy.lora.rank > 0)
+    shard = trained if p.zero_stage == 0 else trained / ranks
     fp32_copies = width == 2 or p.zero_stage in (1, 2)
-    bucket = min(everything, REDUCE_BUCKET)
+    bucket = min(trained, REDUCE_BUCKET)
     sums_in_float32 = width == 2 and p.grad_dtype == "float32"
     # On CPU, Adam steps one tensor at a time, with two temporaries of its size; on a GPU all tensors at once.
-    largest = model.largest_tensor if p.zero_stage == 0 else shard
+    largest = largest_trained(c, model) if p.zero_stage == 0 else shard
     adam = 4 * (2 * largest if on_cpu or p.offload_optimizer else shard)
     return ZeroMemory(
-        weights=width * (shard if p.zero_stage == 3 else everything),
+        weights=width * (everything + adapters) / (ranks if p.zero_stage == 3 else 1),
         gradients=shard * (2 * width if p.zero_stage == 1 else 4 if adds_packs_in_float32(p) else width),
         # ZeRO 2 converts the last pack's gradients to float32, and adds them up in one more tensor.
         gradient_copies=8 * shard * (sums_in_float32 and p.zero_stage == 2),
@@ -72,6 +78,8 @@ def learner_memory(
     c: Config, model: ModelShape, role: str, ranks: int, lengths: SequenceLengths, *, first: bool, has_logits: bool
 ) -> ProcessMemory:
     """A policy or critic rank. `first`: rank 0, which sends the weights. `has_logits`: true for the policy."""
+    if role == "critic":  # it trains all its weights
+        c = replace(c, policy=replace(c.policy, lora=LoraConfig()))
     return LearnerEstimate(c, model, role, ranks, lengths, first, has_logits).memory()
 
 
@@ -143,7 +151,8 @@ class LearnerEstimate:
         # bucket exists, and the gradients of a large model are reduced in the middle of the backward pass.
         reducing = {}
         if not self.on_cpu:
-            reducing = add_parts(bucket, bucket_copy if self.model.parameters > REDUCE_BUCKET else {})
+            in_backward = trained_parameters(c, self.model) > REDUCE_BUCKET
+            reducing = add_parts(bucket, bucket_copy if in_backward else {})
         return {
             "generate": held,
             "score": add_parts(held, gathered, self.pass_parts(training=False)),
@@ -159,9 +168,10 @@ class LearnerEstimate:
         if training:
             samples //= t.updates_per_step
         tokens, scored = worst_case_pack(self.config, self.lengths, samples, self.ranks)
-        return forward_parts(
+        parts = forward_parts(
             self.config, self.model, tokens, scored, self.lengths, training=training, has_logits=self.has_logits
         )
+        return add_parts(parts, {"activations": merge_bytes(self.config, self.model)})
 
     @property
     def saves_while_training(self) -> bool:
@@ -176,6 +186,6 @@ class LearnerEstimate:
 
     def checkpoint_parts(self) -> Parts:
         """The copies that a checkpoint is written from."""
-        everything, width = float(self.model.parameters), WIDTH[self.config.policy.dtype]
-        state = everything * (12 if width == 2 else 8) / self.ranks
-        return {"buckets": state + width * everything * self.first + 4 * self.model.largest_tensor}
+        trained, width = trained_parameters(self.config, self.model), WIDTH[self.config.policy.dtype]
+        state = trained * saved_state_bytes(self.config) / self.ranks
+        return {"buckets": state + width * trained * self.first + 4 * largest_trained(self.config, self.model)}

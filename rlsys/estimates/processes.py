@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from rlsys.config.derived import has_reference_worker
 from rlsys.config.schema import Config
 from rlsys.estimates.engine import engine_memory
 from rlsys.estimates.learner import learner_memory
@@ -28,7 +29,7 @@ def memory_by_role(
         processes["policy"] = learner_memory(c, model, "policy", c.policy.ranks, lengths, first=False, has_logits=True)
     if c.algorithm.advantage == "gae":
         processes["critic"] = learner_memory(c, model, "critic", c.critic.ranks, lengths, first=True, has_logits=False)
-    if c.reference.kl_coef > 0:
+    if has_reference_worker(c):
         processes["reference"] = reference_memory(c, (other_models or {}).get(c.reference.path, model), lengths)
     for number, service in enumerate(reward_services(c)):
         if options := service.model_options:

@@ -5,8 +5,9 @@ Estimates, not measurements. This file states which shares of a device's peak an
 
 from dataclasses import dataclass
 
-from rlsys.config.derived import scores_old
+from rlsys.config.derived import policy_is_reference, scores_old
 from rlsys.config.schema import Config
+from rlsys.estimates.adapters import trained_parameters
 from rlsys.estimates.devices import GIB, Gpu
 from rlsys.estimates.engine import kv_cache_tokens
 from rlsys.estimates.memory import WIDTH, SequenceLengths
@@ -57,12 +58,15 @@ def estimate_step(
     """`c` names its transport: what `auto` stands for depends on the cluster."""
     t, ranks, completions = c.trainer, c.policy.ranks, [max(round(mean_completion), 1)] * c.trainer.samples_per_prompt
     work = model.flop_counter.group_flops(lengths.typical_prompt, completions) * t.prompts_per_step
-    update_work = work * t.epochs_per_step * (4 if c.policy.gradient_checkpointing else 3)
+    lora = c.policy.lora.rank > 0  # frozen weights have no gradients
+    update_work = work * t.epochs_per_step * (3 - lora + c.policy.gradient_checkpointing)
     rank = _speed(gpu, c.policy.dtype, c.policy.threads)
     scoring, training = (SCORING_SHARE, TRAINING_SHARE) if gpu else (1.0, 1.0)
     phases = {"rollout": _rollout_seconds(c, model, lengths, gpu, mean_completion)}
     phases["score"] = work / (ranks * rank.flops * scoring) if scores_old(c) else 0.0
-    if c.reference.kl_coef > 0:
+    if policy_is_reference(c):
+        phases["reference"] = work / (ranks * rank.flops * scoring)
+    elif c.reference.kl_coef > 0:
         reference_gpu = gpu if c.reference.gpus else None
         reference = _speed(reference_gpu, c.policy.dtype, c.policy.threads)
         counter = (reference_model or model).flop_counter
@@ -70,7 +74,8 @@ def estimate_step(
         phases["reference"] = scored / (reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
     phases["update"] = update_work / (ranks * rank.flops * training) + _optimizer_seconds(c, model, rank)
     if c.algorithm.advantage == "gae":
-        phases["critic"] = (work + update_work) / (c.critic.ranks * rank.flops * training)
+        critic_work = work * t.epochs_per_step * (3 + c.policy.gradient_checkpointing)
+        phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
     phases["sync"] = WIDTH[c.rollout.dtype] * model.parameters / LINKS[c.sync.transport]
     return StepTimes(phases, c.pipeline.max_lag > 0)
 
@@ -84,9 +89,10 @@ def _speed(gpu: Gpu | None, dtype: str, threads: int) -> DeviceSpeed:
 def _optimizer_seconds(c: Config, model: ModelShape, rank: DeviceSpeed) -> float:
     """Adam reads and writes its state; ranks exchange gradients and weights."""
     p, updates = c.policy, c.trainer.updates_per_step * c.trainer.epochs_per_step
-    shard = model.parameters / (p.ranks if p.zero_stage else 1)
+    trained = trained_parameters(c, model)
+    shard = trained / (p.ranks if p.zero_stage else 1)
     adam = 28 * shard / (OFFLOAD if p.offload_optimizer else rank.bandwidth)
-    exchanged = 2 * WIDTH[p.dtype] * model.parameters * (p.ranks > 1) * (1.5 if p.zero_stage == 3 else 1)
+    exchanged = WIDTH[p.dtype] * (2 * trained + model.parameters * (p.zero_stage == 3)) * (p.ranks > 1)
     link = 100e9 if c.cluster.device == "gpu" else 2e9
     offloaded = 2 * WIDTH[p.dtype] * model.parameters * p.offload_params
     return updates * (adam + exchanged / link + offloaded / 10e9)

@@ -11,8 +11,8 @@ NCCL_BUCKET = GIB  # of vLLM's transport by NCCL
 
 
 def sync_parts(c: Config, model: ModelShape) -> Parts:
-    """What a sender holds on its device: the tensors that ZeRO 3 gathers at a time, and the buffers on a GPU."""
-    gathers = c.policy.zero_stage == 3 and not sends_shards(c)
+    """What a sender holds on its device: tensors that ZeRO 3 gathers or adapters merge at a time, and buffers on a GPU."""
+    gathers = (c.policy.zero_stage == 3 and not sends_shards(c)) + (c.policy.lora.rank > 0)
     buffers = device_sync_bytes(c, model) if c.cluster.device == "gpu" else 0
     return {"weights": WIDTH[c.policy.dtype] * sync_bucket_elements(c, model) * gathers, "buckets": buffers}
 

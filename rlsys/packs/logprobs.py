@@ -139,7 +139,8 @@ class ChunkedLogprobs(torch.autograd.Function):
         ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, entropy = ctx.saved_tensors
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None  # None: frozen
         grad = torch.zeros_like(entropy) if grad is None else grad
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
@@ -157,8 +158,19 @@ class ChunkedLogprobs(torch.autograd.Function):
             grad_logits = grad_logits / ctx.temperature
             grad_logits = (grad_logits if slope is None else grad_logits * slope).to(h.dtype)
             grad_hidden[part] = grad_logits @ weight
-            grad_weight += (grad_logits.t() @ h).float()
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None, None
+            if grad_weight is not None:
+                grad_weight += (grad_logits.t() @ h).float()
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def exclude(logits: Tensor, excluded: tuple[Tensor, list[int]] | None, part: slice) -> Tensor:

@@ -175,6 +175,7 @@ def loaded(where: str, file: Path, overrides: list[str]) -> Config:
 def test_options_that_are_named_in_the_text_are_there():
     """`policy.lr` and the like, between backticks."""
     known, wrong = set(flatten(Config())), []
+    known |= {key.rpartition(".")[0] for key in known}  # sections within sections, such as policy.lora
     sections = {key.partition(".")[0] for key in known}
     for page in (p for p in PAGES if p.name != "MIGRATING.md"):  # it names options of other libraries
         for name in re.findall(r"`([a-z_]+\.[a-z_]+)(?:[=:][^`]*)?`", page.read_text()):

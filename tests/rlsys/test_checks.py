@@ -28,6 +28,18 @@ from rlsys.pipeline import SyncSchedule
             ["lr_schedule_steps (50)", "trainer.steps (100)", "rate of 0", "Use 100 or more, or null"],
         ),
         ("policy.lr_schedule_steps=200", ["lr_schedule_steps is 200", "constant has no end", "=null"]),
+        ("policy.lora.rank=-1", ["policy.lora.rank is -1", "of 0 or more"]),
+        ("policy.lora.alpha=64", ["policy.lora.alpha is set", "rank is 0", "such as 32"]),
+        ("policy.lora.rank=8", ["policy.lora.alpha is missing", "alpha / rank", "such as 16"]),
+        ("policy.lora={rank: 8, alpha: 16, dropout: 0.1}", ["dropout is 0.1", "Use 0"]),
+        ("policy.lora={rank: 8, alpha: 16, targets: []}", ["targets is empty", "all-linear"]),
+        ("policy.lora={rank: 8, alpha: 16, targets: [c_attn]}", ["c_attn matches no linear layer", "q_proj, k_proj"]),
+        ("policy.lora={rank: 8, alpha: 16, targets: lm_head}", ["lm_head matches no linear layer", "output layer"]),
+        ("model.adapter=here", ["model.adapter is set", "rank is 0"]),
+        (
+            "policy.lora.rank=8 policy.lora.alpha=16 model.adapter=/nowhere",
+            ["/nowhere/adapter_config.json does not exist"],
+        ),
         ("reference.refresh_every=5", ["reference.refresh_every is 5", "kl_coef is 0"]),
         (
             "reference.path=builtin:tiny reference.refresh_every=5 reference.kl_coef=0.1",

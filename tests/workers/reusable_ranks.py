@@ -48,7 +48,8 @@ class ReusablePolicyRank(Reusable, PolicyRank):
         from workers.learner.zero_state import MOMENTS, WEIGHT
 
         parameters = dict(self.lm.named_parameters())
-        tensors = [*self.zero.state.owned_tensors(parameters, (WEIGHT, *MOMENTS)).values()]
+        trained = {name: p for name, p in parameters.items() if p.requires_grad}
+        tensors = [*self.zero.state.owned_tensors(trained, (WEIGHT, *MOMENTS)).values()]
         for parameter in parameters.values():
             with self.zero.gathered(parameter):
                 tensors.append(parameter.detach().clone())

@@ -83,7 +83,8 @@ class GradientEngine(ZeroEngine):
         """Yields the gradient of each parameter on rank 0. All ranks take part."""
         from deepspeed.utils import safe_get_full_grad
 
-        for name, parameter in self.engine.module.named_parameters():
+        trained = ((n, p) for n, p in self.engine.module.named_parameters() if p.requires_grad)
+        for name, parameter in trained:
             gradient = safe_get_full_grad(parameter)
             if self.rank == 0:
                 yield name, gradient.float().cpu().numpy().copy()
@@ -102,7 +103,7 @@ class GradientRank(LearnerRank):
 
     def build(self, model: str, stage: int) -> None:
         """Builds the model for this ZeRO stage, in place of the one before."""
-        from workers.learner.model import load_packed
+        from workers.learner.model import load_policy
         from workers.learner.objective import Objective
 
         if self.zero:
@@ -110,7 +111,7 @@ class GradientRank(LearnerRank):
             self.zero = None
             gc.collect()
         settings = with_zero_stage(self.config.policy, stage)
-        packed = load_packed(replace(self.config, policy=settings), model)
+        packed = load_policy(replace(self.config, policy=settings), model)
         self.zero = GradientEngine(packed, settings, settings.lr)
         self.objective = Objective(self.config, self.zero.engine.device)
 

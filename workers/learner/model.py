@@ -96,6 +96,31 @@ def load_packed(config: Config, path: str) -> Any:
     )
 
 
+def load_policy(config: Config, path: str) -> Any:
+    """Loads the model at `path` as `load_packed` does, with the adapters that policy.lora asks for."""
+    packed, lora = load_packed(config, path), config.policy.lora
+    if not lora.rank:
+        return packed
+    import torch
+
+    from rlsys.packs.lora import add_adapters
+    from workers.learner.adapter_files import load_adapter
+
+    add_adapters(
+        packed.lm,
+        rank=lora.rank,
+        alpha=lora.alpha,
+        targets=lora.targets,
+        format=getattr(torch, config.rollout.dtype),
+        seed=config.run.seed,
+    )
+    if config.model.adapter:
+        load_adapter(packed.lm, config)
+    if config.policy.gradient_checkpointing:
+        packed.lm.enable_input_require_grads()  # else a layer whose input has no gradient is not computed again
+    return packed
+
+
 def load_end_ids(config: Config, path: str) -> list[int]:
     """The tokens that end a completion, by the model's files and the configuration."""
     from transformers import AutoTokenizer

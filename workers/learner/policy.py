@@ -10,7 +10,6 @@ from rlsys.config.schema import Config
 from rlsys.interfaces import ModelFacts, WhatIf
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
-from workers.learner import policy_checkpoint
 from workers.learner.checkpoint_writer import merge_results
 from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.ranks import LearnerGroup, LearnerRank
@@ -36,13 +35,15 @@ class PolicyRank(LearnerRank):
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
         import torch
 
-        from workers.learner.model import load_packed
+        from workers.learner.adapter_files import base_fingerprint
+        from workers.learner.model import load_policy
         from workers.learner.objective import Objective
         from workers.learner.proof import prove_logprobs
 
         c = self.config
         self.join(address, port)
-        packed = load_packed(c, model)
+        packed = load_policy(c, model)
+        self.base = base_fingerprint(packed.lm) if c.policy.lora.rank else ""
         self.zero, self.lm, self.source = ZeroEngine(packed, c.policy, c.policy.lr), packed.lm, model
         prove_logprobs(self.lm, self.zero.forward_all)
         self.objective = Objective(c, self.zero.engine.device)
@@ -66,6 +67,15 @@ class PolicyRank(LearnerRank):
         self.objective.start_minibatch(kl_coef)
         step = self.zero.minimize(packs, self.objective, lr)
         return self.objective.sums_over_tokens() | step | {"first_bad_sample": self.objective.bad_sample.index()}
+
+    @recorded(pack_facts)
+    @frees_gpu_memory
+    def score_without_adapters(self, packs: list[Pack]) -> list[Floats]:
+        """Returns the log-probs [K] of each pack under the weights of step 0."""
+        from rlsys.packs.lora import without_adapters
+
+        with without_adapters(self.lm):
+            return [logprobs.cpu().numpy() for logprobs, _ in self.zero.forward_all(packs)]
 
     # --- sync: see workers/sync ---------------------------------------------------------------------------------------
 
@@ -92,20 +102,24 @@ class PolicyRank(LearnerRank):
     @frees_gpu_memory
     def save(self, folder: str) -> None:
         """Copies this rank's share of the state and starts to write it. See `policy_checkpoint` for the files."""
+        from workers.learner import policy_checkpoint
+
         self.writer.wait()  # one copy of the state at a time
         files = policy_checkpoint.copy_state(self.zero, self.lm, self.config.policy.dtype)
-        write_model_files = partial(
-            policy_checkpoint.write_model_files, self.lm, self.source, self.config.model.trust_remote_code
-        )
+        write_model_files = partial(policy_checkpoint.write_model_files, self.lm, self.source, self.config, self.base)
         self.writer.start(Path(folder), files, {"model": write_model_files} if self.rank == 0 else {})
 
     def load(self, folder: str) -> None:
+        from workers.learner import policy_checkpoint
+
         self.writer.wait()
-        policy_checkpoint.load_state(self.zero, self.lm, Path(folder))
+        policy_checkpoint.load_state(self.zero, self.lm, self.source, self.base, Path(folder))
 
     @frees_gpu_memory
     def write_weights(self, file: str) -> None:
-        """Rank 0 writes the present weights."""
+        """Rank 0 writes the present weights, as far as they are trained."""
+        from workers.learner import policy_checkpoint
+
         weights = policy_checkpoint.gather_weights(self.zero, self.lm)
         if self.rank == 0:
             write_tensors(Path(file), weights)
@@ -140,6 +154,9 @@ class PolicyGroup(LearnerGroup):
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
         return self.scatter("score", packs)
+
+    def score_without_adapters(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        return self.scatter("score_without_adapters", packs)
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
         ranks = self.scatter("update", packs, lr, kl_coef)

@@ -36,15 +36,18 @@ class ReferenceWorker:
 
     @frees_gpu_memory
     def start(self, model: str) -> None:
-        from workers.learner.model import load_packed
+        from workers.learner.model import load_packed, load_policy
         from workers.learner.proof import prove_logprobs
 
-        self.packed = load_packed(self.config, model).to(self.device).eval().requires_grad_(False)
+        load = load_packed if self.config.reference.path else load_policy
+        self.packed = load(self.config, model).to(self.device).eval().requires_grad_(False)
         prove_logprobs(self.packed.lm, lambda packs, **options: [self.packed(pack, **options) for pack in packs])
 
     def load_weights(self, file: str) -> None:
-        """Replaces all weights by those of a file that the policy has written."""
-        files, parameters = TensorFiles([Path(file)]), dict(self.packed.lm.named_parameters())
+        """Replaces the weights by those of a file that the policy has written: all that it trains."""
+        from rlsys.packs.lora import trained_parameters
+
+        files, parameters = TensorFiles([Path(file)]), trained_parameters(self.packed.lm)
         assert parameters.keys() == files.file_by_tensor.keys()
         for name, parameter in parameters.items():
             parameter.copy_(files.file_by_tensor[name].get_tensor(name))
@@ -55,6 +58,34 @@ class ReferenceWorker:
         """Returns the log-probs [K] of each pack."""
         with self.torch.no_grad():
             return [self.packed(pack)[0].cpu().numpy() for pack in packs]
+
+
+class PolicyWithoutAdapters:
+    """The policy of step 0 where policy.lora trains adapters only: the policy's own ranks score without them.
+
+    Implements `rlsys.interfaces.Reference`.
+    """
+
+    def __init__(self, policy: PolicyGroup):
+        self.policy, self.ranks = policy, policy.ranks
+
+    def start(self, model: str) -> None:
+        """The policy has started."""
+
+    def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
+        return self.policy.score_without_adapters(packs)
+
+    def refresh(self) -> None:
+        raise AssertionError("a reference that takes the policy's weights has a worker of its own")
+
+    def save(self, folder: str) -> None:
+        """Its weights stay."""
+
+    def saved_files(self, wait: bool) -> dict[str, str] | None:
+        return {}
+
+    def load(self, folder: str) -> None:
+        """Its weights stay."""
 
 
 class Reference:

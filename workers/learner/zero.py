@@ -31,7 +31,7 @@ class ZeroEngine:
         self.deepspeed, self.settings = deepspeed, settings
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=model,
-            model_parameters=model.parameters(),
+            model_parameters=[p for p in model.parameters() if p.requires_grad],
             optimizer=lambda parameters: GuardedAdamW(parameters, lr=lr, betas=betas, weight_decay=decay),
             config=deepspeed_config(settings),
         )

@@ -27,14 +27,14 @@ class Piece:
 
 
 class ZeroState:
-    """Saves and restores the state. Both are collectives. `parameters`: the model's parameters by name."""
+    """Saves and restores the state. Both are collectives. `parameters`: those that are trained, by name."""
 
     def __init__(self, engine: Any, stage: int, comm: Any):
         self.engine, self.stage, self.comm = engine, stage, comm
         self.optimizer, self.adam = engine.optimizer, engine.basic_optimizer
         self.masters: dict[Any, Any] = {}  # with ZeRO 0: the fp32 tensor of each parameter
         if stage == 0:
-            working = list(engine.module.parameters())
+            working = [p for p in engine.module.parameters() if p.requires_grad]
             # In bfloat16, DeepSpeed's optimizer wraps Adam.
             fp32 = self.optimizer is self.adam
             low = [working] if fp32 else self.optimizer.fp16_groups

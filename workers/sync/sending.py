@@ -27,10 +27,16 @@ class PolicyWeights:
 
         self.sent_as: dict[str, list[tuple[str, list[int]]]] = {}  # by parameter: name and shape of what is sent
         self.parameter_of: dict[str, str] = {}  # by name of a tensor that is sent
-        for name, parameter in model.named_parameters():
+        for name, parameter in self.base_parameters().items():
             shape = torch.empty(getattr(parameter, "ds_shape", parameter.shape), device="meta")
             self.sent_as[name] = [(sent, list(t.shape)) for sent, t in to_disk_format(model, name, shape)]
             self.parameter_of |= {sent: name for sent, _ in self.sent_as[name]}
+
+    def base_parameters(self) -> dict[str, Any]:
+        """The model's own parameters by name, without adapters, which are sent as a part of the weights."""
+        from rlsys.packs.lora import is_adapter
+
+        return {name: p for name, p in self.model.named_parameters() if not is_adapter(name)}
 
     def manifest(self) -> list[ManifestEntry]:
         """Returns name, dtype and shape of every tensor that the engines get, in order."""
@@ -39,12 +45,23 @@ class PolicyWeights:
 
     def full_buckets(self) -> Iterator[NamedTensors]:
         """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once."""
-        parameters = dict(self.model.named_parameters())
+        parameters = self.base_parameters()
         for bucket in split_into_buckets(self.manifest()):
             names = dict.fromkeys(self.parameter_of[name] for name, _, _ in bucket)
-            with self.engine.gathered(*(parameters[name] for name in names)):
-                tensors = dict(t for name in names for t in to_disk_format(self.model, name, parameters[name]))
+            layers = {name: self.adapted_layer(name) for name in names}
+            adapters = [matrix for layer in layers.values() if layer for matrix in (layer.lora_A, layer.lora_B)]
+            with self.engine.gathered(*(parameters[name] for name in names), *adapters):
+                weights = {name: layer.merged() if layer else parameters[name] for name, layer in layers.items()}
+                tensors = dict(t for name in names for t in to_disk_format(self.model, name, weights[name]))
                 yield [(name, tensors[name]) for name, _, _ in bucket]
+
+    def adapted_layer(self, parameter: str) -> Any:
+        """The layer whose weight the parameter is if it has an adapter, else None."""
+        from rlsys.packs.lora import LoraLinear
+
+        module, _, kind = parameter.rpartition(".")
+        layer = self.model.get_submodule(module)
+        return layer if kind == "weight" and isinstance(layer, LoraLinear) else None
 
     def shard_buckets(self) -> Iterator[list[Shard]]:
         """Yields what this rank sends of each bucket: its shards; or on rank 0 whole tensors, on the others nothing."""
@@ -52,7 +69,7 @@ class PolicyWeights:
             for bucket in self.full_buckets():
                 yield [(name, 0, tensor) for name, tensor in bucket if self.rank == 0]
             return
-        parameters = dict(self.model.named_parameters())
+        parameters = self.base_parameters()
         for entries in split_into_buckets(self.manifest()):
             local = [(name, *self.engine.local_shard(parameters[name])) for name, _, _ in entries]
             yield [(name, first, elements) for name, first, elements in local if len(elements)]

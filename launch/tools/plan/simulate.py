@@ -18,7 +18,7 @@ import numpy as np
 from launch.bundles import critic_ranks
 from launch.tools.plan.simulated_workers import Costs, SimulatedEngines, SimulatedRewards
 from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
-from rlsys.config.derived import scores_old
+from rlsys.config.derived import policy_is_reference, scores_old
 from rlsys.config.schema import Config, ConfigError, RewardConfig
 from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
 from rlsys.models.lookup import pairs_per_token
@@ -137,7 +137,8 @@ class SimulatedLoop:
         if self.critic_ranks:
             self.time.sleep(self.work(batch, range(len(batch.samples)), self.critic_ranks, self.costs.score_s))
         if c.reference.kl_coef:
-            self.time.sleep(self.work(batch, range(len(batch.samples)), 1, self.costs.score_s))
+            ranks = c.policy.ranks if policy_is_reference(c) else 1
+            self.time.sleep(self.work(batch, range(len(batch.samples)), ranks, self.costs.score_s))
         if scores_old(c):
             self.time.sleep(self.work(batch, range(len(batch.samples)), c.policy.ranks, self.costs.score_s))
 

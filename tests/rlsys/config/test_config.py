@@ -17,13 +17,11 @@ ROOT = Path(__file__).parents[3]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-def leaves() -> list[tuple[str, object]]:
-    defaults = Config()
-    return [
-        (f"{section.name}.{f.name}", getattr(getattr(defaults, section.name), f.name))
-        for section in dataclasses.fields(Config)
-        for f in dataclasses.fields(getattr(defaults, section.name))
-    ]
+def leaves(section: object, prefix: str = "") -> list[tuple[str, object]]:
+    found = []
+    for name, value in ((f.name, getattr(section, f.name)) for f in dataclasses.fields(section)):
+        found += leaves(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else [(prefix + name, value)]
+    return found
 
 
 def test_the_defaults_fit_together(read):
@@ -97,6 +95,6 @@ def test_the_normalizers_listed_are_those_the_packing_knows():
 
 
 def test_flatten_names_every_option_once():
-    assert list(loading.flatten(Config())) == list(dict(leaves()))
+    assert list(loading.flatten(Config())) == list(dict(leaves(Config())))
     named = {"reward.functions": {"zigzag": 1.0}, "data.train": {"builtin:zigzag": None}, "eval.datasets": {}}
-    assert loading.flatten(Config()) == dict(leaves()) | named
+    assert loading.flatten(Config()) == dict(leaves(Config())) | named

@@ -338,10 +338,10 @@ def test_a_name_of_another_library_leads_to_ours(refused, key, ours):
     assert found.endswith(f"Did you mean `{ours}`?")
 
 
-@pytest.mark.parametrize("key", ["actor_rollout_ref.model.lora_rank", "use_peft", "ds.lora.alpha"])
-def test_who_asks_for_lora_learns_that_there_is_none(refused, key):
+@pytest.mark.parametrize("key", ["lora.r", "use_peft", "ds.lora.alpha"])
+def test_who_asks_for_lora_in_another_way_learns_ours(refused, key):
     [found] = refused("", f"{key}=1")
-    assert found.endswith("rlsys has no LoRA; it trains all weights.")
+    assert found.endswith("LoRA is policy.lora here, such as `policy.lora: {rank: 32, alpha: 64}`.")
 
 
 def test_a_name_without_its_section_leads_to_all_that_have_it(refused):
@@ -363,7 +363,7 @@ def test_the_migration_table_has_every_foreign_name_and_only_known_options():
         if "`" in row and row.startswith("|")
     ]
     named = {
-        (".".join(name.split(".")[-parts:]), *re.findall(r"`([a-z_]+\.[a-z_0-9]+)", ours)[:1])
+        (".".join(name.split(".")[-parts:]), *re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)", ours)[:1])
         for *elsewhere, ours, _ in rows
         for name in re.findall(r"`([^`]+)`", "".join(elsewhere))
         for parts in (1, 2)

@@ -26,6 +26,7 @@ def test_every_option_says_what_it_is(section):
 @pytest.mark.parametrize(
     ("option", "meaning"),
     [
+        ("policy.lora.alpha", "an adapter is multiplied by alpha / rank; usually twice the rank"),
         ("run.seed", "every random choice follows from it"),
         ("cluster.device", "cpu | gpu: decides the build of vLLM and DeepSpeed's accelerator"),
         ("eval.datasets.NAME.samples", "replaces eval.samples"),

@@ -1,0 +1,55 @@
+"""Checks policy.lora and model.adapter."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from rlsys.config.schema import Config, ConfigError, LoraConfig
+from rlsys.models.adapters import read_adapter_config
+from rlsys.models.shapes import ModelShape
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of every family in `shapes`
+
+
+def check_lora(c: Config) -> Iterator[str]:
+    lora, default = c.policy.lora, LoraConfig()
+    if lora.rank < 0:
+        return  # see `check_values`
+    if not lora.rank:
+        changed = [f.name for f in fields(lora) if getattr(lora, f.name) != getattr(default, f.name)]
+        for key in [f"policy.lora.{name}" for name in changed] + ["model.adapter"] * bool(c.model.adapter):
+            yield f"{key} is set, but policy.lora.rank is 0: there is no adapter. Give a rank such as 32, or leave {key} out."
+        return
+    if not lora.alpha:
+        yield f"policy.lora.alpha is missing; an adapter is multiplied by alpha / rank. Give it, such as {2 * lora.rank}."
+    if lora.dropout:
+        yield (
+            f"policy.lora.dropout is {lora.dropout:g}; adapters are merged into the weights that engines sample with, and "
+            "these have no dropout. Use 0."
+        )
+    if not lora.targets:
+        yield "policy.lora.targets is empty; no layer would be trained. Use all-linear, or layers such as [q_proj, v_proj]."
+    if c.model.adapter:
+        yield from check_adapter(c)
+
+
+def check_adapter(c: Config) -> Iterator[str]:
+    """The adapter to start from has its own numbers, and the configuration repeats them."""
+    try:
+        adapter = read_adapter_config(c.model.adapter)
+    except ConfigError as error:
+        yield str(error)
+        return
+    for name, value in (("rank", adapter.rank), ("alpha", adapter.alpha)):
+        if (ours := getattr(c.policy.lora, name)) != value:
+            yield f"policy.lora.{name} is {ours:g}, and the adapter {c.model.adapter} has {value:g}. Use policy.lora.{name} {value:g}."
+
+
+def check_targets(c: Config, model: ModelShape) -> Iterator[str]:
+    """Targets that no layer of this model has. Layers of experts are known once the model is loaded."""
+    if not c.policy.lora.rank or model.experts:
+        return
+    if unknown := [t for t in c.policy.lora.targets if t.rpartition(".")[2] not in (*LINEAR, "all-linear")]:
+        yield (
+            f"policy.lora.targets: {', '.join(unknown)} matches no linear layer of {model.name} below its output layer; it "
+            f"has {', '.join(LINEAR)}. Name some of those, or all-linear."
+        )
