@@ -26,6 +26,11 @@ class RewardSettings:
     gpus: float = 0.0  # of each worker
 
     @property
+    def description(self) -> str:
+        names = {f.function for functions in self.functions.values() for f in functions.values()}
+        return f"reward.functions ({', '.join(sorted(names))})"
+
+    @property
     def model_options(self) -> dict[str, Any]:
         """The options of a reward model; empty for the pool."""
         return {} if self.keep_spare else next(f.options for fs in self.functions.values() for f in fs.values())

@@ -19,7 +19,7 @@ ROOMS = {
         *("metrics", "trainer"),
         *("estimates", "checks", "analysis"),
     ],
-    "workers": ["supervision", "sync", "cpu", "reward", "rollout", "learner"],
+    "workers": ["supervision", "processes", "sync", "cpu", "reward", "rollout", "learner"],
     "launch": [
         *("printing", "bundles", "datasets", "placement", "ray_session", "cluster", "supervise"),
         *("train", "jobs", "report", "tools", "cli", "__main__"),

@@ -18,12 +18,10 @@ reward function, but in the sandbox that the built-in `code` uses.
 """
 
 import asyncio
-import ctypes
 import dataclasses
 import json
 import os
 import pickle
-import resource
 import signal
 import sys
 import threading
@@ -31,17 +29,16 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.rewards.functions import NOTES
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
+from workers.processes.child import run_child
 
 if TYPE_CHECKING:
     from rlsys.rewards import Judge
 
 GRACE_S = 1.0  # for async functions to stop by themselves, which takes no process down
 MAX_LEFT_THREADS = 32  # threads that functions may leave running before the process is replaced
-PR_SET_PDEATHSIG = 1
 
 
 class RewardServer:
@@ -148,41 +145,7 @@ class RewardServer:
 
 
 def main(fd: int, parent: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the runner
-    if os.getppid() != parent:
-        return
-    close_in_children(fd)
-    connection = Connection(fd)
-    try:
-        settings: RewardSettings = pickle.loads(connection.recv_bytes())
-        if limit := settings.memory_mb << 20:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        try:
-            server = RewardServer(connection, settings)
-        except ConfigError as error:
-            return send_problem(connection, str(error))
-        except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return send_problem(connection, f"loading the reward functions raised {type(error).__name__}: {error}")
-        server.serve()
-    except EOFError:
-        return
-
-
-def send_problem(connection: Connection, sentence: str) -> None:
-    connection.send_bytes(json.dumps({"problem": sentence}).encode())
-
-
-def close_in_children(fd: int) -> None:
-    """Closes the socket in every child. If a child held it, the runner would not see that this process has ended."""
-    os.set_inheritable(fd, False)
-    open_fds = [fd]
-
-    def close() -> None:
-        while open_fds:  # a child of the child must not close a file of its own that has this number
-            os.close(open_fds.pop())
-
-    os.register_at_fork(after_in_child=close)
+    run_child(fd, parent, lambda c, settings: RewardServer(c, settings).serve, doing="loading the reward functions")
 
 
 if __name__ == "__main__":

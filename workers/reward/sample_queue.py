@@ -6,11 +6,10 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rlsys.types import Verdict
-
-Cause = Literal["timeout", "crash", "retired"]  # why a process ends; "retired": it asked to be replaced
+from workers.processes.supervisor import Cause
 
 
 @dataclass

@@ -1,11 +1,11 @@
-"""Waits for reward processes and for other threads at the same time."""
+"""Waits for processes and for other threads at the same time."""
 
 import contextlib
 import selectors
 import socket
 from collections.abc import Sequence
 
-from workers.reward.process_handle import ProcessHandle
+from workers.processes.handle import ProcessHandle
 
 
 class Poller:

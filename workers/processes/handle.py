@@ -1,4 +1,4 @@
-"""The runner's end of a reward process: starts it, exchanges messages, and kills it with all that it started."""
+"""The supervisor's end of a process: starts it, exchanges messages, and kills it with all that it started."""
 
 import contextlib
 import os
@@ -13,21 +13,22 @@ import uuid
 from json import loads
 from typing import Any
 
-from rlsys.rewards.settings import RewardSettings
-
 KILL_TIMEOUT_S = 5.0  # for the kernel to end killed processes
-ENV_MARK = "RLSYS_REWARD_PROCESS"  # in the environment of a reward process and of all that it starts
+ENV_MARK = "RLSYS_USER_PROCESS"  # in the environment of such a process and of all that it starts
 
 
 class ProcessHandle:
-    """Never blocks: a process that hangs in the middle of a message must not hold up the supervisor thread."""
+    """Never blocks: a process that hangs in the middle of a message must not hold up the supervisor thread.
 
-    def __init__(self, settings: RewardSettings):
+    `module` is what the process runs, see `workers.processes.child`; `settings` is the first message to it.
+    """
+
+    def __init__(self, module: str, settings: Any):
         self.socket, child_socket = socket.socketpair()
         self.mark = uuid.uuid4().hex
         try:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "workers.reward.process", str(child_socket.fileno()), str(os.getpid())],
+                [sys.executable, "-m", module, str(child_socket.fileno()), str(os.getpid())],
                 pass_fds=[child_socket.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # so that what it starts can be killed with it

@@ -1,0 +1,57 @@
+"""What every process for a user's functions does first: it ends with its supervisor, and stays within its memory."""
+
+import ctypes
+import json
+import os
+import pickle
+import resource
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlsys.config.schema import ConfigError
+
+PR_SET_PDEATHSIG = 1
+
+
+def run_child(fd: int, parent: int, make_server: Callable[[Connection, Any], Callable[[], None]], doing: str) -> None:
+    """Serves the supervisor behind the socket `fd`. `make_server` imports the user's functions; `doing` names that.
+
+    What is wrong with the functions is sent as {"problem": sentence}.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    close_in_children(fd)
+    connection = Connection(fd)
+    try:
+        settings = pickle.loads(connection.recv_bytes())
+        if limit := settings.memory_mb << 20:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            serve = make_server(connection, settings)
+        except ConfigError as error:
+            return send_problem(connection, str(error))
+        except BaseException as error:  # a user's file may raise anything, SystemExit included
+            return send_problem(connection, f"{doing} raised {type(error).__name__}: {error}")
+        serve()
+    except EOFError:
+        return
+
+
+def send_problem(connection: Connection, sentence: str) -> None:
+    connection.send_bytes(json.dumps({"problem": sentence}).encode())
+
+
+def close_in_children(fd: int) -> None:
+    """Closes the socket in every child. If a child held it, the runner would not see that this process has ended."""
+    os.set_inheritable(fd, False)
+    open_fds = [fd]
+
+    def close() -> None:
+        while open_fds:  # a child of the child must not close a file of its own that has this number
+            os.close(open_fds.pop())
+
+    os.register_at_fork(after_in_child=close)
