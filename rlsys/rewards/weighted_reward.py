@@ -83,42 +83,47 @@ class WeightedReward:
         return [self.to_verdict(score) for score in scores]
 
     def to_verdict(self, returned: Any) -> Verdict:
-        """Reads a number, or a dict of named numbers, perhaps with the `answer` that the function saw."""
-        values, answer = {self.name: returned}, returned.answer if isinstance(returned, AnswerScore) else None
-        if isinstance(returned, dict):
-            named = dict(returned)
-            answer = named.pop("answer", None)
-            only_score = list(named) == ["score"]
-            values = (
-                {self.name: named["score"]}
-                if only_score
-                else {storable_text(f"{self.name}/{k}"): v for k, v in named.items()}
-            )
-            if not values:
-                return invalid_verdict(f"{self.name} returned a dict without numbers.")
-        components: dict[str, float] = {}
-        for name, value in values.items():
-            try:
-                number = float(value)
-            except Exception:  # whatever the value's own __float__ raises
-                return invalid_verdict(f"{name} returned {_show(value)}; a reward is a number.")
-            if isinstance(value, str | bytes | bytearray) or not math.isfinite(number):
-                return invalid_verdict(f"{name} returned {_show(value)}; a reward must be a finite number.")
-            components[name] = number
-        score = self.weight * sum(components.values())
-        return Verdict(score, components, answer=None if answer is None else storable_text(str(answer)))
+        return read_verdict(self.name, self.weight, returned)
 
     def error_verdict(self, error: BaseException) -> Verdict:
         """The verdict on a sample for which the function raised."""
-        out_of_memory = isinstance(error, MemoryError)
-        if out_of_memory:
-            traceback.clear_frames(error.__traceback__)  # frees what filled the memory, to make room for the text
-        trace = "".join(traceback.format_exception(error))
-        detail = f"{self.name}: {type(error).__name__}: {_message(error)[:MAX_DETAIL_CHARS]}\n{trace}"
-        if len(detail) > 2 * MAX_DETAIL_CHARS:
-            detail = f"{detail[:MAX_DETAIL_CHARS]}\n…\n{detail[-MAX_DETAIL_CHARS:]}"
-        failure = "memory" if out_of_memory else "exception"
-        return Verdict(None, failure=failure, detail=storable_text(redact(detail, self.secret_variables)))
+        return exception_verdict(self.name, error, self.secret_variables)
+
+
+def read_verdict(name: str, weight: float, returned: Any) -> Verdict:
+    """Reads a number, or a dict of named numbers, perhaps with the `answer` that the function saw."""
+    values, answer = {name: returned}, returned.answer if isinstance(returned, AnswerScore) else None
+    if isinstance(returned, dict):
+        named = dict(returned)
+        answer = named.pop("answer", None)
+        only_score = list(named) == ["score"]
+        values = {name: named["score"]} if only_score else {storable_text(f"{name}/{k}"): v for k, v in named.items()}
+        if not values:
+            return invalid_verdict(f"{name} returned a dict without numbers.")
+    components: dict[str, float] = {}
+    for component, value in values.items():
+        try:
+            number = float(value)
+        except Exception:  # whatever the value's own __float__ raises
+            return invalid_verdict(f"{component} returned {_show(value)}; a reward is a number.")
+        if isinstance(value, str | bytes | bytearray) or not math.isfinite(number):
+            return invalid_verdict(f"{component} returned {_show(value)}; a reward must be a finite number.")
+        components[component] = number
+    score = weight * sum(components.values())
+    return Verdict(score, components, answer=None if answer is None else storable_text(str(answer)))
+
+
+def exception_verdict(name: str, error: BaseException, secret_variables: Sequence[str]) -> Verdict:
+    """The verdict where the function `name` raised."""
+    out_of_memory = isinstance(error, MemoryError)
+    if out_of_memory:
+        traceback.clear_frames(error.__traceback__)  # frees what filled the memory, to make room for the text
+    trace = "".join(traceback.format_exception(error))
+    detail = f"{name}: {type(error).__name__}: {_message(error)[:MAX_DETAIL_CHARS]}\n{trace}"
+    if len(detail) > 2 * MAX_DETAIL_CHARS:
+        detail = f"{detail[:MAX_DETAIL_CHARS]}\n…\n{detail[-MAX_DETAIL_CHARS:]}"
+    failure = "memory" if out_of_memory else "exception"
+    return Verdict(None, failure=failure, detail=storable_text(redact(detail, secret_variables)))
 
 
 def as_columns(inputs: Sequence[RewardInputs]) -> RewardInputs:
