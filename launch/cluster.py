@@ -20,6 +20,8 @@ from launch.ray_session.session import RaySession
 from rlsys.checks.model import check_model_fits
 from rlsys.config.derived import has_reference_worker
 from rlsys.config.schema import Config, ConfigError
+from rlsys.episodes.settings import plays
+from rlsys.interfaces import Rewards, Rollout
 from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks.builtin import TINY_MODELS
@@ -30,6 +32,7 @@ from workers.supervision.watchdog import Watchdog
 from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
 
 if TYPE_CHECKING:
+    from workers.episodes.pool import EpisodePool
     from workers.learner.critic import CriticGroup
     from workers.learner.policy import PolicyGroup
     from workers.learner.reference import PolicyWithoutAdapters, Reference
@@ -55,6 +58,7 @@ class RunningCluster:
     policy: "PolicyGroup | None"
     reference: "Reference | PolicyWithoutAdapters | None"
     critic: "CriticGroup | None"
+    episodes: "EpisodePool | None" = None
 
     @pause_garbage_collection()
     def wait_until_ready(self, longest_sequence: int) -> "RunningCluster":
@@ -63,6 +67,7 @@ class RunningCluster:
         `longest_sequence`: tokens of a prompt and its completion.
         """
         starts: list[Callable[[], None]] = [self.rewards.start]
+        starts += [partial(self.episodes.start, self.model, self.window)] if self.episodes else []
         starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
         starts += [partial(self.reference.start, self.reference_model)] if self.reference else []
         starts += [partial(self.critic.start, self.model)] if self.critic else []
@@ -76,6 +81,19 @@ class RunningCluster:
             self.policy.connect(self.rollout)
         self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
         return self
+
+    @property
+    def sampler(self) -> Rollout:
+        """The engines, and the episode workers where there are any."""
+        from workers.episodes.episode_rollout import EpisodeRollout
+
+        return EpisodeRollout(self.config, self.rollout, self.episodes) if self.episodes else self.rollout
+
+    @property
+    def judge(self) -> Rewards:
+        from workers.episodes.episode_rewards import EpisodeRewards
+
+        return EpisodeRewards(self.rewards) if self.episodes else self.rewards
 
     def require_run_directory(self) -> None:
         """Raises `ConfigError` if a rank cannot see the run directory, where it writes its part of a checkpoint."""
@@ -178,6 +196,8 @@ def _start_workers(
     ray: Any, config: Config, watchdog: Watchdog, actors: Actors, model: str, training: bool
 ) -> RunningCluster:
     """Starts the actors first: their slow imports run while the driver finds the model and reads the tokenizer."""
+    from workers.episodes import worker as episode_worker
+    from workers.episodes.pool import EpisodePool
     from workers.learner.critic import CriticGroup, CriticRank
     from workers.learner.policy import PolicyGroup, PolicyRank
     from workers.learner.reference import PolicyWithoutAdapters, Reference, ReferenceWorker
@@ -192,6 +212,7 @@ def _start_workers(
     needs_critic = training and config.algorithm.advantage == "gae"
     watchdog.note(
         f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
+        + (f", {config.episode.workers} episode workers" if plays(config) else "")
         + (f", {config.policy.ranks} policy ranks" if training else "")
         + (", a reference" if needs_reference else "")
         + (f", {config.critic.ranks} critic ranks" if needs_critic else "")
@@ -211,6 +232,11 @@ def _start_workers(
     rollout = RolloutGroup(config, engines, watchdog)
     judges = actors.make_spawner(RewardWorker, lambda name: RAY_OPTIONS | place(name), {}, worker_numbers)
     rewards = RewardPool(config, judges, watchdog)
+
+    players = actors.make_spawner(
+        episode_worker.EpisodeWorker, lambda name: episode_worker.RAY_OPTIONS | place(name), {}
+    )
+    episodes = EpisodePool(config, players, watchdog) if plays(config) else None
 
     nodes = sum(node["Alive"] for node in ray.nodes())
     path = model or find_model(config.model.path, config, watchdog.note)
@@ -236,6 +262,7 @@ def _start_workers(
         metrics_urls=metrics_urls(ray),
         rollout=rollout,
         rewards=rewards,
+        episodes=episodes,
         policy=policy,
         reference=reference,
         critic=critic,

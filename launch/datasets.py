@@ -9,6 +9,7 @@ from rlsys import data
 from rlsys.config.derived import max_new_tokens
 from rlsys.config.schema import Config, ConfigError, DataSource, HeldOutSource
 from rlsys.data import Dataset, DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules, StoredDataset
+from rlsys.episodes.settings import play_of, plays
 from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.runs.progress import Note
 
@@ -54,7 +55,9 @@ def load(config: Config, tokenizer: Any, window: int, note: Note, folder: Path |
         rows.longest_prompt + max_new_tokens(config, source)
         for source, rows in zip(config.data.train.values(), train, strict=True)
     ]
-    return LoadedDatasets(stream, to_evaluate, max(*trained, *(h.longest_sequence for h in to_evaluate), 0))
+    episode = min(config.episode.window, window or config.episode.window) if plays(config) else 0
+    longest = max(*trained, *(h.longest_sequence for h in to_evaluate), episode)
+    return LoadedDatasets(stream, to_evaluate, longest)
 
 
 def load_held_out(config: Config, name: str, tokenizer: Any, window: int, note: Note) -> HeldOutSet:
@@ -81,6 +84,7 @@ def prompt_format(config: Config, source: DataSource) -> PromptFormat:
         template=d.template if source.template is None else source.template,
         as_chat=d.as_chat if source.as_chat is None else source.as_chat,
         template_options=d.template_options if source.template_options is None else source.template_options,
+        required=not play_of(config, source),
     )
 
 
@@ -94,7 +98,8 @@ def selection_rules(config: Config, source: DataSource, window: int) -> Selectio
     if limit < 1:
         raise ConfigError(f"completions have {new_tokens} tokens, the model's window {window}: no room for a prompt.")
     in_training = 0 if isinstance(source, HeldOutSource) else source.max_new_tokens or 0
-    return SelectionRules(limit, option, config.data.overlong, config.data.on_bad_row, in_training)
+    play = play_of(config, source)
+    return SelectionRules(limit, option, config.data.overlong, config.data.on_bad_row, in_training, play)
 
 
 def read_all(
@@ -120,7 +125,7 @@ def read_all(
             warning = data.describe_missing_bos(
                 source.path, key[1], tokenizer, first.tokens, first.messages is not None
             )
-            remarks += [warning] if new and warning else []
+            remarks += [warning] if new and warning and not first.play else []
         except ConfigError as error:
             problems += [p for p in error.problems if p not in problems]
     if folder and (bad := data.write_bad_rows(folder / BAD_ROWS, list(stored.values()))):

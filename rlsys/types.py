@@ -31,6 +31,7 @@ class Prompt:
     messages: list[dict[str, Any]] | None = None  # the chat from which `text` was rendered
     rewards: str = ""  # the data set whose reward functions judge it; "": reward.functions
     max_new_tokens: int = 0  # the longest completion in training; 0: rollout.max_new_tokens
+    play: str = ""  # the function that plays an episode on this row; then `tokens` is empty. "": a single answer
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,12 @@ class Request:
     tokens: list[int]  # [P]
     seed: int
     temperature: float  # 0: greedy
-    max_new_tokens: int  # of the whole completion, `partial` included
+    max_new_tokens: int  # of the whole completion, `partial` included; in an episode of one turn
     top_p: float = 1.0  # sampled from the likeliest tokens of this probability
     top_k: int = -1  # sampled from this many of the likeliest tokens; -1: from all
     partial: "Sample | None" = None  # its tokens so far, to be continued
     ignore_end: bool = False  # for benchmarks: always sample max_new_tokens
+    prompt: Prompt | None = None  # the row that an episode is played on; None: a single answer
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,30 @@ class Observation:
 
     at: int
     tokens: Ints
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A reward function's answer: a finite score, or a failure with its reason.
+
+    Verdict(0.75, components={"exact": 0.5, "length": 0.25})
+    Verdict(None, failure="timeout", detail="no answer after 10 s")
+    """
+
+    score: float | None
+    components: dict[str, float] = field(default_factory=dict)
+    failure: str = ""  # timeout | crash | memory | exception | invalid
+    detail: str = ""  # traceback or sentence
+    answer: str | None = None  # the final answer that the function read in the completion, if it says so
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What is left of an episode besides its tokens."""
+
+    verdict: Verdict | None  # of the function that played it; None: it leaves the score to the reward functions
+    messages: list[dict[str, Any]]  # the transcript
+    turn_scores: list[float]  # of the model's turns
 
 
 @dataclass(frozen=True)
@@ -72,16 +98,21 @@ class Sample:
     text: str  # without special tokens
     tokens: Ints  # [C], with the end-of-sequence token, or those of the stop string
     logprobs: Floats  # [C] rollout log-probs: the engine's
-    finish: str  # stop | length | cut: unfinished, see `Rollout.stop_early`
+    finish: str  # stop | length | cut: unfinished, see `Rollout.stop_early` | in episodes also turns | tokens | window
     version: int  # of the weights that sampled it; the oldest if they changed meanwhile
     changes: tuple[tuple[int, int], ...] = ()  # (token, version): from that token on, newer weights sampled it
     observations: tuple[Observation, ...] = ()  # by `at`, which differ
+    episode: Episode | None = None
 
     @property
     def versions(self) -> NDArray[np.int64]:
         """The weight version of each token.  [C]"""
         starts, versions = zip((0, self.version), *self.changes, strict=True)
         return np.repeat(versions, np.diff([*starts, len(self.tokens)]))
+
+    @property
+    def observed_tokens(self) -> int:
+        return sum(len(o.tokens) for o in self.observations)
 
     @property
     def turns(self) -> list[tuple[Ints, Ints]]:
@@ -113,6 +144,8 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
     """Joins the earlier part of a completion with the rest that was sampled later."""
     if not len(rest.tokens):
         return replace(begun, finish=rest.finish)
+    if not len(begun.tokens):
+        return replace(rest, observations=begun.observations)
     at = len(begun.tokens)
     changes = [*begun.changes, (at, rest.version), *((at + token, version) for token, version in rest.changes)]
     before = begun.changes[-1][1] if begun.changes else begun.version
@@ -129,27 +162,17 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
     )
 
 
+def first_turns(sample: Sample, count: int) -> Sample:
+    """The first turns of an episode, up to the observation before the next."""
+    return stop_at(sample, sample.observations[count].at) if count < len(sample.observations) else sample
+
+
 def stop_at(sample: Sample, length: int) -> Sample:
     """Ends a completion after its first `length` tokens."""
     changes = tuple((token, version) for token, version in sample.changes if token < length)
     observations = tuple(o for o in sample.observations if o.at < length)
     tokens, logprobs = sample.tokens[:length], sample.logprobs[:length]
     return replace(sample, tokens=tokens, logprobs=logprobs, changes=changes, observations=observations, finish="stop")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A reward function's answer: a finite score, or a failure with its reason.
-
-    Verdict(0.75, components={"exact": 0.5, "length": 0.25})
-    Verdict(None, failure="timeout", detail="no answer after 10 s")
-    """
-
-    score: float | None
-    components: dict[str, float] = field(default_factory=dict)
-    failure: str = ""  # timeout | crash | memory | exception | invalid
-    detail: str = ""  # traceback or sentence
-    answer: str | None = None  # the final answer that the function read in the completion, if it says so
 
 
 @dataclass(frozen=True)

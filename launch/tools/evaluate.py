@@ -84,7 +84,7 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
         )
         progress.note(f"sampling {completions:,} completions of {prompts:,} prompts")
         return evaluate_sets(
-            Collector(cluster.rollout, cluster.rewards, seed=config.run.seed, reward=config.reward),
+            Collector(cluster.sampler, cluster.judge, seed=config.run.seed, reward=config.reward),
             held_out,
             step=0,
             pass_score=config.eval.pass_score,

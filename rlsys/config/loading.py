@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from rlsys.config.references import escape_references, keep_references, restore_references
-from rlsys.config.schema import Config, ConfigError, DataSource
+from rlsys.config.schema import Config, ConfigError, DataSource, EpisodeConfig
 from rlsys.config.secrets import find_secrets, redact, resolve_env
 from rlsys.config.shorthand import ENTRY_TYPES, parse_entries, shorten_entries, update_entries
 from rlsys.config.suggest import option_names, suggest_option
@@ -36,6 +36,7 @@ TYPE_NAMES = {
     dict[str, float]: "a mapping of texts to numbers",
     list[str]: "a list of texts",
     list[int]: "a list of whole numbers",
+    list[Any]: "a list",
     type(None): "nothing",
 }
 Items = list[tuple[str, Any]]  # dotted option and value
@@ -69,6 +70,8 @@ def build_config(
         sources = [(file, read_items(base, file)) for base, file in [*(bases or []), (tree, name)]]
         sources.append(("command line", parse_overrides(overrides, problems)))
     values, entries = merge_sources(sources, problems)
+    if plays_episodes(values, entries) and not sets_option(sources, "reward.functions"):
+        entries["reward.functions"] = {}  # an episode's function scores it
     auto = take_auto(values)
     config = apply_values(values, name, problems)
     if not config.run.dir:
@@ -81,6 +84,15 @@ def build_config(
     if problems := [problem for key, value in flatten(config).items() for problem in find_secrets(key, value)]:
         raise ConfigError(problems)
     return config
+
+
+def plays_episodes(values: dict[str, tuple[str, Any]], entries: dict[str, dict[str, Any]]) -> bool:
+    named = any(source.episode for key in ("data.train", "eval.datasets") for source in entries[key].values())
+    return named or any(values.get(f"episode.{name}", ("", ""))[1] for name in ("play", "tools"))
+
+
+def sets_option(sources: list[tuple[str, Items]], option: str) -> bool:
+    return any(key == option or key.startswith(f"{option}.") for _, items in sources for key, _ in items)
 
 
 def merge_sources(
@@ -242,7 +254,9 @@ def flatten_tree(tree: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]
     for name in tree:
         value, key = tree[name], f"{prefix}{name}"
         kind = option_type(key)
-        if isinstance(value, DictConfig) and dataclasses.is_dataclass(kind):
+        if kind is EpisodeConfig and isinstance(value, str):
+            yield f"{key}.play", value
+        elif isinstance(value, DictConfig) and dataclasses.is_dataclass(kind):
             yield from flatten_tree(value, f"{key}.")
         elif isinstance(value, DictConfig) and kind is None:
             yield key, None
@@ -264,9 +278,12 @@ def parse_overrides(overrides: list[str], problems: list[str]) -> Items:
             parsed = tree["value"]
         except Exception:  # not YAML: a text such as a path with a colon and a blank
             parsed = value
-        is_section = isinstance(parsed, DictConfig) and dataclasses.is_dataclass(option_type(key))
-        items += flatten_tree(parsed, f"{key}.") if is_section else [(key, to_plain(parsed))]
+        items += flatten_tree(OmegaConf.create({key: parsed})) if is_section(key) else [(key, to_plain(parsed))]
     return items
+
+
+def is_section(key: str) -> bool:
+    return dataclasses.is_dataclass(option_type(key))
 
 
 def to_plain(value: Any) -> Any:

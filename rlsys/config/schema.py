@@ -76,6 +76,7 @@ class DataSource:
     max_new_tokens: int | None = None  # a lower limit than rollout.max_new_tokens
     reward: dict[str, RewardFunction] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
     options: dict[str, Any] = field(default_factory=dict)  # of a reasoning_gym task, such as {size: 2000, seed: 1}
+    episode: str = ""  # replaces episode.play
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,24 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
+class EpisodeConfig:
+    play: str = ""  # module:function or file.py:function that plays an episode; empty, without tools: single answers
+    options: dict[str, Any] = field(default_factory=dict)  # the function's keyword arguments
+    tools: list[Any] = field(default_factory=list)  # python, module:function, file.py:function, {mcp: {command: […]}}
+    tool_parser: str = ""  # vLLM's parser that reads the model's tool calls; empty: as the model's family needs
+    reasoning_parser: str = ""  # vLLM's parser that splits off the model's reasoning; empty: none
+    on_bad_call: str = one_of("observe", "end")  # a tool call that cannot be read: tell the model, or end the episode
+    max_turns: int = positive(8)  # turns of the model
+    max_tokens: int = not_negative(0)  # tokens that the model may write in all turns; 0: as many as the window takes
+    window: int = positive(4096)  # longest sequence with all that the environment says; at most the model's window
+    step_timeout_s: float = positive(30.0)  # seconds between two turns; then the episode fails
+    timeout_s: float = positive(600.0)  # seconds between all turns together
+    workers: int = positive(2)  # episode processes, spread over the cluster
+    concurrency: int = positive(256)  # episodes that a process plays at the same time
+    memory_mb: int = not_negative(4096)  # memory limit of an episode process, in MiB; 0: no limit
+
+
+@dataclass(frozen=True)
 class OverlongConfig:
     mask: bool = False  # leave completions truncated at rollout.max_new_tokens out of the loss
     buffer: int = not_negative(0)  # tokens before rollout.max_new_tokens over which the reward falls linearly; 0: none
@@ -273,6 +292,7 @@ class Config:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)

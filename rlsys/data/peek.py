@@ -22,7 +22,8 @@ def peek(origin: Origin, form: PromptFormat, on_bad_row: str = "error") -> None:
     for row in islice(read_rows(origin, locate_data(origin)), MAX_ROWS):
         try:
             if isinstance(row, DataRow):
-                find_prompt(row.fields, form.prompt_key)
+                if form.required:
+                    find_prompt(row.fields, form.prompt_key)
                 return
             problems.append(str(row))
         except UnusableRow as error:

@@ -109,7 +109,9 @@ class DatasetPreparer:
                 raise ConfigError(f"{row.location}: {error}") from None
         records = []
         for (record, prompt), tokens in zip(usable, self.tokenize([prompt for _, prompt in usable]), strict=True):
-            if tokens:
+            if not renderer.form.required:
+                records.append(record | {"tokens": [], "length": 0})
+            elif tokens:
                 records.append(record | {"tokens": tokens, "length": len(tokens)})
             else:
                 detail = f"the prompt {prompt.text[:80]!r} has no tokens."

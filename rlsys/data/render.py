@@ -34,6 +34,7 @@ class PromptFormat:
     system: str = ""
     template: str = ""  # a Jinja file
     as_chat: bool = False
+    required: bool = True  # false: a row without a prompt is good too, as an episode's function may make its own
     template_options: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -62,6 +63,8 @@ class PromptRenderer:
         self.own_system = 0  # rows whose own system message was kept
 
     def __call__(self, fields: dict[str, Any]) -> RenderedPrompt:
+        if not self.form.required:
+            return self.describe_row(fields)
         prompt = find_prompt(fields, self.form.prompt_key)
         if isinstance(prompt, str) and not (self.form.as_chat or self.form.system or self.form.template):
             if self.form.template_options:
@@ -78,6 +81,17 @@ class PromptRenderer:
         )
         _require_unicode(text)
         return RenderedPrompt(text, messages, False)
+
+    def describe_row(self, fields: dict[str, Any]) -> RenderedPrompt:
+        """The prompt of a row that an episode is played on, for people; without one, the row itself."""
+        try:
+            prompt = find_prompt(fields, self.form.prompt_key)
+        except UnusableRow:
+            return RenderedPrompt(json.dumps(fields, default=str, ensure_ascii=False), None, False)
+        if isinstance(prompt, str) and not self.form.system:
+            return RenderedPrompt(prompt, None, False)
+        messages = self.add_system_message([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        return RenderedPrompt(str(messages[-1]["content"]), messages, False)
 
     def add_system_message(self, messages: list[Message]) -> list[Message]:
         if not self.form.system:
@@ -257,4 +271,5 @@ def reward_fields(fields: dict[str, Any], form: PromptFormat) -> dict[str, Any]:
             "answer not a number", f"the answer (`{form.answer_key}`) is NaN; no completion could be right."
         )
     row.pop("answer", None)
-    return row if answer is MISSING else row | {"answer": answer}
+    prompt = MISSING if form.required else get_field(fields, form.prompt_key)
+    return row | {name: value for name, value in (("answer", answer), ("prompt", prompt)) if value is not MISSING}

@@ -23,6 +23,7 @@ class SelectionRules:
     overlong: str = "error"  # error | skip
     on_bad_row: str = "error"  # error | skip
     max_new_tokens: int = 0  # the longest completion in training; 0: rollout.max_new_tokens
+    play: str = ""  # the function that plays an episode on each row
 
 
 def select_rows(origin: Origin, stored: StoredDataset, rules: SelectionRules, rewards: str = "") -> PromptRows:
@@ -51,7 +52,7 @@ def select_rows(origin: Origin, stored: StoredDataset, rules: SelectionRules, re
         )
     if problems:
         raise ConfigError(problems)
-    return PromptRows(stored, chosen, rewards=rewards, max_new_tokens=rules.max_new_tokens)
+    return PromptRows(stored, chosen, rewards=rewards, max_new_tokens=rules.max_new_tokens, play=rules.play)
 
 
 def describe_rows(origin: Origin, stored: StoredDataset, rows: PromptRows, rules: SelectionRules) -> list[str]:

@@ -159,8 +159,17 @@ class StoredDataset:
 class PromptRows(Sequence[Prompt]):
     """Selected rows of a data set as prompts, each made on demand."""
 
-    def __init__(self, stored: StoredDataset, chosen: NDArray[np.int64], *, rewards: str = "", max_new_tokens: int = 0):
+    def __init__(
+        self,
+        stored: StoredDataset,
+        chosen: NDArray[np.int64],
+        *,
+        rewards: str = "",
+        max_new_tokens: int = 0,
+        play: str = "",
+    ):
         self.stored, self.chosen, self.rewards, self.max_new_tokens = stored, chosen, rewards, max_new_tokens
+        self.play = play
         self.occurrence = count_occurrences(stored.hashes)[chosen]  # [N] 1, 2 for its first repetition, …
 
     @property
@@ -191,11 +200,12 @@ class PromptRows(Sequence[Prompt]):
             f"{row['source'].casefold()}:{row['hash']:012x}{again}",
             row["source"],
             row["text"],
-            row["tokens"],
+            [] if self.play else row["tokens"],
             json.loads(row["row"]),
             json.loads(row["messages"]) if row["messages"] else None,
             self.rewards,
             self.max_new_tokens,
+            self.play,
         )
 
 

@@ -93,7 +93,8 @@ def measure_agreement(rollout: Rollout, policy: Scorer, prompts: list[Prompt], c
 def agreement_request(config: Config, prompt: Prompt) -> Request:
     seed = derive_seed(config.run.seed, "agreement", prompt.uid)
     new_tokens = min(config.rollout.max_new_tokens, MAX_COMPLETION_TOKENS)
-    return Request(prompt.uid, 0, prompt.tokens, seed, config.rollout.temperature, new_tokens)
+    row = prompt if prompt.play else None
+    return Request(prompt.uid, 0, prompt.tokens, seed, config.rollout.temperature, new_tokens, prompt=row)
 
 
 def mismatch_limit(config: Config) -> float:

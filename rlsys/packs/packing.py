@@ -5,6 +5,7 @@ the update does not depend on the token budget, the number of ranks or the ZeRO 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from rlsys.config.methods import NORMALIZERS
 from rlsys.config.options import validate_options
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, SequenceSize, assign_to_ranks
-from rlsys.types import Batch, Columns, Floats, Ints, Pack, Sample, split_column
+from rlsys.types import NO_TOKENS, Batch, Columns, Floats, Ints, Pack, Prompt, Sample, split_column
 
 PackBatch = Callable[..., list[list[Pack]]]  # `pack` with its budget filled in
 EMPTY = np.zeros(0, dtype=np.float32)
@@ -87,11 +88,33 @@ def pack(
     tokens all weigh 0 is left out. Samples of one prompt share it within a pack, unless `share_prompts` is false.
     The cost depends on the model: see `rlsys.models.lookup.pairs_per_token`.
     """
+    batch = join_openings(batch)
     prompt_groups = batch.groups.tolist() if share_prompts else range(len(batch.samples))
     sample_weights = None if weights is None else split_weights(batch, members, weights)
     sizes = [sequence_size(batch, m, prompt_groups) for m in select(batch, members, sample_weights)]
     assigned = assign_to_ranks(sizes, ranks, tokens_per_pack, pairs_per_token)
     return build(batch, assigned, prompt_groups, columns or Columns(), sample_weights)
+
+
+def join_openings(batch: Batch) -> Batch:
+    """The batch with what an environment said before a sample's first token as its prompt.
+
+    Samples of a group that begin alike share it, as they share a prompt.
+    """
+    if not any(s.observations and not s.observations[0].at for s in batch.samples):
+        return batch
+    prompts: dict[tuple[int, bytes], Prompt] = {}
+    groups, samples = [], []
+    for group, sample in zip(batch.groups.tolist(), batch.samples, strict=True):
+        opens = sample.observations and not sample.observations[0].at
+        opening = sample.observations[0].tokens if opens else NO_TOKENS
+        key, prompt = (group, opening.tobytes()), batch.prompts[group]
+        prompts.setdefault(key, replace(prompt, tokens=[*prompt.tokens, *opening.tolist()]))
+        groups.append(key)
+        samples.append(replace(sample, observations=sample.observations[1:]) if opens else sample)
+    number = {key: i for i, key in enumerate(prompts)}
+    numbers = np.array([number[key] for key in groups], dtype=np.int64)
+    return replace(batch, prompts=list(prompts.values()), groups=numbers, samples=samples)
 
 
 def split_weights(batch: Batch, members: Sequence[int], weights: Floats) -> dict[int, Floats]:

@@ -93,7 +93,7 @@ def reward_inputs(prompt: Prompt, sample: Sample) -> RewardInputs:
         "completion": sample.text,
         "finish": sample.finish,
         "tokens": len(sample.tokens),
-        "messages": prompt.messages,
+        "messages": sample.episode.messages if sample.episode else prompt.messages,
         "source": prompt.source,
     }
 

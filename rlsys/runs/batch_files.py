@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlsys.runs.samples import to_json
-from rlsys.types import Batch, Observation, Prompt, Sample, Verdict
+from rlsys.types import Batch, Episode, Observation, Prompt, Sample, Verdict
 
 
 def write_batch(target: Path, batch: Batch) -> None:
@@ -36,10 +36,12 @@ def write_batch(target: Path, batch: Batch) -> None:
     texts = {
         "prompts": [
             {"uid": p.uid, "source": p.source, "text": p.text, "messages": p.messages, "rewards": p.rewards}
-            | {"row": to_json(p.row), "max_new_tokens": p.max_new_tokens}
+            | {"row": to_json(p.row), "max_new_tokens": p.max_new_tokens, "play": p.play}
             for p in batch.prompts
         ],
-        "samples": [[s.uid, s.index, s.text, s.finish, s.version, s.changes, answers(s)] for s in samples],
+        "samples": [
+            [s.uid, s.index, s.text, s.finish, s.version, s.changes, answers(s), transcript(s)] for s in samples
+        ],
         "components": batch.components,
         "answers": batch.answers,
         "failed": [asdict(verdict) for _, verdict in batch.failed],
@@ -74,8 +76,9 @@ def read_batch(target: Path) -> Batch:
             version,
             tuple((token, to) for token, to in changes),
             tuple(Observation(at, np.array(observed, dtype=np.int32)) for at, observed in observations),
+            episode and Episode(None, *episode),  # its verdict is among the batch's
         )
-        for (uid, index, text, finish, version, changes, observations), tokens, logprobs in zip(
+        for (uid, index, text, finish, version, changes, observations, episode), tokens, logprobs in zip(
             texts["samples"], *columns, strict=True
         )
     ]
@@ -101,6 +104,10 @@ def read_batch(target: Path) -> Batch:
 def answers(sample: Sample) -> list[tuple[int, list[int]]]:
     """What the environment said, as JSON has it."""
     return [(o.at, o.tokens.tolist()) for o in sample.observations]
+
+
+def transcript(sample: Sample) -> tuple[list[Any], list[float]] | None:
+    return (sample.episode.messages, sample.episode.turn_scores) if sample.episode else None
 
 
 def concat(parts: list[Any], kind: Any) -> Any:

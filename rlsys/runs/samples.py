@@ -8,6 +8,8 @@ old_logprobs token_advantages           per token: the policy's log-probs before
                                         none were computed, and where all tokens have the sample's advantage
 changes                                 [[token, version], …]: from that token on, it was sampled from newer weights
 rewards row messages                    what reward functions ask for, so that other ones can judge the sample later
+observations                            [[place, token, …], …]: what an environment said before the token at that place
+transcript turn_scores                  of an episode: its messages, and the score of each turn; null for single answers
 """
 
 import json
@@ -21,12 +23,12 @@ import numpy as np
 from rlsys.config.schema import ConfigError
 from rlsys.runs.timeline import recorded
 from rlsys.text import replace_surrogates
-from rlsys.types import Batch, Columns, Floats, Prompt, Sample, Verdict
+from rlsys.types import Batch, Columns, Episode, Floats, Observation, Prompt, Sample, Verdict
 
 COLUMNS = (
     *("uid", "index", "source", "prompt", "completion", "reward", "advantage", "answer", "components", "failure"),
     *("detail", "finish", "version", "changes", "tokens", "rollout_logprobs", "old_logprobs", "token_advantages"),
-    *("rewards", "row", "messages"),
+    *("rewards", "row", "messages", "observations", "transcript", "turn_scores"),
 )
 NUMBER_LISTS = ("tokens", "rollout_logprobs", "old_logprobs", "token_advantages")  # a number for each token
 
@@ -114,6 +116,7 @@ def make_columns(batch: Batch, rows: list[SampleRow]) -> dict[str, Any]:
     prompts = [batch.prompts[row.group] for row in rows]
     json_of = {p.uid: (to_json(p.row), to_json(p.messages) if p.messages else None) for p in batch.prompts}
     text, integer, real = pa.string(), pa.int64(), pa.float32()
+    integer_lists = pa.list_(pa.list_(integer))
     columns: dict[str, tuple[list[Any], Any]] = {
         "uid": ([s.uid for s in samples], text),
         "index": ([s.index for s in samples], integer),
@@ -128,7 +131,7 @@ def make_columns(batch: Batch, rows: list[SampleRow]) -> dict[str, Any]:
         "detail": ([first_line(v.detail) or None for v in verdicts], text),
         "finish": ([s.finish for s in samples], text),
         "version": ([s.version for s in samples], integer),
-        "changes": ([s.changes for s in samples], pa.list_(pa.list_(integer))),
+        "changes": ([s.changes for s in samples], integer_lists),
         "tokens": ([s.tokens for s in samples], pa.list_(pa.int32())),
         "rollout_logprobs": ([s.logprobs for s in samples], pa.list_(real)),
         "old_logprobs": ([row.old for row in rows], pa.list_(real)),
@@ -136,6 +139,9 @@ def make_columns(batch: Batch, rows: list[SampleRow]) -> dict[str, Any]:
         "rewards": ([p.rewards for p in prompts], text),
         "row": ([json_of[p.uid][0] for p in prompts], text),
         "messages": ([json_of[p.uid][1] for p in prompts], text),
+        "observations": ([[[o.at, *o.tokens.tolist()] for o in s.observations] for s in samples], integer_lists),
+        "transcript": ([s.episode and to_json(s.episode.messages) for s in samples], text),
+        "turn_scores": ([s.episode and s.episode.turn_scores for s in samples], pa.list_(real)),
     }
     return {name: pa.array(values, kind) for name, (values, kind) in columns.items()}
 
@@ -186,6 +192,8 @@ def read_saved_samples(file: Path) -> Iterator[SavedSample]:
             row["finish"],
             row["version"],
             tuple((token, version) for token, version in row["changes"]),
+            tuple(Observation(at, np.array(tokens, dtype=np.int32)) for at, *tokens in row["observations"]),
+            row["transcript"] and Episode(None, json.loads(row["transcript"]), row["turn_scores"]),
         )
         components, failure, detail = json.loads(row["components"]), row["failure"] or "", row["detail"] or ""
         verdict = Verdict(row["reward"], components, failure, detail, row["answer"])

@@ -59,7 +59,8 @@ class BatchScorer:
         return len(self.samples_by_uid[prompt.uid]) == self.samples_per_prompt
 
     def add_group(self, prompt: Prompt) -> None:
-        completions = sum(len(s.tokens) - 1 for s in self.samples_by_uid[prompt.uid])
+        samples = self.samples_by_uid[prompt.uid]
+        completions = sum(len(s.tokens) - 1 + s.observed_tokens for s in samples)
         tokens = len(prompt.tokens) + completions  # the prompt is shared
         if self.tokens + tokens > self.chunk_tokens:
             self.close_chunk()

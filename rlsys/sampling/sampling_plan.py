@@ -46,6 +46,7 @@ class SamplingPlan:
                 p.max_new_tokens or self.max_new_tokens,
                 self.top_p,
                 self.top_k,
+                prompt=p if p.play else None,
             )
             for p in prompts
             for i, t in enumerate(temperatures)

@@ -130,6 +130,8 @@ class CombinedVerdicts(Future[list[Verdict]]):
         self.open_parts, self.lock = len(parts), threading.Lock()
         for _, verdicts in parts:
             verdicts.add_done_callback(self.on_part)
+        if not parts:  # episodes score themselves
+            self.set_result([combine_verdicts([]) for _ in uids])
 
     def on_part(self, part: "Future[list[Verdict]]") -> None:
         with self.lock:

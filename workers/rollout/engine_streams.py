@@ -6,6 +6,7 @@ queue, and `next()` takes it out. An engine may have several streams at a time.
 
 import queue
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,9 +17,19 @@ from rlsys.types import Request, Sample
 from workers.supervision.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
 
 Key = tuple[str, int]  # uid and index of a sample
-Arrival = tuple[
-    str, Any, list[Key], list[Sample] | Exception | None
-]  # engine, its actor, keys of the stream, what came
+
+
+@dataclass(eq=False)
+class Stream:
+    """One `generate` call."""
+
+    engine: str
+    actor: Any
+    missing: set[Key]  # samples that have not arrived
+
+
+Arrival = tuple[Stream, list[Sample] | Exception | None]  # None: the stream has ended
+WAKE_UP: Arrival = (Stream("", None, set()), [])
 
 
 class EngineStreams:
@@ -43,19 +54,24 @@ class EngineStreams:
             self.actors[name], self.pending[name], self.timers[name] = actor, {}, self.watchdog.start_timer()
         by_key = {(r.uid, r.index): r for r in requests}
         self.pending[name] |= by_key
-        stream = actor.generate.options(num_returns="streaming").remote(requests)
-        threading.Thread(target=self.read, args=(name, actor, list(by_key), stream), daemon=True).start()
+        refs = actor.generate.options(num_returns="streaming").remote(requests)
+        stream = Stream(name, actor, set(by_key))
+        threading.Thread(target=self.read, args=(stream, refs), daemon=True).start()
 
-    def read(self, name: str, actor: Any, keys: list[Key], stream: Any) -> None:
+    def read(self, stream: Stream, refs: Any) -> None:
         """Puts all that a stream brings into the queue, its end or its error last. Runs in a thread of its own."""
         try:
-            for ref in stream:
-                self.arrivals.put((name, actor, keys, ray.get(ref)))
-            self.arrivals.put((name, actor, keys, None))
+            for ref in refs:
+                self.arrivals.put((stream, ray.get(ref)))
+            self.arrivals.put((stream, None))
         except RayError as error:
-            self.arrivals.put((name, actor, keys, explain_failure(error, name, "generating", self.watchdog.logs)))
+            self.arrivals.put((stream, explain_failure(error, stream.engine, "generating", self.watchdog.logs)))
         except Exception as error:
-            self.arrivals.put((name, actor, keys, error))
+            self.arrivals.put((stream, error))
+
+    def wake(self) -> None:
+        """Has `next` return at once, without samples. Any thread may call it."""
+        self.arrivals.put(WAKE_UP)
 
     def stop_early(self) -> None:
         """Has every engine return its unfinished samples as they are."""
@@ -70,24 +86,27 @@ class EngineStreams:
     def next(self) -> tuple[str, list[Sample] | Exception]:
         """Returns an engine's name with its new samples, or with the error that ended it.
 
-        A stalled engine is returned as an error even while others keep sending.
+        A stalled engine is returned as an error even while others keep sending. Without a pending engine, and after
+        `wake`, there may be no name and no samples.
         """
         while True:
+            arrival: Arrival | None
             try:
                 arrival, self.deferred = self.deferred or self.arrivals.get(timeout=POLL_S), None
             except queue.Empty:
-                arrival = None
+                arrival = None if self.pending_engines else WAKE_UP
                 if self.stopping:  # an engine may have read an earlier stop before the last `generate`
                     self.stop_early()
-            current = arrival is not None and self.actors.get(arrival[0]) is arrival[1]
-            if arrival and current:
-                self.timers[arrival[0]].reset()
+            stream = arrival[0] if arrival else WAKE_UP[0]
+            current = stream.actor is not None and self.actors.get(stream.engine) is stream.actor
+            if current:
+                self.timers[stream.engine].reset()
             if stalled := self.stalled_engine():
                 self.deferred = arrival
                 return stalled
-            if arrival and current:
-                name, _, keys, samples = arrival
-                return name, samples if isinstance(samples, Exception) else self.accept(name, keys, samples)
+            if arrival and (current or arrival is WAKE_UP):
+                news = arrival[1]
+                return stream.engine, news if isinstance(news, Exception) else self.accept(stream, news)
 
     def stalled_engine(self) -> tuple[str, Exception] | None:
         """Returns a pending engine that has sent nothing for too long, and the error.
@@ -105,14 +124,21 @@ class EngineStreams:
         for timer in self.timers.values():
             timer.reset()
 
-    def accept(self, name: str, keys: list[Key], samples: list[Sample] | None) -> list[Sample] | Exception:
+    def accept(self, stream: Stream, samples: list[Sample] | None) -> list[Sample] | Exception:
         """Returns the samples that were still pending.
 
         `None` marks the end of a stream, an error if its samples are incomplete.
         """
-        pending = self.pending[name]
         if samples is None:
-            missing = sum(key in pending for key in keys)
-            log = self.watchdog.logs / f"{name}.log"
-            return WorkerFailed(f"generating: {name} ended {missing} samples short. Its log: {log}") if missing else []
-        return [s for s in samples if pending.pop((s.uid, s.index), None)]
+            log = self.watchdog.logs / f"{stream.engine}.log"
+            count = len(stream.missing)
+            return (
+                WorkerFailed(f"generating: {stream.engine} ended {count} samples short. Its log: {log}")
+                if count
+                else []
+            )
+        arrived = [s for s in samples if (s.uid, s.index) in stream.missing]
+        for key in [(s.uid, s.index) for s in arrived]:
+            stream.missing.discard(key)
+            del self.pending[stream.engine][key]
+        return arrived

@@ -6,7 +6,7 @@ RequestScheduler ──requests──▶ engines ──▶ EngineStreams ──�
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rlsys.runs.errors import WorkerLost, WrongWeights
 from rlsys.types import Request, Sample
@@ -17,30 +17,54 @@ from workers.supervision.watchdog import Watchdog
 
 
 class Generation:
-    """`for samples in Generation(requests, engines, watchdog, max_running).run(): …`"""
+    """`for samples in Generation(requests, engines, watchdog, max_running).run(): …`
 
-    def __init__(self, requests: list[Request], engines: ReplaceableWorkers, watchdog: Watchdog, max_running: int):
+    While `more()` is true, further requests may be added between two lists of samples, which then may be empty.
+    """
+
+    def __init__(
+        self,
+        requests: list[Request],
+        engines: ReplaceableWorkers,
+        watchdog: Watchdog,
+        max_running: int,
+        more: Callable[[], bool] = lambda: False,
+    ):
         self.engines, self.watchdog = engines, watchdog
         self.scheduler = RequestScheduler(requests, max_running)
         self.streams = EngineStreams(watchdog)
         self.failed_attempts: Counter[tuple[str, int]] = Counter()  # by uid and index of a sample
-        self.stop_requested = False
+        self.more, self.stop_requested = more, False
+        self.engine_by_sample: dict[tuple[str, int], str] = {}  # which engine has the turns of an episode in its cache
 
     def run(self) -> Iterator[list[Sample]]:
         """Yields samples as they finish, in any order."""
         self.assign_requests()
-        while self.streams.pending_engines:
+        while self.streams.pending_engines or self.more():
             name, samples = self.streams.next()
             if isinstance(samples, WorkerLost):
                 self.replace_engine(name, samples)
             elif isinstance(samples, Exception):
                 raise samples
-            elif samples:
+            elif samples or self.more():
+                self.engine_by_sample.update(((s.uid, s.index), name) for s in samples if s.observations)
                 yield samples
                 if self.stop_requested and not self.streams.stopping:
                     self.scheduler.clear()
                     self.streams.stop_early()
             self.assign_requests()
+
+    def add(self, request: Request) -> None:
+        """Adds a request. The next turn of an episode goes to the engine that has the others in its cache."""
+        self.scheduler.add(request, self.engine_by_sample.get((request.uid, request.index), ""))
+
+    def cancel_waiting(self) -> set[tuple[str, int]]:
+        """Forgets the requests that no engine has. Returns their samples, by uid and index."""
+        return {(r.uid, r.index) for r in self.scheduler.clear()}
+
+    def wake(self) -> None:
+        """Has `run` yield at once. Any thread may call it."""
+        self.streams.wake()
 
     def stop_early(self) -> None:
         """Ends the run early: pending samples come unfinished or not at all. Called between two lists of samples."""

@@ -63,9 +63,13 @@ class RolloutGroup:
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         """Yields samples as they finish, from all engines."""
+        yield from self.begin(requests).run()
+
+    def begin(self, requests: list[Request], more: Callable[[], bool] = lambda: False) -> Generation:
+        """Returns the `Generation` of these requests, and of those that are added while `more()` is true."""
         max_running = self.config.rollout.max_sequences
-        self.generation = Generation(requests, self.workers, self.watchdog, max_running)
-        yield from self.generation.run()
+        self.generation = Generation(requests, self.workers, self.watchdog, max_running, more)
+        return self.generation
 
     def stop_early(self) -> None:
         """Called between two lists of samples of `generate`."""

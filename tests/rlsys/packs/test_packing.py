@@ -162,6 +162,23 @@ def test_the_example_of_pack_with_an_answer_of_an_environment():
     assert (p.target_counts, p.places.tolist()) == ([3, 2], [0, 1, 2, 0, 1])
 
 
+def test_what_opens_all_episodes_of_a_group_is_computed_once():
+    """Three samples of a row without a prompt: two begin with 1 2, one with 8."""
+    opened = [[1, 2], [8], [1, 2]]
+    samples = [
+        Sample("", i, "", np.array([3 + i, 9], dtype=np.int32), np.zeros(2, dtype=np.float32), "stop", 1, (), (said,))
+        for i, said in enumerate(Observation(0, np.array(tokens, dtype=np.int32)) for tokens in opened)
+    ]
+    batch = Batch(
+        [Prompt("p", "", "", [], {})], samples, np.zeros(3, dtype=int), np.zeros(3, dtype=np.float32), [{}] * 3
+    )
+    [[p]] = pack(batch, range(3), ranks=1, tokens_per_pack=100)
+    assert p.tokens.tolist() == [1, 2, 3, 5, 8, 4]
+    assert (p.lengths, p.parent) == ([2, 1, 1, 2], [-1, 0, 0, -1])
+    assert (p.samples, p.targets.tolist()) == ([0, 2, 1], [3, 9, 5, 9, 4, 9])
+    assert p.logit_positions.tolist() == [1, 2, 1, 3, 4, 5]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)))), min_size=1),
     st.booleans(),

@@ -7,7 +7,7 @@ from fakes import make_batch, make_prompt, make_sample
 
 from rlsys.runs.batch_files import read_batch, write_batch
 from rlsys.runs.samples import read_saved_samples, write_samples
-from rlsys.types import Batch, Observation, Sample, Verdict, join_partial
+from rlsys.types import Batch, Episode, Observation, Sample, Verdict, join_partial
 
 
 def same(a: Batch, b: Batch) -> None:
@@ -78,9 +78,16 @@ def test_a_sample_keeps_its_versions_and_a_batch_its_deferred_positions(tmp_path
 def test_a_sample_keeps_what_an_environment_answered(tmp_path):
     answers = tuple(Observation(at, np.array(tokens, dtype=np.int32)) for at, tokens in ((0, [5]), (3, [7, 8])))
     batch = make_batch([1.0, 0.0], [0, 0], lengths=[5, 4])
-    batch = replace(batch, samples=[replace(batch.samples[0], observations=answers), batch.samples[1]])
+    episode = Episode(Verdict(0.5), [{"role": "user", "content": "hi"}], [0.0, 0.5])
+    batch = replace(batch, samples=[replace(batch.samples[0], observations=answers, episode=episode), batch.samples[1]])
     write_batch(tmp_path / "000", batch)
     first, second = read_batch(tmp_path / "000").samples
+    write_samples(tmp_path / "a.parquet", batch)
+    saved = [saved.sample for saved in read_saved_samples(tmp_path / "a.parquet")]
+    for read in (first, saved[0]):
+        assert [(o.at, o.tokens.tolist()) for o in read.observations] == [(0, [5]), (3, [7, 8])]
+        assert (read.episode.messages, read.episode.turn_scores) == (episode.messages, [0.0, 0.5])
+    assert second.episode is saved[1].episode is None
     a, b, c, d, e = first.tokens.tolist()
     assert first.sequence.tolist() == [5, a, b, c, 7, 8, d, e]
     assert second.sequence.tolist() == second.tokens.tolist()

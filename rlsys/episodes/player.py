@@ -1,0 +1,87 @@
+"""Plays a user's function: checks and calls it, reads what it returns, and says what went wrong."""
+
+import inspect
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+from rlsys.config.plugins import load_function, short_name
+from rlsys.config.schema import ConfigError
+from rlsys.config.secrets import referenced_variables, resolve_env
+from rlsys.episodes.ask import Reply
+from rlsys.episodes.asking import EpisodeAsk, Turn
+from rlsys.episodes.conversation import Conversation, ConversationTemplate, continuation_notes
+from rlsys.episodes.settings import EpisodeSettings
+from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, read_verdict
+from rlsys.types import Verdict
+
+PLAYS: dict[str, Any] = {}  # built in
+
+
+class Player:
+    """One function, with its options, for all its episodes."""
+
+    def __init__(self, spec: str, settings: EpisodeSettings, tokenizer: Any):
+        self.name, self.tokenizer = short_name(spec), tokenizer
+        self.function = load_function(spec, PLAYS, "episode.play")
+        self.options = resolve_env(settings.options)
+        self.secret_variables = referenced_variables(settings.options)
+        self.template = ConversationTemplate(tokenizer, settings.template_options)
+        self.notes = continuation_notes(self.template)
+        require_playable(spec, self.function, self.options)
+
+    def new_conversation(self) -> Conversation:
+        return Conversation(self.template)
+
+    def start(self, row: dict[str, Any], ask: EpisodeAsk) -> Coroutine[Any, Any, Any]:
+        coroutine = self.function(row, ask, **self.options)
+        if not inspect.iscoroutine(coroutine):
+            raise TypeError(f"{self.name} must be `async def`; calling it returned {type(coroutine).__name__}")
+        return coroutine
+
+    def read_reply(self, turn: Turn) -> Reply:
+        text = self.tokenizer.decode(turn.tokens, skip_special_tokens=True)
+        raw = self.tokenizer.decode(turn.tokens)
+        return Reply(text, turn.finish, turn.tokens, turn.logprobs, raw=raw)
+
+    def read_verdict(self, returned: Any, ask: EpisodeAsk) -> Verdict | None:
+        """What the function returned, with the scores of turns. None: it leaves the score to the reward functions."""
+        if not ask.replies and not ask.over:
+            return invalid_verdict(f"{self.name} returned without asking the model.")
+        scores = ask.turn_scores
+        if not all(isinstance(s, int | float) and math.isfinite(s) for s in scores):
+            return invalid_verdict(
+                f"{self.name}: reply.score was given {scores!r:.80}; a score must be a finite number."
+            )
+        turns = {"turns": float(sum(scores))} if any(scores) else {}
+        if returned is None:
+            return Verdict(turns["turns"], turns) if turns else None
+        verdict = read_verdict(self.name, 1.0, returned)
+        if verdict.score is None or not turns:
+            return verdict
+        return Verdict(verdict.score + turns["turns"], verdict.components | turns, answer=verdict.answer)
+
+    def error_verdict(self, error: BaseException, ask: EpisodeAsk) -> Verdict:
+        return exception_verdict(self.where(ask), error, self.secret_variables)
+
+    def where(self, ask: EpisodeAsk) -> str:
+        """ "play, after turn 3" """
+        return f"{self.name}, {f'after turn {len(ask.replies)}' if ask.replies else 'before its first turn'}"
+
+    def transcript(self, ask: EpisodeAsk) -> list[Any]:
+        return list(ask.conversation.messages)
+
+
+def require_playable(spec: str, function: Any, options: dict[str, Any]) -> None:
+    """Raises `ConfigError` if `function(row, ask, **options)` cannot be called."""
+    call = getattr(function, "__call__", None)  # noqa: B004  an object may be the function
+    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call):
+        raise ConfigError(
+            f"episode.play: `{spec}` must be written `async def {short_name(spec)}(row, ask)`: it awaits the model."
+        )
+    try:
+        inspect.signature(function).bind({}, None, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"episode.play: `{spec}` cannot be called with (row, ask) and episode.options: {error}."
+        ) from None

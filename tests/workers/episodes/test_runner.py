@@ -1,0 +1,286 @@
+"""Episodes in a real process, without engines: the test answers each ask itself."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlsys.config.schema import ConfigError
+from rlsys.episodes.asking import Turn
+from rlsys.episodes.settings import EpisodeSettings
+from workers.episodes.messages import Answer, Asked, Ended, Event, Start
+from workers.episodes.runner import EpisodeRunner
+
+GAMES = """
+import asyncio, os, random, re, time
+waited = []
+
+async def play(row, ask):
+    text = "1>"
+    for _ in range(row.get("turns", 2)):
+        reply = await ask(text)
+        text = reply.text + ">"
+    return float(len(text))
+
+async def raises(row, ask):
+    await ask("1>")
+    raise ValueError(row["absent"])
+
+async def hangs(row, ask):
+    await ask("1>")
+    await asyncio.sleep(1000)
+
+async def blocks(row, ask):
+    await ask("1>")
+    re.match("(a+)+$", "a" * 40 + "b")
+
+async def never_asks(row, ask):
+    return 1.0
+
+async def asks_for_ever(row, ask):
+    while True:
+        await ask("1>")
+
+async def takes_what_it_has(row, ask):
+    try:
+        await asks_for_ever(row, ask)
+    except Exception as over:
+        return {"turns": 0.5, "reason": float(over.reason == "turns")}
+
+async def returns_nonsense(row, ask):
+    await ask("1>")
+    return "good"
+
+async def returns_nan(row, ask):
+    await ask("1>")
+    return float("nan")
+
+async def ends_its_process(row, ask):
+    await ask("1>")
+    os._exit(3)
+
+async def forks(row, ask):
+    await ask("1>")
+    if not os.fork():
+        return 5.0  # the child comes back as the parent does
+    await ask("2>")
+    return 2.0
+
+async def asks_later(row, ask):
+    await ask("1>")
+    asyncio.get_running_loop().call_later(0.1, lambda: asyncio.ensure_future(late(ask)))
+    return 1.0
+
+async def late(ask):
+    try:
+        await ask("2>")
+    except RuntimeError as error:
+        waited.append(str(error))
+
+async def tells_what_waited(row, ask):
+    await ask("1>")
+    await asyncio.sleep(0.3)
+    raise ValueError(waited)
+
+async def asks_twice_at_once(row, ask):
+    await asyncio.gather(ask("1>"), ask("2>"))
+
+async def asks_a_number(row, ask):
+    await ask(7)
+
+async def asks_a_long_one(row, ask):
+    await ask("1>")
+    await ask("2" * 500)
+
+async def fills_memory(row, ask):
+    await ask("1>")
+    bytearray(1 << 33)
+
+async def is_cancelled(row, ask):
+    await ask("1>")
+    asyncio.current_task().cancel()
+    await asyncio.sleep(1)
+
+async def scores_turns(row, ask):
+    for i in range(3):
+        (await ask("1>")).score(i)
+
+async def rolls(row, ask):
+    reply = await ask("1>")
+    reply = await ask(f"{random.SystemRandom().randrange(10**6)}>")
+    if not os.path.exists(row["mark"]):
+        open(row["mark"], "w").close()
+        os._exit(1)
+    return 1.0
+
+def plain(row, ask):
+    return 1.0
+"""
+
+
+def settings(folder: Path, model: str, *names: str, **changes: Any) -> EpisodeSettings:
+    (folder / "games.py").write_text(GAMES)
+    values: dict[str, Any] = {
+        "plays": tuple(f"{folder}/games.py:{name}" for name in names),
+        "options": {},
+        "tools": [],
+        "tool_parser": "",
+        "reasoning_parser": "",
+        "on_bad_call": "observe",
+        "max_turns": 4,
+        "max_tokens": 0,
+        "window": 64,
+        "step_timeout_s": 2.0,
+        "timeout_s": 20.0,
+        "concurrency": 16,
+        "memory_mb": 3000,
+        "start_timeout_s": 120.0,
+        "template": "",
+        "model": model,
+        "keep_spare": False,
+    }
+    return EpisodeSettings(**values | changes)
+
+
+@contextmanager
+def runner(s: EpisodeSettings) -> Iterator[EpisodeRunner]:
+    with closing(EpisodeRunner(s)) as started:
+        started.ready.result()
+        yield started
+    assert not [p for p in psutil.Process().children(recursive=True) if "workers.episodes.process" in p.cmdline()]
+
+
+def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended], list[Asked]]:
+    """Plays until all have ended, answering each ask with `3 4 end`."""
+    episodes.send(list(starts))
+    ended: dict[int, Ended] = {}
+    asked: list[Asked] = []
+    for events in episodes.events():
+        for event in events:
+            if isinstance(event, Asked):
+                asked.append(event)
+            else:
+                ended[event.number] = event
+        episodes.send([answer(event) for event in events if isinstance(event, Asked)])
+        if len(ended) == len(starts):
+            return ended, asked
+    raise AssertionError
+
+
+def answer(asked: Event) -> Answer:
+    assert isinstance(asked, Asked)
+    return Answer(asked.number, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"))
+
+
+OUTCOMES = {  # function: failure or score, and what its detail says or why it ended
+    "play": (3.0, "stop"),
+    "raises": ("exception", "raises, after turn 1: KeyError: 'absent'"),
+    "hangs": ("timeout", "hangs, after turn 1 took more than 2 s (episode.step_timeout_s)"),
+    "never_asks": ("invalid", "never_asks returned without asking the model."),
+    "asks_for_ever": (None, "turns"),
+    "takes_what_it_has": (1.5, "turns"),
+    "returns_nonsense": ("invalid", "returns_nonsense returned 'good'; a reward is a number."),
+    "returns_nan": ("invalid", "a reward must be a finite number"),
+    "forks": (2.0, "stop"),
+    "asks_twice_at_once": ("exception", "await each ask before the next"),
+    "asks_a_number": ("exception", "asks_a_number, before its first turn: TypeError: ask takes a text"),
+    "asks_a_long_one": (None, "window"),
+    "is_cancelled": ("exception", "it cancelled its own task"),
+    "scores_turns": (3.0, "stop"),
+    "fills_memory": ("memory", "after turn 1"),
+}
+
+
+def test_what_a_function_does_wrong_is_its_own_failure_and_harms_no_other(tmp_path: Path, tiny_model: str) -> None:
+    s = settings(tmp_path, tiny_model, *OUTCOMES)
+    with runner(s) as episodes:
+        ended, _ = play(episodes, [Start(i, play, {}, 8) for i, play in enumerate(s.plays)])
+    for i, (name, (outcome, says)) in enumerate(OUTCOMES.items()):
+        verdict = ended[i].episode.verdict
+        assert outcome == (verdict and (verdict.failure or verdict.score)), (name, verdict)
+        if isinstance(outcome, str):
+            assert verdict
+            assert says in verdict.detail, name
+        else:
+            assert ended[i].finish == says, name
+    assert ended[list(OUTCOMES).index("scores_turns")].episode.turn_scores == [0.0, 1.0, 2.0]
+
+
+def test_an_episode_that_ends_or_blocks_its_process_fails_and_the_others_are_played_again(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    s = settings(tmp_path, tiny_model, "play", "ends_its_process", "blocks")
+    good, deadly, blocking = s.plays
+    with runner(s) as episodes:
+        starts = [Start(i, deadly if i == 3 else blocking if i == 5 else good, {"turns": 4}, 8) for i in range(8)]
+        ended, asked = play(episodes, starts)
+    failures = {
+        i: e.episode.verdict.failure for i, e in ended.items() if e.episode.verdict and e.episode.verdict.failure
+    }
+    assert failures == {3: "crash", 5: "timeout"}
+    assert {e.episode.verdict.score for i, e in ended.items() if i not in failures and e.episode.verdict} == {3.0}
+    # What engines have sampled is not sampled again.
+    assert len({(a.number, a.turn) for a in asked}) == len(asked)
+
+
+def test_after_a_crash_only_turns_behind_another_observation_are_sampled_again(tmp_path: Path, tiny_model: str) -> None:
+    s = settings(tmp_path, tiny_model, "rolls")
+    with runner(s) as episodes:
+        ended, asked = play(episodes, [Start(1, s.plays[0], {"mark": str(tmp_path / "mark")}, 8)])
+    assert ended[1].episode.verdict
+    assert ended[1].episode.verdict.score == 1.0
+    assert [a.turn for a in asked] == [0, 1, 1]
+    assert asked[1].observation != asked[2].observation
+
+
+def test_an_ask_after_the_end_is_refused(tmp_path: Path, tiny_model: str) -> None:
+    s = settings(tmp_path, tiny_model, "asks_later", "tells_what_waited")
+    with runner(s) as episodes:
+        ended, _ = play(episodes, [Start(i, name, {}, 8) for i, name in enumerate(s.plays)])
+    verdict = ended[1].episode.verdict
+    assert verdict
+    assert "ask was called after the episode had ended" in verdict.detail
+
+
+def test_limits_of_turns_and_tokens_are_those_of_the_request_and_the_settings(tmp_path: Path, tiny_model: str) -> None:
+    s = settings(tmp_path, tiny_model, "asks_for_ever", max_turns=99, max_tokens=7, window=64)
+    with runner(s) as episodes:
+        ended, asked = play(episodes, [Start(1, s.plays[0], {}, 5)])
+        assert [a.max_tokens for a in asked] == [5, 4, 1]  # three tokens are written in each turn
+        assert ended[1].finish == "tokens"
+
+
+def test_many_episodes_wait_at_once_and_no_more_than_allowed_are_played(tmp_path: Path, tiny_model: str) -> None:
+    (tmp_path / "sleepy.py").write_text(
+        "import asyncio\nnow = most = 0\nasync def play(row, ask):\n    global now, most\n    now += 1\n"
+        "    most = max(most, now)\n    await ask('1>')\n    await asyncio.sleep(0.2)\n    now -= 1\n    return most\n"
+    )
+    s = settings(tmp_path, tiny_model, concurrency=50)
+    s = EpisodeSettings(**{**vars(s), "plays": (f"{tmp_path}/sleepy.py:play",)})
+    with runner(s) as episodes:
+        began = time.monotonic()
+        ended, _ = play(episodes, [Start(i, s.plays[0], {}, 8) for i in range(200)])
+        assert time.monotonic() - began < 0.25 * 200 * 0.2
+    scores = [e.episode.verdict.score for e in ended.values() if e.episode.verdict]
+    assert max(s for s in scores if s is not None) == 50
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "sentence"),
+    [
+        (["plain"], {}, "must be written `async def plain(row, ask)`"),
+        (["absent"], {}, "has no function `absent`"),
+        (["play"], {"level": 3}, "unexpected keyword argument 'level'"),
+    ],
+)
+def test_a_function_that_cannot_play_is_refused_at_the_start(
+    tmp_path: Path, tiny_model: str, names: list[str], options: dict[str, Any], sentence: str
+) -> None:
+    with closing(EpisodeRunner(settings(tmp_path, tiny_model, *names, options=options))) as episodes:
+        with pytest.raises(ConfigError, match=r"episode\.play") as error:
+            episodes.ready.result()
+        assert sentence in str(error.value)

@@ -1,0 +1,44 @@
+"""Verdicts of episodes: what the function that played one returned, together with the reward functions."""
+
+from concurrent.futures import Future
+
+from rlsys.interfaces import Rewards
+from rlsys.rewards.judge import combine_verdicts
+from rlsys.rewards.weighted_reward import invalid_verdict
+from rlsys.types import Prompt, Sample, Verdict
+
+OVER = ("turns", "tokens", "window")  # an episode that ends so need not have a score of its own
+
+
+class EpisodeRewards:
+    """Implements `rlsys.interfaces.Rewards` around the reward pool."""
+
+    def __init__(self, rewards: Rewards):
+        self.rewards = rewards
+
+    def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> Future[list[Verdict]]:
+        return EpisodeVerdicts(samples, self.rewards.judge(samples, prompts))
+
+
+class EpisodeVerdicts(Future[list[Verdict]]):
+    """Combines both verdicts of each sample when those of the reward functions have arrived."""
+
+    def __init__(self, samples: list[Sample], judged: "Future[list[Verdict]]"):
+        super().__init__()
+        self.samples, self.judged = samples, judged
+
+    def result(self, timeout: float | None = None) -> list[Verdict]:
+        verdicts = self.judged.result(timeout)
+        return [combine(sample, verdict) for sample, verdict in zip(self.samples, verdicts, strict=True)]
+
+
+def combine(sample: Sample, judged: Verdict) -> Verdict:
+    """A failure of the episode comes before what reward functions say of its remains."""
+    if sample.episode is None:
+        return judged
+    own = sample.episode.verdict
+    if own is None and sample.finish in OVER and not judged.components and not judged.failure:
+        return Verdict(0.0)
+    if own is None and not judged.components and not judged.failure:
+        return invalid_verdict("the episode's function returned nothing, and there are no reward functions.")
+    return combine_verdicts([v for v in (own, judged) if v is not None])

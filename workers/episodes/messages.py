@@ -1,0 +1,56 @@
+"""What the driver, an episode worker and its process say to each other about an episode, by its number."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlsys.episodes.asking import Turn
+from rlsys.types import Episode
+
+
+@dataclass
+class Start:
+    """Play an episode. Turns that it has had before are given to it again, as long as it asks for the same."""
+
+    number: int
+    play: str  # the function
+    row: dict[str, Any]
+    max_new_tokens: int  # of a turn
+    turns: list[Turn] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The turn that the episode has asked for."""
+
+    number: int
+    turn: Turn
+
+
+@dataclass(frozen=True)
+class Drop:
+    """End the episode, and say nothing about it."""
+
+    number: int
+
+
+Command = Start | Answer | Drop
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The episode asks for a turn. Those from `turn` on, if there are any, are void."""
+
+    number: int
+    turn: int
+    observation: list[int]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    number: int
+    finish: str
+    episode: Episode
+
+
+Event = Asked | Ended

@@ -1,0 +1,146 @@
+"""The driver's handle to all episode workers.
+
+driver ──starts, turns──▶ EpisodeWorker (actor) ──▶ EpisodeRunner ──▶ episode process (user's code)
+       ◀──asks, ends─────
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from rlsys.config.schema import Config
+from rlsys.runs.errors import WorkerLost
+from workers.episodes.messages import Answer, Command, Drop, Ended, Event, Start
+from workers.supervision.replaceable_workers import ReplaceableWorkers
+from workers.supervision.watchdog import StallTimer, Watchdog, explain_failure
+
+DOING = "playing episodes"
+Arrival = tuple[str, Any, list[Event] | Exception]  # worker, its actor, what came
+
+
+class EpisodePool:
+    """`begin` episodes, then `poll` what they ask, and `answer`; `flush` sends what has come together.
+
+    A lost worker is replaced, and the replacement plays its episodes again.
+    """
+
+    def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
+        self.config, self.watchdog = config, watchdog
+        names = [f"episode-{i}" for i in range(config.episode.workers)]
+        self.workers = ReplaceableWorkers(names, spawn, watchdog)
+        self.playing: dict[str, dict[int, Start]] = {name: {} for name in names}
+        self.waiting: dict[str, set[int]] = {name: set() for name in names}  # episodes that wait for a turn
+        self.outbox: dict[str, list[Command]] = {name: [] for name in names}
+        self.timers: dict[str, StallTimer] = {}
+        self.arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self.wake: Callable[[], None] = lambda: None  # called when something has arrived, on any thread
+        self.started = 0
+
+    def start(self, model: str, window: int) -> None:
+        limit = self.config.cluster.start_timeout_s
+        doing = "starting the episode workers"
+        notes = self.workers.call("start", model, window, doing=doing, limit_s=limit, replay=True)
+        for name, actor in self.workers.actors.items():
+            self.read_events(name, actor)
+        for note in dict.fromkeys(note for of_worker in notes.values() for note in of_worker):
+            self.watchdog.note(note)
+
+    def read_events(self, name: str, actor: Any) -> None:
+        self.timers[name] = self.watchdog.start_timer()
+        events = actor.events.options(num_returns="streaming").remote()
+        threading.Thread(target=self.read, args=(name, actor, events), daemon=True).start()
+
+    def read(self, name: str, actor: Any, events: Any) -> None:
+        """Puts all that a worker says into the queue, its error last. Runs in a thread of its own."""
+        try:
+            for ref in events:
+                self.arrivals.put((name, actor, ray.get(ref)))
+                self.wake()
+        except RayError as error:
+            self.arrivals.put((name, actor, explain_failure(error, name, DOING, self.watchdog.logs)))
+        except Exception as error:
+            self.arrivals.put((name, actor, error))
+        self.wake()
+
+    def begin(self, start: Start) -> None:
+        """Starts an episode, on the worker that plays the fewest."""
+        name = min(self.playing, key=lambda n: len(self.playing[n]))
+        self.playing[name][start.number] = start
+        self.outbox[name].append(start)
+
+    def answer(self, answer: Answer) -> None:
+        name = self.worker_of(answer.number)
+        self.playing[name][answer.number].turns.append(answer.turn)
+        self.waiting[name].discard(answer.number)
+        self.outbox[name].append(answer)
+
+    def drop(self, number: int) -> None:
+        name = self.worker_of(number)
+        self.forget(name, number)
+        self.outbox[name].append(Drop(number))
+
+    def forget(self, name: str, number: int) -> None:
+        self.playing[name].pop(number, None)
+        self.waiting[name].discard(number)
+
+    def worker_of(self, number: int) -> str:
+        return next(name for name, playing in self.playing.items() if number in playing)
+
+    def flush(self) -> None:
+        for name, commands in self.outbox.items():
+            if commands:
+                if not self.is_busy(name):
+                    self.timers[name].reset()
+                self.workers.actors[name].send.remote(commands)
+                self.outbox[name] = []
+
+    def is_busy(self, name: str) -> bool:
+        """True if the worker has something to say: not all its episodes wait for turns."""
+        return len(self.playing[name]) > len(self.waiting[name])
+
+    def poll(self) -> list[Event]:
+        """Returns all that has arrived. Replaces workers that were lost or have stalled."""
+        events: list[Event] = []
+        while not self.arrivals.empty():
+            name, actor, news = self.arrivals.get()
+            if self.workers.actors[name] is not actor:
+                continue
+            self.timers[name].reset()
+            if isinstance(news, WorkerLost):
+                self.replace(name, news)
+            elif isinstance(news, Exception):
+                raise news
+            else:
+                events += [e for e in news if e.number in self.playing[name]]
+        for name in self.playing:
+            if (waited := self.timers[name].expired()) and self.is_busy(name):
+                error = self.watchdog.report_stall([name], DOING, waited)
+                if not isinstance(error, WorkerLost):
+                    raise error
+                self.replace(name, error)
+        for event in events:
+            self.note_event(event)
+        return events
+
+    def note_event(self, event: Event) -> None:
+        name = self.worker_of(event.number)
+        if isinstance(event, Ended):
+            self.forget(name, event.number)
+        else:
+            del self.playing[name][event.number].turns[event.turn :]
+            self.waiting[name].add(event.number)
+
+    def replace(self, name: str, error: WorkerLost) -> None:
+        """Replaces a worker, and starts its episodes again with the turns they have had."""
+        self.workers.replace({name: error}, {name: self.workers.actors[name]})
+        self.read_events(name, self.workers.actors[name])
+        self.waiting[name].clear()
+        self.outbox[name] = list(self.playing[name].values())
+
+    def episodes_by_worker(self) -> dict[str, int]:
+        """Counts the episodes that each worker plays. Any thread may call it."""
+        return {name: len(playing) for name, playing in self.playing.items()}

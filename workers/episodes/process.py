@@ -1,0 +1,211 @@
+"""The process that plays episodes. `workers.episodes.runner` starts it, sends it rows and turns, and replaces it.
+
+    runner ──pickle ("start", number, play, pickled row, max_new_tokens)──▶ process
+           ──pickle ("turn", number, tokens, logprobs, finish)──▶
+           ──pickle ("drop", number)──▶
+           ◀── {"ready": true, "notes": […]}, or {"problem": sentence}   once, when the functions are imported
+           ◀── {"on": number}                        code of this episode runs from now on
+           ◀── {"ask": number, "observation": […], "max_tokens": n}
+           ◀── {"end": number, "finish": …, "verdict": …, "messages": …, "turn_scores": …}
+           ◀── {"retire": reason}                    it wants to be replaced; its other episodes are played again
+
+All episodes run in one event loop, in the main thread. Answers are JSON: nothing that a user's function sends is
+unpickled. What is covered and what is not is as in `workers.reward.process`.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import socket
+import struct
+import sys
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from rlsys.data.render import read_template
+from rlsys.episodes.ask import EpisodeOver
+from rlsys.episodes.asking import EpisodeAsk, Limits, Turn
+from rlsys.episodes.settings import EpisodeSettings
+from rlsys.types import Verdict
+from workers.processes.child import run_child
+from workers.supervision.imports import skip_generation_import
+
+if TYPE_CHECKING:
+    from rlsys.episodes.player import Player
+
+
+class EpisodeServer:
+    def __init__(self, connection: Connection, settings: EpisodeSettings):
+        from rlsys.episodes.player import Player
+
+        self.connection, self.settings, self.pid = connection, settings, os.getpid()
+        tokenizer = load_tokenizer(settings)
+        self.players = {spec: Player(spec, settings, tokenizer) for spec in settings.plays}
+        self.notes = [note for player in self.players.values() for note in player.notes]
+        self.running: dict[int, RunningEpisode] = {}
+
+    def serve(self) -> None:
+        asyncio.run(self.serve_forever())
+
+    async def serve_forever(self) -> None:
+        end = socket.socket(fileno=os.dup(self.connection.fileno()))
+        reader, self.writer = await asyncio.open_connection(sock=end)
+        self.send(ready=True, notes=list(dict.fromkeys(self.notes)))
+        while True:
+            try:
+                kind, number, *rest = pickle.loads(await read_message(reader))
+            except asyncio.IncompleteReadError:  # the runner has ended
+                return
+            if kind == "start":
+                self.start(number, *rest)
+            elif number in self.running:
+                episode = self.running[number]
+                episode.drop() if kind == "drop" else episode.resume(*rest)
+
+    def send(self, **message: Any) -> None:
+        if os.getpid() != self.pid:  # a function has forked, and its child came back from it
+            os._exit(0)
+        data = json.dumps(message, default=str).encode()
+        self.writer.write(struct.pack("!i", len(data)) + data)
+
+    def start(self, number: int, play: str, row: bytes, max_new_tokens: int) -> None:
+        s = self.settings
+        limits = Limits(s.max_turns, max_new_tokens, s.max_tokens, s.window)
+        self.running[number] = RunningEpisode(self, number, self.players[play], row, limits)
+
+    def end(self, number: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]) -> None:
+        del self.running[number]
+        given = verdict and dataclasses.asdict(verdict)
+        self.send(end=number, finish=finish, verdict=given, messages=messages, turn_scores=scores)
+        if verdict and verdict.failure == "memory":
+            self.send(retire="it ran out of memory")
+
+
+class RunningEpisode:
+    """One episode: its task, the turn it waits for, and the time it has between two turns."""
+
+    def __init__(self, server: EpisodeServer, number: int, player: "Player", row: bytes, limits: Limits):
+        self.server, self.number, self.player = server, number, player
+        self.settings, self.loop = server.settings, asyncio.get_running_loop()
+        self.turn: asyncio.Future[Turn] | None = None
+        self.observation: list[int] = []
+        self.outside_s = 0.0  # spent between turns so far
+        self.dropped = False
+        self.timed_out = 0.0
+        self.ask = EpisodeAsk(player.new_conversation(), limits, self.sample, player.read_reply)
+        self.begin_step()
+        self.task = self.loop.create_task(self.run(row))
+
+    def begin_step(self) -> None:
+        self.step_began = self.loop.time()
+        seconds = min(self.settings.step_timeout_s, self.settings.timeout_s - self.outside_s)
+        self.timer = self.loop.call_later(max(seconds, 0), self.time_out, seconds)
+
+    def end_step(self) -> None:
+        self.timer.cancel()
+        self.outside_s += self.loop.time() - self.step_began
+
+    def time_out(self, seconds: float) -> None:
+        self.timed_out = max(seconds, 1e-9)
+        self.task.cancel()
+
+    async def sample(self, observation: list[int], max_tokens: int) -> Turn:
+        """Asks the runner for a turn."""
+        self.end_step()
+        self.observation, self.turn = observation, self.loop.create_future()
+        self.server.send(ask=self.number, observation=observation, max_tokens=max_tokens)
+        try:
+            return await self.turn
+        finally:
+            self.turn = None
+
+    def resume(self, tokens: list[int], logprobs: list[float], finish: str) -> None:
+        if self.turn and not self.turn.done():
+            self.begin_step()
+            self.turn.set_result(Turn(self.observation, tokens, logprobs, finish))
+
+    def drop(self) -> None:
+        self.dropped = True
+        self.task.cancel()
+
+    async def run(self, row: bytes) -> None:
+        verdict: Verdict | None
+        try:
+            play = self.player.start(pickle.loads(row), self.ask)
+            verdict = self.player.read_verdict(
+                await Announced(play, partial(self.server.send, on=self.number)), self.ask
+            )
+        except EpisodeOver:
+            verdict = self.player.read_verdict(None, self.ask)
+        except asyncio.CancelledError:
+            verdict = self.cancelled_verdict()
+        except BaseException as error:  # SystemExit too: a user's function must not end the process unnoticed
+            verdict = self.player.error_verdict(error, self.ask)
+        self.ask.closed = True
+        self.timer.cancel()
+        if self.dropped:
+            self.server.running.pop(self.number, None)
+        else:
+            self.server.end(
+                self.number, self.ask.finish, verdict, self.player.transcript(self.ask), self.ask.turn_scores
+            )
+
+    def cancelled_verdict(self) -> Verdict:
+        if not self.timed_out:
+            return self.player.error_verdict(RuntimeError("it cancelled its own task"), self.ask)
+        whole = self.timed_out < self.settings.step_timeout_s
+        option, limit = ("timeout_s", self.settings.timeout_s) if whole else ("step_timeout_s", self.timed_out)
+        detail = f"{self.player.where(self.ask)} took more than {limit:g} s (episode.{option})"
+        return Verdict(None, failure="timeout", detail=detail)
+
+
+class Announced:
+    """Awaits a coroutine, and calls `announce` each time before its code runs."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], announce: Callable[[], None]):
+        self.coroutine, self.announce = coroutine, announce
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        resume: Callable[[Any], Any] = self.coroutine.send
+        value: Any = None
+        while True:
+            self.announce()
+            try:
+                waiting = resume(value)
+            except StopIteration as end:
+                return end.value
+            try:
+                resume, value = self.coroutine.send, (yield waiting)
+            except BaseException as error:  # it is cancelled
+                resume, value = self.coroutine.throw, error
+
+
+def load_tokenizer(settings: EpisodeSettings) -> Any:
+    with contextlib.nullcontext() if settings.trust_remote_code else skip_generation_import():
+        from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
+    if settings.template:
+        tokenizer.chat_template = read_template(settings.template)
+    return tokenizer
+
+
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """Reads a message as a multiprocessing.Connection writes it."""
+    [size] = struct.unpack("!i", await reader.readexactly(4))
+    if size == -1:
+        [size] = struct.unpack("!Q", await reader.readexactly(8))
+    return await reader.readexactly(size)
+
+
+def main(fd: int, parent: int) -> None:
+    run_child(fd, parent, lambda c, settings: EpisodeServer(c, settings).serve, doing="loading the episode's functions")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,205 @@
+"""Plays episodes in an episode process, and plays them again when the process crashes, stalls, or is past a deadline.
+
+    send(commands) ──▶ supervisor thread ──▶ episode process (workers/episodes/process.py)
+    events()       ◀──┘
+
+An episode that is played again is given the turns it has had. If it asks for something else than before, which a
+random environment may do, the turns from there on are sampled again.
+"""
+
+import pickle
+import queue
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlsys.episodes.asking import Turn
+from rlsys.episodes.settings import EpisodeSettings
+from rlsys.types import Episode, Verdict
+from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event, Start
+from workers.processes.handle import ProcessHandle
+from workers.processes.supervisor import Cause, ProcessSupervisor
+
+GRACE_S = 1.0  # for an episode to stop by itself, which takes no process down
+MAX_CRASHES = 2  # processes that end while an episode's code runs; then the episode has failed
+
+
+@dataclass(eq=False)
+class Played:
+    """An episode, and how far it is in the process."""
+
+    start: Start
+    requested: tuple[int, list[int]] | None = None  # turn and observation that the driver has been asked for
+    asked: int = 0  # turns it has asked for since it was started there
+    waits: bool = False  # for the turn that is requested
+    step_began: float | None = None  # while it is not waiting for a turn
+    outside_s: float = 0.0
+    crashes: int = 0
+
+
+class EpisodeRunner(ProcessSupervisor):
+    """One episode process and its spare. `send` and `events` may be called by any thread."""
+
+    module, name = "workers.episodes.process", "episode"
+
+    def __init__(self, settings: EpisodeSettings):
+        self.limits = settings
+        self.commands: deque[Command] = deque()
+        self.waiting: deque[Played] = deque()  # not yet in the process
+        self.playing: dict[int, Played] = {}  # in the process, by number
+        self.running: int | None = None  # whose code ran last
+        self.events_queue: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
+        self.started = False
+        super().__init__(settings)
+
+    def send(self, commands: list[Command]) -> None:
+        self.commands.extend(commands)
+        self.poller.wake()
+        if self.ended:
+            self.fail_all()
+
+    def events(self) -> Iterator[list[Event]]:
+        """Yields what episodes ask for, and how they end, for ever. Raises why nothing can be played any more."""
+        while True:
+            events = [self.events_queue.get()]
+            while not self.events_queue.empty():
+                events.append(self.events_queue.get())
+            if error := next((e for e in events if isinstance(e, Exception)), None):
+                raise error
+            yield [e for e in events if not isinstance(e, Exception)]
+
+    # --- the supervisor thread ---------------------------------------------------------------------------------------
+
+    def send_work(self) -> None:
+        assert self.process is not None
+        while self.commands:
+            command = self.commands.popleft()
+            if isinstance(command, Start):
+                self.waiting.append(Played(command))
+            elif isinstance(command, Answer):
+                self.answer(command)
+            else:
+                self.drop(command)
+        while self.waiting and len(self.playing) < self.limits.concurrency:
+            self.begin(self.waiting.popleft())
+
+    def begin(self, played: Played) -> None:
+        assert self.process is not None
+        start = played.start
+        try:
+            row = pickle.dumps(start.row)
+        except Exception as error:  # a row may hold anything
+            detail = f"the row cannot be sent to an episode process: {type(error).__name__}: {error}"
+            return self.fail(played, "exception", detail)
+        if not self.started:
+            self.started = True
+            self.start_spare()  # not earlier: when a run starts, others need the cores
+        played.asked, played.waits, played.outside_s, played.step_began = 0, False, 0.0, time.monotonic()
+        self.playing[start.number] = played
+        self.process.send(("start", start.number, start.play, row, start.max_new_tokens))
+
+    def answer(self, command: Answer) -> None:
+        played = self.playing.get(command.number)
+        played = played or next((p for p in self.waiting if p.start.number == command.number), None)
+        if played is None:
+            return
+        played.start.turns.append(command.turn)
+        played.requested = None
+        if played.waits:
+            self.send_turn(played, command.turn)
+
+    def send_turn(self, played: Played, turn: Turn) -> None:
+        assert self.process is not None
+        played.waits, played.step_began = False, time.monotonic()
+        self.process.send(("turn", played.start.number, turn.tokens, turn.logprobs, turn.finish))
+
+    def drop(self, command: Drop) -> None:
+        assert self.process is not None
+        self.waiting = deque(p for p in self.waiting if p.start.number != command.number)
+        if command.number in self.playing:
+            del self.playing[command.number]
+            self.process.send(("drop", command.number))
+
+    def has_work(self) -> bool:
+        return self.started
+
+    def on_message(self, process: ProcessHandle, message: dict[str, Any]) -> None:
+        """Handles one message; workers/episodes/process.py lists them."""
+        if "on" in message:
+            self.running = message["on"]
+        elif "ask" in message and (played := self.playing.get(message["ask"])):
+            self.on_ask(played, message["observation"], message["max_tokens"])
+        elif "end" in message and message["end"] in self.playing:
+            del self.playing[message["end"]]
+            self.running = None
+            verdict = message["verdict"] and Verdict(**message["verdict"])
+            episode = Episode(verdict, message["messages"], message["turn_scores"])
+            self.events_queue.put(Ended(message["end"], message["finish"], episode))
+
+    def on_ask(self, played: Played, observation: list[int], max_tokens: int) -> None:
+        self.running = None
+        if played.step_began is not None:
+            played.outside_s += time.monotonic() - played.step_began
+        played.step_began = None
+        number, asked, turns = played.start.number, played.asked, played.start.turns
+        played.asked += 1
+        if asked < len(turns) and turns[asked].observation == observation:
+            return self.send_turn(played, turns[asked])
+        played.waits = True
+        if played.requested != (asked, observation):
+            del turns[asked:]
+            played.requested = asked, observation
+            self.events_queue.put(Asked(number, asked, observation, max_tokens))
+
+    # --- deadlines and crashes ---------------------------------------------------------------------------------------
+
+    def deadline(self, played: Played) -> float | None:
+        if played.step_began is None:
+            return None
+        seconds = min(self.limits.step_timeout_s, self.limits.timeout_s - played.outside_s)
+        return played.step_began + max(seconds, 0.0) + GRACE_S
+
+    def next_deadline(self) -> float | None:
+        return min(filter(None, map(self.deadline, self.playing.values())), default=None)
+
+    def replace_late(self, now: float) -> None:
+        if (deadline := self.next_deadline()) is not None and deadline <= now:
+            self.replace_process("timeout")
+
+    def hand_back(self, cause: Cause, now: float, exit_status: str) -> None:
+        """Plays all episodes of a process that has ended again, but the one that is to blame.
+
+        Past a deadline that is the one whose code runs: it blocks the others. After a crash it is to blame once that
+        has happened twice: something else may have ended the process.
+        """
+        culprit = self.playing.get(self.running) if self.running is not None else None
+        self.running = None
+        late = {p for p in self.playing.values() if (self.deadline(p) or now + 1) <= now}
+        failed: dict[Played, tuple[str, str]] = {}
+        if cause == "timeout":
+            for played in {culprit} if culprit else late:
+                limit = self.limits.step_timeout_s
+                failed[played] = (
+                    "timeout",
+                    f"a step took more than {limit:g} s (episode.step_timeout_s); process killed",
+                )
+        elif cause == "crash":
+            suspects = [culprit] if culprit else [p for p in self.playing.values() if p.step_began is not None]
+            for played in suspects:
+                played.crashes += 1
+                if played.crashes >= MAX_CRASHES:
+                    failed[played] = "crash", f"the episode process ended: {exit_status}"
+        again = [p for p in self.playing.values() if p not in failed]
+        self.playing = {}
+        for played, (failure, detail) in failed.items():
+            self.fail(played, failure, f"{detail}, after turn {played.asked}" if played.asked else detail)
+        self.waiting.extendleft(reversed(again))
+
+    def fail(self, played: Played, failure: str, detail: str) -> None:
+        episode = Episode(Verdict(None, failure=failure, detail=detail), [], [])
+        self.events_queue.put(Ended(played.start.number, "stop", episode))
+
+    def fail_work(self, error: Exception) -> None:
+        self.events_queue.put(error)

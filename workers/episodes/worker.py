@@ -1,0 +1,34 @@
+"""An episode worker: the actor around a runner."""
+
+from collections.abc import Iterator
+
+from rlsys.config.schema import Config
+from rlsys.episodes.settings import EpisodeSettings
+from rlsys.runs.timeline import recorded
+from workers.episodes.messages import Command, Event
+from workers.episodes.runner import EpisodeRunner
+from workers.supervision.worker_setup import setup_worker_process
+
+RAY_OPTIONS = {"max_concurrency": 3}  # a stream of events, commands, and the start
+
+
+class EpisodeWorker:
+    def __init__(self, config: Config, index: int, logs: str):
+        setup_worker_process(f"episode-{index}", logs)
+        self.settings = EpisodeSettings.from_config(config)
+        self.runner: EpisodeRunner | None = None
+
+    @recorded()
+    def start(self, model: str, window: int) -> list[str]:
+        """Waits until the functions are imported; raises what is wrong with them. Returns remarks."""
+        self.runner = EpisodeRunner(self.settings.for_model(model, window))
+        return list(self.runner.ready.result()["notes"])
+
+    def send(self, commands: list[Command]) -> None:
+        assert self.runner is not None
+        self.runner.send(commands)
+
+    def events(self) -> Iterator[list[Event]]:
+        """Yields what episodes ask for, and how they end, as long as the worker lives."""
+        assert self.runner is not None
+        yield from self.runner.events()
