@@ -298,6 +298,9 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
         "rewards": "",
         "row": "{}",
         "messages": None,
+        "observations": [],
+        "transcript": None,
+        "turn_scores": None,
     }
     assert read_samples(run.path, "step-000001")[0] == {
         "uid": "p0",
