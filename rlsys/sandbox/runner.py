@@ -44,7 +44,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -78,6 +78,7 @@ def run_program(
     output_kb: int = 64,  # of stdout, and of stderr; a program that prints more is killed
     scratch_mb: int = 16,
     channel: int | None = None,  # a socket that the program takes over, as its file descriptor 3
+    on_start: Callable[["subprocess.Popen[bytes]"], None] | None = None,  # gets the guard: SIGTERM ends the program
     level: IsolationLevel | str | None = None,  # None: the strongest there is, or a SandboxError
 ) -> ProgramResult:
     """Runs a program to its end, or to its limit. May be called from many threads at once."""
@@ -88,6 +89,8 @@ def run_program(
     finally:
         if channel is not None:
             os.close(channel)  # so that its other end sees when the program is gone
+    if on_start:
+        on_start(child)
     assert child.stdout is not None
     assert child.stderr is not None
     with child, child.stdout, child.stderr, report:

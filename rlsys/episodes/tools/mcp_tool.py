@@ -1,0 +1,160 @@
+"""Tools of MCP servers, over standard input and output or HTTP, by the official client (extra `mcp`).
+
+A server is started or connected with the first episode of a process, and serves all its episodes. With `per_episode`,
+each episode has its own. A server that dies is started again with the next call.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlsys.config.schema import ConfigError
+from rlsys.episodes.tools.tool import Schema
+
+START_S = 60.0
+
+
+@dataclass(frozen=True)
+class McpSpec:
+    """Where a server is. McpSpec(command=["python", "-m", "my_server"]), or McpSpec(url="http://127.0.0.1:8000/mcp")"""
+
+    command: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+    per_episode: bool = False
+
+    def __str__(self) -> str:
+        return self.url or " ".join(self.command)
+
+
+class McpServer:
+    """A connection to a server. One task opens and closes it, as the client library demands."""
+
+    def __init__(self, spec: McpSpec):
+        self.spec = spec
+        self.lock = asyncio.Lock()
+        self.task: asyncio.Task[None] | None = None
+        self.client: Any = None
+        self.closing = asyncio.Event()
+
+    async def connect(self) -> Any:
+        """Returns the client, connected. Raises `ConnectionError` with what the server has written."""
+        async with self.lock:
+            if self.client is None:
+                self.closing = asyncio.Event()
+                ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                self.task = asyncio.create_task(self._serve(ready, self.closing))
+                try:
+                    self.client = await asyncio.wait_for(ready, START_S)
+                except BaseException:
+                    await self.close()
+                    raise
+            return self.client
+
+    async def _serve(self, ready: "asyncio.Future[Any]", closing: asyncio.Event) -> None:
+        from mcp import Client
+
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            try:
+                async with Client(self._transport(log)) as client:
+                    ready.set_result(client)
+                    await closing.wait()
+            except Exception as error:  # it may fail in any way, also while it closes
+                if not ready.done():
+                    ready.set_exception(ConnectionError(f"no MCP server at {self.spec}: {explain(error, log)}"))
+
+    def _transport(self, log: Any) -> Any:
+        if self.spec.url:
+            return self.spec.url
+        from mcp import StdioServerParameters, stdio_client
+
+        command, *arguments = self.spec.command
+        return stdio_client(StdioServerParameters(command=command, args=arguments, env=self.spec.env), errlog=log)
+
+    async def list_tools(self) -> list[Any]:
+        client = await self.connect()
+        tools, cursor = [], None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                return tools
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        from mcp import MCPError
+
+        client = await self.connect()
+        try:
+            result = await client.call_tool(name, arguments)
+        except MCPError as error:
+            if await self.answers(client):
+                raise
+            await self.close()
+            raise ConnectionError(f"the MCP server {self.spec} ended: {error}") from None
+        text = "\n".join(block_text(block) for block in result.content)
+        return f"Error: {text}" if result.is_error else text
+
+    async def answers(self, client: Any) -> bool:
+        """True if the server is still there: an error may be of the call alone."""
+        try:
+            await asyncio.wait_for(client.list_tools(cache_mode="bypass"), 5)
+        except Exception:  # any error means no
+            return False
+        return True
+
+    async def close(self) -> None:
+        self.closing.set()
+        task, client, self.task, self.client = self.task, self.client, None, None
+        if task:
+            if client is None:
+                task.cancel()  # it is still connecting
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await task
+
+
+class McpTool:
+    """A tool of a server."""
+
+    def __init__(self, server: McpServer, described: Any):
+        self.server = server
+        self.name: str = described.name
+        function = {
+            "name": described.name,
+            "description": described.description or "",
+            "parameters": described.input_schema,
+        }
+        self.schema: Schema = {"type": "function", "function": function}
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        return await self.server.call(self.name, arguments)
+
+    async def close(self) -> None:
+        if self.server.spec.per_episode:
+            await self.server.close()
+
+
+def block_text(block: Any) -> str:
+    return str(block.text) if block.type == "text" else f"[{block.type}]"
+
+
+def explain(error: BaseException, log: Any) -> str:
+    """Returns the cause, and the last line that the server wrote to its standard error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    log.seek(0)
+    lines = log.read()[-2000:].strip().splitlines()
+    return f"{type(error).__name__}: {error}" + (f" ({lines[-1]})" if lines else "")
+
+
+def read_spec(spec: Any) -> McpSpec:
+    """Reads `{command: [...], env: {...}}` or `{url: http://…}`."""
+    known = set(McpSpec.__dataclass_fields__)
+    if not isinstance(spec, dict) or not set(spec) <= known or bool(spec.get("command")) == bool(spec.get("url")):
+        raise ConfigError(
+            "episode.tools: an MCP server is {mcp: {command: [python, -m, my_server], env: {…}}} or "
+            f"{{mcp: {{url: http://…}}}}, with per_episode: true if each episode needs its own; this is {spec!r}."
+        )
+    return McpSpec(**spec)

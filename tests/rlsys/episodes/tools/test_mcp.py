@@ -1,0 +1,151 @@
+"""Tools of MCP servers: the official client against real servers of the same package."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from rlsys.episodes.tools import Toolbox, call_tool
+from rlsys.episodes.tools.toolbox import close_all
+
+SERVER = """
+import os, sys
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("numbers")
+total = 0
+
+@server.tool()
+def add(a: int, b: int = 1) -> str:
+    "Adds two numbers."
+    global total
+    total += 1
+    return f"{a + b}, call {total} of {os.environ.get('WHO', 'nobody')}"
+
+@server.tool()
+def fail(why: str) -> str:
+    raise ValueError(why)
+
+@server.tool()
+def die() -> str:
+    os._exit(3)
+
+@server.tool()
+async def hang() -> str:
+    import asyncio
+    await asyncio.sleep(60)
+
+if len(sys.argv) > 1:
+    server.run(transport="streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+else:
+    server.run(transport="stdio")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    return str(path)
+
+
+async def calls(spec, *wanted, timeout_s=20.0, episodes=1):
+    """Calls tools in each of some episodes; returns what they gave."""
+    toolbox, outputs = Toolbox([{"mcp": spec}]), []
+    for _ in range(episodes):
+        tools = {tool.name: tool for tool in await toolbox.open({})}
+        outputs += [await call_tool(tools[name], arguments, timeout_s) for name, arguments in wanted]
+        await close_all(list(tools.values()))
+    await toolbox.close()
+    return outputs
+
+
+def test_a_server_over_standard_input_shows_its_tools_and_runs_them(script):
+    async def schemas():
+        toolbox = Toolbox([{"mcp": {"command": [sys.executable, script]}}])
+        tools = await toolbox.open({})
+        await toolbox.close()
+        return {tool.name: tool.schema["function"] for tool in tools}
+
+    functions = asyncio.run(schemas())
+    assert list(functions) == ["add", "fail", "die", "hang"]
+    assert functions["add"]["description"] == "Adds two numbers."
+    assert functions["add"]["parameters"]["required"] == ["a"]
+    spec = {"command": [sys.executable, script], "env": {"WHO": "me"}}
+    [good, bad] = asyncio.run(calls(spec, ("add", {"a": 2}), ("fail", {"why": "too late"})))
+    assert good == "3, call 1 of me"
+    assert bad == "Error: Error executing tool fail"  # the server keeps the cause to itself
+    assert psutil.Process(os.getpid()).children() == []
+
+
+def test_episodes_share_a_server_unless_each_has_its_own(script):
+    spec = {"command": [sys.executable, script]}
+    shared = asyncio.run(calls(spec, ("add", {"a": 2}), episodes=2))
+    assert shared == ["3, call 1 of nobody", "3, call 2 of nobody"]
+    own = asyncio.run(calls(spec | {"per_episode": True}, ("add", {"a": 2}), episodes=2))
+    assert own == ["3, call 1 of nobody", "3, call 1 of nobody"]
+    assert psutil.Process(os.getpid()).children() == []
+
+
+def test_a_server_that_dies_is_told_and_started_again(script):
+    spec = {"command": [sys.executable, script]}
+    add = ("add", {"a": 2})
+    first, dead, again = asyncio.run(calls(spec, add, ("die", {}), add))
+    assert first == "3, call 1 of nobody"
+    assert dead.startswith(f"Error: ConnectionError: the MCP server {sys.executable} {script} ended")
+    assert again == "3, call 1 of nobody"
+
+
+def test_a_call_that_hangs_ends_and_the_server_goes_on(script):
+    spec = {"command": [sys.executable, script]}
+    hung, after = asyncio.run(calls(spec, ("hang", {}), ("add", {"a": 2}), timeout_s=4))
+    assert hung == "Error: `hang` gave no result within 4 s."
+    assert after == "3, call 1 of nobody"
+
+
+@pytest.mark.parametrize(
+    ("spec", "cause"),
+    [
+        ({"command": [sys.executable, "-c", "raise SystemExit('no database')"]}, "no database"),
+        ({"command": ["there-is-no-such-program"]}, "No such file"),
+        ({"url": "http://127.0.0.1:9/mcp"}, "no MCP server at http://127.0.0.1:9/mcp"),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(spec, cause):
+    with pytest.raises(ConnectionError, match=cause):
+        asyncio.run(calls(spec))
+
+
+@contextmanager
+def http_server(script):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, script, str(port)], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_over_http_runs_its_tools(script):
+    with http_server(script) as url:
+        outputs = asyncio.run(
+            calls({"url": url}, ("add", {"a": 2}), ("fail", {"why": "late"}), ("die", {}), ("add", {"a": 1}))
+        )
+    assert outputs[0] == "3, call 1 of nobody"
+    assert outputs[1] == "Error: Error executing tool fail"
+    assert outputs[2].startswith(f"Error: ConnectionError: the MCP server {url} ended")
+    assert outputs[3].startswith(f"Error: ConnectionError: no MCP server at {url}")
