@@ -181,6 +181,8 @@ class ConversationTemplate:
             return tokens[turn_end.index(last) + 1 :]
         if last == self.tokenizer.eos_token_id and continuation.turn_end == self.turn_end != "":
             return tokens[1:]  # the model has ended its turn by another token than the template
+        if continuation.turn_end != self.turn_end and turn_end and turn_end[0] in own:
+            return tokens[len(turn_end) :]  # it ends a call, not the turn, and the model has written more behind it
         # Some templates end a turn by the token that opens the next, and the model stops there: <|user|> of GLM.
         opens_next = not turn_end and last in self._turn_ends and tokens[:1] == [last]
         return tokens[1:] if opens_next else tokens

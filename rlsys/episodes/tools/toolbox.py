@@ -13,7 +13,7 @@ from rlsys.config.schema import ConfigError
 from rlsys.episodes.tools.function_tool import FunctionTool
 from rlsys.episodes.tools.mcp_tool import McpServer, McpTool, read_spec
 from rlsys.episodes.tools.python_tool import PythonTool
-from rlsys.episodes.tools.tool import Tool
+from rlsys.episodes.tools.tool import Schema, Tool
 
 BUILT_IN = {"python": PythonTool}
 Spec = str | dict[str, Any]
@@ -37,6 +37,12 @@ class Toolbox:
             await close_all(tools)
             raise
         return tools
+
+    async def schemas(self) -> list[Schema]:
+        """What the chat template shows of the tools, the same in all episodes."""
+        tools = await self.open({})
+        await close_all(tools)
+        return [tool.schema for tool in tools]
 
     async def _open(self, number: int, spec: Spec, row: dict[str, Any], state: dict[str, Any]) -> Sequence[Tool]:
         if isinstance(spec, str):

@@ -334,3 +334,24 @@ def test_a_text_that_looks_like_the_mark_of_an_answer_changes_nothing():
     conversation.add_reply([1], Reply("", "length"))
     expected = f"<|im_end|>\n<|im_start|>user\n{MARK}<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(conversation.continue_with(MARK)) == expected
+
+
+def test_the_end_of_a_call_that_the_model_has_written_is_not_written_again():
+    template = (
+        "{%- for m in messages %}"
+        "{%- if m.tool_calls %}{{- '<A><C>' + (m.tool_calls[-1].function.arguments | tojson) + '</C>' }}"
+        "{%- else %}{{- '<' + m.role + '>' + m.content + ('</s>' if m.role == 'assistant' else '') }}{%- endif %}"
+        "{%- endfor %}"
+    )
+    tokenizer = byte_level_tokenizer(template, "</s>", specials=("<C>", "</C>", "<tool>"))
+
+    def after(own: str) -> str:
+        conversation = Conversation(ConversationTemplate(tokenizer))
+        conversation.open("a")
+        own_tokens = tokenizer(own, add_special_tokens=False)["input_ids"]
+        conversation.add_reply(own_tokens, Reply("", "stop", calls=[ToolCall("add", {}, "x")]))
+        return tokenizer.decode(conversation.continue_with([{"role": "tool", "content": "3"}]))
+
+    assert after('<C>{"a": 1}') == "</C><tool>3"
+    assert after('<C>{"a": 1}</C>') == "<tool>3"
+    assert after('<C>{"a": 1}</C></s>') == "<tool>3"

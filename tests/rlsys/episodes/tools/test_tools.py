@@ -202,6 +202,14 @@ def test_a_missing_package_is_told_with_its_installation(monkeypatch):
     assert problem.endswith("need the package mcp: pip install 'rlsys[mcp]'.")
 
 
+def test_a_toolbox_has_the_schemas_of_its_tools(tmp_path):
+    file = tmp_path / "my_tools.py"
+    file.write_text(TOOLS)
+    schemas = asyncio.run(Toolbox(["python", f"{file}:look"]).schemas())
+    assert [schema["function"]["name"] for schema in schemas] == ["python", "look"]
+    assert list(schemas[1]["function"]["parameters"]["properties"]) == ["key"]
+
+
 def test_two_tools_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two tools have the name `python`"):
         asyncio.run(Toolbox(["python", "python"]).open({}))
