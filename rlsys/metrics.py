@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from rlsys.algorithms.credit import Credit
+from rlsys.episodes.figures import episode_figures
 from rlsys.runs.timeline import span
 from rlsys.sampling.dynamic_sampling import informative_groups
 from rlsys.types import Batch, Metrics
@@ -61,13 +62,13 @@ def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
         "groups/dropped": float(batch.dropped_groups),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
-        "length/truncated": float(np.mean([s.finish == "length" for s in batch.samples])),
+        "length/truncated": float(np.mean([s.truncated for s in batch.samples])),
         "tokens": float(lengths.sum()),
     }
     metrics |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
     if batch.deferred:
         metrics["groups/deferred"] = float(len(batch.deferred))
-    return metrics | component_metrics(batch)
+    return metrics | component_metrics(batch) | episode_figures(batch.samples)
 
 
 def component_metrics(batch: Batch) -> Metrics:

@@ -14,6 +14,7 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Metrics = dict[str, float]  # by name
 NO_TOKENS: Ints = np.zeros(0, dtype=np.int32)
+TRUNCATIONS = ("length", "turns", "tokens", "window")  # a `finish` at a limit: of the last turn, or of an episode
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,11 @@ class Sample:
         """The weight version of each token.  [C]"""
         starts, versions = zip((0, self.version), *self.changes, strict=True)
         return np.repeat(versions, np.diff([*starts, len(self.tokens)]))
+
+    @property
+    def truncated(self) -> bool:
+        """True if a limit ended it, and not the model or what it played with."""
+        return self.finish in TRUNCATIONS
 
     @property
     def observed_tokens(self) -> int:

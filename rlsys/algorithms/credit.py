@@ -145,7 +145,7 @@ class CreditAssignment:
         token_rewards = (-kl_cost.expand(len(sequences))).index_add(0, ends[filled], rewards[filled])
         bootstrap = None
         if c.bootstrap_truncated:
-            truncated = torch.tensor([sample.finish == "length" for sample in batch.samples])
+            truncated = torch.tensor([sample.truncated for sample in batch.samples])
             bootstrap = torch.zeros(len(sequences), dtype=torch.bool)
             bootstrap[ends[filled & truncated]] = True
         values = torch.from_numpy(columns.values)

@@ -60,6 +60,7 @@ def reply_message(reply: Reply) -> Message:
     if reply.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            | ({"error": call.error} if call.error else {})
             for call in reply.calls
         ]
     return message

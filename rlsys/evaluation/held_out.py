@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsys.config.schema import ConfigError
+from rlsys.episodes.figures import episode_figures
 from rlsys.evaluation.passk import maj_at_k, pass_at_k
 from rlsys.evaluation.significance import bootstrap_interval
 from rlsys.sampling.collector import Collector
 from rlsys.sampling.sampling_plan import SamplingPlan
-from rlsys.types import Batch, Prompt
+from rlsys.types import Batch, Metrics, Prompt
 
 ALL = "all"  # takes the place of the source in metrics over all of them
 Array = NDArray[np.float64]
@@ -64,6 +65,7 @@ class SourceScore:
     mean_length: float  # in tokens
     truncated_share: float  # of samples, truncated at the longest completion
     means: dict[str, MeanWithInterval] = field(default_factory=dict)  # empty if every verdict failed
+    episodes: Metrics = field(default_factory=dict)  # as in training; empty for single answers
 
     def metrics(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -72,7 +74,8 @@ class SourceScore:
             if mean.prompts < self.prompts:
                 metrics[f"{name}/prompts"] = mean.prompts
         counts = {"prompts": self.prompts, "samples": self.samples, "failed": self.failed}
-        return metrics | counts | {"length/mean": self.mean_length, "length/truncated": self.truncated_share}
+        lengths = {"length/mean": self.mean_length, "length/truncated": self.truncated_share}
+        return metrics | counts | lengths | self.episodes
 
 
 @dataclass(frozen=True)
@@ -178,11 +181,12 @@ def score_prompts(
         samples=len(everything),
         failed=len(failed),
         mean_length=float(np.mean([len(s.tokens) for s in everything])),
-        truncated_share=float(np.mean([s.finish == "length" for s in everything])),
+        truncated_share=float(np.mean([s.truncated for s in everything])),
         means={
             name: MeanWithInterval(float(np.nanmean(column)), float(low), float(high), int((~np.isnan(column)).sum()))
             for (name, column), (low, high) in zip(values.items(), bounds, strict=True)
         },
+        episodes=episode_figures(samples),
     )
 
 

@@ -43,7 +43,7 @@ def loss_weights(config: Config, batch: Batch, members: list[int], control_token
     """
     a = config.algorithm
     lengths = batch.lengths[members]
-    masked = [config.overlong.mask and batch.samples[m].finish == "length" for m in members]
+    masked = [config.overlong.mask and batch.samples[m].truncated for m in members]
     kept = ~np.array(masked, dtype=bool)
     first_tokens = batch.first_tokens
     starts = [not control_tokens or first_tokens[m] in control_tokens for m in members]

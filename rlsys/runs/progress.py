@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsys.text import escape_control_chars
-from rlsys.types import Metrics
+from rlsys.types import TRUNCATIONS, Metrics
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Progress:
         self.began, self.first_step, self.first_time = time.monotonic(), -1, 0.0
         self.last, self.accuracy = -1, ""
         self.rows_printed = 0  # lines of steps
+        self.columns: tuple[Column, ...] = COLUMNS
         self.phase, self.since = "", self.began
         self.spinner = Spinner("dots")
         self.lock = threading.Lock()  # trackers and the replacement of workers print notes from other threads
@@ -75,22 +76,23 @@ class Progress:
             self.first_step, self.first_time = step, time.monotonic()
         self.show_phase("")
         self.last = step
+        if any("episode/" in name for name in metrics):
+            self.columns = EPISODE_COLUMNS
         if value := accuracy_cell(metrics):
             self.accuracy = f"accuracy {value} at step {step}"
         with self.lock:
             if self.live:
                 self.print_row(step, metrics)
             else:
-                cells = [f"{c.name} {c.cell(metrics)}" for c in COLUMNS[:PLAIN_COLUMNS] if c.cell(metrics)]
+                plain = [c for c in self.columns if c.name in PLAIN_COLUMNS and c.cell(metrics)]
+                cells = [f"{c.name} {c.cell(metrics)}" for c in plain]
                 left = [f"left {self.eta(step)}"] if self.eta(step) else []
                 self.print_line("  ".join([f"step {step}/{self.steps}", *cells, *left]))
 
     def print_row(self, step: int, metrics: Metrics) -> None:
         """Prints the row of a step, and every `HEADING` rows the names of the columns above it."""
-        columns, width = (
-            columns_that_fit(self.console.width - 2 * len(str(self.steps)) - 1),
-            2 * len(str(self.steps)) + 1,
-        )
+        width = 2 * len(str(self.steps)) + 1
+        columns = columns_that_fit(self.columns, self.console.width - width)
         if self.rows_printed % self.HEADING == 0:
             names = "".join(f"  {c.name:>{c.width}}" for c in columns)
             self.console.print(Text(f"{'step':>{width}}{names}", style="dim"), soft_wrap=True)
@@ -152,6 +154,13 @@ def failed_cell(metrics: Metrics) -> str:
     return f"{metrics['reward/failed']:,.0f}" if metrics.get("reward/failed") else ""
 
 
+def limit_cell(metrics: Metrics) -> str:
+    """Returns the limit that most episodes ended at, and their share: "turns 62%"."""
+    shares = {reason: metrics.get(f"episode/finish/{reason}", 0.0) for reason in TRUNCATIONS}
+    reason = max(shares, key=lambda reason: shares[reason])
+    return f"{reason} {shares[reason]:.0%}" if shares[reason] else ""
+
+
 def accuracy_cell(metrics: Metrics) -> str:
     """Returns the mean accuracy over the data sets, if this step was evaluated."""
     accuracies = {k: v for k, v in metrics.items() if k.startswith("eval/") and k.endswith("/accuracy")}
@@ -165,10 +174,10 @@ def format_scores(scores: list[float]) -> list[str]:
     return [f"{score:.1%}" if shares else f"{score:.3f}" for score in scores]
 
 
-def columns_that_fit(width: int) -> list[Column]:
+def columns_that_fit(columns: tuple[Column, ...], width: int) -> list[Column]:
     """Returns the columns that fit, with two blanks before each."""
     fitting = []
-    for column in COLUMNS:
+    for column in columns:
         width -= column.width + 2
         if width < 0:
             break
@@ -195,5 +204,11 @@ COLUMNS = (
     Column("update", 6, metric_cell("time/update", ".2f")),
     Column("sync", 6, metric_cell("time/sync", ".2f")),
 )
-PLAIN_COLUMNS = 8  # the first ones, which a plain line has
+EPISODE_COLUMNS = (
+    *COLUMNS[:2],
+    Column("turns", 5, metric_cell("episode/turns", ".1f")),
+    Column("cut by", 11, limit_cell),
+    *COLUMNS[2:],
+)
+PLAIN_COLUMNS = [c.name for c in EPISODE_COLUMNS[:10]]  # those that a plain line has
 Note = Callable[[str], None]

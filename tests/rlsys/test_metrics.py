@@ -7,7 +7,7 @@ from fakes import make_batch
 
 from rlsys.algorithms.credit import Credit
 from rlsys.metrics import PhaseTimer, batch_metrics, credit_metrics, critic_metrics, update_metrics
-from rlsys.types import Columns
+from rlsys.types import Columns, Episode, Observation
 
 
 def test_the_metrics_of_a_batch_by_hand():
@@ -34,6 +34,17 @@ def test_the_metrics_of_a_batch_by_hand():
         }
     )
     assert all(type(value) is float for value in metrics.values()), "they are written as JSON"
+
+
+def test_a_batch_with_episodes_has_their_figures():
+    batch = make_batch([1, 0, 1], [0, 0, 0], lengths=[2, 4, 3])
+    observations = Observation(0, np.ones(5, np.int32)), Observation(3, np.ones(1, np.int32))
+    episode = Episode(None, [], [0.0, 0.0])
+    batch.samples[1] = replace(batch.samples[1], finish="turns", observations=observations, episode=episode)
+    metrics = batch_metrics(batch)
+    assert (metrics["episode/turns"], metrics["episode/observed_tokens"], metrics["episode/finish/turns"]) == (2, 6, 1)
+    assert (metrics["length/mean"], metrics["length/max"], metrics["tokens"]) == (3, 4, 9), "own tokens alone"
+    assert metrics["length/truncated"] == pytest.approx(1 / 3)
 
 
 def test_components_are_shown_where_there_are_several():

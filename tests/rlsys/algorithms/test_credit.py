@@ -206,9 +206,10 @@ def test_gae_gives_the_reward_to_the_last_token_and_the_kl_to_each_token(credit)
     assert whitened.std(ddof=1) == pytest.approx(1)
 
 
-def test_gae_may_go_on_with_the_last_value_of_truncated_completions_only(credit):
+@pytest.mark.parametrize("limit", ["length", "turns", "tokens", "window"])
+def test_gae_may_go_on_with_the_last_value_of_truncated_completions_only(credit, limit):
     batch = make_batch([1, 1, 0], [0, 0, 0], lengths=[2, 1, 1])
-    ends = ["length", "stop", "length"]
+    ends = [limit, "stop", limit]
     batch = replace(batch, samples=[replace(s, finish=end) for s, end in zip(batch.samples, ends, strict=True)])
     columns = Columns(old=floats(0, 0, 0, 0), values=floats(0.5, 0.25, 0.25, 0.75))
     options = ["algorithm.advantage=gae", "critic.whiten=false"]

@@ -282,6 +282,16 @@ def test_without_a_chat_template_texts_follow_one_another():
         Conversation(ConversationTemplate(tokenizer)).open([{"role": "system", "content": "a"}])
 
 
+def test_the_transcript_says_why_a_call_cannot_be_read():
+    conversation = Conversation(ConversationTemplate(family_tokenizer("qwen3")), [TOOL])
+    conversation.open("1 + 2?")
+    calls = [ToolCall("add", {}, "call00000", "`a` is missing"), ToolCall("add", {"a": 1}, "call00001")]
+    conversation.add_reply([1], Reply("", "stop", calls=calls))
+    broken, fine = conversation.messages[-1]["tool_calls"]
+    assert broken["error"] == "`a` is missing"
+    assert "error" not in fine
+
+
 def test_the_transcript_has_what_was_asked_answered_and_called():
     conversation = Conversation(ConversationTemplate(family_tokenizer("qwen2_5")))
     conversation.open([{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}])

@@ -14,7 +14,7 @@ from rlsys.evaluation.held_out import HeldOutSet, evaluate
 from rlsys.rewards.judge import reward_inputs
 from rlsys.runs.samples import read_saved_samples, write_samples
 from rlsys.sampling.collector import Collector
-from rlsys.types import Verdict
+from rlsys.types import Episode, Observation, Verdict
 
 
 class Told(FakeRewards):
@@ -189,6 +189,28 @@ def test_lengths_and_truncation_are_of_all_samples():
     assert (metrics["eval/a/length/mean"], metrics["eval/a/length/truncated"]) == (5, 0.5)
 
 
+def test_judged_episodes_have_their_turns_and_how_they_ended():
+    rollout = FakeRollout([])
+    rollout.version, one = 4, rollout.one
+    at = {0: (0,), 1: (0, 2, 5), 2: (0, 1)}  # where the environment spoke
+
+    def play(request, version):
+        observations = tuple(Observation(n, np.array([3, 4], np.int32)) for n in at[request.index])
+        episode = Episode(None, [], [0.0] * len(observations))
+        finish = ["stop", "turns", "window"][request.index]
+        return replace(one(request, version), observations=observations, episode=episode, finish=finish)
+
+    rollout.one = play
+    collector = Collector(rollout, Told({"p": [1, 0, None]}), seed=0, reward=RewardConfig(max_failure_share=0.5))
+    held_out = [HeldOutSet("a", prompts("p"), samples=3, temperature=1.0)]
+    metrics = evaluate(collector, held_out, step=4, pass_score=1, seed=0).metrics()
+    assert metrics["eval/a/episode/turns"] == 2, "one and three; the third has no verdict"
+    assert metrics["eval/a/episode/observed_tokens"] == 4
+    shares = {name: metrics[f"eval/a/episode/finish/{name}"] for name in ("stop", "turns", "window", "length")}
+    assert shares == {"stop": 0.5, "turns": 0.5, "window": 0, "length": 0}
+    assert metrics["eval/a/length/truncated"] == pytest.approx(2 / 3)
+
+
 def test_over_all_sources_those_with_fewer_samples_stay_in_what_they_have():
     rewards = Told({"p": [1], "q": [0, 1]})
     sets = [HeldOutSet("a", prompts("p")), HeldOutSet("b", prompts("q", source="b"), samples=2, temperature=1.0)]
@@ -314,5 +336,5 @@ def test_a_file_that_holds_no_samples_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a readable parquet file"):
         list(read_saved_samples(tmp_path / "text.parquet"))
     pyarrow.parquet.write_table(pyarrow.table({"uid": ["a"], "prompt": [json.dumps(1)]}), tmp_path / "data.parquet")
-    with pytest.raises(ConfigError, match=r"no column index, source, completion, .*, messages, only uid, prompt"):
+    with pytest.raises(ConfigError, match=r"no column index, source, completion, .*, messages, .*, only uid, prompt"):
         list(read_saved_samples(tmp_path / "data.parquet"))

@@ -32,6 +32,15 @@ def test_the_weights_of_first_tokens_are_those_of_control_tokens_alone(tmp_path)
     assert weights.tolist() == pytest.approx([0.25, 0.5, 0.25, 0.25, 0.25]), "without names, every first token is one"
 
 
+def test_a_sample_that_ended_at_any_limit_can_be_left_out(tmp_path):
+    ends = ["stop", "length", "turns", "tokens", "window"]
+    batch = make_batch([1, 0, 1, 0, 1], [0] * 5, lengths=[2, 1, 1, 1, 1])
+    batch = replace(batch, samples=[replace(s, finish=end) for s, end in zip(batch.samples, ends, strict=True)])
+    options = ["overlong.mask=true", "algorithm.normalize=token_mean"]
+    weights = loss_weights(make_config(tmp_path, *options), batch, [0, 1, 2, 3, 4])
+    assert weights.tolist() == [0.5, 0.5, 0, 0, 0, 0]
+
+
 @pytest.fixture
 def drop(tmp_path):
     """`drop(columns, *overrides)`: which of the samples 0, 1 and 2 keep their weights, and the mini-batch."""

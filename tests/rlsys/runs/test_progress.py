@@ -106,6 +106,31 @@ def test_a_terminal_keeps_a_row_per_step_under_the_names_of_the_columns(watch):
     assert ends[0][:-1] == ends[1], "figures stand under their names"
 
 
+EPISODES = FOUND | {"episode/turns": 3.25, "episode/finish/turns": 0.62, "episode/finish/length": 0.1}
+
+
+def test_a_step_of_episodes_has_their_turns_and_the_limit_that_most_of_them_reach(watch):
+    with make() as progress:
+        progress.step(3, EPISODES | {"reward/failed": 2.0})
+    assert printed(progress).strip() == (
+        "[   0.0s] step 3/10  reward 0.250  accuracy 75.0%  turns 3.2  cut by turns 62%  s/step 1.25  tokens/s 12,346  "
+        "kl 0.0123  entropy 1.500  mismatch 2.0e-05  failed 2"
+    )
+    with make() as progress:
+        progress.step(3, {"episode/turns": 2.0, "episode/finish/stop": 1.0, "episode/finish/turns": 0.0})
+    assert printed(progress).strip() == "[   0.0s] step 3/10  turns 2.0"
+
+
+def test_a_terminal_shows_columns_of_episodes_only_where_there_are_some(watch):
+    progress = make(terminal=True, width=80)
+    progress.step(0, {"eval/a/episode/turns": 2.0})
+    progress.step(1, EPISODES)
+    names, _, figures = rows(progress)
+    assert re.split("  +", names.strip())[:5] == ["step", "reward", "accuracy", "turns", "cut by"]
+    assert re.split("  +", figures.strip())[:5] == ["1/10", "0.250", "75.0%", "3.2", "turns 62%"]
+    assert [line.find("cut by") + len("cut by") for line in [names]] == [figures.find("62%") + 3]
+
+
 @pytest.mark.parametrize(
     ("width", "last"), [(20, "reward"), (60, "entropy"), (80, "failed"), (160, "sync"), (300, "sync")]
 )

@@ -1,0 +1,43 @@
+"""Figures of episodes: their turns, how they ended, what the environment said, and the calls of tools."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from rlsys.types import TRUNCATIONS, Episode, Metrics, Sample
+
+
+def episode_figures(samples: Sequence[Sample]) -> Metrics:
+    """Returns means and shares over the episodes among the samples. Empty if all are single answers."""
+    episodes = [(sample, sample.episode) for sample in samples if sample.episode]
+    if not episodes:
+        return {}
+    ends = Counter(sample.finish for sample, _ in episodes)
+    return {
+        "episode/turns": fmean(len(sample.turns) for sample, _ in episodes),
+        "episode/observed_tokens": fmean(sample.observed_tokens for sample, _ in episodes),
+        **{f"episode/finish/{reason}": ends[reason] / len(episodes) for reason in ("stop", *TRUNCATIONS)},
+        **call_figures([episode for _, episode in episodes]),
+    }
+
+
+def call_figures(episodes: Sequence[Episode]) -> Metrics:
+    """Calls per episode, in all and by tool, and the share of calls that could not be read. Empty without any."""
+    messages = [message for episode in episodes for message in model_messages(episode)]
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    if not calls:
+        return {}
+    readable = [call for call in calls if not call.get("error")]
+    by_tool = Counter(call["function"]["name"] for call in readable)
+    return {
+        "episode/tool_calls": len(calls) / len(episodes),
+        "episode/unreadable_calls": 1 - len(readable) / len(calls),
+        **{f"episode/tool_calls/{name}": count / len(episodes) for name, count in sorted(by_tool.items())},
+    }
+
+
+def model_messages(episode: Episode) -> list[dict[str, Any]]:
+    """The messages of the model's turns. An environment may write answers too, as examples before the first turn."""
+    answers = [message for message in episode.messages if message["role"] == "assistant"]
+    return answers[max(0, len(answers) - len(episode.turn_scores)) :]
