@@ -50,6 +50,10 @@ class PolicyRank(LearnerRank):
         sender = SENDERS[transport](self.rank, self.ranks, c.rollout.engines * c.rollout.tensor_parallel)
         shards = self.ranks if sender.sends_shards and sends_shards(c) and not is_converted(self.lm) else 1
         weights = PolicyWeights(self.lm, self.zero, getattr(torch, c.rollout.dtype), self.rank, shards)
+        if c.policy.lora.rank:
+            from workers.learner.adapter_proof import prove_adapters
+
+            prove_adapters(self.lm, self.zero.forward_all, weights, c.policy.lora.alpha / c.policy.lora.rank)
         # Devices of an engine hold shards of tensors. Hashes with positions can be added up to those of whole tensors.
         by_position = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1
         self.weight_sender = WeightSender(weights, sender, by_position)
