@@ -139,14 +139,18 @@ def track(run: str, overrides: tuple[str, ...]) -> int:
 @click.argument("source", type=click.Path())
 @click.argument("target", type=click.Path())
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
-def export(source: str, target: str, force: bool) -> None:
+@click.option("--adapter", is_flag=True, help="With policy.lora: the PEFT adapter alone, not merged into its base.")
+def export(source: str, target: str, force: bool, adapter: bool) -> None:
     """Writes the model of a run as a Hugging Face directory.
 
     SOURCE is a run or a checkpoint.
     """
     from launch.tools.export import export as run
 
-    run(Path(source), Path(target), force)
+    run(Path(source), Path(target), force, adapter)
+    if adapter:
+        print_line(console, f"{target}: an adapter. Load it with peft or `vllm serve BASE --enable-lora`.")
+        return
     print_line(console, f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.")
 
 

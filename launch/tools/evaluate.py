@@ -11,13 +11,14 @@ from rich.console import Console
 
 from launch import datasets
 from launch.printing import make_table, plain_console, print_line, write_figures
-from launch.tools.targets import find_run, model_directory
+from launch.tools.targets import find_run, model_directory, write_merged
 from rlsys import checks
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError, HeldOutSource
 from rlsys.config.shorthand import parse_entries
 from rlsys.evaluation.held_out import Evaluation, SourceScore
 from rlsys.evaluation.held_out import evaluate as evaluate_sets
+from rlsys.models.adapters import is_adapter_directory
 from rlsys.models.known_shapes import BUILTIN_MODELS
 from rlsys.runs.directory import require_writable
 from rlsys.runs.progress import Progress, format_scores
@@ -49,7 +50,12 @@ def evaluate(options: EvalOptions, console: Console) -> None:
             require_writable(Path(file))
     # Figures on the standard output must be all of the standard output.
     notes = plain_console(stderr=True) if options.json == "-" else console
-    evaluation = run_engines(config, model, notes)
+    with tempfile.TemporaryDirectory(prefix="rlsys-merged-") as merged:
+        if model and is_adapter_directory(model):
+            notes.print("merging the adapter into its base")
+            write_merged(Path(model), Path(merged))
+            model = merged
+        evaluation = run_engines(config, model, notes)
     if options.out:
         write_samples(Path(options.out), evaluation.batch)
     if options.json == "-":

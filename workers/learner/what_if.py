@@ -6,6 +6,7 @@ same time. With ZeRO 3, only the forward pass gathers tensors, and the loading o
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
+from rlsys.models.adapters import WEIGHTS, is_adapter_directory
 from rlsys.packs.decoder import own_attention
 from rlsys.packs.logprobs import LogprobHead, exclude
+from rlsys.packs.lora import adapted_layers, trained_parameters, without_adapters
 from rlsys.types import Floats, Pack
+from workers.learner.adapter_files import peft_name
+from workers.learner.tensor_files import TensorFiles
 
 Forward = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.forward_all`
 
@@ -126,11 +131,19 @@ def preserve_weights(lm: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_weights_of(source: str, lm: Any, trust_remote_code: bool) -> Iterator[None]:
-    """Uses the weights of a model directory."""
-    other = AutoModelForCausalLM.from_pretrained(source, dtype=lm.dtype, trust_remote_code=trust_remote_code)
-    weights = dict(other.named_parameters())
+    """Uses the weights of a model directory. Where adapters are trained it is an adapter's; the base is without them."""
+    if adapted_layers(lm) and not is_adapter_directory(source):
+        with without_adapters(lm):
+            yield
+        return
+    if adapted_layers(lm):
+        files = TensorFiles([Path(source) / WEIGHTS])
+        weights = {name: files.read(peft_name(name)) for name in trained_parameters(lm)}
+    else:
+        other = AutoModelForCausalLM.from_pretrained(source, dtype=lm.dtype, trust_remote_code=trust_remote_code)
+        weights = dict(other.named_parameters())
     with preserve_weights(lm):
-        for name, parameter in lm.named_parameters():
+        for name, parameter in trained_parameters(lm).items():
             if hasattr(parameter, "ds_id"):
                 import deepspeed
 
