@@ -59,6 +59,7 @@ def write_model_files(lm: Any, source: str, config: Config, fingerprint: str, fo
 
 
 def write_model_settings(lm: Any, folder: Path) -> None:
+    """Writes config.json and generation_config.json."""
     # The generation config stays as the model's authors wrote it. transformers reads some that it refuses to write.
     generation_config, lm.generation_config = lm.generation_config, type(lm.generation_config)()
     lm.save_pretrained(folder, state_dict={})

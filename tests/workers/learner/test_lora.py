@@ -10,10 +10,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from plain_policy import PlainPolicy
 from test_policy import ragged_batch, train, train_plainly, weights
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlsys.config.schema import Config, ConfigError
 from rlsys.packs.packing import pack, unpack
+from workers.learner.merged_model import write_merged_model
 from workers.learner.model import load_policy
 from workers.learner.policy import PolicyGroup
 
@@ -216,3 +217,16 @@ def test_an_adapter_of_other_layers_is_refused(
     config = tiny(f"policy.lora={{rank: {RANK}, alpha: {ALPHA}, targets: {targets}}}", f"model.adapter={adapter}")
     with pytest.raises(ConfigError, match=sentence):
         load_policy(config, model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_merged_model_is_what_engines_got(start: Start, model: str, tmp_path: Path, dtype: str) -> None:
+    group = start("policy.ranks=1", f"policy.dtype={dtype}", f"rollout.dtype={dtype}")
+    train(group, 4096, step=0)
+    group.save(str(tmp_path))
+    group.saved_files(wait=True)
+    write_merged_model(tmp_path / "model", model, tmp_path / "merged", dtype, dtype)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.dtype == getattr(torch, dtype)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in merged.parameters()]), weights(group))
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").decode([3, 4])
