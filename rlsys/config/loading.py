@@ -206,7 +206,13 @@ def read_with_bases(path: Path, below: tuple[Path, ...] = ()) -> list[tuple[Dict
     tree = read_tree(path)
     if "base" not in tree:
         return [(tree, str(path))]
-    name = tree["base"]
+    base = find_base(path, tree["base"])
+    del tree["base"]
+    return [*read_with_bases(base, chain), (tree, str(path))]
+
+
+def find_base(path: Path, name: Any) -> Path:
+    """Returns the file that `base: name` means in the file at `path`. Raises `ConfigError` if there is none."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{path}: `base` must be the path of a YAML file, such as tiny_cpu.yaml; it is {name!r}.")
     base = path.parent / Path(name).expanduser()
@@ -216,8 +222,7 @@ def read_with_bases(path: Path, below: tuple[Path, ...] = ()) -> list[tuple[Dict
             or f" The path is taken from the folder of {path.name}; copy the base along, or correct it."
         )
         raise ConfigError(f"{path}: its base `{name}` is missing; there is no file {base}.{way_out}")
-    del tree["base"]
-    return [*read_with_bases(base, chain), (tree, str(path))]
+    return base
 
 
 def read_tree(path: Path) -> DictConfig:

@@ -55,14 +55,7 @@ def describe_form(key: str) -> str:
 
 def parse_entry(key: str, kind: type, name: str, settings: Any) -> Any:
     """Returns one entry. Its settings are null, a number, or a mapping."""
-    number = NUMBER_FIELD.get(kind)
-    if settings is None:
-        settings = {}
-    elif isinstance(settings, int | float) and not isinstance(settings, bool) and number:
-        settings = {number: float(settings)}
-    if not isinstance(settings, dict):
-        or_number = f"a number, its {number}, or " if number else ""
-        raise ValueError(f"`{key}` must be {or_number}a mapping of settings; it is {settings!r}.")
+    settings = as_mapping(key, kind, settings)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     from_gym = issubclass(kind, DataSource) and str(settings.get("path") or name).startswith(GYM)
     values: dict[str, Any] = {"reward": {"reasoning_gym": RewardFunction(function="reasoning_gym")}} if from_gym else {}
@@ -77,6 +70,19 @@ def parse_entry(key: str, kind: type, name: str, settings: Any) -> Any:
             raise ValueError(f"`{key}` has no setting `{setting}`. {way_out}")
     name_field = NAME_FIELD[kind]
     return kind(**(values | {name_field: values.get(name_field) or name}))
+
+
+def as_mapping(key: str, kind: type, settings: Any) -> dict[str, Any]:
+    """null -> {}, and for a reward function 0.5 -> {weight: 0.5}"""
+    number = NUMBER_FIELD.get(kind)
+    if settings is None:
+        return {}
+    if isinstance(settings, int | float) and not isinstance(settings, bool) and number:
+        return {number: float(settings)}
+    if not isinstance(settings, dict):
+        or_number = f"a number, its {number}, or " if number else ""
+        raise ValueError(f"`{key}` must be {or_number}a mapping of settings; it is {settings!r}.")
+    return settings
 
 
 def update_entries(key: str, entries: dict[str, Any], name: str, value: Any) -> dict[str, Any]:

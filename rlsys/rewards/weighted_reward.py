@@ -56,18 +56,20 @@ class WeightedReward:
         required = {n for n, p in self.parameters.items() if p.default is p.empty}
         for name in {"answer", "answers"} & required - set(arguments):
             arguments[name] = [None] * len(inputs) if name == "answers" else None  # the row has none
-        missing = [
-            n
-            for n, p in self.parameters.items()
-            if n in required and n not in arguments and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-        if missing:
-            raise ConfigError(
-                f"it asks for {', '.join(missing)}, but a sample has only {', '.join(sorted(available))}. "
-                "data.answer_key names the field that is `answer`."
-            )
+        self.require_arguments(required - set(arguments), sorted(available))
         positional = [n for n, p in self.parameters.items() if p.kind is p.POSITIONAL_ONLY and n in arguments]
         return self.function(*[arguments.pop(n) for n in positional], **arguments)
+
+    def require_arguments(self, missing: set[str], available: list[str]) -> None:
+        """Raises `ConfigError` if an argument is missing, other than `*args` and `**kwargs`."""
+        names = [
+            n for n, p in self.parameters.items() if n in missing and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        if names:
+            raise ConfigError(
+                f"it asks for {', '.join(names)}, but a sample has only {', '.join(available)}. "
+                "data.answer_key names the field that is `answer`."
+            )
 
     def to_verdicts(self, returned: Any, count: int) -> list[Verdict]:
         """Reads what the function returned for `count` samples."""

@@ -134,19 +134,11 @@ def import_deepspeed(config: Config, ranks: int) -> None:
 
 def deepspeed_config(p: PolicyConfig) -> dict[str, Any]:
     """Returns DeepSpeed's configuration for ours."""
-    zero: dict[str, Any] = {"stage": p.zero_stage}
-    if p.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if p.offload_params:
-        zero["offload_param"] = {"device": "cpu"}
-    if p.zero_stage == 3:
-        # Gather just in time. Prefetching has not been tried.
-        zero |= {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # the boundary is set by hand, because the number of packs varies
         "gradient_clipping": p.clip_grad,
-        "zero_optimization": zero,
+        "zero_optimization": zero_config(p),
         "bf16": {"enabled": p.dtype == "bfloat16", "check_grad_overflow": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -157,3 +149,15 @@ def deepspeed_config(p: PolicyConfig) -> dict[str, Any]:
         if adds_packs_in_float32(p):
             config["data_types"] = {"grad_accum_dtype": "fp32"}  # for sums over packs
     return config
+
+
+def zero_config(p: PolicyConfig) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": p.zero_stage}
+    if p.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if p.offload_params:
+        zero["offload_param"] = {"device": "cpu"}
+    if p.zero_stage == 3:
+        # Gather just in time. Prefetching has not been tried.
+        zero |= {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
+    return zero
