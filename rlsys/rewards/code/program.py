@@ -120,10 +120,11 @@ class ProgramTrial:
             "tolerance": self.tolerance,
             "stop_early": self.stop_early,
         }
+        script = compile_calls()  # before the thread starts: CPython 3.11 cannot parse in two threads at the same time
         channels = [end.detach() for end in socket.socketpair()]
         with ThreadPoolExecutor(1) as pool:
-            program = pool.submit(self.run_end, {"program": self.program}, channels[0], self.memory_mb)
-            result = self.run_end(job, channels[1], TESTS_MB)
+            program = pool.submit(self.run_end, script, {"program": self.program}, channels[0], self.memory_mb)
+            result = self.run_end(script, job, channels[1], TESTS_MB)
             program.result()
         lines = result.stdout.splitlines()
         if lines[:1] != ["ready"]:
@@ -132,10 +133,10 @@ class ProgramTrial:
             raise ValueError(f"code: {lines[-1].removeprefix('unfit ')}.")
         return lines.count("pass"), tests.python_tests.test_count + len(tests.calls)
 
-    def run_end(self, job: dict[str, Any], channel: int, memory_mb: int) -> ProgramResult:
+    def run_end(self, script: CodeType, job: dict[str, Any], channel: int, memory_mb: int) -> ProgramResult:
         """Runs one end of the conversation between tests and program."""
         return runner.run_program(
-            compile_calls(),
+            script,
             stdin=json.dumps(job),
             wall_s=self.timeout_s,
             cpu_s=self.timeout_s,

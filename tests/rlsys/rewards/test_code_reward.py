@@ -1,8 +1,10 @@
 """The reward `code`: what it accepts, and how programs try to be accepted without being right."""
 
+import ast
 import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +12,15 @@ import psutil
 import pytest
 
 from rlsys.config.schema import ConfigError
-from rlsys.rewards.code.program import check_code, code, extract_program, isolation_note, prepare, same_output
+from rlsys.rewards.code.program import (
+    check_code,
+    code,
+    compile_calls,
+    extract_program,
+    isolation_note,
+    prepare,
+    same_output,
+)
 from rlsys.sandbox import runner
 from rlsys.sandbox.levels import IsolationLevel
 from rlsys.sandbox.outcome import SandboxError
@@ -465,6 +475,14 @@ def test_options_are_checked_before_anything_is_tried():
         check_code({"isolation": "none"})
     with pytest.raises(ConfigError, match="timeout_s is 0"):
         check_code({"timeout_s": 0})
+
+
+def test_what_both_ends_run_is_parsed_in_one_thread(monkeypatch):
+    threads, parse = set(), ast.parse
+    monkeypatch.setattr(ast, "parse", lambda *args, **more: threads.add(threading.get_ident()) or parse(*args, **more))
+    compile_calls.cache_clear()
+    assert score(ADD, ["assert add(1, 2) == 3"]) == 1.0
+    assert threads == {threading.get_ident()}
 
 
 def test_many_programs_are_judged_at_the_same_time():
