@@ -100,38 +100,35 @@ def test_no_completion_is_shorter_than_the_shortest_and_log_probs_say_so(
             assert np.abs(packed(by_policy)[0].numpy() - s.logprobs).max() < 1e-4
 
 
-BOTH_ENGINES = """
+ASYNC_ENGINE = """
 import asyncio, json, sys
 from rlsys.types import Request
 from workers.rollout.async_engine import AsyncEngine
-from workers.rollout.in_process_engine import InProcessEngine
 from workers.rollout.vllm_requests import Stops
-
-async def tokens(engine, requests, stops):
-    outputs = [o async for outputs in engine.generate(requests, stops) for o in outputs]
-    by_id = {o.request_id: o.outputs[0] for o in outputs}
-    return [[list(by_id[f"{r.uid}/0"].token_ids), by_id[f"{r.uid}/0"].finish_reason] for r in requests]
 
 async def main():
     settings, prompts, ids, strings = json.load(sys.stdin)
     requests = [Request(f"p{i}", 0, p, 0, 0.0, 10) for i, p in enumerate(prompts)]
-    for kind in (InProcessEngine, AsyncEngine):
-        print("tokens", json.dumps(await tokens(kind(settings), requests, Stops(ids, strings))), flush=True)
+    batches = AsyncEngine(settings).generate(requests, Stops(ids, strings))
+    by_id = {o.request_id: o.outputs[0] async for outputs in batches for o in outputs}
+    completions = [by_id[f"{r.uid}/0"] for r in requests]
+    print("completions", json.dumps([[list(c.token_ids), c.finish_reason] for c in completions]), flush=True)
 
 if __name__ == "__main__":
     asyncio.run(main())
 """
 
 
-def test_both_engines_end_completions_at_the_same_place(
+def test_an_engine_of_several_processes_ends_completions_at_the_same_place(
     tiny: Callable[..., Config], model: str, greedy: list[list[int]], tmp_path: Any
 ) -> None:
+    """The tests above have an engine in one process."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     wanted = [first_stop(tokenizer, tokens, STRINGS, {TOKEN, tokenizer.eos_token_id}) for tokens in greedy]
     settings = engine_arguments(tiny(*STOPPING), model, "rlsys_host_memory", 18)
     settings = {k: v for k, v in settings.items() if k != "kernel_config"}
-    script = tmp_path / "both.py"  # a file: the second engine starts processes of its own
-    script.write_text(BOTH_ENGINES)
+    script = tmp_path / "engine.py"  # a file: the engine starts processes of its own
+    script.write_text(ASYNC_ENGINE)
     done = subprocess.run(
         [sys.executable, script],
         input=json.dumps([settings, [tokenizer.encode(p) for p in PROMPTS], [1, TOKEN], STRINGS]),
@@ -140,8 +137,8 @@ def test_both_engines_end_completions_at_the_same_place(
         text=True,
         timeout=300,
     )
-    lines = [json.loads(line.removeprefix("tokens ")) for line in done.stdout.splitlines() if line[:6] == "tokens"]
-    assert lines == [[[tokens, "stop"] for tokens in wanted]] * 2, done.stderr[-2000:]
+    [answer] = [line for line in done.stdout.splitlines() if line.startswith("completions ")] or [done.stderr[-2000:]]
+    assert json.loads(answer.removeprefix("completions ")) == [[tokens, "stop"] for tokens in wanted]
 
 
 @pytest.fixture(scope="module")

@@ -25,22 +25,20 @@ print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None))
 """
 CALLS = """
 import sys, grpc
-from concurrent.futures import ThreadPoolExecutor
 
 METHODS = (
     "NodeManagerService/RequestWorkerLease", "ObjectManagerService/Pull", "CoreWorkerService/PushTask",
     "InternalKVGcsService/InternalKVKeys", "JobInfoGcsService/GetAllJobInfo", "ReporterService/GetTraceback",
 )
-
-def call(port, method):
-    try:
-        grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(f"/ray.rpc.{method}")(b"", timeout=5)
-        return f"ANSWERED {port} {method}"
-    except grpc.RpcError as error:
-        return f"{error.code().name} {port} {method}"
-
-calls = [(port, method) for port in sys.argv[1:] for method in METHODS]
-print(*ThreadPoolExecutor(128).map(call, *zip(*calls)), sep="\\n")  # ports of other protocols never answer
+channels = {port: grpc.insecure_channel(f"127.0.0.1:{port}") for port in sys.argv[1:]}
+calls = {  # all at once: ports of other protocols never answer
+    (port, method): channel.unary_unary(f"/ray.rpc.{method}").future(b"", timeout=10)
+    for port, channel in channels.items()
+    for method in METHODS
+}
+for (port, method), call in calls.items():
+    error = call.exception()
+    print(error.code().name if error else "ANSWERED", port, method)
 """
 
 
