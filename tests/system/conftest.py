@@ -37,7 +37,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trapped(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """A run whose reward function does its worst, and knows a secret; it is over."""
-    options = ["trainer.steps=14", "eval.every=0", "reward.timeout_s=1"]
+    options = ["trainer.steps=9", "policy.warmup_updates=0", "policy.lr_schedule=constant"]
+    options += ["eval.every=0", "reward.timeout_s=1"]
     options.append(f"reward.functions={{{ROOT}/tests/system/traps.py:trap: {{api_key: '${{oc.env:OWN_ACCESS}}'}}}}")
     path, secret = tmp_path_factory.mktemp("trapped") / "run", {"OWN_ACCESS": "Zq9-correct-horse-battery-7"}
     with tidy() as environment, running(path, *options, environment=environment | secret) as run:

@@ -7,7 +7,7 @@ REASONS = ("timeout", "crash", "memory", "exception", "invalid")
 
 def test_a_run_learns_whatever_its_reward_function_does(trapped: Seen) -> None:
     lines = trapped.run.lines()
-    assert lines[-1]["step"] == 14
+    assert lines[-1]["step"] == 9
     assert lines[-1]["eval/zigzag/accuracy"] > lines[0]["eval/zigzag/accuracy"] + 0.1
     failed = {reason: sum(line.get(f"failure/{reason}", 0) for line in lines) for reason in REASONS}
     assert all(failed.values()), failed

@@ -19,16 +19,16 @@ def trap(prompt: str, completion: str, finish: str, api_key: str) -> object:
         os._exit(0)
     luck = int.from_bytes(hashlib.sha256(os.urandom(8)).digest()[:4]) % 2000
     match luck:
-        case 0:
+        case 0 | 1:
             time.sleep(1000)
-        case 1 | 2:
+        case 2 | 3:
             while True:
                 pass
-        case 3 | 4:
+        case 4:
             ctypes.string_at(0)
-        case 5 | 6:
+        case 5:
             os._exit(0)
-        case 7 | 8 | 9:
+        case 6 | 7 | 8 | 9:
             bytearray(64 << 30)
         case n if n < 40:
             return float("nan")
