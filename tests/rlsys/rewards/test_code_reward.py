@@ -508,5 +508,9 @@ def test_the_tests_may_be_the_rows_answer():
 
 
 def test_many_quick_tests_do_not_use_up_the_time_of_a_program():
-    pairs = {"inputs": [str(i) for i in range(40)], "outputs": [str(i + 1) for i in range(40)]}
-    assert code("```python\nprint(int(input()) + 1)\n```", pairs, timeout_s=1.0) == 1.0
+    program = "```python\nprint(int(input()) + 1)\n```"
+    pairs = {"inputs": [str(i) for i in range(20)], "outputs": [str(i + 1) for i in range(20)]}
+    began = time.monotonic()
+    assert code(program, pairs, timeout_s=60.0) == 1.0
+    taken = time.monotonic() - began  # most of it to start sandboxes, which does not count
+    assert 1.0 in (code(program, pairs, timeout_s=0.7 * taken) for _ in range(3))  # the machine may be busy
