@@ -79,7 +79,7 @@ def interpret(output: ProgramOutput, cpu_s: int, level: IsolationLevel) -> Progr
     if lines[:1] == [["start"]] and output.flooded:
         return failed("output")
     match lines:
-        case [["start"], ["late", seconds]]:
+        case [["start"], ["late", seconds]] | [["late", seconds]]:  # its time may be over before it begins
             return failed("timeout", float(seconds))
         case [["start"], ["end", status, cpu, seconds]]:
             code = os.waitstatus_to_exitcode(int(status))

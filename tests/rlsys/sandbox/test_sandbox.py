@@ -182,6 +182,12 @@ def test_a_program_that_prints_the_right_output_and_hangs_has_failed(level, hang
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_a_program_whose_time_is_over_before_it_begins_has_failed(level):
+    ran = run_program("print('expected')", wall_s=1e-6, level=level)
+    assert (ran.ok, ran.reason, ran.stdout) == (False, "timeout", "")
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_endless_output_is_cut_off(level, stream):
     ran = run_program(f"import sys\nwhile True: sys.{stream}.write('spam ' * 1000)", output_kb=64, level=level)
