@@ -43,14 +43,17 @@ class ConversationTemplate:
 
     def __init__(self, tokenizer: Any, template_options: dict[str, Any] | None = None, chat_template: str = ""):
         self.tokenizer, self.options = tokenizer, template_options or {}
-        self.chat_template: str = chat_template or tokenizer.chat_template or ""
+        named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+        default = named.get("default") if named else tokenizer.chat_template
+        self.chat_template = str(chat_template or default or "")
+        self.tools_template = self.chat_template if chat_template else str(named.get("tool_use", self.chat_template))
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, opens_answer: bool = True) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) or None,
-                chat_template=self.chat_template,
+                chat_template=self.tools_template if tools else self.chat_template,
                 tokenize=False,
                 add_generation_prompt=opens_answer,
                 **self.options,

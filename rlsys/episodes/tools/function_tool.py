@@ -1,9 +1,12 @@
 """A Python function of the user's as a tool."""
 
 import asyncio
+import contextlib
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
+from threading import Thread
 from typing import Any
 
 from rlsys.episodes.tools.schema import GIVEN, Schema, function_schema
@@ -25,10 +28,39 @@ class FunctionTool:
     async def call(self, arguments: dict[str, Any]) -> str:
         if inspect.iscoroutinefunction(self.function):
             return as_text(await self.function(**arguments, **self.given))
-        return as_text(await asyncio.to_thread(self.function, **arguments, **self.given))
+        return as_text(await run_in_thread(partial(self.function, **arguments, **self.given)))
 
     async def close(self) -> None:
         pass
+
+
+async def run_in_thread(function: Callable[[], Any]) -> Any:
+    """Runs a function in a thread of its own: one that hangs blocks neither others nor the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if future.done():  # nobody waits any more
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = function()
+        except Exception as raised:  # it belongs to whoever waits
+            error = RuntimeError("StopIteration") if isinstance(raised, StopIteration) else raised
+        except BaseException as raised:  # such as sys.exit, which ends no more than the call
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    Thread(target=run, daemon=True).start()
+    return await future
 
 
 def as_text(result: Any) -> str:

@@ -14,6 +14,7 @@ from rlsys.config.schema import ConfigError
 from rlsys.episodes.tools.tool import Schema
 
 START_S = 60.0
+ANSWER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class McpServer:
         self.task: asyncio.Task[None] | None = None
         self.client: Any = None
         self.closing = asyncio.Event()
+        self.check: asyncio.Task[None] | None = None  # whether the server still answers
 
     async def connect(self) -> Any:
         """Returns the client, connected. Raises `ConnectionError` with what the server has written."""
@@ -94,16 +96,24 @@ class McpServer:
                 raise
             await self.close()
             raise ConnectionError(f"the MCP server {self.spec} ended: {error}") from None
+        except asyncio.CancelledError:  # the call's time is over
+            self.check = asyncio.create_task(self.close_if_silent(client))
+            raise
         text = "\n".join(block_text(block) for block in result.content)
         return f"Error: {text}" if result.is_error else text
 
     async def answers(self, client: Any) -> bool:
         """True if the server is still there: an error may be of the call alone."""
         try:
-            await asyncio.wait_for(client.list_tools(cache_mode="bypass"), 5)
+            await asyncio.wait_for(client.list_tools(cache_mode="bypass"), ANSWER_S)
         except Exception:  # any error means no
             return False
         return True
+
+    async def close_if_silent(self, client: Any) -> None:
+        """Ends a server that cannot answer, as one that still writes a result without end. Others only take long."""
+        if not await self.answers(client) and client is self.client:
+            await self.close()
 
     async def close(self) -> None:
         self.closing.set()

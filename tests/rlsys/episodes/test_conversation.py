@@ -292,6 +292,14 @@ def test_the_transcript_says_why_a_call_cannot_be_read():
     assert "error" not in fine
 
 
+def test_a_tokenizer_with_a_template_for_tools_uses_it_for_tools():
+    message = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer = byte_level_tokenizer({"default": "d" + message, "tool_use": "t" + message})
+    assert tokenizer.decode(Conversation(ConversationTemplate(tokenizer)).open("a")) == "da"
+    assert tokenizer.decode(Conversation(ConversationTemplate(tokenizer), [TOOL]).open("a")) == "ta"
+    assert tokenizer.decode(Conversation(ConversationTemplate(tokenizer, {}, "x" + message), [TOOL]).open("a")) == "xa"
+
+
 def test_the_transcript_has_what_was_asked_answered_and_called():
     conversation = Conversation(ConversationTemplate(family_tokenizer("qwen2_5")))
     conversation.open([{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}])

@@ -40,6 +40,11 @@ async def hang() -> str:
     import asyncio
     await asyncio.sleep(60)
 
+@server.tool()
+def write() -> str:
+    while True:
+        os.write(1, b"a" * 65536)
+
 if len(sys.argv) > 1:
     server.run(transport="streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
 else:
@@ -73,7 +78,7 @@ def test_a_server_over_standard_input_shows_its_tools_and_runs_them(script):
         return {tool.name: tool.schema["function"] for tool in tools}
 
     functions = asyncio.run(schemas())
-    assert list(functions) == ["add", "fail", "die", "hang"]
+    assert list(functions) == ["add", "fail", "die", "hang", "write"]
     assert functions["add"]["description"] == "Adds two numbers."
     assert functions["add"]["parameters"]["required"] == ["a"]
     spec = {"command": [sys.executable, script], "env": {"WHO": "me"}}
@@ -106,6 +111,22 @@ def test_a_call_that_hangs_ends_and_the_server_goes_on(script):
     hung, after = asyncio.run(calls(spec, ("hang", {}), ("add", {"a": 2}), timeout_s=4))
     assert hung == "Error: `hang` gave no result within 4 s."
     assert after == "3, call 1 of nobody"
+
+
+def test_a_server_that_writes_without_end_is_ended(script, monkeypatch):
+    monkeypatch.setattr("rlsys.episodes.tools.mcp_tool.ANSWER_S", 0.5)
+
+    async def session():
+        toolbox = Toolbox([{"mcp": {"command": [sys.executable, script]}}])
+        tools = {tool.name: tool for tool in await toolbox.open({})}
+        text = await call_tool(tools["write"], {}, 0.5)
+        await asyncio.wait_for(toolbox.servers[0].check, 20)
+        again = await call_tool(tools["add"], {"a": 2}, 20)
+        await toolbox.close()
+        return text, again
+
+    assert asyncio.run(session()) == ("Error: `write` gave no result within 0.5 s.", "3, call 1 of nobody")
+    assert psutil.Process(os.getpid()).children() == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ async def numbers(state: dict):
     return {"seen": state.get("count"), "é": [1]}
 def thing(): return {1, 2}.__class__
 def fail(): raise KeyError("no such book")
+def leave(): raise SystemExit(3)
+def stop(): return next(iter([]))
 def slow(): time.sleep(5)
 '''
 
@@ -56,6 +58,8 @@ def test_an_error_of_a_tool_is_what_the_model_sees(tmp_path):
             return await call_tool(tools[name], {}, **options)
 
     assert asyncio.run(call("fail")) == "Error: KeyError: 'no such book'"
+    assert asyncio.run(call("leave")) == "Error: RuntimeError: SystemExit: 3"
+    assert asyncio.run(call("stop")) == "Error: RuntimeError: StopIteration"
     assert asyncio.run(call("thing")) == "<class 'set'>"
 
 
@@ -65,10 +69,20 @@ def test_a_tool_that_hangs_is_left_after_its_time(tmp_path):
             start = time.monotonic()
             return await call_tool(tools["slow"], {}, timeout_s=0.1), time.monotonic() - start
 
-    loop = asyncio.new_event_loop()
-    text, seconds = loop.run_until_complete(call())
+    text, seconds = asyncio.run(call())
     assert text == "Error: `slow` gave no result within 0.1 s."
     assert seconds < 3
+
+
+def test_many_tools_that_hang_do_not_keep_others_waiting(tmp_path):
+    async def calls():
+        async with opened(tmp_path, "slow", "thing") as tools:
+            await asyncio.gather(*(call_tool(tools["slow"], {}, timeout_s=0.1) for _ in range(100)))
+            return await call_tool(tools["thing"], {}, timeout_s=2)
+
+    start = time.monotonic()
+    assert asyncio.run(calls()) == "<class 'set'>"
+    assert time.monotonic() - start < 4, "nor does the end of the process wait for them"
 
 
 def test_long_output_loses_its_middle():
@@ -193,7 +207,7 @@ def test_wrong_specifications_are_told(tmp_path):
     assert len(problems) == 6
     assert problems[0].startswith("episode.tools: 'pyton' is no tool. Give python, path/to/file.py:function")
     assert "an MCP server is {mcp: {command:" in problems[3]
-    assert "has no function `loook`. Functions there: look, numbers" in problems[5]
+    assert "has no function `loook`. Functions there: look" in problems[5]
 
 
 def test_a_missing_package_is_told_with_its_installation(monkeypatch):
