@@ -29,6 +29,8 @@ export function headline(run) {
   }
   const length = finite(run, "length/mean");
   if (length.length) found.push(["tokens per completion", number(length.at(-1)[1]), `${number(length[0][1])} at first`]);
+  const turns = finite(run, "episode/turns");
+  if (turns.length) found.push(["turns per episode", number(turns.at(-1)[1]), `${number(turns[0][1])} at first`]);
   const time = finite(run, "time/step");
   if (time.length) found.push(["seconds per step", number(sum(time) / time.length), `${duration(sum(time))} in all`]);
   const speed = finite(run, "tokens_per_second");

@@ -2,10 +2,10 @@
 
 import { h, number, plural, visibleText } from "./dom.js";
 import { piece } from "./store.js";
-import { sampleFilter, sampleOf } from "./search.js";
+import { columnAt, sampleFilter, sampleOf } from "./search.js";
+import { COLORS, colorer, scaleOf } from "./tokens.js";
+import { conversation } from "./conversation.js";
 
-const MAX_TOKENS = 3000; // of a completion that are colored
-export const COLORS = { plain: "plain text", logprob: "log-prob", advantage: "advantage", gap: "policy − rollout" };
 const EXPLAINED = {
   logprob: "the engine's log-prob of each token: the stronger the color, the less likely the token",
   advantage: "the advantage of each token: blue is pushed up, orange down",
@@ -40,9 +40,9 @@ export async function groupView(group, sampled, view) {
       group.high === group.low && group.judged > 1 ? h("span", {}, members.every((one) => one.reward === null || one.advantage === 0) ? "equal rewards: it teaches nothing" : "equal rewards") : "",
     ),
     samePrompt(group, sampled, view),
-    texts ? h("div", { class: "prompt mono", dir: "auto" }, visibleText(texts.prompt[group.number], words)) : "",
+    texts?.prompt[group.number] ? h("div", { class: "prompt mono", dir: "auto" }, visibleText(texts.prompt[group.number], words)) : "",
     texts ? colors(view, why, scale) : h("p", { class: "missing" }, "The texts of this group are not in this file; its numbers are."),
-    h("div", { class: "completions" }, members.map((one, i) => completion(one, i, { group, texts, tokens: why ? null : tokens, scale, words, view, out: !passes(group, i), sampled }))),
+    h("div", { class: `completions${texts?.transcript ? " episodes" : ""}` }, members.map((one, i) => completion(one, i, { group, texts, tokens: why ? null : tokens, scale, words, view, out: !passes(group, i), sampled }))),
   ];
 }
 
@@ -100,7 +100,7 @@ function completion(one, i, { group, texts, tokens, scale, words, view, out, sam
     one.reward === null ? "" : h("span", {}, "reward ", h("b", {}, number(one.reward))),
     advantageOf(one, group),
     h("span", {}, plural(one.length, "token")),
-    one.finish === "stop" ? "" : h("span", { style: "color:var(--warning)" }, one.finish === "length" ? "cut" : one.finish),
+    one.finish === "stop" ? "" : h("span", { style: "color:var(--warning)" }, one.finish === "length" ? "cut" : `out of ${one.finish}`),
     one.failure ? h("b", { style: "color:var(--problem)" }, one.failure) : "",
     view.versions ? h("span", {}, `weights ${one.version}`) : "",
   ];
@@ -116,42 +116,20 @@ function completion(one, i, { group, texts, tokens, scale, words, view, out, sam
     "article",
     { class: `completion${out ? " out" : ""}`, style: `--tint:${tint(one.reward, sampled.least, sampled.most)}` },
     h("header", {}, facts),
-    texts ? h("div", { class: "said", dir: "auto", tabindex: 0 }, tokens ? colored(one, tokens, view.color, scale) : visibleText(texts.text[one.n], words)) : "",
+    texts ? body(one, texts, tokens, view.color, scale, words) : "",
     more.length ? h("div", { class: "more" }, more) : "",
   );
+}
+
+function body(one, texts, tokens, mode, scale, words) {
+  const color = tokens ? colorer(one, tokens, mode, scale) : null;
+  const messages = columnAt(texts.transcript, one.n);
+  if (messages?.length || (messages && color)) return conversation(one, { messages, scores: texts.turn_scores[one.n] }, tokens, color, words);
+  return h("div", { class: "said", dir: "auto", tabindex: 0 }, color ? color(0) : visibleText(texts.text[one.n], words));
 }
 
 /** In a training step every reward has an advantage: a missing one is not finite. */
 function advantageOf(one, group) {
   if (one.advantage !== null) return h("span", {}, `advantage ${one.advantage > 0 ? "+" : ""}${number(one.advantage)}`);
   return one.reward !== null && group.file.kind === "step" ? h("b", { style: "color:var(--problem)" }, "advantage not finite") : "";
-}
-
-/** The number of each token in a mode, null where it is not finite: [tokens], or null. */
-function valuesOf(one, tokens, mode) {
-  if (mode === "logprob") return tokens.logprob[one.n]?.map((v) => v === null ? null : v / 1000) ?? null;
-  if (mode === "gap") return tokens.gap[one.n];
-  return tokens.advantage?.[one.n] ?? (one.advantage === null ? null : tokens.ids[one.n].map(() => one.advantage));
-}
-
-/** The number of the strongest color: the largest in the group; for log-probs from 2 to 5. */
-function scaleOf(tokens, members, mode) {
-  let most = mode === "logprob" ? 2 : 0;
-  for (const one of members) for (const v of valuesOf(one, tokens, mode) ?? []) most = Math.max(most, Math.abs(v));
-  return mode === "logprob" ? Math.min(most, 5) : most;
-}
-
-function colored(one, tokens, mode, scale) {
-  const ids = tokens.ids[one.n];
-  const values = valuesOf(one, tokens, mode);
-  const all = { logprob: valuesOf(one, tokens, "logprob"), gap: tokens.gap?.[one.n], advantage: valuesOf(one, tokens, "advantage") };
-  const part = ids.slice(0, MAX_TOKENS).map((id, t) => {
-    const numbers = Object.entries(all).map(([name, own]) => (own ? `${COLORS[name]} ${own[t] === null ? "not finite" : number(own[t])}` : "")).filter(Boolean);
-    const v = values ? values[t] : 0;
-    const strength = scale ? Math.min(1, Math.abs(v) / scale) : 0;
-    const base = mode === "logprob" ? "--prob" : v > 0 ? "--high" : "--low";
-    const title = `${JSON.stringify(tokens.words[id])} · token ${tokens.known[id]} · ${numbers.join(" · ")}`;
-    return h("span", { class: v === null ? "t broken" : "t", title, style: `background:rgba(var(${base}), calc(var(--strength) * ${strength.toFixed(3)}))` }, visibleText(tokens.words[id]));
-  });
-  return ids.length > MAX_TOKENS ? [...part, h("span", { class: "ctrl" }, ` … ${plural(ids.length - MAX_TOKENS, "more token")}; plain text shows all`)] : part;
 }

@@ -17,6 +17,8 @@ SCRIPTS = (
     "lanes.js",
     "findings.js",
     "search.js",
+    "tokens.js",
+    "conversation.js",
     "group.js",
     "samples.js",
     "settings.js",

@@ -7,7 +7,7 @@ all samples; texts and tokens it has as far as `choose_pieces` finds room.
 import gzip
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -87,8 +87,10 @@ def compact_column(values: list[Any]) -> Any:
 
 
 def sample_texts(file: Path, groups: int | None = None) -> Piece:
-    """Returns the prompts, and each sample's text, answer, detail and components; of the first groups, or of all."""
-    names = ["uid", "index", "prompt", "completion", "answer", "detail", "components"]
+    """Returns the prompts, and each sample's text, answer, detail, components and episode; of the first groups, or of
+    all.
+    """
+    names = ["uid", "index", "prompt", "completion", "answer", "detail", "components", "transcript", "turn_scores"]
     table = _read(file, names)
     table = table.slice(0, _row_count(table, groups))
     columns = {n: table[n].to_pylist() for n in names}
@@ -100,17 +102,24 @@ def sample_texts(file: Path, groups: int | None = None) -> Piece:
         "answer": compact_column(hide_secrets(columns["answer"])),
         "detail": compact_column(hide_secrets(columns["detail"])),
         "components": compact_column([json.loads(c) if c and c != "{}" else None for c in columns["components"]]),
+        "transcript": compact_column(
+            hide_nested_secrets([json.loads(t) if t else None for t in columns["transcript"]])
+        ),
+        "turn_scores": compact_column(columns["turn_scores"]),
     }
 
 
 def sample_tokens(file: Path, groups: int | None, token_texts: TokenTexts | None) -> Piece:
-    """Returns each sample's tokens, with a log-prob, a gap and an advantage per token, as far as they were saved."""
+    """Returns each sample's tokens, with a log-prob, a gap and an advantage per token, as far as they were saved; and
+    the tokens of its environment, behind the place of each observation.
+    """
     import numpy as np
 
-    table = _read(file, ["uid", "tokens", "rollout_logprobs", "old_logprobs", "token_advantages"])
+    table = _read(file, ["uid", "tokens", "rollout_logprobs", "old_logprobs", "token_advantages", "observations"])
     table = table.slice(0, _row_count(table, groups))
-    ids = table["tokens"].to_pylist()
-    known = sorted({token for tokens in ids for token in tokens})
+    ids, observed = table["tokens"].to_pylist(), table["observations"].to_pylist()
+    own = {token for tokens in ids for token in tokens}
+    known = sorted(own.union(token for entries in observed for _, *tokens in entries for token in tokens))
     position = {token: i for i, token in enumerate(known)}
     rollout, old = _arrays(table, "rollout_logprobs"), _arrays(table, "old_logprobs")
     advantages = _arrays(table, "token_advantages")
@@ -122,6 +131,9 @@ def sample_tokens(file: Path, groups: int | None, token_texts: TokenTexts | None
         "known": known,
         "words": hide_secrets(list(token_texts(known))) if token_texts else None,
         "ids": [[position[t] for t in tokens] for tokens in ids],
+        "observed": [[[at, *(position[t] for t in tokens)] for at, *tokens in entries] for entries in observed]
+        if any(observed)
+        else None,
         "logprob": rollout and [None if numbers is None else thousandths(numbers) for numbers in rollout],
         "gap": gaps and [None if numbers is None else [float(f"{x:.2g}") for x in numbers] for numbers in gaps],
         "advantage": advantages
@@ -149,6 +161,28 @@ def hide_secrets(texts: list[Any]) -> list[Any]:
     if SEPARATOR in "".join(present):
         redacted = map(redact, present)
     return [next(redacted) if t else t for t in texts]
+
+
+def hide_nested_secrets(value: Any) -> Any:
+    """The same for all texts in nested lists and objects."""
+    hidden = iter(hide_secrets(list(_texts_in(value))))
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: replace(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [replace(entry) for entry in value]
+        return next(hidden) if isinstance(value, str) else value
+
+    return replace(value)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(entry)
 
 
 def _read(file: Path, names: list[str]) -> Any:

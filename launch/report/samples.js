@@ -50,7 +50,7 @@ function fields() {
     text("most", "reward to", { inputmode: "decimal" }),
     text("shortest", "tokens from", { inputmode: "numeric" }),
     text("longest", "tokens to", { inputmode: "numeric" }),
-    choice("finish", "finish", [["", "any"], ["stop", "stopped by itself"], ["length", "cut"]]),
+    h("label", {}, "finish", h("select", { name: "finish", id: "finishes" })),
     h("label", {}, "failure", h("select", { name: "failure", id: "failures" })),
     choice("spread", "rewards in the group", [["", "any"], ["some", "differ"], ["none", "all equal"]]),
     choice("sort", "order", [["", "by step"], ["newest", "newest first"], ["reward", "best first"], ["worst", "worst first"], ["spread", "most spread"]]),
@@ -59,12 +59,17 @@ function fields() {
   refill();
 }
 
-/** Updates the reasons of failures, which may grow while the run goes on. */
+/** Updates the reasons of failures and ends, which may grow while the run goes on. */
 function refill() {
-  const chosen = $("failures").value;
-  const options = [["", "any or none"], ["none", "judged"], ["any", "failed"], ...sampled.failures.map((reason) => [reason, reason])];
-  $("failures").replaceChildren(...options.map(([value, label]) => h("option", { value }, label)));
-  $("failures").value = chosen;
+  const limits = sampled.valuesOf("finish").filter((reason) => !["stop", "length"].includes(reason));
+  fillIn($("finishes"), [["", "any"], ["stop", "stopped by itself"], ["length", "cut"], ...limits.map((reason) => [reason, `out of ${reason}`])]);
+  fillIn($("failures"), [["", "any or none"], ["none", "judged"], ["any", "failed"], ...sampled.valuesOf("failure").map((reason) => [reason, reason])]);
+}
+
+function fillIn(select, options) {
+  const chosen = select.value;
+  select.replaceChildren(...options.map(([value, label]) => h("option", { value }, label)));
+  select.value = chosen;
 }
 
 let waiting = 0;

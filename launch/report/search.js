@@ -3,7 +3,7 @@
 import { piece } from "./store.js";
 
 /** A value of a column, which may be one value for all samples. */
-const at = (column, i) => (Array.isArray(column) ? column[i] : column);
+export const columnAt = (column, i) => (Array.isArray(column) ? column[i] : column);
 
 export class Sampled {
   constructor() {
@@ -29,10 +29,11 @@ export class Sampled {
     this.most = paid.reduce((high, g) => Math.max(high, g.high), -Infinity);
   }
 
-  get failures() {
-    const reasons = new Set();
-    for (const file of this.files) for (const reason of [file.failure].flat()) if (reason) reasons.add(reason);
-    return [...reasons].sort();
+  /** The values of a column, "failure" or "finish", without nothing. */
+  valuesOf(column) {
+    const values = new Set();
+    for (const file of this.files) for (const value of [file[column]].flat()) if (value) values.add(value);
+    return [...values].sort();
   }
 }
 
@@ -40,7 +41,7 @@ function groupsOf(file) {
   let from = 0;
   return (file.found ??= file.groups.map(([uid, source, size], number) => {
     const rewards = [];
-    for (let i = from; i < from + size; i++) if (at(file.reward, i) !== null) rewards.push(at(file.reward, i));
+    for (let i = from; i < from + size; i++) if (columnAt(file.reward, i) !== null) rewards.push(columnAt(file.reward, i));
     const low = rewards.length ? rewards.reduce((a, b) => Math.min(a, b)) : null;
     const high = rewards.length ? rewards.reduce((a, b) => Math.max(a, b)) : null;
     const mean = rewards.length ? rewards.reduce((a, b) => a + b) / rewards.length : null;
@@ -54,7 +55,7 @@ function groupsOf(file) {
 export function sampleOf(group, i) {
   const { file } = group;
   const n = group.from + i;
-  return { n, reward: at(file.reward, n), advantage: at(file.advantage, n), length: at(file.length, n), finish: at(file.finish, n), failure: at(file.failure, n), version: at(file.version, n) };
+  return { n, reward: columnAt(file.reward, n), advantage: columnAt(file.advantage, n), length: columnAt(file.length, n), finish: columnAt(file.finish, n), failure: columnAt(file.failure, n), version: columnAt(file.version, n) };
 }
 
 export const NOTHING = { set: "", step: "", words: "", failure: "", finish: "", least: "", most: "", shortest: "", longest: "", spread: "", sort: "" };
@@ -105,6 +106,12 @@ export function search(sampled, filter, textMatches) {
   return ORDERS[filter.sort] ? found.sort(ORDERS[filter.sort]) : found;
 }
 
+/** What a sample says: its completion, and in an episode what both sides said. */
+function textsOf(texts, i) {
+  const messages = columnAt(texts.transcript, i) ?? [];
+  return [texts.text[i], ...messages.flatMap((m) => [m.content ?? "", m.reasoning_content ?? "", m.tool_calls ? JSON.stringify(m.tool_calls) : ""])];
+}
+
 /** Reads the texts of the filter's steps. Returns, by file, 1 for each sample whose prompt or completion has the words, and the unreadable files. */
 export async function searchTexts(sampled, filter, progress, cancelled) {
   const words = filter.words.trim().toLowerCase();
@@ -123,7 +130,7 @@ export async function searchTexts(sampled, filter, progress, cancelled) {
     const hits = new Uint8Array(file.count);
     for (const group of file.found.slice(0, file.kept)) {
       const inPrompt = texts.prompt[group.number].toLowerCase().includes(words);
-      for (let i = group.from; i < group.from + group.size; i++) hits[i] = inPrompt || texts.text[i].toLowerCase().includes(words) ? 1 : 0;
+      for (let i = group.from; i < group.from + group.size; i++) hits[i] = inPrompt || textsOf(texts, i).some((text) => text.toLowerCase().includes(words)) ? 1 : 0;
     }
     textMatches.set(file.name, hits);
   }
