@@ -67,7 +67,7 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
         # On CPU twice as much was measured with ZeRO 3 (tests/bench/memory.py); the reason is not known.
         gathered=width * min(everything, MAX_GATHERED) * (1 + on_cpu) if p.zero_stage == 3 else 0,
         # On CPU, only the pages that were filled take memory.
-        bucket=width * (bucket if on_cpu else REDUCE_BUCKET) * (p.zero_stage > 0),
+        bucket=width * (bucket if on_cpu or adapters else REDUCE_BUCKET) * (p.zero_stage > 0),
         # With ZeRO 3 on CPU, gloo makes one more copy.
         bucket_copy=(4 if sums_in_float32 else width * (ranks > 1))
         * (bucket * (2 if on_cpu and p.zero_stage == 3 and ranks > 1 else 1)),

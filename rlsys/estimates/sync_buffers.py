@@ -25,7 +25,7 @@ def sync_bucket_elements(c: Config, model: ModelShape) -> float:
 def device_sync_bytes(c: Config, model: ModelShape) -> float:
     """A sender's copies on its GPU beside the weights: all of them if the engine reads them in place after a cast."""
     width = WIDTH[c.rollout.dtype]
-    in_place = c.policy.dtype == c.rollout.dtype and c.policy.zero_stage != 3
+    in_place = c.policy.dtype == c.rollout.dtype and c.policy.zero_stage != 3 and not c.policy.lora.rank
     if c.cluster.placement == "colocated" and c.sync.transport in ("auto", "cuda_ipc"):
         return 0 if in_place else width * model.parameters
     return nccl_buffer_bytes(c, model)

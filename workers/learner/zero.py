@@ -27,13 +27,15 @@ class ZeroEngine:
         from workers.learner.guarded_adamw import GuardedAdamW
         from workers.learner.zero_state import ZeroState
 
+        trained = [p for p in model.parameters() if p.requires_grad]
+        adapters = sum(p.numel() for p in trained) if len(trained) < len(list(model.parameters())) else 0
         betas, decay = (settings.beta1, settings.beta2), settings.weight_decay
         self.deepspeed, self.settings = deepspeed, settings
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=model,
-            model_parameters=[p for p in model.parameters() if p.requires_grad],
+            model_parameters=trained,
             optimizer=lambda parameters: GuardedAdamW(parameters, lr=lr, betas=betas, weight_decay=decay),
-            config=deepspeed_config(settings),
+            config=deepspeed_config(settings, adapters),
         )
         self.rank, self.ranks = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
         self.adam = self.engine.basic_optimizer
@@ -132,13 +134,13 @@ def import_deepspeed(config: Config, ranks: int) -> None:
         deepspeed.ops.__compatible_ops__ = {}
 
 
-def deepspeed_config(p: PolicyConfig) -> dict[str, Any]:
-    """Returns DeepSpeed's configuration for ours."""
+def deepspeed_config(p: PolicyConfig, adapters: int = 0) -> dict[str, Any]:
+    """Returns DeepSpeed's configuration for ours. `adapters`: elements of all adapters, if only they are trained."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # the boundary is set by hand, because the number of packs varies
         "gradient_clipping": p.clip_grad,
-        "zero_optimization": zero_config(p),
+        "zero_optimization": zero_config(p, adapters),
         "bf16": {"enabled": p.dtype == "bfloat16", "check_grad_overflow": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -151,8 +153,10 @@ def deepspeed_config(p: PolicyConfig) -> dict[str, Any]:
     return config
 
 
-def zero_config(p: PolicyConfig) -> dict[str, Any]:
+def zero_config(p: PolicyConfig, adapters: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": p.zero_stage}
+    if adapters:
+        zero["reduce_bucket_size"] = adapters  # the default would take gigabytes of a GPU
     if p.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if p.offload_params:

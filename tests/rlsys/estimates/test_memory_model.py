@@ -11,6 +11,7 @@ from rlsys.config.methods import CriticConfig, ReferenceConfig
 from rlsys.config.schema import (
     ClusterConfig,
     Config,
+    LoraConfig,
     PolicyConfig,
     RewardConfig,
     RewardFunction,
@@ -20,6 +21,7 @@ from rlsys.config.schema import (
 )
 from rlsys.estimates import activations
 from rlsys.estimates.activations import saved_activation_bytes, worst_case_pack
+from rlsys.estimates.adapters import trained_parameters
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.disk import disk_space
 from rlsys.estimates.engine import kv_cache_tokens
@@ -31,6 +33,7 @@ from rlsys.models.shapes import parse_config
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.decoder import target_hidden_states
 from rlsys.packs.logprobs import PackedLogprobs
+from rlsys.packs.lora import add_adapters
 from rlsys.packs.packing import pack
 from workers.learner.model import compile_layers
 
@@ -303,3 +306,55 @@ def test_a_checkpoint_holds_weights_adam_and_for_bfloat16_fp32_weights():
     assert disk_space(refreshed, SEVEN).checkpoint == (12 + 4) * SEVEN.parameters
     assert disk_space(replace(config, checkpoint=replace(config.checkpoint, keep_last=0)), SEVEN).checkpoints == 10
     assert disk_space(replace(config, checkpoint=replace(config.checkpoint, every=0)), SEVEN).checkpoints == 1
+
+
+# --- LoRA -------------------------------------------------------------------------------------------------------------
+
+
+def with_lora(rank: int, targets: list[str] | None = None, **options: object) -> Config:
+    lora = LoraConfig(rank, 2.0 * rank, targets or ["all-linear"])
+    return replace(GPUS, policy=replace(GPUS.policy, lora=lora, **options))
+
+
+@pytest.mark.parametrize(
+    ("targets", "count"), [(["all-linear"], 80_740_352), (["self_attn.q_proj", "v_proj"], 10_092_544)]
+)
+def test_the_parameters_of_adapters_are_those_that_peft_counts(targets, count):
+    """Qwen2.5-7B with rank 32, as print_trainable_parameters says."""
+    assert trained_parameters(with_lora(32, targets), SEVEN) == count
+
+
+def test_the_model_of_a_family_has_as_many_adapter_parameters():
+    lm, model = build_model("qwen3", torch.float32)
+    config = with_lora(3)
+    add_adapters(lm, rank=3, alpha=6, targets=["all-linear"], format=torch.float32, seed=0)
+    assert trained_parameters(config, model) == sum(p.numel() for p in lm.parameters() if p.requires_grad)
+
+
+def test_gradients_and_optimizer_of_a_rank_are_those_of_adapters_alone():
+    adapters, ranks = 80_740_352, 8
+    config = with_lora(32, zero_stage=2)
+    full, lora = (learner_rank(c).device for c in (replace(GPUS, policy=replace(GPUS.policy, zero_stage=2)), config))
+    assert lora["generate"]["optimizer"] == 12 * adapters / ranks
+    assert full["generate"]["optimizer"] == 12 * SEVEN.parameters / ranks
+    assert lora["generate"]["weights"] == 2 * (SEVEN.parameters + adapters)
+    assert lora["update"]["gradients"] == 4 * adapters / ranks
+    assert lora["update"]["buckets"] == 2 * adapters < full["update"]["buckets"]
+    whole = learner_rank(with_lora(32, zero_stage=3)).device["generate"]["weights"]
+    assert whole == 2 * (SEVEN.parameters + adapters) / ranks
+
+
+def test_the_policy_is_its_own_reference_and_a_checkpoint_holds_adapters():
+    lora = replace(with_lora(32), reference=ReferenceConfig(kl_coef=0.1))
+    full = replace(GPUS, reference=ReferenceConfig(kl_coef=0.1))
+    assert "reference" in memory_by_role(full, SEVEN, LENGTHS, 80 * GIB)
+    assert "reference" not in memory_by_role(lora, SEVEN, LENGTHS, 80 * GIB)
+    refreshed = replace(lora, reference=ReferenceConfig(kl_coef=0.1, refresh_every=5))
+    assert "reference" in memory_by_role(refreshed, SEVEN, LENGTHS, 80 * GIB)
+    assert disk_space(lora, SEVEN).checkpoint == (2 + 12) * 80_740_352
+
+
+def test_a_critic_beside_adapters_trains_all_its_weights():
+    config = with_lora(32, zero_stage=2)
+    full = replace(GPUS, policy=replace(GPUS.policy, zero_stage=2))
+    assert learner_rank(config, "critic").device == learner_rank(full, "critic").device

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from plain_policy import PlainPolicy
@@ -13,10 +14,12 @@ from test_policy import ragged_batch, train, train_plainly, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlsys.config.schema import Config, ConfigError
+from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.packs.packing import pack, unpack
 from workers.learner.merged_model import write_merged_model
 from workers.learner.model import load_policy
 from workers.learner.policy import PolicyGroup
+from workers.learner.reference import ReferenceWorker
 
 RANK, ALPHA = 4, 8
 LORA = f"policy.lora={{rank: {RANK}, alpha: {ALPHA}}}"
@@ -230,3 +233,41 @@ def test_the_merged_model_is_what_engines_got(start: Start, model: str, tmp_path
     assert merged.dtype == getattr(torch, dtype)
     assert torch.equal(torch.cat([p.detach().flatten() for p in merged.parameters()]), weights(group))
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").decode([3, 4])
+
+
+def test_a_reference_of_its_own_starts_from_the_adapter_and_takes_the_policys(
+    spawn: Callable[..., Any], start: Start, tiny: Callable[..., Config], adapter: str, model: str, tmp_path: Path
+) -> None:
+    worker = spawn(ReferenceWorker, tiny(LORA, f"model.adapter={adapter}"))
+    ray.get(worker.start.remote(model))
+    packs = pack(ragged_batch(), range(16), ranks=1, tokens_per_pack=64)
+
+    def scored() -> torch.Tensor:
+        return torch.from_numpy(unpack(packs, [ray.get(worker.score.remote(packs[0]))], 16))
+
+    plain = torch.cat(PeftPolicy(model, adapter).score(ragged_batch()))
+    assert (scored() - plain).abs().max() < 1e-5
+    group = start(f"model.adapter={adapter}", "policy.zero_stage=3")
+    train(group, 64, step=0)
+    group.write_weights(str(tmp_path / "weights.safetensors"))
+    ray.get(worker.load_weights.remote(str(tmp_path / "weights.safetensors")))
+    assert torch.equal(scored(), score(group))
+    assert (scored() - plain).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_diagnosis_finds_the_weights_of_step_0_and_of_a_checkpoint(start: Start, tmp_path: Path, stage: int) -> None:
+    group = start(f"policy.zero_stage={stage}")
+    first = score(group)
+    train(group, 64, step=0)
+    group.save(str(tmp_path))
+    group.saved_files(wait=True)
+    saved = score(group)
+    train(group, 64, step=1)
+    before = group.call_all("digest")
+    packs = pack(ragged_batch(), range(16), ranks=group.ranks, tokens_per_pack=64)
+    for directory, expected in ((STEP_0, first), (str(tmp_path / "model"), saved)):
+        columns = group.rescore(packs, WhatIf((Sampling(1.0),), weights=directory))
+        found = unpack(packs, [[column[:, 0] for column in rank] for rank in columns], 16)
+        assert (torch.from_numpy(found) - expected).abs().max() < 1e-5, directory
+    assert group.call_all("digest") == before
