@@ -45,26 +45,20 @@ class VllmParser:
         template_options: dict[str, Any],
     ):
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-        from vllm.parser.parser_manager import ParserManager
         from vllm.tokenizers.hf import get_cached_tokenizer
 
         for name in ("vllm.parser", "vllm.reasoning", "vllm.tool_parsers"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # they log a traceback for each broken call
         self.tokenizer, self.options = get_cached_tokenizer(tokenizer), {"chat_template_kwargs": template_options}
-        self.parser = ParserManager.get_parser(
-            tool_parser or None,
-            reasoning_parser or None,
-            enable_auto_tools=True,
-            is_harmony="openai" in (tool_parser, reasoning_parser.partition("_")[0]),
-        )
         self.request = ChatCompletionRequest(
             model="", messages=[{"role": "user", "content": ""}], tools=list(tools) or None
         )
         try:
+            self.parser = find_parser(tool_parser, reasoning_parser)
             self.parser(self.tokenizer, self.request.tools, **self.options)
-        except Exception as error:  # each parser has its own demands on the vocabulary
+        except Exception as error:  # each parser has its own demands on packages, files and the vocabulary
             names = " and ".join(name for name in (tool_parser, reasoning_parser) if name)
-            raise ConfigError(f"vLLM's parser {names} does not fit the model's tokenizer: {error}") from error
+            raise ConfigError(f"vLLM's parser {names} cannot read this model's answers: {error}") from error
 
     def __call__(self, text: str, tokens: Sequence[int]) -> ReplyParts:
         parser = self.parser(self.tokenizer, self.request.tools, **self.options)  # it keeps the state of one reply
@@ -77,3 +71,17 @@ class VllmParser:
         raw_calls = [RawCall(call.name, call.arguments, call.id or "") for call in calls or []]
         text = (content or "").lstrip("\n") if reasoning else content or ""
         return ReplyParts(text, (reasoning or "").strip("\n"), raw_calls)
+
+
+def find_parser(tool_parser: str, reasoning_parser: str) -> Any:
+    """Returns vLLM's class for both. The one of gpt-oss needs the vocabulary of that model, from a file."""
+    from vllm.parser.parser_manager import ParserManager
+
+    is_harmony = tool_parser == "openai" or reasoning_parser == "openai_gptoss"
+    if is_harmony:
+        from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+
+        get_encoding()  # without it the parser would return all as text, and say nothing
+    return ParserManager.get_parser(
+        tool_parser or None, reasoning_parser or None, enable_auto_tools=True, is_harmony=is_harmony
+    )

@@ -4,6 +4,8 @@ from functools import cache
 
 import pytest
 from chat_families import TOOL, byte_level_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlsys.config.schema import ConfigError
 from rlsys.episodes.calls import CUT, UNREADABLE
@@ -119,8 +121,33 @@ def test_reasoning_is_kept_apart(reasoning_parser):
     assert parse("hm", "", reasoning_parser, "length").reasoning == "hm"
 
 
+PIECES = st.sampled_from(
+    [HERMES, CODER, GLM, LLAMA, MISTRAL, DEEPSEEK, *WORDS, *SPECIALS, "[add(a=1)]", "é", "{", "\n"]
+)
+
+
+@pytest.mark.parametrize(
+    "tool_parser", ["hermes", "qwen3_coder", "glm45", "llama3_json", "mistral", "deepseek_v3", "pythonic"]
+)
+@given(pieces=st.lists(PIECES, max_size=6), cut=st.integers(0, 40), finish=st.sampled_from(["stop", "length"]))
+def test_whatever_a_model_writes_is_a_reply(tool_parser, pieces, cut, finish):
+    text = "".join(pieces)[cut:]
+    reply = parse(text, tool_parser, "qwen3", finish)
+    assert reply.raw == text
+    assert all(call.error or (call.name == "add" and type(call.arguments["a"]) is int) for call in reply.calls)
+
+
 def test_names_and_tokenizers_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"episode\.tool_parser: vLLM has no parser `hermess`\. It has .*hermes,"):
         make_reply_parser(byte_level_tokenizer(None), "hermess", tools=[TOOL])
-    with pytest.raises(ConfigError, match=r"vLLM's parser deepseek_r1 does not fit the model's tokenizer: .*think"):
+    with pytest.raises(ConfigError, match=r"vLLM's parser deepseek_r1 cannot read this model's answers: .*think"):
         make_reply_parser(byte_level_tokenizer(None), "", "deepseek_r1")
+
+
+def test_a_parser_without_the_file_that_it_needs_is_refused(monkeypatch):
+    def fail():
+        raise OSError("no vocabulary here")
+
+    monkeypatch.setattr("vllm.entrypoints.openai.parser.harmony_utils.get_encoding", fail)
+    with pytest.raises(ConfigError, match=r"openai and openai_gptoss cannot read .*: no vocabulary here"):
+        make_reply_parser(byte_level_tokenizer(None), "openai", "openai_gptoss", [TOOL])
