@@ -18,6 +18,7 @@ console = plain_console()
 @click.option("--gpus", type=GpuCount(0), help="Number of GPUs; 0: train on this machine's CPUs.")
 @click.option("--gpu", default="H100", show_default=True, metavar="KIND", help="Kind of GPU, such as A100-80 or L4.")
 @click.option("--reward", default="", metavar="NAME", help="Built-in, module:function or file.py:function.")
+@click.option("--lora", type=click.IntRange(0), default=0, metavar="RANK", help="Train adapters of this rank only.")
 @click.option("-o", "--out", type=click.Path(), default="", help="The file; by default named for model and data.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option(

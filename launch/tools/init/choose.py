@@ -10,7 +10,7 @@ from launch.tools.plan.command import this_machine
 from launch.tools.plan.fit import Fit, check_fit
 from launch.tools.plan.formatting import format_gib, format_size
 from launch.tools.plan.suggestions import with_settings
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config, ConfigError, LoraConfig
 from rlsys.estimates.devices import GIB, GPUS, split_into_nodes
 from rlsys.estimates.engine import kv_cache_tokens
 from rlsys.estimates.memory import SequenceLengths
@@ -37,7 +37,8 @@ def choose_on_gpus(options: InitOptions, model: ModelShape, preset: DatasetPrese
     """The fastest of all candidates that fit with room to spare."""
     gpu, lengths = find_gpu(options.gpu), choose_lengths(preset, model)
     nodes = split_into_nodes(options.gpus, gpu)
-    fixed = batch_settings(options.gpus, model.parameters) | {
+    fixed = {
+        **batch_settings(options.gpus, model.parameters),
         "cluster.device": "gpu",
         "rollout.dtype": "bfloat16",
         "rollout.max_prompt_tokens": lengths.prompt,
@@ -45,6 +46,7 @@ def choose_on_gpus(options: InitOptions, model: ModelShape, preset: DatasetPrese
         "policy.dtype": "bfloat16",
         "policy.gradient_checkpointing": model.parameters > LARGE,
     }
+    fixed |= lora_settings(options, fixed)
     tried = [
         ChosenSettings(
             settings, check_fit(with_settings(Config(), settings), model, lengths, preset.mean_tokens, nodes)
@@ -56,8 +58,8 @@ def choose_on_gpus(options: InitOptions, model: ModelShape, preset: DatasetPrese
         nearest = min((choice.fit for choice in tried), key=lambda fit: fit.bytes_over)
         raise ConfigError(
             f"{model.name} ({format_parameters(model)} parameters) does not fit {options.hardware} with room to spare: "
-            f"at its nearest {describe_excess(nearest)}. Give more --gpus, a larger --gpu ({', '.join(GPUS)}), or a "
-            "smaller model."
+            f"at its nearest {describe_excess(nearest)}. Give more --gpus, a larger --gpu ({', '.join(GPUS)}), "
+            + ("or a smaller model." if options.lora else "a smaller model, or --lora 32.")
         )
     return min(good, key=step_cost)
 
@@ -142,6 +144,7 @@ def choose_on_cpu(options: InitOptions, model: ModelShape, preset: DatasetPreset
         "rollout.kv_cache_mb": max(64, -(-SEQUENCES * longest * model.kv_bytes_per_token(4) >> 20)),
         "rollout.max_sequences": 256 if tiny else SEQUENCES,
     }
+    fixed |= lora_settings(options, fixed)
     for workers in (2, 1) if node.cpus != 1 else (1,):
         settings = fixed | {"rollout.engines": workers, "policy.ranks": workers}
         fit = check_fit(with_settings(Config(), settings), model, lengths, preset.mean_tokens, [node])
@@ -151,6 +154,13 @@ def choose_on_cpu(options: InitOptions, model: ModelShape, preset: DatasetPreset
         f"{model.name} ({format_parameters(model)} parameters) needs {format_gib(fit.host_bytes[0])} GiB of main memory; "
         f"this machine has {format_gib(node.memory)}. Take a smaller model, or --gpus."
     )
+
+
+def lora_settings(options: InitOptions, settings: Settings) -> Settings:
+    """Adapters, and the higher learning rate that they need."""
+    if not options.lora:
+        return {}
+    return {"policy.lora": LoraConfig(options.lora, 2.0 * options.lora), "policy.lr": 10 * settings["policy.lr"]}
 
 
 def batch_settings(gpus: int, parameters: float) -> Settings:

@@ -18,6 +18,7 @@ class InitOptions:
     out: str = ""
     force: bool = False
     model_config: str = ""
+    lora: int = 0  # rank of adapters; 0: all weights are trained
 
     @property
     def hardware(self) -> str:

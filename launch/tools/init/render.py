@@ -7,6 +7,7 @@ from launch.tools.init.choose import ChosenSettings
 from launch.tools.init.dataset_presets import DatasetPreset
 from launch.tools.init.options import InitOptions
 from launch.tools.plan.formatting import format_duration, format_gib
+from rlsys.config.schema import LoraConfig
 from rlsys.models.shapes import ModelShape
 
 COMMENTS = {
@@ -29,6 +30,7 @@ COMMENTS = {
     "policy.offload_optimizer": "keeps Adam's state in main memory: less GPU memory, slower steps",
     "policy.tokens_per_pack": "tokens of one forward and backward pass: lower it first if memory is short",
     "policy.gradient_checkpointing": "computes activations twice: less memory, a third more work",
+    "policy.lora": "only adapters are trained; the model's own weights stay",
     "policy.lr": "CHANGE FIRST, by factors of 2 or 3: lower it if the reward falls after a rise",
     "policy.warmup_updates": "updates over which the learning rate rises",
     "reference.kl_coef": "above 0, a reference worker keeps the policy near the initial model",
@@ -87,7 +89,9 @@ def comment_order(key: str) -> int:
 
 
 def option_line(key: str, value: Any) -> str:
-    if isinstance(value, bool):
+    if isinstance(value, LoraConfig):
+        value = f"{{rank: {value.rank}, alpha: {value.alpha:g}}}"
+    elif isinstance(value, bool):
         value = json.dumps(value)
     elif isinstance(value, float) and 0 < value < 1e-3:
         value = f"{value:.1e}"

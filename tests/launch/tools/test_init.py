@@ -227,5 +227,23 @@ def test_a_kind_of_gpu_is_written_with_the_name_that_plan_takes(gpu, name, tmp_p
 
 
 def test_every_comment_belongs_to_an_option():
-    options = flatten(Config())
+    options = set(flatten(Config()))
+    options |= {key.rpartition(".")[0] for key in options}  # sections, such as policy.lora
     assert [key for key in COMMENTS if key not in options] == []
+
+
+def test_adapters_need_no_offloading_where_full_training_does(tmp_path):
+    words = ("--model", "Qwen/Qwen2.5-3B-Instruct", "--data", "openai/gsm8k", "--gpus", 1, "--gpu", "RTX4090")
+    full, lora = tmp_path / "full.yaml", tmp_path / "lora.yaml"
+    run_init(*words, "-o", full)
+    run_init(*words, "--lora", 32, "-o", lora)
+    assert load_checked(full).policy.offload_optimizer
+    policy = load_checked(lora).policy
+    assert (policy.lora.rank, policy.lora.alpha, policy.lr, policy.offload_optimizer) == (32, 64, 1e-5, False)
+    assert plan_verdict(lora, "--cluster", "1xRTX4090") == f"✓ {lora} fits."
+
+
+def test_a_model_that_does_not_fit_may_do_so_with_adapters(tmp_path):
+    words = ["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", "1", "--gpu", "RTX4090"]
+    with pytest.raises(ConfigError, match=r"does not fit .* or --lora 32\.$"):
+        run_init(*words, "-o", tmp_path / "my.yaml")
