@@ -26,9 +26,9 @@ class FunctionTool:
         self.given = {name: value for name, value in zip(GIVEN, (row, state), strict=True) if name in wanted}
 
     async def call(self, arguments: dict[str, Any]) -> str:
-        if inspect.iscoroutinefunction(self.function):
-            return as_text(await self.function(**arguments, **self.given))
-        return as_text(await run_in_thread(partial(self.function, **arguments, **self.given)))
+        call = partial(self.function, **arguments, **self.given)
+        result = call() if inspect.iscoroutinefunction(self.function) else await run_in_thread(call)
+        return as_text(await result if inspect.isawaitable(result) else result)
 
     async def close(self) -> None:
         pass

@@ -13,7 +13,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 from rlsys.config.schema import ConfigError
 
@@ -34,9 +34,11 @@ GIVEN = ("row", "state")  # parameters that the episode fills in, and the model 
 
 def function_schema(function: Callable[..., Any]) -> Schema:
     """Returns what a chat template shows of a function."""
-    name = function.__name__
-    parameters = inspect.signature(function).parameters.values()
-    hints = get_type_hints(function)
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+    except Exception as error:  # an annotation may be any expression
+        raise ConfigError(f"the parameters of the tool `{name}` cannot be read: {error}.") from error
     summary, descriptions = read_docstring(inspect.getdoc(function) or "")
     properties, required = {}, []
     for parameter in parameters:
@@ -46,7 +48,7 @@ def function_schema(function: Callable[..., Any]) -> Schema:
             )
         if parameter.name in GIVEN:
             continue
-        schema = type_schema(hints.get(parameter.name, parameter.empty), f"`{parameter.name}` of the tool `{name}`")
+        schema = type_schema(parameter.annotation, f"`{parameter.name}` of the tool `{name}`")
         text = descriptions.get(parameter.name, "")
         properties[parameter.name] = schema | ({"description": text} if text else {})
         if parameter.default is parameter.empty:

@@ -1,11 +1,13 @@
 """Functions as chat templates describe them."""
 
+import asyncio
 from typing import Any, Literal
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from rlsys.config.schema import ConfigError
+from rlsys.episodes.tools.function_tool import FunctionTool
 from rlsys.episodes.tools.schema import function_schema
 
 
@@ -58,7 +60,24 @@ def test_a_function_without_types_or_docstring_has_a_schema_too():
     assert not validator.is_valid({"a": 1, "b": 1, "c": {}, "d": "yes"})
 
 
+class Adder:
+    """Adds."""
+
+    async def __call__(self, a: "int") -> int:
+        return a + 1
+
+
+def test_an_object_that_can_be_called_is_a_tool():
+    function = function_schema(Adder())["function"]
+    assert (function["name"], function["description"]) == ("Adder", "Adds.")
+    assert function["parameters"]["properties"] == {"a": {"type": "integer"}}
+    assert asyncio.run(FunctionTool(Adder(), {}, {}).call({"a": 1})) == "2"
+
+
 def many(*words: str): ...
+
+
+def unknown(when: "Whenever"): ...  # noqa: F821
 
 
 def strange(when: type[int]): ...
@@ -68,6 +87,7 @@ def strange(when: type[int]): ...
     ("function", "sentence"),
     [
         (many, r"the tool `many` has a parameter `\*words: str`, which has no name for the model to use"),
+        (unknown, "the parameters of the tool `unknown` cannot be read: name 'Whenever' is not defined"),
         (strange, r"the parameter `when` of the tool `strange` has the type type\[int\], which a model cannot write"),
     ],
 )
