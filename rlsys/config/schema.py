@@ -218,9 +218,7 @@ class EpisodeConfig:
 
 @dataclass(frozen=True)
 class OverlongConfig:
-    mask: bool = (
-        False  # leave completions truncated at rollout.max_new_tokens, and episodes at a limit, out of the loss
-    )
+    mask: bool = False  # leave completions and episodes that were truncated at a limit out of the loss
     buffer: int = not_negative(0)  # tokens before rollout.max_new_tokens over which the reward falls linearly; 0: none
     penalty: float = not_negative(1.0)  # how much the reward has fallen at the end of the buffer
 

@@ -7,6 +7,7 @@ Thresholds are the constants beside the checks. The docstring of a check says wh
 from collections.abc import Callable
 from dataclasses import replace
 
+from rlsys.analysis.findings.episodes import cut_episodes, unreadable_calls, unused_tools
 from rlsys.analysis.findings.faults import (
     ended_badly,
     failed_rewards,
@@ -48,6 +49,9 @@ CHECKS: tuple[Callable[[RunData], Findings], ...] = (
     no_spread,
     dead_component,
     truncation,
+    cut_episodes,
+    unreadable_calls,
+    unused_tools,
     mismatch_grows,
     heavy_clipping,
     idle_engine,

@@ -7,6 +7,7 @@ from rlsys.analysis.findings.run_data import (
     Finding,
     Findings,
     RunData,
+    Trend,
     as_percent,
     finite_value,
 )
@@ -191,11 +192,9 @@ def truncation(run: RunData) -> Findings:
     nine tenths.
     """
     truncated = run.trend("length/truncated")
-    if not truncated:
+    if not truncated or run.has_episodes or not is_cut_often(truncated):
         return
-    rises = truncated.after - truncated.before >= MIN_TRUNCATION_RISE and truncated.after >= MIN_TRUNCATION
-    if not rises and truncated.after < NEARLY_ALL:
-        return
+    rises = truncation_rises(truncated)
     limit = f" ({run.config.rollout.max_new_tokens})" if run.config else ""
     yield Finding(
         "warning",
@@ -207,6 +206,15 @@ def truncation(run: RunData) -> Findings:
         steps=truncated.steps,
         samples={"step": truncated.steps[1], "finish": "length", "set": "step"},
     )
+
+
+def is_cut_often(truncated: Trend) -> bool:
+    """True if completions are cut more often than at the start, or nearly all of them."""
+    return truncation_rises(truncated) or truncated.after >= NEARLY_ALL
+
+
+def truncation_rises(truncated: Trend) -> bool:
+    return truncated.after - truncated.before >= MIN_TRUNCATION_RISE and truncated.after >= MIN_TRUNCATION
 
 
 def mismatch_grows(run: RunData) -> Findings:

@@ -46,6 +46,10 @@ class RunData:
     ) -> "RunData":
         return cls(metrics, parse_events(events), config)
 
+    @property
+    def has_episodes(self) -> bool:
+        return bool(self.series("episode/turns"))
+
     def series(self, name: str) -> list[tuple[int, float]]:
         """Returns (step, value) for each line with a finite value of the metric."""
         return [(int(line["step"]), v) for line in self.metrics if (v := finite_value(line, name)) is not None]

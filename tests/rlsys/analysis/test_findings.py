@@ -6,7 +6,7 @@ import pytest
 
 from rlsys.analysis import findings
 from rlsys.analysis.findings import CHECKS, RunData, check_descriptions
-from rlsys.config.schema import Config, TrainerConfig
+from rlsys.config.schema import Config, EpisodeConfig, TrainerConfig
 
 STEPS = 20
 CONFIG = Config(trainer=TrainerConfig(prompts_per_step=4, samples_per_prompt=2))
@@ -39,6 +39,7 @@ def held_out(first: float, last: float, half: float = 0.02) -> dict[str, list[fl
     }
 
 
+TOOLS = dataclasses.replace(CONFIG, episode=EpisodeConfig(tools=["python", "my_tools.py:search", {"mcp": {}}]))
 RISING = {"reward/mean": ramp(0.1, 0.9)}
 # For each check: metrics and events with its problem, and without.
 CASES = {
@@ -97,6 +98,19 @@ CASES = {
     "truncation": (
         {"length/truncated": ramp(0.0, 0.4)},
         {"length/truncated": [0.3] * 20},
+    ),
+    "cut_episodes": (
+        {"episode/turns": [8.0] * 20, "length/truncated": [0.95] * 20, "episode/finish/turns": [0.9] * 20},
+        {"episode/turns": [8.0] * 20, "length/truncated": [0.5] * 20, "episode/finish/turns": [0.5] * 20},
+    ),
+    "unreadable_calls": (
+        {"episode/unreadable_calls": [1.0] * 3, "episode/tool_calls": [2.0] * 3},
+        {"episode/unreadable_calls": [1.0] * 10 + [0.5] * 10, "episode/tool_calls": [2.0] * 20},
+    ),
+    "unused_tools": (
+        {"config": TOOLS, "episode/turns": [2.0] * 8, "episode/tool_calls/python": [0.5] * 8},
+        {"config": TOOLS, "episode/turns": [2.0] * 8}
+        | {"episode/tool_calls/python": [0.5] * 8, "episode/tool_calls/search": [None] * 7 + [0.1]},
     ),
     "mismatch_grows": (
         {"mismatch/mean_abs": ramp(1e-5, 8e-4)},
@@ -238,6 +252,38 @@ def test_completions_cut_from_the_start_are_reported():
     [finding] = run_check("truncation", **{"length/truncated": [1.0] * 20})
     assert finding.title == "Nearly all completions are cut"
     assert "100 % of the completions reach" in finding.text
+
+
+def test_episodes_that_are_cut_are_reported_by_the_limit_that_most_of_them_reach():
+    shares = {"episode/finish/turns": ramp(0.0, 0.5), "episode/finish/window": [0.1] * 20}
+    cut = {"episode/turns": [8.0] * 20, "length/truncated": ramp(0.1, 0.6)} | shares
+    assert run_check("truncation", **cut) == []
+    [finding] = run_check("cut_episodes", **cut)
+    assert finding.title == "Episodes are cut more often"
+    assert "most often at episode.max_turns." in finding.text
+    assert finding.figures == ("episode/finish/turns", "episode/finish/window", "episode/turns")
+    assert finding.samples == {"step": 20, "finish": "turns", "set": "step"}
+    [finding] = run_check("cut_episodes", **cut | {"episode/finish/length": [0.6] * 20})
+    assert "most often at rollout.max_new_tokens." in finding.text
+    assert run_check("cut_episodes", **{"length/truncated": [1.0] * 20}) == [], "single answers"
+
+
+def test_calls_that_cannot_be_read_name_the_parser_in_use():
+    hermes = dataclasses.replace(CONFIG, episode=EpisodeConfig(tool_parser="hermes"))
+    some = {"episode/unreadable_calls": [0.5, 0.9, 1.0, None] * 5}
+    assert run_check("unreadable_calls", [], hermes, **some) == [], "four fifths"
+    [finding] = run_check("unreadable_calls", [], hermes, **{"episode/unreadable_calls": [0.95, None]})
+    assert finding.title == "Hardly any tool call can be read"
+    assert "95 % of the calls" in finding.text
+    assert "episode.tool_parser (hermes)" in finding.text
+
+
+def test_tools_that_are_never_called_are_named_unless_no_call_can_be_read():
+    nothing = {"episode/turns": [1.0] * 8}
+    [finding] = run_check("unused_tools", [], TOOLS, **nothing)
+    assert finding.title == "python and search: never called"
+    assert run_check("unused_tools", [], TOOLS, **nothing, **{"episode/unreadable_calls": [1.0] * 8}) == []
+    assert run_check("unused_tools", [], TOOLS, **{"episode/turns": [1.0] * 7}) == [], "too early to tell"
 
 
 def test_without_a_configuration_the_other_checks_still_report():

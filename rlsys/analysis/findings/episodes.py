@@ -1,0 +1,68 @@
+"""Checks for trouble with episodes: their limits, and the calls of tools."""
+
+from rlsys.analysis.findings.learning import is_cut_often, truncation_rises
+from rlsys.analysis.findings.run_data import MIN_STEPS, Finding, Findings, RunData, as_percent
+from rlsys.config.plugins import short_name
+from rlsys.types import TRUNCATIONS
+
+UNREADABLE = 0.9  # share of tool calls that cannot be read
+LIMITS = {"turns": "episode.max_turns", "tokens": "episode.max_tokens", "window": "episode.window"}  # by finish
+
+
+def cut_episodes(run: RunData) -> Findings:
+    """The share of episodes that end at a limit has risen by a tenth or more, to a tenth or more; or it is nine tenths."""
+    cut = run.trend("length/truncated")
+    if not cut or not run.has_episodes or not is_cut_often(cut):
+        return
+    shares = {reason: run.recent_mean(f"episode/finish/{reason}") or 0.0 for reason in TRUNCATIONS}
+    reason = max(shares, key=lambda reason: shares[reason])
+    yield Finding(
+        "warning",
+        "Episodes are cut more often" if truncation_rises(cut) else "Nearly all episodes are cut",
+        f"{as_percent(cut.after)} of them end at a limit, {as_percent(cut.before)} did at the start; most often at "
+        f"{LIMITS.get(reason, 'rollout.max_new_tokens')}. Such an episode is judged before it is over. Raise the limit, "
+        "or leave these episodes out of the loss with overlong.mask.",
+        figures=(*(f"episode/finish/{reason}" for reason, share in shares.items() if share), "episode/turns"),
+        steps=cut.steps,
+        samples={"step": cut.steps[1], "finish": reason, "set": "step"},
+    )
+
+
+def unreadable_calls(run: RunData) -> Findings:
+    """In recent steps nine tenths of the model's tool calls or more could not be read."""
+    share = run.recent_mean("episode/unreadable_calls")
+    if share is None or share < UNREADABLE:
+        return
+    steps = [step for step, _ in run.series("episode/unreadable_calls")]
+    parser = run.config.episode.tool_parser if run.config else ""
+    yield Finding(
+        "warning",
+        "No tool call can be read" if share == 1 else "Hardly any tool call can be read",
+        f"{as_percent(share)} of the calls could not be read in recent steps; each has its reason among the samples. "
+        f"episode.tool_parser ({parser or 'chosen from the model'}) may not be that of the model, the chat template may "
+        "not describe the tools, or turns may be cut at rollout.max_new_tokens.",
+        figures=("episode/unreadable_calls", "episode/tool_calls"),
+        steps=(steps[0], steps[-1]),
+        samples={"step": steps[-1], "set": "step"},
+    )
+
+
+def unused_tools(run: RunData) -> Findings:
+    """A tool of episode.tools has not had a readable call in any step, eight or more. Tools of servers are not known."""
+    steps = [step for step, _ in run.series("episode/turns")]
+    if run.config is None or len(steps) < MIN_STEPS or (run.recent_mean("episode/unreadable_calls") or 0) >= UNREADABLE:
+        return
+    names = [short_name(tool) for tool in run.config.episode.tools if isinstance(tool, str)]
+    unused = [name for name in names if not any(n for _, n in run.series(f"episode/tool_calls/{name}"))]
+    if not unused:
+        return
+    yield Finding(
+        "note",
+        f"{' and '.join(unused)}: never called",
+        f"The model has not called {'this tool' if len(unused) == 1 else 'these tools'} in any of {len(steps)} steps. "
+        "What nobody tries, no reward can teach: say in the prompts when to call it, give examples, or leave it out of "
+        "episode.tools.",
+        figures=("episode/tool_calls", *(f"episode/tool_calls/{name}" for name in names if name not in unused)),
+        steps=(steps[0], steps[-1]),
+        samples={"step": steps[-1], "set": "step"},
+    )
