@@ -55,9 +55,13 @@ def load(config: Config, tokenizer: Any, window: int, note: Note, folder: Path |
         rows.longest_prompt + max_new_tokens(config, source)
         for source, rows in zip(config.data.train.values(), train, strict=True)
     ]
-    episode = min(config.episode.window, window or config.episode.window) if plays(config) else 0
-    longest = max(*trained, *(h.longest_sequence for h in to_evaluate), episode)
+    longest = max(*trained, *(h.longest_sequence for h in to_evaluate), longest_episode(config, window))
     return LoadedDatasets(stream, to_evaluate, longest)
+
+
+def longest_episode(config: Config, window: int) -> int:
+    """Returns the most tokens that an episode may have; 0 if none is played."""
+    return min(config.episode.window, window or config.episode.window) if plays(config) else 0
 
 
 def load_held_out(config: Config, name: str, tokenizer: Any, window: int, note: Note) -> HeldOutSet:

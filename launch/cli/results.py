@@ -68,6 +68,7 @@ def watch(run: str, **options: Any) -> None:
     help="Instead of eval.temperature: at least 0.01, or 0 for one greedy sample.",
 )
 @click.option("--out", type=click.Path(), help="Write every sample to this .parquet file, for compare and rescore.")
+@click.option("--show", type=click.IntRange(0), default=0, help="Print the first sample of so many prompts in full.")
 @json_option("Write the figures to this file; - is the standard output.")
 def evaluate(target: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Computes accuracy, pass@k and maj@k of a model.

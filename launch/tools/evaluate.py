@@ -11,6 +11,7 @@ from rich.console import Console
 
 from launch import datasets
 from launch.printing import make_table, plain_console, print_line, write_figures
+from launch.tools.show_samples import print_samples
 from launch.tools.targets import find_run, model_directory, write_merged
 from rlsys import checks
 from rlsys.config import loading
@@ -40,6 +41,7 @@ class EvalOptions:
     temperature: float | None = None
     out: str | None = None  # parquet file for every sample
     json: str | None = None  # file for the figures; "-" is the standard output
+    show: int = 0  # samples to print
     overrides: tuple[str, ...] = ()
 
 
@@ -58,6 +60,7 @@ def evaluate(options: EvalOptions, console: Console) -> None:
         evaluation = run_engines(config, model, notes)
     if options.out:
         write_samples(Path(options.out), evaluation.batch)
+    print_samples(evaluation.batch, options.show, notes)
     if options.json == "-":
         print(json.dumps(to_json(options, evaluation), indent=2))
         return
@@ -83,7 +86,8 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
             datasets.load_held_out(config, name, cluster.tokenizer, cluster.window, progress.note)
             for name in config.eval.datasets
         ]
-        cluster.wait_until_ready(max(h.longest_sequence for h in held_out))
+        episode = datasets.longest_episode(config, cluster.window)
+        cluster.wait_until_ready(max(*(h.longest_sequence for h in held_out), episode))
         completions, prompts = (
             sum(h.samples * len(h.prompts) for h in held_out),
             sum(len(h.prompts) for h in held_out),
@@ -171,11 +175,22 @@ def print_evaluation(evaluation: Evaluation, console: Console) -> None:
         counts.add_row(escape_control_chars(name), *cells)
     console.print()
     console.print(counts)
+    print_ends(scores, console)
     print_at_k(scores, console)
     for reason, count in evaluation.batch.failures.items():
         print_line(console, f"{count} verdicts failed ({reason}) and are left out", "yellow")
     if evaluation.batch.first_failure:
         print_line(console, f"The first: {evaluation.batch.first_failure}", "yellow")
+
+
+def print_ends(scores: dict[str, SourceScore], console: Console) -> None:
+    """Prints the turns of each source's episodes, and how they ended."""
+    prefix = "episode/finish/"
+    for name, score in scores.items():
+        if score.episodes:
+            ends = {n.removeprefix(prefix): share for n, share in score.episodes.items() if n.startswith(prefix)}
+            shares = ", ".join(f"{reason} {share:.1%}" for reason, share in ends.items() if share)
+            print_line(console, f"{name}: {score.episodes['episode/turns']:.1f} turns per episode; ended by {shares}")
 
 
 def print_at_k(scores: dict[str, SourceScore], console: Console) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from launch import datasets
 from rlsys.checks import load_checked
-from rlsys.config.schema import ConfigError
+from rlsys.config.schema import Config, ConfigError, EpisodeConfig, EvalConfig, HeldOutSource
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.tasks import zigzag
 
@@ -205,3 +205,12 @@ def test_wrong_settings_of_a_set_are_refused_before_it_is_read(read, option):
     lines("a.jsonl", *numbered(0, 2))
     with pytest.raises(ConfigError, match=r"weight|gone\.jinja does not exist|it has no splits"):
         read({"train": {"a.jsonl": option, "builtin:zigzag": None}})
+
+
+@pytest.mark.parametrize(("model", "longest"), [(0, 40), (100, 40), (15, 15)])
+def test_the_longest_episode_fills_its_window_and_at_most_that_of_the_model(model, longest):
+    config = Config(episode=EpisodeConfig(play="my_game.py:play", window=40))
+    assert datasets.longest_episode(config, model) == longest
+    assert datasets.longest_episode(Config(), model) == 0, "single answers"
+    of_a_set = Config(eval=EvalConfig(datasets={"a": HeldOutSource("a.jsonl", episode="my_game.py:play")}))
+    assert datasets.longest_episode(of_a_set, model or 50) == (model or 50)

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,15 @@ def test_the_tables_fit_eighty_columns():
 def test_failures_are_counted_and_the_first_is_shown():
     lines = print_lines(evaluation({"timeout": 3}, aime=SAMPLED))
     assert lines[-2:] == ["3 verdicts failed (timeout) and are left out", "The first: timeout: no verdict after 10 s"]
+
+
+def test_episodes_have_their_turns_and_how_they_ended():
+    ends = {"episode/finish/stop": 0.25, "episode/finish/turns": 0.75, "episode/finish/length": 0.0}
+    score = replace(GREEDY, episodes={"episode/turns": 3.25} | ends)
+    lines = print_lines(evaluation(guess=score, gsm8k=GREEDY))
+    assert "guess: 3.2 turns per episode; ended by stop 25.0%, turns 75.0%" in lines
+    assert not any("gsm8k" in line and "turns" in line for line in lines)
+    assert to_json(EvalOptions("m"), evaluation(guess=score))["scores"]["guess"]["episode/turns"] == 3.25
 
 
 def test_a_source_without_a_verdict_says_so():
