@@ -88,14 +88,17 @@ class Judge:
 
 def reward_inputs(prompt: Prompt, sample: Sample) -> RewardInputs:
     """Collects what a reward function may ask for."""
-    return prompt.row | {
+    inputs = prompt.row | {
         "prompt": prompt.text,
         "completion": sample.text,
         "finish": sample.finish,
         "tokens": len(sample.tokens),
-        "messages": sample.episode.messages if sample.episode else prompt.messages,
+        "messages": prompt.messages,
         "source": prompt.source,
     }
+    if sample.episode:
+        inputs["messages"] = inputs["transcript"] = sample.episode.messages
+    return inputs
 
 
 def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:

@@ -6,11 +6,14 @@ from typing import Any
 
 from rlsys.config.schema import ConfigError
 
+Message = dict[str, Any]
+
 
 def model(
     prompts: list[str],
     completions: list[str],
     messages: list[Any],
+    transcripts: Sequence[Any] | None = None,
     *,
     path: str,
     dtype: str = "float32",
@@ -21,11 +24,14 @@ def model(
 ) -> list[float]:
     """The model's logit of `label` for the chat that ends in the completion, or for the plain prompt and completion.
 
+    Of an episode it reads the transcript.
+
     `path` is a directory or hub name; `gpus` is what its worker takes (0: it runs on the CPU). Texts longer than
     `max_tokens` (0: the model's context) lose their beginning.
     """
     reward_model = load_model(path, dtype, bool(gpus))
-    texts = [reward_model.chat_text(p, c, m) for p, c, m in zip(prompts, completions, messages, strict=True)]
+    transcripts = transcripts or [None] * len(prompts)
+    texts = [reward_model.chat_text(*own) for own in zip(prompts, completions, messages, transcripts, strict=True)]
     return reward_model.score_texts(texts, batch=batch, max_tokens=max_tokens, label=label)
 
 
@@ -58,10 +64,12 @@ class RewardModel:
         if settings.pad_token_id is None:
             self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
-    def chat_text(self, prompt: str, completion: str, messages: list[dict[str, Any]] | None) -> str:
+    def chat_text(
+        self, prompt: str, completion: str, messages: list[Message] | None, transcript: list[Message] | None = None
+    ) -> str:
         if not self.tokenizer.chat_template or not messages:
             return prompt + completion
-        chat = [*messages, {"role": "assistant", "content": completion}]
+        chat = transcript or [*messages, {"role": "assistant", "content": completion}]
         return str(self.tokenizer.apply_chat_template(chat, tokenize=False))
 
     def score_texts(self, texts: Sequence[str], *, batch: int, max_tokens: int, label: int) -> list[float]:

@@ -4,6 +4,7 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 from rich.console import Console
@@ -13,6 +14,8 @@ from launch.tools.rescore.command import rescore
 from launch.tools.rescore.inputs import parse_rewards, parse_steps
 from rlsys.config import loading
 from rlsys.config.schema import Config, ConfigError
+from rlsys.runs.samples import write_samples
+from rlsys.types import Batch, Episode, Observation, Prompt, Sample
 
 REWARDS = """
 import os, time
@@ -84,6 +87,39 @@ def test_every_step_and_evaluation_of_a_run_is_rescored(run, own, tmp_path):
         ("step-000001", "s:2#0", 0, 0.0, 0.0, "0"),
         ("step-000001", "s:2#0", 1, None, 0.0, "0"),
     ]
+
+
+def test_functions_read_the_transcripts_of_episodes(tmp_path):
+    (tmp_path / "turns.py").write_text(
+        "def last(messages, finish, tokens):\n"
+        "    results = [m['content'] for m in messages if m['role'] == 'tool']\n"
+        "    return {'results': len(results), 'cut': 10.0 * (finish == 'turns'), 'own': 100.0 * tokens}\n"
+    )
+    messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "?"}]
+    results = [{"role": "tool", "name": "add", "content": "3"}] * 2
+    ones = np.ones(4, np.int32)
+    samples = [
+        Sample(
+            "a:1#0",
+            n,
+            "?",
+            ones,
+            ones.astype(np.float32),
+            finish,
+            0,
+            (),
+            (Observation(0, ones),),
+            Episode(None, own, [0.0]),
+        )
+        for n, (finish, own) in enumerate([("stop", [*messages, *results]), ("turns", messages)])
+    ]
+    file = tmp_path / "episodes.parquet"
+    prompt = Prompt("a:1#0", "a", "1 + 2?", [], {}, messages=messages[:1])
+    write_samples(file, Batch([prompt], samples, np.array([0, 0]), np.zeros(2, np.float32), [{}, {}]))
+    text = rescored(file, f"{tmp_path / 'turns.py'}:last", out=tmp_path / "new.parquet")
+    assert "2 of 2 samples have both rewards." in text
+    kept = pyarrow.parquet.read_table(tmp_path / "new.parquet").to_pylist()
+    assert [k["rescored"] for k in kept] == [2 + 400, 10 + 400]
 
 
 def test_rewards_are_weighted_and_added_as_in_training(run, own):

@@ -2,15 +2,17 @@ import asyncio
 import functools
 import inspect
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rlsys import rewards
 from rlsys.config.schema import ConfigError
 from rlsys.config.shorthand import parse_functions
 from rlsys.rewards import REWARDS
-from rlsys.rewards.judge import WeightedReward, combine_verdicts
-from rlsys.types import Verdict
+from rlsys.rewards.judge import WeightedReward, combine_verdicts, reward_inputs
+from rlsys.types import Episode, Observation, Prompt, Sample, Verdict
 
 FACTS = {"prompt": "2+2=", "completion": "4", "finish": "stop", "source": "sums", "answer": "4", "level": 3}
 
@@ -34,6 +36,19 @@ def test_a_verdict_is_the_weighted_sum_and_keeps_its_parts():
 
 def test_a_function_gets_what_it_asks_for(tmp_path):
     assert judge(tmp_path, "def f(prompt, completion, level): return len(prompt) + int(completion) + level").score == 11
+
+
+def test_of_an_episode_a_function_gets_the_transcript():
+    chat = [{"role": "user", "content": "1 + 2?"}]
+    prompt = Prompt("p", "sums", "1 + 2?", [], {"answer": "3"}, messages=chat)
+    single = Sample("p", 0, "4", np.array([7, 8]), np.zeros(2), "length", 0)
+    observations = Observation(0, np.array([3, 4, 5])), Observation(1, np.array([6]))
+    transcript = [*chat, {"role": "assistant", "content": "4"}]
+    played = replace(single, finish="turns", observations=observations, episode=Episode(None, transcript, [0.0]))
+    common = {"answer": "3", "prompt": "1 + 2?", "completion": "4", "source": "sums", "tokens": 2}
+    assert reward_inputs(prompt, single) == common | {"finish": "length", "messages": chat}
+    expected = common | {"finish": "turns", "messages": transcript, "transcript": transcript}
+    assert reward_inputs(prompt, played) == expected
 
 
 def test_a_function_may_take_all_fields(tmp_path):

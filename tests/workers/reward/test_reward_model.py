@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlsys.config.schema import Config, ConfigError
-from rlsys.rewards.model import RewardModel
+from rlsys.rewards.model import RewardModel, model
 from rlsys.rewards.settings import reward_services
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Prompt, Sample
@@ -59,6 +59,14 @@ def test_a_chat_is_rendered_by_the_models_own_template(path: str) -> None:
     reward_model = RewardModel(path, "float32", on_gpu=False)
     assert reward_model.chat_text("unused", "21", [{"role": "user", "content": "12"}]) == "12>21"
     assert reward_model.chat_text("12>", "21", None) == "12>21"
+
+
+def test_an_episode_is_read_by_its_transcript(path: str) -> None:
+    turns = [("user", "12"), ("assistant", "3"), ("user", "45"), ("assistant", "6")]
+    transcript = [{"role": role, "content": content} for role, content in turns]
+    chat = [{"role": "user", "content": "12"}]
+    scores = model(["", ""], ["36", "36"], [transcript, chat], [transcript, None], path=path)
+    assert scores == pytest.approx(one_by_one(path, ["12>345>6", "12>36"]), abs=1e-5)
 
 
 def test_keys_and_values_are_not_kept(path: str) -> None:
