@@ -1,5 +1,7 @@
 """Says at the start of a run what a chat template does to earlier turns, which an episode keeps as they were sampled."""
 
+import re
+
 from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Message
 from rlsys.episodes.template import (
@@ -70,7 +72,7 @@ def describe_reasoning(template: ConversationTemplate) -> str:
     forms += [
         {"content": MARK, key: PROBE}
         for key in ("reasoning_content", "reasoning", "thinking")
-        if key in template.chat_template
+        if re.search(rf"""(\.|\[["']|get\(["']){key}\b""", template.chat_template)
     ]
     if all(keeps(template, form, PROBE) for form in forms):
         return ""

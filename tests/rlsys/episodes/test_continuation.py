@@ -45,6 +45,23 @@ def test_an_opening_that_depends_on_an_option_is_noticed():
     assert r"'<think>\n\n</think>\n\n'. An episode keeps it as the model saw it." in continuation_notes(template)[0]
 
 
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + KEY + m.content + '<|im_end|>' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("key", "noted"),
+    [
+        ("(m.thinking or '' if loop.last else '')", True),
+        ("(m['reasoning'] if m['reasoning'] and loop.last else '')", True),
+        ("(m.thinking or '')", False),
+        ("('' if enable_thinking else '')", False),
+    ],
+)
+def test_reasoning_in_a_field_of_its_own_is_noticed_if_it_is_dropped(key, noted):
+    notes = continuation_notes(ConversationTemplate(byte_level_tokenizer(CHATML.replace("KEY", key))))
+    assert any(REASONING in note for note in notes) == noted
+
+
 def test_turns_of_plain_text_are_told():
     template = ConversationTemplate(byte_level_tokenizer("{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"))
     [note] = continuation_notes(template)
