@@ -139,6 +139,14 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             optional=True,
         ),
         Chart(
+            "How held-out episodes end",
+            ("eval/*/episode/finish/*",),
+            "The same for episodes on held-out prompts that have a verdict.",
+            "share",
+            "zero",
+            optional=True,
+        ),
+        Chart(
             "Tokens of the environment",
             ("episode/observed_tokens", "eval/*/episode/observed_tokens"),
             "What the environment says in an episode, with what the chat template adds, mean.",
@@ -148,7 +156,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         ),
         Chart(
             "Tool calls",
-            ("episode/tool_calls", "episode/tool_calls/*"),
+            ("episode/tool_calls", "episode/tool_calls/*", "eval/*/episode/tool_calls*"),
             "Calls in an episode, mean: all of them, and those of each tool that can be read.",
             "calls",
             "zero",
@@ -156,7 +164,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         ),
         Chart(
             "Unreadable tool calls",
-            ("episode/unreadable_calls",),
+            ("episode/unreadable_calls", "eval/*/episode/unreadable_calls"),
             "Share of the calls that could not be read.",
             "share",
             "zero",

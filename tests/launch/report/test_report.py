@@ -195,6 +195,18 @@ def test_every_figure_of_a_run_is_drawn_somewhere(tmp_path):
     assert [c["names"] for c in drawn if c["section"] == "Everything else"] == [["my/figure"]]
 
 
+def test_episodes_have_charts_of_their_own_and_runs_without_any_have_none(tmp_path):
+    lines = read_lines(make_run(tmp_path / "demo", 3) / "metrics.jsonl")
+    assert "Episodes" not in {chart["section"] for chart in choose_charts(lines)}
+    own = {"turns": 3.0, "observed_tokens": 9.0, "finish/stop": 0.5, "finish/turns": 0.5, "finish/window": 0.0}
+    own |= {"tool_calls": 2.0, "tool_calls/add": 1.0, "unreadable_calls": 0.5}
+    names = [f"{place}episode/{name}" for place in ("", "eval/zigzag/") for name in own]
+    lines[-1] |= dict(zip(names, [*own.values()] * 2, strict=True))
+    charts = [chart for chart in choose_charts(lines) if set(names) & set(chart["names"])]
+    assert {chart["section"] for chart in charts} == {"Episodes"}
+    assert sorted(name for chart in charts for name in chart["names"]) == sorted(names), "each once"
+
+
 def test_the_chart_of_equal_groups_is_for_group_relative_methods(tmp_path):
     def title(advantage: str) -> str:
         config = Config(algorithm=replace(Config().algorithm, advantage=advantage))
