@@ -62,7 +62,7 @@ class RewardFunction:
 class DataSource:
     """A data set. In YAML `path`, `path: weight`, or `name: {path: …, weight: …, …}`."""
 
-    path: str = ""  # file, directory, hub name, builtin:<task> or reasoning_gym:<task>; empty: the name of the entry
+    path: str = ""  # file, directory, hub name, or <package>:<task>, as data.train has it; empty: the entry's name
     weight: float | None = None  # share of the prompts; null for every set: each row once per epoch
     split: str = "train"  # split of a Hugging Face data set
     subset: str = ""  # subset of a Hugging Face data set that has several
@@ -75,7 +75,7 @@ class DataSource:
     template_options: dict[str, Any] | None = None  # replaces data.template_options
     max_new_tokens: int | None = None  # a lower limit than rollout.max_new_tokens
     reward: dict[str, RewardFunction] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
-    options: dict[str, Any] = field(default_factory=dict)  # of a reasoning_gym task, such as {size: 2000, seed: 1}
+    options: dict[str, Any] = field(default_factory=dict)  # of a reasoning_gym task or verifiers taskset: {size: 2000}
     episode: str = ""  # replaces episode.play
 
 
@@ -90,7 +90,7 @@ class HeldOutSource(DataSource):
 class DataConfig:
     train: dict[str, DataSource] = field(
         default_factory=lambda: {"builtin:zigzag": DataSource("builtin:zigzag")}
-    )  # JSONL, JSON, CSV or parquet files, Hugging Face data sets (directory or hub name), builtin:<task>, reasoning_gym:<task>
+    )  # JSONL, JSON, CSV or parquet files, Hugging Face data sets (directory or hub name), builtin:<task>, reasoning_gym:<task>, verifiers:<taskset>
     prompt_key: str = "prompt"  # field with the prompt: a text or a list of chat messages; a.b is field b of field a
     answer_key: str = "answer"  # field that reward functions receive as `answer`
     system: str = ""  # system message for prompts without one; it turns a text prompt into a chat
@@ -200,8 +200,8 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class EpisodeConfig:
-    play: str = ""  # module:function or file.py:function that plays an episode; empty, without tools: single answers
-    options: dict[str, Any] = field(default_factory=dict)  # the function's keyword arguments
+    play: str = ""  # module:function, file.py:function or <package>:<environment>; empty, without tools: single answers
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of the function, settings of the environment
     tools: list[Any] = field(default_factory=list)  # python, module:function, file.py:function, {mcp: {command: […]}}
     tool_parser: str = ""  # vLLM's parser that reads the model's tool calls; empty: as the model's family needs
     reasoning_parser: str = ""  # vLLM's parser that splits off the model's reasoning; empty: none

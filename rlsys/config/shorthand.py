@@ -2,8 +2,8 @@
 
     exact    [exact, my.py:brevity]    {exact: 1.0, my.py:brevity: 0.1}    {exact: 1.0, length: {at_most: 200}}
 
-A setting that is not a field of the entry is an option of the reward function, the tracker, or the task of
-reasoning_gym. Other data sets have no options.
+A setting that is not a field of the entry is an option of the reward function, the tracker, the task of reasoning_gym
+or the taskset of verifiers. Other data sets have no options.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ NAME_FIELD: dict[type, str] = {  # empty, it is the name of the entry
 }
 WITH_OPTIONS = (RewardFunction, TrackerConfig)
 GYM = "reasoning_gym:"  # in front of the name of a task
+VERIFIERS = "verifiers:"  # in front of the name of a taskset
 
 
 def parse_entries(key: str, value: Any) -> dict[str, Any]:
@@ -57,12 +58,12 @@ def parse_entry(key: str, kind: type, name: str, settings: Any) -> Any:
     """Returns one entry. Its settings are null, a number, or a mapping."""
     settings = as_mapping(key, kind, settings)
     fields = {f.name: f for f in dataclasses.fields(kind)}
-    from_gym = issubclass(kind, DataSource) and str(settings.get("path") or name).startswith(GYM)
-    values: dict[str, Any] = {"reward": {"reasoning_gym": RewardFunction(function="reasoning_gym")}} if from_gym else {}
+    path = str(settings.get("path") or name) if issubclass(kind, DataSource) else ""
+    values = package_values(path)
     for setting, value in settings.items():
         if setting in fields:
             values[setting] = convert_setting(f"{key}.{setting}", fields[setting].type, value)
-        elif kind in WITH_OPTIONS or from_gym:
+        elif kind in WITH_OPTIONS or path.startswith((GYM, VERIFIERS)):
             values["options"] = values.get("options", {}) | {str(setting): value}
         else:
             close = difflib.get_close_matches(str(setting), list(fields), 1)
@@ -83,6 +84,13 @@ def as_mapping(key: str, kind: type, settings: Any) -> dict[str, Any]:
         or_number = f"a number, its {number}, or " if number else ""
         raise ValueError(f"`{key}` must be {or_number}a mapping of settings; it is {settings!r}.")
     return settings
+
+
+def package_values(path: str) -> dict[str, Any]:
+    """What a data set of a package brings along: the reward of a task, or the episode that its rows are played by."""
+    if path.startswith(GYM):
+        return {"reward": {"reasoning_gym": RewardFunction(function="reasoning_gym")}}
+    return {"episode": path} if path.startswith(VERIFIERS) else {}
 
 
 def update_entries(key: str, entries: dict[str, Any], name: str, value: Any) -> dict[str, Any]:

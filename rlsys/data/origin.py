@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from rlsys.config.schema import ConfigError
-from rlsys.config.shorthand import GYM
-from rlsys.tasks import gym
+from rlsys.config.shorthand import GYM, VERIFIERS
+from rlsys.tasks import gym, taskset
 from rlsys.tasks.builtin import ROWS
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet")
@@ -35,14 +35,14 @@ class Origin:
     split: str = "train"
     subset: str = ""
     source: str = ""  # its name in metrics; empty: the row's own, or the name of file or folder
-    options: str = "{}"  # of a reasoning_gym task, as JSON
+    options: str = "{}"  # of a task or taskset of a package, as JSON
 
 
 @dataclass(frozen=True)
 class DataLocation:
     """The files or the data set that a path leads to."""
 
-    kind: Literal["builtin", "gym", "files", "saved", "hub"]
+    kind: Literal["builtin", "gym", "verifiers", "files", "saved", "hub"]
     name: str  # of the data set, where neither configuration nor row names it
     files: tuple[Path, ...] = ()
 
@@ -61,6 +61,11 @@ def locate_data(origin: Origin) -> DataLocation:
         gym.check(task, json.loads(origin.options))
         _refuse_split(origin, "a task")
         return DataLocation("gym", task)
+    if path.startswith(VERIFIERS):
+        name = path.removeprefix(VERIFIERS)
+        taskset.check(name, json.loads(origin.options))
+        _refuse_split(origin, "a taskset")
+        return DataLocation("verifiers", name)
     local = Path(path).expanduser()
     if local.is_file():
         if not local.name.endswith(EXTENSIONS):

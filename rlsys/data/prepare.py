@@ -44,7 +44,7 @@ class DatasetPreparer:
     def __call__(self, origin: Origin, form: PromptFormat) -> StoredDataset:
         location = locate_data(origin)
         is_small = location.kind == "files" and sum(f.stat().st_size for f in location.files) < cache.SMALL_BYTES
-        if location.kind in ("builtin", "gym") or is_small:
+        if location.kind in ("builtin", "gym", "verifiers") or is_small:
             return self.prepare_rows(origin, location, form, None)
         template = form.template and read_template(form.template)
         key = [VERSION, asdict(origin), asdict(form), template, self.fingerprint]

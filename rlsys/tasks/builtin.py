@@ -21,6 +21,15 @@ TINY_MODELS = {
     "builtin:tiny": BuiltinModel(zigzag.model_folder, zigzag.make_tokenizer, zigzag.SYMBOLS),
     "builtin:two_modes": BuiltinModel(two_modes.model_folder, two_modes.make_tokenizer, two_modes.SYMBOLS),
 }
+SEEDS, HELD_OUT_SEEDS = 10_000, 100
+
+
+def seeds(name: str) -> list[dict[str, Any]]:
+    """Rows for environments that make a new game of each seed; none of the held-out ones is in the other set."""
+    numbers = range(SEEDS, SEEDS + HELD_OUT_SEEDS) if name.endswith("_heldout") else range(SEEDS)
+    return [{"seed": seed} for seed in numbers]
+
+
 ROWS: dict[str, Callable[[str], list[dict[str, Any]]]] = {  # of builtin:<name>
     "zigzag": zigzag.rows,
     "zigzag_heldout": zigzag.rows,
@@ -28,4 +37,6 @@ ROWS: dict[str, Callable[[str], list[dict[str, Any]]]] = {  # of builtin:<name>
     "basics_heldout": basics.rows,
     "two_modes": two_modes.rows,
     "two_modes_heldout": two_modes.rows,
+    "seeds": seeds,
+    "seeds_heldout": seeds,
 }

@@ -14,7 +14,7 @@ from rlsys.data.readers.csv_files import read_csv
 from rlsys.data.readers.json_files import read_gzipped_lines, read_json, read_json_lines, read_zstandard_lines
 from rlsys.data.readers.rows import BadRow, DataRow
 from rlsys.data.readers.tables import load_hugging_face, read_dataset, read_parquet
-from rlsys.tasks import gym
+from rlsys.tasks import gym, taskset
 from rlsys.tasks.builtin import ROWS
 
 READERS: dict[str, Callable[[Path, str], Iterator[DataRow | BadRow]]] = {
@@ -32,8 +32,9 @@ def read_rows(origin: Origin, location: DataLocation) -> Iterator[DataRow | BadR
     if location.kind == "builtin":
         for line, fields in enumerate(ROWS[location.name](location.name), 1):
             yield DataRow(location.name, line, fields)
-    elif location.kind == "gym":
-        for line, fields in enumerate(gym.rows(location.name, json.loads(origin.options)), 1):
+    elif location.kind in ("gym", "verifiers"):
+        package = gym if location.kind == "gym" else taskset
+        for line, fields in enumerate(package.rows(location.name, json.loads(origin.options)), 1):
             yield DataRow(origin.path, line, fields)
     elif location.kind in ("saved", "hub"):
         yield from read_dataset(load_hugging_face(origin, location), origin.path)
