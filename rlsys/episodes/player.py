@@ -11,6 +11,7 @@ from rlsys.config.secrets import referenced_variables, resolve_env
 from rlsys.episodes.ask import Reply
 from rlsys.episodes.asking import EpisodeAsk, Turn
 from rlsys.episodes.conversation import Conversation, ConversationTemplate, continuation_notes
+from rlsys.episodes.environments import environment_name, is_environment, load_environment
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, read_verdict
 from rlsys.types import Verdict
@@ -22,9 +23,11 @@ class Player:
     """One function, with its options, for all its episodes."""
 
     def __init__(self, spec: str, settings: EpisodeSettings, tokenizer: Any):
-        self.name, self.tokenizer = short_name(spec), tokenizer
-        self.function = load_function(spec, PLAYS, "episode.play")
-        self.options = resolve_env(settings.options)
+        self.tokenizer, self.options = tokenizer, resolve_env(settings.options)
+        if is_environment(spec):
+            self.name, self.function = environment_name(spec), load_environment(spec, self.options)
+        else:
+            self.name, self.function = short_name(spec), load_function(spec, PLAYS, "episode.play")
         self.secret_variables = referenced_variables(settings.options)
         self.template = ConversationTemplate(tokenizer, settings.template_options)
         self.notes = continuation_notes(self.template)

@@ -23,6 +23,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from rlsys.episodes.player import Player
 
 
+MAX_THREADS = 64  # each takes 8 MiB of episode.memory_mb
+
+
 class EpisodeServer:
     def __init__(self, connection: Connection, settings: EpisodeSettings):
         from rlsys.episodes.player import Player
@@ -53,6 +57,8 @@ class EpisodeServer:
         asyncio.run(self.serve_forever())
 
     async def serve_forever(self) -> None:
+        threads = ThreadPoolExecutor(min(self.settings.concurrency, MAX_THREADS))  # for steps that block
+        asyncio.get_running_loop().set_default_executor(threads)
         end = socket.socket(fileno=os.dup(self.connection.fileno()))
         reader, self.writer = await asyncio.open_connection(sock=end)
         self.send(ready=True, notes=list(dict.fromkeys(self.notes)))
