@@ -8,6 +8,7 @@ sampling   rollout, pipeline
 machines   cluster, sync, watchdog
 model      model
 rewards    reward
+episodes   episode
 data       data, eval
 """
 
@@ -15,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from rlsys.checks.data import check_data, check_eval
+from rlsys.checks.episodes import check_episode
 from rlsys.checks.lora import check_lora
 from rlsys.checks.machines import check_cluster, check_sync, check_watchdog
 from rlsys.checks.methods import check_algorithm, check_correction, check_critic, check_entropy, check_reference
@@ -37,7 +39,17 @@ from rlsys.tracking.builtin import tracker_problems
 SECTIONS = (
     *(check_values, check_algorithm, check_correction, check_trainer, check_dynamic_sampling, check_reference),
     *(check_entropy, check_critic, check_overlong, check_policy, check_schedule, check_rollout, check_pipeline),
-    *(check_reward, check_data, check_eval, check_cluster, check_sync, check_watchdog, check_model, check_lora),
+    *(
+        check_reward,
+        check_episode,
+        check_data,
+        check_eval,
+        check_cluster,
+        check_sync,
+        check_watchdog,
+        check_model,
+        check_lora,
+    ),
 )
 
 

@@ -1,0 +1,49 @@
+"""Checks what plays the episodes, and the limits that they have."""
+
+from collections.abc import Iterator
+
+from rlsys.config.plugins import user_function_problems
+from rlsys.config.schema import Config, ConfigError
+from rlsys.config.secrets import resolve_env
+from rlsys.episodes.environments import ENVIRONMENTS, check_environment, is_environment
+from rlsys.episodes.settings import plays
+
+
+def check_episode(c: Config) -> Iterator[str]:
+    named = {"episode.play": c.episode.play}
+    for key, sources in (("data.train", c.data.train), ("eval.datasets", c.eval.datasets)):
+        named |= {f"{key}.{name}.episode": source.episode for name, source in sources.items()}
+    for key, play in named.items():
+        if play and (key == "episode.play" or play != c.episode.play):
+            yield from play_problems(key, play, c)
+    if plays(c):
+        yield from limit_problems(c)
+    elif c.episode.options:
+        yield "episode.options is set, and nothing plays an episode. Give episode.play, or leave the options out."
+
+
+def play_problems(key: str, play: str, c: Config) -> Iterator[str]:
+    if is_environment(play):
+        try:
+            check_environment(play, resolve_env(c.episode.options))
+        except ConfigError as error:
+            yield from (f"{key}: {problem}" for problem in error.problems)
+    elif ":" not in play:
+        kinds = ", ".join(f"{name}:NAME" for name in ENVIRONMENTS)
+        yield f"{key}: `{play}` is not known. Give module:function, path/to/file.py:function, {kinds}."
+    else:
+        yield from user_function_problems(key, play)
+
+
+def limit_problems(c: Config) -> Iterator[str]:
+    e = c.episode
+    if e.step_timeout_s > e.timeout_s:
+        yield (
+            f"episode.step_timeout_s ({e.step_timeout_s:g}) is more than episode.timeout_s ({e.timeout_s:g}), which is "
+            "for all steps together. Use a shorter one, or a longer timeout_s."
+        )
+    if e.max_tokens >= e.window:
+        yield (
+            f"episode.max_tokens ({e.max_tokens}) cannot be reached in episode.window ({e.window}), which also has what "
+            "the environment says. Use a larger window, or 0."
+        )
