@@ -1,0 +1,139 @@
+"""Runs whose samples are episodes: what is trained on is what was sampled, and kills change nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from aiming import aim
+from killing import LIGHT, STEPS, Run, require_equal, running
+from test_survival import PATIENCE, stop
+from transformers import AutoModelForCausalLM
+
+from rlsys.tasks.builtin import TINY_MODELS
+
+GAME = f"{Path(__file__).parent}/own_game.py"
+EPISODES = [f"episode={{play: '{GAME}:play', window: 64, max_turns: 5}}", "reward.functions={}", *STEPS]
+EPISODES += ["rollout.max_new_tokens=6", "trainer.samples_per_prompt=4", "policy.lr=1e-4"]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten steps of episodes, left alone."""
+    path = tmp_path_factory.mktemp("episodes") / "run"
+    with tidy() as environment:
+        run = Run(path, *EPISODES, *PATIENCE, "checkpoint.keep_last=10", environment=environment).start()
+        assert run.wait() == 0, run.text()
+    return path
+
+
+def samples(run: Path, name: str) -> list[dict[str, Any]]:
+    return list(pyarrow.parquet.read_table(run / "samples" / f"{name}.parquet").to_pylist())
+
+
+def sequence_of(sample: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """All tokens of an episode, and the places of the model's own."""
+    said = {at: tokens for at, *tokens in sample["observations"]}
+    tokens, own = [], []
+    for i, token in enumerate(sample["tokens"]):
+        tokens += said.pop(i, [])
+        own.append(len(tokens))
+        tokens.append(token)
+    assert not said
+    return tokens, own
+
+
+def test_every_trained_token_has_the_log_prob_that_transformers_computes(played: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODELS["builtin:tiny"].folder(0, print), dtype=torch.float32)
+    gaps, turns = [], []
+    for sample in samples(played, "step-000001"):
+        tokens, own = sequence_of(sample)
+        with torch.inference_mode():
+            logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), -1)
+        expected = [float(logprobs[place - 1, tokens[place]]) for place in own]
+        gaps += list(np.abs(np.array(sample["rollout_logprobs"]) - expected))
+        turns.append(len(sample["observations"]))
+    assert {1, 2, 3} == set(turns)
+    assert np.mean(gaps) < 1e-6
+    assert np.max(gaps) < 1e-4
+
+
+def test_a_sample_keeps_its_conversation_and_its_reward_is_what_the_game_returned(played: Path) -> None:
+    for sample in samples(played, "step-000002"):
+        messages = json.loads(sample["transcript"])
+        replies = [m["content"] for m in messages if m["role"] == "assistant"]
+        assert "".join(replies) == sample["completion"]
+        assert messages[0]["content"] == json.loads(sample["row"])["prompt"]
+        first = messages[0]["content"][0]
+        scores = [0.1 * turn for turn in range(len(replies))]
+        assert sample["turn_scores"] == pytest.approx(scores)
+        assert sample["reward"] == pytest.approx(sum(r.startswith(first) for r in replies) + sum(scores), abs=1e-6)
+        assert len(replies) == 1 + int(first) % 3
+
+
+def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
+    environment: dict[str, str], played: Path, tmp_path: Path
+) -> None:
+    with running(tmp_path / "run", *EPISODES, *PATIENCE, environment=environment) as run:
+        run.kill("episode-0")  # while it starts
+        run.until_step(1)
+        aim(run, "rollout", "rollout-0", share=0.3)
+        run.until_step(2)
+        aim(run, "rollout", "episode-1", share=0.5)
+        run.until_step(3)
+        for process in [p for p in run.family() if "workers.episodes.process" in p.cmdline()]:
+            process.kill()
+        run.until_step(4)
+        run.family()[1].kill()  # the driver
+        run.until(lambda: run.events("restart"))
+        run.until_step(6)
+        stop(run, "episode-0", phase="rollout", doing="playing episodes")
+        assert run.wait() == 0, run.text()
+    assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "episode-1", "episode-0"}
+    require_equal(played, tmp_path / "run")
+
+
+def test_an_episode_of_one_turn_is_a_single_answer(environment: dict[str, str], tmp_path: Path) -> None:
+    """The same tokens with the same seeds, and from equal rewards the same weights."""
+    common = [*STEPS, *LIGHT, "trainer.steps=2", "checkpoint.every=0", "eval.every=0", "run.seed=3"]
+    own = "async def play(row, ask):\n    reply = await ask(row['prompt'])\n    return float('1' in reply.text)\n"
+    own += "def reward(completion):\n    return float('1' in completion)\n"
+    (tmp_path / "own.py").write_text(own)
+    ways = {
+        "answers": [f"reward.functions={{{tmp_path}/own.py:reward: 1.0}}"],
+        "episodes": [f"episode={{play: '{tmp_path}/own.py:play', window: 64}}", "reward.functions={}"],
+    }
+    for name, options in ways.items():
+        run = Run(tmp_path / name, *common, *options, environment=environment).start()
+        assert run.wait() == 0, run.text()
+    tokens = [
+        {
+            (s["uid"].partition(":")[2], s["index"]): (s["tokens"], s["rollout_logprobs"])
+            for s in samples(tmp_path / name, step)
+        }
+        for name in ways
+        for step in ["step-000002"]
+    ]
+    assert len(tokens[0]) == 8 * 16
+    assert tokens[0] == tokens[1]
+
+
+def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_path: Path) -> None:
+    """In flight, over-sampled, with dynamic sampling in another run: every step trains on whole episodes."""
+    options = ["pipeline.max_lag=2", "rollout.oversample=0.5", "pipeline.in_flight=true"]
+    run = Run(tmp_path / "run", *EPISODES, *options, *LIGHT, environment=environment).start()
+    assert run.wait() == 0, run.text()
+    continued = 0
+    for step in range(1, 11):
+        rows = samples(run.path, f"step-{step:06d}")
+        assert len(rows) == 8 * 4
+        for sample in rows:
+            assert len(sample["observations"]) == 1 + int(json.loads(sample["row"])["prompt"][0]) % 3
+            tokens, own = sequence_of(sample)
+            assert len(tokens) == len(own) + sum(len(o) - 1 for o in sample["observations"])
+            continued += bool(sample["changes"])
+    assert continued
+    assert max(line["lag"] for line in run.lines()[1:]) <= 2
