@@ -87,7 +87,7 @@ class RunningCluster:
         """The engines, and the episode workers where there are any."""
         from workers.episodes.episode_rollout import EpisodeRollout
 
-        return EpisodeRollout(self.config, self.rollout, self.episodes) if self.episodes else self.rollout
+        return EpisodeRollout(self.rollout, self.episodes) if self.episodes else self.rollout
 
     @property
     def judge(self) -> Rewards:

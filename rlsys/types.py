@@ -3,6 +3,7 @@
 Log-probs belong to the sampled token, are natural logarithms, and include the temperature.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -41,10 +42,10 @@ class Request:
 
     uid: str
     index: int  # which sample of its group
-    tokens: list[int]  # [P]
+    tokens: list[int]  # [P]; of a turn of an episode, all that is before it
     seed: int
     temperature: float  # 0: greedy
-    max_new_tokens: int  # of the whole completion, `partial` included; in an episode of one turn
+    max_new_tokens: int  # of the whole completion, `partial` included; of a turn, in an episode
     top_p: float = 1.0  # sampled from the likeliest tokens of this probability
     top_k: int = -1  # sampled from this many of the likeliest tokens; -1: from all
     partial: "Sample | None" = None  # its tokens so far, to be continued
@@ -150,8 +151,6 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
     """Joins the earlier part of a completion with the rest that was sampled later."""
     if not len(rest.tokens):
         return replace(begun, finish=rest.finish)
-    if not len(begun.tokens):
-        return replace(rest, observations=begun.observations)
     at = len(begun.tokens)
     changes = [*begun.changes, (at, rest.version), *((at + token, version) for token, version in rest.changes)]
     before = begun.changes[-1][1] if begun.changes else begun.version
@@ -168,9 +167,28 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
     )
 
 
-def first_turns(sample: Sample, count: int) -> Sample:
-    """The first turns of an episode, up to the observation before the next."""
-    return stop_at(sample, sample.observations[count].at) if count < len(sample.observations) else sample
+def join_turns(turns: Sequence[tuple[Sequence[int], Sample]], empty: Sample) -> Sample:
+    """The turns of an episode as one sample, each with what the environment said before it."""
+    if not turns:
+        return empty
+    observations, changes, at, version = [], list[tuple[int, int]](), 0, turns[0][1].version
+    for said, turn in turns:
+        observations.append(Observation(at, np.array(said, dtype=np.int32)))
+        for token, newer in ((0, turn.version), *turn.changes):
+            if newer != version:
+                changes.append((at + token, newer))
+                version = newer
+        at += len(turn.tokens)
+    parts = [turn for _, turn in turns]
+    return replace(
+        empty,
+        text="".join(turn.text for turn in parts),
+        tokens=np.concatenate([turn.tokens for turn in parts]),
+        logprobs=np.concatenate([turn.logprobs for turn in parts]),
+        version=parts[0].version,
+        changes=tuple(changes),
+        observations=tuple(observations),
+    )
 
 
 def stop_at(sample: Sample, length: int) -> Sample:
@@ -283,8 +301,8 @@ class Pack:
 
     @property
     def places(self) -> Ints:
-        """The place of each target in its completion, from 0.  [K]"""
-        counts = np.array(self.target_counts, dtype=np.int32)
+        """The place of each target in its turn, from 0.  [K]"""
+        counts = np.array(self.turn_counts, dtype=np.int32)
         starts = counts.cumsum(dtype=np.int32) - counts
         return np.arange(len(self.targets), dtype=np.int32) - np.repeat(starts, counts)
 

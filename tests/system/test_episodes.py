@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from aiming import aim
-from killing import LIGHT, STEPS, Run, require_equal, running
+from killing import LIGHT, STEPS, Run, require_equal, running, tidy
 from test_survival import PATIENCE, stop
 from transformers import AutoModelForCausalLM
 

@@ -1,21 +1,23 @@
 """Samples whole episodes: the engines write turns, the episode workers what stands between them.
 
-requests ──▶ EpisodePool ──asks──▶ EpisodeRollout ──turns to sample──▶ Generation ──▶ engines
-                         ◀─turns──                ◀─────────turns────
+    requests ──▶ EpisodePool ──asks──▶ EpisodeRollout ──turns to sample──▶ Generation ──▶ engines
+                             ◀─turns──                ◀─────────turns────
+
+To an engine a turn is a completion whose prompt is all that is before it.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlsys.config.schema import Config
 from rlsys.episodes.asking import Turn
 from rlsys.seeds import derive_seed
-from rlsys.types import NO_TOKENS, Observation, Request, Sample, first_turns
+from rlsys.types import NO_TOKENS, Request, Sample, join_turns
 from workers.episodes.messages import Answer, Asked, Ended, Event, Start
 from workers.episodes.pool import EpisodePool
-from workers.rollout.generation import Generation
+from workers.rollout.generation import BATCHING_S, Generation
 from workers.rollout.rollout_group import RolloutGroup
 
 Key = tuple[str, int]  # uid and index of a sample
@@ -24,28 +26,40 @@ NO_LOGPROBS = np.zeros(0, dtype=np.float32)
 
 @dataclass(eq=False)
 class OpenEpisode:
-    """An episode that is being played."""
+    """An episode that is being played, or was stopped early."""
 
     number: int
     request: Request
-    sample: Sample  # its turns so far
-    turns: list[Turn] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # of its turns, and what was said before them
+    turns: list[tuple[list[int], Sample]] = field(default_factory=list)  # what was said, and what the engine wrote
     asked: Asked | None = None  # the turn that engines sample
     next_ask: Asked | None = None  # replaces `asked`, whose turn is void
+    begun: tuple[list[int], Sample] | None = None  # a half-written turn, as in `turns`
 
     @property
     def key(self) -> Key:
         return self.request.uid, self.request.index
 
+    def rewind(self, turn: int) -> None:
+        """Forgets the turns from this one on."""
+        del self.turns[turn:]
+        self.tokens = [token for said, sample in self.turns for token in (*said, *sample.tokens.tolist())]
+
+    def sample(self, finish: str, unfinished: bool = False) -> Sample:
+        turns = [*self.turns, self.begun] if unfinished and self.begun else self.turns
+        uid, index = self.key
+        return join_turns(turns, Sample(uid, index, "", NO_TOKENS, NO_LOGPROBS, finish, 0))
+
 
 class EpisodeRollout:
     """Implements `rlsys.interfaces.Rollout` for requests with and without episodes."""
 
-    def __init__(self, config: Config, engines: RolloutGroup, pool: EpisodePool):
-        self.config, self.engines, self.pool = config, engines, pool
+    def __init__(self, engines: RolloutGroup, pool: EpisodePool):
+        self.engines, self.pool = engines, pool
         self.by_number: dict[int, OpenEpisode] = {}
         self.by_key: dict[Key, OpenEpisode] = {}
-        self.cut_turns: dict[Key, list[Turn]] = {}  # turns of episodes that were stopped early, for those that go on
+        self.stopped: dict[Key, OpenEpisode] = {}  # early: they may go on in the next `generate`
+        self.sampled: set[Key] = set()  # turns that engines sample; those of a closed episode may still come
         self.last_number = 0
         self.finished: list[Sample] = []
         self.stopping = False
@@ -61,25 +75,29 @@ class EpisodeRollout:
         self.engines.stop_early()
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
-        """Yields samples as they finish. An episode begins before a single answer would: its engine is not needed yet."""
+        """Yields samples as they finish. All episodes begin at once; engines take their turns as they have room."""
         self.stopping, self.finished = False, []
         generation = self.engines.begin([r for r in requests if r.prompt is None], more=lambda: bool(self.by_number))
         self.pool.wake = generation.wake
+        next_exchange = 0.0
         try:
             for r in requests:
                 if r.prompt is not None:
                     self.begin(r)
-            self.cut_turns.clear()
+            self.stopped.clear()
             self.pool.flush()
             for samples in generation.run():
                 self.accept(samples, generation)
+                if time.monotonic() < next_exchange and not self.finished:
+                    continue
+                next_exchange = time.monotonic() + BATCHING_S
                 for event in self.pool.poll():
                     self.on_event(event, generation)
                 self.pool.flush()
                 finished, self.finished = self.finished, []
                 yield finished
                 if self.stopping:
-                    self.cut_idle(generation)
+                    self.stop_idle(generation)
             yield self.finished
         finally:
             for episode in list(self.by_number.values()):
@@ -89,13 +107,14 @@ class EpisodeRollout:
     def begin(self, request: Request) -> None:
         assert request.prompt is not None
         self.last_number += 1
-        prompt, begun = request.prompt, request.partial
-        turns = self.cut_turns.get((request.uid, request.index), []) if begun else []
-        empty = Sample(request.uid, request.index, "", NO_TOKENS, NO_LOGPROBS, "stop", 0)
-        episode = OpenEpisode(self.last_number, request, begun or empty, list(turns))
+        episode = OpenEpisode(self.last_number, request)
+        before = self.stopped.get(episode.key) if request.partial else None
+        if before:
+            episode.turns, episode.tokens, episode.begun = before.turns, before.tokens, before.begun
         self.by_number[episode.number] = self.by_key[episode.key] = episode
+        prompt, turns = request.prompt, [make_turn(said, sample) for said, sample in episode.turns]
         row = prompt.row | ({"prompt": prompt.messages} if prompt.messages else {})
-        self.pool.begin(Start(episode.number, prompt.play, row, request.max_new_tokens, list(turns)))
+        self.pool.begin(Start(episode.number, prompt.play, row, request.max_new_tokens, turns))
 
     def close(self, episode: OpenEpisode) -> None:
         del self.by_number[episode.number], self.by_key[episode.key]
@@ -104,19 +123,21 @@ class EpisodeRollout:
         self.close(episode)
         self.pool.drop(episode.number)
 
-    def cut(self, episode: OpenEpisode, sample: Sample) -> None:
+    def stop(self, episode: OpenEpisode) -> None:
         """Stops an episode early. It goes on later: then it is played again with the turns it has had."""
         self.drop(episode)
-        self.cut_turns[episode.key] = episode.turns
+        sample = episode.sample("cut", unfinished=True)
         if len(sample.tokens):
-            self.finished.append(replace(sample, finish="cut"))
+            self.stopped[episode.key] = episode
+            self.finished.append(sample)
 
-    def cut_idle(self, generation: Generation) -> None:
-        """Cuts the episodes that no engine samples a turn for."""
+    def stop_idle(self, generation: Generation) -> None:
+        """Stops the episodes that no engine samples a turn for."""
         waiting = generation.cancel_waiting()
+        self.sampled -= waiting
         for episode in list(self.by_number.values()):
             if not episode.asked or episode.key in waiting:
-                self.cut(episode, first_turns(episode.sample, len(episode.turns)))
+                self.stop(episode)
 
     # --- what episodes ask -------------------------------------------------------------------------------------------
 
@@ -124,8 +145,7 @@ class EpisodeRollout:
         episode = self.by_number[event.number]
         if isinstance(event, Ended):
             self.close(episode)
-            turns = first_turns(episode.sample, len(episode.turns))
-            self.finished.append(replace(turns, finish=event.finish, episode=event.episode))
+            self.finished.append(replace(episode.sample(event.finish), episode=event.episode))
         elif episode.asked:
             episode.next_ask = event
         else:
@@ -133,21 +153,26 @@ class EpisodeRollout:
 
     def ask(self, episode: OpenEpisode, asked: Asked, generation: Generation) -> None:
         """Has the engines sample a turn, or the rest of it, behind the turns before it."""
-        del episode.turns[asked.turn :]
-        before = first_turns(episode.sample, asked.turn)
-        at, request = len(before.tokens), episode.request
-        observation = Observation(at, np.array(asked.observation, dtype=np.int32))
-        begun = replace(before, observations=(*before.observations, observation))
-        if is_continued(episode.sample, observation, asked.turn):
-            begun = episode.sample
-        episode.asked, episode.sample = asked, begun
+        if asked.turn < len(episode.turns):
+            episode.rewind(asked.turn)
+        said, begun = episode.begun or ([], None)
+        if said != asked.observation or asked.turn != len(episode.turns):
+            begun = None
+        episode.asked = asked
+        self.sampled.add(episode.key)
+        request = episode.request
         generation.add(
-            replace(
-                request,
-                prompt=None,
-                seed=derive_seed(request.seed, asked.turn) if asked.turn else request.seed,
-                max_new_tokens=at + asked.max_tokens,
-                partial=begun,
+            Request(
+                request.uid,
+                request.index,
+                [*request.tokens, *episode.tokens, *asked.observation],
+                derive_seed(request.seed, asked.turn) if asked.turn else request.seed,
+                request.temperature,
+                asked.max_tokens,
+                request.top_p,
+                request.top_k,
+                begun,
+                request.ignore_end,
             )
         )
 
@@ -155,31 +180,30 @@ class EpisodeRollout:
 
     def accept(self, samples: list[Sample], generation: Generation) -> None:
         for sample in samples:
-            if not sample.observations:
+            key = sample.uid, sample.index
+            if key not in self.sampled:
                 self.finished.append(sample)
-            elif episode := self.by_key.get((sample.uid, sample.index)):
+                continue
+            self.sampled.discard(key)
+            if episode := self.by_key.get(key):
                 self.accept_turn(episode, sample, generation)
 
     def accept_turn(self, episode: OpenEpisode, sample: Sample, generation: Generation) -> None:
         assert episode.asked is not None
-        if sample.finish == "cut":
-            return self.cut(episode, sample)
-        asked, episode.asked = episode.asked, None
+        said, episode.asked, episode.begun = episode.asked.observation, None, None
         if next_ask := episode.next_ask:
             episode.next_ask = None
-            return self.ask(episode, next_ask, generation)
-        at = sample.observations[-1].at
-        tokens, logprobs = sample.tokens[at:].tolist(), sample.logprobs[at:].tolist()
-        turn = Turn(asked.observation, tokens, logprobs, sample.finish)
-        episode.sample = sample
-        episode.turns.append(turn)
-        self.pool.answer(Answer(episode.number, turn))
+            self.ask(episode, next_ask, generation)
+        elif sample.finish == "cut":
+            episode.begun = (said, sample) if len(sample.tokens) else None
+            self.stop(episode)
+        else:
+            turn = make_turn(said, sample)
+            episode.turns.append((said, sample))
+            episode.tokens += said
+            episode.tokens += turn.tokens
+            self.pool.answer(Answer(episode.number, turn))
 
 
-def is_continued(sample: Sample, observation: Observation, turn: int) -> bool:
-    """True if the sample has begun to answer this observation."""
-    if len(sample.observations) != turn + 1 or len(sample.tokens) <= observation.at:
-        return False
-    return sample.observations[turn].at == observation.at and np.array_equal(
-        sample.observations[turn].tokens, observation.tokens
-    )
+def make_turn(said: list[int], sample: Sample) -> Turn:
+    return Turn(said, sample.tokens.tolist(), sample.logprobs.tolist(), sample.finish)

@@ -4,6 +4,7 @@ driver ──starts, turns──▶ EpisodeWorker (actor) ──▶ EpisodeRunne
        ◀──asks, ends─────
 """
 
+import pickle
 import queue
 import threading
 from collections.abc import Callable
@@ -33,6 +34,7 @@ class EpisodePool:
         names = [f"episode-{i}" for i in range(config.episode.workers)]
         self.workers = ReplaceableWorkers(names, spawn, watchdog)
         self.playing: dict[str, dict[int, Start]] = {name: {} for name in names}
+        self.worker_of: dict[int, str] = {}  # by episode
         self.waiting: dict[str, set[int]] = {name: set() for name in names}  # episodes that wait for a turn
         self.outbox: dict[str, list[Command]] = {name: [] for name in names}
         self.timers: dict[str, StallTimer] = {}
@@ -58,7 +60,7 @@ class EpisodePool:
         """Puts all that a worker says into the queue, its error last. Runs in a thread of its own."""
         try:
             for ref in events:
-                self.arrivals.put((name, actor, ray.get(ref)))
+                self.arrivals.put((name, actor, pickle.loads(ray.get(ref))))
                 self.wake()
         except RayError as error:
             self.arrivals.put((name, actor, explain_failure(error, name, DOING, self.watchdog.logs)))
@@ -70,32 +72,30 @@ class EpisodePool:
         """Starts an episode, on the worker that plays the fewest."""
         name = min(self.playing, key=lambda n: len(self.playing[n]))
         self.playing[name][start.number] = start
+        self.worker_of[start.number] = name
         self.outbox[name].append(start)
 
     def answer(self, answer: Answer) -> None:
-        name = self.worker_of(answer.number)
+        name = self.worker_of[answer.number]
         self.playing[name][answer.number].turns.append(answer.turn)
         self.waiting[name].discard(answer.number)
         self.outbox[name].append(answer)
 
     def drop(self, number: int) -> None:
-        name = self.worker_of(number)
+        name = self.worker_of[number]
         self.forget(name, number)
         self.outbox[name].append(Drop(number))
 
     def forget(self, name: str, number: int) -> None:
-        self.playing[name].pop(number, None)
+        del self.playing[name][number], self.worker_of[number]
         self.waiting[name].discard(number)
-
-    def worker_of(self, number: int) -> str:
-        return next(name for name, playing in self.playing.items() if number in playing)
 
     def flush(self) -> None:
         for name, commands in self.outbox.items():
             if commands:
                 if not self.is_busy(name):
                     self.timers[name].reset()
-                self.workers.actors[name].send.remote(commands)
+                self.workers.actors[name].send.remote(pickle.dumps(commands))
                 self.outbox[name] = []
 
     def is_busy(self, name: str) -> bool:
@@ -127,7 +127,7 @@ class EpisodePool:
         return events
 
     def note_event(self, event: Event) -> None:
-        name = self.worker_of(event.number)
+        name = self.worker_of[event.number]
         if isinstance(event, Ended):
             self.forget(name, event.number)
         else:

@@ -23,6 +23,7 @@ from workers.processes.handle import ProcessHandle
 from workers.processes.supervisor import Cause, ProcessSupervisor
 
 GRACE_S = 1.0  # for an episode to stop by itself, which takes no process down
+BATCHING_S = 0.02  # an event waits so long for others: each message has its cost
 MAX_CRASHES = 2  # processes that end while an episode's code runs; then the episode has failed
 
 
@@ -64,6 +65,7 @@ class EpisodeRunner(ProcessSupervisor):
         """Yields what episodes ask for, and how they end, for ever. Raises why nothing can be played any more."""
         while True:
             events = [self.events_queue.get()]
+            time.sleep(BATCHING_S)
             while not self.events_queue.empty():
                 events.append(self.events_queue.get())
             if error := next((e for e in events if isinstance(e, Exception)), None):

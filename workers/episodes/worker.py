@@ -1,11 +1,11 @@
 """An episode worker: the actor around a runner."""
 
+import pickle
 from collections.abc import Iterator
 
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.runs.timeline import recorded
-from workers.episodes.messages import Command, Event
 from workers.episodes.runner import EpisodeRunner
 from workers.supervision.worker_setup import setup_worker_process
 
@@ -24,11 +24,15 @@ class EpisodeWorker:
         self.runner = EpisodeRunner(self.settings.for_model(model, window))
         return list(self.runner.ready.result()["notes"])
 
-    def send(self, commands: list[Command]) -> None:
-        assert self.runner is not None
-        self.runner.send(commands)
+    # Lists of messages travel pickled: Ray would look at each message by itself.
 
-    def events(self) -> Iterator[list[Event]]:
-        """Yields what episodes ask for, and how they end, as long as the worker lives."""
+    def send(self, commands: bytes) -> None:
+        """Takes a pickled list of `Command`."""
         assert self.runner is not None
-        yield from self.runner.events()
+        self.runner.send(pickle.loads(commands))
+
+    def events(self) -> Iterator[bytes]:
+        """Yields pickled lists of `Event`: what episodes ask for, and how they end, as long as the worker lives."""
+        assert self.runner is not None
+        for events in self.runner.events():
+            yield pickle.dumps(events)

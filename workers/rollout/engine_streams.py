@@ -83,18 +83,18 @@ class EngineStreams:
         """Forgets a lost engine. Returns its actor and its pending requests."""
         return self.actors.pop(name), self.pending.pop(name)
 
-    def next(self) -> tuple[str, list[Sample] | Exception]:
+    def next(self, timeout_s: float = POLL_S) -> tuple[str, list[Sample] | Exception]:
         """Returns an engine's name with its new samples, or with the error that ended it.
 
-        A stalled engine is returned as an error even while others keep sending. Without a pending engine, and after
-        `wake`, there may be no name and no samples.
+        A stalled engine is returned as an error even while others keep sending. After `wake`, without a pending engine, and
+        after a `timeout_s` of its own, there may be no name and no samples.
         """
         while True:
             arrival: Arrival | None
             try:
-                arrival, self.deferred = self.deferred or self.arrivals.get(timeout=POLL_S), None
+                arrival, self.deferred = self.deferred or self.arrivals.get(timeout=timeout_s), None
             except queue.Empty:
-                arrival = None if self.pending_engines else WAKE_UP
+                arrival = None if self.pending_engines and timeout_s == POLL_S else WAKE_UP
                 if self.stopping:  # an engine may have read an earlier stop before the last `generate`
                     self.stop_early()
             stream = arrival[0] if arrival else WAKE_UP[0]

@@ -13,7 +13,9 @@ from rlsys.types import Request, Sample
 from workers.rollout.engine_streams import EngineStreams
 from workers.rollout.request_scheduler import RequestScheduler
 from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
-from workers.supervision.watchdog import Watchdog
+from workers.supervision.watchdog import POLL_S, Watchdog
+
+BATCHING_S = 0.02  # a turn of an episode waits so long for others: each message has its cost
 
 
 class Generation:
@@ -41,13 +43,14 @@ class Generation:
         """Yields samples as they finish, in any order."""
         self.assign_requests()
         while self.streams.pending_engines or self.more():
-            name, samples = self.streams.next()
+            name, samples = self.streams.next(BATCHING_S if self.more() else POLL_S)
             if isinstance(samples, WorkerLost):
                 self.replace_engine(name, samples)
             elif isinstance(samples, Exception):
                 raise samples
             elif samples or self.more():
-                self.engine_by_sample.update(((s.uid, s.index), name) for s in samples if s.observations)
+                if self.more():
+                    self.engine_by_sample.update(((s.uid, s.index), name) for s in samples)
                 yield samples
                 if self.stop_requested and not self.streams.stopping:
                     self.scheduler.clear()

@@ -126,9 +126,8 @@ class RolloutWorker:
         """Joins a completion that was begun before with its rest. vLLM looks for stop strings in the rest alone."""
         assert request.partial
         sample = join_partial(request.partial, rest)
-        turn = sample.observations[-1].at if sample.observations else 0
-        length = stop_length(self.tokenizer, request, sample.tokens[turn:].tolist(), self.stops)
-        return stop_at(sample, turn + length) if length else sample
+        length = stop_length(self.tokenizer, request, sample.tokens.tolist(), self.stops)
+        return stop_at(sample, length) if length else sample
 
     async def connect(self, info: Message) -> None:
         """Prepares the engine to receive the policy's weights."""

@@ -159,7 +159,7 @@ def test_the_example_of_pack_with_an_answer_of_an_environment():
     assert p.targets.tolist() == [3, 4, 9, 5, 9]
     assert p.logit_positions.tolist() == [1, 3, 4, 1, 5]
     assert (p.turn_counts, p.first_logit) == ([1, 2, 2], [1, 3, 1])
-    assert (p.target_counts, p.places.tolist()) == ([3, 2], [0, 1, 2, 0, 1])
+    assert (p.target_counts, p.places.tolist()) == ([3, 2], [0, 0, 1, 0, 1])
 
 
 def test_what_opens_all_episodes_of_a_group_is_computed_once():

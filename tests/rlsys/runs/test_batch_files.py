@@ -7,7 +7,7 @@ from fakes import make_batch, make_prompt, make_sample
 
 from rlsys.runs.batch_files import read_batch, write_batch
 from rlsys.runs.samples import read_saved_samples, write_samples
-from rlsys.types import Batch, Episode, Observation, Sample, Verdict, join_partial
+from rlsys.types import Batch, Episode, Observation, Sample, Verdict, join_partial, join_turns
 
 
 def same(a: Batch, b: Batch) -> None:
@@ -113,3 +113,19 @@ def test_a_batch_without_samples_is_a_batch(tmp_path):
     batch = replace(make_batch([1.0], [0]), samples=[], groups=np.zeros(0, np.int64), rewards=np.zeros(0, np.float32))
     write_batch(tmp_path / "000", replace(batch, components=[]))
     assert read_batch(tmp_path / "000").samples == []
+
+
+def test_the_turns_of_an_episode_become_one_sample_that_knows_every_tokens_version():
+    def turn(tokens: list[int], version: int, *changes: tuple[int, int], text: str = "") -> Sample:
+        numbers = np.array(tokens, dtype=np.int32)
+        return Sample("p", 1, text, numbers, -numbers.astype(np.float32), "stop", version, changes)
+
+    empty = turn([], 0)
+    parts = [([7, 8], turn([1, 2], 3, text="a")), ([9], turn([4], 3)), ([5], turn([6, 6, 3], 3, (1, 5), text="b"))]
+    whole = join_turns([*parts, ([], turn([2], 6))], empty)
+    assert whole.tokens.tolist() == [1, 2, 4, 6, 6, 3, 2]
+    assert whole.sequence.tolist() == [7, 8, 1, 2, 9, 4, 5, 6, 6, 3, 2]
+    assert whole.versions.tolist() == [3, 3, 3, 3, 5, 5, 6]
+    assert whole.logprobs.tolist() == [-float(t) for t in whole.tokens]
+    assert whole.text == "ab"
+    assert join_turns([], empty) is empty
