@@ -136,7 +136,8 @@ def files_in(path: Path) -> Iterator[tuple[str, Path]]:
 
 def config_paths(config: Config) -> Iterator[NamedPath]:
     """Yields the paths of models, data, templates and the user's code. Hub names and built-in names are not paths."""
-    values = [("model.path", config.model.path), ("data.template", config.data.template)]
+    values = [("model.path", config.model.path), ("model.adapter", config.model.adapter)]
+    values.append(("data.template", config.data.template))
     for key, source in config_sources(config):
         values += [(key, source.path), (f"{key}.template", source.template or "")]
     for key, spec, options in user_plugins(config):
@@ -210,9 +211,10 @@ def replace_remote_names(config: Config) -> Config:
     }
     methods = {key.rpartition(".")[2]: PLACEHOLDER for key, spec in algorithm_options(config) if _is_remote_code(spec)}
     path = "owner/name" if _is_remote_path(config.model.path) else config.model.path
+    adapter = "" if _is_remote_path(config.model.adapter) else config.model.adapter
     return replace(
         config,
-        model=replace(config.model, path=path),
+        model=replace(config.model, path=path, adapter=adapter),
         data=replace(config.data, train=_replace_in_sources(config.data.train), template=template),
         eval=replace(config.eval, datasets=_replace_in_sources(config.eval.datasets)),
         reward=replace(config.reward, functions=_replace_in_functions(config.reward.functions)),

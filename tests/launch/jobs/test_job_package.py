@@ -114,6 +114,15 @@ def test_the_directory_of_a_reward_model_is_sent(folder: Path) -> None:
     assert list(build_package("one.yaml", (DIRECTORY,)).files) == ["judge/config.json", "one.yaml"]
 
 
+def test_an_adapter_is_sent_or_expected_on_the_cluster(folder: Path) -> None:
+    write("one.yaml", "policy: {lora: {rank: 8, alpha: 16}}")
+    write("mine/adapter_config.json", json.dumps({"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}))
+    sent = build_package("one.yaml", (DIRECTORY, "model.adapter=mine"))
+    assert list(sent.files) == ["mine/adapter_config.json", "one.yaml"]
+    [there] = build_package("one.yaml", (DIRECTORY, "model.adapter=/shared/adapter")).not_sent
+    assert str(there) == "model.adapter /shared/adapter"
+
+
 def test_a_variable_that_only_the_cluster_has_is_named(folder: Path) -> None:
     write("one.yaml", "reward: {functions: {own.py:f: {api_key: '${oc.env:ONLY_THERE}'}}}")
     write("own.py", FUNCTION)
