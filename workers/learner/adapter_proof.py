@@ -45,20 +45,20 @@ def prove_layer(name: str, layer: LoraLinear, sent: Tensor, scale: float, inputs
     b, a = layer.lora_B.detach().float(), layer.lora_A.detach().float()
     expected = layer.weight.detach().float() + scale * torch.einsum("or,ri->oi", b, a)
     bias = None if layer.bias is None else layer.bias.detach().float()
+    product = F.linear(inputs.float(), sent.float(), bias)
     gaps = {
-        "is not sent to the engines": gap(sent, expected, layer.format),
-        "is not what the policy computes with": gap(
-            outputs, F.linear(inputs.float(), sent.float(), bias), outputs.dtype
-        ),
+        "is not sent to the engines": gap(sent, expected, layer.format, sent.dtype),
+        "is not what the policy computes with": gap(outputs, product, outputs.dtype),
     }
     for problem, size in gaps.items():
         if not size <= 1:
             raise AssertionError(f"{name}: W + {scale:g} B A {problem}. Policy and engines would differ.")
 
 
-def gap(actual: Tensor, expected: Tensor, format: torch.dtype) -> float:
-    """The largest difference, over what rounding explains."""
-    return float((actual.float() - expected).abs().max() / (TOLERANCE[format] * expected.abs().max()))
+def gap(actual: Tensor, expected: Tensor, *formats: torch.dtype) -> float:
+    """The largest difference, over what rounding to these formats explains."""
+    tolerance = max(TOLERANCE[format] for format in formats)
+    return float((actual.float() - expected).abs().max() / (tolerance * expected.abs().max()))
 
 
 def record_rows(layers: dict[str, LoraLinear], forward: Callable[[], Any]) -> dict[str, tuple[Tensor, Tensor]]:

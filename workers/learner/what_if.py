@@ -17,7 +17,7 @@ from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.models.adapters import WEIGHTS, is_adapter_directory
 from rlsys.packs.decoder import own_attention
 from rlsys.packs.logprobs import LogprobHead, exclude
-from rlsys.packs.lora import adapted_layers, trained_parameters, without_adapters
+from rlsys.packs.lora import adapted_layers, is_adapter, trained_parameters, without_adapters
 from rlsys.types import Floats, Pack
 from workers.learner.adapter_files import peft_name
 from workers.learner.tensor_files import TensorFiles
@@ -163,9 +163,11 @@ def round_to_bfloat16(lm: Any) -> Iterator[None]:
         return rounded(output)
 
     head = lm.get_output_embeddings()
-    with preserve_weights(lm):
-        for parameter in lm.parameters():
-            local_data(parameter).copy_(local_data(parameter).to(torch.bfloat16))
+    with preserve_weights(lm), merged_as(lm, torch.bfloat16):
+        merged = {f"{name}.weight" for name in adapted_layers(lm)}  # rounded when they are merged
+        for name, parameter in lm.named_parameters():
+            if not is_adapter(name) and name not in merged:
+                local_data(parameter).copy_(local_data(parameter).to(torch.bfloat16))
         modules = [m for m in lm.get_decoder().modules() if m is not head and not isinstance(m, nn.ModuleList)]
         hooks = [module.register_forward_hook(hook) for module in modules]
         try:
@@ -173,6 +175,20 @@ def round_to_bfloat16(lm: Any) -> Iterator[None]:
         finally:
             for h in hooks:
                 h.remove()
+
+
+@contextlib.contextmanager
+def merged_as(lm: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Rounds merged weights of adapters to another number format."""
+    layers = list(adapted_layers(lm).values())
+    formats = [layer.format for layer in layers]
+    for layer in layers:
+        layer.format = dtype
+    try:
+        yield
+    finally:
+        for layer, original in zip(layers, formats, strict=True):
+            layer.format = original
 
 
 def rounded(value: Any) -> Any:
@@ -190,7 +206,8 @@ def compute_in_float32(lm: Any) -> Iterator[None]:
     for parameter in lm.parameters():
         parameter.data = parameter.data.float()
     try:
-        yield
+        with merged_as(lm, torch.float32):
+            yield
     finally:
         for parameter, original in zip(lm.parameters(), originals, strict=True):
             parameter.data = original

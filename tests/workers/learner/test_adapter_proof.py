@@ -61,14 +61,15 @@ def use_other_weights_in_sync(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora.LoraLinear, "merged", lambda layer: original(layer).roll(1, 0))
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=["float32", "bfloat16", "float32 bfloat16", "bfloat16 float32"])
 def prove(request: Any, tiny: Callable[..., Config], model: str) -> Callable[..., Any]:
-    config = tiny("policy.lora={rank: 4, alpha: 8}", f"policy.dtype={request.param}", f"rollout.dtype={request.param}")
+    policy, rollout = request.param.split()[0], request.param.split()[-1]
+    config = tiny("policy.lora={rank: 4, alpha: 8}", f"policy.dtype={policy}", f"rollout.dtype={rollout}")
     packed = load_policy(config, model)
 
     def run(spoil: Callable[..., None] = lambda *_: None, monkeypatch: Any = None) -> Any:
         spoil(packed.lm, monkeypatch)
-        weights = PolicyWeights(packed.lm, WHOLE, getattr(torch, request.param), 0, 1)
+        weights = PolicyWeights(packed.lm, WHOLE, getattr(torch, rollout), 0, 1)
         with torch.no_grad():
             prove_adapters(packed.lm, lambda packs: [packed(pack) for pack in packs], weights, 2.0)
         return packed.lm

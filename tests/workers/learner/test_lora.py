@@ -20,6 +20,7 @@ from workers.learner.merged_model import write_merged_model
 from workers.learner.model import load_policy
 from workers.learner.policy import PolicyGroup
 from workers.learner.reference import ReferenceWorker
+from workers.learner.what_if import round_to_bfloat16
 
 RANK, ALPHA = 4, 8
 LORA = f"policy.lora={{rank: {RANK}, alpha: {ALPHA}}}"
@@ -271,3 +272,12 @@ def test_a_diagnosis_finds_the_weights_of_step_0_and_of_a_checkpoint(start: Star
         found = unpack(packs, [[column[:, 0] for column in rank] for rank in columns], 16)
         assert (torch.from_numpy(found) - expected).abs().max() < 1e-5, directory
     assert group.call_all("digest") == before
+
+
+def test_a_diagnosis_in_bfloat16_rounds_merged_weights(tiny: Callable[..., Config], adapter: str, model: str) -> None:
+    lm = load_policy(tiny(LORA, f"model.adapter={adapter}"), model).lm
+    layer = lm.model.layers[0].mlp.up_proj
+    plain = layer.weight + ALPHA / RANK * layer.lora_B @ layer.lora_A
+    with torch.no_grad(), round_to_bfloat16(lm):
+        assert torch.equal(layer.merged(), plain.bfloat16().float())
+    assert (layer.merged() - plain).abs().max() < 1e-6
