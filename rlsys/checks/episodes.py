@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import Config, ConfigError
-from rlsys.config.secrets import resolve_env
 from rlsys.episodes.environments import ENVIRONMENTS, check_environment, is_environment
 from rlsys.episodes.settings import plays
 
@@ -25,7 +24,7 @@ def check_episode(c: Config) -> Iterator[str]:
 def play_problems(key: str, play: str, c: Config) -> Iterator[str]:
     if is_environment(play):
         try:
-            check_environment(play, resolve_env(c.episode.options))
+            check_environment(play, c.episode.options)
         except ConfigError as error:
             yield from (f"{key}: {problem}" for problem in error.problems)
     elif ":" not in play:

@@ -25,7 +25,7 @@ class Player:
     def __init__(self, spec: str, settings: EpisodeSettings, tokenizer: Any):
         self.tokenizer, self.options = tokenizer, resolve_env(settings.options)
         if is_environment(spec):
-            self.name, self.function = environment_name(spec), load_environment(spec, self.options)
+            self.name, self.function = environment_name(spec), load_environment(spec, settings.options)
         else:
             self.name, self.function = short_name(spec), load_function(spec, PLAYS, "episode.play")
         self.secret_variables = referenced_variables(settings.options)

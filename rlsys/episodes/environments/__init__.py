@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 from rlsys.config.plugins import short_name
+from rlsys.config.schema import ConfigError
+from rlsys.config.secrets import redact, referenced_variables, resolve_env
 from rlsys.episodes.environments import gymnasium, openenv, textarena, verifiers
 
 
@@ -32,9 +34,15 @@ def is_environment(spec: str) -> bool:
 
 
 def check_environment(spec: str, options: dict[str, Any]) -> None:
-    """Raises `ConfigError` for a package that is missing, a name it does not have, or options that do not fit."""
+    """Raises `ConfigError` for a package that is missing, a name it does not have, or options that do not fit.
+
+    The values of `${oc.env:NAME}` in the options appear in no message.
+    """
     kind, _, name = spec.partition(":")
-    ENVIRONMENTS[kind].check(name, options)
+    try:
+        ENVIRONMENTS[kind].check(name, resolve_env(options))
+    except ConfigError as error:
+        raise ConfigError([redact(problem, referenced_variables(options)) for problem in error.problems]) from None
 
 
 def load_environment(spec: str, options: dict[str, Any]) -> Callable[..., Any]:

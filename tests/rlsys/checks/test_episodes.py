@@ -52,6 +52,17 @@ def test_the_episode_of_a_data_set_is_checked_too(refused):
     assert problem.startswith("data.train.builtin:zigzag.episode: game.py has no function `start`")
 
 
+def test_a_secret_in_the_options_is_in_no_message(refused, monkeypatch):
+    """The package's own message has all options in it."""
+    pytest.importorskip("gymnasium")
+    monkeypatch.setenv("LAKE_PASS", "a-secret-of-the-lake")
+    [problem] = refused(
+        f"{GOOD}episode: {{play: 'gymnasium:FrozenLake-v1', options: {{word: '${{oc.env:LAKE_PASS}}'}}}}"
+    )
+    assert "a-secret-of-the-lake" not in problem
+    assert "'word': '***'" in problem
+
+
 def test_a_server_need_not_run_to_validate(read):
     pytest.importorskip("openenv")
     assert read(f"{GOOD}episode: 'openenv:http://127.0.0.1:9'").episode.play == "openenv:http://127.0.0.1:9"

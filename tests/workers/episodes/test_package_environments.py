@@ -45,6 +45,40 @@ def test_an_environment_is_played_in_an_episode_process(
         assert len([a for a in asked if a.number == number]) == 2
 
 
+TOGETHER = """
+import threading
+import gymnasium
+
+meet = threading.Barrier(40, timeout=20)
+
+class Together(gymnasium.Env):
+    "A step ends when 40 have begun."
+    observation_space = gymnasium.spaces.Text(4, charset="0123456789>")
+    action_space = gymnasium.spaces.Text(8, charset="0123456789")
+
+    def reset(self, seed=None, options=None):
+        return "1>", {}
+
+    def step(self, action):
+        meet.wait()
+        return "2>", 1.0, True, False, {}
+
+gymnasium.register("Together-v0", Together)
+"""
+
+
+def test_environments_that_wait_do_not_wait_for_each_other(
+    tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meeting_envs.py").write_text(TOGETHER)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = "gymnasium:meeting_envs:Together-v0"
+    s = settings(tmp_path, tiny_model, plays=(spec,), concurrency=50, step_timeout_s=60.0, timeout_s=60.0)
+    with runner(s) as episodes:
+        ended, _ = play(episodes, [Start(i, spec, {"prompt": "0"}, 8) for i in range(40)])
+    assert [end.episode.verdict.score for end in ended.values() if end.episode.verdict] == [1.0] * 40
+
+
 def test_an_environment_that_is_not_there_ends_the_start(tmp_path: Path, tiny_model: str) -> None:
     s = settings(tmp_path, tiny_model, plays=("gymnasium:Absent-v0",))
     with pytest.raises(ConfigError, match="gymnasium:Absent-v0: Environment `Absent` doesn't exist"), runner(s):
