@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import Config, ConfigError
 from rlsys.episodes.environments import ENVIRONMENTS, check_environment, is_environment
-from rlsys.episodes.settings import plays
+from rlsys.episodes.settings import TOOL_PLAY, plays
+from rlsys.episodes.tools import tool_problems
 
 
 def check_episode(c: Config) -> Iterator[str]:
@@ -15,6 +16,7 @@ def check_episode(c: Config) -> Iterator[str]:
     for key, play in named.items():
         if play and (key == "episode.play" or play != c.episode.play):
             yield from play_problems(key, play, c)
+    yield from tool_problems(c.episode.tools)
     if plays(c):
         yield from limit_problems(c)
     elif c.episode.options:
@@ -27,10 +29,10 @@ def play_problems(key: str, play: str, c: Config) -> Iterator[str]:
             check_environment(play, c.episode.options)
         except ConfigError as error:
             yield from (f"{key}: {problem}" for problem in error.problems)
-    elif ":" not in play:
+    elif ":" not in play and play != TOOL_PLAY:
         kinds = ", ".join(f"{name}:NAME" for name in ENVIRONMENTS)
         yield f"{key}: `{play}` is not known. Give module:function, path/to/file.py:function, {kinds}."
-    else:
+    elif play != TOOL_PLAY:
         yield from user_function_problems(key, play)
 
 

@@ -39,7 +39,7 @@ class Conversation(Protocol):
 
 # Given an observation and the most tokens of the answer.
 Sampler = Callable[[list[int], int], Awaitable[Turn]]
-ReadReply = Callable[[Turn], Reply]
+ReadReply = Callable[[Turn, int], Reply]  # the turn and its number
 
 
 class EpisodeAsk:
@@ -67,7 +67,7 @@ class EpisodeAsk:
             self.waiting = False
         self.length += len(observation) + len(turn.tokens)
         self.own_tokens += len(turn.tokens)
-        reply = self.read_reply(turn)
+        reply = self.read_reply(turn, len(self.replies))
         self.conversation.add_reply(turn.tokens, reply)
         self.replies.append(reply)
         return reply

@@ -2,50 +2,73 @@
 
 import inspect
 import math
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rlsys.config.plugins import load_function, short_name
 from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import referenced_variables, resolve_env
+from rlsys.episodes import tool_play
 from rlsys.episodes.ask import Reply
 from rlsys.episodes.asking import EpisodeAsk, Turn
-from rlsys.episodes.conversation import Conversation, ConversationTemplate, continuation_notes
+from rlsys.episodes.conversation import Conversation, ConversationTemplate
 from rlsys.episodes.environments import environment_name, is_environment, load_environment
-from rlsys.episodes.settings import EpisodeSettings
+from rlsys.episodes.settings import TOOL_PLAY, EpisodeSettings
+from rlsys.episodes.tools import Toolbox
+from rlsys.episodes.tools.toolbox import close_all
 from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, read_verdict
 from rlsys.types import Verdict
 
-PLAYS: dict[str, Any] = {}  # built in
+PLAYS: dict[str, Any] = {TOOL_PLAY: tool_play.play}  # built in
+
+
+class ReplyReader(Protocol):
+    """What a player needs of `rlsys.episodes.parsing.ReplyParser`."""
+
+    def parse(self, tokens: Sequence[int], finish: str, turn: int = 0, logprobs: Sequence[float] = ()) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What all functions of a process share: how conversations are written and read, and the model's tools."""
+
+    template: ConversationTemplate
+    parser: ReplyReader
+    toolbox: Toolbox
+    schemas: list[dict[str, Any]]  # of the tools
 
 
 class Player:
     """One function, with its options, for all its episodes."""
 
-    def __init__(self, spec: str, settings: EpisodeSettings, tokenizer: Any):
-        self.tokenizer, self.options = tokenizer, resolve_env(settings.options)
+    def __init__(self, spec: str, settings: EpisodeSettings, equipment: Equipment):
+        self.equipment, self.options = equipment, resolve_env(settings.options)
         if is_environment(spec):
             self.name, self.function = environment_name(spec), load_environment(spec, settings.options)
         else:
             self.name, self.function = short_name(spec), load_function(spec, PLAYS, "episode.play")
         self.secret_variables = referenced_variables(settings.options)
-        self.template = ConversationTemplate(tokenizer, settings.template_options)
-        self.notes = continuation_notes(self.template)
-        require_playable(spec, self.function, self.options)
+        if spec == TOOL_PLAY:
+            self.options = self.options | {"on_bad_call": settings.on_bad_call}
+        self.takes_tools = "tools" in inspect.signature(self.function).parameters
+        require_playable(spec, self.function, self.options | ({"tools": []} if self.takes_tools else {}))
 
     def new_conversation(self) -> Conversation:
-        return Conversation(self.template)
+        return Conversation(self.equipment.template, self.equipment.schemas)
 
-    def start(self, row: dict[str, Any], ask: EpisodeAsk) -> Coroutine[Any, Any, Any]:
-        coroutine = self.function(row, ask, **self.options)
-        if not inspect.iscoroutine(coroutine):
-            raise TypeError(f"{self.name} must be `async def`; calling it returned {type(coroutine).__name__}")
-        return coroutine
+    async def play(self, row: dict[str, Any], ask: EpisodeAsk) -> Any:
+        """Calls the function, with the tools of this episode if it takes them."""
+        if not self.takes_tools:
+            return await self.function(row, ask, **self.options)
+        tools = await self.equipment.toolbox.open(row)
+        try:
+            return await self.function(row, ask, tools=tools, **self.options)
+        finally:
+            await close_all(tools)
 
-    def read_reply(self, turn: Turn) -> Reply:
-        text = self.tokenizer.decode(turn.tokens, skip_special_tokens=True)
-        raw = self.tokenizer.decode(turn.tokens)
-        return Reply(text, turn.finish, turn.tokens, turn.logprobs, raw=raw)
+    def read_reply(self, turn: Turn, number: int) -> Reply:
+        return self.equipment.parser.parse(turn.tokens, turn.finish, number, turn.logprobs)
 
     def read_verdict(self, returned: Any, ask: EpisodeAsk) -> Verdict | None:
         """What the function returned, with the scores of turns. None: it leaves the score to the reward functions."""

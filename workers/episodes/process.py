@@ -26,35 +26,35 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rlsys.config.schema import ConfigError
 from rlsys.data.render import read_template
 from rlsys.episodes.ask import EpisodeOver
 from rlsys.episodes.asking import EpisodeAsk, Limits, Turn
+from rlsys.episodes.conversation import ConversationTemplate, continuation_notes
+from rlsys.episodes.formats import known_tool_parsers, suggest_tool_parser
+from rlsys.episodes.player import Equipment, Player
 from rlsys.episodes.settings import EpisodeSettings
+from rlsys.episodes.tools import Toolbox
 from rlsys.types import Verdict
 from workers.processes.child import run_child
 from workers.supervision.imports import skip_generation_import
-
-if TYPE_CHECKING:
-    from rlsys.episodes.player import Player
-
 
 MAX_THREADS = 64  # each takes 8 MiB of episode.memory_mb
 
 
 class EpisodeServer:
     def __init__(self, connection: Connection, settings: EpisodeSettings):
-        from rlsys.episodes.player import Player
-
         self.connection, self.settings, self.pid = connection, settings, os.getpid()
-        tokenizer = load_tokenizer(settings)
-        self.players = {spec: Player(spec, settings, tokenizer) for spec in settings.plays}
-        self.notes = [note for player in self.players.values() for note in player.notes]
+        self.loop = asyncio.new_event_loop()  # from the first to the last call of a tool: a server's client stays in it
+        equipment = self.loop.run_until_complete(equip(settings))
+        self.players = {spec: Player(spec, settings, equipment) for spec in settings.plays}
+        self.notes = continuation_notes(equipment.template, equipment.schemas)
         self.running: dict[int, RunningEpisode] = {}
 
     def serve(self) -> None:
-        asyncio.run(self.serve_forever())
+        self.loop.run_until_complete(self.serve_forever())
 
     async def serve_forever(self) -> None:
         threads = ThreadPoolExecutor(min(self.settings.concurrency, MAX_THREADS))  # for steps that block
@@ -95,7 +95,7 @@ class EpisodeServer:
 class RunningEpisode:
     """One episode: its task, the turn it waits for, and the time it has between two turns."""
 
-    def __init__(self, server: EpisodeServer, number: int, player: "Player", row: bytes, limits: Limits):
+    def __init__(self, server: EpisodeServer, number: int, player: Player, row: bytes, limits: Limits):
         self.server, self.number, self.player = server, number, player
         self.settings, self.loop = server.settings, asyncio.get_running_loop()
         self.turn: asyncio.Future[Turn] | None = None
@@ -142,7 +142,7 @@ class RunningEpisode:
     async def run(self, row: bytes) -> None:
         verdict: Verdict | None
         try:
-            play = self.player.start(pickle.loads(row), self.ask)
+            play = self.player.play(pickle.loads(row), self.ask)
             verdict = self.player.read_verdict(
                 await Announced(play, partial(self.server.send, on=self.number)), self.ask
             )
@@ -191,14 +191,30 @@ class Announced:
                 resume, value = self.coroutine.throw, error
 
 
-def load_tokenizer(settings: EpisodeSettings) -> Any:
-    with contextlib.nullcontext() if settings.trust_remote_code else skip_generation_import():
-        from transformers import AutoTokenizer
+async def equip(settings: EpisodeSettings) -> Equipment:
+    """Loads the tokenizer, the tools and the parsers. Without a name of a parser, tools get that of the model."""
+    from workers.rollout.reply_formats import make_reply_parser
 
-    tokenizer = AutoTokenizer.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
-    if settings.template:
-        tokenizer.chat_template = read_template(settings.template)
-    return tokenizer
+    with contextlib.nullcontext() if settings.trust_remote_code else skip_generation_import():
+        from transformers import AutoConfig, AutoTokenizer
+
+    options = {"trust_remote_code": settings.trust_remote_code}
+    tokenizer = AutoTokenizer.from_pretrained(settings.model, **options)
+    template_text = read_template(settings.template) if settings.template else ""
+    template = ConversationTemplate(tokenizer, settings.template_options, template_text)
+    toolbox = Toolbox(settings.tools)
+    schemas = await toolbox.schemas()
+    tool_parser = settings.tool_parser
+    if schemas and not tool_parser:
+        model = AutoConfig.from_pretrained(settings.model, **options).to_dict()
+        tool_parser = suggest_tool_parser(model, template.chat_template)
+        if not tool_parser:
+            raise ConfigError(
+                f"episode.tool_parser: {settings.model} is of no family whose calls are known. Name the parser that "
+                f"reads them: {', '.join(known_tool_parsers())}."
+            )
+    parser = make_reply_parser(tokenizer, tool_parser, settings.reasoning_parser, schemas, settings.template_options)
+    return Equipment(template, parser, toolbox, schemas)
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
