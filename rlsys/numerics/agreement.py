@@ -3,17 +3,18 @@
 The samples have seeds of their own and do not advance the data cursor, so the run's own samples stay the same.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from rlsys.config.derived import scores_old, updates_of_step
-from rlsys.config.schema import Config
+from rlsys.config.schema import Config, ConfigError
 from rlsys.interfaces import Rollout, Scorer
 from rlsys.packs.packing import pack, unpack
 from rlsys.seeds import derive_seed
-from rlsys.types import Batch, Floats, Prompt, Request
+from rlsys.types import Batch, Floats, Prompt, Request, Sample
 
 PROMPT_COUNT = 8  # enough to see any kind of difference, few enough not to delay the start
 MAX_COMPLETION_TOKENS = 256  # the start does not wait for a whole rollout
@@ -79,6 +80,8 @@ def measure_agreement(rollout: Rollout, policy: Scorer, prompts: list[Prompt], c
     requests = [agreement_request(config, prompt) for prompt in prompts]
     index = {p.uid: i for i, p in enumerate(prompts)}
     samples = sorted((s for group in rollout.generate(requests) for s in group), key=lambda s: index[s.uid])
+    if not any(len(s.tokens) for s in samples):
+        raise ConfigError(explain_no_turns(samples))
     batch = Batch(
         prompts,
         samples,
@@ -88,6 +91,18 @@ def measure_agreement(rollout: Rollout, policy: Scorer, prompts: list[Prompt], c
     )
     packs = pack(batch, range(len(samples)), ranks=policy.ranks, tokens_per_pack=config.policy.tokens_per_pack)
     return Agreement(batch, unpack(packs, policy.score(packs), len(samples)), mismatch_limit(config))
+
+
+def explain_no_turns(samples: list[Sample]) -> str:
+    reasons = [
+        s.episode.verdict.detail.partition("\n")[0] if s.episode and s.episode.verdict else f"it reached its {s.finish}"
+        for s in samples
+    ]
+    [(reason, count)] = Counter(reasons).most_common(1)
+    return (
+        f"None of the first {len(samples)} episodes had a turn. {count} of them: {reason}. Look at the function that "
+        "plays them, and at the limits in `episode`, such as episode.window."
+    )
 
 
 def agreement_request(config: Config, prompt: Prompt) -> Request:

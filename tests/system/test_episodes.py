@@ -137,3 +137,11 @@ def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_pa
             continued += bool(sample["changes"])
     assert continued
     assert max(line["lag"] for line in run.lines()[1:]) <= 2
+
+
+def test_a_window_too_small_for_the_first_turn_is_said_before_anything_is_trained(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "run", *EPISODES, "episode.window=5", *LIGHT, environment=environment).start()
+    assert run.wait() == 2
+    assert "None of the first 8 episodes had a turn. 8 of them: it reached its window." in run.text()
