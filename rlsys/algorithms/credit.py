@@ -14,6 +14,7 @@ from torch import Tensor
 from rlsys.algorithms import advantages, entropy_control, kl, length_penalty, modes
 from rlsys.algorithms.entropy_control import TokenMask
 from rlsys.algorithms.gae import gae, whiten
+from rlsys.algorithms.turns import turn_rows
 from rlsys.config.derived import kl_estimator
 from rlsys.config.methods import ADVANTAGES
 from rlsys.config.options import reject_unused_options, select_options
@@ -61,8 +62,12 @@ class CreditAssignment:
             adjustment = penalties
             if token_kl is not None:
                 adjustment = penalties - torch.zeros(len(penalties)).index_add(0, sample_of_token(batch), kl_cost)
-            per_sample = self.sample_advantages(batch, rewards, adjustment, lengths)
-            columns = replace(columns, advantages=np.repeat(per_sample.numpy(), batch.lengths))
+            if self.config.algorithm.credit == "turn":
+                per_token = self.turn_advantages(batch, rewards + adjustment)
+            else:
+                per_sample = self.sample_advantages(batch, rewards, adjustment, lengths)
+                per_token = np.repeat(per_sample.numpy(), batch.lengths)
+            columns = replace(columns, advantages=per_token)
         if token_kl is not None:
             columns = replace(columns, ref=None)  # the loss has no KL term then
         controlled, chosen = self.control_entropy(step, columns)
@@ -136,6 +141,14 @@ class CreditAssignment:
         options = select_options(self.estimator, self.config.algorithm, lengths=lengths, greedy=greedy, weights=weights)
         estimates: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **options)
         return estimates.float()
+
+    def turn_advantages(self, batch: Batch, rewards: Tensor) -> Floats:
+        """One advantage per turn, for each of its tokens.  [N] -> [T]"""
+        use_scores = not self.config.reward.shuffle
+        rows = turn_rows(rewards, torch.from_numpy(batch.groups), batch.samples, use_scores)
+        options = select_options(self.estimator, self.config.algorithm, lengths=rows.lengths)
+        estimates: Tensor = self.estimator(rows.returns, rows.groups, **options)
+        return np.repeat(estimates.float().numpy(), rows.lengths.numpy())
 
     def token_advantages(self, batch: Batch, rewards: Tensor, kl_cost: Tensor, columns: Columns) -> Columns:
         """Advantages and returns by GAE. A completion's last token gets its reward; each token pays its KL."""

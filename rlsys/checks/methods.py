@@ -40,6 +40,9 @@ def check_algorithm(c: Config) -> Iterator[str]:
             f"reward.per_token is for rewards that are compared with each other, and algorithm.advantage {a.advantage} "
             "compares none. Use reward.per_token false, or another advantage such as grpo."
         )
+    if a.credit == "turn" and (a.advantage in ("gae", "gdpo", "max_rl", "remax") or c.reward.per_token):
+        other = "reward.per_token" if c.reward.per_token else f"algorithm.advantage {a.advantage}"
+        yield f"algorithm.credit turn compares turns with each other, which {other} does not. Use credit episode, or advantage grpo."
     if a.advantage == "gdpo" and kl_in_reward:
         yield (
             "algorithm.advantage gdpo brings each part of the reward to one deviation, so reference.kl_coef "

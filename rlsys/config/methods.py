@@ -52,6 +52,7 @@ class AlgorithmConfig:
     whiten_over: str | None = one_of(
         "tokens", "samples", default=None
     )  # reinforce_pp: what mean and deviation are over
+    credit: str = one_of("episode", "turn")  # what is compared: episodes, or their turns by what came after each
     loss: str = one_of(*LOSSES, user_function=True)  # policy loss
     anchor: str = one_of("old", "rollout")  # the ratio is to the policy's log-probs before the step, or to the engine's
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
