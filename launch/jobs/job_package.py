@@ -22,6 +22,7 @@ from rlsys.config import loading
 from rlsys.config.plugins import is_importable
 from rlsys.config.schema import Config, ConfigError, DataSource, RewardFunction
 from rlsys.config.secrets import referenced_variables
+from rlsys.episodes.environments import is_environment
 
 MAX_BYTES = 200 << 20  # Ray keeps all of it in the memory of the head node
 SKIPPED_FOLDERS = ("runs", "__pycache__", "node_modules")  # besides names that begin with a dot: .git, .venv, .env
@@ -160,6 +161,9 @@ def user_plugins(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield from ((key, f.function, f.options) for f in functions.values())
     yield from ((key, spec, {}) for key, spec in algorithm_options(config))
     yield from (("tracking.to", t.tracker, t.options) for t in config.tracking.to.values())
+    yield ("episode.play", config.episode.play, config.episode.options)
+    yield from (("episode.tools", spec, {}) for spec in config.episode.tools if isinstance(spec, str) and ":" in spec)
+    yield from ((f"{key}.episode", source.episode, {}) for key, source in config_sources(config))
 
 
 def algorithm_options(config: Config) -> list[tuple[str, str]]:
@@ -212,12 +216,15 @@ def replace_remote_names(config: Config) -> Config:
     methods = {key.rpartition(".")[2]: PLACEHOLDER for key, spec in algorithm_options(config) if _is_remote_code(spec)}
     path = "owner/name" if _is_remote_path(config.model.path) else config.model.path
     adapter = "" if _is_remote_path(config.model.adapter) else config.model.adapter
+    play = PLACEHOLDER if _is_remote_play(config.episode.play) else config.episode.play
+    tools = [t for t in config.episode.tools if not (isinstance(t, str) and _is_remote_code(t))]
     return replace(
         config,
         model=replace(config.model, path=path, adapter=adapter),
         data=replace(config.data, train=_replace_in_sources(config.data.train), template=template),
         eval=replace(config.eval, datasets=_replace_in_sources(config.eval.datasets)),
         reward=replace(config.reward, functions=_replace_in_functions(config.reward.functions)),
+        episode=replace(config.episode, play=play, tools=tools),
         algorithm=replace(config.algorithm, **methods),  # type: ignore[arg-type]
         tracking=replace(config.tracking, to=trackers),
     )
@@ -235,6 +242,10 @@ def _is_remote_code(spec: str) -> bool:
     return bool(module) and not is_importable(module)
 
 
+def _is_remote_play(play: str) -> bool:
+    return not is_environment(play) and _is_remote_code(play)
+
+
 def _replace_in_functions(functions: dict[str, RewardFunction]) -> dict[str, RewardFunction]:
     return {n: replace(f, function=PLACEHOLDER) if _is_remote_code(f.function) else f for n, f in functions.items()}
 
@@ -246,7 +257,9 @@ def _replace_in_sources(sources: dict[str, Any]) -> dict[str, Any]:
 def _replace_in_source(source: DataSource) -> DataSource:
     path = "owner/name" if _is_remote_path(source.path) else source.path
     template = None if _is_remote_path(source.template) else source.template
-    return replace(source, path=path, template=template, reward=_replace_in_functions(source.reward))
+    episode = PLACEHOLDER if _is_remote_play(source.episode) else source.episode
+    reward = _replace_in_functions(source.reward)
+    return replace(source, path=path, template=template, reward=reward, episode=episode)
 
 
 def format_size(size: int) -> str:

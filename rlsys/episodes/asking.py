@@ -50,7 +50,7 @@ class EpisodeAsk:
         self.replies: list[Reply] = []
         self.length = self.own_tokens = 0
         self.waiting = self.closed = False
-        self.over = ""  # why the model may write no more: turns | tokens | window
+        self.over = ""  # why the model may write no more: turns | tokens | window | time
 
     async def __call__(self, content: str | list[Message]) -> Reply:
         self.require_turn()

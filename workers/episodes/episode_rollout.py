@@ -94,11 +94,13 @@ class EpisodeRollout:
                 for event in self.pool.poll():
                     self.on_event(event, generation)
                 self.pool.flush()
-                finished, self.finished = self.finished, []
-                yield finished
+                if self.finished:
+                    finished, self.finished = self.finished, []
+                    yield finished
                 if self.stopping:
                     self.stop_idle(generation)
-            yield self.finished
+            if self.finished:
+                yield self.finished
         finally:
             for episode in list(self.by_number.values()):
                 self.drop(episode)

@@ -71,12 +71,14 @@ class EpisodePool:
     def begin(self, start: Start) -> None:
         """Starts an episode, on the worker that plays the fewest."""
         name = min(self.playing, key=lambda n: len(self.playing[n]))
+        self.expect_news(name)
         self.playing[name][start.number] = start
         self.worker_of[start.number] = name
         self.outbox[name].append(start)
 
     def answer(self, answer: Answer) -> None:
         name = self.worker_of[answer.number]
+        self.expect_news(name)
         self.playing[name][answer.number].turns.append(answer.turn)
         self.waiting[name].discard(answer.number)
         self.outbox[name].append(answer)
@@ -93,10 +95,13 @@ class EpisodePool:
     def flush(self) -> None:
         for name, commands in self.outbox.items():
             if commands:
-                if not self.is_busy(name):
-                    self.timers[name].reset()
                 self.workers.actors[name].send.remote(pickle.dumps(commands))
                 self.outbox[name] = []
+
+    def expect_news(self, name: str) -> None:
+        """Called before a worker gets something to do: its time begins now, unless it was at work."""
+        if not self.is_busy(name):
+            self.timers[name].reset()
 
     def is_busy(self, name: str) -> bool:
         """True if the worker has something to say: not all its episodes wait for turns."""

@@ -164,6 +164,7 @@ class RunningEpisode:
     def cancelled_verdict(self) -> Verdict:
         if not self.timed_out:
             return self.player.error_verdict(RuntimeError("it cancelled its own task"), self.ask)
+        self.ask.over = "time"
         whole = self.timed_out < self.settings.step_timeout_s
         option, limit = ("timeout_s", self.settings.timeout_s) if whole else ("step_timeout_s", self.timed_out)
         detail = f"{self.player.where(self.ask)} took more than {limit:g} s (episode.{option})"

@@ -24,6 +24,7 @@ from workers.processes.supervisor import Cause, ProcessSupervisor
 
 GRACE_S = 1.0  # for an episode to stop by itself, which takes no process down
 BATCHING_S = 0.02  # an event waits so long for others: each message has its cost
+MAX_WORKING = 64  # episodes between two turns: with more of them, none begins, as each may keep the others waiting
 MAX_CRASHES = 2  # processes that end while an episode's code runs; then the episode has failed
 
 
@@ -84,8 +85,10 @@ class EpisodeRunner(ProcessSupervisor):
                 self.answer(command)
             else:
                 self.drop(command)
-        while self.waiting and len(self.playing) < self.limits.concurrency:
+        working = sum(played.step_began is not None for played in self.playing.values())
+        while self.waiting and len(self.playing) < self.limits.concurrency and working < MAX_WORKING:
             self.begin(self.waiting.popleft())
+            working += 1
 
     def begin(self, played: Played) -> None:
         assert self.process is not None
@@ -201,7 +204,8 @@ class EpisodeRunner(ProcessSupervisor):
 
     def fail(self, played: Played, failure: str, detail: str) -> None:
         episode = Episode(Verdict(None, failure=failure, detail=detail), [], [])
-        self.events_queue.put(Ended(played.start.number, "stop", episode))
+        finish = "time" if failure == "timeout" else "stop"
+        self.events_queue.put(Ended(played.start.number, finish, episode))
 
     def fail_work(self, error: Exception) -> None:
         self.events_queue.put(error)

@@ -52,6 +52,12 @@ else:
 """
 
 
+def left_servers() -> list[list[str]]:
+    """Children that run a server of these tests; other tests of this process may have left other children."""
+    commands = [process.cmdline() for process in psutil.Process(os.getpid()).children()]
+    return [command for command in commands if any("server.py" in word for word in command)]
+
+
 @pytest.fixture
 def script(tmp_path):
     path = tmp_path / "server.py"
@@ -85,7 +91,7 @@ def test_a_server_over_standard_input_shows_its_tools_and_runs_them(script):
     [good, bad] = asyncio.run(calls(spec, ("add", {"a": 2}), ("fail", {"why": "too late"})))
     assert good == "3, call 1 of me"
     assert bad == "Error: Error executing tool fail"  # the server keeps the cause to itself
-    assert psutil.Process(os.getpid()).children() == []
+    assert left_servers() == []
 
 
 def test_episodes_share_a_server_unless_each_has_its_own(script):
@@ -94,7 +100,7 @@ def test_episodes_share_a_server_unless_each_has_its_own(script):
     assert shared == ["3, call 1 of nobody", "3, call 2 of nobody"]
     own = asyncio.run(calls(spec | {"per_episode": True}, ("add", {"a": 2}), episodes=2))
     assert own == ["3, call 1 of nobody", "3, call 1 of nobody"]
-    assert psutil.Process(os.getpid()).children() == []
+    assert left_servers() == []
 
 
 def test_a_server_that_dies_is_told_and_started_again(script):
@@ -126,7 +132,7 @@ def test_a_server_that_writes_without_end_is_ended(script, monkeypatch):
         return text, again
 
     assert asyncio.run(session()) == ("Error: `write` gave no result within 0.5 s.", "3, call 1 of nobody")
-    assert psutil.Process(os.getpid()).children() == []
+    assert left_servers() == []
 
 
 @pytest.mark.parametrize(

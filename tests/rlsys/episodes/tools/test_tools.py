@@ -176,14 +176,16 @@ def test_python_has_no_more_memory_than_it_may_have():
 
 
 def test_closing_leaves_no_process():
+    before = set(psutil.Process(os.getpid()).children())  # other tests of this process may have left some
+
     async def session() -> None:
         tools = [PythonTool() for _ in range(3)]
         await asyncio.gather(*(call_tool(tool, {"code": "1"}) for tool in tools))
-        assert len(psutil.Process(os.getpid()).children()) >= 3
+        assert len(set(psutil.Process(os.getpid()).children()) - before) >= 3
         await close_all(tools)
 
     asyncio.run(session())
-    assert psutil.Process(os.getpid()).children() == []
+    assert set(psutil.Process(os.getpid()).children()) <= before
 
 
 def test_a_host_without_isolation_is_no_observation(monkeypatch):
