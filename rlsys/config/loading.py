@@ -3,7 +3,7 @@
 A YAML file may start from another one. `base: tiny_cpu.yaml` at its top level names a file, in its own folder, to read
 first, and its base before it. A value replaces the base's; lists, and mappings of functions or data sets, are
 replaced as a whole. `${section.option}` refers to a value of the same file. `${oc.env:NAME}` refers to the environment,
-and in an option of a reward function or tracker it stays a reference: see `secrets`.
+and in an option of a reward function, an episode or a tracker it stays a reference: see `secrets`.
 """
 
 import dataclasses
@@ -72,11 +72,13 @@ def build_config(
     values, entries = merge_sources(sources, problems)
     if plays_episodes(values, entries) and not sets_option(sources, "reward.functions"):
         entries["reward.functions"] = {}  # an episode's function scores it
+    options = take_episode_options(values)
     auto = take_auto(values)
     config = apply_values(values, name, problems)
     if not config.run.dir:
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=default_dir))
     config = resolve_auto(config, auto)
+    config = dataclasses.replace(config, episode=dataclasses.replace(config.episode, options=options))
     for key, mapping in entries.items():
         section, _, option = key.partition(".")
         with_mapping = dataclasses.replace(getattr(config, section), **{option: resolve_settings(mapping)})
@@ -108,7 +110,7 @@ def merge_sources(
             continue
         try:
             value = restore_references(marked)
-            if not mapping or (key == mapping and not isinstance(value, dict)):
+            if not keeps_references(key, value, mapping):
                 value = resolve_env(value)
         except ConfigError as error:
             problems.append(f"{source}: `{key}`: {error}")
@@ -124,6 +126,27 @@ def merge_sources(
         except ValueError as error:
             problems.append(f"{source}: {error}")
     return values, entries
+
+
+def take_episode_options(values: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Removes `episode.options` and its entries from the values, and returns them as one mapping.
+
+    OmegaConf would resolve their references to the environment.
+    """
+    options: dict[str, Any] = {}
+    for key in [key for key in values if keeps_references(key, None, None)]:
+        name, value = key.removeprefix("episode.options").removeprefix("."), values[key][1]
+        if name or isinstance(value, dict):  # anything else is refused with its type
+            del values[key]
+            options = options | {name: value} if name else dict(value)
+    return options
+
+
+def keeps_references(key: str, value: Any, mapping: str | None) -> bool:
+    """True if references to the environment stay: they may be secrets of the user's functions."""
+    if f"{key}.".startswith("episode.options."):
+        return True
+    return mapping is not None and (key != mapping or isinstance(value, dict))
 
 
 def update_mapping(key: str, mapping: str, entries: dict[str, Any], value: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A spare process stands by with its imports done, so that a replacement costs no 
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -31,7 +32,7 @@ class ProcessSettings(Protocol):
     def description(self) -> str: ...  # the option that names the functions, and the functions
 
 
-class ProcessSupervisor:
+class ProcessSupervisor(ABC):
     """One process and its spare, in the hands of one thread. A subclass gives it work, and reads its messages."""
 
     module: ClassVar[str]  # what the process runs
@@ -57,33 +58,33 @@ class ProcessSupervisor:
 
     # --- what a subclass does ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def send_work(self) -> None:
         """Sends what is pending, if the process can take it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_work(self) -> bool:
         """True if the process has been given work so far: only then it is worth a spare one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_deadline(self) -> float | None:
         """When the first of the running work is late, by `time.monotonic`; None if nothing has a deadline."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replace_late(self, now: float) -> None:
         """Replaces the process if work is past its deadline."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_message(self, process: ProcessHandle, message: dict[str, Any]) -> None:
         """Handles a message of the process about its work."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hand_back(self, cause: Cause, now: float, exit_status: str) -> None:
         """Answers or retries all work of a process that has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fail_work(self, error: Exception) -> None:
         """Raises the error in every caller that still waits."""
-        raise NotImplementedError
 
     # --- the supervisor thread ---------------------------------------------------------------------------------------
 

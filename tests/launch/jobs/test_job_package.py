@@ -95,11 +95,14 @@ def test_absolute_paths_are_expected_on_the_cluster(folder: Path) -> None:
 
 
 def test_what_plays_episodes_is_sent_or_expected_on_the_cluster(folder: Path) -> None:
-    write("one.yaml", "episode: {play: game.py:play, tools: [python, tools.py:add], options: {level: 3}}")
+    write(
+        "one.yaml", "episode: {play: game.py:play, tools: [python, tools.py:add], options: {key: '${oc.env:GAME_KEY}'}}"
+    )
     write("game.py", "async def play(row, ask): ...\n")
     write("tools.py", "def add(a: int) -> int: ...\n")
     package = build_package("one.yaml", (DIRECTORY,))
     assert list(package.files) == ["game.py", "one.yaml", "tools.py"]
+    assert package.variables == ["GAME_KEY"]
     write("two.yaml", "episode: /shared/game.py:play")
     package = build_package("two.yaml", (DIRECTORY,))
     assert (list(package.files), [str(n) for n in package.not_sent]) == (["two.yaml"], ["episode.play /shared/game.py"])

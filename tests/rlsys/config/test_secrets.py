@@ -53,6 +53,19 @@ def test_what_is_written_with_a_run_reads_the_same_and_knows_no_value(file, tmp_
     assert Judge(load_checked(saved).reward.functions)({"completion": "x"}).score == 1
 
 
+def test_options_of_an_episode_keep_references_too(file, tmp_path):
+    (tmp_path / "own.py").write_text(OWN + "async def play(row, ask, api_key, level=1): ...\n")
+    file.write_text("episode: {play: 'own.py:play', options: {api_key: '${oc.env:JUDGE_ACCESS}'}}\n")
+    config = load_checked(file, [f"run.dir={tmp_path}/run", "episode.options.level=3"])
+    assert config.episode.options == {"api_key": "${oc.env:JUDGE_ACCESS}", "level": 3}
+    assert resolve_env(config.episode.options) == {"api_key": VALUE, "level": 3}
+    RunDirectory(config).close()
+    saved = tmp_path / "run" / "config.yaml"
+    assert VALUE not in saved.read_text()
+    assert load_checked(saved) == config
+    assert "must be a mapping" in problems_of(file, ["episode.options=3"])[0]
+
+
 def test_a_reference_on_the_command_line_stays_one_too(file):
     config = load_checked(file, ["reward.functions={own.py:bad: {api_key: '${oc.env:JUDGE_ACCESS}'}}"])
     assert config.reward.functions["own.py:bad"].options == {"api_key": "${oc.env:JUDGE_ACCESS}"}
