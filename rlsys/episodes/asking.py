@@ -1,5 +1,6 @@
 """The `ask` of one episode: keeps the conversation, and the limits on turns and tokens."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,6 +64,9 @@ class EpisodeAsk:
         self.waiting = True
         try:
             turn = await self.sample(observation, room)
+        except asyncio.CancelledError:  # as by `wait_for`: the reply may still come, and belong to no ask
+            self.closed = True
+            raise
         finally:
             self.waiting = False
         self.length += len(observation) + len(turn.tokens)
@@ -74,7 +78,7 @@ class EpisodeAsk:
 
     def require_turn(self) -> None:
         if self.closed:
-            raise RuntimeError("ask was called after the episode had ended.")
+            raise RuntimeError("ask was called after the episode had ended, or after an ask had been cancelled.")
         if self.waiting:
             raise RuntimeError(
                 "ask was called while an earlier ask of this episode waits for its reply. An episode is one sequence of "

@@ -89,6 +89,12 @@ async def tells_what_waited(row, ask):
 async def asks_twice_at_once(row, ask):
     await asyncio.gather(ask("1>"), ask("2>"))
 
+async def cancels_an_ask(row, ask):
+    try:
+        await asyncio.wait_for(ask("1>"), 0.001)
+    except TimeoutError:
+        await ask("2>")
+
 async def asks_a_number(row, ask):
     await ask(7)
 
@@ -187,6 +193,7 @@ OUTCOMES = {  # function: failure or score, and what its detail says or why it e
     "returns_nan": ("invalid", "a reward must be a finite number"),
     "forks": (2.0, "stop"),
     "asks_twice_at_once": ("exception", "await each ask before the next"),
+    "cancels_an_ask": ("exception", "ask was called after the episode had ended, or after an ask had been cancelled"),
     "asks_a_number": ("exception", "asks_a_number, before its first turn: TypeError: ask takes a text"),
     "asks_a_long_one": (None, "window"),
     "is_cancelled": ("exception", "it cancelled its own task"),
