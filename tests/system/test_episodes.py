@@ -92,7 +92,7 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         run.until_step(6)
         stop(run, "episode-0", phase="rollout", doing="playing episodes")
         assert run.wait() == 0, run.text()
-    assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "episode-1", "episode-0"}
+    assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "episode-0"}
     require_equal(played, tmp_path / "run")
 
 
