@@ -172,8 +172,8 @@ def join_turns(turns: Sequence[tuple[Sequence[int], Sample]], empty: Sample) -> 
     if not turns:
         return empty
     observations, changes, at, version = [], list[tuple[int, int]](), 0, turns[0][1].version
-    for said, turn in turns:
-        observations.append(Observation(at, np.array(said, dtype=np.int32)))
+    for observed, turn in turns:
+        observations.append(Observation(at, np.array(observed, dtype=np.int32)))
         for token, newer in ((0, turn.version), *turn.changes):
             if newer != version:
                 changes.append((at + token, newer))

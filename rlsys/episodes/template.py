@@ -74,8 +74,8 @@ class ConversationTemplate:
         if new[0]["role"] == "tool":
             if self.shows_results_of_calls and answer.get("tool_calls"):
                 for form in call_forms(answer):
-                    if found := self._after_calls(history, form, new, tools):
-                        return found
+                    if continuation := self._after_calls(history, form, new, tools):
+                        return continuation
             if not self.shows_results_without_calls:
                 new = as_user_message(new)
         return self._after_text(history, answer, new, tools)
@@ -157,8 +157,8 @@ class ConversationTemplate:
     @cached_property
     def shows_results_of_calls(self) -> bool:
         answer = {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]}
-        found = (self._after_calls([QUESTION], form, [PROBE_RESULT], ()) for form in call_forms(answer))
-        return any(continuation is not None and PROBE in continuation.text for continuation in found)
+        continuations = (self._after_calls([QUESTION], form, [PROBE_RESULT], ()) for form in call_forms(answer))
+        return any(continuation is not None and PROBE in continuation.text for continuation in continuations)
 
     @cached_property
     def shows_results_without_calls(self) -> bool:

@@ -36,13 +36,13 @@ def samples(run: Path, name: str) -> list[dict[str, Any]]:
 
 def sequence_of(sample: dict[str, Any]) -> tuple[list[int], list[int]]:
     """All tokens of an episode, and the places of the model's own."""
-    said = {at: tokens for at, *tokens in sample["observations"]}
+    observed = {at: tokens for at, *tokens in sample["observations"]}
     tokens, own = [], []
     for i, token in enumerate(sample["tokens"]):
-        tokens += said.pop(i, [])
+        tokens += observed.pop(i, [])
         own.append(len(tokens))
         tokens.append(token)
-    assert not said
+    assert not observed
     return tokens, own
 
 

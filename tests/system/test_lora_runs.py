@@ -88,8 +88,8 @@ def test_vllm_loads_the_adapter_and_says_what_the_engines_said(alone: Callable[[
         text=True,
         timeout=300,
     )
-    found = [json.loads(line.removeprefix("TEXTS ")) for line in done.stdout.splitlines() if line.startswith("TEXTS ")]
-    assert found == [list(first.values()), list(last.values())], done.stderr[-2000:]
+    texts = [json.loads(line.removeprefix("TEXTS ")) for line in done.stdout.splitlines() if line.startswith("TEXTS ")]
+    assert texts == [list(first.values()), list(last.values())], done.stderr[-2000:]
     assert first != last
 
 

@@ -43,7 +43,7 @@ class OpenEpisode:
     def rewind(self, turn: int) -> None:
         """Forgets the turns from this one on."""
         del self.turns[turn:]
-        self.tokens = [token for said, sample in self.turns for token in (*said, *sample.tokens.tolist())]
+        self.tokens = [token for observation, sample in self.turns for token in (*observation, *sample.tokens.tolist())]
 
     def sample(self, finish: str, unfinished: bool = False) -> Sample:
         turns = [*self.turns, self.begun] if unfinished and self.begun else self.turns
@@ -114,7 +114,7 @@ class EpisodeRollout:
         if before:
             episode.turns, episode.tokens, episode.begun = before.turns, before.tokens, before.begun
         self.by_number[episode.number] = self.by_key[episode.key] = episode
-        prompt, turns = request.prompt, [make_turn(said, sample) for said, sample in episode.turns]
+        prompt, turns = request.prompt, [make_turn(observation, sample) for observation, sample in episode.turns]
         row = prompt.row | ({"prompt": prompt.messages} if prompt.messages else {})
         self.pool.begin(Start(episode.number, prompt.play, row, request.max_new_tokens, turns))
 
@@ -157,8 +157,8 @@ class EpisodeRollout:
         """Has the engines sample a turn, or the rest of it, behind the turns before it."""
         if asked.turn < len(episode.turns):
             episode.rewind(asked.turn)
-        said, begun = episode.begun or ([], None)
-        if said != asked.observation or asked.turn != len(episode.turns):
+        observation, begun = episode.begun or ([], None)
+        if observation != asked.observation or asked.turn != len(episode.turns):
             begun = None
         episode.asked = asked
         self.sampled.add(episode.key)
@@ -192,20 +192,20 @@ class EpisodeRollout:
 
     def accept_turn(self, episode: OpenEpisode, sample: Sample, generation: Generation) -> None:
         assert episode.asked is not None
-        said, episode.asked, episode.begun = episode.asked.observation, None, None
+        observation, episode.asked, episode.begun = episode.asked.observation, None, None
         if next_ask := episode.next_ask:
             episode.next_ask = None
             self.ask(episode, next_ask, generation)
         elif sample.finish == "cut":
-            episode.begun = (said, sample) if len(sample.tokens) else None
+            episode.begun = (observation, sample) if len(sample.tokens) else None
             self.stop(episode)
         else:
-            turn = make_turn(said, sample)
-            episode.turns.append((said, sample))
-            episode.tokens += said
+            turn = make_turn(observation, sample)
+            episode.turns.append((observation, sample))
+            episode.tokens += observation
             episode.tokens += turn.tokens
             self.pool.answer(Answer(episode.number, turn))
 
 
-def make_turn(said: list[int], sample: Sample) -> Turn:
-    return Turn(said, sample.tokens.tolist(), sample.logprobs.tolist(), sample.finish)
+def make_turn(observation: list[int], sample: Sample) -> Turn:
+    return Turn(observation, sample.tokens.tolist(), sample.logprobs.tolist(), sample.finish)

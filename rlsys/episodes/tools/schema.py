@@ -79,8 +79,8 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Returns the text before the section `Args:`, and what that section says of each parameter."""
     summary, _, rest = re.sub(r"(?m)^(Args|Arguments|Parameters):\s*$", "\0", text, count=1).partition("\0")
     section = re.split(r"(?m)^\S", rest, maxsplit=1)[0]  # until the next section
-    found = re.findall(
+    arguments = re.findall(
         r"(?m)^[ \t]+\*?(\w+)(?:\s*\([^)\n]*\))?:[ \t]*(.*(?:\n(?![ \t]+\w+(?:\s*\([^)\n]*\))?:).*)*)", section
     )
     summary = re.split(r"(?m)^(?:Returns|Raises|Yields|Examples?):\s*$", summary, maxsplit=1)[0]
-    return summary.strip(), {name: " ".join(words.split()) for name, words in found}
+    return summary.strip(), {name: " ".join(words.split()) for name, words in arguments}

@@ -18,8 +18,10 @@ def played(batch: Batch, turns: list[list[tuple[int, float]]]) -> Batch:
     samples = []
     for sample, of_sample in zip(batch.samples, turns, strict=True):
         starts = np.cumsum([0, *(tokens for tokens, _ in of_sample)])[:-1]
-        said = tuple(Observation(int(at), np.array([1], dtype=np.int32)) for at in starts)
-        samples.append(replace(sample, observations=said, episode=Episode(None, [], [score for _, score in of_sample])))
+        openings = tuple(Observation(int(at), np.array([1], dtype=np.int32)) for at in starts)
+        samples.append(
+            replace(sample, observations=openings, episode=Episode(None, [], [score for _, score in of_sample]))
+        )
     return replace(batch, samples=samples)
 
 

@@ -50,16 +50,16 @@ def next_messages(exchange: Exchange, turn: int) -> list[dict]:
 
 
 def answer_message(family: Family, exchange: Exchange, turn: int) -> dict:
-    said = exchange.turn
-    message = {"role": "assistant", "content": said.text}
-    if said.reasoning and "reasoning" in family.changes:
-        message["reasoning_content"] = said.reasoning
-    elif said.reasoning:
-        message["content"] = f"<think>\n{said.reasoning}\n</think>\n\n{said.text}"
-    if said.arguments:
+    meant = exchange.turn
+    message = {"role": "assistant", "content": meant.text}
+    if meant.reasoning and "reasoning" in family.changes:
+        message["reasoning_content"] = meant.reasoning
+    elif meant.reasoning:
+        message["content"] = f"<think>\n{meant.reasoning}\n</think>\n\n{meant.text}"
+    if meant.arguments:
         message["tool_calls"] = [
             {"id": call_id(turn, n), "type": "function", "function": {"name": "add", "arguments": {"a": a}}}
-            for n, a in enumerate(said.arguments)
+            for n, a in enumerate(meant.arguments)
         ]
     return family.answer(message)
 

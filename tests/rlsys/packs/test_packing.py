@@ -166,8 +166,10 @@ def test_what_opens_all_episodes_of_a_group_is_computed_once():
     """Three samples of a row without a prompt: two begin with 1 2, one with 8."""
     opened = [[1, 2], [8], [1, 2]]
     samples = [
-        Sample("", i, "", np.array([3 + i, 9], dtype=np.int32), np.zeros(2, dtype=np.float32), "stop", 1, (), (said,))
-        for i, said in enumerate(Observation(0, np.array(tokens, dtype=np.int32)) for tokens in opened)
+        Sample(
+            "", i, "", np.array([3 + i, 9], dtype=np.int32), np.zeros(2, dtype=np.float32), "stop", 1, (), (opening,)
+        )
+        for i, opening in enumerate(Observation(0, np.array(tokens, dtype=np.int32)) for tokens in opened)
     ]
     batch = Batch(
         [Prompt("p", "", "", [], {})], samples, np.zeros(3, dtype=int), np.zeros(3, dtype=np.float32), [{}] * 3

@@ -38,16 +38,16 @@ def tool_settings(folder: Path, tools: list[Any], **changes: Any) -> EpisodeSett
 
 def talk(s: EpisodeSettings, texts: list[str]) -> tuple[Ended, list[str]]:
     """Plays one episode in which the model writes these texts. Returns what it was told before each."""
-    tokenizer, said = family_tokenizer("qwen2_5"), []
+    tokenizer, observations = family_tokenizer("qwen2_5"), []
     with closing(EpisodeRunner(s)) as episodes:
         row = {"prompt": "What is 19 + 23?"}
         episodes.send([Start(1, TOOL_PLAY, row, 200)])
         for events in episodes.events():
             for event in events:
                 if isinstance(event, Ended):
-                    return event, said
+                    return event, observations
                 assert isinstance(event, Asked)
-                said.append(tokenizer.decode(event.observation))
+                observations.append(tokenizer.decode(event.observation))
                 tokens = tokenizer.encode(texts[event.turn] + FAMILIES["qwen2_5"].eos, add_special_tokens=False)
                 turn = Turn(event.observation, tokens, [-1.0] * len(tokens), "stop")
                 episodes.send([Answer(1, turn)])
@@ -61,7 +61,7 @@ def call(name: str, **arguments: Any) -> str:
 def test_the_model_calls_a_function_and_python_and_reads_their_results(tmp_path: Path) -> None:
     texts = [call("add", a=19, b=23), call("python", code="x = 42\nprint(x * 2)"), call("python", code="print(x + 1)")]
     s = tool_settings(tmp_path, [f"{tmp_path}/tools.py:add", "python"])
-    ended, said = talk(s, [*texts, "It is 42."])
+    ended, observations = talk(s, [*texts, "It is 42."])
     assert ended.finish == "stop"
     assert ended.episode.verdict is None, "reward functions score it"
     results = [m["content"].strip() for m in ended.episode.messages if m["role"] == "tool"]
@@ -71,21 +71,21 @@ def test_the_model_calls_a_function_and_python_and_reads_their_results(tmp_path:
         "python",
         "python",
     ]
-    assert "Adds two numbers." in said[0], "the template tells the model of its tools"
-    assert "<tool_response>\n42\n</tool_response>" in said[1]
-    assert said[1].endswith("<|im_start|>assistant\n")
+    assert "Adds two numbers." in observations[0], "the template tells the model of its tools"
+    assert "<tool_response>\n42\n</tool_response>" in observations[1]
+    assert observations[1].endswith("<|im_start|>assistant\n")
 
 
 def test_a_call_that_cannot_be_read_is_told_to_the_model_or_ends_the_episode(tmp_path: Path) -> None:
     broken = '<tool_call>\n{"name": "add", "arguments": {"a": 1\n</tool_call>'
     s = tool_settings(tmp_path, [f"{tmp_path}/tools.py:add"])
-    ended, said = talk(s, [broken, call("subtract", a=1), call("add", a=1), "Sorry."])
-    assert len(said) == 4
-    told = [m["content"] for m in ended.episode.messages if m["role"] == "tool"]
-    assert "subtract" in told[1]
-    assert "b" in told[2]
-    ended, said = talk(tool_settings(tmp_path, [f"{tmp_path}/tools.py:add"], on_bad_call="end"), [broken])
-    assert (len(said), ended.finish) == (1, "stop")
+    ended, observations = talk(s, [broken, call("subtract", a=1), call("add", a=1), "Sorry."])
+    assert len(observations) == 4
+    results = [m["content"] for m in ended.episode.messages if m["role"] == "tool"]
+    assert "subtract" in results[1]
+    assert "b" in results[2]
+    ended, observations = talk(tool_settings(tmp_path, [f"{tmp_path}/tools.py:add"], on_bad_call="end"), [broken])
+    assert (len(observations), ended.finish) == (1, "stop")
 
 
 def test_a_model_of_no_known_family_needs_the_name_of_a_parser(tmp_path: Path) -> None:
