@@ -25,6 +25,7 @@ from rlsys.interfaces import Rewards, Rollout
 from rlsys.models.shapes import context_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks.builtin import TINY_MODELS
+from workers.supervision.gpu_environment import rank_environment
 from workers.supervision.imports import pause_garbage_collection, skip_generation_import
 from workers.supervision.ports import port_is_taken
 from workers.supervision.process_registry import clear_registry, read_process_info, remove_shared_memory
@@ -202,11 +203,10 @@ def _start_workers(
     from workers.learner.policy import PolicyGroup, PolicyRank
     from workers.learner.reference import PolicyWithoutAdapters, Reference, ReferenceWorker
     from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
-    from workers.rollout.engine_settings import CPU_ENVIRONMENT, GPU_ENVIRONMENT
+    from workers.rollout.engine_settings import engine_environment
     from workers.rollout.rollout_group import RolloutGroup
     from workers.rollout.rollout_worker import RolloutWorker
 
-    cpu = config.cluster.device == "cpu"
     place = reserve_gpus(ray, config, training, watchdog.note)
     needs_reference = training and has_reference_worker(config)
     needs_critic = training and config.algorithm.advantage == "gae"
@@ -217,8 +217,7 @@ def _start_workers(
         + (", a reference" if needs_reference else "")
         + (f", {config.critic.ranks} critic ranks" if needs_critic else "")
     )
-    learner_env = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
-    engine_env = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(config.rollout.threads)} if cpu else GPU_ENVIRONMENT
+    learner_env = rank_environment(config)
     # Ray starts as many at a time as there are cores, in this order. Engines take longest, for their imports.
     ranks = actors.make_spawner(PolicyRank, place, learner_env, forked_by=MODELS)
     policy = PolicyGroup(config, ranks, watchdog) if training else None
@@ -228,7 +227,7 @@ def _start_workers(
         reference = Reference(config, scorer, watchdog, policy) if needs_reference else PolicyWithoutAdapters(policy)
     critic_ranks = actors.make_spawner(CriticRank, place, learner_env, forked_by=MODELS)
     critic = CriticGroup(config, critic_ranks, watchdog) if needs_critic else None
-    engines = actors.make_spawner(RolloutWorker, place, engine_env, forked_by=ENGINES)
+    engines = actors.make_spawner(RolloutWorker, place, engine_environment(config), forked_by=ENGINES)
     rollout = RolloutGroup(config, engines, watchdog)
     judges = actors.make_spawner(RewardWorker, lambda name: RAY_OPTIONS | place(name), {}, worker_numbers)
     rewards = RewardPool(config, judges, watchdog)

@@ -103,7 +103,7 @@ def set_environment(folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
     tempfile.tempdir = str(folder / "tmp")  # tempfile reads TMPDIR only once
     os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(compile_cache_dir(folder / "tmp"))}
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # workers/learner/rendezvous.py chooses gloo's interface
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # workers/supervision/network.py chooses gloo's
 
 
 def compile_cache_dir(fallback: Path) -> Path:

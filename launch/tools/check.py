@@ -194,16 +194,16 @@ def gradient_ranks(config: Config, session: Any, watchdog: Any, count: int) -> I
     from launch.cluster import Actors
     from workers.learner.gradients import GradientRank
     from workers.learner.ranks import LearnerGroup
+    from workers.supervision.gpu_environment import rank_environment
     from workers.supervision.worker_forkserver import MODELS
 
     config = replace(config, policy=replace(config.policy, ranks=count))
     cpu = config.cluster.device == "cpu"
-    environment = {"OMP_NUM_THREADS": str(config.policy.threads)} if cpu else {}
     actors = Actors(session, config, watchdog)
     spawn = actors.make_spawner(
         GradientRank,
         lambda _: {} if cpu else {"num_gpus": 1},
-        environment,
+        rank_environment(config),
         lambda name: [int(name.rpartition("-")[2])],
         forked_by=MODELS,
     )

@@ -7,8 +7,12 @@ from rlsys.checks.sampling import updates_while_sampling
 from rlsys.config.schema import Config
 from rlsys.rewards.settings import function_deadline
 
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first that is set
+SET_BY_RLSYS = ("CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 def check_cluster(c: Config) -> Iterator[str]:
+    yield from check_environment(c)
     if c.cluster.placement != "colocated":
         return
     if c.cluster.device == "cpu":
@@ -30,6 +34,18 @@ def check_cluster(c: Config) -> Iterator[str]:
             f"pipeline.max_lag {c.pipeline.max_lag} generates while training; colocated GPUs do one at a time. "
             f"Use placement separate, or max_lag {int(bool(c.rollout.oversample))}."
         )
+
+
+def check_environment(c: Config) -> Iterator[str]:
+    if name := next((n for n in c.cluster.env if n in ALLOCATOR_VARIABLES), ""):
+        expandable = "expandable_segments:true" in c.cluster.env[name].lower()
+        if c.cluster.placement == "colocated" and expandable:
+            yield (
+                f"cluster.env: {name} has expandable_segments, which an engine on the same GPU cannot open. Leave it out, "
+                "or use cluster.placement separate."
+            )
+    if name := next((n for n in c.cluster.env if n in SET_BY_RLSYS), ""):
+        yield f"cluster.env: {name} is set for each worker by rlsys. Leave it out."
 
 
 def check_sync(c: Config) -> Iterator[str]:

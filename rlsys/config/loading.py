@@ -34,6 +34,7 @@ TYPE_NAMES = {
     dict: "a mapping",
     dict[str, Any]: "a mapping",
     dict[str, float]: "a mapping of texts to numbers",
+    dict[str, str]: "a mapping of texts",
     list[str]: "a list of texts",
     list[int]: "a list of whole numbers",
     list[Any]: "a list",

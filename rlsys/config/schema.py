@@ -38,7 +38,10 @@ class ClusterConfig:
     address: str = ""  # address of a running Ray cluster; empty: RAY_ADDRESS if set, else a private one
     placement: str = one_of("separate", "colocated")  # whether engines and policy ranks share GPUs
     dashboard_port: int = not_negative(0)  # port of the private cluster's dashboard; 0: any free port
-    start_timeout_s: float = positive(600.0)  # seconds within which all workers must have started
+    start_timeout_s: float = positive(600.0)  # seconds within which all workers must have started, downloads included
+    env: dict[str, str] = field(
+        default_factory=dict
+    )  # environment of ranks and engines: {NCCL_IB_HCA: mlx5}; no secrets
 
 
 @dataclass(frozen=True)

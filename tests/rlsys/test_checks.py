@@ -271,6 +271,11 @@ from rlsys.pipeline import SyncSchedule
             "cluster.device=gpu cluster.placement=colocated algorithm.advantage=gae critic.ranks=3",
             ["critic.ranks (3)", "policy.ranks (2)"],
         ),
+        (
+            "cluster.device=gpu cluster.placement=colocated cluster.env.PYTORCH_ALLOC_CONF=expandable_segments:True",
+            ["PYTORCH_ALLOC_CONF", "cannot open"],
+        ),
+        ("cluster.env={CUDA_VISIBLE_DEVICES: 0}", ["CUDA_VISIBLE_DEVICES", "Leave it out"]),
         ("cluster.device=gpu sync.transport=cuda_ipc", ["cuda_ipc", "colocated"]),
         ("cluster.device=gpu sync.transport=nccl cluster.placement=colocated", ["nccl", "use cuda_ipc"]),
         ("model.path=builtin:huge", ["builtin:huge", "builtin:tiny and builtin:two_modes"]),

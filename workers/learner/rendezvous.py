@@ -9,7 +9,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-import psutil
+from workers.supervision.network import choose_interface
 
 
 def join_process_group(device: str, rank: int, ranks: int, address: str, port: int, seed: int) -> None:
@@ -19,6 +19,8 @@ def join_process_group(device: str, rank: int, ranks: int, address: str, port: i
     import torch
     from deepspeed.constants import default_pg_timeout
 
+    if device == "gpu":
+        require_gpu()
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": "0",
@@ -26,7 +28,7 @@ def join_process_group(device: str, rank: int, ranks: int, address: str, port: i
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-    bind_gloo(ray.util.get_node_ip_address())
+    choose_interface(ray.util.get_node_ip_address(), "GLOO_SOCKET_IFNAME", *["NCCL_SOCKET_IFNAME"] * (device == "gpu"))
     store = create_store(address, port, rank, ranks, default_pg_timeout)
     backend = "gloo" if device == "cpu" else "nccl"
     gpu = torch.device("cuda", 0) if device == "gpu" and ranks > 1 else None  # as DeepSpeed would pass it
@@ -35,6 +37,18 @@ def join_process_group(device: str, rank: int, ranks: int, address: str, port: i
     )
     deepspeed.init_distributed(dist_backend=backend, verbose=False)  # takes over the process group
     torch.manual_seed(seed)
+
+
+def require_gpu() -> None:
+    """Raises if this process sees no GPU: DeepSpeed would go on without one, and fail later at another place."""
+    import torch
+
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        raise RuntimeError(
+            f"this rank sees no GPU: torch is built for CUDA {torch.version.cuda}, CUDA_VISIBLE_DEVICES is {visible}. "
+            "`rlsys doctor` on this node checks driver and libraries."
+        )
 
 
 def create_store(address: str, port: int, rank: int, ranks: int, timeout: timedelta) -> Any:
@@ -46,20 +60,3 @@ def create_store(address: str, port: int, rank: int, ranks: int, timeout: timede
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     descriptor = socket.create_server((address, port), family=family).detach()
     return TCPStore(address, port, ranks, is_master=True, timeout=timeout, master_listen_fd=descriptor)
-
-
-def bind_gloo(address: str) -> None:
-    """Makes Gloo listen on the interface of this address, unless the environment names another one.
-
-    By itself, Gloo listens where the host's name leads.
-    """
-    if name := interface_name(address):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-
-def interface_name(address: str) -> str | None:
-    """Returns the network interface that has an address.  "127.0.0.1" -> "lo" """
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address.partition("%")[0] == address for a in addresses):
-            return name
-    return None

@@ -4,6 +4,7 @@ from typing import Any
 
 from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens
 from rlsys.config.schema import Config
+from workers.supervision.gpu_environment import shared_gpu_environment
 
 # All processes of an engine are on one node and talk to each other over loopback.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -24,6 +25,13 @@ CPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
 GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
 }
+
+
+def engine_environment(config: Config) -> dict[str, str]:
+    """Returns the environment of an engine's processes."""
+    threads = {"OMP_NUM_THREADS": str(config.rollout.threads)}
+    device = CPU_ENVIRONMENT | threads if config.cluster.device == "cpu" else GPU_ENVIRONMENT
+    return device | shared_gpu_environment(config)
 
 
 def runs_in_process(config: Config) -> bool:

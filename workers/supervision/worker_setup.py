@@ -24,10 +24,11 @@ def setup_worker_process(name: str, logs: str) -> None:
 
 
 def cpu_threads(config: Config, processes: int) -> int:
-    """Returns the CPU threads of a learner process, one of `processes` that share this node's cores.
+    """Returns the CPU threads of a learner process, one of `processes` that share the cores of their nodes.
 
     Beside GPUs, cores have little else to do. An optimizer in host memory needs them, and a reference without a GPU.
     """
     if config.cluster.device == "cpu":
         return config.policy.threads
-    return max(config.policy.threads, len(os.sched_getaffinity(0)) // processes)
+    on_node = min(processes, len(list(Path("/dev").glob("nvidia[0-9]*"))) or processes)
+    return max(config.policy.threads, len(os.sched_getaffinity(0)) // on_node)

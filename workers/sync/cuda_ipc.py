@@ -24,6 +24,7 @@ class CudaIpcSender:
     sends_shards = False
 
     def __init__(self, rank: int, ranks: int, receivers: int):
+        self.exports = Exports()
         self.shared: list[Any] = []  # keeps the tensors alive while engines copy from them
 
     def connection_info(self, manifest: list[ManifestEntry]) -> Message:
@@ -34,7 +35,6 @@ class CudaIpcSender:
 
     def send(self, outgoing: OutgoingWeights, part: int) -> Message:
         import torch
-        from torch.multiprocessing.reductions import reduce_tensor
 
         names, dtypes, shapes, handles = [], [], [], []
         for name, tensor in outgoing.cast_tensors():
@@ -43,7 +43,7 @@ class CudaIpcSender:
             names.append(name)
             dtypes.append(str(whole.dtype).removeprefix("torch."))
             shapes.append(list(whole.shape))
-            handles.append(reduce_tensor(whole)[1])
+            handles.append(self.exports.export(whole))
         torch.cuda.synchronize()
         gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         return {"gpu": gpu, "names": names, "dtypes": dtypes, "shapes": shapes, "handles": handles}
@@ -52,7 +52,30 @@ class CudaIpcSender:
         import torch
 
         self.shared.clear()
+        self.exports.forget_freed()
         torch.cuda.ipc_collect()
+
+
+class Exports:
+    """What opens a tensor in another process, the arguments of torch's `rebuild_cuda_tensor`.
+
+    torch keeps what belongs to an export until the tensor's storage is freed, which with ZeRO 0 to 2 is never. So these
+    tensors are exported at the first sync only. Tensors that are freed after a sync, such as casts, are exported anew.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Any, tuple[Any, Any]] = {}  # storage and arguments, by place and shape
+
+    def export(self, tensor: Any) -> Any:
+        from torch.multiprocessing.reductions import StorageWeakRef, reduce_tensor
+
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place not in self.known or self.known[place][0].expired():
+            self.known[place] = StorageWeakRef(tensor.untyped_storage()), reduce_tensor(tensor)[1]
+        return self.known[place][1]
+
+    def forget_freed(self) -> None:
+        self.known = {place: kept for place, kept in self.known.items() if not kept[0].expired()}
 
 
 class CudaIpcReceiver:

@@ -17,6 +17,7 @@ CHECKS: tuple[Callable[[MachineFacts], list[CheckResult]], ...] = (
     *(system_checks.shared_memory, system_checks.open_files, system_checks.tasks, system_checks.disk),
     *(system_checks.temp_dir, system_checks.network, system_checks.leftovers, system_checks.token),
     software_checks.compiler,
+    software_checks.model,
 )
 
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -81,8 +82,12 @@ class MachineFacts:
     token: str = ""  # file of Ray's token
     token_mode: int = 0o600
     compiler: str = "g++"
+    c_compiler: str = "gcc"
+    python_headers: bool = True  # Python.h exists
     needs_compiler: tuple[str, ...] = ()  # settings of the configuration that need a compiler
     device: str = ""  # cluster.device; empty: no configuration
+    not_downloaded: str = ""  # model.path, if it is on the hub and not in the cache of this machine
+    start_timeout_s: float = 600.0  # cluster.start_timeout_s
     address: str = ""  # of the Ray cluster that the run joins
     needed_gpus: float = 0
 
@@ -124,8 +129,12 @@ def collect_facts(config: Config | None = None) -> MachineFacts:
         token=str(token) if token.is_file() else "",
         token_mode=token.stat().st_mode & 0o777 if token.is_file() else 0o600,
         compiler=shutil.which(os.environ.get("CXX", "g++")) or "",
+        c_compiler=os.environ.get("CC") or shutil.which("clang") or shutil.which("gcc") or "",
+        python_headers=(Path(sysconfig.get_path("include")) / "Python.h").is_file(),
         needs_compiler=settings_with_compiler(config) if config else (),
         device=config.cluster.device if config else "",
+        not_downloaded=model_not_downloaded(config.model.path) if config else "",
+        start_timeout_s=config.cluster.start_timeout_s if config else 600.0,
         address=(config.cluster.address or os.environ.get("RAY_ADDRESS", "")) if config else "",
         needed_gpus=sum(bundle.gpus for bundle in make_bundles(config, training=True)) if config else 0,
     )
@@ -137,6 +146,13 @@ def settings_with_compiler(config: Config) -> tuple[str, ...]:
         "rollout.enforce_eager false": config.cluster.device == "cpu" and not config.rollout.enforce_eager,
     }
     return tuple(name for name, compiles in settings.items() if compiles)
+
+
+def model_not_downloaded(path: str) -> str:
+    """Returns the path if it is a hub name without a folder in this machine's cache."""
+    if path.startswith("builtin:") or Path(path).expanduser().is_dir() or path.count("/") != 1:
+        return ""
+    return "" if (hub_cache()[0] / f"models--{path.replace('/', '--')}").is_dir() else path
 
 
 def installed_version(name: str) -> str:

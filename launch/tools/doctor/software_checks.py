@@ -88,6 +88,8 @@ def torch_without_cuda(f: MachineFacts) -> list[CheckResult]:
 
 
 def compiler(f: MachineFacts) -> list[CheckResult]:
+    if "vllm" in f.versions and (f.gpus or f.device == "gpu") and not f.address:
+        return compiler_for_gpus(f)
     if f.compiler:
         return []
     if f.needs_compiler and not f.address:
@@ -96,3 +98,21 @@ def compiler(f: MachineFacts) -> list[CheckResult]:
     if "vllm" in f.versions:
         return []
     return warning("compiler", "no C++ compiler; vLLM may need one on CPU", "apt-get install g++")
+
+
+def compiler_for_gpus(f: MachineFacts) -> list[CheckResult]:
+    """vLLM compiles Triton's launchers in C for GPUs, whatever rollout.enforce_eager is."""
+    if not f.c_compiler:
+        return wrong("compiler", "no C compiler, which vLLM's kernels for GPUs need", "apt-get install gcc g++")
+    if not f.python_headers:
+        message = "no Python.h, which vLLM's kernels for GPUs need"
+        return wrong("compiler", message, f"apt-get install python{f.python[0]}.{f.python[1]}-dev")
+    return []
+
+
+def model(f: MachineFacts) -> list[CheckResult]:
+    if not f.not_downloaded or f.address:
+        return []
+    message = f"{f.not_downloaded} is not on this machine: each worker waits for its download"
+    limit = f"cluster.start_timeout_s ({f.start_timeout_s:g} s) includes it"
+    return warning("model", f"{message}, and {limit}", f"hf download {f.not_downloaded}")

@@ -145,6 +145,27 @@ def test_a_good_machine_has_nothing_to_fix(facts):
             "apt-get install g++",
             {"compiler": "", "needs_compiler": ("policy.compile true",)},
         ),
+        (
+            "compiler",
+            "wrong",
+            "no C compiler, which vLLM's kernels for GPUs need",
+            "apt-get install gcc",
+            {"versions": ON_GPUS.versions, "gpus": ON_GPUS.gpus, "c_compiler": ""},
+        ),
+        (
+            "compiler",
+            "wrong",
+            "no Python.h",
+            "apt-get install python3.12-dev",
+            {"versions": ON_GPUS.versions, "device": "gpu", "python_headers": False, "python": (3, 12, 1)},
+        ),
+        (
+            "model",
+            "warning",
+            "a/b is not on this machine: each worker waits for its download, and cluster.start_timeout_s (90 s)",
+            "hf download a/b",
+            {"not_downloaded": "a/b", "start_timeout_s": 90.0},
+        ),
     ],
 )
 def test_a_problem_is_named_with_a_command_that_fixes_it(check, state, message, fix, changes):

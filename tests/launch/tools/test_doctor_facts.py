@@ -89,6 +89,15 @@ def test_options_that_need_a_compiler_are_known():
     assert facts.collect_facts(load_checked("configs/tiny_cpu.yaml", wanted[:1])).needs_compiler == options[:1]
 
 
+def test_a_hub_model_counts_as_downloaded_once_the_cache_has_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert facts.model_not_downloaded("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    (tmp_path / "models--Qwen--Qwen2.5-0.5B").mkdir()
+    assert facts.model_not_downloaded("Qwen/Qwen2.5-0.5B") == ""
+    assert facts.model_not_downloaded("builtin:tiny") == ""
+    assert facts.model_not_downloaded(str(tmp_path)) == ""
+
+
 def test_the_cuda_version_of_torch_is_read_without_importing_it():
     import torch
 
