@@ -102,10 +102,8 @@ def test_between_rooms_imports_go_one_way(package):
 
 @pytest.mark.parametrize("package", ["rlsys", "workers"])
 def test_the_page_names_every_room_and_what_it_imports(package):
-    table = (
-        (ROOT / package / "README.md").read_text().partition("| room | contents | imports |\n")[2].partition("\n\n")[0]
-    )
-    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[1:]]
+    table = (ROOT / package / "README.md").read_text().partition("|room|contents|imports|\n")[2].partition("\n\n")[0]
+    rows = [row.strip("|").split("|") for row in table.splitlines()[1:]]
     names = [re.findall(r"`(\w+)/?`", first) for first, *_ in rows]
     assert [name for row in names for name in row] == ROOMS[package]
     for row, (*_, drawn) in zip(names, rows, strict=True):
