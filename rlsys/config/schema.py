@@ -234,6 +234,9 @@ class DynamicSamplingConfig:
 
 @dataclass(frozen=True)
 class SyncConfig:
+    what: str = one_of(
+        "all", "adapter"
+    )  # all: whole weights; adapter: with policy.lora A and B alone, and engines merge them
     transport: str = one_of(*TRANSPORTS)  # how weights travel from the policy to the engines
     verify: bool = True  # prove after each sync, tensor by tensor, that every engine has the policy's weights
 

@@ -35,6 +35,7 @@ from rlsys.pipeline import SyncSchedule
         ("policy.lora={rank: 8, alpha: 16, targets: []}", ["targets is empty", "all-linear"]),
         ("policy.lora={rank: 8, alpha: 16, targets: [c_attn]}", ["c_attn matches no linear layer", "q_proj, k_proj"]),
         ("policy.lora={rank: 8, alpha: 16, targets: lm_head}", ["lm_head matches no linear layer", "output layer"]),
+        ("sync.what=adapter", ["sync.what is adapter", "rank is 0", "Use sync.what all"]),
         ("model.adapter=here", ["model.adapter is set", "rank is 0"]),
         (
             "policy.lora.rank=8 policy.lora.alpha=16 model.adapter=/nowhere",

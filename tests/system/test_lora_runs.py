@@ -43,15 +43,17 @@ for lora in (None, LoRARequest("adapter", 1, adapter)):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`alone(3)` is a finished run with ZeRO 3 that was left alone."""
     folder = tmp_path_factory.mktemp("lora")
 
-    def get(stage: int) -> Path:
-        path = folder / f"zero-{stage}"
+    def get(stage: int, *settings: str) -> Path:
+        path = folder / "-".join([f"zero-{stage}", *settings])
         if not path.exists():
             with tidy() as environment:
-                run = Run(path, *STEPS, f"policy.zero_stage={stage}", config=CONFIG, environment=environment).start()
+                run = Run(
+                    path, *STEPS, f"policy.zero_stage={stage}", *settings, config=CONFIG, environment=environment
+                ).start()
                 assert run.wait() == 0, run.text()
         return path
 
@@ -60,7 +62,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_whose_rank_and_driver_are_killed_ends_as_if_nothing_had_been(
-    environment: dict[str, str], alone: Callable[[int], Path], tmp_path: Path, stage: int
+    environment: dict[str, str], alone: Callable[..., Path], tmp_path: Path, stage: int
 ) -> None:
     settings = [*STEPS, f"policy.zero_stage={stage}"]
     with running(tmp_path / "run", *settings, config=CONFIG, environment=environment) as run:
@@ -76,7 +78,23 @@ def test_a_run_whose_rank_and_driver_are_killed_ends_as_if_nothing_had_been(
     require_equal(alone(stage), run.path)
 
 
-def test_vllm_loads_the_adapter_and_says_what_the_engines_said(alone: Callable[[int], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "settings"), [(3, ()), (2, ("pipeline.max_lag=1",))])
+def test_engines_that_merge_adapters_and_are_killed_end_as_those_that_get_all_weights(
+    environment: dict[str, str], alone: Callable[..., Path], tmp_path: Path, stage: int, settings: tuple[str, ...]
+) -> None:
+    overrides = [*STEPS, f"policy.zero_stage={stage}", "sync.what=adapter", *settings]
+    with running(tmp_path / "run", *overrides, config=CONFIG, environment=environment) as run:
+        run.until_step(2)
+        run.kill("rollout-0")
+        run.until_step(3)
+        run.family()[1].kill()  # the driver
+        assert run.wait() == 0, run.text()
+    assert [e["worker"] for e in run.events("replaced")] == ["rollout-0"]
+    assert len(run.events("restart")) == 1
+    require_equal(alone(stage, *settings), run.path)
+
+
+def test_vllm_loads_the_adapter_and_says_what_the_engines_said(alone: Callable[..., Path], tmp_path: Path) -> None:
     run = alone(2)
     assert rlsys("export", str(run), str(tmp_path / "adapter"), "--adapter").returncode == 0
     base = json.loads((tmp_path / "adapter" / "base_model.json").read_text())["path"]
@@ -99,9 +117,7 @@ def evaluated(run: Path, step: int) -> dict[str, Any]:
     return {row["prompt"]: row["completion"] for row in rows[:32]}
 
 
-def test_the_merged_model_is_evaluated_and_exported_as_the_run_was(
-    alone: Callable[[int], Path], tmp_path: Path
-) -> None:
+def test_the_merged_model_is_evaluated_and_exported_as_the_run_was(alone: Callable[..., Path], tmp_path: Path) -> None:
     run = alone(2)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rlsys("export", str(run), str(tmp_path / "merged")).returncode == 0

@@ -1,6 +1,7 @@
 """The policy: DeepSpeed ZeRO ranks as Ray actors, and the driver's one handle to them."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from workers.learner.zero import ZeroEngine
 from workers.rollout.rollout_group import RolloutGroup
 from workers.supervision.watchdog import Watchdog
 from workers.sync import SENDERS, Message
+from workers.sync.adapters import AdapterSender
 from workers.sync.disk_format import is_converted
 from workers.sync.sending import PolicyWeights, WeightSender
 
@@ -56,7 +58,8 @@ class PolicyRank(LearnerRank):
             prove_adapters(self.lm, self.zero.forward_all, weights, c.policy.lora.alpha / c.policy.lora.rank)
         # Devices of an engine hold shards of tensors. Hashes with positions can be added up to those of whole tensors.
         by_position = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1
-        self.weight_sender = WeightSender(weights, sender, by_position)
+        kind = AdapterSender if c.sync.what == "adapter" else WeightSender
+        self.weight_sender = kind(weights, sender, by_position)
 
     @recorded(pack_facts)
     @frees_gpu_memory
@@ -95,6 +98,18 @@ class PolicyRank(LearnerRank):
 
     def fingerprints(self) -> dict[str, list[int]]:
         return self.weight_sender.fingerprints()
+
+    def randomize_adapters(self) -> None:
+        """Until `restore_adapters`, for the proof that engines merge them."""
+        from rlsys.packs.lora import adapted_layers
+        from workers.learner.adapter_proof import random_adapters
+
+        layers = list(adapted_layers(self.lm).values())
+        self.adapter_proof = ExitStack()
+        self.adapter_proof.enter_context(random_adapters(layers, layers[0].scale))
+
+    def restore_adapters(self) -> None:
+        self.adapter_proof.close()
 
     @frees_gpu_memory
     def finish_send(self) -> None:

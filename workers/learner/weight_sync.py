@@ -6,6 +6,7 @@ The docstring of workers/sync numbers all steps of the exchange.
 from dataclasses import replace
 from typing import Any
 
+from rlsys.config.schema import ConfigError
 from rlsys.runs.errors import WorkerFailed
 from workers.learner.ranks import LearnerGroup
 from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
@@ -30,9 +31,29 @@ class WeightSync:
         else:
             ranks.call_all("connect", self.info, timeout_s=limit)
             engines.connect(self.info)
+        if "merging" in self.info and ranks.config.sync.verify:
+            self.prove_merging()
+
+    def prove_merging(self) -> None:
+        """Has engines merge random adapters, and raises unless each then has the policy's weights."""
+        self.ranks.call_all("randomize_adapters")
+        self._transfer(0)
+        self.ranks.call_all("restore_adapters")
+        differences = self.engines.compare_weights()
+        self.engines.weight_update = None  # these are not weights to sample with
+        for name, difference in differences.items():
+            if difference:
+                raise ConfigError(
+                    f"sync.what adapter: {name} does not merge adapters as the policy does: {difference}. Both need the same "
+                    "model files and the same kind of processor; sync.what all sends merged weights."
+                )
 
     def run(self, version: int) -> None:
         """Has every engine load the weights, and verify them before a sample leaves it."""
+        self._transfer(version)
+        self.engines.verify_weights()
+
+    def _transfer(self, version: int) -> None:
         if not self.in_flight:
             # No engine is running that could be lost and need the last weights again: an object store may free them.
             self.engines.weight_update = None
@@ -41,7 +62,6 @@ class WeightSync:
         except WorkerFailed as error:
             raise self._root_cause(error) from None
         self.ranks.call_all("finish_send")
-        self.engines.verify_weights()
 
     def _send_and_load(self, version: int) -> None:
         """Engines load part by part while the ranks send. In flight they generate meanwhile and load afterwards, if the

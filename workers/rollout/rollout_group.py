@@ -128,6 +128,12 @@ class RolloutGroup:
             with self.replacements_paused():  # a replacement without weights yet verifies them by itself
                 self.start_calls("verify_weights", *expected)
 
+    def compare_weights(self) -> dict[str, str]:
+        """Returns how each engine's weights differ from those of the last update, by engine. "" if they do not."""
+        update = self.weight_update
+        assert update
+        return self.workers.call("verify_weights", update.version, update.fingerprints, doing="verifying weights")
+
     def replacements_paused(self) -> AbstractContextManager[object]:
         """A lock: while it is held, no engine is replaced. Waits for a replacement under way."""
         return self.workers.lock

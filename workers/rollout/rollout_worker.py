@@ -134,8 +134,13 @@ class RolloutWorker:
         tensor_parallel, in_process = self.config.rollout.tensor_parallel, runs_in_process(self.config)
         init_info = self.receiver.init_info(info, self.index, tensor_parallel, in_process)
         await self.engine.call_workers("init_weight_transfer_engine", init_info=init_info)
-        if not self.config.sync.verify:
-            return
+        unmapped = await self.map_parameters(info) if self.config.sync.verify else []
+        if merging := info.get("merging"):
+            arguments = {"manifest": info["manifest"], "whole": bool(unmapped)} | merging
+            await self.engine.call_workers("rlsys_keep_base", **arguments)
+
+    async def map_parameters(self, info: Message) -> list[str]:
+        """Has the engine find the policy's tensors in its own. Returns those that it stores in another form."""
         policy = {key: info[key] for key in ("manifest", "shards", "by_position")}
         [unmapped, *_] = await self.engine.call_workers("rlsys_map_parameters", **policy)
         if unmapped:
@@ -143,6 +148,7 @@ class RolloutWorker:
                 f"sync.verify: this architecture stores {list_names(unmapped)} in a form of its own. "
                 "Their bits are compared together, in any order: two tensors that changed places would not be noticed."
             )
+        return list(unmapped)
 
     @recorded(lambda _, parts, version: {"version": version}, name="take")
     async def load_weights(self, parts: list[PartRefs], version: int) -> None:
@@ -155,6 +161,8 @@ class RolloutWorker:
             await self.engine.call_workers("start_weight_update")
             async for update in self.receiver.update_infos(parts):
                 await self.engine.call_workers("update_weights", update_info=update)
+            if self.config.sync.what == "adapter":
+                await self.engine.call_workers("rlsys_merge_adapters")
             await self.engine.call_workers("finish_weight_update")
             if not in_flight:  # else the salt keeps prompts of different weights apart
                 await self.engine.reset_prefix_cache()

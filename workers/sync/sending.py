@@ -43,10 +43,13 @@ class PolicyWeights:
         dtype = str(self.dtype).removeprefix("torch.")
         return [(name, dtype, shape) for tensors in self.sent_as.values() for name, shape in tensors]
 
-    def full_buckets(self) -> Iterator[NamedTensors]:
-        """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once."""
+    def full_buckets(self, entries: list[ManifestEntry] | None = None) -> Iterator[NamedTensors]:
+        """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once.
+
+        `entries`: a part of the manifest. None: all of it.
+        """
         parameters = self.base_parameters()
-        for bucket in split_into_buckets(self.manifest()):
+        for bucket in split_into_buckets(self.manifest() if entries is None else entries):
             names = dict.fromkeys(self.parameter_of[name] for name, _, _ in bucket)
             layers = {name: self.adapted_layer(name) for name in names}
             adapters = [matrix for layer in layers.values() if layer for matrix in (layer.lora_A, layer.lora_B)]
