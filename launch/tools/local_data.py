@@ -19,7 +19,7 @@ SAMPLED_PROMPTS = 1000  # whose lengths are averaged
 
 
 class PromptLengths(NamedTuple):
-    """Lengths in tokens."""
+    """Lengths of prompts, in tokens."""
 
     longest: int  # of all sets
     mean: float  # of the first training prompts

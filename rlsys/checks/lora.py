@@ -35,7 +35,7 @@ def check_lora(c: Config) -> Iterator[str]:
 
 
 def check_adapter(c: Config) -> Iterator[str]:
-    """The adapter to start from has its own numbers, and the configuration repeats them."""
+    """Requires that policy.lora repeats the rank and alpha of model.adapter."""
     try:
         adapter = read_adapter_config(c.model.adapter)
     except ConfigError as error:
@@ -47,7 +47,7 @@ def check_adapter(c: Config) -> Iterator[str]:
 
 
 def check_targets(c: Config, model: ModelShape) -> Iterator[str]:
-    """Targets that no layer of this model has. Layers of experts are known once the model is loaded."""
+    """Finds targets that match no layer. Models with experts are checked later, when they are loaded."""
     if not c.policy.lora.rank or model.experts:
         return
     if unknown := [t for t in c.policy.lora.targets if t.rpartition(".")[2] not in (*LINEAR, "all-linear")]:

@@ -126,7 +126,7 @@ class ConversationTemplate:
 
     @cached_property
     def turn_end(self) -> str:
-        """What ends an answer that another turn follows: `<|im_end|>\\n`. Empty if nothing does."""
+        """What the template writes after an answer, before the next turn: `<|im_end|>\\n`. May be empty."""
         answer = {"role": "assistant", "content": MARK}
         after = self.render([QUESTION, answer, QUESTION]).partition(MARK)[2]
         opening = self.render([QUESTION]).removeprefix(self.render([QUESTION], opens_answer=False))
@@ -141,7 +141,7 @@ class ConversationTemplate:
         return ""
 
     def drops(self, role: str) -> bool:
-        """True if the template leaves messages of this role out in silence."""
+        """True if the template leaves out messages of this role, without an error."""
         if role not in self._dropped:
             try:
                 text = self.render([QUESTION, {"role": "assistant", "content": "b"}, {"role": role, "content": PROBE}])
@@ -162,7 +162,7 @@ class ConversationTemplate:
 
     @cached_property
     def shows_results_without_calls(self) -> bool:
-        """True if a tool message may follow an answer without calls, and further turns that."""
+        """True if the template shows a tool's result after an answer without calls, and takes further turns."""
         answer = {"role": "assistant", "content": "b"}
         try:
             return PROBE in self.render([QUESTION, answer, PROBE_RESULT, answer, QUESTION])
@@ -192,7 +192,7 @@ class ConversationTemplate:
 
     @cached_property
     def _turn_ends(self) -> set[int]:
-        """Tokens that are not text, so one that the model wrote needs no second."""
+        """Tokens that may end a turn. One that the model wrote is not written again."""
         return {*self.special_tokens, self.tokenizer.eos_token_id}
 
     def _tokenize(self, text: str) -> list[int]:

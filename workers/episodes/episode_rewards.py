@@ -33,7 +33,7 @@ class EpisodeVerdicts(Future[list[Verdict]]):
 
 
 def combine(sample: Sample, judged: Verdict) -> Verdict:
-    """A failure of the episode comes before what reward functions say of its remains."""
+    """Combines the episode's own verdict with that of the reward functions. A failure of the episode comes first."""
     if sample.episode is None:
         return judged
     own = sample.episode.verdict

@@ -126,7 +126,7 @@ class EpisodeRollout:
         self.pool.drop(episode.number)
 
     def stop(self, episode: OpenEpisode) -> None:
-        """Stops an episode early. It goes on later: then it is played again with the turns it has had."""
+        """Stops an episode early. Later it is played again, with the turns it has had."""
         self.drop(episode)
         sample = episode.sample("cut", unfinished=True)
         if len(sample.tokens):
@@ -134,7 +134,7 @@ class EpisodeRollout:
             self.finished.append(sample)
 
     def stop_idle(self, generation: Generation) -> None:
-        """Stops the episodes that no engine samples a turn for."""
+        """Stops the episodes for which no engine is sampling a turn."""
         waiting = generation.cancel_waiting()
         self.sampled -= waiting
         for episode in list(self.by_number.values()):
@@ -154,7 +154,7 @@ class EpisodeRollout:
             self.ask(episode, event, generation)
 
     def ask(self, episode: OpenEpisode, asked: Asked, generation: Generation) -> None:
-        """Has the engines sample a turn, or the rest of it, behind the turns before it."""
+        """Requests the turn from the engines, after all earlier turns. A half-written turn is continued."""
         if asked.turn < len(episode.turns):
             episode.rewind(asked.turn)
         observation, begun = episode.begun or ([], None)

@@ -9,7 +9,7 @@ from rlsys.types import Episode
 
 @dataclass
 class Start:
-    """Play an episode. Turns that it has had before are given to it again, as long as it asks for the same."""
+    """Play an episode. If it was played before, it gets the same turns again, until it asks for something else."""
 
     number: int
     play: str  # the function

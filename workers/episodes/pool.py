@@ -99,12 +99,12 @@ class EpisodePool:
                 self.outbox[name] = []
 
     def expect_news(self, name: str) -> None:
-        """Called before a worker gets something to do: its time begins now, unless it was at work."""
+        """Starts the worker's timer, unless it is busy already. Called before the worker gets something to do."""
         if not self.is_busy(name):
             self.timers[name].reset()
 
     def is_busy(self, name: str) -> bool:
-        """True if the worker has something to say: not all its episodes wait for turns."""
+        """True if some of the worker's episodes do not wait for a turn, so it has to answer."""
         return len(self.playing[name]) > len(self.waiting[name])
 
     def poll(self) -> list[Event]:

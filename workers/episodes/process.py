@@ -193,7 +193,7 @@ class Announced:
 
 
 async def equip(settings: EpisodeSettings) -> Equipment:
-    """Loads the tokenizer, the tools and the parsers. Without a name of a parser, tools get that of the model."""
+    """Loads the tokenizer, the tools and the parsers. The parser of tool calls is by default that of the model."""
     from workers.rollout.reply_formats import make_reply_parser
 
     with contextlib.nullcontext() if settings.trust_remote_code else skip_generation_import():

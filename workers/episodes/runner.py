@@ -174,10 +174,10 @@ class EpisodeRunner(ProcessSupervisor):
             self.replace_process("timeout")
 
     def hand_back(self, cause: Cause, now: float, exit_status: str) -> None:
-        """Plays all episodes of a process that has ended again, but the one that is to blame.
+        """After a process has ended, plays its episodes again, except the one that caused it.
 
-        Past a deadline that is the one whose code runs: it blocks the others. After a crash it is to blame once that
-        has happened twice: something else may have ended the process.
+        If a deadline has passed, the cause is the episode whose code was running, as it blocks the others. After a
+        crash, an episode is the cause only if this has happened to it twice: the first crash may be a coincidence.
         """
         culprit = self.playing.get(self.running) if self.running is not None else None
         self.running = None

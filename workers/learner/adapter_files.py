@@ -91,7 +91,7 @@ def require_layers(folder: Path, wanted: Mapping[str, Any], actual: Mapping[str,
 
 
 def require_base(folder: Path, fingerprint: str, model: str) -> None:
-    """Raises `ConfigError` if the adapter was trained on another base. One that PEFT wrote does not say."""
+    """Raises `ConfigError` if the adapter was trained on another base. An adapter that PEFT wrote does not name its base."""
     file = folder / BASE
     if file.is_file() and (saved := json.loads(file.read_text()))["fingerprint"] != fingerprint:
         raise ConfigError(

@@ -24,7 +24,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest elemen
 
 
 def prove_adapters(lm: Any, forward_all: ForwardAll, weights: PolicyWeights, scale: float) -> None:
-    """Raises if an adapter is not applied, or otherwise than as W + scale B A. All ranks take part."""
+    """Raises unless every adapter is applied as W + scale B A. All ranks take part."""
     layers = {f"{name}.weight": layer for name, layer in adapted_layers(lm).items()}
     pack, _ = proof_packs(lm.get_input_embeddings().num_embeddings)
     with random_adapters(list(layers.values()), scale), torch.compiler.set_stance("force_eager"):
@@ -56,7 +56,7 @@ def prove_layer(name: str, layer: LoraLinear, sent: Tensor, scale: float, inputs
 
 
 def gap(actual: Tensor, expected: Tensor, *formats: torch.dtype) -> float:
-    """The largest difference, over what rounding to these formats explains."""
+    """The largest difference, as a multiple of what rounding to these formats may cause."""
     tolerance = max(TOLERANCE[format] for format in formats)
     return float((actual.float() - expected).abs().max() / (tolerance * expected.abs().max()))
 

@@ -34,7 +34,7 @@ def write_merged_model(
 
 
 def merge_adapter(lm: Any, adapter: Path, format: torch.dtype) -> None:
-    """Replaces weights by merged ones, and leaves plain linear layers."""
+    """Turns layers with adapters into plain linear layers with the merged weights."""
     settings = read_adapter_config(adapter)
     layers = add_adapters(lm, rank=settings.rank, alpha=settings.alpha, targets=settings.targets, format=format, seed=0)
     fill_adapters(lm, adapter)

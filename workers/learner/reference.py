@@ -79,13 +79,13 @@ class PolicyWithoutAdapters:
         raise AssertionError("a reference that takes the policy's weights has a worker of its own")
 
     def save(self, folder: str) -> None:
-        """Its weights stay."""
+        """Does nothing: the weights never change."""
 
     def saved_files(self, wait: bool) -> dict[str, str] | None:
         return {}
 
     def load(self, folder: str) -> None:
-        """Its weights stay."""
+        """Does nothing: the weights never change."""
 
 
 class Reference:

@@ -46,7 +46,7 @@ class SimulatedStep:
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """Consecutive steps."""
+    """Consecutive simulated steps, and what they show together."""
 
     steps: list[SimulatedStep]
 

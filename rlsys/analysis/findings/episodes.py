@@ -10,7 +10,7 @@ LIMITS = {"turns": "episode.max_turns", "tokens": "episode.max_tokens", "window"
 
 
 def cut_episodes(run: RunData) -> Findings:
-    """The share of episodes that end at a limit has risen by a tenth or more, to a tenth or more; or it is nine tenths."""
+    """Many episodes end at a limit: a share of 0.9 or more, or one that has risen by 0.1 or more, to 0.1 or more."""
     cut = run.trend("length/truncated")
     if not cut or not run.has_episodes or not is_cut_often(cut):
         return
@@ -48,7 +48,7 @@ def unreadable_calls(run: RunData) -> Findings:
 
 
 def unused_tools(run: RunData) -> Findings:
-    """A tool of episode.tools has not had a readable call in any step, eight or more. Tools of servers are not known."""
+    """A tool of episode.tools had no readable call in any step, after eight steps or more. MCP servers are left out."""
     steps = [step for step, _ in run.series("episode/turns")]
     if run.config is None or len(steps) < MIN_STEPS or (run.recent_mean("episode/unreadable_calls") or 0) >= UNREADABLE:
         return

@@ -2,10 +2,10 @@
 
     episode: openenv:http://127.0.0.1:8000
 
-The server says what an action is. Has it one field without a default, that is the reply: its text, or its last number.
-Otherwise the reply is a JSON object, the last one in it. `action` names another field. An observation is shown as its
-only text, or as JSON; `observation` names another field. `reset` is given to the server, with the row's seed. The
-reward of each step is the score of its turn.
+The server describes an action's fields. If one field alone is required, it is the reply's text, or its last number.
+Otherwise the fields are those of the last JSON object in the reply. `action` names a field to use instead. An observation
+is shown as its only text, or as JSON; `observation` names a field to show instead. `reset` is sent to the server, with
+the row's seed. The reward of each step is the score of its turn.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def check(url: str, options: dict[str, Any]) -> None:
 
 
 def reach(url: str) -> None:
-    """Raises `ConfigError` where no server answers."""
+    """Raises `ConfigError` if no server answers."""
     try:
         action_schema(url)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -81,7 +81,7 @@ def action_schema(url: str) -> dict[str, Any]:
 
 
 class ActionReader:
-    """From a reply to an action's fields; None if it has none."""
+    """Reads the fields of an action from a reply. Returns None if the reply holds no action."""
 
     def __init__(self, schema: dict[str, Any], field: str):
         self.properties = {k: v for k, v in schema.get("properties", {}).items() if k not in INHERITED}
@@ -108,7 +108,7 @@ class ActionReader:
 
 
 def last_object(reply: str) -> dict[str, Any] | None:
-    """The last JSON object that stands in a text, whole."""
+    """Returns the last complete JSON object in a text."""
     last, position, decoder = None, 0, json.JSONDecoder()
     while (position := reply.find("{", position)) >= 0:
         try:
@@ -119,7 +119,7 @@ def last_object(reply: str) -> dict[str, Any] | None:
 
 
 def describe(observation: dict[str, Any], field: str) -> str:
-    """The field that is asked for, the only text, or all as JSON."""
+    """Writes an observation as text: the given field, else its only text, else all of it as JSON."""
     shown = {k: v for k, v in observation.items() if k not in INHERITED and v is not None}
     if field:
         if field not in shown:

@@ -6,8 +6,8 @@
       play: textarena:TicTacToe-v0
       options: {opponent: my_players.py:move}      # def move(seen: str) -> str, may be async
 
-`players` is their number, where it is neither 1 nor 2. All else goes to `textarena.make`. The score is the game's
-reward. An observation has the messages since the last one, not those of the model itself.
+`players` is the number of players; without it, 1, or 2 with an `opponent`. All else goes to `textarena.make`. The score is the game's
+reward. An observation holds the messages of others since the last observation.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Game:
 
     @contextlib.contextmanager
     def own_random(self) -> Iterator[None]:
-        """The games draw from Python's and numpy's shared random states."""
+        """Swaps in this game's random state: all games draw from Python's and numpy's shared ones."""
         outer = random.getstate(), np.random.get_state()
         random.setstate(self.state[0])
         np.random.set_state(self.state[1])
@@ -88,7 +88,7 @@ class Game:
             np.random.set_state(outer[1])
 
     def observe(self) -> tuple[int, str]:
-        """Whose turn it is, and what is new to that player."""
+        """Returns whose turn it is, and what that player has not seen yet."""
         with self.own_random():
             player, messages = self.env.get_observation()
         roles = self.env.state.role_mapping

@@ -60,6 +60,6 @@ def import_bridge(name: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def make_env(name: str, settings: str) -> Any:
-    """The environment, with our chat loop at its only seat. Raises `ConfigError` if it needs more than that."""
+    """Makes the environment, with our chat loop as its only agent. Raises `ConfigError` if it needs more than that."""
     make_taskset(name, settings)
     return import_bridge(name).make_env(name, settings)

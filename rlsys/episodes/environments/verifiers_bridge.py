@@ -1,4 +1,4 @@
-"""Joins the package verifiers (`verifiers.v1`) to an episode's `ask`. Imports the package; `verifiers.py` says when."""
+"""Joins the package verifiers (`verifiers.v1`) to an episode's `ask`. `verifiers.py` imports this file when needed."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ class ChatHarness(Harness[HarnessConfig]):
 
 
 class AskClient(Client):
-    """The model of one episode. What was said before must stay as it was."""
+    """The package's model client, which calls the `ask` of one episode. Earlier messages must not change."""
 
     def __init__(self, ask: Ask, server: "AskServer"):
         self.ask, self.server, self.over = ask, server, ""

@@ -103,7 +103,7 @@ class McpServer:
         return f"Error: {text}" if result.is_error else text
 
     async def answers(self, client: Any) -> bool:
-        """True if the server is still there: an error may be of the call alone."""
+        """True if the server still answers. If so, only the call has failed."""
         try:
             await asyncio.wait_for(client.list_tools(cache_mode="bypass"), ANSWER_S)
         except Exception:  # any error means no
@@ -111,7 +111,7 @@ class McpServer:
         return True
 
     async def close_if_silent(self, client: Any) -> None:
-        """Ends a server that cannot answer, as one that still writes a result without end. Others only take long."""
+        """Ends a server that answers nothing any more, for example because it writes an endless result."""
         if not await self.answers(client) and client is self.client:
             await self.close()
 

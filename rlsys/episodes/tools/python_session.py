@@ -2,8 +2,7 @@
 
     caller ──length, code──▶ session ──length, output──▶ caller      over file descriptor 3
 
-The script does not import the package. A piece that prints without end takes no memory: the middle is left out as it
-comes.
+The script does not import the package. Of a long output only the beginning and the end are kept in memory.
 """
 
 import ast
