@@ -28,6 +28,7 @@ from rlsys.checks.training import (
     check_overlong,
     check_policy,
     check_schedule,
+    check_sequence_parallel,
     check_trainer,
 )
 from rlsys.checks.values import check_values
@@ -40,6 +41,7 @@ SECTIONS = (
     *(check_values, check_algorithm, check_correction, check_trainer, check_dynamic_sampling, check_reference),
     *(check_entropy, check_critic, check_overlong, check_policy, check_schedule, check_rollout, check_pipeline),
     *(
+        check_sequence_parallel,
         check_reward,
         check_episode,
         check_data,

@@ -9,6 +9,7 @@ from rlsys.config.schema import Config
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
 from rlsys.models.lookup import context_of_model, head_size_of_model, known_model_shape
 from rlsys.models.shapes import CPU_HEAD_SIZES, ModelShape, tensor_parallel_problem
+from rlsys.packs.heads import sequence_parallel_problem
 
 
 def check_model(c: Config) -> Iterator[str]:
@@ -60,13 +61,20 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
         and (problem := tensor_parallel_problem(shape, c.rollout.tensor_parallel))
     ):
         problems.append(problem)
-    problems += check_targets(c, shape) if shape else []
+    problems += [*check_targets(c, shape), *check_heads(c, shape)] if shape else []
     if shape and (unknown := [i for i in c.rollout.stop_token_ids if i >= shape.vocabulary]):
         problems.append(
             f"rollout.stop_token_ids has {unknown[0]}, and the model's {shape.vocabulary:,} tokens end at "
             f"{shape.vocabulary - 1}. Correct it, or leave it out."
         )
     return problems
+
+
+def check_heads(c: Config, model: ModelShape) -> Iterator[str]:
+    """Whether ranks can share the heads."""
+    sharing = c.policy.sequence_parallel
+    if sharing > 1 and (problem := sequence_parallel_problem(model.name, model.heads, model.kv_heads, sharing)):
+        yield problem
 
 
 def check_head_size(c: Config, size: int) -> Iterator[str]:

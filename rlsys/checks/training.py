@@ -63,6 +63,19 @@ def check_schedule(c: Config) -> Iterator[str]:
         )
 
 
+def check_sequence_parallel(c: Config) -> Iterator[str]:
+    """As many ranks as share a pack are one group, and every rank is in a group."""
+    sharing = c.policy.sequence_parallel
+    ranks = {"policy": c.policy.ranks} | ({"critic": c.critic.ranks} if c.algorithm.advantage == "gae" else {})
+    for role, count in ranks.items():
+        if sharing > 0 and count > 0 and count % sharing:
+            divisors = [str(n) for n in range(1, count + 1) if count % n == 0]
+            yield (
+                f"policy.sequence_parallel ({sharing}) ranks share each pack, and {role}.ranks is {count}. Use {role}.ranks "
+                f"{-(-count // sharing) * sharing}, or a policy.sequence_parallel of {', '.join(divisors)}."
+            )
+
+
 def check_policy(c: Config) -> Iterator[str]:
     p, prompt, new = c.policy, c.rollout.max_prompt_tokens, c.rollout.max_new_tokens
     if p.tokens_per_pack < prompt + new:

@@ -154,6 +154,7 @@ class LoraConfig:
 @dataclass(frozen=True)
 class PolicyConfig:
     ranks: int = positive(2)  # DeepSpeed processes, one GPU each on a GPU cluster
+    sequence_parallel: int = positive(1)  # ranks that share each pack's tokens, for long sequences; divides the ranks
     zero_stage: int = 2  # 0 | 1 | 2 | 3: how much of the training state DeepSpeed splits over the ranks
     offload_optimizer: bool = False  # keep the optimizer state in host memory (ZeRO 1-3)
     offload_params: bool = False  # keep the parameters in host memory (ZeRO 3)

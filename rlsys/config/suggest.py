@@ -42,6 +42,7 @@ FOREIGN_NAMES = {
     "policy.ranks": (
         "nnodes n_gpus_per_node actor_num_nodes actor_num_gpus_per_node actor.num_nodes actor.num_gpus_per_node"
     ),
+    "policy.sequence_parallel": "ulysses_sequence_parallel_size ring_attn_size sp_size context_parallel_size",
     "policy.offload_optimizer": "optimizer_offload adam_offload",
     "policy.tokens_per_pack": "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
     "policy.compile": "use_torch_compile torch_compile",

@@ -5,6 +5,7 @@ from typing import Any
 
 from rlsys.config.schema import ConfigError
 from rlsys.models.flops import FlopCounter
+from rlsys.packs.heads import heads_divide
 
 # The layers of these consist of queries, keys, values, output and a gated MLP of three matrices.
 KNOWN_FAMILIES = (
@@ -102,9 +103,8 @@ class ModelShape:
         return 2 * self.layers * self.key_width * width
 
     def can_split(self, parts: int) -> bool:
-        """True if vLLM can split the model into so many parts. It repeats heads of keys where there are too few."""
-        keys = self.kv_heads % parts == 0 or parts % self.kv_heads == 0
-        return keys and self.heads % parts == 0 and self.intermediate % parts == 0
+        """True if vLLM can split the model into so many parts."""
+        return heads_divide(self.heads, self.kv_heads, parts) and self.intermediate % parts == 0
 
     @property
     def flop_counter(self) -> FlopCounter:

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from rlsys.packs import exact
 from rlsys.packs.flash import can_flash, flash_attention
 from rlsys.packs.layout import AttentionBlock, BlocksToPack, Layout, PackToBlocks
+from rlsys.packs.sequence_parallel import exchange_heads
 
 PACKED_ATTENTION = "rlsys_packed"
 EXACT_PACKED_ATTENTION = "rlsys_packed_exact"  # computes in the same order as the engine, for `rollout.exact`
@@ -36,6 +37,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, float], 
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # never compiled, even inside compiled layers
+@exchange_heads
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,

@@ -3,19 +3,38 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsys.packs.layout import build_layout
+from rlsys.packs.sequence_parallel import ALONE, SequenceGroup, sequence_group
 from rlsys.types import Pack
 
 
-def target_hidden_states(decoder: Any, pack: Pack, device: torch.device) -> Tensor:
-    """The decoder's last hidden states at the positions that predict the targets of a pack.  [K, hidden size]"""
+@dataclass(frozen=True)
+class OwnTargets:
+    """Those of the K targets of a pack that this rank predicts: all, unless ranks share a pack."""
+
+    hidden: Tensor  # [k, hidden size] the decoder's last hidden states at the positions that predict them
+    indices: Tensor  # [k] among all targets
+    count: int  # K
+    group: SequenceGroup
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Values of all targets, from those that each rank has of its own.  [k, …] -> [K, …]"""
+        return self.group.gather(values, self.indices, self.count)
+
+
+def run_decoder(decoder: Any, pack: Pack, device: torch.device) -> OwnTargets:
+    """Runs the decoder on this rank's share of a pack."""
+    group = sequence_group(decoder)
+    targets, places = (to_indices(x, device) for x in group.own_targets(pack.logit_positions, len(pack.tokens)))
     output = decoder(**decoder_inputs(decoder, pack, device))
-    return output.last_hidden_state[0].index_select(0, logit_positions(pack, device))
+    return OwnTargets(output.last_hidden_state[0].index_select(0, places), targets, len(pack.targets), group)
 
 
 def decoder_inputs(decoder: Any, pack: Pack, device: torch.device) -> dict[str, Any]:
@@ -24,17 +43,18 @@ def decoder_inputs(decoder: Any, pack: Pack, device: torch.device) -> dict[str, 
     Attention gets the layout as an argument. Folded mixers read it from the decoder, also when a layer is computed again
     for its gradients: until the next pack it stays the same.
     """
-    decoder.pack_layout = build_layout(pack.lengths, pack.parent, device)
+    group = sequence_group(decoder)
+    decoder.pack_layout = build_layout(pack.lengths, pack.parent, device, group)
     return {
-        "input_ids": torch.tensor(pack.tokens, dtype=torch.long, device=device)[None],
-        "position_ids": torch.tensor(pack.positions, device=device)[None],
+        "input_ids": to_indices(group.own_tokens(pack.tokens), device)[None],
+        "position_ids": to_indices(group.own_tokens(pack.positions), device)[None],
         "use_cache": False,
         "layout": decoder.pack_layout,
     }
 
 
-def logit_positions(pack: Pack, device: torch.device) -> Tensor:
-    return torch.tensor(pack.logit_positions, dtype=torch.long, device=device)
+def to_indices(column: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.tensor(column, dtype=torch.long, device=device)
 
 
 @contextmanager
@@ -44,9 +64,11 @@ def own_attention(decoder: Any) -> Iterator[None]:
     The packing proof and a diagnosis compare with it.
     """
     packed, compiles = decoder.config._attn_implementation, "torch._dynamo" in sys.modules
+    group, decoder.sequence_group = sequence_group(decoder), ALONE
     decoder.set_attn_implementation("eager")
     try:
         with torch.compiler.set_stance("force_eager") if compiles else nullcontext():
             yield
     finally:
         decoder.set_attn_implementation(packed)
+        decoder.sequence_group = group

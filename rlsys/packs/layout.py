@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlsys.packs.flash import RaggedKeys, ragged_keys
+from rlsys.packs.sequence_parallel import ALONE, SequenceGroup
 
 MAX_LENGTH_RATIO = 1.25  # longest piece of a block over its shortest: at most a fifth of a block is padding
 
@@ -45,9 +46,12 @@ class Layout:
     blocks: list[AttentionBlock]
     cell_of_token: Tensor  # [T] index of each token's cell among the cells after the prefixes, block after block
     ragged_keys: RaggedKeys | None = None  # on GPUs, for FlashAttention
+    group: SequenceGroup = ALONE  # ranks that attend to the pack together
 
 
-def build_layout(lengths: list[int], parents: list[int], device: torch.device | str = "cpu") -> Layout:
+def build_layout(
+    lengths: list[int], parents: list[int], device: torch.device | str = "cpu", group: SequenceGroup = ALONE
+) -> Layout:
     """Lays the pieces of a pack out in blocks. `lengths` and `parents` as in `Pack`."""
     starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
     blocks, cell_of_token, offset = [], torch.empty(sum(lengths), dtype=torch.long), 0
@@ -64,7 +68,7 @@ def build_layout(lengths: list[int], parents: list[int], device: torch.device | 
         else:
             blocks.append(AttentionBlock(tokens.to(device), 0, [], None))
     ragged = ragged_keys(lengths, parents, device) if torch.device(device).type == "cuda" else None
-    return Layout(blocks, cell_of_token.to(device), ragged)
+    return Layout(blocks, cell_of_token.to(device), ragged, group)
 
 
 def group_similar(lengths: list[int], parents: list[int]) -> list[list[int]]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlsys.packs import exact
-from rlsys.packs.decoder import decoder_inputs, logit_positions, target_hidden_states
+from rlsys.packs.decoder import decoder_inputs, run_decoder, to_indices
 from rlsys.packs.logit_transform import UNCHANGED, LogitTransform
 from rlsys.types import Pack
 
@@ -47,6 +47,10 @@ class PackedLogprobs(nn.Module):
         head.transform = LogitTransform.from_config(lm.config)
         self.lm = lm
 
+    @property
+    def decoder(self) -> Any:
+        return self.lm.get_decoder()
+
     def forward(self, pack: Pack, plain: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs [K] of a pack's targets, and entropies [K] of their distributions ([0] while gradients are off).
 
@@ -57,13 +61,15 @@ class PackedLogprobs(nn.Module):
         early = torch.tensor(pack.places < self.min_new_tokens, device=device) if self.min_new_tokens else None
         if plain:
             return self.plain_logprobs(pack, targets, early), targets.new_zeros(0)
-        hidden = target_hidden_states(self.lm.get_decoder(), pack, device)
-        return self.lm.get_output_embeddings()(hidden, targets, early)
+        own = run_decoder(self.decoder, pack, device)
+        early = None if early is None else early[own.indices]
+        logprobs, entropies = self.lm.get_output_embeddings()(own.hidden, targets[own.indices], early)
+        return own.gather(logprobs), own.gather(entropies) if torch.is_grad_enabled() else entropies
 
     def plain_logprobs(self, pack: Pack, targets: Tensor, early: Tensor | None) -> Tensor:
         head, device = self.lm.get_output_embeddings(), targets.device
-        logits = self.lm(**decoder_inputs(self.lm.get_decoder(), pack, device)).logits[0]
-        logits = logits.index_select(0, logit_positions(pack, device)).float() / head.temperature
+        logits = self.lm(**decoder_inputs(self.decoder, pack, device)).logits[0]
+        logits = logits.index_select(0, to_indices(pack.logit_positions, device)).float() / head.temperature
         excluded = None if early is None else (early, head.end_ids)
         return exclude(logits, excluded, slice(None)).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
 

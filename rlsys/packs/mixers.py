@@ -29,7 +29,8 @@ def fold_mixers(decoder: Any) -> list[str]:
     for module in decoder.modules():
         if type(module) in kinds:
             module.forward = run_on_blocks(module.forward, decoder)
-    return sorted(kind.__name__ for kind in kinds)
+    decoder.mixers = sorted(kind.__name__ for kind in kinds)
+    return list(decoder.mixers)
 
 
 def run_on_blocks(forward: Callable[..., Any], decoder: Any) -> Callable[..., Any]:

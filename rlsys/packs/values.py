@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlsys.packs.decoder import target_hidden_states
+from rlsys.packs.decoder import run_decoder
 from rlsys.types import Pack
 
 
@@ -22,11 +22,8 @@ class PackedValues(nn.Module):
 
     def forward(self, pack: Pack, states: bool = False) -> Tensor:
         """Values [K] before each of a pack's targets, in single precision. `states`: the head's input [K, D] instead."""
-        hidden = target_hidden_states(self.decoder, pack, self.head.weight.device)
-        if states:
-            return hidden.float()
-        values: Tensor = self.head(hidden)[:, 0].float()
-        return values
+        own = run_decoder(self.decoder, pack, self.head.weight.device)
+        return own.gather(own.hidden.float() if states else self.head(own.hidden)[:, 0].float())
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:

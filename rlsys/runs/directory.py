@@ -55,6 +55,7 @@ CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "policy.lr_schedule_steps",
     "policy.port",
     "policy.ranks",
+    "policy.sequence_parallel",
     "policy.zero_stage",
     "policy.offload_optimizer",
     "policy.offload_params",

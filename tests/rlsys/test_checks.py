@@ -28,6 +28,19 @@ from rlsys.pipeline import SyncSchedule
             ["lr_schedule_steps (50)", "trainer.steps (100)", "rate of 0", "Use 100 or more, or null"],
         ),
         ("policy.lr_schedule_steps=200", ["lr_schedule_steps is 200", "constant has no end", "=null"]),
+        ("policy.sequence_parallel=0", ["policy.sequence_parallel is 0"]),
+        (
+            "policy.sequence_parallel=4 policy.ranks=6",
+            ["policy.sequence_parallel (4)", "policy.ranks is 6", "Use policy.ranks 8", "of 1, 2, 3, 6"],
+        ),
+        (
+            "policy.sequence_parallel=2 policy.ranks=2 algorithm.advantage=gae critic.ranks=1",
+            ["policy.sequence_parallel (2)", "critic.ranks is 1", "Use critic.ranks 2"],
+        ),
+        (
+            "policy.sequence_parallel=8 policy.ranks=8 model.path=Qwen/Qwen2.5-7B",
+            ["(8) does not divide Qwen/Qwen2.5-7B", "28 attention heads, 4 of keys", "may be 1, 2, 4, 28."],
+        ),
         ("policy.lora.rank=-1", ["policy.lora.rank is -1", "of 0 or more"]),
         ("policy.lora.alpha=64", ["policy.lora.alpha is set", "rank is 0", "such as 32"]),
         ("policy.lora.rank=8", ["policy.lora.alpha is missing", "alpha / rank", "such as 16"]),

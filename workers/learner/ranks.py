@@ -44,10 +44,15 @@ class LearnerRank:
 
 
 class LearnerGroup:
-    """All ranks of one model, for the driver. `LearnerGroup("policy", 2, …).call_all("save", folder)`"""
+    """All ranks of one model, for the driver. `LearnerGroup("policy", 2, …).call_all("save", folder)`
+
+    With policy.sequence_parallel, so many ranks in a row share their packs, and count as one in `ranks`.
+    """
 
     def __init__(self, role: str, ranks: int, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
-        self.role, self.ranks, self.config, self.watchdog = role, ranks, config, watchdog
+        self.role, self.config, self.watchdog = role, config, watchdog
+        self.sharing = config.policy.sequence_parallel
+        self.ranks = ranks // self.sharing
         self.actors = [spawn(f"{role}-{i}") for i in range(ranks)]
         self.lock = threading.RLock()  # calls reach all ranks in the same order, whichever threads make them
 
@@ -68,13 +73,17 @@ class LearnerGroup:
         return self._wait(self.start_calls(method, *arguments), doing or f"{self.role} {method}", timeout_s)
 
     def scatter(self, method: str, packs: list[list[Pack]], *arguments: Any) -> list[Any]:
-        """Makes the same call on every rank, each with its own packs. Returns the answers by rank."""
+        """Makes the same call on every rank, each with its own packs. Returns the answers by rank.
+
+        Ranks that share packs answer alike, so one answer of them is returned.
+        """
+        packs = [packs_of_rank for packs_of_rank in packs for _ in range(self.sharing)]
         with self.lock:
             calls = {
                 f"{self.role}-{i}": getattr(actor, method).remote(packs_of_rank, *arguments)
                 for i, (actor, packs_of_rank) in enumerate(zip(self.actors, packs, strict=True))
             }
-        return self._wait(calls, f"{self.role} {method}", 0)
+        return self._wait(calls, f"{self.role} {method}", 0)[:: self.sharing]
 
     def _wait(self, calls: dict[str, Any], doing: str, timeout_s: float) -> list[Any]:
         return list(self.watchdog.gather(calls, doing, timeout_s).values())

@@ -18,6 +18,7 @@ from rlsys.models.adapters import WEIGHTS, is_adapter_directory
 from rlsys.packs.decoder import own_attention
 from rlsys.packs.logprobs import LogprobHead, exclude
 from rlsys.packs.lora import adapted_layers, is_adapter, trained_parameters, without_adapters
+from rlsys.packs.sequence_parallel import sequence_group
 from rlsys.types import Floats, Pack
 from workers.learner.adapter_files import peft_name
 from workers.learner.tensor_files import TensorFiles
@@ -238,7 +239,8 @@ def padded_positions(pack: Pack, what_if: WhatIf) -> Tensor:
 
 @contextlib.contextmanager
 def use_padded_positions(lm: Any, pack: Pack, what_if: WhatIf) -> Iterator[None]:
-    ids = padded_positions(pack, what_if)[None]
+    own = sequence_group(lm.get_decoder()).own_tokens(padded_positions(pack, what_if).numpy())
+    ids = torch.from_numpy(own)[None]
 
     def hook(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return arguments, keywords | {"position_ids": ids.to(keywords["position_ids"].device)}

@@ -24,7 +24,9 @@ class ZeroEngine:
     def __init__(self, model: Any, settings: PolicyConfig, lr: float):
         import deepspeed
 
+        from rlsys.packs.sequence_parallel import split_sequences
         from workers.learner.guarded_adamw import GuardedAdamW
+        from workers.learner.sequence_groups import create_sequence_group
         from workers.learner.zero_state import ZeroState
 
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -40,6 +42,8 @@ class ZeroEngine:
         self.rank, self.ranks = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
+        if settings.sequence_parallel > 1:
+            split_sequences(model.decoder, create_sequence_group(settings.sequence_parallel))
 
     def forward_all(self, packs: list[Pack], **options: bool) -> list[Any]:
         """Returns the model's output for each pack, without gradients."""
@@ -66,7 +70,8 @@ class ZeroEngine:
             self.engine.set_gradient_accumulation_boundary(last)
             loss = pack_loss(pack, self.engine(pack))
             bad += ~loss.detach().isfinite()
-            # DeepSpeed averages over ranks; our weights are already global.
+            # DeepSpeed averages over ranks; our weights are already global. Ranks that share a sequence have a part of
+            # its gradient each.
             self.engine.backward(loss * self.ranks)
             if last:
                 norm = self.allow_or_skip_step(bad)

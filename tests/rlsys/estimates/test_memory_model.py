@@ -31,7 +31,7 @@ from rlsys.estimates.processes import memory_by_role
 from rlsys.models.known_shapes import look_up_shape
 from rlsys.models.shapes import parse_config
 from rlsys.packs.attention import PACKED_ATTENTION
-from rlsys.packs.decoder import target_hidden_states
+from rlsys.packs.decoder import run_decoder
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.lora import add_adapters
 from rlsys.packs.packing import pack
@@ -73,7 +73,7 @@ def saved_bytes(lm, packed) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        target_hidden_states(lm.get_decoder(), packed, torch.device("cpu"))
+        run_decoder(lm.get_decoder(), packed, torch.device("cpu"))
     return sum(size for size, _ in storages.values())
 
 

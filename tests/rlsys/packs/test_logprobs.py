@@ -13,7 +13,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys.packs.attention import PACKED_ATTENTION
-from rlsys.packs.decoder import target_hidden_states
+from rlsys.packs.decoder import run_decoder
 from rlsys.packs.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
 from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.tasks import zigzag
@@ -91,7 +91,7 @@ def test_a_head_in_float32_rounds_no_logit_of_a_bfloat16_body():
     lm.set_attn_implementation(PACKED_ATTENTION)
     model = PackedLogprobs(lm, float32_head=True, chunk=4)
     head, targets = lm.get_output_embeddings(), torch.tensor(one.targets).long()
-    hidden = target_hidden_states(lm.get_decoder(), one, torch.device("cpu")).detach()
+    hidden = run_decoder(lm.get_decoder(), one, torch.device("cpu")).hidden.detach()
     assert hidden.dtype == head.weight.dtype == torch.bfloat16
     weight = head.weight.detach().double().requires_grad_()
     plain = (hidden.double() @ weight.T).log_softmax(-1)
