@@ -83,6 +83,9 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         aim(run, "rollout", "rollout-0", share=0.3)
         run.until_step(2)
         aim(run, "rollout", "episode-1", share=0.5)
+        run.until(
+            lambda: "episode-1" in {e["worker"] for e in run.events("replaced")}
+        )  # not later than in the next step
         run.until_step(3)
         for process in [p for p in run.family() if "workers.episodes.process" in p.cmdline()]:
             process.kill()
@@ -92,7 +95,7 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         run.until_step(6)
         stop(run, "episode-0", phase="rollout", doing="playing episodes")
         assert run.wait() == 0, run.text()
-    assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "episode-0"}
+    assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "episode-1", "episode-0"}
     require_equal(played, tmp_path / "run")
 
 

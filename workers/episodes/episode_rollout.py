@@ -148,13 +148,14 @@ class EpisodeRollout:
         if isinstance(event, Ended):
             self.close(episode)
             self.finished.append(replace(episode.sample(event.finish), episode=event.episode))
-        elif episode.asked:
-            episode.next_ask = event
+        elif episode.asked:  # it is played again: the turn that engines sample may still be what it asks for
+            episode.next_ask = event if event != episode.asked else None
         else:
             self.ask(episode, event, generation)
 
     def ask(self, episode: OpenEpisode, asked: Asked, generation: Generation) -> None:
         """Requests the turn from the engines, after all earlier turns. A half-written turn is continued."""
+        assert asked.turn <= len(episode.turns), "the turns before were answered"
         if asked.turn < len(episode.turns):
             episode.rewind(asked.turn)
         observation, begun = episode.begun or ([], None)
@@ -204,7 +205,7 @@ class EpisodeRollout:
             episode.turns.append((observation, sample))
             episode.tokens += observation
             episode.tokens += turn.tokens
-            self.pool.answer(Answer(episode.number, turn))
+            self.pool.answer(Answer(episode.number, len(episode.turns) - 1, turn))
 
 
 def make_turn(observation: list[int], sample: Sample) -> Turn:

@@ -20,9 +20,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Answer:
-    """The turn that the episode has asked for."""
+    """A turn that the episode has asked for. If it asks for something else by now, the answer is void."""
 
     number: int
+    index: int  # of the turn
     turn: Turn
 
 

@@ -120,24 +120,28 @@ class EpisodePool:
             elif isinstance(news, Exception):
                 raise news
             else:
-                events += [e for e in news if e.number in self.playing[name]]
+                events += [event for event in news if self.note_event(name, event)]
         for name in self.playing:
             if (waited := self.timers[name].expired()) and self.is_busy(name):
                 error = self.watchdog.report_stall([name], DOING, waited)
                 if not isinstance(error, WorkerLost):
                     raise error
                 self.replace(name, error)
-        for event in events:
-            self.note_event(event)
         return events
 
-    def note_event(self, event: Event) -> None:
-        name = self.worker_of[event.number]
+    def note_event(self, name: str, event: Event) -> bool:
+        """Returns whether the event is news: the episode is still played, and does not ask for what it was sent."""
+        if event.number not in self.playing[name]:
+            return False
         if isinstance(event, Ended):
             self.forget(name, event.number)
-        else:
-            del self.playing[name][event.number].turns[event.turn :]
-            self.waiting[name].add(event.number)
+            return True
+        turns = self.playing[name][event.number].turns
+        if event.turn < len(turns) and turns[event.turn].observation == event.observation:
+            return False  # a new worker asked before the answer to the old one reached it
+        del turns[event.turn :]
+        self.waiting[name].add(event.number)
+        return True
 
     def replace(self, name: str, error: WorkerLost) -> None:
         """Replaces a worker, and starts its episodes again with the turns they have had."""

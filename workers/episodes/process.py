@@ -142,10 +142,8 @@ class RunningEpisode:
     async def run(self, row: bytes) -> None:
         verdict: Verdict | None
         try:
-            play = self.player.play(pickle.loads(row), self.ask)
-            verdict = self.player.read_verdict(
-                await Announced(play, partial(self.server.send, on=self.number)), self.ask
-            )
+            announced = Announced(self.play(row), partial(self.server.send, on=self.number))
+            verdict = self.player.read_verdict(await announced, self.ask)
         except EpisodeOver:
             verdict = self.player.read_verdict(None, self.ask)
         except asyncio.CancelledError:
@@ -160,6 +158,9 @@ class RunningEpisode:
             self.server.end(
                 self.number, self.ask.finish, verdict, self.player.transcript(self.ask), self.ask.turn_scores
             )
+
+    async def play(self, row: bytes) -> Any:
+        return await self.player.play(pickle.loads(row), self.ask)
 
     def cancelled_verdict(self) -> Verdict:
         if not self.timed_out:

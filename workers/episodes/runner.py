@@ -35,6 +35,7 @@ class Played:
     start: Start
     requested: tuple[int, list[int]] | None = None  # turn and observation that the driver has been asked for
     asked: int = 0  # turns it has asked for since it was started there
+    ran: bool = False  # its code has run there
     waits: bool = False  # for the turn that is requested
     step_began: float | None = None  # while it is not waiting for a turn
     outside_s: float = 0.0
@@ -101,14 +102,15 @@ class EpisodeRunner(ProcessSupervisor):
         if not self.started:
             self.started = True
             self.start_spare()  # not earlier: when a run starts, others need the cores
-        played.asked, played.waits, played.outside_s, played.step_began = 0, False, 0.0, time.monotonic()
+        played.asked, played.ran, played.waits = 0, False, False
+        played.outside_s, played.step_began = 0.0, time.monotonic()
         self.playing[start.number] = played
         self.process.send(("start", start.number, start.play, row, start.max_new_tokens))
 
     def answer(self, command: Answer) -> None:
         played = self.playing.get(command.number)
         played = played or next((p for p in self.waiting if p.start.number == command.number), None)
-        if played is None:
+        if played is None or not is_wanted(command, played):
             return
         played.start.turns.append(command.turn)
         played.requested = None
@@ -134,6 +136,8 @@ class EpisodeRunner(ProcessSupervisor):
         """Handles one message; workers/episodes/process.py lists them."""
         if "on" in message:
             self.running = message["on"]
+            if played := self.playing.get(message["on"]):
+                played.ran = True
         elif "ask" in message and (played := self.playing.get(message["ask"])):
             self.on_ask(played, message["observation"], message["max_tokens"])
         elif "end" in message and message["end"] in self.playing:
@@ -191,7 +195,9 @@ class EpisodeRunner(ProcessSupervisor):
                     f"a step took more than {limit:g} s (episode.step_timeout_s); process killed",
                 )
         elif cause == "crash":
-            suspects = [culprit] if culprit else [p for p in self.playing.values() if p.step_began is not None]
+            suspects = (
+                [culprit] if culprit else [p for p in self.playing.values() if p.ran and p.step_began is not None]
+            )
             for played in suspects:
                 played.crashes += 1
                 if played.crashes >= MAX_CRASHES:
@@ -209,3 +215,10 @@ class EpisodeRunner(ProcessSupervisor):
 
     def fail_work(self, error: Exception) -> None:
         self.events_queue.put(error)
+
+
+def is_wanted(answer: Answer, played: Played) -> bool:
+    """False if the answer crossed a later ask: the episode was played again meanwhile, and asks for something else."""
+    if played.requested:
+        return played.requested == (answer.index, answer.turn.observation)
+    return answer.index == len(played.start.turns)

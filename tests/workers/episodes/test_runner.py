@@ -179,7 +179,7 @@ def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended]
 
 def answer(asked: Event) -> Answer:
     assert isinstance(asked, Asked)
-    return Answer(asked.number, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"))
+    return Answer(asked.number, asked.turn, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"))
 
 
 OUTCOMES = {  # function: failure or score, and what its detail says or why it ended
@@ -242,6 +242,28 @@ def test_after_a_crash_only_turns_behind_another_observation_are_sampled_again(t
     assert ended[1].episode.verdict.score == 1.0
     assert [a.turn for a in asked] == [0, 1, 1]
     assert asked[1].observation != asked[2].observation
+
+
+def test_answers_that_nothing_asks_for_any_more_are_left_out(tmp_path: Path, tiny_model: str) -> None:
+    """A worker that takes an episode over may ask for a turn that is on its way, or for another one in its place."""
+    s = settings(tmp_path, tiny_model, "asks_for_ever", max_turns=2)
+    [play] = s.plays
+    with runner(s) as episodes:
+        episodes.send([Start(1, play, {}, 8)])
+        events = episodes.events()
+        [first] = next(events)
+        assert isinstance(first, Asked)
+        other = Turn([*first.observation, 9], [7, 1], [-1.0, -1.0], "stop")
+        episodes.send([Answer(1, 0, other), answer(first), answer(first)])
+        [second] = next(events)
+        assert isinstance(second, Asked)
+        assert (second.turn, second.observation) == (1, first.observation)
+        episodes.send([answer(second)])
+        [ended] = next(events)
+    assert isinstance(ended, Ended)
+    texts = [message["content"] for message in ended.episode.messages if message["role"] == "assistant"]
+    assert len(texts) == 2
+    assert texts[0] == texts[1]
 
 
 def test_an_ask_after_the_end_is_refused(tmp_path: Path, tiny_model: str) -> None:

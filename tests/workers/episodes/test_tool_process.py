@@ -50,7 +50,7 @@ def talk(s: EpisodeSettings, texts: list[str]) -> tuple[Ended, list[str]]:
                 observations.append(tokenizer.decode(event.observation))
                 tokens = tokenizer.encode(texts[event.turn] + FAMILIES["qwen2_5"].eos, add_special_tokens=False)
                 turn = Turn(event.observation, tokens, [-1.0] * len(tokens), "stop")
-                episodes.send([Answer(1, turn)])
+                episodes.send([Answer(1, event.turn, turn)])
     raise AssertionError
 
 
