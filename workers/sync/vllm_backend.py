@@ -62,6 +62,11 @@ def register_backend() -> None:
         def shutdown(self) -> None:
             pass
 
+        @staticmethod
+        def trainer_send_weights(*_: Any, **__: Any) -> None:
+            """vLLM 0.26 requires it; ranks send by `workers.sync.shared_memory`."""
+            raise NotImplementedError
+
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostMemoryEngine)
 
