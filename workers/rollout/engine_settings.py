@@ -63,6 +63,8 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
     }
     if r.max_sequences > DEFAULT_BATCHED_TOKENS:  # vLLM refuses more sequences than its default number of tokens
         arguments["max_num_batched_tokens"] = max_batched_tokens(config, longest_sequence)
+    if not runs_in_process(config) and not r.stop:  # a stop string ends a request outside the core
+        arguments["scheduler_cls"] = "workers.rollout.logprob_blocks.build_scheduler"
     if r.tensor_parallel > 1:
         # In a placement group, vLLM would ask Ray for processes and for GPUs that the engine's actor has already.
         arguments["distributed_executor_backend"] = "mp"

@@ -107,17 +107,22 @@ class RolloutWorker:
         await self.engine.abort_all()
 
     def to_sample(self, request: Request, completion: Any) -> Sample:
-        tokens, spans = list(completion.token_ids), getattr(completion, "weight_versions", None) or []
-        logprobs = [by_token[t].logprob for t, by_token in zip(tokens, completion.logprobs, strict=True)]
+        aborted = completion.finish_reason == "abort"
+        spans = getattr(completion, "weight_versions", None) or []
+        logprobs = np.array(completion.logprobs.logprobs, dtype=np.float32)
+        tokens = np.array(completion.token_ids, dtype=np.int32)
+        if aborted:  # the last log-probs may not have arrived (`logprob_blocks.py`); their tokens are sampled again
+            tokens = tokens[: len(logprobs)]
+        assert len(tokens) == len(logprobs), "vLLM returns a log-prob for each token"
         new = Sample(
             uid=request.uid,
             index=request.index,
             text="",
-            tokens=np.array(tokens, dtype=np.int32),
-            logprobs=np.array(logprobs, dtype=np.float32),
-            finish="cut" if completion.finish_reason == "abort" else completion.finish_reason,
+            tokens=tokens,
+            logprobs=logprobs,
+            finish="cut" if aborted else completion.finish_reason,
             version=int(spans[0].version) if spans else self.version,
-            changes=tuple((span.start, int(span.version)) for span in spans[1:]),
+            changes=tuple((span.start, int(span.version)) for span in spans[1:] if span.start < len(tokens)),
         )
         sample = self.continue_partial(request, new) if request.partial else new
         return replace(sample, text=self.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=True))

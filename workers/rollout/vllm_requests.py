@@ -36,6 +36,7 @@ def sampling_params(request: Request, stops: Stops) -> Any:
         max_tokens=request.max_new_tokens - tokens_before(request),
         seed=request.seed,
         logprobs=0,  # the sampled token's
+        flat_logprobs=True,
         detokenize=bool(strings),
         stop=strings,
         include_stop_str_in_output=True,
