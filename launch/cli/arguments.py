@@ -16,6 +16,18 @@ def json_option(help: str = "Write the figures to this file.") -> Callable[[Comm
     return click.option("--json", type=click.Path(), help=help)
 
 
+class Names(click.ParamType[list[str]]):
+    """`a,b`: names, with commas between them."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        names = value if isinstance(value, list) else [name.strip() for name in value.split(",")]
+        if not all(names):
+            self.fail(f"{value} has an empty name. Give names such as A,B.", param, ctx)
+        return list(dict.fromkeys(names))
+
+
 class MeanAndMaximum(click.ParamType[tuple[float, int]]):
     """`60,128`: the mean and the maximum length of completions, in tokens."""
 

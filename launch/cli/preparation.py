@@ -6,7 +6,16 @@ from typing import Any
 
 import click
 
-from launch.cli.arguments import CONFIG, OPTIONAL_CONFIG, OVERRIDES, POSITIVE, GpuCount, MeanAndMaximum, json_option
+from launch.cli.arguments import (
+    CONFIG,
+    OPTIONAL_CONFIG,
+    OVERRIDES,
+    POSITIVE,
+    GpuCount,
+    MeanAndMaximum,
+    Names,
+    json_option,
+)
 from launch.printing import plain_console
 
 console = plain_console()
@@ -127,6 +136,7 @@ ONLY_WITH_SIMULATE = {
 @click.option(
     "--simulate", metavar="COSTS", help="Compare lags and placements, with costs from a run or from bench --json."
 )
+@click.option("--models", type=Names(), metavar="A,B,…", help="Compare these models, each part of memory in a row.")
 @click.option("--gpus", type=click.IntRange(2), help="With --simulate: try placements on this many GPUs.")
 @click.option("--steps", type=POSITIVE, help="With --simulate: number of simulated steps; by default 8.")
 def plan(
@@ -134,6 +144,7 @@ def plan(
     overrides: tuple[str, ...],
     ragged: tuple[float, int] | None,
     simulate: str | None,
+    models: list[str] | None,
     prompt_tokens: int | None,
     json: str | None,
     **options: Any,
@@ -146,6 +157,10 @@ def plan(
     misplaced = NOT_WITH_SIMULATE if simulate else ONLY_WITH_SIMULATE
     if wrong := [message for name, message in misplaced.items() if name in given]:
         raise click.UsageError(" ".join(wrong))
+    if models and (simulate or {"measured", "model_config"} & given.keys()):
+        raise click.UsageError(
+            "--models estimates several models: --simulate, --measured and --model-config are of one."
+        )
     if {"cluster", "address"} <= given.keys():
         raise click.UsageError("--cluster names GPUs that need not exist, --address a running cluster. Give one.")
     from launch.tools.plan.lengths import LengthRequest
@@ -159,8 +174,12 @@ def plan(
         return 0
     from launch.tools.plan.command import PlanOptions
     from launch.tools.plan.command import plan as run
+    from launch.tools.plan.models import compare_models
 
-    return run(loaded, config, PlanOptions(lengths=lengths, json=json, **given), console)
+    plan_options = PlanOptions(lengths=lengths, json=json, **given)
+    if models:
+        return compare_models(loaded, models, plan_options, console)
+    return run(loaded, config, plan_options, console)
 
 
 @click.command("import")

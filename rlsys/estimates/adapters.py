@@ -1,6 +1,7 @@
 """What policy.lora changes in the estimates: how many parameters are trained, and the weights that a layer merges."""
 
 from rlsys.config.schema import Config
+from rlsys.estimates.memory import WIDTH
 from rlsys.models.shapes import ModelShape
 
 
@@ -27,6 +28,17 @@ def trained_parameters(c: Config, model: ModelShape) -> float:
     if not rank:
         return float(model.parameters)
     return float(model.layers * rank * sum(inputs + outputs for inputs, outputs in adapted_matrices(c, model)))
+
+
+def adapter_parameters(c: Config, model: ModelShape) -> float:
+    return trained_parameters(c, model) if c.policy.lora.rank else 0.0
+
+
+def sync_bytes(c: Config, model: ModelShape) -> float:
+    """What a sync sends: the adapters in the policy's dtype, or all weights in the engines'."""
+    if c.sync.what == "adapter":
+        return WIDTH[c.policy.dtype] * trained_parameters(c, model)
+    return float(WIDTH[c.rollout.dtype] * model.parameters)
 
 
 def largest_trained(c: Config, model: ModelShape) -> float:

@@ -2,6 +2,7 @@
 
 from rlsys.config.derived import max_batched_tokens
 from rlsys.config.schema import Config
+from rlsys.estimates.adapters import merge_bytes
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import (
     COMPILER_MIB,
@@ -36,6 +37,8 @@ def engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_by
         device["sync"] = add_parts(asleep, {"weights": awake["weights"]})
     else:
         device["sync"] = add_parts(awake, {"buckets": nccl_buffer_bytes(c, model)})
+    if c.sync.what == "adapter":
+        device["sync"] = add_parts(device["sync"], {"activations": merge_bytes(c, model)})
     host: Moments = {"load": {"fixed": 2.0 * IMPORT_MIB["rollout"] * MIB}}  # the actor and its engine core
     return ProcessMemory("rollout", c.rollout.engines, host=host, device=device, gpus=c.rollout.tensor_parallel)
 
@@ -49,7 +52,8 @@ def engine_on_cpu(c: Config, model: ModelShape, lengths: SequenceLengths) -> Pro
         "logits": 12.0 * sequences * model.vocabulary,
     }
     weights = width * model.parameters
-    received = SYNC_BUCKET if c.sync.transport == "object_store" else weights
+    # To merge adapters, an engine maps the model's files.
+    received = SYNC_BUCKET if c.sync.transport == "object_store" and c.sync.what == "all" else weights
     # With tensor parallelism, an engine core and its workers run beside the actor; otherwise all are one process.
     processes = 1 + (r.tensor_parallel + 1 if r.tensor_parallel > 1 else 0)
     imports = IMPORT_MIB["rollout"] * processes + COMPILER_MIB * (not r.enforce_eager)

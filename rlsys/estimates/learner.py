@@ -6,7 +6,13 @@ from functools import cached_property
 from rlsys.config.derived import adds_packs_in_float32
 from rlsys.config.schema import Config, LoraConfig
 from rlsys.estimates.activations import forward_parts, worst_case_pack
-from rlsys.estimates.adapters import largest_trained, merge_bytes, saved_state_bytes, trained_parameters
+from rlsys.estimates.adapters import (
+    adapter_parameters,
+    largest_trained,
+    merge_bytes,
+    saved_state_bytes,
+    trained_parameters,
+)
 from rlsys.estimates.memory import (
     CUDA_CONTEXT,
     MIB,
@@ -33,6 +39,7 @@ class ZeroMemory:
     """What a rank holds under DeepSpeed, in bytes: some of it always, some at times."""
 
     weights: float
+    adapters: float
     gradients: float  # during an update
     gradient_copies: float  # after the last pack
     state: float  # Adam's moments, and fp32 weights beside those that compute
@@ -49,7 +56,8 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
         float(model.parameters),
         trained_parameters(c, model),
     )
-    on_cpu, adapters = c.cluster.device == "cpu", trained * (c.policy.lora.rank > 0)
+    on_cpu, adapters = c.cluster.device == "cpu", adapter_parameters(c, model)
+    holders = ranks if p.zero_stage == 3 else 1
     shard = trained if p.zero_stage == 0 else trained / ranks
     fp32_copies = width == 2 or p.zero_stage in (1, 2)
     bucket = min(trained, REDUCE_BUCKET)
@@ -58,7 +66,8 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
     largest = largest_trained(c, model) if p.zero_stage == 0 else shard
     adam = 4 * (2 * largest if on_cpu or p.offload_optimizer else shard)
     return ZeroMemory(
-        weights=width * (everything + adapters) / (ranks if p.zero_stage == 3 else 1),
+        weights=width * everything / holders,
+        adapters=width * adapters / holders,
         gradients=shard * (2 * width if p.zero_stage == 1 else 4 if adds_packs_in_float32(p) else width),
         # ZeRO 2 converts the last pack's gradients to float32, and adds them up in one more tensor.
         gradient_copies=8 * shard * (sums_in_float32 and p.zero_stage == 2),
@@ -124,6 +133,7 @@ class LearnerEstimate:
             "optimizer": zero.state * p.offload_optimizer,
             "gradients": zero.gradients * p.offload_optimizer,
             "weights": zero.weights * p.offload_params,
+            "adapters": zero.adapters * p.offload_params,
         }
         held = add_parts(offloaded, {"fixed": import_mib(self.config, self.role) * MIB}, self.send_parts())
         step = add_parts(held, {"optimizer": zero.step * p.offload_optimizer})
@@ -137,7 +147,8 @@ class LearnerEstimate:
         offload_optimizer = c.policy.offload_optimizer and not self.on_cpu
         offload_params = c.policy.offload_params and not self.on_cpu
         held = add_parts(
-            {"weights": 0 if offload_params else zero.weights, "optimizer": 0 if offload_optimizer else zero.state},
+            {} if offload_params else {"weights": zero.weights, "adapters": zero.adapters},
+            {} if offload_optimizer else {"optimizer": zero.state},
             fixed,
         )
         gradients: Parts = {"gradients": 0 if offload_optimizer else zero.gradients}

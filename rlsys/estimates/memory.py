@@ -13,7 +13,7 @@ from rlsys.estimates.devices import GIB
 
 MIB = 1 << 20
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
-PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "buckets", "fixed")
+PARTS = ("weights", "adapters", "gradients", "optimizer", "activations", "logits", "KV cache", "buckets", "fixed")
 MOMENTS = ("load", "generate", "score", "update", "reduce", "step", "sync", "save")
 
 # MiB of a process before it has a model: Python and its imports. Measured with the tiny model; another kernel may map

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlsys.config.derived import policy_is_reference, scores_old
 from rlsys.config.schema import Config
-from rlsys.estimates.adapters import trained_parameters
+from rlsys.estimates.adapters import sync_bytes, trained_parameters
 from rlsys.estimates.devices import GIB, Gpu
 from rlsys.estimates.engine import kv_cache_tokens
 from rlsys.estimates.memory import WIDTH, SequenceLengths
@@ -76,7 +76,9 @@ def estimate_step(
     if c.algorithm.advantage == "gae":
         critic_work = work * t.epochs_per_step * (3 + c.policy.gradient_checkpointing)
         phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
-    phases["sync"] = WIDTH[c.rollout.dtype] * model.parameters / LINKS[c.sync.transport]
+    phases["sync"] = sync_bytes(c, model) / LINKS[c.sync.transport]
+    if c.sync.what == "adapter":  # engines read the model's own weights from main memory
+        phases["sync"] += WIDTH[c.rollout.dtype] * model.parameters / LINKS["shared_memory"]
     return StepTimes(phases, c.pipeline.max_lag > 0)
 
 

@@ -2,6 +2,7 @@
 
 from rlsys.config.derived import sends_shards
 from rlsys.config.schema import Config
+from rlsys.estimates.adapters import sync_bytes
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import MIB, WIDTH, Parts
 from rlsys.models.shapes import ModelShape
@@ -24,17 +25,16 @@ def sync_bucket_elements(c: Config, model: ModelShape) -> float:
 
 def device_sync_bytes(c: Config, model: ModelShape) -> float:
     """A sender's copies on its GPU beside the weights: all of them if the engine reads them in place after a cast."""
-    width = WIDTH[c.rollout.dtype]
     in_place = c.policy.dtype == c.rollout.dtype and c.policy.zero_stage != 3 and not c.policy.lora.rank
     if c.cluster.placement == "colocated" and c.sync.transport in ("auto", "cuda_ipc"):
-        return 0 if in_place else width * model.parameters
+        return 0 if in_place else sync_bytes(c, model)
     return nccl_buffer_bytes(c, model)
 
 
 def nccl_buffer_bytes(c: Config, model: ModelShape) -> float:
     """Between GPUs, weights travel through two buffers of vLLM's, at both ends."""
-    width = WIDTH[c.rollout.dtype]
-    return min(2 * max(NCCL_BUCKET, width * model.largest_tensor), width * model.parameters)
+    largest = WIDTH[c.rollout.dtype] * model.largest_tensor
+    return min(2 * max(NCCL_BUCKET, largest), sync_bytes(c, model))
 
 
 def host_send_parts(c: Config, model: ModelShape, ranks: int, first: bool) -> Parts:
@@ -43,5 +43,7 @@ def host_send_parts(c: Config, model: ModelShape, ranks: int, first: bool) -> Pa
     senders = ranks if sends_shards(c) else int(first)  # 0 if this rank sends nothing
     if not (on_host and senders):
         return {}
-    elements = sync_bucket_elements(c, model) if c.sync.transport == "object_store" else float(model.parameters)
-    return {"buckets": WIDTH[c.rollout.dtype] * elements / senders}
+    sent = sync_bytes(c, model)
+    if c.sync.transport == "object_store":
+        sent = min(sent, WIDTH[c.rollout.dtype] * sync_bucket_elements(c, model))
+    return {"buckets": sent / senders}

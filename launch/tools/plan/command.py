@@ -46,9 +46,7 @@ def plan(config: Config, path: str, options: PlanOptions, console: Console) -> i
     other_models, not_counted = find_other_models(config)
 
     def try_fit(variant: Config) -> Fit:
-        evaluated = max((max_new_tokens(config, source) for source in config.eval.datasets.values()), default=0)
-        limits = SequenceLengths(lengths.prompt, lengths.longest, evaluated, lengths.mean_prompt)
-        return check_fit(variant, model, limits, lengths.mean, nodes, other_models)
+        return fit_cluster(variant, model, lengths, nodes, other_models)
 
     fit = try_fit(config)
     changes = [] if fit.fits else suggest_changes(fit, try_fit)
@@ -62,6 +60,18 @@ def plan(config: Config, path: str, options: PlanOptions, console: Console) -> i
     if options.json:
         write_figures(options.json, to_json(result), console)
     return 0 if result.fits else 1
+
+
+def fit_cluster(
+    config: Config,
+    model: ModelShape,
+    lengths: LengthAssumption,
+    nodes: list[NodeSpec],
+    other_models: dict[str, ModelShape],
+) -> Fit:
+    evaluated = max((max_new_tokens(config, source) for source in config.eval.datasets.values()), default=0)
+    limits = SequenceLengths(lengths.prompt, lengths.longest, evaluated, lengths.mean_prompt)
+    return check_fit(config, model, limits, lengths.mean, nodes, other_models)
 
 
 def check_model_shape(config: Config, options: PlanOptions) -> tuple[ModelShape, str]:

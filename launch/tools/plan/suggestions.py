@@ -124,6 +124,8 @@ def memory_hints(fit: Fit) -> Iterator[Settings]:
         yield {"rollout.kv_cache_mb": largest_kv_cache(fit)}
         return
     yield {"policy.dtype": "bfloat16", "rollout.dtype": "bfloat16"}
+    if p.lora.rank:
+        yield {"sync.what": "adapter"}
     for share in (0.9, 0.7, 0.5, 0.3, 0.2):
         yield {"rollout.gpu_memory": share}
     yield {"policy.offload_optimizer": True}

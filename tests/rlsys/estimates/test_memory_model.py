@@ -337,11 +337,23 @@ def test_gradients_and_optimizer_of_a_rank_are_those_of_adapters_alone():
     full, lora = (learner_rank(c).device for c in (replace(GPUS, policy=replace(GPUS.policy, zero_stage=2)), config))
     assert lora["generate"]["optimizer"] == 12 * adapters / ranks
     assert full["generate"]["optimizer"] == 12 * SEVEN.parameters / ranks
-    assert lora["generate"]["weights"] == 2 * (SEVEN.parameters + adapters)
+    assert lora["generate"]["weights"] == 2 * SEVEN.parameters
+    assert lora["generate"]["adapters"] == 2 * adapters
     assert lora["update"]["gradients"] == 4 * adapters / ranks
     assert lora["update"]["buckets"] == 2 * adapters < full["update"]["buckets"]
-    whole = learner_rank(with_lora(32, zero_stage=3)).device["generate"]["weights"]
-    assert whole == 2 * (SEVEN.parameters + adapters) / ranks
+    shard = learner_rank(with_lora(32, zero_stage=3)).device["generate"]
+    assert shard["weights"] + shard["adapters"] == 2 * (SEVEN.parameters + adapters) / ranks
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "nccl"])
+def test_an_adapter_only_sync_needs_no_buffer_for_all_weights(transport):
+    config = replace(with_lora(32), sync=SyncConfig(transport=transport))
+    adapter = replace(config, sync=SyncConfig(what="adapter", transport=transport))
+    full, small = (learner_rank(c, first=True) for c in (config, adapter))
+    if transport == "shared_memory":
+        assert full.host["save"]["buckets"] - small.host["save"]["buckets"] == 2 * SEVEN.parameters - 2 * 80_740_352
+    else:
+        assert full.device["sync"]["buckets"] - small.device["sync"]["buckets"] == 4 * 152_064 * 3_584 - 2 * 80_740_352
 
 
 def test_the_policy_is_its_own_reference_and_a_checkpoint_holds_adapters():
