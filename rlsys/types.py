@@ -5,7 +5,7 @@ Log-probs belong to the sampled token, are natural logarithms, and include the t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -127,15 +127,24 @@ class Sample:
         if not self.observations:
             return [(NO_TOKENS, self.tokens)]
         answers = [NO_TOKENS, *(o.tokens for o in self.observations)]
-        parts = np.split(self.tokens, [o.at for o in self.observations])
-        return [(before, own) for before, own in zip(answers, parts, strict=True) if len(own)]
+        return [(before, own) for before, own in zip(answers, self._split_at_observations(), strict=True) if len(own)]
+
+    @property
+    def turn_count(self) -> int:
+        """The number of `turns`."""
+        ends = [*(o.at for o in self.observations), len(self.tokens)]
+        return sum(end > start for start, end in pairwise([0, *ends])) if self.observations else 1
+
+    def _split_at_observations(self) -> list[Ints]:
+        places = [0, *(o.at for o in self.observations), len(self.tokens)]
+        return [self.tokens[start:end] for start, end in pairwise(places)]
 
     @property
     def sequence(self) -> Ints:
         """The model's tokens and those of the environment, in their order."""
         if not self.observations:
             return self.tokens
-        parts = np.split(self.tokens, [o.at for o in self.observations])
+        parts = self._split_at_observations()
         answers = [o.tokens for o in self.observations]
         return np.concatenate([parts[0], *(x for pair in zip(answers, parts[1:], strict=True) for x in pair)])
 
@@ -145,6 +154,12 @@ class Sample:
         if not self.observations:
             return self.tokens[:-1]
         return np.concatenate([NO_TOKENS, *(part for turn in self.turns for part in turn)])[:-1]
+
+    @property
+    def input_count(self) -> int:
+        """The number of `inputs`."""
+        observed = sum(len(o.tokens) for o in self.observations if o.at < len(self.tokens))
+        return max(len(self.tokens) + observed - 1, 0)
 
 
 def join_partial(begun: Sample, rest: Sample) -> Sample:

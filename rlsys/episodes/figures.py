@@ -15,8 +15,8 @@ def episode_figures(samples: Sequence[Sample]) -> Metrics:
         return {}
     ends = Counter(sample.finish for sample, _ in episodes)
     return {
-        "episode/turns": fmean(len(sample.turns) for sample, _ in episodes),
-        "episode/observed_tokens": fmean(sample.observed_tokens for sample, _ in episodes),
+        "episode/turns": fmean([sample.turn_count for sample, _ in episodes]),
+        "episode/observed_tokens": fmean([sample.observed_tokens for sample, _ in episodes]),
         **{f"episode/finish/{reason}": ends[reason] / len(episodes) for reason in ("stop", *TRUNCATIONS)},
         **call_figures([episode for _, episode in episodes]),
     }

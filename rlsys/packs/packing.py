@@ -109,7 +109,8 @@ def join_openings(batch: Batch) -> Batch:
         opens = sample.observations and not sample.observations[0].at
         opening = sample.observations[0].tokens if opens else NO_TOKENS
         key, prompt = (group, opening.tobytes()), batch.prompts[group]
-        prompts.setdefault(key, replace(prompt, tokens=[*prompt.tokens, *opening.tolist()]))
+        if key not in prompts:
+            prompts[key] = replace(prompt, tokens=[*prompt.tokens, *opening.tolist()])
         groups.append(key)
         samples.append(replace(sample, observations=sample.observations[1:]) if opens else sample)
     number = {key: i for i, key in enumerate(prompts)}
@@ -132,7 +133,7 @@ def select(batch: Batch, members: Sequence[int], weights: Mapping[int, Floats] |
 
 def sequence_size(batch: Batch, sample: int, prompt_groups: Sequence[int]) -> SequenceSize:
     prompt = batch.prompts[batch.groups[sample]]
-    return SequenceSize(sample, prompt_groups[sample], len(prompt.tokens), len(batch.samples[sample].inputs))
+    return SequenceSize(sample, prompt_groups[sample], len(prompt.tokens), batch.samples[sample].input_count)
 
 
 def build(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlsys.types import Sample
+from rlsys.types import Observation, Sample
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,24 @@ from rlsys.types import Sample
 )
 def test_a_sample_that_ended_at_a_limit_is_truncated(finish, truncated):
     assert Sample("p", 0, "", np.ones(1, np.int32), np.zeros(1, np.float32), finish, 0).truncated is truncated
+
+
+@pytest.mark.parametrize(
+    ("places", "turns", "sequence", "inputs"),
+    [
+        ([], 1, "abc", "ab"),
+        ([0], 1, "xyabc", "xyab"),
+        ([1], 2, "axybc", "axyb"),
+        ([0, 1], 2, "xyaxybc", "xyaxyb"),
+        ([0, 3], 1, "xyabcxy", "xyab"),  # the last word of the environment has no turn
+    ],
+)
+def test_turns_sequence_and_inputs_of_three_own_tokens_and_what_an_environment_said(places, turns, sequence, inputs):
+    """`abc` are the model's own tokens; at each of the places the environment said `xy` before."""
+    own, said = (np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in ("abc", "xy"))
+    observations = tuple(Observation(at, said) for at in places)
+    sample = Sample("p", 0, "", own, np.zeros(3, np.float32), "stop", 0, observations=observations)
+    assert (sample.turn_count, len(sample.turns)) == (turns, turns)
+    assert "".join(map(chr, sample.sequence)) == sequence
+    assert "".join(map(chr, sample.inputs)) == inputs
+    assert sample.input_count == len(inputs)

@@ -26,10 +26,13 @@ class EpisodeVerdicts(Future[list[Verdict]]):
     def __init__(self, samples: list[Sample], judged: "Future[list[Verdict]]"):
         super().__init__()
         self.samples, self.judged = samples, judged
+        self.combined: list[Verdict] | None = None  # the result is asked for once for each sample
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
-        verdicts = self.judged.result(timeout)
-        return [combine(sample, verdict) for sample, verdict in zip(self.samples, verdicts, strict=True)]
+        if self.combined is None:
+            pairs = zip(self.samples, self.judged.result(timeout), strict=True)
+            self.combined = [combine(sample, verdict) for sample, verdict in pairs]
+        return self.combined
 
 
 def combine(sample: Sample, judged: Verdict) -> Verdict:

@@ -15,9 +15,9 @@ import numpy as np
 from rlsys.episodes.asking import Turn
 from rlsys.seeds import derive_seed
 from rlsys.types import NO_TOKENS, Request, Sample, join_turns
-from workers.episodes.messages import Answer, Asked, Ended, Event, Start
+from workers.episodes.messages import Answer, Asked, Ended, Event, Start, batching_s
 from workers.episodes.pool import EpisodePool
-from workers.rollout.generation import BATCHING_S, Generation
+from workers.rollout.generation import Generation
 from workers.rollout.rollout_group import RolloutGroup
 
 Key = tuple[str, int]  # uid and index of a sample
@@ -63,6 +63,7 @@ class EpisodeRollout:
         self.last_number = 0
         self.finished: list[Sample] = []
         self.stopping = False
+        self.next_exchange = 0.0  # of messages with the pool, by `time.monotonic`
 
     def wake(self) -> None:
         self.engines.wake()
@@ -77,9 +78,9 @@ class EpisodeRollout:
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         """Yields samples as they finish. All episodes begin at once; engines take their turns as they have room."""
         self.stopping, self.finished = False, []
-        generation = self.engines.begin([r for r in requests if r.prompt is None], more=lambda: bool(self.by_number))
+        generation = self.engines.begin([r for r in requests if r.prompt is None], self.wait_s)
         self.pool.wake = generation.wake
-        next_exchange = 0.0
+        self.next_exchange = 0.0
         try:
             for r in requests:
                 if r.prompt is not None:
@@ -88,9 +89,9 @@ class EpisodeRollout:
             self.pool.flush()
             for samples in generation.run():
                 self.accept(samples, generation)
-                if time.monotonic() < next_exchange and not self.finished:
+                if time.monotonic() < self.next_exchange and not self.finished:
                     continue
-                next_exchange = time.monotonic() + BATCHING_S
+                self.next_exchange = time.monotonic() + batching_s(len(self.by_number))
                 for event in self.pool.poll():
                     self.on_event(event, generation)
                 self.pool.flush()
@@ -105,6 +106,10 @@ class EpisodeRollout:
             for episode in list(self.by_number.values()):
                 self.drop(episode)
             self.pool.flush()
+
+    def wait_s(self) -> float:
+        """Seconds to the next exchange of messages. 0: no episode is open, so engines get no further requests."""
+        return max(self.next_exchange - time.monotonic(), 1e-3) if self.by_number else 0.0
 
     def begin(self, request: Request) -> None:
         assert request.prompt is not None

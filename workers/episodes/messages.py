@@ -55,3 +55,8 @@ class Ended:
 
 
 Event = Asked | Ended
+
+
+def batching_s(episodes: int) -> float:
+    """Seconds for which a message waits for others, as each has its cost: the more episodes, the more come in a second."""
+    return min(max(episodes / 10_000, 0.01), 0.1)

@@ -95,7 +95,7 @@ class EpisodePool:
     def flush(self) -> None:
         for name, commands in self.outbox.items():
             if commands:
-                self.workers.actors[name].send.remote(pickle.dumps(commands))
+                self.workers.actors[name].send.options(num_returns=0).remote(pickle.dumps(commands))
                 self.outbox[name] = []
 
     def expect_news(self, name: str) -> None:

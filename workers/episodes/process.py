@@ -1,8 +1,8 @@
 """The process that plays episodes. `workers.episodes.runner` starts it, sends it rows and turns, and replaces it.
 
-    runner ──pickle ("start", number, play, pickled row, max_new_tokens)──▶ process
-           ──pickle ("turn", number, tokens, logprobs, finish)──▶
-           ──pickle ("drop", number)──▶
+    runner ──pickle [("start", number, play, pickled row, max_new_tokens), …]──▶ process
+           ──pickle [("turn", number, tokens, logprobs, finish), …]──▶
+           ──pickle [("drop", number), …]──▶
            ◀── {"ready": true, "notes": […]}, or {"problem": sentence}   once, when the functions are imported
            ◀── {"on": number}                        code of this episode runs from now on
            ◀── {"ask": number, "observation": […], "max_tokens": n}
@@ -42,6 +42,7 @@ from workers.processes.child import run_child
 from workers.supervision.imports import skip_generation_import
 
 MAX_THREADS = 64  # each takes 8 MiB of episode.memory_mb
+encode_json = json.JSONEncoder(default=str).encode
 
 
 class EpisodeServer:
@@ -52,6 +53,7 @@ class EpisodeServer:
         self.players = {spec: Player(spec, settings, equipment) for spec in settings.plays}
         self.notes = continuation_notes(equipment.template, equipment.schemas)
         self.running: dict[int, RunningEpisode] = {}
+        self.unsent = bytearray()
 
     def serve(self) -> None:
         self.loop.run_until_complete(self.serve_forever())
@@ -64,20 +66,38 @@ class EpisodeServer:
         self.send(ready=True, notes=list(dict.fromkeys(self.notes)))
         while True:
             try:
-                kind, number, *rest = pickle.loads(await read_message(reader))
+                commands = pickle.loads(await read_message(reader))
             except asyncio.IncompleteReadError:  # the runner has ended
                 return
-            if kind == "start":
-                self.start(number, *rest)
-            elif number in self.running:
-                episode = self.running[number]
-                episode.drop() if kind == "drop" else episode.resume(*rest)
+            for kind, number, *rest in commands:
+                if kind == "start":
+                    self.start(number, *rest)
+                elif episode := self.running.get(number):
+                    episode.drop() if kind == "drop" else episode.resume(*rest)
 
     def send(self, **message: Any) -> None:
-        if os.getpid() != self.pid:  # a function has forked, and its child came back from it
+        """Sends a message soon, together with others."""
+        self.end_if_forked()
+        if not self.unsent:
+            self.loop.call_soon(self.flush)
+        data = encode_json(message).encode()
+        self.unsent += struct.pack("!i", len(data)) + data
+
+    def announce(self, number: int) -> None:
+        """Says at once that code of this episode runs now: it may block or end the process."""
+        self.send(on=number)
+        self.flush()
+
+    def flush(self) -> None:
+        self.end_if_forked()
+        if self.unsent:
+            self.writer.write(bytes(self.unsent))
+            self.unsent.clear()
+
+    def end_if_forked(self) -> None:
+        """A function has forked, and its child came back from it: it must say nothing."""
+        if os.getpid() != self.pid:
             os._exit(0)
-        data = json.dumps(message, default=str).encode()
-        self.writer.write(struct.pack("!i", len(data)) + data)
 
     def start(self, number: int, play: str, row: bytes, max_new_tokens: int) -> None:
         s = self.settings
@@ -90,6 +110,7 @@ class EpisodeServer:
         self.send(end=number, finish=finish, verdict=given, messages=messages, turn_scores=scores)
         if verdict and verdict.failure == "memory":
             self.send(retire="it ran out of memory")
+            self.flush()
 
 
 class RunningEpisode:
@@ -142,7 +163,7 @@ class RunningEpisode:
     async def run(self, row: bytes) -> None:
         verdict: Verdict | None
         try:
-            announced = Announced(self.play(row), partial(self.server.send, on=self.number))
+            announced = Announced(self.play(row), partial(self.server.announce, self.number))
             verdict = self.player.read_verdict(await announced, self.ask)
         except EpisodeOver:
             verdict = self.player.read_verdict(None, self.ask)

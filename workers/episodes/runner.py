@@ -18,12 +18,11 @@ from typing import Any
 from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.types import Episode, Verdict
-from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event, Start
+from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event, Start, batching_s
 from workers.processes.handle import ProcessHandle
 from workers.processes.supervisor import Cause, ProcessSupervisor
 
 GRACE_S = 1.0  # for an episode to stop by itself, which takes no process down
-BATCHING_S = 0.02  # an event waits so long for others: each message has its cost
 MAX_WORKING = 64  # episodes between two turns: with more of them, none begins, as each may keep the others waiting
 MAX_CRASHES = 2  # processes that end while an episode's code runs; then the episode has failed
 
@@ -45,13 +44,15 @@ class Played:
 class EpisodeRunner(ProcessSupervisor):
     """One episode process and its spare. `send` and `events` may be called by any thread."""
 
-    module, name = "workers.episodes.process", "episode"
+    module, name, gathering_s = "workers.episodes.process", "episode", 0.002
 
     def __init__(self, settings: EpisodeSettings):
         self.limits = settings
         self.commands: deque[Command] = deque()
         self.waiting: deque[Played] = deque()  # not yet in the process
         self.playing: dict[int, Played] = {}  # in the process, by number
+        self.working: set[Played] = set()  # of these, the ones that are not waiting for a turn
+        self.outgoing: list[tuple[Any, ...]] = []  # to the process
         self.running: int | None = None  # whose code ran last
         self.events_queue: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
         self.started = False
@@ -67,7 +68,7 @@ class EpisodeRunner(ProcessSupervisor):
         """Yields what episodes ask for, and how they end, for ever. Raises why nothing can be played any more."""
         while True:
             events = [self.events_queue.get()]
-            time.sleep(BATCHING_S)
+            time.sleep(batching_s(len(self.playing)))
             while not self.events_queue.empty():
                 events.append(self.events_queue.get())
             if error := next((e for e in events if isinstance(e, Exception)), None):
@@ -86,13 +87,13 @@ class EpisodeRunner(ProcessSupervisor):
                 self.answer(command)
             else:
                 self.drop(command)
-        working = sum(played.step_began is not None for played in self.playing.values())
-        while self.waiting and len(self.playing) < self.limits.concurrency and working < MAX_WORKING:
+        while self.waiting and len(self.playing) < self.limits.concurrency and len(self.working) < MAX_WORKING:
             self.begin(self.waiting.popleft())
-            working += 1
+        if self.outgoing:
+            self.process.send(self.outgoing)
+            self.outgoing = []
 
     def begin(self, played: Played) -> None:
-        assert self.process is not None
         start = played.start
         try:
             row = pickle.dumps(start.row)
@@ -103,9 +104,20 @@ class EpisodeRunner(ProcessSupervisor):
             self.started = True
             self.start_spare()  # not earlier: when a run starts, others need the cores
         played.asked, played.ran, played.waits = 0, False, False
-        played.outside_s, played.step_began = 0.0, time.monotonic()
+        played.outside_s = 0.0
         self.playing[start.number] = played
-        self.process.send(("start", start.number, start.play, row, start.max_new_tokens))
+        self.begin_step(played)
+        self.outgoing.append(("start", start.number, start.play, row, start.max_new_tokens))
+
+    def begin_step(self, played: Played) -> None:
+        played.step_began = time.monotonic()
+        self.working.add(played)
+
+    def end_step(self, played: Played) -> None:
+        if played.step_began is not None:
+            played.outside_s += time.monotonic() - played.step_began
+        played.step_began = None
+        self.working.discard(played)
 
     def answer(self, command: Answer) -> None:
         played = self.playing.get(command.number)
@@ -118,16 +130,15 @@ class EpisodeRunner(ProcessSupervisor):
             self.send_turn(played, command.turn)
 
     def send_turn(self, played: Played, turn: Turn) -> None:
-        assert self.process is not None
-        played.waits, played.step_began = False, time.monotonic()
-        self.process.send(("turn", played.start.number, turn.tokens, turn.logprobs, turn.finish))
+        played.waits = False
+        self.begin_step(played)
+        self.outgoing.append(("turn", played.start.number, turn.tokens, turn.logprobs, turn.finish))
 
     def drop(self, command: Drop) -> None:
-        assert self.process is not None
         self.waiting = deque(p for p in self.waiting if p.start.number != command.number)
-        if command.number in self.playing:
-            del self.playing[command.number]
-            self.process.send(("drop", command.number))
+        if played := self.playing.pop(command.number, None):
+            self.working.discard(played)
+            self.outgoing.append(("drop", command.number))
 
     def has_work(self) -> bool:
         return self.started
@@ -141,7 +152,7 @@ class EpisodeRunner(ProcessSupervisor):
         elif "ask" in message and (played := self.playing.get(message["ask"])):
             self.on_ask(played, message["observation"], message["max_tokens"])
         elif "end" in message and message["end"] in self.playing:
-            del self.playing[message["end"]]
+            self.working.discard(self.playing.pop(message["end"]))
             self.running = None
             verdict = message["verdict"] and Verdict(**message["verdict"])
             episode = Episode(verdict, message["messages"], message["turn_scores"])
@@ -149,9 +160,7 @@ class EpisodeRunner(ProcessSupervisor):
 
     def on_ask(self, played: Played, observation: list[int], max_tokens: int) -> None:
         self.running = None
-        if played.step_began is not None:
-            played.outside_s += time.monotonic() - played.step_began
-        played.step_began = None
+        self.end_step(played)
         number, asked, turns = played.start.number, played.asked, played.start.turns
         played.asked += 1
         if asked < len(turns) and turns[asked].observation == observation:
@@ -171,7 +180,7 @@ class EpisodeRunner(ProcessSupervisor):
         return played.step_began + max(seconds, 0.0) + GRACE_S
 
     def next_deadline(self) -> float | None:
-        return min(filter(None, map(self.deadline, self.playing.values())), default=None)
+        return min(filter(None, map(self.deadline, self.working)), default=None)
 
     def replace_late(self, now: float) -> None:
         if (deadline := self.next_deadline()) is not None and deadline <= now:
@@ -185,7 +194,7 @@ class EpisodeRunner(ProcessSupervisor):
         """
         culprit = self.playing.get(self.running) if self.running is not None else None
         self.running = None
-        late = {p for p in self.playing.values() if (self.deadline(p) or now + 1) <= now}
+        late = {p for p in self.working if (self.deadline(p) or now + 1) <= now}
         failed: dict[Played, tuple[str, str]] = {}
         if cause == "timeout":
             for played in {culprit} if culprit else late:
@@ -195,15 +204,13 @@ class EpisodeRunner(ProcessSupervisor):
                     f"a step took more than {limit:g} s (episode.step_timeout_s); process killed",
                 )
         elif cause == "crash":
-            suspects = (
-                [culprit] if culprit else [p for p in self.playing.values() if p.ran and p.step_began is not None]
-            )
+            suspects = [culprit] if culprit else [p for p in self.working if p.ran]
             for played in suspects:
                 played.crashes += 1
                 if played.crashes >= MAX_CRASHES:
                     failed[played] = "crash", f"the episode process ended: {exit_status}"
         again = [p for p in self.playing.values() if p not in failed]
-        self.playing = {}
+        self.playing, self.working, self.outgoing = {}, set(), []
         for played, (failure, detail) in failed.items():
             self.fail(played, failure, f"{detail}, after turn {played.asked}" if played.asked else detail)
         self.waiting.extendleft(reversed(again))

@@ -78,13 +78,14 @@ class ProcessHandle:
             pass
         except OSError:
             self.closed = True
-        messages = []
-        while len(self.unread) >= 4:
-            end = 4 + int.from_bytes(self.unread[:4], "big")
+        messages, start = [], 0
+        while len(self.unread) >= start + 4:
+            end = start + 4 + int.from_bytes(self.unread[start : start + 4], "big")
             if len(self.unread) < end:
                 break
-            messages.append(loads(bytes(self.unread[4:end])))
-            del self.unread[:end]
+            messages.append(loads(bytes(self.unread[start + 4 : end])))
+            start = end
+        del self.unread[:start]
         return messages
 
     def kill(self) -> str:

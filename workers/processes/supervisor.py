@@ -37,6 +37,7 @@ class ProcessSupervisor(ABC):
 
     module: ClassVar[str]  # what the process runs
     name: ClassVar[str]  # what it is called
+    gathering_s: ClassVar[float] = 0.0  # for which a message waits for others: each waking of the thread has its cost
 
     def __init__(self, settings: ProcessSettings):
         self.settings = settings
@@ -95,6 +96,7 @@ class ProcessSupervisor(ABC):
                 if self.process and self.process.ready_info:
                     self.send_work()
                 ready = self.poller.wait(self.processes(), self.seconds_to_deadline())
+                time.sleep(self.gathering_s)
                 for process in self.processes():
                     if process in ready:
                         process.flush()

@@ -4,6 +4,7 @@ Each `generate` call on an engine is one stream of object references. A thread p
 queue, and `next()` takes it out. An engine may have several streams at a time.
 """
 
+import pickle
 import queue
 import threading
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class EngineStreams:
             self.actors[name], self.pending[name], self.timers[name] = actor, {}, self.watchdog.start_timer()
         by_key = {(r.uid, r.index): r for r in requests}
         self.pending[name] |= by_key
-        refs = actor.generate.options(num_returns="streaming").remote(requests)
+        refs = actor.generate.options(num_returns="streaming").remote(pickle.dumps(requests))
         stream = Stream(name, actor, set(by_key))
         threading.Thread(target=self.read, args=(stream, refs), daemon=True).start()
 
@@ -62,7 +63,7 @@ class EngineStreams:
         """Puts all that a stream brings into the queue, its end or its error last. Runs in a thread of its own."""
         try:
             for ref in refs:
-                self.arrivals.put((stream, ray.get(ref)))
+                self.arrivals.put((stream, pickle.loads(ray.get(ref))))
             self.arrivals.put((stream, None))
         except RayError as error:
             self.arrivals.put((stream, explain_failure(error, stream.engine, "generating", self.watchdog.logs)))

@@ -15,13 +15,12 @@ from workers.rollout.request_scheduler import RequestScheduler
 from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
 from workers.supervision.watchdog import POLL_S, Watchdog
 
-BATCHING_S = 0.02  # a turn of an episode waits so long for others: each message has its cost
-
 
 class Generation:
     """`for samples in Generation(requests, engines, watchdog, max_running).run(): …`
 
-    While `more()` is true, further requests may be added between two lists of samples, which then may be empty.
+    While `more()` is not 0, further requests may be added between two lists of samples. The list is empty if no sample
+    comes for as many seconds.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class Generation:
         engines: ReplaceableWorkers,
         watchdog: Watchdog,
         max_running: int,
-        more: Callable[[], bool] = lambda: False,
+        more: Callable[[], float] = lambda: 0.0,
     ):
         self.engines, self.watchdog = engines, watchdog
         self.scheduler = RequestScheduler(requests, max_running)
@@ -43,7 +42,7 @@ class Generation:
         """Yields samples as they finish, in any order."""
         self.assign_requests()
         while self.streams.pending_engines or self.more():
-            name, samples = self.streams.next(BATCHING_S if self.more() else POLL_S)
+            name, samples = self.streams.next(self.more() or POLL_S)
             if isinstance(samples, WorkerLost):
                 self.replace_engine(name, samples)
             elif isinstance(samples, Exception):

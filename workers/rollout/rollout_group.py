@@ -65,8 +65,8 @@ class RolloutGroup:
         """Yields samples as they finish, from all engines."""
         yield from self.begin(requests).run()
 
-    def begin(self, requests: list[Request], more: Callable[[], bool] = lambda: False) -> Generation:
-        """Returns the `Generation` of these requests, and of those that are added while `more()` is true."""
+    def begin(self, requests: list[Request], more: Callable[[], float] = lambda: 0.0) -> Generation:
+        """Returns the `Generation` of these requests, and of those that are added while `more()` is not 0."""
         max_running = self.config.rollout.max_sequences
         self.generation = Generation(requests, self.workers, self.watchdog, max_running, more)
         return self.generation

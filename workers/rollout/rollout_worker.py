@@ -1,7 +1,9 @@
 """A rollout engine as a Ray actor."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import pickle
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,9 +92,18 @@ class RolloutWorker:
                 f"before: {may_differ} rollout.exact=true uses an attention that does not."
             )
 
-    @recorded(request_facts)
-    async def generate(self, requests: list[Request]) -> AsyncIterator[list[Sample]]:
-        """Yields samples as they finish. The driver receives a stream of object references."""
+    async def generate(self, requests: bytes) -> AsyncIterator[bytes]:
+        """Takes a pickled list of requests, and yields pickled lists of samples: Ray would pickle each by itself.
+
+        The driver receives a stream of object references.
+        """
+        async with contextlib.aclosing(self.sample(pickle.loads(requests))) as stream:
+            async for samples in stream:
+                yield pickle.dumps(samples, pickle.HIGHEST_PROTOCOL)
+
+    @recorded(request_facts, name="generate")
+    async def sample(self, requests: list[Request]) -> AsyncGenerator[list[Sample], None]:
+        """Yields samples as they finish."""
         by_id = {request_id(r): r for r in requests}
         async with self.lock.shared():
             # With in-flight updates, requests must not reuse the prefix cache of older weights.
