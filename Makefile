@@ -95,8 +95,9 @@ kills: install  ## kill random processes of 30 runs, then every kind of process 
 settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour
 	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.json
 
-soak: install  ## train 2,000 steps, and kill a random process every 20 steps of the first half, about 40 minutes
+soak: install  ## train 2,000 steps, and kill a random process every 20 steps of the first half, the same for 400 steps of episodes, about 50 minutes
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
+	$(BIN)/python tests/system/soak.py 400 20 0 tests/system/soak_episodes.json episodes
 
 memory: install  ## train 2,000 steps, and fail if a process grows by more than 1 MiB in 100 steps, about 10 minutes
 	$(BIN)/python tests/system/soak.py 2000 0 0 tests/system/memory.json trainer.prompts_per_step=4 trainer.samples_per_prompt=4 policy.lr=5e-5

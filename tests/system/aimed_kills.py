@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
-from aiming import DRIVER, REWARD_PROCESS, aim, ends
-from killing import CONFIG, ROOT, Run, apart
+from aiming import DRIVER, EPISODE_PROCESS, REWARD_PROCESS, aim, ends
+from killing import CONFIG, EPISODES, ROOT, Run, apart
 from kills import equal
 from records import fresh, stamp
 
@@ -28,6 +28,7 @@ OPTIONS = [f"trainer.steps={LAST}", "eval.every=1", "checkpoint.every=1", "run.m
 KINDS: dict[str, tuple[Path, list[str]]] = {
     "GRPO": (CONFIG, ["trainer.prompts_per_step=8", "dynamic_sampling.enabled=true"]),
     "PPO": (ROOT / "configs" / "ppo.yaml", ["trainer.prompts_per_step=64", "critic.alone_steps=1", "critic.ranks=2"]),
+    "episodes": (CONFIG, ["trainer.prompts_per_step=8", *EPISODES]),
 }
 # kind, phase → who works in it
 TARGETS = {
@@ -41,6 +42,8 @@ TARGETS = {
     ("GRPO", "writing of the checkpoint"): ["policy-0", DRIVER],
     ("PPO", "update"): ["critic-1"],
     ("PPO", "checkpoint"): ["critic-0"],
+    ("episodes", "rollout"): ["episode-1", EPISODE_PROCESS, "rollout-0", DRIVER],
+    ("episodes", "evaluation"): ["episode-0", EPISODE_PROCESS, DRIVER],
 }
 TRIES = 3
 LIMIT_S = 900

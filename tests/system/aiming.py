@@ -37,7 +37,8 @@ PHASES = {
     "checkpoint": Phase("evaluation", "checkpoint"),
     "writing of the checkpoint": Phase("evaluation", "checkpoint", "policy-0", "save"),
 }
-DRIVER, REWARD_PROCESS = "driver", "reward process"
+DRIVER, REWARD_PROCESS, EPISODE_PROCESS = "driver", "reward process", "episode process"
+MODULES = {REWARD_PROCESS: "workers.reward.process", EPISODE_PROCESS: "workers.episodes.process"}
 
 
 def aim(run: Run, phase: str, victim: str, number: int = signal.SIGKILL, share: float = 0.0) -> bool:
@@ -91,6 +92,6 @@ def spans(run: Run, worker: str) -> list[dict[str, Any]]:
 def find(run: Run, victim: str) -> psutil.Process:
     if victim == DRIVER:
         return run.family()[1]
-    if victim == REWARD_PROCESS:
-        return next(p for p in run.family() if "workers.reward.process" in p.cmdline())
+    if victim in MODULES:
+        return next(p for p in run.family() if MODULES[victim] in p.cmdline())
     return run.process_of(victim)

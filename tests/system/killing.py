@@ -20,6 +20,7 @@ import psutil
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs" / "tiny_cpu.yaml"
 ENVIRONMENT, TEMPORARY = dict(os.environ), tempfile.gettempdir()  # before tests start a Ray in this process
+GAME = Path(__file__).parent / "own_game.py"
 PASSING = re.compile(r"time/|tokens_per_second")  # seconds, which no two runs share
 STEPS = ["trainer.steps=10", "checkpoint.every=3", "eval.every=5", "trainer.prompts_per_step=8"]
 LIGHT = [
@@ -27,6 +28,10 @@ LIGHT = [
     "policy.ranks=1",
     "reward.workers=1",
 ]  # starting processes is most of what these tests cost
+EPISODES = [
+    *[f"episode={{play: '{GAME}:play', window: 64, max_turns: 5}}", "reward.functions={}"],
+    *["rollout.max_new_tokens=6", "trainer.samples_per_prompt=4", "policy.lr=1e-4"],
+]
 
 
 class Run:

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/system/kills.py RUNS SEED FILE.json
 
-Any process of a run may be taken: workers, processes of reward functions, engine cores, Ray's own, the driver, the command itself, or
+Any process of a run may be taken: workers, processes of reward functions and episodes, engine cores, Ray's own, the driver, the command itself, or
 all of them at once. Only after the last two is the command given again; from everything else the run must recover by itself.
 """
 
@@ -21,7 +21,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
-from killing import STEPS, Run, apart, require_equal
+from killing import EPISODES, STEPS, Run, apart, require_equal
 from records import stamp
 
 LAST = 10  # step
@@ -31,6 +31,7 @@ KINDS = {
     "lag 0, ZeRO 1": ["policy.zero_stage=1"],
     "lag 0, ZeRO 2": ["policy.zero_stage=2"],
     "lag 1, ZeRO 3, dynamic sampling": ["policy.zero_stage=3", *AHEAD],
+    "episodes": EPISODES,
 }
 KILLS = 4  # at most, in one run
 LIMIT_S = 900

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from click.testing import CliRunner
-from killing import CONFIG, PASSING, Run, apart
+from killing import CONFIG, GAME, PASSING, Run, apart
 from kills import equal, kill, now, pause
 from records import stamp
 
@@ -82,6 +82,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoint.keep_last": (0, 1),
     "checkpoint.keep_best": ("eval/all/accuracy", "-length/mean"),
     "tracking.samples": (0,),
+    "episode.play": (f"{GAME}:play",),
+    "episode.max_turns": (1, 2),
+    "episode.max_tokens": (5, 20),
+    "episode.window": (30, 64),
+    "algorithm.credit": ("turn",),
 }
 CUT: dict[str, tuple[Any, ...]] = {  # says how the work is cut, and nothing of what comes out
     "rollout.engines": (1, 2, 3),
@@ -99,6 +104,8 @@ CUT: dict[str, tuple[Any, ...]] = {  # says how the work is cut, and nothing of 
     "critic.ranks": (1, 2),
     "reward.workers": (1, 2, 3),
     "reward.batch": (1, 32),
+    "episode.workers": (1, 3),
+    "episode.concurrency": (2, 256),
     "sync.transport": ("shared_memory", "object_store"),
 }
 SMALL = ["trainer.steps=4", "trainer.prompts_per_step=4", "trainer.samples_per_prompt=4", "policy.lr=4e-4"]

@@ -1,6 +1,6 @@
 """A long run of the tiny model, one of whose processes is killed every so many steps, chosen at random.
 
-    .venv/bin/python tests/system/soak.py STEPS EVERY SEED FILE.json [KEY=VALUE]...       EVERY 0: none is killed
+    .venv/bin/python tests/system/soak.py STEPS EVERY SEED FILE.json [episodes] [KEY=VALUE]...       EVERY 0: none is killed
 
 Kills end halfway. The run must finish, learn and leave nothing behind, and no process that lives long enough may grow: see
 process_memory.py. What was found is written to the file.
@@ -19,19 +19,21 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
-from killing import Apart, Run, apart
+from killing import EPISODES, Apart, Run, apart
 from process_memory import ProcessMemory
 from records import stamp
 
 from rlsys.runs.directory import read_lines
 
 WORKERS = ["rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "policy-0", "policy-1"]
+PLAYERS = ["episode-0", "episode-1"]
 NEWEST = 1 << 16  # bytes of metrics.jsonl in which the newest step is
 
 
 def soak(path: Path, place: Apart, *overrides: str, steps: int, every: int, until: int, seed: int) -> dict[str, Any]:
     """Runs it, with kills `every` so many steps until a step, and returns what was found."""
     rng, kills, memory = random.Random(seed), [], ProcessMemory()
+    victims = [*WORKERS, *(PLAYERS if any(o.startswith("episode") for o in overrides) else ()), "driver"]
     run = Run(path, *options(steps, every), *overrides, environment=place.environment).start()
     began, due = time.monotonic(), every or steps
     try:
@@ -40,7 +42,7 @@ def soak(path: Path, place: Apart, *overrides: str, steps: int, every: int, unti
             memory.measure(run, step)
             if due <= step < until:
                 due += every
-                victim = rng.choice([*WORKERS, "driver"])
+                victim = rng.choice(victims)
                 time.sleep(rng.random())
                 if kill(run, victim):
                     kills.append(victim)
@@ -57,7 +59,7 @@ def soak(path: Path, place: Apart, *overrides: str, steps: int, every: int, unti
         "done": run.lines()[-1]["step"],
         "accuracy": {line["step"]: round(line["eval/zigzag/accuracy"], 3) for line in lines},
         "kills": len(kills),
-        "killed": {name: kills.count(name) for name in [*WORKERS, "driver"]},
+        "killed": {name: kills.count(name) for name in victims},
         "replaced": len(run.events("replaced")),
         "restarts": len(run.events("restart")),
         **memory.report(),
@@ -93,7 +95,8 @@ if __name__ == "__main__":
     commit = stamp()
     with tempfile.TemporaryDirectory() as folder, apart() as place:
         run = Path(folder) / "run"
-        record = soak(run, place, *sys.argv[5:], steps=steps, every=every, until=steps // 2, seed=seed)
+        overrides = [o for word in sys.argv[5:] for o in (EPISODES if word == "episodes" else [word])]
+        record = soak(run, place, *overrides, steps=steps, every=every, until=steps // 2, seed=seed)
     record = {"commit": commit} | record
     target.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))

@@ -9,15 +9,13 @@ import pyarrow.parquet
 import pytest
 import torch
 from aiming import aim
-from killing import LIGHT, STEPS, Run, require_equal, running, tidy
+from killing import EPISODES, LIGHT, STEPS, Run, require_equal, running, tidy
 from test_survival import PATIENCE, stop
 from transformers import AutoModelForCausalLM
 
 from rlsys.tasks.builtin import TINY_MODELS
 
-GAME = f"{Path(__file__).parent}/own_game.py"
-EPISODES = [f"episode={{play: '{GAME}:play', window: 64, max_turns: 5}}", "reward.functions={}", *STEPS]
-EPISODES += ["rollout.max_new_tokens=6", "trainer.samples_per_prompt=4", "policy.lr=1e-4"]
+PLAYED = [*EPISODES, *STEPS]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +23,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten steps of episodes, left alone."""
     path = tmp_path_factory.mktemp("episodes") / "run"
     with tidy() as environment:
-        run = Run(path, *EPISODES, *PATIENCE, "checkpoint.keep_last=10", environment=environment).start()
+        run = Run(path, *PLAYED, *PATIENCE, "checkpoint.keep_last=10", environment=environment).start()
         assert run.wait() == 0, run.text()
     return path
 
@@ -47,16 +45,20 @@ def sequence_of(sample: dict[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def test_every_trained_token_has_the_log_prob_that_transformers_computes(played: Path) -> None:
+    require_logprobs_of_transformers(played)
+    assert {len(sample["observations"]) for sample in samples(played, "step-000001")} == {1, 2, 3}
+
+
+def require_logprobs_of_transformers(run: Path) -> None:
+    """Recomputes the log-probs of the first step: the model has not been trained then."""
     model = AutoModelForCausalLM.from_pretrained(TINY_MODELS["builtin:tiny"].folder(0, print), dtype=torch.float32)
-    gaps, turns = [], []
-    for sample in samples(played, "step-000001"):
+    gaps = []
+    for sample in samples(run, "step-000001"):
         tokens, own = sequence_of(sample)
         with torch.inference_mode():
             logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), -1)
         expected = [float(logprobs[place - 1, tokens[place]]) for place in own]
         gaps += list(np.abs(np.array(sample["rollout_logprobs"]) - expected))
-        turns.append(len(sample["observations"]))
-    assert {1, 2, 3} == set(turns)
     assert np.mean(gaps) < 1e-6
     assert np.max(gaps) < 1e-4
 
@@ -77,7 +79,7 @@ def test_a_sample_keeps_its_conversation_and_its_reward_is_what_the_game_returne
 def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
     environment: dict[str, str], played: Path, tmp_path: Path
 ) -> None:
-    with running(tmp_path / "run", *EPISODES, *PATIENCE, environment=environment) as run:
+    with running(tmp_path / "run", *PLAYED, *PATIENCE, environment=environment) as run:
         run.kill("episode-0")  # while it starts
         run.until_step(1)
         aim(run, "rollout", "rollout-0", share=0.3)
@@ -127,7 +129,7 @@ def test_an_episode_of_one_turn_is_a_single_answer(environment: dict[str, str], 
 def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_path: Path) -> None:
     """In flight, over-sampled, with dynamic sampling in another run: every step trains on whole episodes."""
     options = ["pipeline.max_lag=2", "rollout.oversample=0.5", "pipeline.in_flight=true"]
-    run = Run(tmp_path / "run", *EPISODES, *options, *LIGHT, environment=environment).start()
+    run = Run(tmp_path / "run", *PLAYED, *options, *LIGHT, environment=environment).start()
     assert run.wait() == 0, run.text()
     continued = 0
     for step in range(1, 11):
@@ -145,6 +147,6 @@ def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_pa
 def test_a_window_too_small_for_the_first_turn_is_said_before_anything_is_trained(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    run = Run(tmp_path / "run", *EPISODES, "episode.window=5", *LIGHT, environment=environment).start()
+    run = Run(tmp_path / "run", *PLAYED, "episode.window=5", *LIGHT, environment=environment).start()
     assert run.wait() == 2
     assert "None of the first 8 episodes had a turn. 8 of them: it reached its window." in run.text()

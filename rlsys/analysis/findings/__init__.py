@@ -7,7 +7,7 @@ Thresholds are the constants beside the checks. The docstring of a check says wh
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlsys.analysis.findings.episodes import cut_episodes, unreadable_calls, unused_tools
+from rlsys.analysis.findings.episodes import cut_episodes, slow_environments, unreadable_calls, unused_tools
 from rlsys.analysis.findings.faults import (
     ended_badly,
     failed_rewards,
@@ -50,6 +50,7 @@ CHECKS: tuple[Callable[[RunData], Findings], ...] = (
     dead_component,
     truncation,
     cut_episodes,
+    slow_environments,
     unreadable_calls,
     unused_tools,
     mismatch_grows,

@@ -5,6 +5,7 @@ from rlsys.analysis.findings.run_data import MIN_STEPS, Finding, Findings, RunDa
 from rlsys.config.plugins import short_name
 from rlsys.types import TRUNCATIONS
 
+WAITING = 1 / 3  # share of time
 UNREADABLE = 0.9  # share of tool calls that cannot be read
 LIMITS = {"turns": "episode.max_turns", "tokens": "episode.max_tokens", "window": "episode.window"}  # by finish
 
@@ -25,6 +26,26 @@ def cut_episodes(run: RunData) -> Findings:
         figures=(*(f"episode/finish/{reason}" for reason, share in shares.items() if share), "episode/turns"),
         steps=cut.steps,
         samples={"step": cut.steps[1], "finish": reason, "set": "step"},
+    )
+
+
+def slow_environments(run: RunData) -> Findings:
+    """Training waits for samples in a third of its time, and in a third of that all engines wait for environments."""
+    rollout, step = run.recent_mean("time/rollout"), run.recent_mean("time/step")
+    busy = [share for name, share in run.busy_share.items() if name.startswith("rollout-")]
+    if not run.has_episodes or not rollout or not step or not busy or rollout / step < WAITING:
+        return
+    idle = 1 - max(busy) / (rollout / step)
+    if idle < WAITING:
+        return
+    yield Finding(
+        "warning",
+        "Engines wait for environments",
+        f"Training waited for samples in {as_percent(rollout / step)} of the last steps. In {as_percent(idle)} of that "
+        "time no engine had a turn to write: all episodes waited for what answers the model, or for its process. Play "
+        "more episodes at a time (trainer.prompts_per_step, episode.concurrency), in more processes "
+        "(episode.workers), or sample ahead of training (pipeline.max_lag).",
+        figures=("time/rollout", "episode/turns"),
     )
 
 

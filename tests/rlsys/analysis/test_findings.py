@@ -103,6 +103,10 @@ CASES = {
         {"episode/turns": [8.0] * 20, "length/truncated": [0.95] * 20, "episode/finish/turns": [0.9] * 20},
         {"episode/turns": [8.0] * 20, "length/truncated": [0.5] * 20, "episode/finish/turns": [0.5] * 20},
     ),
+    "slow_environments": (
+        {"busy": {"rollout-0": 0.2}, "episode/turns": [2.0], "time/rollout": [0.8], "time/step": [1.0]},
+        {"busy": {"rollout-0": 0.7}, "episode/turns": [2.0], "time/rollout": [0.8], "time/step": [1.0]},
+    ),
     "unreadable_calls": (
         {"episode/unreadable_calls": [1.0] * 3, "episode/tool_calls": [2.0] * 3},
         {"episode/unreadable_calls": [1.0] * 10 + [0.5] * 10, "episode/tool_calls": [2.0] * 20},
