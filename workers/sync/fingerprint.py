@@ -7,7 +7,7 @@
 
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 import xxhash
@@ -66,6 +66,8 @@ def hash_with_positions(tensor: Tensor, shape: Iterable[int], origin: tuple[int,
     rows = tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:]))
     width = math.prod(list(shape)[1:])
     row, column = origin
+    if sum_of_hashes := _kernel(tensor):
+        return sum_of_hashes(_as_integers(rows), (row, column, width)) % MODULUS
     columns = torch.arange(column, column + rows.shape[1], device=tensor.device)
     total = 0
     for part in rows.split(max(1, _CHUNK // rows.shape[1])):
@@ -77,15 +79,30 @@ def hash_with_positions(tensor: Tensor, shape: Iterable[int], origin: tuple[int,
 
 def hash_unordered(tensors: Iterable[Tensor]) -> int:
     """Hashes several tensors together. Zeros add nothing, so padding does not count."""
-    return sum(int(_scramble(_to_integers(part)).sum()) for tensor in tensors for part in _chunks(tensor)) % MODULUS
+    return sum(_hash_all_unordered(tensor.detach().reshape(-1)) for tensor in tensors) % MODULUS
 
 
-def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    yield from tensor.detach().reshape(-1).split(_CHUNK)
+def _hash_all_unordered(flat: Tensor) -> int:
+    if sum_of_hashes := _kernel(flat):
+        return int(sum_of_hashes(_as_integers(flat)))
+    return sum(int(_scramble(_to_integers(part)).sum()) for part in flat.split(_CHUNK))
+
+
+def _kernel(tensor: Tensor) -> Callable[..., int] | None:
+    """The function that hashes a tensor of this device in one pass, if there is one."""
+    if not tensor.is_cuda:
+        return None
+    from workers.sync.fingerprint_kernel import sum_of_hashes
+
+    return sum_of_hashes
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
 
 
 def _to_integers(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(_INTEGERS[tensor.element_size()]).to(torch.int64)
+    return _as_integers(tensor).to(torch.int64)
 
 
 def _scramble(x: Tensor) -> Tensor:
