@@ -18,7 +18,7 @@ from launch.ray_session.connect import address_for_ray_cli, metrics_urls, ray_se
 from launch.ray_session.leftovers import remove_leftovers
 from launch.ray_session.session import RaySession
 from rlsys.checks.model import check_model_fits
-from rlsys.config.derived import has_reference_worker
+from rlsys.config.derived import has_reference_worker, runs_eagerly
 from rlsys.config.schema import Config, ConfigError
 from rlsys.episodes.settings import plays
 from rlsys.interfaces import Rewards, Rollout
@@ -210,8 +210,9 @@ def _start_workers(
     place = reserve_gpus(ray, config, training, watchdog.note)
     needs_reference = training and has_reference_worker(config)
     needs_critic = training and config.algorithm.advantage == "gae"
+    with_graphs = " with CUDA graphs" if config.cluster.device == "gpu" else " with compiled layers"
     watchdog.note(
-        f"starting {config.rollout.engines} rollout engines, {config.reward.workers} reward workers"
+        f"starting {config.rollout.engines} rollout engines{'' if runs_eagerly(config) else with_graphs}, {config.reward.workers} reward workers"
         + (f", {config.episode.workers} episode workers" if plays(config) else "")
         + (f", {config.policy.ranks} policy ranks" if training else "")
         + (", a reference" if needs_reference else "")

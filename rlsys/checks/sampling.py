@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rlsys.config.derived import runs_eagerly
 from rlsys.config.schema import MIN_TEMPERATURE, Config
 
 
@@ -28,7 +29,7 @@ def check_rollout(c: Config) -> Iterator[str]:
         yield f"rollout.gpu_memory is {r.gpu_memory}; it is a share between 0 and 1."
     if c.cluster.device != "gpu" and r.block_size % 32:
         yield f"rollout.block_size is {r.block_size}; vLLM on CPU takes multiples of 32."
-    if c.cluster.device == "cpu" and r.tensor_parallel != 1 and not r.enforce_eager:
+    if c.cluster.device == "cpu" and r.tensor_parallel != 1 and not runs_eagerly(c):
         yield (
             f"rollout.tensor_parallel is {r.tensor_parallel}, and an engine of several processes on CPU computes "
             "layer by layer. Use rollout.enforce_eager true, or more engines."
@@ -51,7 +52,7 @@ def check_exact(c: Config) -> Iterator[str]:
             "rollout.exact needs the policy to compute as the engines do, and compiled layers round differently. "
             "Use policy.compile false, or rollout.exact false."
         )
-    if not r.enforce_eager:
+    if not runs_eagerly(c):
         yield (
             "rollout.exact needs the engines to compute as the policy does, and compiled layers round differently. "
             "Use rollout.enforce_eager true, or rollout.exact false."

@@ -3,6 +3,7 @@
 from rlsys.config.schema import Config, DataSource, HeldOutSource, PolicyConfig
 
 DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes at a time, unless it is given another number
+GPU_BATCHED_TOKENS = 8192  # with fewer, a GPU waits for the host while it computes prompts
 SEQUENCE_LOSSES = ("gspo", "gmpo")  # one number per sequence, for all its tokens
 MEAN_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo", "dcpo")  # published as a mean over sequences of means over their tokens
 
@@ -92,4 +93,17 @@ def max_batched_tokens(c: Config, longest: int) -> int:
 
     They have room for one token of each sequence, and on CPU, where no prompt is split, for `longest` tokens.
     """
-    return max(DEFAULT_BATCHED_TOKENS, c.rollout.max_sequences, longest if c.cluster.device == "cpu" else 0)
+    if c.cluster.device == "gpu":
+        return max(GPU_BATCHED_TOKENS, c.rollout.max_sequences)
+    return max(DEFAULT_BATCHED_TOKENS, c.rollout.max_sequences, longest)
+
+
+def runs_eagerly(c: Config) -> bool:
+    """True if engines compute layer by layer: by default on CPU, where compiling takes longer than a short run gains."""
+    return c.cluster.device == "cpu" if c.rollout.enforce_eager is None else c.rollout.enforce_eager
+
+
+def shares_gpus_with_models(c: Config) -> bool:
+    """True if a critic or a reference computes on the policy's GPUs."""
+    others = c.algorithm.advantage == "gae" or (has_reference_worker(c) and c.reference.gpus > 0)
+    return c.cluster.placement == "colocated" and others

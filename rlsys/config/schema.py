@@ -139,7 +139,7 @@ class RolloutConfig:
     threads: int = positive(1)  # CPU threads per engine; auto: its share of the cores, kept for the whole run
     kv_cache_mb: int = positive(64)  # KV cache of a CPU engine, in MiB
     gpu_memory: float = 0.85  # share of a GPU's memory that an engine takes
-    enforce_eager: bool = True  # false: CUDA graphs (on CPU: compiled layers), for a slower start and faster decoding
+    enforce_eager: bool | None = None  # false: CUDA graphs, on CPU compiled layers; null: true on CPU, false on GPUs
     exact: bool = False  # CPU only: engine and trainer compute alike: rollout and old log-probs are equal bits
 
 

@@ -1,6 +1,6 @@
 """What a rollout engine holds in memory."""
 
-from rlsys.config.derived import max_batched_tokens
+from rlsys.config.derived import max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.estimates.adapters import merge_bytes
 from rlsys.estimates.devices import GIB
@@ -56,7 +56,7 @@ def engine_on_cpu(c: Config, model: ModelShape, lengths: SequenceLengths) -> Pro
     received = SYNC_BUCKET if c.sync.transport == "object_store" and c.sync.what == "all" else weights
     # With tensor parallelism, an engine core and its workers run beside the actor; otherwise all are one process.
     processes = 1 + (r.tensor_parallel + 1 if r.tensor_parallel > 1 else 0)
-    imports = IMPORT_MIB["rollout"] * processes + COMPILER_MIB * (not r.enforce_eager)
+    imports = IMPORT_MIB["rollout"] * processes + COMPILER_MIB * (not runs_eagerly(c))
     fixed: Parts = {"KV cache": r.kv_cache_mb * MIB * r.tensor_parallel, "fixed": imports * MIB}
     held = add_parts({"weights": weights}, fixed, {"buckets": min(received, weights)})
     return ProcessMemory("rollout", r.engines, host={"generate": add_parts(held, work), "sync": held})
@@ -69,7 +69,7 @@ def engine_parts(c: Config, model: ModelShape, gpu_bytes: float) -> Parts:
     weights = width * model.parameters / parts
     work = max_batched_tokens(c, 0) * width * (2 * model.flop_counter.intermediate / parts + 4 * model.hidden)
     logits = r.max_sequences * model.vocabulary * (8.0 + width)
-    fixed = CUDA_CONTEXT + NCCL_BUFFERS * (parts > 1) + (0.0 if r.enforce_eager else CUDA_GRAPHS)
+    fixed = CUDA_CONTEXT + NCCL_BUFFERS * (parts > 1) + (0.0 if runs_eagerly(c) else CUDA_GRAPHS)
     cache = r.gpu_memory * gpu_bytes - weights - work - logits - fixed
     return {"weights": weights, "activations": work, "logits": logits, "KV cache": cache, "fixed": fixed}
 

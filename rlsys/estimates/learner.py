@@ -62,9 +62,9 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
     fp32_copies = width == 2 or p.zero_stage in (1, 2)
     bucket = min(trained, REDUCE_BUCKET)
     sums_in_float32 = width == 2 and p.grad_dtype == "float32"
-    # On CPU, Adam steps one tensor at a time, with two temporaries of its size; on a GPU all tensors at once.
+    # On CPU, Adam steps one tensor at a time, with two temporaries of its size; on GPUs it is fused and needs none.
     largest = largest_trained(c, model) if p.zero_stage == 0 else shard
-    adam = 4 * (2 * largest if on_cpu or p.offload_optimizer else shard)
+    adam = 8 * largest * on_cpu
     return ZeroMemory(
         weights=width * everything / holders,
         adapters=width * adapters / holders,

@@ -5,7 +5,7 @@ Estimates, not measurements. This file states which shares of a device's peak an
 
 from dataclasses import dataclass
 
-from rlsys.config.derived import policy_is_reference, scores_old
+from rlsys.config.derived import policy_is_reference, runs_eagerly, scores_old
 from rlsys.config.schema import Config
 from rlsys.estimates.adapters import sync_bytes, trained_parameters
 from rlsys.estimates.devices import GIB, Gpu
@@ -116,7 +116,7 @@ def _rollout_seconds(
     steps = max(longest, samples * mean_completion / sequences)
     read = (width * model.active_parameters + sequences * length * model.kv_bytes_per_token(width)) / parts
     computed = sequences * 2.0 * model.active_parameters / parts
-    overhead = (LAUNCH_S * r.enforce_eager if gpu else CORE_STEP_S) * model.layers
+    overhead = (LAUNCH_S * runs_eagerly(c) if gpu else CORE_STEP_S) * model.layers
     step = max(read / speed.bandwidth, computed / flops, overhead)
     prefill = prompts * model.flop_counter.forward_flops(0, lengths.typical_prompt, 1) / parts
     return steps * step + prefill / flops

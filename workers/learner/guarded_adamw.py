@@ -25,10 +25,13 @@ class GuardedAdamW(torch.optim.AdamW):
         return None
 
     def create_moments(self, tensors: list[torch.Tensor]) -> None:
-        """Creates the moments as the first step would, because a checkpoint may be saved or loaded before it."""
+        """Creates the moments as the first step would, because a checkpoint may be saved or loaded before it.
+
+        torch keeps the step in host memory, but for a fused AdamW beside the tensor.
+        """
         for tensor in tensors:
             self.state[tensor] = {
-                "step": torch.tensor(0.0),  # in host memory, as torch keeps it
+                "step": torch.zeros((), device=tensor.device if self.defaults["fused"] else "cpu"),
                 "exp_avg": torch.zeros_like(tensor),
                 "exp_avg_sq": torch.zeros_like(tensor),
             }

@@ -36,7 +36,8 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     with refusing_unpackable(path, model_config.model_type, *LAYER_ERRORS):
         fold_mixers(lm.get_decoder())
     if settings.gradient_checkpointing:
-        lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3})
+        # Dropout is off, so no random numbers need to be kept.
+        lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3, "preserve_rng_state": False})
     if settings.compile:
         compile_layers(lm)
     return lm

@@ -12,7 +12,12 @@ from rlsys.interfaces import ModelFacts, WhatIf
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
 from workers.learner.checkpoint_writer import merge_results
-from workers.learner.gpu_memory import frees_gpu_memory
+from workers.learner.gpu_memory import (
+    free_gpu_memory,
+    frees_gpu_memory,
+    frees_gpu_memory_for_models,
+    freeze_started_objects,
+)
 from workers.learner.ranks import LearnerGroup, LearnerRank
 from workers.learner.tensor_files import write_tensors
 from workers.learner.weight_sync import WeightSync
@@ -60,15 +65,17 @@ class PolicyRank(LearnerRank):
         by_position = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1
         kind = AdapterSender if c.sync.what == "adapter" else WeightSender
         self.weight_sender = kind(weights, sender, by_position)
+        if c.cluster.device == "gpu":
+            freeze_started_objects()
 
     @recorded(pack_facts)
-    @frees_gpu_memory
+    @frees_gpu_memory_for_models
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Returns the log-probs [K] of each pack under the present weights."""
         return [logprobs.cpu().numpy() for logprobs, _ in self.zero.forward_all(packs)]
 
     @recorded(pack_facts)
-    @frees_gpu_memory
+    @frees_gpu_memory_for_models
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
         """Makes one optimizer update with this rank's share of a mini-batch. Returns the inputs of `update_metrics`."""
         self.objective.start_minibatch(kl_coef)
@@ -76,7 +83,7 @@ class PolicyRank(LearnerRank):
         return self.objective.sums_over_tokens() | step | {"first_bad_sample": self.objective.bad_sample.index()}
 
     @recorded(pack_facts)
-    @frees_gpu_memory
+    @frees_gpu_memory_for_models
     def score_without_adapters(self, packs: list[Pack]) -> list[Floats]:
         """Returns the log-probs [K] of each pack under the weights of step 0."""
         from rlsys.packs.lora import without_adapters
@@ -94,6 +101,8 @@ class PolicyRank(LearnerRank):
 
     @recorded(lambda _, part: {"part": part})
     def send(self, part: int) -> Any:
+        if part == 0:
+            free_gpu_memory(self.config)  # engines wake
         return self.weight_sender.send(part, self.config.sync.verify)
 
     def fingerprints(self) -> dict[str, list[int]]:

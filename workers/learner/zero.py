@@ -23,6 +23,7 @@ MUON_MODULE, MUON_CLASS = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWit
 class ZeroEngine:
     def __init__(self, model: Any, settings: PolicyConfig, lr: float):
         import deepspeed
+        from deepspeed.accelerator import get_accelerator
 
         from rlsys.packs.sequence_parallel import split_sequences
         from workers.learner.guarded_adamw import GuardedAdamW
@@ -32,12 +33,13 @@ class ZeroEngine:
         trained = [p for p in model.parameters() if p.requires_grad]
         adapters = sum(p.numel() for p in trained) if len(trained) < len(list(model.parameters())) else 0
         betas, decay = (settings.beta1, settings.beta2), settings.weight_decay
+        on_gpu = not get_accelerator().is_synchronized_device()
         self.deepspeed, self.settings = deepspeed, settings
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=model,
             model_parameters=trained,
-            optimizer=lambda parameters: GuardedAdamW(parameters, lr=lr, betas=betas, weight_decay=decay),
-            config=deepspeed_config(settings, adapters),
+            optimizer=lambda parameters: GuardedAdamW(parameters, lr=lr, betas=betas, weight_decay=decay, fused=on_gpu),
+            config=deepspeed_config(settings, adapters, on_gpu),
         )
         self.rank, self.ranks = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
         self.adam = self.engine.basic_optimizer
@@ -139,13 +141,13 @@ def import_deepspeed(config: Config, ranks: int) -> None:
         deepspeed.ops.__compatible_ops__ = {}
 
 
-def deepspeed_config(p: PolicyConfig, adapters: int = 0) -> dict[str, Any]:
+def deepspeed_config(p: PolicyConfig, adapters: int = 0, on_gpu: bool = False) -> dict[str, Any]:
     """Returns DeepSpeed's configuration for ours. `adapters`: elements of all adapters, if only they are trained."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # the boundary is set by hand, because the number of packs varies
         "gradient_clipping": p.clip_grad,
-        "zero_optimization": zero_config(p, adapters),
+        "zero_optimization": zero_config(p, adapters, on_gpu),
         "bf16": {"enabled": p.dtype == "bfloat16", "check_grad_overflow": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -158,7 +160,7 @@ def deepspeed_config(p: PolicyConfig, adapters: int = 0) -> dict[str, Any]:
     return config
 
 
-def zero_config(p: PolicyConfig, adapters: int) -> dict[str, Any]:
+def zero_config(p: PolicyConfig, adapters: int, on_gpu: bool) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": p.zero_stage}
     if adapters:
         zero["reduce_bucket_size"] = adapters  # the default would take gigabytes of a GPU
@@ -166,7 +168,6 @@ def zero_config(p: PolicyConfig, adapters: int) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu"}
     if p.offload_params:
         zero["offload_param"] = {"device": "cpu"}
-    if p.zero_stage == 3:
-        # Gather just in time. Prefetching has not been tried.
+    if p.zero_stage == 3 and not on_gpu:  # on GPUs DeepSpeed gathers the next layers while one computes
         zero |= {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
     return zero

@@ -74,7 +74,7 @@ class ZeroState:
     def owned_tensors(self, parameters: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
         """Copies whole tensors to host memory. Of n ranks, each owns every n-th parameter; rank 0 also Adam's step."""
         rank, ranks = self.comm.get_rank(), self.comm.get_world_size()
-        owned = {} if rank else {"step": self.adam.state[self.flat_tensors()[0]]["step"].clone()}
+        owned = {} if rank else {"step": self.adam.state[self.flat_tensors()[0]]["step"].cpu().clone()}
         for i, (name, parameter) in enumerate(parameters.items()):
             for kind in kinds:
                 whole = self.gather_tensor(parameter, kind, i % ranks)

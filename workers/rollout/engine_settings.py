@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens
+from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
 from workers.supervision.gpu_environment import shared_gpu_environment
 
@@ -52,7 +52,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
         "tensor_parallel_size": r.tensor_parallel,
         "block_size": r.block_size,
         "enable_prefix_caching": True,
-        "enforce_eager": r.enforce_eager,
+        "enforce_eager": runs_eagerly(config),
         "seed": config.run.seed,
         "trust_remote_code": config.model.trust_remote_code,
         "generation_config": "vllm",  # the trainer would not see sampling defaults of the model's authors
@@ -61,7 +61,8 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
         "worker_extension_cls": "workers.rollout.vllm_extension.WorkerExtension",
         "weight_transfer_config": {"backend": backend},
     }
-    if r.max_sequences > DEFAULT_BATCHED_TOKENS:  # vLLM refuses more sequences than its default number of tokens
+    # On CPU vLLM's default stays where it can: vLLM refuses more sequences than tokens.
+    if config.cluster.device == "gpu" or r.max_sequences > DEFAULT_BATCHED_TOKENS:
         arguments["max_num_batched_tokens"] = max_batched_tokens(config, longest_sequence)
     if not runs_in_process(config) and not r.stop:  # a stop string ends a request outside the core
         arguments["scheduler_cls"] = "workers.rollout.logprob_blocks.build_scheduler"
@@ -87,6 +88,6 @@ def cpu_arguments(config: Config) -> dict[str, Any]:
         "enable_chunked_prefill": False,
     }
     # A compiled engine fuses its norms with what is around them.
-    if r.enforce_eager and not r.exact and runs_in_process(config):
+    if runs_eagerly(config) and not r.exact and runs_in_process(config):
         arguments["kernel_config"] = KERNEL_CONFIG
     return arguments

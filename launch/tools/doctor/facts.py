@@ -18,6 +18,7 @@ import psutil
 from launch.bundles import make_bundles
 from launch.ray_session.leftovers import SYSTEM_TEMP_DIR, abandoned_folders, short_temp_dir
 from rlsys.config.cache import cache_dir, hub_cache
+from rlsys.config.derived import runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.estimates.host import read_cgroup, usable_memory
 from workers.supervision.ports import port_is_taken
@@ -143,7 +144,7 @@ def collect_facts(config: Config | None = None) -> MachineFacts:
 def settings_with_compiler(config: Config) -> tuple[str, ...]:
     settings = {
         "policy.compile true": config.policy.compile,
-        "rollout.enforce_eager false": config.cluster.device == "cpu" and not config.rollout.enforce_eager,
+        "rollout.enforce_eager false": config.cluster.device == "cpu" and not runs_eagerly(config),
     }
     return tuple(name for name, compiles in settings.items() if compiles)
 

@@ -229,8 +229,8 @@ def test_an_engine_splits_long_prompts_on_gpus_but_not_on_cpu():
         engine = memory_by_role(c, SEVEN, lengths, 80 * GIB)["rollout"]
         return (engine.device or engine.host)["generate"]["activations"]
 
-    many = replace(GPUS, rollout=replace(GPUS.rollout, max_sequences=4096))
-    assert work(many, LENGTHS) == 2 * work(GPUS, LENGTHS), "4096 and 2048"
+    many = replace(GPUS, rollout=replace(GPUS.rollout, max_sequences=16384))
+    assert work(many, LENGTHS) == 2 * work(GPUS, LENGTHS), "16384 and 8192"
     assert work(GPUS, SequenceLengths(4096, 4096)) == work(GPUS, LENGTHS), "the prompt is split"
     host = replace(GPUS, cluster=ClusterConfig(device="cpu"))
     assert work(host, SequenceLengths(4096, 4096)) == 4 * work(host, LENGTHS), "8192 and 2048"

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from rlsys.config.schema import Config
 from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments
 
@@ -25,9 +23,8 @@ def max_batched_tokens(config: Config, longest_sequence: int) -> Any:
     return engine_arguments(config, "", "ipc", longest_sequence).get("max_num_batched_tokens")
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_vllm_chooses_its_batched_tokens_where_it_can(tiny: Callable[..., Config], device: str) -> None:
-    config = tiny(f"cluster.device={device}", "rollout.max_sequences=2048", "sync.transport=auto")
+def test_on_cpu_vllm_chooses_its_batched_tokens_where_it_can(tiny: Callable[..., Config]) -> None:
+    config = tiny("rollout.max_sequences=2048")
     assert max_batched_tokens(config, 54) is None
     assert max_batched_tokens(config, 5000) is None
 
@@ -36,7 +33,25 @@ def test_with_more_sequences_there_is_a_token_for_each_and_on_cpu_for_a_prompt(t
     config = tiny("rollout.max_sequences=4096")
     assert max_batched_tokens(config, 54) == 4096
     assert max_batched_tokens(config, 5000) == 5000
-    assert max_batched_tokens(tiny("rollout.max_sequences=4096", "cluster.device=gpu"), 5000) == 4096
+
+
+def test_on_gpus_prompts_are_computed_8192_tokens_at_a_time(tiny: Callable[..., Config]) -> None:
+    assert max_batched_tokens(tiny("cluster.device=gpu"), 100_000) == 8192
+    assert max_batched_tokens(tiny("cluster.device=gpu", "rollout.max_sequences=10000"), 54) == 10000
+
+
+def test_engines_use_graphs_on_gpus_and_none_on_cpu_unless_the_user_decides(tiny: Callable[..., Config]) -> None:
+    def eager(*overrides: str) -> Any:
+        config = tiny(*overrides)
+        # What a run saves is what it used, also if the default changes.
+        assert config.rollout.enforce_eager is engine_arguments(config, "", "ipc", 64)["enforce_eager"]
+        return config.rollout.enforce_eager
+
+    assert eager() is True
+    assert eager("cluster.device=gpu") is False
+    assert eager("cluster.device=gpu", "rollout.enforce_eager=true") is True
+    assert eager("rollout.enforce_eager=false") is False
+    assert engine_arguments(Config(), "", "ipc", 64)["enforce_eager"] is True
 
 
 def test_vllm_accepts_more_sequences_than_its_default_batched_tokens(tiny: Callable[..., Config], model: str) -> None:
