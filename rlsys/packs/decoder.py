@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlsys.packs.layout import build_layout
 from rlsys.packs.sequence_parallel import ALONE, SequenceGroup, sequence_group
+from rlsys.packs.transfer import to_device
 from rlsys.types import Pack
 
 
@@ -54,7 +55,7 @@ def decoder_inputs(decoder: Any, pack: Pack, device: torch.device) -> dict[str, 
 
 
 def to_indices(column: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.tensor(column, dtype=torch.long, device=device)
+    return to_device(column, device, torch.long)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from rlsys.packs.transfer import to_device
+
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 GROUPED_HEADS: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -38,12 +40,12 @@ def ragged_keys(lengths: list[int], parents: list[int], device: torch.device | s
     keys = [torch.cat([pieces[p], piece]) if p >= 0 else piece for p, piece in zip(parents, pieces, strict=True)]
     counts = [len(k) for k in keys]
     return RaggedKeys(
-        torch.cat(keys).to(device), ends(lengths, device), ends(counts, device), max(lengths), max(counts)
+        to_device(torch.cat(keys), device), ends(lengths, device), ends(counts, device), max(lengths), max(counts)
     )
 
 
 def ends(counts: list[int], device: torch.device | str) -> Tensor:
-    return torch.tensor([0, *counts]).cumsum(0).to(device, torch.int32)
+    return to_device(torch.tensor([0, *counts]).cumsum(0).to(torch.int32), device)
 
 
 def can_flash(query: Tensor, value: Tensor, dropout: float) -> bool:

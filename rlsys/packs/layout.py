@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlsys.packs.flash import RaggedKeys, ragged_keys
 from rlsys.packs.sequence_parallel import ALONE, SequenceGroup
+from rlsys.packs.transfer import to_device
 
 MAX_LENGTH_RATIO = 1.25  # longest piece of a block over its shortest: at most a fifth of a block is padding
 
@@ -66,9 +67,9 @@ def build_layout(
         if prefix := prefix_length(lengths, parents[pieces[0]]):
             blocks.append(prefixed_block(tokens, prefix, [starts[parents[i]] for i in pieces], device))
         else:
-            blocks.append(AttentionBlock(tokens.to(device), 0, [], None))
+            blocks.append(AttentionBlock(to_device(tokens, device), 0, [], None))
     ragged = ragged_keys(lengths, parents, device) if torch.device(device).type == "cuda" else None
-    return Layout(blocks, cell_of_token.to(device), ragged, group)
+    return Layout(blocks, to_device(cell_of_token, device), ragged, group)
 
 
 def group_similar(lengths: list[int], parents: list[int]) -> list[list[int]]:
@@ -95,7 +96,7 @@ def prefixed_block(tokens: Tensor, prefix: int, starts: list[int], device: torch
     rows = [starts.index(start) for start in dict.fromkeys(starts)]
     shared = [SharedPrefix(starts[row], row, end) for row, end in zip(rows, [*rows[1:], len(starts)], strict=True)]
     mask = torch.ones(longest, prefix + longest, dtype=torch.bool, device=device).tril(prefix)
-    return AttentionBlock(tokens.to(device), prefix, shared, mask)
+    return AttentionBlock(to_device(tokens, device), prefix, shared, mask)
 
 
 # --- between pack and blocks ------------------------------------------------------------------------------------------

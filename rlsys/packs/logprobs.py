@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rlsys.packs import exact
 from rlsys.packs.decoder import decoder_inputs, run_decoder, to_indices
 from rlsys.packs.logit_transform import UNCHANGED, LogitTransform
+from rlsys.packs.transfer import to_device
 from rlsys.types import Pack
 
 EXCLUDED = -1e30  # the logit of a token that is not sampled; its probability is exactly 0
@@ -57,8 +58,8 @@ class PackedLogprobs(nn.Module):
         `plain`: from the logits that the model itself computes, without entropies.
         """
         device = next(self.lm.parameters()).device
-        targets = torch.tensor(pack.targets, dtype=torch.long, device=device)
-        early = torch.tensor(pack.places < self.min_new_tokens, device=device) if self.min_new_tokens else None
+        targets = to_device(pack.targets, device, torch.long)
+        early = to_device(pack.places < self.min_new_tokens, device) if self.min_new_tokens else None
         if plain:
             return self.plain_logprobs(pack, targets, early), targets.new_zeros(0)
         own = run_decoder(self.decoder, pack, device)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlsys.packs.transfer import to_device
 from rlsys.types import Pack
 
 
@@ -19,7 +20,7 @@ class FirstBadSample:
         """Checks `losses` [K], token weights included, and in the backward pass the gradient of `outputs` [K]."""
         if not pack.samples:
             return
-        samples = torch.tensor(np.repeat(pack.samples, pack.target_counts), device=outputs.device)
+        samples = to_device(np.repeat(pack.samples, pack.target_counts), outputs.device)
 
         def check(numbers: torch.Tensor) -> None:
             # No branch, so that nothing waits for the device.

@@ -51,24 +51,24 @@ class CriticRank(LearnerRank):
         """Makes one optimizer update with this rank's share of a mini-batch."""
         import torch
 
+        from rlsys.packs.transfer import to_device
         from workers.learner.bad_sample import FirstBadSample
 
-        total, bad_sample = 0.0, FirstBadSample(self.device)
+        total, bad_sample = torch.zeros((), dtype=torch.float64, device=self.device), FirstBadSample(self.device)
 
         def pack_loss(pack: Pack, values: Any) -> Any:
             nonlocal total
             old, returns, weights = (
-                torch.tensor(column, device=self.device)
-                for column in (pack.columns.values, pack.columns.returns, pack.weights)
+                to_device(column, self.device) for column in (pack.columns.values, pack.columns.returns, pack.weights)
             )
             losses = self.value_loss(values, old, returns, clip=self.config.critic.clip) * weights
             bad_sample.observe(pack, values, losses)
             loss = losses.sum()
-            total += loss.item()
+            total = total + loss.detach()
             return loss
 
         step = self.zero.minimize(packs, pack_loss, lr)
-        return {"loss": total, "first_bad_sample": bad_sample.index()} | step
+        return {"loss": total.item(), "first_bad_sample": bad_sample.index()} | step
 
     @recorded()
     @frees_gpu_memory

@@ -10,6 +10,7 @@ from rlsys.config.methods import LOSSES
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function
 from rlsys.config.schema import Config
+from rlsys.packs.transfer import to_device
 from rlsys.types import Pack
 from workers.learner.bad_sample import FirstBadSample
 
@@ -87,4 +88,4 @@ class Objective:
         self.sums["mismatch_max"] = torch.maximum(self.sums["mismatch_max"], gap.max())
 
     def to_tensor(self, values: Any) -> Any:
-        return torch.tensor(values, device=self.device)
+        return to_device(values, self.device)

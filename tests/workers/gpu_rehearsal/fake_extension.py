@@ -23,6 +23,10 @@ class Extension(WorkerExtension):
         weight = self.model_runner.get_model().get_parameter(parameter)  # type: ignore[attr-defined]
         return weight.detach()[first : first + count].float().numpy().copy()
 
+    def rehearsal_addresses(self) -> dict[str, int]:
+        """Where each parameter lies."""
+        return {n: p.data_ptr() for n, p in self.model_runner.get_model().named_parameters()}  # type: ignore[attr-defined]
+
     def rehearsal_lose(self, name: str) -> None:
         """From now on this tensor does not arrive at the model."""
         model: Any = self.model_runner.get_model()  # type: ignore[attr-defined]

@@ -117,6 +117,7 @@ def test_every_engine_computes_with_the_policys_weights_after_each_sync(
     stages: tuple[int, ...],
 ) -> None:
     rehearsal = rehearse(transport, *overrides)
+    addresses = rehearsal.each_engine("rehearsal_addresses")
     for stage in stages:
         rehearsal.connect(changed, stage)
         for version in (1, 2):
@@ -124,6 +125,7 @@ def test_every_engine_computes_with_the_policys_weights_after_each_sync(
             rehearsal.policy.sync(version)
             assert set(rehearsal.engines.compare_weights().values()) == {""}
             require_policys_weights(rehearsal, tmp_path / f"{stage}-{version}.safetensors")
+    assert rehearsal.each_engine("rehearsal_addresses") == addresses, "CUDA graphs read the parameters where they were"
 
 
 def test_a_late_engine_is_waited_for_a_lost_tensor_named_and_a_dead_rank_ends_the_sync(
