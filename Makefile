@@ -80,6 +80,8 @@ bench: install  ## measure the speed of each part, from advantages to whole runs
 	$(BIN)/python tests/bench/compute.py
 	$(BIN)/python tests/bench/sync.py
 	$(BIN)/python tests/bench/driver.py
+	$(BIN)/python tests/bench/environment.py
+	$(BIN)/python tests/bench/episodes.py
 	$(BIN)/python tests/bench/start.py
 	$(BIN)/python tests/bench/simulate.py
 	$(BIN)/python tests/bench/gains.py

@@ -10,6 +10,7 @@ python tests/bench/episodes.py --rounds 3
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -81,7 +82,8 @@ def measure(folder: Path, overrides: list[str]) -> Cost:
         marks: list[tuple[float, float]] = []  # CPU seconds of driver and engine after each step
         while process.poll() is None:
             if len(read_lines(run / "metrics.jsonl")) - 1 > len(marks):
-                marks.append((cpu_s(driver_of(process.pid)), cpu_s(worker_of(run, "rollout-0"))))
+                with contextlib.suppress(psutil.Error, StopIteration):  # the last step is done, and they end
+                    marks.append((cpu_s(driver_of(process.pid)), cpu_s(worker_of(run, "rollout-0"))))
             time.sleep(0.01)
     if process.returncode:
         raise SystemExit((folder / "log").read_text()[-2000:])
@@ -123,7 +125,7 @@ def main() -> None:
                 )
     show("step, one turn over answers", costs, lambda c: c["one turn"].step_s / c["answers"].step_s)
     show("driver, turns over answers", costs, lambda c: c["turns"].driver_s / c["answers"].driver_s)
-    show("rollout, slow over turns", costs, lambda c: c["slow"].rollout_s / c["turns"].rollout_s)
+    show("idle share of the engine, slow", costs, lambda c: 1 - c["turns"].rollout_s / c["slow"].rollout_s)
 
 
 def show(name: str, costs: dict[str, list[Cost]], ratio: Callable[[dict[str, Cost]], float]) -> None:

@@ -151,3 +151,14 @@ def test_a_parser_without_the_file_that_it_needs_is_refused(monkeypatch):
     monkeypatch.setattr("vllm.entrypoints.openai.parser.harmony_utils.get_encoding", fail)
     with pytest.raises(ConfigError, match=r"openai and openai_gptoss cannot read .*: no vocabulary here"):
         make_reply_parser(byte_level_tokenizer(None), "openai", "openai_gptoss", [TOOL])
+
+
+def test_calls_of_newer_mistral_models_have_their_arguments_behind_a_token():
+    reader = make_reply_parser(byte_level_tokenizer(None, specials=(*SPECIALS, "[ARGS]")), "mistral", "", [TOOL])
+    text = 'Yes.[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add[ARGS]{"a": 2}</s>'
+    reply = reader.parse(reader.tokenizer(text, add_special_tokens=False)["input_ids"], "stop")
+    assert [(call.name, call.arguments, call.error) for call in reply.calls] == [
+        ("add", {"a": 1}, ""),
+        ("add", {"a": 2}, ""),
+    ]
+    assert reply.text == "Yes."
