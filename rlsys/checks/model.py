@@ -9,6 +9,7 @@ from rlsys.config.schema import Config
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
 from rlsys.models.lookup import context_of_model, head_size_of_model, known_model_shape
 from rlsys.models.shapes import CPU_HEAD_SIZES, ModelShape, tensor_parallel_problem
+from rlsys.models.weight_files import weight_file_problems
 from rlsys.packs.heads import sequence_parallel_problem
 
 
@@ -32,6 +33,8 @@ def check_path(key: str, path: str) -> Iterator[str]:
             yield (f"{key}: {file} does not exist. Give a Hugging Face model directory, a hub name, or builtin:tiny.")
         elif not is_json_object(file):
             yield f"{key}: {file} is not a JSON object; the model directory is damaged."
+        else:
+            yield from (f"{key}: {problem}" for problem in weight_file_problems(file.parent))
 
 
 def is_json_object(file: Path) -> bool:

@@ -123,12 +123,13 @@ class LearnerEstimate:
         busiest = moments["generate"]
         if self.saves_while_training:
             busiest = max((moments[m] for m in ("update", "reduce", "step")), key=total_bytes)
-        load, save = add_parts(self.load_parts(), fixed), add_parts(busiest, self.checkpoint_parts())
+        load, save = add_parts(self.load_parts(device=True), fixed), add_parts(busiest, self.checkpoint_parts())
         return ProcessMemory(self.role, self.ranks, moments | {"load": load, "save": save})
 
     def memory_on_gpu(self) -> ProcessMemory:
         p, zero = self.config.policy, self.zero
-        device = self.compute_moments({"fixed": CUDA_CONTEXT + NCCL_BUFFERS * (self.ranks > 1)})
+        fixed: Parts = {"fixed": CUDA_CONTEXT + NCCL_BUFFERS * (self.ranks > 1)}
+        device = self.compute_moments(fixed) | {"load": add_parts(self.load_parts(device=True), fixed)}
         offloaded: Parts = {
             "optimizer": zero.state * p.offload_optimizer,
             "gradients": zero.gradients * p.offload_optimizer,
@@ -138,7 +139,7 @@ class LearnerEstimate:
         held = add_parts(offloaded, {"fixed": import_mib(self.config, self.role) * MIB}, self.send_parts())
         step = add_parts(held, {"optimizer": zero.step * p.offload_optimizer})
         save = add_parts(step if self.saves_while_training else held, self.checkpoint_parts())
-        host = {"load": add_parts(self.load_parts(), held), "step": step, "save": save}
+        host = {"load": add_parts(self.load_parts(device=False), held), "step": step, "save": save}
         return ProcessMemory(self.role, self.ranks, host, device, 1)
 
     def compute_moments(self, fixed: Parts) -> Moments:
@@ -189,8 +190,14 @@ class LearnerEstimate:
         """True if training goes on while a checkpoint is written: always but for the last one."""
         return 0 < self.config.checkpoint.every < self.config.trainer.steps
 
-    def load_parts(self) -> Parts:
-        return {"weights": WIDTH[self.config.policy.dtype] * float(self.model.parameters)}
+    def load_parts(self, *, device: bool) -> Parts:
+        """What it needs where it computes (`device`) or beside it in main memory, while it loads the model."""
+        width, model = WIDTH[self.config.policy.dtype], self.model
+        if self.config.policy.zero_stage < 3:  # every rank reads the whole model
+            return {"weights": width * float(model.parameters)}
+        # It reads its own part of one tensor after the other, and gathers one layer at a time.
+        share = 0 if self.config.policy.offload_params and not self.on_cpu else self.zero.weights
+        return {"weights": (share if device else 0) + width * float(model.largest_tensor)}
 
     def send_parts(self) -> Parts:
         return host_send_parts(self.config, self.model, self.ranks, self.first) if self.has_logits else {}

@@ -11,6 +11,7 @@ import xxhash
 from rlsys.config.schema import Config, ConfigError, LoraConfig
 from rlsys.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter_directory, read_adapter_config
 from rlsys.packs.lora import ALL_LINEAR, adapted_layers, is_adapter
+from workers.learner.partitioning import gathered
 from workers.learner.tensor_files import TensorFiles, tensor_bytes
 
 PREFIX = "base_model.model."  # PEFT's wrappers
@@ -22,12 +23,16 @@ def peft_name(parameter: str) -> str:
 
 
 def base_fingerprint(lm: Any) -> str:
-    """A hash of all weights but the adapters', rounded to bfloat16: it is the same in float32 and in bfloat16."""
+    """A hash of all weights but the adapters', rounded to bfloat16: it is the same in float32 and in bfloat16.
+
+    With ZeRO 3 all ranks take part.
+    """
     digest = xxhash.xxh3_128()
     for name, parameter in lm.named_parameters():
         if not is_adapter(name):
-            digest.update(f"{name} {list(parameter.shape)}".encode())
-            digest.update(tensor_bytes(parameter.detach().to("cpu", torch.bfloat16)))
+            with gathered(parameter):
+                digest.update(f"{name} {list(parameter.shape)}".encode())
+                digest.update(tensor_bytes(parameter.detach().to("cpu", torch.bfloat16)))
     return digest.hexdigest()
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlsys.config.schema import Config, ConfigError, PolicyConfig
+from rlsys.models.lookup import find_config_file
+from rlsys.models.weight_files import find_weight_file, weight_file_problems
 from workers.cpu import compiling
 from workers.rollout.stopping import read_end_ids
 
@@ -15,25 +17,18 @@ DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", 
 
 def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: bool = False) -> Any:
     """Loads the model at `path` with packed attention and without dropout. `exact`: with the engine's arithmetic."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from rlsys.packs import attention
     from rlsys.packs.exact import use_exact_linear
     from rlsys.packs.mixers import fold_mixers
+    from workers.learner.partitioning import gathering_layers
 
     model_config = load_model_config(path, config.model.trust_remote_code)
+    implementation = attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION
     with refusing_unpackable(path, model_config.model_type, ValueError):  # attention that cannot be replaced
-        lm = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=model_config,
-            dtype=getattr(torch, settings.dtype),
-            attn_implementation=attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION,
-            trust_remote_code=config.model.trust_remote_code,
-        )
+        lm = load_weights(path, model_config, settings, implementation, config.model.trust_remote_code)
     if exact:
         use_exact_linear(lm)
-    with refusing_unpackable(path, model_config.model_type, *LAYER_ERRORS):
+    with refusing_unpackable(path, model_config.model_type, *LAYER_ERRORS), gathering_layers(lm.get_decoder()):
         fold_mixers(lm.get_decoder())
     if settings.gradient_checkpointing:
         # Dropout is off, so no random numbers need to be kept.
@@ -41,6 +36,57 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     if settings.compile:
         compile_layers(lm)
     return lm
+
+
+def load_weights(path: str, model_config: Any, settings: PolicyConfig, attention: str, trust_remote_code: bool) -> Any:
+    """Loads the model as its authors made it: whole, or with ZeRO 3 this rank's part of every parameter."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from workers.learner.model_files import describing_files
+    from workers.learner.partitioning import partition
+
+    require_whole_files(path)
+    stored: dict[str, Any] = {}
+    with describing_files(stored) if settings.zero_stage == 3 else contextlib.nullcontext():
+        lm, remarks = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=model_config,
+            dtype=getattr(torch, settings.dtype),
+            attn_implementation=attention,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # they are refused below, in a sentence
+            output_loading_info=True,
+        )
+    require_all_weights(path, remarks)
+    if stored:
+        partition(lm, stored, settings)
+    elif settings.zero_stage == 3:
+        print(
+            f"{path} has no safetensors files, so every rank loads the whole model before ZeRO 3 splits it. To save that "
+            "memory, store the model as safetensors.",
+            flush=True,
+        )
+    return lm
+
+
+def require_whole_files(path: str) -> None:
+    """Raises `ConfigError` if the model is on this machine and one of its files is missing, truncated or damaged."""
+    file = find_config_file(path)
+    if problems := list(weight_file_problems(file.parent)) if file else []:
+        raise ConfigError([f"model.path: {problem}" for problem in problems])
+
+
+def require_all_weights(path: str, remarks: dict[str, Any]) -> None:
+    """Raises `ConfigError` if the files lack weights of the model, or hold some of another shape."""
+    again = "The files are of another model, or not complete. Copy or download all files of the model again."
+    for name, stored, needed in sorted(remarks["mismatched_keys"], key=str):
+        config = find_config_file(path)
+        file = find_weight_file(config.parent, name) if config else path
+        raise ConfigError(f"model.path: {file}: {name} is {list(stored)}, and by config.json {list(needed)}. {again}")
+    if missing := sorted(remarks["missing_keys"]):
+        more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
+        raise ConfigError(f"model.path: the files of {path} do not hold {missing[0]}{more}. {again}")
 
 
 @contextlib.contextmanager

@@ -37,7 +37,16 @@ class LearnerRank:
         """Joins the other ranks."""
         from workers.learner.rendezvous import join_process_group
 
-        join_process_group(self.config.cluster.device, self.rank, self.ranks, address, port, self.config.run.seed)
+        c = self.config
+        join_process_group(
+            c.cluster.device,
+            self.rank,
+            self.ranks,
+            address,
+            port,
+            seed=c.run.seed,
+            timeout_s=c.cluster.start_timeout_s,
+        )
 
     def saved_files(self, wait: bool) -> SaveResult:
         return self.writer.result(wait)

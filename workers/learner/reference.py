@@ -7,6 +7,7 @@ the run directory, which the reference reads, and a replacement of a lost one to
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ class ReferenceWorker:
         from workers.learner.proof import prove_logprobs
 
         load = load_packed if self.config.reference.path else load_policy
-        self.packed = load(self.config, model).to(self.device).eval().requires_grad_(False)
+        whole = replace(self.config, policy=replace(self.config.policy, zero_stage=0))
+        self.packed = load(whole, model).to(self.device).eval().requires_grad_(False)
         prove_logprobs(self.packed.lm, lambda packs, **options: [self.packed(pack, **options) for pack in packs])
 
     def load_weights(self, file: str) -> None:
@@ -50,7 +52,7 @@ class ReferenceWorker:
         files, parameters = TensorFiles([Path(file)]), trained_parameters(self.packed.lm)
         assert parameters.keys() == files.file_by_tensor.keys()
         for name, parameter in parameters.items():
-            parameter.copy_(files.file_by_tensor[name].get_tensor(name))
+            parameter.copy_(files.read(name))
 
     @recorded(pack_facts)
     @frees_gpu_memory

@@ -12,8 +12,10 @@ from typing import Any
 from workers.supervision.network import choose_interface
 
 
-def join_process_group(device: str, rank: int, ranks: int, address: str, port: int, seed: int) -> None:
-    """Joins the other ranks, and seeds torch."""
+def join_process_group(
+    device: str, rank: int, ranks: int, address: str, port: int, *, seed: int, timeout_s: float
+) -> None:
+    """Joins the other ranks, and seeds torch. `timeout_s`: how long a rank waits for others, at least DeepSpeed's limit."""
     import deepspeed
     import ray
     import torch
@@ -29,11 +31,12 @@ def join_process_group(device: str, rank: int, ranks: int, address: str, port: i
         "MASTER_PORT": str(port),
     }
     choose_interface(ray.util.get_node_ip_address(), "GLOO_SOCKET_IFNAME", *["NCCL_SOCKET_IFNAME"] * (device == "gpu"))
-    store = create_store(address, port, rank, ranks, default_pg_timeout)
+    timeout = max(default_pg_timeout, timedelta(seconds=timeout_s))
+    store = create_store(address, port, rank, ranks, timeout)
     backend = "gloo" if device == "cpu" else "nccl"
     gpu = torch.device("cuda", 0) if device == "gpu" and ranks > 1 else None  # as DeepSpeed would pass it
     torch.distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=ranks, timeout=default_pg_timeout, device_id=gpu
+        backend, store=store, rank=rank, world_size=ranks, timeout=timeout, device_id=gpu
     )
     deepspeed.init_distributed(dist_backend=backend, verbose=False)  # takes over the process group
     torch.manual_seed(seed)

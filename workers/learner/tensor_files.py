@@ -77,23 +77,27 @@ def verify_hash(file: Path, expected: str) -> None:
 
 
 class TensorFiles:
-    """Several safetensors files as one. Each tensor is read from disk when it is needed."""
+    """Several safetensors files as one. Of each tensor, the bytes are read that are used, and no more."""
 
     def __init__(self, files: list[Path]):
         from safetensors import SafetensorError, safe_open
 
-        self.files, self.file_by_tensor = files, dict[str, Any]()
+        self.files, self.file_by_tensor = files, dict[str, Path]()
+        self.formats: dict[str, tuple[str, list[int]]] = {}  # dtype and shape by name
         for file in files:
             try:
-                opened = safe_open(file, framework="pt")
+                with safe_open(file, framework="pt") as opened:
+                    slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+                    formats = {name: (s.get_dtype(), s.get_shape()) for name, s in slices.items()}
             except (OSError, SafetensorError) as error:
                 raise ValueError(f"{file} cannot be read: {error}. Use another checkpoint.") from error
-            for name in opened.keys():  # noqa: SIM118
+            for name in formats:
                 if name in self.file_by_tensor:
                     raise ValueError(
                         f"{file} holds {name}, and so does another file beside it. Use another checkpoint."
                     )
-                self.file_by_tensor[name] = opened
+                self.file_by_tensor[name] = file
+            self.formats |= formats
 
     def require(self, shapes: dict[str, list[int]]) -> None:
         """Raises unless the files hold exactly these tensors, in single precision."""
@@ -107,12 +111,16 @@ class TensorFiles:
                     "It is another model's checkpoint, or not whole. Use another."
                 )
         for name, shape in shapes.items():
-            stored = self.file_by_tensor[name].get_slice(name)
-            if stored.get_shape() != shape or stored.get_dtype() != "F32":
+            dtype, stored = self.formats[name]
+            if (dtype, stored) != ("F32", shape):
                 raise ValueError(
-                    f"{paths}: {name} is {stored.get_dtype()} {stored.get_shape()}; the model needs F32 {shape}. "
+                    f"{paths}: {name} is {dtype} {stored}; the model needs F32 {shape}. "
                     "It is another model's checkpoint. Use another."
                 )
 
     def read(self, name: str) -> Any:
-        return self.file_by_tensor[name].get_tensor(name)
+        """Returns a tensor whose bytes are read when they are used. Once it is dropped, this process holds none of them."""
+        from safetensors import safe_open
+
+        with safe_open(self.file_by_tensor[name], framework="pt") as opened:
+            return opened.get_tensor(name)

@@ -3,7 +3,6 @@
 Every method takes part in a collective: all ranks call it at the same time, with the same number of packs.
 """
 
-import contextlib
 import math
 import os
 import sys
@@ -23,13 +22,18 @@ MUON_MODULE, MUON_CLASS = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWit
 class ZeroEngine:
     def __init__(self, model: Any, settings: PolicyConfig, lr: float):
         import deepspeed
+        import torch
         from deepspeed.accelerator import get_accelerator
 
         from rlsys.packs.sequence_parallel import split_sequences
         from workers.learner.guarded_adamw import GuardedAdamW
+        from workers.learner.partitioning import is_partitioned, zero_init
         from workers.learner.sequence_groups import create_sequence_group
         from workers.learner.zero_state import ZeroState
 
+        if any(map(is_partitioned, model.parameters())):
+            # When DeepSpeed partitions a model itself, it also replaces the function of linear layers.
+            zero_init(settings, torch.nn.Module())
         trained = [p for p in model.parameters() if p.requires_grad]
         adapters = sum(p.numel() for p in trained) if len(trained) < len(list(model.parameters())) else 0
         betas, decay = (settings.beta1, settings.beta2), settings.weight_decay
@@ -102,8 +106,9 @@ class ZeroEngine:
 
     def gathered(self, *parameters: Any) -> Any:
         """Returns a context in which parameters are whole. ZeRO 3 keeps a shard of them on each rank."""
-        whole = not hasattr(parameters[0], "ds_id")
-        return contextlib.nullcontext() if whole else self.deepspeed.zero.GatheredParameters(parameters)
+        from workers.learner.partitioning import gathered
+
+        return gathered(*parameters)
 
     def local_shard(self, parameter: Any) -> tuple[int, Any]:
         """Returns this rank's shard of a ZeRO 3 parameter: index of the first element, and elements without padding."""

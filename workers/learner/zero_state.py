@@ -104,6 +104,7 @@ class ZeroState:
         for name, parameter in parameters.items():
             piece = self.local_piece(parameter)
             for kind in (WEIGHT, *MOMENTS) if piece.count else ():
+                # Of the whole tensor, only this rank's piece is read from disk.
                 whole = weights.read(name) if weights and kind == WEIGHT else files.read(f"{kind}/{name}")
                 self.piece_data(piece, kind).copy_(whole.view(-1).narrow(0, piece.start, piece.count))
         step = files.read("step")

@@ -183,6 +183,21 @@ def test_offloading_changes_nothing_on_cpu():
     assert learner_rank(off).host == learner_rank(host).host
 
 
+def test_zero_3_ranks_load_their_part_of_the_model_and_never_all_of_it():
+    def load(stage: int, device: str = "gpu", **policy: object) -> tuple[float, float]:
+        config = replace(
+            GPUS, cluster=ClusterConfig(device=device), policy=replace(GPUS.policy, zero_stage=stage, **policy)
+        )
+        rank = learner_rank(config)
+        return rank.host["load"]["weights"], rank.device["load"]["weights"] if rank.device else 0.0
+
+    whole, largest = 2 * SEVEN.parameters, 2 * SEVEN.largest_tensor
+    assert load(2) == (whole, whole)
+    assert load(3) == (largest, whole / 8 + largest)
+    assert load(3, offload_params=True) == (whole / 8 + largest, largest)
+    assert load(3, device="cpu") == (whole / 8 + largest, 0.0)
+
+
 def test_zero_3_ranks_send_their_shards_or_gather_for_rank_0():
     host = replace(GPUS, cluster=ClusterConfig(device="cpu"), policy=replace(GPUS.policy, zero_stage=3))
     parallel = replace(host, rollout=replace(host.rollout, tensor_parallel=2))
