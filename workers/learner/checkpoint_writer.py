@@ -84,10 +84,10 @@ class CheckpointWriter:
         for name, fill in directories.items():
             self.file = folder / name
             fill(self.file)
-            for file in sorted(p for p in (folder / name).rglob("*") if p.is_file()):
+            # Tensors are written above, or at the same time by other ranks.
+            for file in sorted(p for p in (folder / name).rglob("*") if p.is_file() and p.suffix != ".safetensors"):
                 self.file = file
-                if (path := str(file.relative_to(folder))) not in self.hashes:
-                    self.hashes[path] = sync_and_hash(file)
+                self.hashes[str(file.relative_to(folder))] = sync_and_hash(file)
         for directory in {folder, *((folder / name).parent for name in self.hashes)}:
             descriptor = os.open(directory, os.O_RDONLY)
             os.fsync(descriptor)

@@ -134,7 +134,8 @@ class PolicyRank(LearnerRank):
 
         self.writer.wait()  # one copy of the state at a time
         files = policy_checkpoint.copy_state(self.zero, self.lm, self.config.policy.dtype)
-        write_model_files = partial(policy_checkpoint.write_model_files, self.lm, self.source, self.config, self.base)
+        facts = (self.zero, self.lm, self.source, self.config, self.base)
+        write_model_files = partial(policy_checkpoint.write_model_files, *facts)
         self.writer.start(Path(folder), files, {"model": write_model_files} if self.rank == 0 else {})
 
     def load(self, folder: str) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlsys.config.methods import NORMALIZERS
 from rlsys.config.schema import Config
+from rlsys.models.weight_files import weight_file_problems
 from rlsys.packs.packing import pack, token_weights, unpack
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
@@ -150,9 +151,14 @@ def test_a_checkpoint_holds_a_model_that_transformers_reads(
     saved = weights(group)
     group.save(str(tmp_path / "checkpoint"))
     group.saved_files(wait=True)
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "model")
+    model = tmp_path / "checkpoint" / "model"
+    exported = AutoModelForCausalLM.from_pretrained(model)
     assert torch.equal(torch.cat([p.detach().flatten() for p in exported.parameters()]), saved)
-    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint" / "model").decode([3, 4])
+    assert AutoTokenizer.from_pretrained(model).decode([3, 4])
+    sizes = [file.stat().st_size for file in model.glob("*.safetensors")]
+    assert (len(sizes) > 1) == (stage == 3), "with ZeRO 3, each rank writes a part of the model"
+    assert max(sizes) < (1.1 if stage == 2 else 0.7) * 4 * len(saved)
+    assert list(weight_file_problems(model)) == [], "the index names the file of each tensor"
 
 
 def test_weights_that_are_not_finite_never_leave_the_policy(
