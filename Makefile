@@ -68,8 +68,9 @@ docs: install  ## run every command of the pages that needs no GPU, about 20 min
 figures: install  ## measure the demo with three seeds, about 5 minutes
 	$(BIN)/python tests/bench/demo_figures.py
 
-recipes: install  ## train every tiny recipe with three seeds, about an hour; fresh results are kept
+recipes: install  ## train every tiny recipe with three seeds, over an hour; fresh results are kept
 	$(BIN)/python tests/bench/recipes.py
+	$(BIN)/python tests/bench/episode_demos.py
 
 bench: install  ## measure the speed of each part, from advantages to whole runs
 	@echo commit $$($(BIN)/python tests/launch/records.py)

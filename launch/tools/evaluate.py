@@ -107,7 +107,7 @@ def find_target_model(options: EvalOptions) -> str:
     target = options.target
     if target.startswith("builtin:"):
         if target not in BUILTIN_MODELS:
-            raise ConfigError(f"{target} is no model; the built-in ones are {' and '.join(BUILTIN_MODELS)}.")
+            raise ConfigError(f"{target} is no model; the built-in ones are {', '.join(BUILTIN_MODELS)}.")
         return ""
     path = Path(target).expanduser()
     # `runs/dmeo` beside a directory `runs` is a typing error, and not a hub name.

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import Config, ConfigError
 from rlsys.episodes.environments import ENVIRONMENTS, check_environment, is_environment
-from rlsys.episodes.settings import TOOL_PLAY, plays
+from rlsys.episodes.player import PLAYS
+from rlsys.episodes.settings import plays
 from rlsys.episodes.tools import tool_problems
 
 
@@ -29,10 +30,10 @@ def play_problems(key: str, play: str, c: Config) -> Iterator[str]:
             check_environment(play, c.episode.options)
         except ConfigError as error:
             yield from (f"{key}: {problem}" for problem in error.problems)
-    elif ":" not in play and play != TOOL_PLAY:
+    elif ":" not in play and play not in PLAYS:
         kinds = ", ".join(f"{name}:NAME" for name in ENVIRONMENTS)
-        yield f"{key}: `{play}` is not known. Give module:function, path/to/file.py:function, {kinds}."
-    elif play != TOOL_PLAY:
+        yield f"{key}: `{play}` is not known. Built in: {', '.join(PLAYS)}. Or give module:function, path/to/file.py:function, {kinds}."
+    elif play not in PLAYS:
         yield from user_function_problems(key, play)
 
 

@@ -26,7 +26,7 @@ def check_path(key: str, path: str) -> Iterator[str]:
     is_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).is_dir()
     if path.startswith("builtin:"):
         if path not in BUILTIN_MODELS:
-            yield f"{key} is `{path}`; the built-in models are {' and '.join(BUILTIN_MODELS)}."
+            yield f"{key} is `{path}`; the built-in models are {', '.join(BUILTIN_MODELS)}."
     elif is_local:
         file = Path(path).expanduser() / "config.json"
         if not file.is_file():

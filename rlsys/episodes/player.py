@@ -18,9 +18,10 @@ from rlsys.episodes.settings import TOOL_PLAY, EpisodeSettings
 from rlsys.episodes.tools import Toolbox
 from rlsys.episodes.tools.toolbox import close_all
 from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, read_verdict
+from rlsys.tasks import guess
 from rlsys.types import Verdict
 
-PLAYS: dict[str, Any] = {TOOL_PLAY: tool_play.play}  # built in
+PLAYS: dict[str, Any] = {TOOL_PLAY: tool_play.play, "guess": guess.play, "guess_scored": guess.play_scored}  # built in
 
 
 class ReplyReader(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlsys.tasks import basics, two_modes, zigzag
+from rlsys.tasks import basics, guess, two_modes, zigzag
 
 Note = Callable[[str], None]
 
@@ -20,6 +20,7 @@ class BuiltinModel:
 TINY_MODELS = {
     "builtin:tiny": BuiltinModel(zigzag.model_folder, zigzag.make_tokenizer, zigzag.SYMBOLS),
     "builtin:two_modes": BuiltinModel(two_modes.model_folder, two_modes.make_tokenizer, two_modes.SYMBOLS),
+    "builtin:guess": BuiltinModel(guess.model_folder, guess.make_tokenizer, guess.SYMBOLS),
 }
 SEEDS, HELD_OUT_SEEDS = 10_000, 100
 
@@ -39,4 +40,6 @@ ROWS: dict[str, Callable[[str], list[dict[str, Any]]]] = {  # of builtin:<name>
     "two_modes_heldout": two_modes.rows,
     "seeds": seeds,
     "seeds_heldout": seeds,
+    "guess": guess.rows,
+    "guess_heldout": guess.rows,
 }

@@ -292,7 +292,10 @@ from rlsys.pipeline import SyncSchedule
         ("cluster.env={CUDA_VISIBLE_DEVICES: 0}", ["CUDA_VISIBLE_DEVICES", "Leave it out"]),
         ("cluster.device=gpu sync.transport=cuda_ipc", ["cuda_ipc", "colocated"]),
         ("cluster.device=gpu sync.transport=nccl cluster.placement=colocated", ["nccl", "use cuda_ipc"]),
-        ("model.path=builtin:huge", ["builtin:huge", "builtin:tiny and builtin:two_modes"]),
+        (
+            "model.path=builtin:huge",
+            ["builtin:huge", "builtin:tiny, builtin:two_modes, builtin:guess"],
+        ),
         ("model.path=./no_model", ["no_model/config.json does not exist"]),
         ("data.train=gone.jsonl", ["data.train: gone.jsonl does not exist", "from /"]),
         ("data.train=builtin:zagzig", ["data.train: builtin:zagzig does not exist", "builtin:zigzag"]),

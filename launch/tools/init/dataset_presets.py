@@ -111,8 +111,9 @@ def find_preset(data: str, reward: str, model: ModelShape) -> DatasetPreset:
         preset = replace(preset, yaml=preset.yaml | {"reward": ["  functions:", f"    {reward}: 1.0"]})
     if name and ":" not in name and name not in REWARDS:
         raise ConfigError(f"--reward {name}: known are {', '.join(REWARDS)}, and your own as file.py:function.")
-    if "builtin:two_modes" in (model.name, data):
-        raise ConfigError("builtin:two_modes has a configuration already: configs/two_modes_cpu.yaml.")
+    for task in ("two_modes", "guess"):
+        if f"builtin:{task}" in (model.name, data):
+            raise ConfigError(f"builtin:{task} has a configuration already: configs/{task}_cpu.yaml.")
     if (data == "builtin:zigzag") != (model.name == "builtin:tiny"):
         raise ConfigError("builtin:tiny knows digits only, and builtin:zigzag is its task: take both, or neither.")
     return preset

@@ -1,0 +1,89 @@
+"""Trains the demos with episodes: three seeds of each, and one with shuffled rewards.
+
+.venv/bin/python tests/bench/episode_demos.py [guess_cpu]      (nothing else should run meanwhile)
+
+Writes tests/bench/episode_demos.json: the share of held-out episodes solved, calls per episode, times, and some
+episodes before and after training. Fresh results are kept: see tests/launch/records.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rlsys.runs.directory import read_lines
+from rlsys.runs.samples import read_saved_samples
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
+from cpu_seconds import CpuSeconds
+from records import fresh, stamp
+
+ROOT = Path(__file__).parents[2]
+RECORD = Path(__file__).with_suffix(".json")
+DEMOS = ["guess_cpu"]
+RUNS = [(0, []), (1, []), (2, []), (0, ["reward.shuffle=true"])]
+
+
+def measure(demo: str, seed: int, overrides: list[str]) -> dict[str, Any]:
+    commit = stamp()
+    with tempfile.TemporaryDirectory(prefix="demos-") as place:
+        run, began = Path(place) / "run", time.monotonic()
+        command = [sys.executable, "-m", "launch", "train", f"configs/{demo}.yaml", f"run.seed={seed}"]
+        process = psutil.Popen(
+            [*command, f"run.dir={run}", *overrides],
+            cwd=ROOT,
+            env=os.environ | {"XDG_CACHE_HOME": place},  # no warm-started model there
+            stdout=subprocess.DEVNULL,
+        )
+        spent = CpuSeconds(process.pid)
+        if process.wait():
+            raise SystemExit(f"{demo}, seed {seed}: exit {process.returncode}")
+        seconds = {"seconds": round(time.monotonic() - began), "cpu_seconds": round(spent.total())}
+        name = demo.removesuffix("_cpu")
+        lines = [line for line in read_lines(run / "metrics.jsonl") if f"eval/{name}/accuracy" in line]
+        return {
+            **{"demo": demo, "seed": seed, "overrides": overrides, "commit": commit, **seconds},
+            "solved": {str(line["step"]): round(line[f"eval/{name}/accuracy"], 3) for line in lines},
+            "episodes": {
+                str(line["step"]): episodes(run / "samples" / f"eval-{line['step']:06d}.parquet")
+                for line in (lines[0], lines[-1])
+            },
+        }
+
+
+def episodes(file: Path) -> dict[str, Any]:
+    """The share of episodes with a call, and the first three episodes of an evaluation."""
+    saved = list(read_saved_samples(file))
+    transcripts = [s.sample.episode.messages for s in saved if s.sample.episode]
+    calling = [any(message.get("tool_calls") for message in messages) for messages in transcripts]
+    return {
+        "calling": round(sum(calling) / len(calling), 3),
+        "first": [shown(messages) for messages in transcripts[:3]],
+    }
+
+
+def shown(messages: list[dict[str, Any]]) -> str:
+    """ "12 26 → 19, lower → 15, higher → 17" or "27+58 → add(27, 58), 85 → =85" """
+    words = []
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        called = [f"{call['name']}({', '.join(map(str, call['arguments'].values()))})" for call in calls]
+        words.append(message["content"] + "".join(called))
+    return ", ".join(" → ".join(words[i : i + 2]) for i in range(0, len(words), 2))
+
+
+if __name__ == "__main__":
+    results = fresh(json.loads(RECORD.read_text())) if RECORD.exists() else []
+    for demo in sys.argv[1:] or DEMOS:
+        for seed, overrides in RUNS:
+            if not any((r["demo"], r["seed"], r["overrides"]) == (demo, seed, overrides) for r in results):
+                results.append(measure(demo, seed, overrides))
+                RECORD.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+                print(json.dumps(results[-1], ensure_ascii=False), flush=True)
