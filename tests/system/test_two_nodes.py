@@ -55,6 +55,24 @@ CASES = [
         [*(f"rollout-{i}" for i in range(4)), *RANKS],
         0,
     ),
+    (
+        [
+            *(
+                "rollout={engines: 1, tensor_parallel: 2}",
+                "policy.ranks=2",
+                "algorithm.advantage=gae",
+                "critic.ranks=2",
+            ),
+            *("reference={kl_coef: 0.1, gpus: 1}", "reward.functions={zigzag: 1, model: {path: a/b, gpus: 1}}"),
+        ],
+        ["rollout-0", *RANKS[:2], "critic-0", "critic-1", "reference", "reward-1-0"],
+        0,
+    ),
+]
+COLOCATED = ["cluster.placement=colocated", "rollout.engines=2", "policy.ranks=2", "cluster.env={NCCL_IB_HCA: mlx5}"]
+ENVIRONMENTS = [
+    (COLOCATED, [*ENGINES, *RANKS[:2]]),
+    (["rollout.engines=2", "policy.ranks=2"], [*ENGINES, *RANKS[:2]]),
 ]
 
 
@@ -71,7 +89,8 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def placements(cluster: Cluster) -> list[dict[str, tuple[str, list[int]]]]:
     """What became of each of CASES."""
-    cases = [{"overrides": o, "workers": w, "held": h} for o, w, h in CASES]
+    cases = [{"overrides": o, "workers": w, "held": h, "method": "place"} for o, w, h in CASES]
+    cases += [{"overrides": o, "workers": w, "held": 0, "method": "environment"} for o, w in ENVIRONMENTS]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("placing.py")), json.dumps(cases)],
         capture_output=True,
@@ -101,6 +120,20 @@ def test_a_colocated_tensor_parallel_engine_shares_each_of_its_gpus_with_a_rank(
         node, gpus = placements[6][f"rollout-{i}"]
         assert [placements[6][f"policy-{2 * i + k}"] for k in (0, 1)] == [[node, [gpu]] for gpu in gpus]
     assert len({(node, gpu) for node, gpus in placements[6].values() for gpu in gpus}) == 8
+
+
+def test_critic_reference_and_reward_model_have_gpus_of_their_own(placements) -> None:
+    assert len({(node, gpu) for node, gpus in placements[7].values() for gpu in gpus}) == 8
+    assert [len(gpus) for _, gpus in placements[7].values()] == [2, 1, 1, 1, 1, 1, 1]
+
+
+def test_engines_and_ranks_on_one_gpu_agree_on_the_allocator_and_get_the_user_s_variables(placements) -> None:
+    colocated, separate = placements[8:]
+    for variables in colocated.values():
+        assert variables["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
+        assert variables["NCCL_IB_HCA"] == "mlx5"
+    assert {separate[name]["PYTORCH_ALLOC_CONF"] for name in RANKS[:2]} == {"expandable_segments:True"}
+    assert {separate[name]["PYTORCH_ALLOC_CONF"] for name in ENGINES} == {""}
 
 
 def test_what_does_not_fit_is_said_at_once(placements) -> None:
