@@ -1,8 +1,8 @@
 """Which worker gets which GPUs, as bundles of a Ray placement group. Pure arithmetic.
 
-    separate     a bundle for each of rollout-0, rollout-1, …, policy-0, …, critic-0, …, the reference, reward models
-    colocated    a bundle for rollout-0 and the ranks of policy and critic that share its GPUs, and so on;
-                 the first also holds the reference
+    separate     a bundle for each of rollout-0, rollout-1, …, policy-0, …, critic-0, …, the reference's ranks, reward
+                 models
+    colocated    a bundle for rollout-0 and the ranks of policy, critic and reference that share its GPUs, and so on
 
 A bundle lies on one node. Consecutive bundles lie together as far as possible. On CPU nothing is reserved.
 `placement` reserves the bundles, and `plan` draws them.
@@ -11,7 +11,7 @@ A bundle lies on one node. Consecutive bundles lie together as far as possible. 
 import math
 from dataclasses import dataclass
 
-from rlsys.config.derived import has_reference_worker
+from rlsys.config.derived import reference_names
 from rlsys.config.schema import Config
 from rlsys.rewards.settings import reward_services, worker_name
 
@@ -61,8 +61,9 @@ def separate_bundles(config: Config, training: bool) -> list[Bundle]:
         return bundles
     for role, ranks in rank_counts(config).items():
         bundles += [Bundle(1, {f"{role}-{i}": [0]}, f"{role}.ranks ({ranks})") for i in range(ranks)]
-    if gpus := reference_gpus(config):
-        bundles.append(Bundle(gpus, {"reference": [0]}, f"reference.gpus ({gpus:g})"))
+    if gpus := config.reference.gpus:
+        reason = f"reference.ranks ({config.reference.ranks}) × reference.gpus ({gpus:g})"
+        bundles += [Bundle(gpus, {name: [0]}, reason) for name in reference_names(config)]
     return bundles
 
 
@@ -73,8 +74,9 @@ def colocated_bundles(config: Config, training: bool) -> list[Bundle]:
         for role, ranks in rank_counts(config).items():
             for i, (bundle, gpu) in enumerate(gpus[:ranks]):
                 bundle.workers[f"{role}-{i}"] = [gpu]
-        if reference_gpus(config):
-            bundles[0].workers["reference"] = [0]
+        if config.reference.gpus:
+            for (bundle, gpu), name in zip(gpus, reference_names(config), strict=False):
+                bundle.workers[name] = [gpu]
     return bundles
 
 
@@ -93,7 +95,7 @@ def critic_ranks(config: Config) -> int:
 
 
 def reference_gpus(config: Config) -> float:
-    return config.reference.gpus if has_reference_worker(config) else 0.0
+    return config.reference.gpus * len(reference_names(config))
 
 
 def count_other_gpus(config: Config) -> int:

@@ -201,7 +201,7 @@ def _start_workers(
     from workers.episodes.pool import EpisodePool
     from workers.learner.critic import CriticGroup, CriticRank
     from workers.learner.policy import PolicyGroup, PolicyRank
-    from workers.learner.reference import PolicyWithoutAdapters, Reference, ReferenceWorker
+    from workers.learner.reference import PolicyWithoutAdapters, Reference, ReferenceWorker, reference_number
     from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
     from workers.rollout.engine_settings import engine_environment
     from workers.rollout.rollout_group import RolloutGroup
@@ -215,14 +215,14 @@ def _start_workers(
         f"starting {config.rollout.engines} rollout engines{'' if runs_eagerly(config) else with_graphs}, {config.reward.workers} reward workers"
         + (f", {config.episode.workers} episode workers" if plays(config) else "")
         + (f", {config.policy.ranks} policy ranks" if training else "")
-        + (", a reference" if needs_reference else "")
+        + (f", {describe_ranks(config.reference.ranks)}" if needs_reference else "")
         + (f", {config.critic.ranks} critic ranks" if needs_critic else "")
     )
     learner_env = rank_environment(config)
     # Ray starts as many at a time as there are cores, in this order. Engines take longest, for their imports.
     ranks = actors.make_spawner(PolicyRank, place, learner_env, forked_by=MODELS)
     policy = PolicyGroup(config, ranks, watchdog) if training else None
-    scorer = actors.make_spawner(ReferenceWorker, place, learner_env, forked_by=MODELS)
+    scorer = actors.make_spawner(ReferenceWorker, place, learner_env, reference_number, MODELS)
     reference: Reference | PolicyWithoutAdapters | None = None
     if policy and config.reference.kl_coef > 0:
         reference = Reference(config, scorer, watchdog, policy) if needs_reference else PolicyWithoutAdapters(policy)
@@ -267,6 +267,10 @@ def _start_workers(
         reference=reference,
         critic=critic,
     )
+
+
+def describe_ranks(reference: int) -> str:
+    return "a reference" if reference == 1 else f"{reference} reference ranks"
 
 
 def find_model(path: str, config: Config, note: Note) -> str:

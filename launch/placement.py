@@ -191,7 +191,7 @@ def explain_too_small(config: Config, bundles: list[Bundle], unplaced: Bundle, n
 
 TOO_LARGE_HINTS = {
     "rollout": "An engine runs on one node: use rollout.tensor_parallel={largest:g} or less.",
-    "reference": "The reference computes on one GPU: use reference.gpus=1 or less.",
+    "reference": "The reference computes on one GPU: use reference.gpus=1 or less, and more reference.ranks.",
     "reward": "A reward model computes on one GPU: give it gpus 1 or less.",
 }
 

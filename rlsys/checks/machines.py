@@ -23,6 +23,11 @@ def check_cluster(c: Config) -> Iterator[str]:
             f"critic.ranks ({c.critic.ranks}) is more than the GPUs of cluster.placement colocated, "
             f"policy.ranks ({c.policy.ranks})."
         )
+    if c.reference.ranks > c.policy.ranks:
+        yield (
+            f"reference.ranks ({c.reference.ranks}) is more than the GPUs of cluster.placement colocated, "
+            f"policy.ranks ({c.policy.ranks}). Use {c.policy.ranks} or fewer."
+        )
     if c.rollout.engines * c.rollout.tensor_parallel != c.policy.ranks:
         yield (
             "cluster.placement colocated puts one policy rank on each engine GPU, but rollout.engines "

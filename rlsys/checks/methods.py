@@ -150,6 +150,13 @@ def check_reference(c: Config) -> Iterator[str]:
             f"reference.path ({c.reference.path}) is a model that stays, and reference.refresh_every "
             f"({c.reference.refresh_every}) takes the policy's weights. Use one of them."
         )
+    if c.reference.zero_stage not in (0, 3):
+        yield f"reference.zero_stage is {c.reference.zero_stage}; it has no optimizer to split. Use 0 or 3."
+    if c.cluster.device == "gpu" and c.reference.zero_stage == 3 and c.reference.gpus != 1:
+        yield (
+            f"reference.zero_stage 3 splits a model over GPUs, and reference.gpus is {c.reference.gpus:g}. "
+            "Use 1, or zero_stage 0."
+        )
     if c.reference.kl_target and not c.reference.kl_coef > 0:
         yield (
             f"reference.kl_target is {c.reference.kl_target:g}, but kl_coef is 0 and stays 0. "

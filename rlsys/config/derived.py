@@ -82,6 +82,13 @@ def has_reference_worker(c: Config) -> bool:
     return c.reference.kl_coef > 0 and not policy_is_reference(c)
 
 
+def reference_names(c: Config) -> list[str]:
+    """The workers of the reference. A single one has no number."""
+    if not has_reference_worker(c):
+        return []
+    return ["reference"] if c.reference.ranks == 1 else [f"reference-{i}" for i in range(c.reference.ranks)]
+
+
 def max_new_tokens(c: Config, source: DataSource) -> int:
     """The longest completion of a data set's prompts, in tokens."""
     evaluated = c.eval.max_new_tokens if isinstance(source, HeldOutSource) else None

@@ -97,7 +97,12 @@ class ReferenceConfig:
     refresh_every: int = not_negative(0)  # steps after which the reference takes the policy's weights; 0: never
     kl_target: float = not_negative(0.0)  # KL per token at which an adaptive kl_coef aims; 0: kl_coef is constant
     kl_horizon: int = positive(10)  # steps in which an adaptive kl_coef changes by about 20 % at most
-    gpus: float = not_negative(0.0)  # GPUs on a GPU cluster; a fraction shares one, 0 runs the reference on the CPU
+    ranks: int = positive(1)  # processes that share the scoring
+    zero_stage: int = 0  # 0: each rank holds the whole model; 3: DeepSpeed splits it over the ranks
+    gpus: float = not_negative(
+        1.0
+    )  # GPUs of each rank on a GPU cluster; colocated ranks share the policy's; 0: the CPU
+    offload: bool = False  # keep the weights in host memory except while they are needed, for room on a GPU
 
 
 @dataclass(frozen=True)

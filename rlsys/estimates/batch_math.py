@@ -155,7 +155,8 @@ def process_rows(c: Config) -> list[tuple[str, int, str]]:
         ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}{_lora(c)}"),
     ]
     if has_reference_worker(c):
-        rows.append(("reference", 1, f"{c.reference.path or 'the model of step 0'}, frozen, {c.policy.dtype}"))
+        model, stage = c.reference.path or "the model of step 0", ", ZeRO 3" * (c.reference.zero_stage == 3)
+        rows.append(("reference", c.reference.ranks, f"{model}, frozen, {c.policy.dtype}{stage}"))
     if c.algorithm.advantage == "gae":
         rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))
     return rows

@@ -22,17 +22,21 @@ REWARD_MODEL_IMPORT_MIB = 510  # MiB of a reward model's actor and of its proces
 
 
 def reference_memory(c: Config, model: ModelShape, lengths: SequenceLengths) -> ProcessMemory:
-    t = c.trainer
-    tokens, scored = worst_case_pack(c, lengths, t.prompts_per_step * t.samples_per_prompt, 1)
-    weights: Parts = {"weights": WIDTH[c.policy.dtype] * float(model.parameters)}
-    work = forward_parts(c, model, tokens, scored, lengths, training=False)
+    t, ranks, width = c.trainer, c.reference.ranks, WIDTH[c.policy.dtype]
+    tokens, scored = worst_case_pack(c, lengths, t.prompts_per_step * t.samples_per_prompt, ranks)
+    split = c.reference.zero_stage == 3
+    weights: Parts = {"weights": width * float(model.parameters) / (ranks if split else 1)}
+    gathered: Parts = {"weights": width * float(model.largest_tensor) * split}
+    work = add_parts(gathered, forward_parts(c, model, tokens, scored, lengths, training=False))
     imports: Parts = {"fixed": import_mib(c, "reference") * MIB}
-    load = add_parts(weights, imports)
+    load = add_parts(weights, gathered, imports)
     if c.cluster.device == "gpu" and c.reference.gpus:
         cuda: Parts = {"fixed": CUDA_CONTEXT}
-        device = dict.fromkeys(MOMENTS[1:], add_parts(weights, cuda)) | {"score": add_parts(weights, work, cuda)}
-        return ProcessMemory("reference", 1, {"load": load}, device)
-    return ProcessMemory("reference", 1, host={"score": add_parts(weights, work, imports), "load": load})
+        scoring = add_parts(weights, work, cuda)
+        resting = cuda if c.reference.offload else add_parts(weights, cuda)
+        device = dict.fromkeys(MOMENTS[1:], resting) | {"score": scoring}
+        return ProcessMemory("reference", ranks, {"load": load}, device)
+    return ProcessMemory("reference", ranks, host={"score": add_parts(weights, work, imports), "load": load})
 
 
 def reward_model_memory(options: dict[str, Any], model: ModelShape | None, lengths: SequenceLengths) -> ProcessMemory:

@@ -71,7 +71,7 @@ def estimate_step(
         reference = _speed(reference_gpu, c.policy.dtype, c.policy.threads)
         counter = (reference_model or model).flop_counter
         scored = counter.group_flops(lengths.typical_prompt, completions) * t.prompts_per_step
-        phases["reference"] = scored / (reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
+        phases["reference"] = scored / (c.reference.ranks * reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
     phases["update"] = update_work / (ranks * rank.flops * training) + _optimizer_seconds(c, model, rank)
     if c.algorithm.advantage == "gae":
         critic_work = work * t.epochs_per_step * (3 + c.policy.gradient_checkpointing)

@@ -15,7 +15,8 @@ CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 
 
 def config(*overrides: str) -> Config:
-    return load_config(CONFIG, ["cluster.device=gpu", "cluster.start_timeout_s=0", *overrides])
+    settings = ["cluster.device=gpu", "cluster.start_timeout_s=0", "reference.kl_coef=0"]
+    return load_config(CONFIG, [*settings, *overrides])
 
 
 def nodes(*gpus: float, cpus: float = 16, taken: float = 0) -> list[NodeResources]:
@@ -66,6 +67,17 @@ def test_colocated_workers_share_a_gpu_and_the_reference_is_on_the_first() -> No
     with_critic = bundles("cluster.placement=colocated", "algorithm.advantage=gae", "critic.ranks=1")
     assert with_critic[0] == (1, {"rollout-0": [0], "policy-0": [0], "critic-0": [0]})
     assert with_critic[1] == (1, {"rollout-1": [0], "policy-1": [0]})
+
+
+def test_the_reference_is_on_gpus_by_default_and_on_cpus_if_asked() -> None:
+    assert bundles("reference.kl_coef=0.1")[4:] == [(1, {"reference": [0]})]
+    two = ["reference={kl_coef: 0.1, ranks: 2}"]
+    assert bundles(*two)[4:] == [(1, {"reference-0": [0]}), (1, {"reference-1": [0]})]
+    assert bundles(*two, "cluster.placement=colocated") == [
+        (1, {"rollout-0": [0], "policy-0": [0], "reference-0": [0]}),
+        (1, {"rollout-1": [0], "policy-1": [0], "reference-1": [0]}),
+    ]
+    assert len(bundles("reference={kl_coef: 0.1, gpus: 0}")) == 4
 
 
 def test_a_colocated_engine_of_several_gpus_shares_each_with_a_rank() -> None:
@@ -126,7 +138,9 @@ def test_enough_gpus_on_nodes_that_are_too_small_are_not_enough(refused: Callabl
     message = refused(
         nodes(3, 3), "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=2", "reference={kl_coef: 0.1, gpus: 1}"
     )
-    assert message.startswith("reference (reference.gpus (1)) needs 1 GPU and 1 CPU on one node, and finds no place.")
+    assert message.startswith(
+        "reference (reference.ranks (1) × reference.gpus (1)) needs 1 GPU and 1 CPU on one node, and finds no place."
+    )
     assert (
         first_unplaceable(make_bundles(config("rollout.tensor_parallel=2"), False), nodes(3, 1), free=True) is not None
     )
@@ -160,7 +174,9 @@ def test_a_reward_model_has_hints_of_its_own(
 
 def test_a_reference_that_no_node_can_hold_has_its_largest_size_named(refused: Callable[..., str]) -> None:
     message = refused(nodes(2, 2), "reference={kl_coef: 0.1, gpus: 4}")
-    assert message.endswith("The reference computes on one GPU: use reference.gpus=1 or less.")
+    assert message.endswith(
+        "The reference computes on one GPU: use reference.gpus=1 or less, and more reference.ranks."
+    )
 
 
 def test_gpus_that_others_use_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:

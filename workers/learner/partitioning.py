@@ -64,13 +64,18 @@ def read_part(zero: Any, name: str, described: Tensor, files: ModelFiles) -> nn.
     del whole
     zero._convert_to_deepspeed_param(parameter)
     parameter.partition()
+    fill_part(parameter, lambda first, count: files.read(name, described, first, count))
+    return parameter  # type: ignore[no-any-return]
+
+
+def fill_part(parameter: Any, read: Callable[[int, int], Tensor]) -> None:
+    """Fills this rank's part of a parameter with what `read(first, count)` returns: elements [first, first + count)."""
     part = parameter.ds_tensor.view(-1)
-    first = min(zero.rank * len(part), parameter.ds_numel)
+    first = min(parameter.ds_zero_partition_rank * len(part), parameter.ds_numel)
     count = min(len(part), parameter.ds_numel - first)
     with torch.no_grad():
-        part[:count].copy_(files.read(name, described, first, count))
+        part[:count].copy_(read(first, count))
         part[count:].zero_()
-    return parameter  # type: ignore[no-any-return]
 
 
 def unfilled(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -110,17 +115,27 @@ def gathering_layers(decoder: Any) -> Iterator[None]:
 
     Embeddings, the largest tensors, are not gathered: the first tokens get random ones, the same on all ranks.
     """
-    hooks = []
-    for unit in (u for child in decoder.children() for u in (child if isinstance(child, nn.ModuleList) else [child])):
-        parameters = [p for p in unit.parameters() if is_partitioned(p)]
-        if parameters:
-            whole = random_embeddings if isinstance(unit, nn.Embedding) else gathered
-            hooks += in_forward(unit, partial(whole, *parameters))
+    hooks = gather_in_forward(layers_of(decoder), embeddings=random_embeddings)
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def layers_of(decoder: Any) -> list[nn.Module]:
+    """The decoder's layers, and what comes before and after them."""
+    return [layer for child in decoder.children() for layer in (child if isinstance(child, nn.ModuleList) else [child])]
+
+
+def gather_in_forward(layers: list[nn.Module], embeddings: Callable[..., Any] = gathered) -> list[Any]:
+    """Makes each layer whole during its forward pass. Returns the hooks that do it."""
+    hooks = []
+    for layer in layers:
+        if parameters := [p for p in layer.parameters() if is_partitioned(p)]:
+            whole = embeddings if isinstance(layer, nn.Embedding) else gathered
+            hooks += in_forward(layer, partial(whole, *parameters))
+    return hooks
 
 
 def in_forward(unit: nn.Module, context: Callable[[], Any]) -> list[Any]:

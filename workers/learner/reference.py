@@ -1,4 +1,4 @@
-"""The reference: the policy of step 0 or another model. It scores the samples that the policy learns from.
+"""The reference: the policy of step 0 or another model. Its ranks score the samples that the policy learns from.
 
 With `reference.refresh_every` it takes the policy's weights now and then. Rank 0 of the policy writes them to a file of
 the run directory, which the reference reads, and a replacement of a lost one too. A checkpoint holds the same file.
@@ -8,16 +8,23 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import Config
+import ray
+
+from rlsys.config.derived import reference_names
+from rlsys.config.schema import Config, PolicyConfig
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
 from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.policy import PolicyGroup
+from workers.learner.rendezvous import join_process_group
 from workers.learner.tensor_files import TensorFiles, sync_and_hash
-from workers.supervision.replaceable_workers import ReplaceableWorkers
+from workers.learner.zero import import_deepspeed
+from workers.supervision.ports import free_port
+from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
 from workers.supervision.watchdog import Watchdog
 from workers.supervision.worker_setup import cpu_threads, setup_worker_process
 
@@ -25,41 +32,94 @@ WEIGHTS = "reference/model.safetensors"  # in the run directory, and in a checkp
 
 
 class ReferenceWorker:
-    def __init__(self, config: Config, logs: str):
-        setup_worker_process("reference", logs)
-        self.config = config
+    """One rank. With reference.zero_stage 3 all ranks are called at the same time, because `start` and `score` hold
+    collectives; otherwise each has the whole model, and needs no other.
+    """
+
+    def __init__(self, config: Config, rank: int, logs: str):
+        setup_worker_process(reference_names(config)[rank], logs)
+        self.config, self.rank = config, rank
+        self.split = config.reference.zero_stage == 3
         import torch
         import transformers  # noqa: F401  slow imports, while the driver does other things
 
         self.torch = torch
         self.device = "cuda" if config.cluster.device == "gpu" and config.reference.gpus else "cpu"
-        torch.set_num_threads(cpu_threads(config, processes=1 + config.policy.ranks))
+        ranks = config.reference.ranks + config.policy.ranks
+        torch.set_num_threads(cpu_threads(config, ranks))
+        if self.split:
+            import_deepspeed(config, ranks)
+
+    def rendezvous_address(self) -> tuple[str, int]:
+        """Returns host and port where the ranks can meet."""
+        return ray.util.get_node_ip_address(), free_port()
 
     @frees_gpu_memory
-    def start(self, model: str) -> None:
+    def start(self, model: str, address: str = "", port: int = 0) -> None:
+        """Loads the model. With an address, the ranks meet there, and each loads its part."""
         from workers.learner.model import load_packed, load_policy
+        from workers.learner.partitioning import gather_in_forward, layers_of
         from workers.learner.proof import prove_logprobs
 
-        load = load_packed if self.config.reference.path else load_policy
-        whole = replace(self.config, policy=replace(self.config.policy, zero_stage=0))
-        self.packed = load(whole, model).to(self.device).eval().requires_grad_(False)
-        prove_logprobs(self.packed.lm, lambda packs, **options: [self.packed(pack, **options) for pack in packs])
+        c = self.config
+        if self.split:
+            timeout_s = c.cluster.start_timeout_s
+            join_process_group(
+                c.cluster.device, self.rank, c.reference.ranks, address, port, seed=c.run.seed, timeout_s=timeout_s
+            )
+        load = load_packed if c.reference.path else load_policy
+        self.packed = load(replace(c, policy=self.settings()), model).eval().requires_grad_(False)
+        if self.split:
+            gather_in_forward([*layers_of(self.packed.lm.get_decoder()), self.packed.lm.get_output_embeddings()])
+        else:
+            self.packed.to(self.device)
+        prove_logprobs(self.packed.lm, self.forward_all)
+        self.move_away()
+
+    def settings(self) -> PolicyConfig:
+        """The policy's settings, as far as they apply to a model that only scores."""
+        settings: dict[str, Any] = {"zero_stage": 0, "offload_optimizer": False, "offload_params": False}
+        if self.split:
+            settings |= {"zero_stage": 3, "offload_params": self.config.reference.offload, "compile": False}
+        return replace(self.config.policy, **settings, sequence_parallel=1)
+
+    def forward_all(self, packs: list[Pack], **options: bool) -> list[Any]:
+        with self.torch.no_grad():
+            return [self.packed(pack, **options) for pack in packs]
 
     def load_weights(self, file: str) -> None:
         """Replaces the weights by those of a file that the policy has written: all that it trains."""
         from rlsys.packs.lora import trained_parameters
+        from workers.learner.partitioning import fill_part, is_partitioned
 
         files, parameters = TensorFiles([Path(file)]), trained_parameters(self.packed.lm)
         assert parameters.keys() == files.file_by_tensor.keys()
         for name, parameter in parameters.items():
-            parameter.copy_(files.read(name))
+            if is_partitioned(parameter):
+                fill_part(parameter, partial(files.read(name).view(-1).narrow, 0))
+            else:
+                parameter.copy_(files.read(name))
 
     @recorded(pack_facts)
     @frees_gpu_memory
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Returns the log-probs [K] of each pack."""
-        with self.torch.no_grad():
-            return [self.packed(pack)[0].cpu().numpy() for pack in packs]
+        if self.config.reference.offload and not self.split:
+            self.packed.to(self.device)
+        scores = [logprobs.cpu().numpy() for logprobs, _ in self.forward_all(packs)]
+        self.move_away()
+        return scores
+
+    def move_away(self) -> None:
+        """Moves whole weights to host memory, if they rest there. DeepSpeed keeps split ones there itself."""
+        if self.config.reference.offload and not self.split and self.device == "cuda":
+            self.packed.to("cpu")
+            self.torch.cuda.empty_cache()
+
+
+def reference_number(name: str) -> list[int]:
+    """The rank of a worker's name."""
+    return [int(name.partition("-")[2] or 0)]
 
 
 class PolicyWithoutAdapters:
@@ -93,21 +153,30 @@ class PolicyWithoutAdapters:
 class Reference:
     """The driver's handle to the reference. Implements `rlsys.interfaces.Reference`."""
 
-    ranks = 1
-
     def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog, policy: PolicyGroup):
-        self.config, self.workers = config, ReplaceableWorkers(["reference"], spawn, watchdog)
+        self.config, self.ranks, self.names = config, config.reference.ranks, reference_names(config)
+        self.workers = ReplaceableWorkers(self.names, spawn, watchdog)
+        self.split = config.reference.zero_stage == 3
+        self.attempts = 1 if self.split else MAX_ATTEMPTS  # ranks that hold parts of one model are lost together
         self.policy, self.file = policy, watchdog.logs.parent / WEIGHTS  # of the weights that it has taken
         self.refreshed = False  # once it is true, the file holds the reference's weights
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="save reference")
         self.saving: Future[dict[str, str]] | None = None
 
     def start(self, model: str) -> None:
+        address: tuple[str, int] | tuple[()] = ()
+        if self.split:
+            first = self.names[:1]
+            [address] = self.call("rendezvous_address", doing="starting the reference", only=first).values()
         limit = self.config.cluster.start_timeout_s
-        self.workers.call("start", model, doing="starting the reference", limit_s=limit, replay=True)
+        self.call("start", model, *address, doing="starting the reference", limit_s=limit, replay=True)
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return self.workers.call(method, *arguments, **options, max_attempts=self.attempts)
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
-        return list(self.workers.call("score", packs[0], doing="scoring by the reference").values())
+        scores = self.call("score", doing="scoring by the reference", each=dict(zip(self.names, packs, strict=True)))
+        return [scores[name] for name in self.names]
 
     def refresh(self) -> None:
         """Takes the policy's weights."""
@@ -119,7 +188,7 @@ class Reference:
 
     def load_weights(self) -> None:
         self.refreshed = True
-        self.workers.call("load_weights", str(self.file), doing="refreshing the reference", replay=True)
+        self.call("load_weights", str(self.file), doing="refreshing the reference", replay=True)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ class ReplaceableWorkers:
         only: list[str] | None = None,
         max_attempts: int = MAX_ATTEMPTS,
         concurrent_calls: Mapping[str, Any] | None = None,
+        each: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Calls a method of every worker, and returns the answers by name.
 
@@ -54,6 +55,7 @@ class ReplaceableWorkers:
         replay            Repeats the call on every later replacement, before any other call.
         only              Calls these workers and no others.
         max_attempts      How many times the call is tried when workers are lost. 1: the first loss ends it.
+        each              An argument for each worker by name, before the arguments for all.
         concurrent_calls  Started calls of other workers that end only together with this one. Their answers are
                           returned too; the loss of such a worker ends the call.
         """
@@ -62,7 +64,10 @@ class ReplaceableWorkers:
         for attempt in range(1, max_attempts + 1):
             with self.lock:
                 actors = {n: self.actors[n] for n in names if n not in answers}
-                calls = {n: getattr(actor, method).remote(*arguments) for n, actor in actors.items()}
+                calls = {
+                    n: getattr(actor, method).remote(*([each[n]] if each else []), *arguments)
+                    for n, actor in actors.items()
+                }
             lost: dict[str, WorkerLost] = {}
             calls |= {n: ref for n, ref in others.items() if n not in answers}
             for name, answer in self.watchdog.outcomes(calls, doing, limit_s):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from launch.bundles import Bundle
-from rlsys.config.derived import has_reference_worker
+from rlsys.config.derived import reference_names
 from rlsys.config.schema import Config
 from rlsys.estimates.devices import NodeSpec
 from rlsys.rewards.settings import reward_services, worker_name
@@ -95,7 +95,7 @@ def deal_to_nodes(names: Sequence[str], takes_workers: Sequence[bool]) -> list[l
 def worker_names(c: Config) -> list[str]:
     """In the order in which launch/cluster.py starts them."""
     names = [f"policy-{i}" for i in range(c.policy.ranks)]
-    names += ["reference"] * has_reference_worker(c)
+    names += reference_names(c)
     names += [f"critic-{i}" for i in range(c.critic.ranks)] * (c.algorithm.advantage == "gae")
     names += [f"rollout-{i}" for i in range(c.rollout.engines)]
     return names + [worker_name(n, i) for n, service in enumerate(reward_services(c)) for i in range(service.workers)]

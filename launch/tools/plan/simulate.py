@@ -137,7 +137,7 @@ class SimulatedLoop:
         if self.critic_ranks:
             self.time.sleep(self.work(batch, range(len(batch.samples)), self.critic_ranks, self.costs.score_s))
         if c.reference.kl_coef:
-            ranks = c.policy.ranks if policy_is_reference(c) else 1
+            ranks = c.policy.ranks if policy_is_reference(c) else c.reference.ranks
             self.time.sleep(self.work(batch, range(len(batch.samples)), ranks, self.costs.score_s))
         if scores_old(c):
             self.time.sleep(self.work(batch, range(len(batch.samples)), c.policy.ranks, self.costs.score_s))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -14,9 +15,9 @@ from zigzag_requests import PROMPTS, make_batch
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack, unpack
 from rlsys.tasks import zigzag
-from rlsys.types import Columns, Sample
+from rlsys.types import Batch, Columns, Sample
 from workers.learner.policy import PolicyGroup
-from workers.learner.reference import Reference, ReferenceWorker
+from workers.learner.reference import Reference, ReferenceWorker, reference_number
 from workers.supervision.watchdog import Watchdog
 
 
@@ -33,7 +34,7 @@ def test_the_reference_scores_with_the_model_that_it_is_started_with(
     ]
     batch = make_batch(tokenizer, samples)
     packs = pack(batch, range(len(samples)), ranks=1, tokens_per_pack=64)
-    worker = spawn(ReferenceWorker, config)
+    worker = spawn(ReferenceWorker, config, 0)
     ray.get(worker.start.remote(str(tmp_path / "other")))
     scores = batch.split(unpack(packs, [ray.get(worker.score.remote(packs[0]))], len(samples)))
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
@@ -42,6 +43,49 @@ def test_the_reference_scores_with_the_model_that_it_is_started_with(
         logprobs = (lm(ids).logits[0, -len(sample.tokens) - 1 : -1] / 0.7).log_softmax(-1)
         expected = logprobs.gather(1, ids[0, -len(sample.tokens) :, None])[:, 0].detach().numpy()
         assert np.abs(score - expected).max() < 1e-4
+
+
+def random_batch() -> Batch:
+    samples = [
+        Sample(f"p{g}", 0, "", np.arange(2, 5 + g % 4, dtype=np.int32), np.zeros(3 + g % 4, np.float32), "stop", 0)
+        for g in range(len(PROMPTS))
+    ]
+    return make_batch(zigzag.make_tokenizer(), samples)
+
+
+@pytest.mark.parametrize(
+    "settings", ["ranks=2", "zero_stage=3", "ranks=2 zero_stage=3", "ranks=2 zero_stage=3 offload=true"]
+)
+def test_ranks_share_the_packs_and_with_zero_3_the_model(
+    spawn: Callable[..., Any],
+    policy: Callable[..., PolicyGroup],
+    tiny: Callable[..., Config],
+    model: str,
+    tmp_path: Path,
+    settings: str,
+) -> None:
+    def scores(config: Config) -> Any:
+        def start(name: str) -> Any:
+            return spawn(ReferenceWorker, config, *reference_number(name))
+
+        reference = Reference(config, start, Watchdog(tmp_path / "logs"), group)
+        reference.start(model)
+        packs = pack(batch, range(12), ranks=reference.ranks, tokens_per_pack=48)
+        assert len(packs) == reference.ranks
+        first = unpack(packs, reference.score(packs), 12)
+        reference.refresh()
+        return first, unpack(packs, reference.score(packs), 12)
+
+    (tmp_path / "logs").mkdir()
+    batch, group = random_batch(), policy(tiny())
+    total = int(batch.lengths.sum())
+    columns, weights = Columns(advantages=np.ones(total, np.float32)), np.full(total, 1 / total, np.float32)
+    group.update(pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights), 1e-2, 0.0)
+    before, after = scores(tiny())
+    split_before, split_after = scores(tiny(*(f"reference.{setting}" for setting in settings.split())))
+    assert np.abs(split_before - before).max() < 1e-5
+    assert np.abs(split_after - after).max() < 1e-5
+    assert np.abs(after - before).max() > 0.01
 
 
 def test_a_refreshed_reference_has_the_policys_weights_also_in_a_checkpoint_and_in_a_replacement(
@@ -61,7 +105,7 @@ def test_a_refreshed_reference_has_the_policys_weights_also_in_a_checkpoint_and_
     (tmp_path / "logs").mkdir()
 
     def reference() -> Reference:
-        made = Reference(config, lambda _: spawn(ReferenceWorker, config), Watchdog(tmp_path / "logs"), group)
+        made = Reference(config, lambda _: spawn(ReferenceWorker, config, 0), Watchdog(tmp_path / "logs"), group)
         made.start(model)
         return made
 
