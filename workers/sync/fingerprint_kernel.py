@@ -16,14 +16,19 @@ def scramble(x):  # type: ignore[no-untyped-def]
     return x ^ (x >> 32)
 
 
-@triton.jit(do_not_specialize=["count", "width", "row", "column", "full_width"])  # type: ignore[untyped-decorator]
-def add_up(elements, totals, count, width, row, column, full_width, positions: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["count", "first", "width", "gap"])  # type: ignore[untyped-decorator]
+def add_up(  # type: ignore[no-untyped-def]
+    elements, totals, count, first, width, gap, positions: tl.constexpr, gaps: tl.constexpr, block: tl.constexpr
+):
     program = tl.program_id(0).to(tl.int64)
     place = program * block + tl.arange(0, block)
     inside = place < count
     x = tl.load(elements + place, mask=inside, other=0).to(tl.int64)
     if positions:
-        x = x ^ scramble((row + place // width) * full_width + column + place % width + 1)
+        position = first + place
+        if gaps:  # the division takes longer than all else
+            position += place // width * gap
+        x = x ^ scramble(position)
     tl.store(totals + program, tl.sum(tl.where(inside, scramble(x), 0)))
 
 
@@ -33,12 +38,12 @@ def sum_of_hashes(integers: Tensor, place: tuple[int, int, int] | None = None) -
     integers: [rows, width], without gaps; elements as integers of their size. `place`: row and column of the first
     element in the whole tensor, and the whole tensor's width; None: positions do not count.
     """
-    count = integers.numel()
+    count, width = integers.numel(), integers.shape[-1]
     if not count:
         return 0
     programs = triton.cdiv(count, BLOCK)
     totals = torch.empty(programs, dtype=torch.int64, device=integers.device)
-    row, column, full_width = place or (0, 0, 1)
-    arguments = (integers, totals, count, integers.shape[-1], row, column, full_width)
-    add_up[(programs,)](*arguments, positions=place is not None, block=BLOCK)
+    row, column, full_width = place or (0, 0, width)
+    first, gap = row * full_width + column + 1, full_width - width  # the first position, and those between two rows
+    add_up[(programs,)](integers, totals, count, first, width, gap, place is not None, gap > 0, BLOCK)
     return int(totals.sum())
