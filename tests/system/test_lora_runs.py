@@ -94,6 +94,14 @@ def test_engines_that_merge_adapters_and_are_killed_end_as_those_that_get_all_we
     require_equal(alone(stage, *settings), run.path)
 
 
+def test_two_halves_of_an_engine_merge_adapters(environment: dict[str, str], tmp_path: Path) -> None:
+    halves = [*STEPS, "trainer.steps=2", "sync.what=adapter", "rollout.tensor_parallel=2"]
+    with running(tmp_path / "run", *halves, config=CONFIG, environment=environment) as run:
+        assert run.wait() == 0, run.text()
+    assert run.events("wrong weights") == []
+    assert all(line["mismatch/mean_abs"] < 1e-5 for line in run.lines()[1:])
+
+
 def test_vllm_loads_the_adapter_and_says_what_the_engines_said(alone: Callable[..., Path], tmp_path: Path) -> None:
     run = alone(2)
     assert rlsys("export", str(run), str(tmp_path / "adapter"), "--adapter").returncode == 0

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config
 
@@ -44,6 +45,26 @@ def test_output_and_gradients_are_those_of_the_formula(format):
     )
     assert layer.weight.grad is None
     assert layer.bias.grad is None
+
+
+def test_gradients_of_a_model_are_those_of_peft():
+    lm, layers = make()
+    kinds = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    torch.manual_seed(0)
+    settings = LoraConfig(r=3, lora_alpha=6, target_modules=kinds, task_type="CAUSAL_LM")
+    beside = get_peft_model(AutoModelForCausalLM.from_config(QWEN), settings)
+    theirs = {name: beside.get_submodule(f"base_model.model.{name}") for name in layers}
+    for name, layer in layers.items():
+        theirs[name].lora_A["default"].weight.data.copy_(layer.lora_A.data)
+        theirs[name].lora_B["default"].weight.data.copy_(layer.lora_B.data)
+    tokens, slope = torch.randint(32, (4, 12)), torch.randn(4, 12, 32)
+    for model in (lm, beside):
+        (torch.log_softmax(model(tokens).logits, -1) * slope / 48).sum().backward()
+    for name, layer in layers.items():
+        for matrix in ("lora_A", "lora_B"):
+            expected = getattr(theirs[name], matrix)["default"].weight.grad
+            assert expected.abs().max() > 1e-3
+            torch.testing.assert_close(getattr(layer, matrix).grad, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_merged_weight_is_rounded_to_the_engines_format_and_is_what_the_layer_computes_with():
