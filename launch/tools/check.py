@@ -1,6 +1,6 @@
 """`rlsys check`: does an update depend on how it is computed?
 
-It computes one mini-batch with several rank counts, ZeRO stages and pack budgets. The gradients may differ only by
+It computes one mini-batch with several rank counts, sequence parallelism, ZeRO stages and pack budgets. The gradients may differ only by
 rounding, as much as the dtype explains: token weights are decided over the whole mini-batch before it is split.
 Prompts are the run's own. Completions are random tokens, so no engine is needed.
 """
@@ -39,6 +39,7 @@ class CheckedUpdate:
     """One way to compute the update, and how its gradient differs from the reference."""
 
     ranks: int
+    sharing: int  # ranks that share each pack
     stage: int  # of ZeRO
     tokens_per_pack: int
     loss: float
@@ -166,16 +167,32 @@ def compute_updates(
     configured = trial.config.policy.tokens_per_pack
     for count in counts:
         with gradient_ranks(trial.config, session, watchdog, count) as ranks:
+            sharings = possible_sharings(ranks, model, trial.config.policy.sequence_parallel)
             for stage in STAGES:
-                watchdog.note(f"{format_count(count, 'rank')}, ZeRO {stage}")
-                ranks.call_all("build", model, stage)
-                if reference is None:
-                    reference = compute_reference(trial, ranks, watchdog)
-                for budget in pack_budgets(trial.input_lengths, configured):
-                    results = ranks.scatter("compare", trial.packs(count, budget), reference)
-                    difference, loss = results[0][1], sum(share for share, _ in results)
-                    parts = difference.total, difference.largest, difference.parameter
-                    yield CheckedUpdate(count, stage, budget, loss, *parts)
+                for sharing in sharings:
+                    how = f", {sharing} share a pack" * (sharing > 1)
+                    watchdog.note(f"{format_count(count, 'rank')}{how}, ZeRO {stage}")
+                    ranks.call_all("build", model, stage, sharing)
+                    ranks.share_packs(sharing)
+                    if reference is None:
+                        reference = compute_reference(trial, ranks, watchdog)
+                    for budget in pack_budgets(trial.input_lengths, configured):
+                        yield compare(trial, ranks, stage, budget, reference)
+
+
+def possible_sharings(ranks: Any, model: str, configured: int) -> list[int]:
+    """The numbers of ranks to share packs: 1, the configured one, and 2 if the model can."""
+    count = len(ranks.actors)
+    ranks.call_all("build", model, STAGES[0])
+    by_model = [2] if count % 2 == 0 and all(ranks.call_all("can_share", 2)) else []
+    return sorted({1, *by_model, *[configured] * (count % configured == 0)})
+
+
+def compare(trial: UpdateTrial, ranks: Any, stage: int, budget: int, reference: Any) -> CheckedUpdate:
+    results = ranks.scatter("compare", trial.packs(ranks.ranks, budget), reference)
+    difference, loss = results[0][1], sum(share for share, _ in results)
+    parts = difference.total, difference.largest, difference.parameter
+    return CheckedUpdate(len(ranks.actors), ranks.sharing, stage, budget, loss, *parts)
 
 
 def compute_reference(trial: UpdateTrial, ranks: Any, watchdog: Any) -> Any:
@@ -197,7 +214,7 @@ def gradient_ranks(config: Config, session: Any, watchdog: Any, count: int) -> I
     from workers.supervision.gpu_environment import rank_environment
     from workers.supervision.worker_forkserver import MODELS
 
-    config = replace(config, policy=replace(config.policy, ranks=count))
+    config = replace(config, policy=replace(config.policy, ranks=count, sequence_parallel=1))
     cpu = config.cluster.device == "cpu"
     actors = Actors(session, config, watchdog)
     spawn = actors.make_spawner(
@@ -221,14 +238,14 @@ def print_updates(trial: UpdateTrial, updates: list[CheckedUpdate], seconds: flo
     c, dtype = trial.config, trial.config.policy.dtype
     reference = (1, 0, c.policy.tokens_per_pack)
     [loss] = [u.loss for u in updates if (u.ranks, u.stage, u.tokens_per_pack) == reference]
-    numbers = ("ZeRO", "budget", "loss", "gradient", "largest", "")
+    numbers = ("share", "ZeRO", "budget", "loss", "gradient", "largest", "")
     table = make_table(number_column("ranks"), *numbers, text_column("in"), gap=1)
     for u in updates:
         good = u.within_tolerance(dtype, loss)
         figures = f"{u.loss:.6f}", f"{u.total_difference:.1e}", f"{u.largest_difference:.1e}"
-        parameter = u.largest_in.removeprefix("lm.").removeprefix("model.")
+        parameter = u.largest_in.removeprefix("lm.").removeprefix("model.").removesuffix(".weight")
         style = None if good else "red"
-        way = str(u.ranks), str(u.stage), f"{u.tokens_per_pack:,}"
+        way = str(u.ranks), str(u.sharing), str(u.stage), f"{u.tokens_per_pack:,}"
         table.add_row(*way, *figures, "✓" if good else "✗", parameter, style=style)
     console.print()
     console.print(table)
@@ -237,6 +254,7 @@ def print_updates(trial: UpdateTrial, updates: list[CheckedUpdate], seconds: flo
     for text in (
         f"\n{c.model.path}, policy.dtype {dtype}: {samples} sequences, {tokens} completion tokens, {seconds:.0f} s",
         f"reference: 1 rank, ZeRO 0, budget {c.policy.tokens_per_pack:,} (policy.tokens_per_pack)",
+        "share: ranks that share each pack (policy.sequence_parallel)",
         f"gradient: relative difference of all parameters, at most {total:g}; largest: of one parameter, {largest:g}",
     ):
         print_line(console, text, "dim")

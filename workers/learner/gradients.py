@@ -1,7 +1,8 @@
-"""One mini-batch's gradient under any number of ranks, ZeRO stage and pack budget, compared with a reference.
+"""One mini-batch's gradient under any number of ranks, sequence parallelism, ZeRO stage and pack budget, compared with a reference.
 
-For each number of ranks, the driver starts them once. They build their model anew for each stage, and compute the
-gradient with each budget. It is the gradient of the run's own update; only the optimizer step is left out.
+For each number of ranks, the driver starts them once. They build their model anew for each stage and sequence
+parallelism, and compute the gradient with each budget. It is the gradient of the run's own update; only the optimizer
+step is left out.
 """
 
 import gc
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlsys.config.schema import Config, PolicyConfig
+from rlsys.packs.heads import heads_divide
 from rlsys.types import Floats, Pack
 from workers.learner.ranks import LearnerRank
 from workers.learner.zero import ZeroEngine
@@ -101,8 +103,8 @@ class GradientRank(LearnerRank):
         self.join(address, port)
         self.zero: GradientEngine | None = None
 
-    def build(self, model: str, stage: int) -> None:
-        """Builds the model for this ZeRO stage, in place of the one before."""
+    def build(self, model: str, stage: int, sharing: int = 1) -> None:
+        """Builds the model for this ZeRO stage and `policy.sequence_parallel`, in place of the one before."""
         from workers.learner.model import load_policy
         from workers.learner.objective import Objective
 
@@ -110,10 +112,17 @@ class GradientRank(LearnerRank):
             self.zero.engine.destroy()
             self.zero = None
             gc.collect()
-        settings = with_zero_stage(self.config.policy, stage)
+        settings = replace(with_zero_stage(self.config.policy, stage), sequence_parallel=sharing)
         packed = load_policy(replace(self.config, policy=settings), model)
         self.zero = GradientEngine(packed, settings, settings.lr)
         self.objective = Objective(self.config, self.zero.engine.device)
+
+    def can_share(self, ranks: int) -> bool:
+        """Returns whether so many ranks can share packs of this model."""
+        assert self.zero
+        decoder = self.zero.engine.module.decoder
+        heads = decoder.config.num_attention_heads
+        return not decoder.mixers and heads_divide(heads, decoder.config.num_key_value_heads or heads, ranks)
 
     def score(self, packs: list[Pack]) -> list[Floats]:
         assert self.zero

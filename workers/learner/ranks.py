@@ -60,10 +60,13 @@ class LearnerGroup:
 
     def __init__(self, role: str, ranks: int, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
         self.role, self.config, self.watchdog = role, config, watchdog
-        self.sharing = config.policy.sequence_parallel
-        self.ranks = ranks // self.sharing
         self.actors = [spawn(f"{role}-{i}") for i in range(ranks)]
+        self.share_packs(config.policy.sequence_parallel)
         self.lock = threading.RLock()  # calls reach all ranks in the same order, whichever threads make them
+
+    def share_packs(self, sharing: int) -> None:
+        """From now on `sharing` ranks get the same packs."""
+        self.sharing, self.ranks = sharing, len(self.actors) // sharing
 
     def start_ranks(self, *arguments: Any) -> None:
         """Asks rank 0 for an address, then starts all ranks, which meet there."""

@@ -71,12 +71,12 @@ def trial(tiny: Callable[..., Config]) -> check.UpdateTrial:
     return check.UpdateTrial(config, check.random_batch(config, prompts, len(tiny_task.SYMBOLS)))
 
 
-def test_stages_ranks_and_budgets_give_one_gradient(
-    trial: check.UpdateTrial, session: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stages_ranks_sequence_parallelism_and_budgets_give_one_gradient(
+    trial: check.UpdateTrial, session: Any, model: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(check, "STAGES", (0, 1, 3))
     lines = list(check.compute_updates(trial, session, Watchdog(tmp_path), model, [1, 2]))
-    assert [(line.ranks, line.stage) for line in lines[::3]] == [(n, s) for n in (1, 2) for s in (0, 1, 3)]
+    ways = [(n, k, s) for n, k in ((1, 1), (2, 1), (2, 2)) for s in (0, 1, 2, 3)]
+    assert sorted((line.ranks, line.sharing, line.stage) for line in lines[::3]) == ways
     assert [line.tokens_per_pack for line in lines[:3]] == check.pack_budgets(trial.input_lengths, 4096)
     for line in lines:
         assert line.within_tolerance("float32", lines[0].loss), line
@@ -133,5 +133,5 @@ def test_a_sample_that_is_left_out_is_more_than_the_tolerance(
         shortest = int(np.argmin(trial.batch.lengths))
         trial.weights = np.where(sequence_of_token == shortest, np.float32(0), trial.weights)
         [(loss, difference)] = ranks.scatter("compare", trial.packs(1, 4096), reference)
-    update = check.CheckedUpdate(1, 2, 4096, loss, difference.total, difference.largest, difference.parameter)
+    update = check.CheckedUpdate(1, 1, 2, 4096, loss, difference.total, difference.largest, difference.parameter)
     assert not update.within_tolerance(dtype, loss)
