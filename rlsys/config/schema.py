@@ -166,6 +166,7 @@ class PolicyConfig:
     tokens_per_pack: int = positive(4096)  # token budget of one forward and backward
     logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
     gradient_checkpointing: bool = False  # recompute activations in the backward pass, which saves memory
+    offload_activations: bool = False  # with gradient_checkpointing: keep the inputs of layers in host memory
     compile: bool = False  # compile layers at their first use (about 20 s) for faster updates; ZeRO 0-2
     lora: LoraConfig = field(default_factory=LoraConfig)  # train adapters only, not the model's own weights
     lr: float = positive(1e-6)  # AdamW: peak learning rate

@@ -44,6 +44,7 @@ FOREIGN_NAMES = {
     ),
     "policy.sequence_parallel": "ulysses_sequence_parallel_size ring_attn_size sp_size context_parallel_size",
     "policy.offload_optimizer": "optimizer_offload adam_offload",
+    "policy.offload_activations": "activation_offload enable_activation_offload activation_offloading",
     "policy.tokens_per_pack": "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
     "policy.compile": "use_torch_compile torch_compile",
     "policy.lora.rank": "lora_rank lora_r",

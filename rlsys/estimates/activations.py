@@ -31,13 +31,24 @@ def attention_cells(c: Config, lengths: SequenceLengths) -> float:
     return PADDING_FACTOR * (lengths.prompt + group * (lengths.prompt + lengths.completion)) / tokens
 
 
-def saved_activation_bytes(model: ModelShape, width: int, cells: float, compiled: bool = False) -> float:
+def share_pack(c: Config, lengths: SequenceLengths, samples: int, ranks: int) -> tuple[float, float]:
+    """What one rank computes of a `worst_case_pack` with policy.sequence_parallel."""
+    sharing = c.policy.sequence_parallel
+    tokens, scored = worst_case_pack(c, lengths, samples, ranks // sharing)
+    return tokens / sharing, min(tokens / sharing, scored)
+
+
+def saved_activation_bytes(
+    model: ModelShape, width: int, cells: float, compiled: bool = False, sharing: int = 1
+) -> float:
     """Bytes per token that a layer keeps for the backward pass. A compiled layer computes norms and gates again.
 
-    Counted with torch's hooks for saved tensors; tests/rlsys/estimates compares.
+    Counted with torch's hooks for saved tensors; tests/rlsys/estimates compares. `sharing` ranks that share a pack have
+    as many heads of keys together, if need be repeated.
     """
     h, q, kv, i = model.hidden, model.query_width, model.key_width, model.flop_counter.intermediate
-    q_cells, kv_cells = 2 * PADDING_FACTOR * q, 2 * cells * kv  # queries and outputs, keys and values, in blocks
+    kv_heads = max(model.kv_heads, sharing) * model.head_dim
+    q_cells, kv_cells = 2 * PADDING_FACTOR * q, 2 * cells * kv_heads  # queries and outputs, keys and values, in blocks
     attention = width * (q + q_cells + kv_cells) + 4 * model.heads + 8
     head_norms = (q + kv) * model.has_qk_norm
     if compiled:
@@ -77,15 +88,27 @@ def forward_parts(
     logits = logit_bytes(c, model, scored, training) * has_logits
     saved = 0.0
     if training:
-        saved_by_layer = tokens * saved_activation_bytes(model, width, attention_cells(c, lengths), c.policy.compile)
+        saved_by_layer = tokens * saved_activation_bytes(
+            model, width, attention_cells(c, lengths), c.policy.compile, c.policy.sequence_parallel
+        )
         if c.policy.gradient_checkpointing:  # a layer's activations are computed again in the backward pass
-            saved, layer = model.layers * tokens * width * model.hidden, layer + saved_by_layer
+            inputs = 2 if offloads_activations(c) else model.layers  # that are on the device
+            saved, layer = inputs * tokens * width * model.hidden, layer + saved_by_layer
         else:
             saved = model.layers * saved_by_layer
     overhead = allocator_overhead(c, training)
     if logits > layer:
         return {"activations": saved * overhead, "logits": logits}
     return {"activations": (saved + layer) * overhead}
+
+
+def offloads_activations(c: Config) -> bool:
+    return c.policy.offload_activations and c.cluster.device == "gpu"
+
+
+def offloaded_bytes(c: Config, model: ModelShape, tokens: float) -> float:
+    """Bytes of the layers' inputs in host memory. torch rounds pinned memory up to a power of two."""
+    return model.layers * 2.0 ** math.ceil(math.log2(max(tokens * WIDTH[c.policy.dtype] * model.hidden, 1)))
 
 
 def allocator_overhead(c: Config, training: bool) -> float:

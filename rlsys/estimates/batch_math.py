@@ -50,8 +50,10 @@ def pack_rows(c: Config, samples_per_update: int) -> list[tuple[str, str, int]]:
         return []
     longest = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens - 1  # the last token is never an input
     per_pack = c.policy.tokens_per_pack // longest
-    packs = -(-samples_per_update // (max(per_pack, 1) * c.policy.ranks))
+    sharing = c.policy.sequence_parallel
+    packs = -(-samples_per_update // (max(per_pack, 1) * (c.policy.ranks // sharing)))
     how = f"{c.policy.tokens_per_pack} tokens_per_pack, {c.policy.ranks} ranks"
+    how += f", of which {sharing} share a pack" * (sharing > 1)
     if not per_pack:
         how += f"; a sequence longer than that is a pack alone, of {longest} tokens at most"
     return [("packs per rank and update, at most", how, packs)]

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from rlsys.config.derived import adds_packs_in_float32
 from rlsys.config.schema import Config, LoraConfig
-from rlsys.estimates.activations import forward_parts, worst_case_pack
+from rlsys.estimates.activations import forward_parts, offloaded_bytes, offloads_activations, share_pack
 from rlsys.estimates.adapters import (
     adapter_parameters,
     largest_trained,
@@ -137,6 +137,7 @@ class LearnerEstimate:
             "adapters": zero.adapters * p.offload_params,
         }
         held = add_parts(offloaded, {"fixed": import_mib(self.config, self.role) * MIB}, self.send_parts())
+        held = add_parts(held, self.offloaded_parts())  # from the first update on, as torch keeps pinned memory
         step = add_parts(held, {"optimizer": zero.step * p.offload_optimizer})
         save = add_parts(step if self.saves_while_training else held, self.checkpoint_parts())
         host = {"load": add_parts(self.load_parts(device=False), held), "step": step, "save": save}
@@ -175,15 +176,22 @@ class LearnerEstimate:
         }
 
     def pass_parts(self, *, training: bool) -> Parts:
-        t = self.config.trainer
-        samples = t.prompts_per_step * t.samples_per_prompt
-        if training:
-            samples //= t.updates_per_step
-        tokens, scored = worst_case_pack(self.config, self.lengths, samples, self.ranks)
+        tokens, scored = share_pack(self.config, self.lengths, self.samples(training), self.ranks)
         parts = forward_parts(
             self.config, self.model, tokens, scored, self.lengths, training=training, has_logits=self.has_logits
         )
         return add_parts(parts, {"activations": merge_bytes(self.config, self.model)})
+
+    def samples(self, training: bool) -> int:
+        """Samples that are computed between two optimizer steps, or scored."""
+        t = self.config.trainer
+        return t.prompts_per_step * t.samples_per_prompt // (t.updates_per_step if training else 1)
+
+    def offloaded_parts(self) -> Parts:
+        if not offloads_activations(self.config):
+            return {}
+        tokens, _ = share_pack(self.config, self.lengths, self.samples(training=True), self.ranks)
+        return {"activations": offloaded_bytes(self.config, self.model, tokens)}
 
     @property
     def saves_while_training(self) -> bool:

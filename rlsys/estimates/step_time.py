@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlsys.config.derived import policy_is_reference, runs_eagerly, scores_old
 from rlsys.config.schema import Config
+from rlsys.estimates.activations import offloads_activations
 from rlsys.estimates.adapters import sync_bytes, trained_parameters
 from rlsys.estimates.devices import GIB, Gpu
 from rlsys.estimates.engine import kv_cache_tokens
@@ -20,6 +21,8 @@ LAUNCH_S = 3e-4  # a layer's kernels, launched one by one; almost nothing with C
 CORE_FLOPS, CORE_BANDWIDTH = 40e9, 6e9  # per CPU core
 CORE_STEP_S = 3e-4  # an engine's overhead per layer and token on CPU
 LINKS = {"cuda_ipc": 500e9, "nccl": 20e9, "shared_memory": 2e9, "object_store": 0.5e9}  # bytes/s of a sync
+RANK_LINKS = {"gpu": 100e9, "cpu": 2e9}  # bytes/s between ranks
+HOST_LINK = 10e9  # bytes/s between a GPU and main memory
 OFFLOAD = 5e9  # bytes/s of an optimizer that steps in main memory
 MAX_OVER_MEAN_LENGTH = 3.0  # longest completion of a step over the mean, unless it is truncated earlier
 MEAN_OVER_MAX_LENGTH = 0.5  # mean completion over the maximum, if nothing is known of lengths
@@ -73,6 +76,8 @@ def estimate_step(
         scored = counter.group_flops(lengths.typical_prompt, completions) * t.prompts_per_step
         phases["reference"] = scored / (c.reference.ranks * reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
     phases["update"] = update_work / (ranks * rank.flops * training) + _optimizer_seconds(c, model, rank)
+    tokens = (lengths.typical_prompt + sum(completions)) * t.prompts_per_step / ranks
+    phases["update"] += tokens * t.epochs_per_step * _activation_seconds_per_token(c, model)
     if c.algorithm.advantage == "gae":
         critic_work = work * t.epochs_per_step * (3 + c.policy.gradient_checkpointing)
         phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
@@ -95,9 +100,17 @@ def _optimizer_seconds(c: Config, model: ModelShape, rank: DeviceSpeed) -> float
     shard = trained / (p.ranks if p.zero_stage else 1)
     adam = 28 * shard / (OFFLOAD if p.offload_optimizer else rank.bandwidth)
     exchanged = WIDTH[p.dtype] * (2 * trained + model.parameters * (p.zero_stage == 3)) * (p.ranks > 1)
-    link = 100e9 if c.cluster.device == "gpu" else 2e9
     offloaded = 2 * WIDTH[p.dtype] * model.parameters * p.offload_params
-    return updates * (adam + exchanged / link + offloaded / 10e9)
+    return updates * (adam + exchanged / RANK_LINKS[c.cluster.device] + offloaded / HOST_LINK)
+
+
+def _activation_seconds_per_token(c: Config, model: ModelShape) -> float:
+    """Of an update: ranks that share a pack exchange heads, and inputs of layers go to host memory and back."""
+    p, width, passes = c.policy, WIDTH[c.policy.dtype], 2 + c.policy.gradient_checkpointing
+    heads = 2 * (model.query_width + max(model.kv_heads, p.sequence_parallel) * model.head_dim)
+    exchanged = passes * width * heads * (1 - 1 / p.sequence_parallel)
+    offloaded = 2 * width * model.hidden * offloads_activations(c)
+    return model.layers * (exchanged / RANK_LINKS[c.cluster.device] + offloaded / HOST_LINK)
 
 
 def _rollout_seconds(

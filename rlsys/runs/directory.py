@@ -64,6 +64,7 @@ CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "policy.tokens_per_pack",
     "policy.logprob_chunk",
     "policy.gradient_checkpointing",
+    "policy.offload_activations",
 )
 
 

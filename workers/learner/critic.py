@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config.schema import Config
-from rlsys.runs.timeline import pack_facts, recorded
+from rlsys.runs.timeline import recorded
 from rlsys.types import Floats, Pack
 from workers.learner.checkpoint_writer import merge_results
 from workers.learner.gpu_memory import frees_gpu_memory
-from workers.learner.ranks import LearnerGroup, LearnerRank
+from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
 from workers.learner.tensor_files import TensorFiles
 from workers.learner.zero import ZeroEngine
 from workers.learner.zero_state import MOMENTS, WEIGHT
@@ -39,13 +39,13 @@ class CriticRank(LearnerRank):
         prove_states(packed.decoder, self.zero.forward_all)
         self.device, self.value_loss = self.zero.engine.device, value_loss
 
-    @recorded(pack_facts)
+    @recorded(share_facts)
     @frees_gpu_memory
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Returns the values [K] of each pack under the present weights."""
         return [values.cpu().numpy() for values in self.zero.forward_all(packs)]
 
-    @recorded(pack_facts)
+    @recorded(share_facts)
     @frees_gpu_memory
     def update(self, packs: list[Pack], lr: float) -> dict[str, float]:
         """Makes one optimizer update with this rank's share of a mini-batch."""

@@ -1,7 +1,7 @@
 """Loads a Hugging Face causal language model for packed sequences."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlsys.config.schema import Config, ConfigError, PolicyConfig
@@ -33,6 +33,8 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     if settings.gradient_checkpointing:
         # Dropout is off, so no random numbers need to be kept.
         lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3, "preserve_rng_state": False})
+    if settings.offload_activations:
+        offload_layer_inputs(lm, pin_memory=config.cluster.device == "gpu")
     if settings.compile:
         compile_layers(lm)
     return lm
@@ -87,6 +89,22 @@ def require_all_weights(path: str, remarks: dict[str, Any]) -> None:
     if missing := sorted(remarks["missing_keys"]):
         more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
         raise ConfigError(f"model.path: the files of {path} do not hold {missing[0]}{more}. {again}")
+
+
+def offload_layer_inputs(lm: Any, pin_memory: bool) -> None:
+    """Has gradient checkpointing keep the inputs of layers in host memory."""
+    from torch.autograd.graph import save_on_cpu
+
+    def offloading(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with save_on_cpu(pin_memory=pin_memory):
+                return checkpoint(*arguments, **keywords)
+
+        return run
+
+    for module in lm.modules():
+        if checkpoint := vars(module).get("_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = offloading(checkpoint)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from rlsys.config.derived import sends_shards
 from rlsys.config.schema import Config
 from rlsys.interfaces import ModelFacts, WhatIf
-from rlsys.runs.timeline import pack_facts, recorded
+from rlsys.runs.timeline import recorded
 from rlsys.types import Floats, Pack
 from workers.learner.checkpoint_writer import merge_results
 from workers.learner.gpu_memory import (
@@ -18,7 +18,7 @@ from workers.learner.gpu_memory import (
     frees_gpu_memory_for_models,
     freeze_started_objects,
 )
-from workers.learner.ranks import LearnerGroup, LearnerRank
+from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
 from workers.learner.tensor_files import write_tensors
 from workers.learner.weight_sync import WeightSync
 from workers.learner.zero import ZeroEngine
@@ -68,13 +68,13 @@ class PolicyRank(LearnerRank):
         if c.cluster.device == "gpu":
             freeze_started_objects()
 
-    @recorded(pack_facts)
+    @recorded(share_facts)
     @frees_gpu_memory_for_models
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Returns the log-probs [K] of each pack under the present weights."""
         return [logprobs.cpu().numpy() for logprobs, _ in self.zero.forward_all(packs)]
 
-    @recorded(pack_facts)
+    @recorded(share_facts)
     @frees_gpu_memory_for_models
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
         """Makes one optimizer update with this rank's share of a mini-batch. Returns the inputs of `update_metrics`."""
@@ -82,7 +82,7 @@ class PolicyRank(LearnerRank):
         step = self.zero.minimize(packs, self.objective, lr)
         return self.objective.sums_over_tokens() | step | {"first_bad_sample": self.objective.bad_sample.index()}
 
-    @recorded(pack_facts)
+    @recorded(share_facts)
     @frees_gpu_memory_for_models
     def score_without_adapters(self, packs: list[Pack]) -> list[Floats]:
         """Returns the log-probs [K] of each pack under the weights of step 0."""

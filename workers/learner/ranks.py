@@ -5,12 +5,13 @@ is lost, all are, and the run goes back to its last checkpoint.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
 
 from rlsys.config.schema import Config
+from rlsys.runs.timeline import Facts, pack_facts
 from rlsys.types import Pack
 from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult
 from workers.learner.zero import import_deepspeed
@@ -50,6 +51,13 @@ class LearnerRank:
 
     def saved_files(self, wait: bool) -> SaveResult:
         return self.writer.result(wait)
+
+
+def share_facts(rank: LearnerRank, packs: Iterable[Pack], *others: Any) -> Facts:
+    """Returns `pack_facts` of a rank's part of its packs."""
+    sharing = rank.config.policy.sequence_parallel
+    facts = pack_facts(rank, packs)
+    return facts | {name: facts[name] // sharing for name in ("tokens", "pairs")}
 
 
 class LearnerGroup:

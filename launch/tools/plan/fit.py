@@ -91,7 +91,7 @@ def check_fit(
         problems.append(Problem(problem, 1))
     processes = memory_by_role(config, model, lengths, smallest.memory_gib * GIB if smallest else 0.0, other_models)
     layout = lay_out(c, bundles, nodes)
-    gpus = [use for use in (use_of_gpu(processes, layout, node, i, nodes) for node, i in layout.all_gpus()) if use]
+    gpus = uses_of_gpus(processes, layout, nodes)
     host = [use_of_host(config, processes, layout, n) for n in range(len(nodes))]
     device_gpu = smallest if c.cluster.device == "gpu" else None
     problems += placement_problems(bundles, layout, nodes, smallest)
@@ -122,6 +122,10 @@ def with_known_transport(c: Config, nodes: int) -> tuple[Config, list[Problem]]:
         return replace(c, sync=replace(c.sync, transport=choose_transport(c, nodes))), []
     except ConfigError as error:
         return c, [Problem(str(error), 1)]
+
+
+def uses_of_gpus(processes: dict[str, ProcessMemory], layout: ClusterLayout, nodes: Sequence[NodeSpec]) -> list[GpuUse]:
+    return [use for node, i in layout.all_gpus() if (use := use_of_gpu(processes, layout, node, i, nodes))]
 
 
 def use_of_gpu(

@@ -11,6 +11,7 @@ from launch.tools.plan import drawing
 from launch.tools.plan.fit import TIGHT, Fit
 from launch.tools.plan.formatting import format_duration, format_gib, format_size
 from launch.tools.plan.lengths import LengthAssumption
+from launch.tools.plan.longest import MEMORY, LongestSequences
 from launch.tools.plan.suggestions import Suggestion
 from launch.tools.validate import batch_table
 from rlsys.estimates.batch_math import batch_rows
@@ -31,6 +32,7 @@ class PlanResult:
     seconds: dict[str, float]
     lengths: LengthAssumption  # that the times assume
     not_counted: list[str]  # reward models and a reference of unknown shape
+    longest: list[LongestSequences]  # that fit; empty without GPUs
 
     @property
     def fits(self) -> bool:
@@ -47,6 +49,7 @@ def print_plan(p: PlanResult, console: Console) -> None:
     limited = replace(f.config, rollout=replace(f.config.rollout, max_prompt_tokens=f.lengths.prompt))
     console.print(batch_table(limited))
     print_memory(f, console)
+    print_longest(p, console)
     print_disk(f, console)
     print_times(p, console)
     print_verdict(p, console)
@@ -111,6 +114,16 @@ def print_fullest(f: Fit, console: Console) -> None:
     has = f" of {format_gib(f.nodes[node].memory)}" if f.nodes[node].memory else ""
     use = f"{format_gib(f.host_bytes[node])} GiB{has} at most, every process counted whole"
     print_line(console, f"main memory of node {node}: {use}", "dim")
+
+
+def print_longest(p: PlanResult, console: Console) -> None:
+    if not p.longest:
+        return
+    print_heading(console, "\nLongest sequence that fits, in tokens, with policy.tokens_per_pack as long")
+    table = make_table("sequence_parallel", *MEMORY)
+    for sharing, tokens in p.longest:
+        table.add_row(str(sharing), *(f"{n:,}" if n else "–" for n in tokens.values()))
+    console.print(table)
 
 
 def print_disk(f: Fit, console: Console) -> None:
@@ -200,6 +213,7 @@ def to_json(p: PlanResult) -> dict[str, Any]:
             for g in f.gpus
         ],
         "host": f.host_bytes,
+        "longest_sequences": {str(row.sharing): row.tokens for row in p.longest},
         "disk": asdict(f.disk) | {"checkpoint": f.disk.checkpoint, "run": f.disk.run},
         "seconds": f.times.phases | {"step": f.times.step},
         "measured_seconds": p.seconds,

@@ -156,10 +156,12 @@ class SimulatedLoop:
             m: SequenceSize(m, int(batch.groups[m]), self.prompt_tokens, len(batch.samples[m].tokens) - 1)
             for m in members
         }
-        dealt = assign_to_ranks(sized.values(), ranks, self.config.policy.tokens_per_pack, self.pairs_per_token)
+        p = self.config.policy
+        sharing = min(p.sequence_parallel, ranks)
+        dealt = assign_to_ranks(sized.values(), ranks // sharing, p.tokens_per_pack, self.pairs_per_token)
 
         def seconds(own: list[int]) -> float:
-            return pack_cost([sized[m] for m in own], self.pairs_per_token) * each + self.costs.pack_s
+            return pack_cost([sized[m] for m in own], self.pairs_per_token) * each / sharing + self.costs.pack_s
 
         return max(sum(map(seconds, rank)) for rank in dealt)
 

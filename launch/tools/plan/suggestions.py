@@ -118,6 +118,8 @@ def memory_hints(fit: Fit) -> Iterator[Settings]:
     for stage in range(p.zero_stage + 1, 4):
         yield {"policy.zero_stage": stage}
     yield {"policy.gradient_checkpointing": True}
+    for sharing in (2, 4, 8):
+        yield {"policy.sequence_parallel": sharing, "policy.gradient_checkpointing": True}
     yield {"policy.tokens_per_pack": min(longest, p.tokens_per_pack)}
     yield {"rollout.max_sequences": min(c.rollout.max_sequences, 64)}
     if not gpu:
@@ -128,6 +130,7 @@ def memory_hints(fit: Fit) -> Iterator[Settings]:
         yield {"sync.what": "adapter"}
     for share in (0.9, 0.7, 0.5, 0.3, 0.2):
         yield {"rollout.gpu_memory": share}
+    yield {"policy.gradient_checkpointing": True, "policy.offload_activations": True}
     yield {"policy.offload_optimizer": True}
     yield {"policy.zero_stage": 3, "policy.offload_optimizer": True, "policy.offload_params": True}
 

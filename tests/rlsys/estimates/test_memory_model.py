@@ -131,6 +131,32 @@ def test_the_peak_of_forward_and_backward_is_within_a_tenth(checkpointing, sizes
     assert (total_bytes(parts) + gradients) / 2**20 == pytest.approx(peak(both), rel=0.1)
 
 
+def checkpointed(**more) -> tuple[dict, dict]:
+    """What a rank holds for one sequence of 2,048 tokens: on its GPU in an update, and in main memory."""
+    policy = replace(GPUS.policy, tokens_per_pack=2048, gradient_checkpointing=True, **more)
+    rank = learner_rank(replace(GPUS, policy=policy))
+    return rank.device["update"], rank.host["step"]
+
+
+def test_ranks_that_share_a_pack_hold_their_part_of_its_activations():
+    (alone, _), (sharing, _) = checkpointed(), checkpointed(sequence_parallel=4)
+    assert sharing["activations"] == pytest.approx(alone["activations"] / 4)
+    assert sharing["weights"] == alone["weights"]
+    more = saved_activation_bytes(SEVEN, 2, 1.0, sharing=28) - saved_activation_bytes(SEVEN, 2, 1.0)
+    assert more == pytest.approx(2 * 2 * 128 * (28 - 4)), "each of 28 ranks has a head of keys and one of values"
+
+
+def test_offloaded_inputs_of_layers_are_in_main_memory_by_hand():
+    (kept, host), (offloaded, more) = checkpointed(), checkpointed(offload_activations=True)
+    one = 2048 * 2 * 3584  # bytes of a layer's input; pinned memory is rounded up to 16 MiB
+    assert kept["activations"] - offloaded["activations"] == pytest.approx((28 - 2) * one)
+    assert more["activations"] - host.get("activations", 0) == 28 * 2**24
+    on_cpu = replace(GPUS, cluster=ClusterConfig(device="cpu"))
+    policy = replace(GPUS.policy, gradient_checkpointing=True)
+    hosts = [replace(on_cpu, policy=replace(policy, offload_activations=o)) for o in (False, True)]
+    assert learner_rank(hosts[0]).host == learner_rank(hosts[1]).host
+
+
 def test_weights_gradients_and_adam_by_hand():
     p = SEVEN.parameters
     device = learner_rank(GPUS).device

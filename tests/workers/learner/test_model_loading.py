@@ -10,19 +10,22 @@ from safetensors.torch import load_file, save_file
 
 from rlsys.config.loading import load_config
 from rlsys.config.schema import ConfigError
+from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.logprobs import PackedLogprobs
-from workers.learner.model import load_causal_lm
+from rlsys.packs.proof import proof_packs
+from workers.learner import model
+from workers.learner.model import load_causal_lm, offload_layer_inputs
 from workers.learner.proof import prove_logprobs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
-from families import REFUSED, build_family
+from families import REFUSED, VOCABULARY, build_family
 
-ROOT = Path(__file__).parents[3]
+CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"
 
 
 def start(folder: Path, *overrides: str) -> None:
     """What a reference does at its start."""
-    config = load_config(ROOT / "configs" / "tiny_cpu.yaml", overrides)
+    config = load_config(CONFIG, overrides)
     packed = PackedLogprobs(load_causal_lm(config, str(folder), config.policy))
     with torch.no_grad():
         prove_logprobs(packed.lm, lambda packs, **options: [packed(pack, **options) for pack in packs])
@@ -70,3 +73,41 @@ def test_damaged_weights_are_named_and_not_blamed_on_the_architecture(
         start(tmp_path, f"policy.zero_stage={stage}")
     assert "cannot train" not in str(damaged.value)
     assert "again" in str(damaged.value), "it says what to do"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])  # true with ZeRO 3
+def test_offloading_moves_the_inputs_of_layers_and_nothing_else(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[torch.Tensor] = []
+
+    class Recorded(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, pin_memory: bool):
+            super().__init__(lambda x: moved.append(x) or x.clone(), lambda x: x)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Recorded)
+    _, [single, _, _] = proof_packs(VOCABULARY)
+    gradients = []
+    for offload in (False, True):
+        lm = build_family("llama").train()
+        lm.set_attn_implementation(PACKED_ATTENTION)
+        lm.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if offload:
+            offload_layer_inputs(lm, pin_memory=False)
+        PackedLogprobs(lm)(single)[0].sum().backward()
+        gradients.append([p.grad for p in lm.parameters()])
+    assert [x.shape for x in moved if x.numel()] == [(1, len(single.tokens), 32)] * 2, "two layers"
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_model_is_loaded_with_offloading_if_the_configuration_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[bool] = []
+    monkeypatch.setattr(model, "offload_layer_inputs", lambda lm, pin_memory: pinned.append(pin_memory))
+    build_family("llama").save_pretrained(tmp_path)
+    for option in ("false", "true"):
+        settings = ["policy.gradient_checkpointing=true", f"policy.offload_activations={option}"]
+        config = load_config(CONFIG, settings)
+        load_causal_lm(config, str(tmp_path), config.policy)
+    assert pinned == [False], "only memory of a host with GPUs is pinned"

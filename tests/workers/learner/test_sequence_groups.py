@@ -1,6 +1,7 @@
 """Sequence parallelism on real DeepSpeed and Gloo: updates are those of a plain loop over single sequences."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rlsys.interfaces import Sampling, WhatIf
 from rlsys.packs.packing import pack, unpack
 from workers.learner.critic import CriticGroup
 from workers.learner.policy import PolicyGroup
+from workers.learner.ranks import share_facts
 
 Start = Callable[..., PolicyGroup]
 
@@ -29,7 +31,7 @@ def plain(model: str) -> list[tuple[list[dict[str, float]], torch.Tensor]]:
     ("stage", "ranks", "sharing", "tokens_per_pack", "settings"),
     [
         (0, 2, 2, 4096, {}),
-        (1, 2, 2, 40, {"gradient_checkpointing": True}),
+        (1, 2, 2, 40, {"gradient_checkpointing": True, "offload_activations": True}),
         (2, 2, 2, 4096, {"compile": True}),
         (2, 4, 2, 64, {}),
         (3, 2, 2, 4096, {"gradient_checkpointing": True, "offload_optimizer": True, "logprob_chunk": 5}),
@@ -123,3 +125,14 @@ def test_the_critic_learns_the_same(critic: Callable[[Config], CriticGroup], tin
     assert alike(*updates)
     np.testing.assert_allclose(*learned, atol=1e-4)
     assert abs(learned[0]).max() > 1e-2, "nothing was learned, so nothing was compared"
+
+
+def test_the_timeline_counts_a_ranks_part_of_its_packs(tiny: Callable[..., Config]) -> None:
+    """So costs that are fitted to a run are per token that a rank computes."""
+    rank = SimpleNamespace(config=tiny("policy.ranks=2", "policy.sequence_parallel=2"))
+    [packs] = pack(ragged_batch(), range(2), ranks=1, tokens_per_pack=4096)
+    assert share_facts(rank, packs) == {
+        "packs": 1,
+        "tokens": len(packs[0].tokens) // 2,
+        "pairs": round(packs[0].pairs) // 2,
+    }
