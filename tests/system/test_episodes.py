@@ -83,18 +83,18 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         run.kill("episode-0")  # while it starts
         run.until_step(1)
         aim(run, "rollout", "rollout-0", share=0.3)
-        run.until_step(2)
+        run.until(lambda: any(e["worker"] == "rollout-0" for e in run.events("replaced")))
+        run.until_step(run.lines()[-1]["step"] + 2)  # a step without a replacement, whose length the next kill goes by
         aim(run, "rollout", "episode-1", share=0.5)
         run.until(
             lambda: "episode-1" in {e["worker"] for e in run.events("replaced")}
         )  # not later than in the next step
-        run.until_step(3)
         for process in [p for p in run.family() if "workers.episodes.process" in p.cmdline()]:
             process.kill()
-        run.until_step(4)
+        run.until_step(run.lines()[-1]["step"] + 1)
         run.family()[1].kill()  # the driver
         run.until(lambda: run.events("restart"))
-        run.until_step(6)
+        run.until_step(7)
         stop(run, "episode-0", phase="rollout", doing="playing episodes")
         assert run.wait() == 0, run.text()
     assert {e["worker"] for e in run.events("replaced")} >= {"rollout-0", "episode-1", "episode-0"}
