@@ -17,6 +17,7 @@ _SHAPES = (
     _shape("qwen2", "builtin:tiny", (2, 128, 4, 4, 32, 256, 13), tied=True, context=64),
     _shape("qwen2", "builtin:two_modes", (2, 128, 4, 4, 32, 256, 16), tied=True, context=64),
     _shape("qwen2", "builtin:guess", (2, 128, 4, 4, 32, 256, 36), tied=True, context=64),
+    _shape("qwen2", "builtin:calculator", (2, 128, 4, 4, 32, 256, 21), tied=True, context=64),
     _shape("qwen2", "Qwen2.5-0.5B", (24, 896, 14, 2, 64, 4864, 151936), tied=True, context=32768),
     _shape("qwen2", "Qwen2.5-1.5B", (28, 1536, 12, 2, 128, 8960, 151936), tied=True, context=131072),
     _shape("qwen2", "Qwen2.5-3B", (36, 2048, 16, 2, 128, 11008, 151936), tied=True, context=32768),

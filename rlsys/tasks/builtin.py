@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlsys.tasks import basics, guess, two_modes, zigzag
+from rlsys.tasks import basics, calculator, guess, two_modes, zigzag
 
 Note = Callable[[str], None]
 
@@ -21,6 +21,7 @@ TINY_MODELS = {
     "builtin:tiny": BuiltinModel(zigzag.model_folder, zigzag.make_tokenizer, zigzag.SYMBOLS),
     "builtin:two_modes": BuiltinModel(two_modes.model_folder, two_modes.make_tokenizer, two_modes.SYMBOLS),
     "builtin:guess": BuiltinModel(guess.model_folder, guess.make_tokenizer, guess.SYMBOLS),
+    "builtin:calculator": BuiltinModel(calculator.model_folder, calculator.make_tokenizer, calculator.SYMBOLS),
 }
 SEEDS, HELD_OUT_SEEDS = 10_000, 100
 
@@ -42,4 +43,6 @@ ROWS: dict[str, Callable[[str], list[dict[str, Any]]]] = {  # of builtin:<name>
     "seeds_heldout": seeds,
     "guess": guess.rows,
     "guess_heldout": guess.rows,
+    "calculator": calculator.rows,
+    "calculator_heldout": calculator.rows,
 }

@@ -1,6 +1,6 @@
 """Trains the demos with episodes: three seeds of each, and one with shuffled rewards.
 
-.venv/bin/python tests/bench/episode_demos.py [guess_cpu]      (nothing else should run meanwhile)
+.venv/bin/python tests/bench/episode_demos.py [guess_cpu] [calculator_cpu]      (nothing else should run meanwhile)
 
 Writes tests/bench/episode_demos.json: the share of held-out episodes solved, calls per episode, times, and some
 episodes before and after training. Fresh results are kept: see tests/launch/records.py.
@@ -27,7 +27,7 @@ from records import fresh, stamp
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_suffix(".json")
-DEMOS = ["guess_cpu"]
+DEMOS = ["guess_cpu", "calculator_cpu"]
 RUNS = [(0, []), (1, []), (2, []), (0, ["reward.shuffle=true"])]
 
 

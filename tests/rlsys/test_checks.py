@@ -295,7 +295,7 @@ from rlsys.pipeline import SyncSchedule
         ("cluster.device=gpu sync.transport=nccl cluster.placement=colocated", ["nccl", "use cuda_ipc"]),
         (
             "model.path=builtin:huge",
-            ["builtin:huge", "builtin:tiny, builtin:two_modes, builtin:guess"],
+            ["builtin:huge", "builtin:tiny, builtin:two_modes, builtin:guess, builtin:calculator"],
         ),
         ("model.path=./no_model", ["no_model/config.json does not exist"]),
         ("data.train=gone.jsonl", ["data.train: gone.jsonl does not exist", "from /"]),

@@ -126,6 +126,35 @@ def test_an_episode_of_one_turn_is_a_single_answer(environment: dict[str, str], 
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("demo", ["guess_cpu", "calculator_cpu"])
+def test_the_demos_play_episodes(environment: dict[str, str], tmp_path: Path, demo: str) -> None:
+    sizes = ["trainer.steps=2", "trainer.prompts_per_step=8", "eval.datasets=[]"]
+    config = Path(__file__).parents[2] / "configs" / f"{demo}.yaml"
+    run = Run(tmp_path / "run", *sizes, *LIGHT, config=config, environment=environment).start()
+    assert run.wait() == 0, run.text()
+    rows = samples(run.path, "step-000001")
+    assert len(rows) == 8 * 16
+    for sample in rows:
+        messages = json.loads(sample["transcript"])
+        row, last = json.loads(sample["row"]), messages[-1]["content"]
+        if demo == "guess_cpu":
+            solved = float(last == str(row["secret"]))
+            assert sample["reward"] - sum(sample["turn_scores"]) == pytest.approx(solved, abs=1e-5)
+            assert {m["content"] for m in messages[1:] if m["role"] == "user"} <= {"higher", "lower"}
+        else:
+            assert sample["reward"] == (last == f"={row['answer']}")
+    calling = [s for s in rows if '"tool_calls"' in s["transcript"]]
+    assert bool(calling) == (demo == "calculator_cpu")
+    if calling:
+        (call,), result = next(
+            (m["tool_calls"], messages[i + 1])
+            for messages in (json.loads(s["transcript"]) for s in calling)
+            for i, m in enumerate(messages)
+            if m.get("tool_calls") and not m["tool_calls"][0].get("error")
+        )
+        assert result["content"] == str(sum(call["function"]["arguments"].values()))
+
+
 def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_path: Path) -> None:
     """In flight, over-sampled, with dynamic sampling in another run: every step trains on whole episodes."""
     options = ["pipeline.max_lag=2", "rollout.oversample=0.5", "pipeline.in_flight=true"]

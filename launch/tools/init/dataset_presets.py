@@ -111,7 +111,7 @@ def find_preset(data: str, reward: str, model: ModelShape) -> DatasetPreset:
         preset = replace(preset, yaml=preset.yaml | {"reward": ["  functions:", f"    {reward}: 1.0"]})
     if name and ":" not in name and name not in REWARDS:
         raise ConfigError(f"--reward {name}: known are {', '.join(REWARDS)}, and your own as file.py:function.")
-    for task in ("two_modes", "guess"):
+    for task in ("two_modes", "guess", "calculator"):
         if f"builtin:{task}" in (model.name, data):
             raise ConfigError(f"builtin:{task} has a configuration already: configs/{task}_cpu.yaml.")
     if (data == "builtin:zigzag") != (model.name == "builtin:tiny"):

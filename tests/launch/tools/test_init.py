@@ -197,6 +197,7 @@ def test_the_folder_of_the_file_is_created(tmp_path):
         (["--model", "Qwen/Qwen3-8B", "--data", "builtin:zigzag", "--gpus", 8], "builtin:tiny knows digits only"),
         (["--model", "builtin:two_modes", "--data", "builtin:two_modes", "--gpus", 0], "configs/two_modes_cpu.yaml"),
         (["--model", "builtin:guess", "--data", "builtin:guess", "--gpus", 0], "configs/guess_cpu.yaml"),
+        (["--model", "builtin:calculator", "--data", "builtin:calculator", "--gpus", 0], "configs/calculator_cpu.yaml"),
     ],
 )
 def test_impossible_wishes_are_refused_and_no_file_is_written(words, message, tmp_path):
