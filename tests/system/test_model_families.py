@@ -49,14 +49,21 @@ def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
     check_checkpoint(run, tmp_path / "model", type(model))
 
 
-def load_all(folder: Path) -> dict[str, Any]:
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+def test_an_engine_that_converts_its_experts_merges_adapters(environment: dict[str, str], tmp_path: Path) -> None:
+    model = build_family("qwen3_moe", **SIZES, moe_intermediate_size=16)
+    model.save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    options = [f"model.path={tmp_path / 'model'}", "trainer.steps=2", "policy.lr=1e-2", "sync.what=adapter"]
+    options += ["policy.lora={rank: 4, alpha: 8, targets: [q_proj, v_proj]}"]
+    with running(tmp_path / "run", *LIGHT, *options, environment=environment) as run:
+        assert run.wait() == 0, run.text()
+    assert all(line["mismatch/mean_abs"] < 1e-5 for line in run.lines()[1:])
 
 
 def check_checkpoint(run: Run, model: Path, kind: Callable[..., Any]) -> None:
     """The saved model has the tensors that transformers itself saves, and they load without a remark."""
     [checkpoint] = (run.path / "checkpoints").glob("step-*/model")
-    saved, own = load_all(checkpoint), load_all(model)
+    saved, own = (load_file(folder / "model.safetensors") for folder in (checkpoint, model))
     assert set(saved) == set(own)
     matrices = [name for name in own if "down_proj" in name]
     assert not any(torch.equal(saved[name], own[name]) for name in matrices), "what was sent has changed"
