@@ -62,7 +62,7 @@ def measure(folder: str, *overrides: str) -> dict[str, float]:
     base = [f"model.path={folder}", "policy.ranks=1", "reference.kl_coef=0", "policy.tokens_per_pack=1024"]
     config = load_checked(ROOT / "configs" / "tiny_cpu.yaml", [*base, *overrides])
     import_deepspeed(config, 1)
-    join_process_group("cpu", 0, 1, "127.0.0.1", free_port(), 0)
+    join_process_group("cpu", 0, 1, "127.0.0.1", free_port(), seed=0, timeout_s=600)
     packed = load_policy(config, folder)
     trained = sum(p.numel() for p in packed.parameters() if p.requires_grad)
     zero = ZeroEngine(packed, config.policy, 1e-6)
