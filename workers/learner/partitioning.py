@@ -1,6 +1,7 @@
 """Loads a model for ZeRO 3: each rank reads its own part of every parameter, and no rank ever holds the model."""
 
 import contextlib
+import gc
 import mmap
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -148,6 +149,7 @@ def in_forward(unit: nn.Module, context: Callable[[], Any]) -> list[Any]:
 
     def leave(*_: Any) -> None:
         entered.pop().__exit__(None, None, None)
+        gc.collect(1)  # what was gathered may be in a cycle of references
 
     return [unit.register_forward_pre_hook(enter), unit.register_forward_hook(leave)]
 
