@@ -47,7 +47,8 @@ def measure(config: Config, rank: int, port: int) -> dict[str, float]:
     from workers.learner.zero import ZeroEngine, import_deepspeed
 
     import_deepspeed(config, config.policy.ranks)
-    join_process_group("cpu", rank, config.policy.ranks, "127.0.0.1", port, 0)
+    limit = config.cluster.start_timeout_s
+    join_process_group("cpu", rank, config.policy.ranks, "127.0.0.1", port, seed=0, timeout_s=limit)
     zero = ZeroEngine(load_policy(config, config.model.path), config.policy, 1e-6)
     objective, packs = Objective(config, zero.engine.device), one_sequence(config)
     for _ in range(UPDATES):
