@@ -40,7 +40,7 @@ print(sorted(node.gpus for node in query_as_client(sys.argv[1])))
 ENGINES = ["rollout-0", "rollout-1"]
 RANKS = [f"policy-{i}" for i in range(8)]
 CASES = [
-    (["rollout.tensor_parallel=2", "policy.ranks=4"], [*ENGINES, *RANKS[:4]], 0),
+    (["rollout.tensor_parallel=2", "policy.ranks=4", "reference.gpus=0"], [*ENGINES, *RANKS[:4]], 0),
     (
         ["cluster.placement=colocated", "rollout.engines=8", "policy.ranks=8", "reference={kl_coef: 0.1, gpus: 0.2}"],
         [*(f"rollout-{i}" for i in range(8)), *RANKS, "reference"],
