@@ -26,8 +26,8 @@ def test_a_sample_that_ended_at_a_limit_is_truncated(finish, truncated):
 )
 def test_turns_sequence_and_inputs_of_three_own_tokens_and_what_an_environment_said(places, turns, sequence, inputs):
     """`abc` are the model's own tokens; at each of the places the environment said `xy` before."""
-    own, said = (np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in ("abc", "xy"))
-    observations = tuple(Observation(at, said) for at in places)
+    own, observed = (np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in ("abc", "xy"))
+    observations = tuple(Observation(at, observed) for at in places)
     sample = Sample("p", 0, "", own, np.zeros(3, np.float32), "stop", 0, observations=observations)
     assert (sample.turn_count, len(sample.turns)) == (turns, turns)
     assert "".join(map(chr, sample.sequence)) == sequence

@@ -87,10 +87,10 @@ def test_the_sources_read_here_are_of_the_version_for_gpus(library: str) -> None
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_function_of_a_library_takes_what_it_is_given(file: str) -> None:
-    found = list(calls(file))
-    assert found or file == "workers/rollout/vllm_extension.py"
+    library_calls = list(calls(file))
+    assert library_calls or file == "workers/rollout/vllm_extension.py"
     wrong = []
-    for where, function, call in found:
+    for where, function, call in library_calls:
         try:
             bind(function, call)
         except TypeError as error:
@@ -108,9 +108,9 @@ def methods_called(file: str, owner: str) -> list[ast.Call]:
 def test_vllms_asynchronous_engine_takes_what_it_is_given() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    found = methods_called("workers/rollout/async_engine.py", "self.engine")
-    assert {call.func.attr for call in found} >= {"generate", "sleep", "wake_up", "pause_generation"}  # type: ignore[attr-defined]
-    for call in found:
+    engine_calls = methods_called("workers/rollout/async_engine.py", "self.engine")
+    assert {call.func.attr for call in engine_calls} >= {"generate", "sleep", "wake_up", "pause_generation"}  # type: ignore[attr-defined]
+    for call in engine_calls:
         bind(getattr(AsyncLLM, call.func.attr), call, ANYTHING)  # type: ignore[attr-defined]
 
 
@@ -118,8 +118,8 @@ def test_vllms_worker_has_every_method_that_we_call_by_name() -> None:
     """Those that begin with `rlsys_` are of our extension."""
     from vllm.v1.worker.gpu_worker import Worker
 
-    found = methods_called("workers/rollout/rollout_worker.py", "self.engine")
-    remote = [c for c in found if c.func.attr == "call_workers"]  # type: ignore[attr-defined]
+    engine_calls = methods_called("workers/rollout/rollout_worker.py", "self.engine")
+    remote = [c for c in engine_calls if c.func.attr == "call_workers"]  # type: ignore[attr-defined]
     names = {c.args[0].value: c for c in remote if isinstance(c.args[0], ast.Constant)}
     theirs = {name: call for name, call in names.items() if not str(name).startswith("rlsys_")}
     assert theirs.keys() >= {"init_weight_transfer_engine", "start_weight_update", "update_weights"}
