@@ -171,11 +171,11 @@ class Actors:
 
         def spawn(name: str) -> Any:
             self.start_counts[name] += 1
-            again = f"-again-{self.start_counts[name] - 1}" if self.start_counts[name] > 1 else ""
+            suffix = f"-again-{self.start_counts[name] - 1}" if self.start_counts[name] > 1 else ""
             ray_options = options(name)
             env_vars = environment | ray_options.pop("runtime_env", {}).get("env_vars", {})
             runtime_env = command | {"env_vars": env_vars}
-            settings = {"name": f"rlsys-{name}{again}", "num_cpus": 0, "runtime_env": runtime_env}
+            settings = {"name": f"rlsys-{name}{suffix}", "num_cpus": 0, "runtime_env": runtime_env}
             settings["enable_task_events"] = False  # Ray would keep the last 100,000 calls: 9 to 17 MiB per 100 steps
             settings |= ray_options
             actor = self.ray.remote(kind).options(**settings).remote(self.config, *numbers(name), str(self.logs))
@@ -210,14 +210,7 @@ def _start_workers(
     place = reserve_gpus(ray, config, training, watchdog.note)
     needs_reference = training and has_reference_worker(config)
     needs_critic = training and config.algorithm.advantage == "gae"
-    with_graphs = " with CUDA graphs" if config.cluster.device == "gpu" else " with compiled layers"
-    watchdog.note(
-        f"starting {config.rollout.engines} rollout engines{'' if runs_eagerly(config) else with_graphs}, {config.reward.workers} reward workers"
-        + (f", {config.episode.workers} episode workers" if plays(config) else "")
-        + (f", {config.policy.ranks} policy ranks" if training else "")
-        + (f", {describe_ranks(config.reference.ranks)}" if needs_reference else "")
-        + (f", {config.critic.ranks} critic ranks" if needs_critic else "")
-    )
+    watchdog.note(f"starting {describe_workers(config, training, needs_reference, needs_critic)}")
     learner_env = rank_environment(config)
     # Ray starts as many at a time as there are cores, in this order. Engines take longest, for their imports.
     ranks = actors.make_spawner(PolicyRank, place, learner_env, forked_by=MODELS)
@@ -232,24 +225,16 @@ def _start_workers(
     rollout = RolloutGroup(config, engines, watchdog)
     judges = actors.make_spawner(RewardWorker, lambda name: RAY_OPTIONS | place(name), {}, worker_numbers)
     rewards = RewardPool(config, judges, watchdog)
-
     players = actors.make_spawner(
         episode_worker.EpisodeWorker, lambda name: episode_worker.RAY_OPTIONS | place(name), {}
     )
     episodes = EpisodePool(config, players, watchdog) if plays(config) else None
 
     nodes = sum(node["Alive"] for node in ray.nodes())
-    path = model or find_model(config.model.path, config, watchdog.note)
-    if config.model.path in TINY_MODELS and not model and nodes > 1:
-        path = copy_model_into_run(watchdog.logs.parent, path)
-    tokenizer, window = load_tokenizer(path, config), load_window(path, config)
-    if problems := check_model_fits(config, path):
-        raise ConfigError(problems)
+    path, tokenizer, window = find_policy_model(config, model, nodes, watchdog)
     reference_path = path
     if needs_reference and config.reference.path:
-        reference_path = find_model(config.reference.path, config, watchdog.note)
-        require_same_vocabulary(tokenizer, load_tokenizer(reference_path, config, "reference.path"), config)
-        window = min(filter(None, (window, load_window(reference_path, config))), default=0)
+        reference_path, window = find_reference_model(config, tokenizer, window, watchdog.note)
     return RunningCluster(
         config,
         watchdog.note,
@@ -269,8 +254,17 @@ def _start_workers(
     )
 
 
-def describe_ranks(reference: int) -> str:
-    return "a reference" if reference == 1 else f"{reference} reference ranks"
+def describe_workers(config: Config, training: bool, has_reference: bool, has_critic: bool) -> str:
+    """`2 rollout engines, 2 reward workers, 2 policy ranks, a reference`"""
+    with_graphs = " with CUDA graphs" if config.cluster.device == "gpu" else " with compiled layers"
+    references = config.reference.ranks
+    return (
+        f"{config.rollout.engines} rollout engines{'' if runs_eagerly(config) else with_graphs}, {config.reward.workers} reward workers"
+        + (f", {config.episode.workers} episode workers" if plays(config) else "")
+        + (f", {config.policy.ranks} policy ranks" if training else "")
+        + (f", {'a reference' if references == 1 else f'{references} reference ranks'}" if has_reference else "")
+        + (f", {config.critic.ranks} critic ranks" if has_critic else "")
+    )
 
 
 def find_model(path: str, config: Config, note: Note) -> str:
@@ -279,6 +273,24 @@ def find_model(path: str, config: Config, note: Note) -> str:
         return str(TINY_MODELS[path].folder(config.run.seed, note))
     directory = Path(path).expanduser()
     return str(directory) if directory.is_dir() else path
+
+
+def find_policy_model(config: Config, model: str, nodes: int, watchdog: Watchdog) -> tuple[str, Any, int]:
+    """`model`, or the one at model.path; its tokenizer and context length. Raises `ConfigError` if it does not fit."""
+    path = model or find_model(config.model.path, config, watchdog.note)
+    if config.model.path in TINY_MODELS and not model and nodes > 1:
+        path = copy_model_into_run(watchdog.logs.parent, path)
+    tokenizer, window = load_tokenizer(path, config), load_window(path, config)
+    if problems := check_model_fits(config, path):
+        raise ConfigError(problems)
+    return path, tokenizer, window
+
+
+def find_reference_model(config: Config, tokenizer: Any, window: int, note: Note) -> tuple[str, int]:
+    """The model at reference.path, and the context length that it has in common with the policy's model, `window`."""
+    path = find_model(config.reference.path, config, note)
+    require_same_vocabulary(tokenizer, load_tokenizer(path, config, "reference.path"), config)
+    return path, min(filter(None, (window, load_window(path, config))), default=0)
 
 
 def require_same_vocabulary(tokenizer: Any, other: Any, config: Config) -> None:
@@ -293,7 +305,7 @@ def require_same_vocabulary(tokenizer: Any, other: Any, config: Config) -> None:
 
 def find_control_tokens(config: Config, tokenizer: Any) -> dict[int, float]:
     """algorithm.control_tokens by their ids. Raises `ConfigError` for a text that is not one token."""
-    found = {}
+    reward_by_id = {}
     for text, reward in config.algorithm.control_tokens.items():
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) != 1:
@@ -301,8 +313,8 @@ def find_control_tokens(config: Config, tokenizer: Any) -> dict[int, float]:
                 f"algorithm.control_tokens: `{text}` is {len(ids)} tokens of {config.model.path}, and must be one. Name "
                 "another, or add it to the tokenizer and train the model to begin with it."
             )
-        found[ids[0]] = reward
-    return found
+        reward_by_id[ids[0]] = reward
+    return reward_by_id
 
 
 def load_tokenizer(path: str, config: Config, option: str = "model.path") -> Any:
@@ -313,16 +325,22 @@ def load_tokenizer(path: str, config: Config, option: str = "model.path") -> Any
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=remote)
     except Exception as error:
-        cause = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{option}: no tokenizer could be loaded from {path}: {cause}") from None
+        raise ConfigError(f"{option}: no tokenizer could be loaded from {path}: {one_line(error)}") from None
 
 
 def load_window(path: str, config: Config) -> int:
     """The context length of the model, in tokens."""
     from transformers import AutoConfig
 
-    settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    try:
+        settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    except Exception as error:
+        raise ConfigError(f"model.path: transformers cannot read {path}: {one_line(error)}") from None
     return context_from_config(settings.to_dict())
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def copy_model_into_run(run: Path, model: str) -> str:

@@ -1,6 +1,6 @@
 """Reserves the GPUs of a run with Ray, and explains in words why they cannot be had.
 
-Workers without GPUs are dealt to the nodes in turn. The number of nodes decides how weights are sent.
+Workers without GPUs are distributed over the nodes in turn. The number of nodes decides how weights are sent.
 """
 
 import itertools
@@ -58,7 +58,7 @@ class Reservation:
         if not self.node_ids:
             return {}
         node = self.node_ids[next(self.turn) % len(self.node_ids)]
-        # Ray places an actor that needs no resources at random, whatever its strategy. So each asks for one byte.
+        # Ray places an actor that needs no resources at random, with any strategy. So each asks for one byte.
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True), "memory": 1}
 
 

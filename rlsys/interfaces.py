@@ -110,7 +110,7 @@ class Learner(Scorer, Protocol):
     """A model whose weights change, and belong to checkpoints."""
 
     def save(self, folder: str) -> None:
-        """Sets the state aside and starts to write it into `folder`. `saved_files` tells when it is complete."""
+        """Copies the state and starts to write it into `folder`. `saved_files` tells when it is complete."""
         ...
 
     def saved_files(self, wait: bool) -> dict[str, str] | None:

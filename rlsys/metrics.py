@@ -110,7 +110,7 @@ def update_metrics(updates: list[Metrics]) -> Metrics:
     """Turns the policy's sums per update into means: per update for loss and gradient, per token for the rest.
 
     An update has `loss`, `grad_norm`, `lr`, the number of its `tokens`, and sums over them: of `kl`, `entropy`,
-    `clip_low` and `clip_high` (tokens that the clip holds), and `mismatch`, which is |old - rollout|. `mismatch_max` is
+    `clip_low` and `clip_high` (clipped tokens), and `mismatch`, which is |old - rollout|. `mismatch_max` is
     its largest. Corrected samples add sums of `correction` weights, their squares, and `masked` tokens of weight 0.
     """
     if not updates:

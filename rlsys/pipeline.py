@@ -1,4 +1,4 @@
-"""Batches ahead of training: at most `max_lag` updates lie between sampling a batch and training on it.
+"""The buffer of batches ahead of training: at most `max_lag` updates lie between sampling a batch and training on it.
 
     next() starts every batch that may start, then waits for the oldest:
 
@@ -24,7 +24,7 @@ from rlsys.types import Batch
 
 @dataclass(frozen=True)
 class SyncSchedule:
-    """When batches may start, and after which steps engines take weights. This bounds the lag.
+    """When batches may start, and after which steps engines take weights. This bounds how stale samples are.
 
     Between two syncs as many batches start as steps are trained. `SyncSchedule(ahead=2, every=2)`: after the sync of
     step 4 batches 6 and 7 start, from weights 4; batch 7 is trained two updates later.

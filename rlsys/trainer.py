@@ -37,7 +37,7 @@ from rlsys.updates import Updates
 
 Explain = Callable[
     [agreement.Agreement, dict[str, str]], Exception
-]  # given older weights: directories, by what they are
+]  # the second argument: directories of older weights, by description
 
 
 class Trainer:
@@ -96,19 +96,19 @@ class Trainer:
             return self.run_until(last)
 
     def run_until(self, last: int) -> int:
-        self.stop.step_running = True  # from here on there is something to finish
+        self.stop.step_running = True  # from now on a stop waits for the step
         try:
             while self.state.step < last and not self.stop.requested:
                 self.run_step(self.state.step + 1)
         except StepAbandoned:
-            if self.updates.started_step > self.state.step:  # half of an update is worth nothing
+            if self.updates.started_step > self.state.step:  # weights in the middle of an update cannot be saved
                 return self.checkpointing.committed_step
             self.scoring.close(wait=True)
         except (NothingToLearn, TooManyRewardFailures):
             self.scoring.close(wait=True)
             if self.state.pending_metrics:
                 self.log.metrics(self.state.step, self.state.pending_metrics)
-            self.save()  # what was learned so far is good
+            self.save()  # the weights are good
             self.checkpointing.commit(wait=True)
             raise
         try:
@@ -221,7 +221,7 @@ class Trainer:
             return
         self.log.show_phase(f"step {step}: checkpoint")
         self.checkpointing.finish_previous()
-        if not self.config.pipeline.in_flight:  # batches in the making could not be sampled again from newer weights
+        if not self.config.pipeline.in_flight:  # unfinished batches could not be sampled again from newer weights
             self.pipeline.wait_until_idle(after=step)
         self.checkpointing.begin(self.state, self.pipeline.finished_ahead(after=step))
 

@@ -78,7 +78,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Episode:
-    """What is left of an episode besides its tokens."""
+    """The result of an episode besides its tokens."""
 
     verdict: Verdict | None  # of the function that played it; None: it leaves the score to the reward functions
     messages: list[dict[str, Any]]  # the transcript
@@ -87,7 +87,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Sample:
-    """A completion: the tokens that the model sampled. What an environment answered meanwhile lies beside them.
+    """A completion: the tokens that the model sampled. `observations` holds what an environment answered in between.
 
     Sample("zigzag:17#0", 3, "481625", tokens=[6, 10, 3, 8, 4, 7, 1], logprobs=[…], "stop", version=4)
 

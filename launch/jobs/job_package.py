@@ -1,4 +1,4 @@
-"""What travels with a job: the configuration and the files it names by relative paths, and nothing else.
+"""What is sent with a job: the configuration and the files it names by relative paths, and nothing else.
 
 rlsys submit configs/mine.yaml              the job's working directory, the same paths
     base: base.yaml                    ──▶  configs/mine.yaml  configs/base.yaml

@@ -141,7 +141,7 @@ class JobServer:
                 time.sleep(2)
 
     def tail_logs(self, name: str, skip: int) -> Iterator[str]:
-        """Yields the job's output after its first `skip` characters, until the connection ends for whatever reason."""
+        """Yields the job's output after its first `skip` characters, until the connection ends for any reason."""
         from aiohttp import ClientError
 
         loop, chunks = asyncio.new_event_loop(), self.client.tail_job_logs(name)

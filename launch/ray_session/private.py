@@ -99,7 +99,7 @@ def require_free_port(port: int) -> None:
 
 def set_environment(folder: Path) -> None:
     """Sends the temporary files of libraries, here and in the workers, into the run's folder."""
-    (folder / "tmp").mkdir()  # beside Ray's own folder "r", which Ray opens to everyone
+    (folder / "tmp").mkdir()  # not in Ray's own folder "r", which Ray opens to everyone
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
     tempfile.tempdir = str(folder / "tmp")  # tempfile reads TMPDIR only once
     os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(compile_cache_dir(folder / "tmp"))}

@@ -9,7 +9,7 @@ from rlsys.models.adapters import is_adapter_directory
 
 
 def export(source: Path, target: Path, force: bool, adapter: bool = False) -> None:
-    """Copies or merges beside the target first, so that the target is never half-written.
+    """Copies or merges into a folder next to the target first, so that the target is never half-written.
 
     `adapter`: of a run with policy.lora, the adapter alone instead of the merged model.
     """

@@ -32,9 +32,9 @@ def compute_grpo_outcome_advantage(
         scores = token_level_rewards.sum(-1) * 1.0  # whole-number rewards have fractional advantages
         groups = number_groups(index)
         relative = grpo(scores.cpu(), groups, std="sample" if norm_adv_by_std_in_grpo else "none", eps=epsilon)
-        alone = torch.bincount(groups)[groups] == 1
+        is_single = torch.bincount(groups)[groups] == 1
         absolute = scores.cpu().float() / (1 + epsilon if norm_adv_by_std_in_grpo else 1)
-        advantages = torch.where(alone, absolute, relative).to(scores)[:, None] * response_mask
+        advantages = torch.where(is_single, absolute, relative).to(scores)[:, None] * response_mask
     return advantages, advantages
 
 

@@ -1,4 +1,4 @@
-"""What the length of a completion takes off its reward: near the maximum length, or with every token."""
+"""How the length of a completion changes its reward: a penalty near the maximum length, or a mean per token."""
 
 from torch import Tensor
 

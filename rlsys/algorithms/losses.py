@@ -3,7 +3,7 @@
     LOSSES[name](logprobs [T], old [T], advantages [T], sequences [T], **options) -> [T]
 
 `old` are the log-probs before the step, `sequences` the id of each token's sequence, whose tokens stand together.
-`LOSSES[name].with_clip(...)` also returns which tokens the clip holds, for the metrics.
+`LOSSES[name].with_clip(...)` also returns which tokens are clipped, for the metrics.
 """
 
 import functools
@@ -19,7 +19,7 @@ from rlsys.config.options import keyword_options, validate_options
 
 
 class LossAndClip(NamedTuple):
-    """A loss per token, and the tokens that the clip holds: those have no gradient (with cispo, a smaller one)."""
+    """A loss per token, and which tokens are clipped: those have no gradient (with cispo, a smaller one)."""
 
     loss: Tensor  # [T]
     clipped_low: Tensor  # [T] bool, at the lower side of the clip
@@ -105,7 +105,7 @@ def dcpo(
 ) -> LossAndClip:
     """The loss of ppo_clip with bounds that follow q, the token's old probability: a rare token may change more.
 
-    ½ + ½ √max(1 - 4 clip_low / q, 0) <= r <= ½ + ½ √(1 + 4 clip_high / q), and r <= max_ratio whatever the advantage.
+    ½ + ½ √max(1 - 4 clip_low / q, 0) <= r <= ½ + ½ √(1 + 4 clip_high / q), and r <= max_ratio for any advantage.
 
     Yang et al. 2025, arXiv 2509.02333. The bounds solve |r - 1| r q <= clip. The lower one is never below ½, where
     (1 - r) r is largest. The paper also smooths advantages over steps, which this does not.
@@ -245,7 +245,7 @@ def clip_masks(value: Tensor, advantages: Tensor, low: float | Tensor, high: flo
 
 
 def unclipped(loss: Tensor) -> LossAndClip:
-    """A loss whose clip holds no token."""
+    """A loss in which no token is clipped."""
     nowhere = torch.zeros_like(loss, dtype=torch.bool)
     return LossAndClip(loss, nowhere, nowhere)
 

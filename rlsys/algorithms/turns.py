@@ -1,9 +1,9 @@
-"""Credit for turns: each turn of an episode gets what came after it, and is compared with the same turn of others.
+"""Credit for turns: each turn gets the reward that came after it, and is compared with the same turn of other episodes.
 
     scores of the turns 0.5 0 1, reward 2.5 in all    returns 2.5 2 2
 
-What an estimator does with samples it does here with turns: its groups are the turns of one number in a group of
-episodes. Zeng et al. 2025, arXiv 2505.11821, compare turns of one number in this way.
+The estimator gets turns in place of samples. Its groups are the turns with the same number in a group of episodes, as
+in Zeng et al. 2025, arXiv 2505.11821.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class TurnRows(NamedTuple):
     """One row for each turn of the samples, in order."""
 
     returns: Tensor  # [R] the reward without what earlier turns have scored
-    groups: Tensor  # [R] the same for the turns of one number in a group
+    groups: Tensor  # [R] one id for the turns with the same number in a group
     lengths: Tensor  # [R] own tokens
 
 
@@ -42,6 +42,6 @@ def turn_rows(rewards: Tensor, groups: Tensor, samples: Sequence[Sample], use_sc
 def turn_lengths(sample: Sample) -> list[int]:
     """The model's tokens in each turn. Every turn follows an observation; a single answer is one turn."""
     starts = [o.at for o in sample.observations] or [0]
-    if len(starts) > 1 and starts[-1] == len(sample.tokens):  # the environment had the last word
+    if len(starts) > 1 and starts[-1] == len(sample.tokens):  # the environment spoke last
         starts.pop()
     return [end - start for start, end in pairwise([*starts, len(sample.tokens)])]

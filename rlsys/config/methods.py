@@ -51,8 +51,8 @@ class AlgorithmConfig:
     whiten: bool | None = None  # gdpo: divide by the batch's deviation at the end; null: true
     whiten_over: str | None = one_of(
         "tokens", "samples", default=None
-    )  # reinforce_pp: what mean and deviation are over
-    credit: str = one_of("episode", "turn")  # what is compared: episodes, or their turns by what came after each
+    )  # reinforce_pp: whether mean and deviation are over tokens or samples
+    credit: str = one_of("episode", "turn")  # whether episodes are compared, or turns by the reward that followed each
     loss: str = one_of(*LOSSES, user_function=True)  # policy loss
     anchor: str = one_of("old", "rollout")  # the ratio is to the policy's log-probs before the step, or to the engine's
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
@@ -61,7 +61,7 @@ class AlgorithmConfig:
     max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20); dcpo: the highest bound (10)
     tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
-    normalize: str = one_of("auto", *NORMALIZERS)  # how tokens weigh in the loss; auto: as it was published
+    normalize: str = one_of("auto", *NORMALIZERS)  # how the loss weights tokens; auto: as in its paper
     constant: int = not_negative(0)  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
     control_weight: float = not_negative(1e-3)  # weight of a control token (α) with normalize=decoupled
     control_tokens: dict[str, float] = field(
@@ -80,13 +80,13 @@ class CorrectionConfig:
 @dataclass(frozen=True)
 class EntropyConfig:
     coef: float = not_negative(0.0)  # weight of an entropy bonus in the loss
-    control: str = one_of("none", "clip_cov", "kl_cov")  # leaves out, or holds, tokens of high covariance
-    share: float = share(0.002)  # share of all tokens that the control takes; at least one token
-    low: float = 1.0  # clip_cov: lowest covariance of a token that it takes
-    high: float = 5.0  # clip_cov: highest covariance of a token that it takes
+    control: str = one_of("none", "clip_cov", "kl_cov")  # excludes tokens of high covariance, or holds them by KL
+    share: float = share(0.002)  # share of all tokens that the control acts on; at least one token
+    low: float = 1.0  # clip_cov: lowest covariance of a token that it acts on
+    high: float = 5.0  # clip_cov: highest covariance of a token that it acts on
     kl_coef: float = not_negative(
         1.0
-    )  # kl_cov: weight of ½ log²(π/old), which holds its tokens near their old log-probs
+    )  # kl_cov: weight of ½ log²(π/old), which keeps its tokens near their old log-probs
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,6 @@ class CriticConfig:
     clip: float = not_negative(0.2)  # how far a value may move from its old one within a step; 0: no limit
     gamma: float = share(1.0)  # discount per token
     lam: float = share(1.0)  # GAE's lambda; 1: the whole return, lower: more weight on the critic's own later estimates
-    bootstrap_truncated: bool = False  # a truncated completion goes on with its last value; false: it ends, as all do
+    bootstrap_truncated: bool = False  # a truncated completion goes on with its last value; false: with 0
     whiten: bool = True  # normalize advantages to mean 0 and deviation 1 over all tokens of the batch
     port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port

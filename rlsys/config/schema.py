@@ -17,7 +17,7 @@ MIN_TEMPERATURE = 0.01  # vLLM samples at this temperature in place of a lower o
 
 
 class ConfigError(ValueError):
-    """Something in the configuration, or in what it points to, that the user can mend. Each problem is one sentence."""
+    """Something in the configuration, or in what it points to, that the user can fix. Each problem is one sentence."""
 
     def __init__(self, problems: list[str] | str):
         self.problems = [problems] if isinstance(problems, str) else problems
@@ -130,17 +130,17 @@ class RolloutConfig:
     top_k: int = -1  # must be -1, for the same reason
     max_prompt_tokens: int = not_negative(0)  # longest prompt, see data.overlong; 0: what the model's window allows
     max_new_tokens: int = positive(512)  # longest completion; it is truncated there
-    min_new_tokens: int = not_negative(0)  # shortest completion: before, the tokens that end one are left out
+    min_new_tokens: int = not_negative(0)  # shortest completion; before it, no token that ends one is sampled
     stop: list[str] = field(default_factory=list)  # texts at which a completion ends; they stay in it, and are trained
     stop_token_ids: list[int] = field(default_factory=list)  # tokens that end a completion, besides end-of-sequence
     max_sequences: int = positive(256)  # sequences that an engine decodes at the same time
-    oversample: float = not_negative(0.0)  # extra prompts, a share of a step's: it need not wait for the longest
+    oversample: float = not_negative(0.0)  # extra prompts, as a share of a step's; the slowest move to a later step
     block_size: int = positive(32)  # tokens per KV-cache block; samples share the full blocks of their prompt
     threads: int = positive(1)  # CPU threads per engine; auto: its share of the cores, kept for the whole run
     kv_cache_mb: int = positive(64)  # KV cache of a CPU engine, in MiB
     gpu_memory: float = 0.85  # share of a GPU's memory that an engine takes
     enforce_eager: bool | None = None  # false: CUDA graphs, on CPU compiled layers; null: true on CPU, false on GPUs
-    exact: bool = False  # CPU only: engine and trainer compute alike: rollout and old log-probs are equal bits
+    exact: bool = False  # CPU only: rollout and old log-probs are equal bit for bit, because both compute alike
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class PolicyConfig:
     dtype: str = one_of("float32", "bfloat16")  # number format of forward and backward
     grad_dtype: str = one_of(
         "float32", "bfloat16"
-    )  # a bfloat16 policy adds up gradients of ranks in it; of packs with ZeRO 2, 3
+    )  # format in which a bfloat16 policy adds up gradients of ranks, and with ZeRO 2 and 3 those of packs
     head_dtype: str | None = one_of("float32", default=None)  # of the logits, in training alone; null: policy.dtype
     tokens_per_pack: int = positive(4096)  # token budget of one forward and backward
     logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
@@ -177,7 +177,7 @@ class PolicyConfig:
     beta2: float = below_one(0.95)  # AdamW: decay of the squared gradient's running mean
     weight_decay: float = not_negative(0.0)  # AdamW: weight decay
     clip_grad: float = not_negative(1.0)  # largest global gradient norm; 0: no clipping
-    threads: int = positive(1)  # CPU threads per rank, or auto as above; on GPU nodes at least the rank's share
+    threads: int = positive(1)  # CPU threads per rank, or auto as for engines; on GPU nodes at least its share
     port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port
 
 
@@ -214,8 +214,8 @@ class EpisodeConfig:
     max_turns: int = positive(8)  # turns of the model
     max_tokens: int = not_negative(0)  # tokens that the model may write in all turns; 0: as many as the window takes
     window: int = positive(4096)  # longest sequence with all that the environment says; at most the model's window
-    step_timeout_s: float = positive(30.0)  # seconds between two turns; then the episode fails
-    timeout_s: float = positive(600.0)  # seconds between all turns together
+    step_timeout_s: float = positive(30.0)  # most seconds between two turns; after these the episode fails
+    timeout_s: float = positive(600.0)  # most seconds between turns, all added up
     workers: int = positive(2)  # episode processes, spread over the cluster
     concurrency: int = positive(256)  # episodes that a process plays at the same time
     memory_mb: int = not_negative(4096)  # memory limit of an episode process, in MiB; 0: no limit
@@ -239,7 +239,7 @@ class SyncConfig:
     what: str = one_of(
         "all", "adapter"
     )  # all: whole weights; adapter: with policy.lora A and B alone, and engines merge them
-    transport: str = one_of(*TRANSPORTS)  # how weights travel from the policy to the engines
+    transport: str = one_of(*TRANSPORTS)  # how weights are sent from the policy to the engines
     verify: bool = True  # prove after each sync, tensor by tensor, that every engine has the policy's weights
 
 
@@ -265,7 +265,7 @@ class EvalConfig:
 class CheckpointConfig:
     every: int = not_negative(50)  # steps between checkpoints; 0: only after the last step
     keep_last: int = not_negative(2)  # newest checkpoints that are kept; 0: all
-    keep_best: str = ""  # metric whose best step is kept too, as eval/all/accuracy; -metric: the lowest is best
+    keep_best: str = ""  # also keep the step with the best value of this metric: eval/all/accuracy; -kl: the lowest
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`auto` as a number of CPU threads. It is resolved when a configuration is read.
 
-On CPU the last bits of results depend on the number of threads. So a run that goes on keeps the number that it began with.
+On CPU the last bits of results depend on the number of threads. So a resumed run keeps the number that it began with.
 """
 
 import os

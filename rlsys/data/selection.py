@@ -35,7 +35,7 @@ def select_rows(origin: Origin, stored: StoredDataset, rules: SelectionRules, re
     if stored.facts.bad and rules.on_bad_row == "error":
         problems.append(
             f"{origin.path}: {_share(stored)} cannot be used ({_reasons(stored)}). "
-            "Mend them, or leave them out with data.on_bad_row=skip."
+            "Correct them, or leave them out with data.on_bad_row=skip."
         )
     if not stored.facts.read:
         problems.append(f"{origin.path} holds no prompts; it is empty.")

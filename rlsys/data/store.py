@@ -195,9 +195,9 @@ class PromptRows(Sequence[Prompt]):
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
         row = self.stored.records[int(self.chosen[i])]
-        again = f"~{self.occurrence[i]}" if self.occurrence[i] > 1 else ""
+        repetition = f"~{self.occurrence[i]}" if self.occurrence[i] > 1 else ""
         return Prompt(
-            f"{row['source'].casefold()}:{row['hash']:012x}{again}",
+            f"{row['source'].casefold()}:{row['hash']:012x}{repetition}",
             row["source"],
             row["text"],
             [] if self.play else row["tokens"],

@@ -32,7 +32,7 @@ class Reply:
 
     def score(self, value: float) -> None:
         """Adds to the score of this turn."""
-        self.turn_score += value
+        self.turn_score = float(self.turn_score + value)  # the value may be a number of numpy or torch
 
 
 Ask = Callable[[str | list[Message]], Awaitable[Reply]]

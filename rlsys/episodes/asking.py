@@ -1,6 +1,7 @@
 """The `ask` of one episode: keeps the conversation, and the limits on turns and tokens."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -55,6 +56,8 @@ class EpisodeAsk:
 
     async def __call__(self, content: str | list[Message]) -> Reply:
         self.require_turn()
+        if self.over:  # the function has caught the error, and asks again
+            self.end(self.over)
         if len(self.replies) == self.limits.max_turns:
             self.end("turns")
         observation = self.conversation.continue_with(content) if self.replies else self.conversation.open(content)
@@ -105,5 +108,11 @@ class EpisodeAsk:
         return self.over or (self.replies[-1].finish if self.replies else "stop")
 
     @property
-    def turn_scores(self) -> list[Any]:
-        return [reply.turn_score for reply in self.replies]
+    def turn_scores(self) -> list[float]:
+        """The scores of the turns, or none if one of them is no finite number: see `Player.read_verdict`."""
+        scores = [reply.turn_score for reply in self.replies]
+        return list(map(float, scores)) if all(map(is_number, scores)) else []
+
+
+def is_number(score: Any) -> bool:
+    return isinstance(score, int | float) and abs(score) <= sys.float_info.max

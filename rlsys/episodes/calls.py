@@ -24,7 +24,7 @@ class CallReader:
     def __call__(self, name: str, arguments: str, call_id: str) -> ToolCall:
         try:
             values = json.loads(arguments or "{}")
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also for a number or a nesting that Python does not take
             return ToolCall(name, {}, call_id, f"The arguments of `{name}` are not valid JSON: {error}.")
         if not isinstance(values, dict):
             error_text = f"The arguments of `{name}` must be a JSON object, not {json.dumps(values)[:40]}."

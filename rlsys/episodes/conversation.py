@@ -29,6 +29,7 @@ class Conversation:
         """Returns the tokens of the first ask, with the opening of an answer."""
         assert not self.messages, "a conversation is opened once"
         messages = read_messages(content)
+        self.template.require_shown(messages, first=True)
         tokens = self.template.open_tokens(messages, self.tools)
         self.messages, self._history = list(messages), list(messages)
         self._asked = True

@@ -1,7 +1,6 @@
 """Plays a user's function: checks and calls it, reads what it returns, and says what went wrong."""
 
 import inspect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,13 +10,13 @@ from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import referenced_variables, resolve_env
 from rlsys.episodes import tool_play
 from rlsys.episodes.ask import Reply
-from rlsys.episodes.asking import EpisodeAsk, Turn
+from rlsys.episodes.asking import EpisodeAsk, Turn, is_number
 from rlsys.episodes.conversation import Conversation, ConversationTemplate
 from rlsys.episodes.environments import environment_name, is_environment, load_environment
 from rlsys.episodes.settings import TOOL_PLAY, EpisodeSettings
 from rlsys.episodes.tools import Toolbox
 from rlsys.episodes.tools.toolbox import close_all
-from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, read_verdict
+from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, read_verdict, show
 from rlsys.tasks import guess
 from rlsys.types import Verdict
 
@@ -75,11 +74,11 @@ class Player:
         """What the function returned, with the scores of turns. None: it leaves the score to the reward functions."""
         if not ask.replies and not ask.over:
             return invalid_verdict(f"{self.name} returned without asking the model.")
-        scores = ask.turn_scores
-        if not all(isinstance(s, int | float) and math.isfinite(s) for s in scores):
+        if wrong := next((r for r in ask.replies if not is_number(r.turn_score)), None):
             return invalid_verdict(
-                f"{self.name}: reply.score was given {scores!r:.80}; a score must be a finite number."
+                f"{self.name}: a turn has the score {show(wrong.turn_score)}; it must be a finite number."
             )
+        scores = ask.turn_scores
         turns = {"turns": float(sum(scores))} if any(scores) else {}
         if returned is None:
             return Verdict(turns["turns"], turns) if turns else None
@@ -89,9 +88,9 @@ class Player:
         return Verdict(verdict.score + turns["turns"], verdict.components | turns, answer=verdict.answer)
 
     def error_verdict(self, error: BaseException, ask: EpisodeAsk) -> Verdict:
-        return exception_verdict(self.where(ask), error, self.secret_variables)
+        return exception_verdict(self.describe_moment(ask), error, self.secret_variables)
 
-    def where(self, ask: EpisodeAsk) -> str:
+    def describe_moment(self, ask: EpisodeAsk) -> str:
         """ "play, after turn 3" """
         return f"{self.name}, {f'after turn {len(ask.replies)}' if ask.replies else 'before its first turn'}"
 

@@ -83,9 +83,7 @@ class ConversationTemplate:
     def _after_text(
         self, history: Sequence[Message], answer: Message, new: Sequence[Message], tools: Tools
     ) -> Continuation:
-        for role in {message["role"] for message in new} - {"tool"}:
-            if self.drops(role):
-                raise TemplateError(f"the chat template drops messages of the role `{role}`: use the role `user`")
+        self.require_shown([message for message in new if message["role"] != "tool"])
         mark = unused_mark([*history, *new])
         text = self.render([*history, {"role": "assistant", "content": mark}, *new], tools)
         _, marked, after = text.partition(mark)
@@ -101,11 +99,11 @@ class ConversationTemplate:
         marked = answer | {"tool_calls": [replace_arguments(call, mark) for call in answer["tool_calls"]]}
         try:
             text = self.render([*history, marked, *new], tools)
-            alone = self.render([*history, marked], tools, opens_answer=False)
+            without_new = self.render([*history, marked], tools, opens_answer=False)
         except TemplateError:
             return None
-        (_, found, after), (_, found_alone, tail) = text.rpartition(mark), alone.rpartition(mark)
-        if not (found and found_alone and after.startswith(tail)):
+        (_, shown, after), (_, shown_last, tail) = text.rpartition(mark), without_new.rpartition(mark)
+        if not (shown and shown_last and after.startswith(tail)):
             return None
         turn_end = tail[self._find_turn_end(tail) :]
         return Continuation(turn_end + after[len(tail) :], turn_end, [answer, *new])
@@ -140,18 +138,25 @@ class ConversationTemplate:
                 return end
         return ""
 
-    def drops(self, role: str) -> bool:
+    def require_shown(self, messages: Sequence[Message], first: bool = False) -> None:
+        """Raises `TemplateError` if the template leaves out one of the messages. `first`: no answer is before them."""
+        for role in {message["role"] for message in messages} - {"user"}:
+            if self.chat_template and self.drops(role, first):
+                raise TemplateError(f"the chat template drops messages of the role `{role}`: use the role `user`")
+
+    def drops(self, role: str, first: bool = False) -> bool:
         """True if the template leaves out messages of this role, without an error."""
-        if role not in self._dropped:
+        if (role, first) not in self._dropped:
+            probe, answer = {"role": role, "content": PROBE}, {"role": "assistant", "content": "b"}
             try:
-                text = self.render([QUESTION, {"role": "assistant", "content": "b"}, {"role": role, "content": PROBE}])
+                text = self.render([probe, QUESTION] if first else [QUESTION, answer, probe])
             except TemplateError:
                 text = PROBE  # it says so itself
-            self._dropped[role] = PROBE not in text
-        return self._dropped[role]
+            self._dropped[role, first] = PROBE not in text
+        return self._dropped[role, first]
 
     @cached_property
-    def _dropped(self) -> dict[str, bool]:
+    def _dropped(self) -> dict[tuple[str, bool], bool]:
         return {}
 
     @cached_property

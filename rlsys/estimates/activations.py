@@ -1,6 +1,7 @@
 """What a forward or backward pass over a pack holds in memory, in the worst case: all completions at maximum length."""
 
 import math
+from dataclasses import dataclass
 
 from rlsys.config.schema import Config
 from rlsys.estimates.memory import WIDTH, Parts, SequenceLengths
@@ -38,8 +39,13 @@ def share_pack(c: Config, lengths: SequenceLengths, samples: int, ranks: int) ->
     return tokens / sharing, min(tokens / sharing, scored)
 
 
+def takes_flash_attention(c: Config) -> bool:
+    """True if packs take `rlsys.packs.flash`: ragged sequences, without padding."""
+    return c.cluster.device == "gpu" and WIDTH[c.policy.dtype] == 2 and c.trainer.samples_per_prompt > 1
+
+
 def saved_activation_bytes(
-    model: ModelShape, width: int, cells: float, compiled: bool = False, sharing: int = 1
+    model: ModelShape, width: int, cells: float, compiled: bool = False, sharing: int = 1, flash: bool = False
 ) -> float:
     """Bytes per token that a layer keeps for the backward pass. A compiled layer computes norms and gates again.
 
@@ -50,6 +56,8 @@ def saved_activation_bytes(
     kv_heads = max(model.kv_heads, sharing) * model.head_dim
     q_cells, kv_cells = 2 * PADDING_FACTOR * q, 2 * cells * kv_heads  # queries and outputs, keys and values, in blocks
     attention = width * (q + q_cells + kv_cells) + 4 * model.heads + 8
+    if flash:  # its output is that of the pack
+        attention = width * (2 * q + kv_cells / PADDING_FACTOR) + 4 * model.heads
     head_norms = (q + kv) * model.has_qk_norm
     if compiled:
         return attention + width * (3 * i + 4 * h + head_norms)
@@ -67,12 +75,46 @@ def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> 
     low = WIDTH[c.policy.dtype] == 2
     copy = 4.0 * model.embedding_parameters * (low and c.policy.head_dtype == "float32")
     if not training:
-        return 12 * chunk + copy
-    gradient = model.embedding_parameters * (10 if low else 8) * (c.policy.lora.rank == 0)  # else it is frozen
-    return (24 if c.entropy.coef else 20) * chunk + gradient + copy
+        return 8 * chunk + copy
+    return copy + head_gradient_bytes(c, model, scored, chunk)
 
 
-def forward_parts(
+def head_gradient_bytes(c: Config, model: ModelShape, scored: float, chunk: float) -> float:
+    """What `ChunkedLogprobs` holds in training: per hidden state, logit of a chunk, and weight.
+
+    A chunk's logits become log-probs and their gradient in place, in float32, beside the head's type before and after.
+    With the entropy's gradient, log-probs, probabilities and gradient are there together. The weight's gradient is a
+    float32 sum, to which a chunk adds a gradient in the head's type; a CPU first makes a float32 copy of it.
+    """
+    width = 4 if c.policy.head_dtype == "float32" else WIDTH[c.policy.dtype]
+    weight = float(model.embedding_parameters) * (c.policy.lora.rank == 0)  # else it is frozen
+    logit = 12 if c.entropy.coef else 4 + width % 4
+    added = 4 + width + 4 * (width == 2 and c.cluster.device == "cpu")
+    at_most = max(8 * chunk, logit * chunk + 4 * weight, width * chunk + added * weight)
+    return width * scored * model.hidden + at_most
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes of a pass over a pack. A layer and the output layer never compute at the same time."""
+
+    saved: float  # for the backward pass
+    layer: float  # while a layer computes
+    logits: float  # while the output layer computes
+    overhead: float  # of the allocator, for activations
+
+    @property
+    def at_output_layer(self) -> Parts:
+        return {"activations": self.saved * self.overhead, "logits": self.logits}
+
+    @property
+    def largest(self) -> Parts:
+        if self.logits > self.layer:
+            return self.at_output_layer
+        return {"activations": (self.saved + self.layer) * self.overhead}
+
+
+def pass_memory(
     c: Config,
     model: ModelShape,
     tokens: float,
@@ -81,25 +123,32 @@ def forward_parts(
     *,
     training: bool,
     has_logits: bool = True,
-) -> Parts:
-    """What a pass over a pack holds. A layer and the output layer never compute at the same time: the larger counts."""
+) -> PassMemory:
     width = WIDTH[c.policy.dtype]
     layer = transient_bytes(width, model, tokens, training)
     logits = logit_bytes(c, model, scored, training) * has_logits
     saved = 0.0
     if training:
         saved_by_layer = tokens * saved_activation_bytes(
-            model, width, attention_cells(c, lengths), c.policy.compile, c.policy.sequence_parallel
+            model,
+            width,
+            attention_cells(c, lengths),
+            c.policy.compile,
+            c.policy.sequence_parallel,
+            takes_flash_attention(c),
         )
         if c.policy.gradient_checkpointing:  # a layer's activations are computed again in the backward pass
             inputs = 2 if offloads_activations(c) else model.layers  # that are on the device
             saved, layer = inputs * tokens * width * model.hidden, layer + saved_by_layer
         else:
             saved = model.layers * saved_by_layer
-    overhead = allocator_overhead(c, training)
-    if logits > layer:
-        return {"activations": saved * overhead, "logits": logits}
-    return {"activations": (saved + layer) * overhead}
+        saved += last_norm_bytes(model, width, tokens, scored) * (c.cluster.device == "gpu")
+    return PassMemory(saved, layer, logits, allocator_overhead(c, training))
+
+
+def last_norm_bytes(model: ModelShape, width: int, tokens: float, scored: float) -> float:
+    """What the norm after the last layer saves: its input in float32, the normalized input, and the scored results."""
+    return ((4 + width) * tokens + width * scored) * model.hidden
 
 
 def offloads_activations(c: Config) -> bool:

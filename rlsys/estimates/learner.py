@@ -3,16 +3,9 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlsys.config.derived import adds_packs_in_float32
 from rlsys.config.schema import Config, LoraConfig
-from rlsys.estimates.activations import forward_parts, offloaded_bytes, offloads_activations, share_pack
-from rlsys.estimates.adapters import (
-    adapter_parameters,
-    largest_trained,
-    merge_bytes,
-    saved_state_bytes,
-    trained_parameters,
-)
+from rlsys.estimates.activations import PassMemory, offloaded_bytes, offloads_activations, pass_memory, share_pack
+from rlsys.estimates.adapters import largest_trained, merge_bytes, saved_state_bytes, trained_parameters
 from rlsys.estimates.memory import (
     CUDA_CONTEXT,
     MIB,
@@ -26,61 +19,12 @@ from rlsys.estimates.memory import (
     import_mib,
     total_bytes,
 )
+from rlsys.estimates.reduction import reduction_parts
 from rlsys.estimates.sync_buffers import host_send_parts, sync_parts
+from rlsys.estimates.zero import ZeroMemory, zero_memory
 from rlsys.models.shapes import ModelShape
 
-REDUCE_BUCKET = 500_000_000  # elements of DeepSpeed's buffer for gradients that are being reduced
-MAX_GATHERED = 1_000_000_000  # parameters that ZeRO 3 keeps gathered
 ZERO_MIB = {0: 0, 1: 40, 2: 40, 3: 5}  # MiB more of a rank on CPU, by stage; measured
-
-
-@dataclass(frozen=True)
-class ZeroMemory:
-    """What a rank holds under DeepSpeed, in bytes: some of it always, some at times."""
-
-    weights: float
-    adapters: float
-    gradients: float  # during an update
-    gradient_copies: float  # after the last pack
-    state: float  # Adam's moments, and fp32 weights beside those that compute
-    step: float  # temporaries while Adam steps
-    gathered: float  # during a forward or backward pass
-    bucket: float  # gradients being reduced: with ZeRO 1 and 2 during an update, with ZeRO 3 always
-    bucket_copy: float  # a contiguous copy of the bucket while it is reduced
-
-
-def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
-    p, width, everything, trained = (
-        c.policy,
-        WIDTH[c.policy.dtype],
-        float(model.parameters),
-        trained_parameters(c, model),
-    )
-    on_cpu, adapters = c.cluster.device == "cpu", adapter_parameters(c, model)
-    holders = ranks if p.zero_stage == 3 else 1
-    shard = trained if p.zero_stage == 0 else trained / ranks
-    fp32_copies = width == 2 or p.zero_stage in (1, 2)
-    bucket = min(trained, REDUCE_BUCKET)
-    sums_in_float32 = width == 2 and p.grad_dtype == "float32"
-    # On CPU, Adam steps one tensor at a time, with two temporaries of its size; on GPUs it is fused and needs none.
-    largest = largest_trained(c, model) if p.zero_stage == 0 else shard
-    adam = 8 * largest * on_cpu
-    return ZeroMemory(
-        weights=width * everything / holders,
-        adapters=width * adapters / holders,
-        gradients=shard * (2 * width if p.zero_stage == 1 else 4 if adds_packs_in_float32(p) else width),
-        # ZeRO 2 converts the last pack's gradients to float32, and adds them up in one more tensor.
-        gradient_copies=8 * shard * (sums_in_float32 and p.zero_stage == 2),
-        state=shard * (8 + 4 * fp32_copies),
-        step=adam + (4 * shard if fp32_copies else 0),
-        # On CPU twice as much was measured with ZeRO 3 (tests/bench/memory.py); the reason is not known.
-        gathered=width * min(everything, MAX_GATHERED) * (1 + on_cpu) if p.zero_stage == 3 else 0,
-        # On CPU, only the pages that were filled take memory.
-        bucket=width * (bucket if on_cpu or adapters else REDUCE_BUCKET) * (p.zero_stage > 0),
-        # With ZeRO 3 on CPU, gloo makes one more copy.
-        bucket_copy=(4 if sums_in_float32 else width * (ranks > 1))
-        * (bucket * (2 if on_cpu and p.zero_stage == 3 and ranks > 1 else 1)),
-    )
 
 
 def learner_memory(
@@ -132,7 +76,7 @@ class LearnerEstimate:
         device = self.compute_moments(fixed) | {"load": add_parts(self.load_parts(device=True), fixed)}
         offloaded: Parts = {
             "optimizer": zero.state * p.offload_optimizer,
-            "gradients": zero.gradients * p.offload_optimizer,
+            "gradients": zero.own_gradients * p.offload_optimizer,
             "weights": zero.weights * p.offload_params,
             "adapters": zero.adapters * p.offload_params,
         }
@@ -153,34 +97,55 @@ class LearnerEstimate:
             {} if offload_optimizer else {"optimizer": zero.state},
             fixed,
         )
-        gradients: Parts = {"gradients": 0 if offload_optimizer else zero.gradients}
-        bucket: Parts = {"buckets": zero.bucket}
-        bucket_copy: Parts = {"buckets": zero.bucket_copy}
+        # DeepSpeed moves gradients to main memory once they are reduced, which ZeRO 1 does after the last pack.
+        moved = offload_optimizer and c.policy.zero_stage > 1
+        gradients: Parts = {"gradients": 0 if moved else zero.gradients}
+        own: Parts = {"gradients": 0 if offload_optimizer else zero.own_gradients}
         copies: Parts = {"gradients": 0 if offload_optimizer else zero.gradient_copies}
-        gathered: Parts = {"weights": zero.gathered}
+        bucket: Parts = {"buckets": zero.bucket}
         if c.policy.zero_stage == 3:  # these stay from the first update on
-            held, gradients, bucket = add_parts(held, gradients, bucket), {}, {}
-        # On CPU the bucket's pages exist once they are filled, and by then activations are gone. On a GPU the whole
-        # bucket exists, and the gradients of a large model are reduced in the middle of the backward pass.
-        reducing = {}
-        if not self.on_cpu:
-            in_backward = trained_parameters(c, self.model) > REDUCE_BUCKET
-            reducing = add_parts(bucket, bucket_copy if in_backward else {})
+            held, gradients, own, bucket = add_parts(held, gradients, bucket), {}, {}, {}
+        in_passes = add_parts(held, {"weights": zero.gathered})
+        with_gradients = add_parts(in_passes, gradients)
+        update = self.pass_parts(training=True) if self.on_cpu else self.update_on_gpu(bucket)
+        *first, last = self.reductions()
+        reduced = max([*first, add_parts(copies, last)], key=total_bytes)
         return {
             "generate": held,
-            "score": add_parts(held, gathered, self.pass_parts(training=False)),
-            "update": add_parts(held, gathered, gradients, reducing, self.pass_parts(training=True)),
-            "reduce": add_parts(held, gathered, gradients, copies, bucket, bucket_copy),
-            "step": add_parts(held, gradients, {"optimizer": 0 if offload_optimizer else zero.step}),
+            "score": add_parts(in_passes, self.pass_parts(training=False)),
+            "update": add_parts(with_gradients, update),
+            "reduce": add_parts(held, gradients, bucket, reduced),
+            "step": add_parts(held, own, {"optimizer": 0 if offload_optimizer else zero.step}),
             "sync": add_parts(held, sync_parts(c, self.model) if self.has_logits else {}),
         }
 
+    def update_on_gpu(self, bucket: Parts) -> Parts:
+        """The bucket exists as a whole from the first gradient of a pass on, with ZeRO 1 until the last pack is reduced."""
+        work, merged = self.pass_memory(training=True), {"activations": merge_bytes(self.config, self.model)}
+        kept = bucket if self.config.policy.zero_stage == 1 else {}
+        at_output_layer = add_parts(work.at_output_layer, kept)
+        in_layers = add_parts({"activations": work.saved + work.layer, "logits": self.tied_gradient}, bucket)
+        return add_parts(merged, max(at_output_layer, in_layers, key=total_bytes))
+
+    @property
+    def tied_gradient(self) -> float:
+        """The output layer's gradient, which autograd keeps until it can add that of the same tensor as embeddings."""
+        tied = self.model.tied and self.has_logits and not self.config.policy.lora.rank
+        return WIDTH[self.config.policy.dtype] * float(self.model.embedding_parameters) * tied
+
+    def reductions(self) -> list[Parts]:
+        work = self.pass_memory(training=True)
+        return reduction_parts(self.config, self.model, self.ranks, work, self.has_logits)
+
     def pass_parts(self, *, training: bool) -> Parts:
+        merged = {"activations": merge_bytes(self.config, self.model)}
+        return add_parts(self.pass_memory(training=training).largest, merged)
+
+    def pass_memory(self, *, training: bool) -> PassMemory:
         tokens, scored = share_pack(self.config, self.lengths, self.samples(training), self.ranks)
-        parts = forward_parts(
+        return pass_memory(
             self.config, self.model, tokens, scored, self.lengths, training=training, has_logits=self.has_logits
         )
-        return add_parts(parts, {"activations": merge_bytes(self.config, self.model)})
 
     def samples(self, training: bool) -> int:
         """Samples that are computed between two optimizer steps, or scored."""

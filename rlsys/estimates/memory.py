@@ -2,8 +2,8 @@
 
 A moment is what all processes do at one time. Where engines and ranks share a GPU, their needs at the same moment add
 up. The estimates count what the code of `workers/` and DeepSpeed 0.19 allocates, and how long they keep it.
-GPU figures are arithmetic. On CPU, allocator and imports matter too; their constants are measured, see
-`tests/bench/memory.py`, which compares the estimates with real processes.
+GPU figures are arithmetic, compared with torch's count. On CPU, allocator and imports matter too; their constants are
+measured, see `tests/bench/memory.py`, which compares the estimates with real processes.
 """
 
 from dataclasses import dataclass, field

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlsys.config.schema import Config
-from rlsys.estimates.activations import MALLOC, forward_parts, transient_bytes, worst_case_pack
+from rlsys.estimates.activations import MALLOC, pass_memory, transient_bytes, worst_case_pack
 from rlsys.estimates.memory import (
     CUDA_CONTEXT,
     MIB,
@@ -27,7 +27,7 @@ def reference_memory(c: Config, model: ModelShape, lengths: SequenceLengths) -> 
     split = c.reference.zero_stage == 3
     weights: Parts = {"weights": width * float(model.parameters) / (ranks if split else 1)}
     gathered: Parts = {"weights": width * float(model.largest_tensor) * split}
-    work = add_parts(gathered, forward_parts(c, model, tokens, scored, lengths, training=False))
+    work = add_parts(gathered, pass_memory(c, model, tokens, scored, lengths, training=False).largest)
     imports: Parts = {"fixed": import_mib(c, "reference") * MIB}
     load = add_parts(weights, gathered, imports)
     if c.cluster.device == "gpu" and c.reference.gpus:

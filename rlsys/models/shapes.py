@@ -166,13 +166,24 @@ def parse_config(name: str, settings: dict[str, Any]) -> ModelShape:
 def context_from_config(settings: dict[str, Any]) -> int:
     """The longest sequence, in tokens, that a model with this config.json can be trained on; 0 if it does not say.
 
-    At most its window, for families that hand this to attention as a mask, because packed attention has no mask.
+    At most its window, for families that hand this to attention as a mask, because packed attention has no mask. And at
+    most what it was trained on before LongRoPE, whose positions then depend on the longest sequence of a pack.
     """
-    longest = int(settings.get("max_position_embeddings") or 0)
-    if settings.get("model_type") not in WINDOW_AS_MASK:
-        return longest
-    window = int(settings.get("attention_chunk_size") or settings.get("sliding_window") or 0)
-    return min(longest or window, window) if window and settings.get("use_sliding_window", True) else longest
+    s = settings.get("text_config") or settings
+    limits = [int(s.get("max_position_embeddings") or s.get("n_positions") or 0), length_before_longrope(s)]
+    if s.get("model_type") in WINDOW_AS_MASK and s.get("use_sliding_window", True):
+        limits.append(int(s.get("attention_chunk_size") or s.get("sliding_window") or 0))
+    return min(filter(None, limits), default=0)
+
+
+def length_before_longrope(settings: dict[str, Any]) -> int:
+    """0 for a model without LongRoPE."""
+    options = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    for rope in (options, *(o for o in options.values() if isinstance(o, dict))):  # or by type of layer
+        if (rope.get("rope_type") or rope.get("type")) in ("longrope", "su"):
+            key = "original_max_position_embeddings"
+            return int(rope.get(key) or settings.get(key) or 0)
+    return 0
 
 
 def head_size_from_config(settings: dict[str, Any]) -> int:

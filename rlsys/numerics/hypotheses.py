@@ -150,10 +150,10 @@ def tokenizer(tester: HypothesisTester) -> Outcomes:
             tested.append(tokens)
             claim = f"the engine seems to have seen the prompt {claim}"
             yield tester.test("tokenizer", claim, sampling, replace_prompts(batch, tokens))
-    again = reencode_completions(batch, tester.facts)
-    if any(not np.array_equal(a.tokens, b.tokens) for a, b in zip(again, batch.samples, strict=True)):
+    reencoded = reencode_completions(batch, tester.facts)
+    if any(not np.array_equal(a.tokens, b.tokens) for a, b in zip(reencoded, batch.samples, strict=True)):
         claim = "the engine's log-probs seem to be of the completion's text, encoded again"
-        yield tester.test("tokenizer", claim, sampling, replace(batch, samples=again))
+        yield tester.test("tokenizer", claim, sampling, replace(batch, samples=reencoded))
     if not tested:
         yield "prompts and completions, encoded again, are the same tokens"
 
@@ -222,8 +222,8 @@ def replace_prompts(batch: Batch, tokens: list[list[int]]) -> Batch:
 
 def reencode_completions(batch: Batch, facts: ModelFacts) -> list[Sample]:
     """Replaces the tokens of each completion by those of its text, if they are as many: others cannot be compared."""
-    again = facts.without_special_tokens[len(batch.prompts) :]
-    return [reencode_completion(sample, tokens) for sample, tokens in zip(batch.samples, again, strict=True)]
+    text_tokens = facts.without_special_tokens[len(batch.prompts) :]
+    return [reencode_completion(sample, tokens) for sample, tokens in zip(batch.samples, text_tokens, strict=True)]
 
 
 def reencode_completion(sample: Sample, text_tokens: list[int]) -> Sample:

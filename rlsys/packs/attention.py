@@ -57,7 +57,8 @@ def packed_attention(
 
     `layout` is a keyword argument of `model(...)`, which transformers passes through. `s_aux` are the sinks [H].
     """
-    assert layout is not None, "packed attention needs layout=build_layout(lengths, parents)"
+    if layout is None:
+        raise ValueError(f"{type(module).__name__} does not tell attention where the sequences of a pack end")
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
     special = {"a soft cap": softcap is not None, "sinks": s_aux is not None}
@@ -96,6 +97,12 @@ def window_mask(block: AttentionBlock, window: int | None) -> Tensor | None:
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refuse_own_attention(decoder: Any) -> None:
+    """Raises if a model computes attention by itself: it would see a pack as one sequence."""
+    if not decoder._can_set_attn_implementation():
+        raise ValueError(f"transformers cannot replace the attention of {type(decoder).__name__}")
 
 
 def refuse_unknown(module: torch.nn.Module, options: dict[str, Any]) -> None:

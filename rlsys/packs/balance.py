@@ -133,7 +133,7 @@ def fill_bins(sizes: list[int], costs: list[float], ranks: int, budget: int) -> 
 
 
 def deal_out(packs: list[CostedPack], ranks: int) -> list[list[CostedPack]]:
-    """Deals packs out to ranks, the most expensive first, in alternating direction: no rank always gets the dearest.
+    """Deals packs out to ranks, the most expensive first, in alternating direction, so that no rank always gets the first.
 
     Costs 6 5 4 3 2 1 to two ranks: 6 3 2 and 5 4 1.
     """

@@ -73,7 +73,7 @@ def flash_attention(
 class RepeatPrefixes(torch.autograd.Function):
     """Gathers the keys or values of every piece.  [T, H, D] -> [K, H, D]
 
-    The gradient of a shared prompt is added up in float32, whatever the type of the keys.
+    The gradient of a shared prompt is added up in float32, for any type of the keys.
     """
 
     @staticmethod

@@ -69,7 +69,8 @@ class PackedLogprobs(nn.Module):
 
     def plain_logprobs(self, pack: Pack, targets: Tensor, early: Tensor | None) -> Tensor:
         head, device = self.lm.get_output_embeddings(), targets.device
-        logits = self.lm(**decoder_inputs(self.decoder, pack, device)).logits[0]
+        inputs = decoder_inputs(self.decoder, pack, device)
+        logits = self.lm(input_ids=inputs["input_ids"], use_cache=False).logits[0]  # positions are the model's own
         logits = logits.index_select(0, to_indices(pack.logit_positions, device)).float() / head.temperature
         excluded = None if early is None else (early, head.end_ids)
         return exclude(logits, excluded, slice(None)).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
@@ -107,7 +108,8 @@ class LogprobHead(nn.Linear):
 class ChunkedLogprobs(torch.autograd.Function):
     """log_softmax(hidden weightᵀ / temperature)[targets], with logits in memory for `chunk` positions at a time.
 
-    The backward pass computes the logits again. With p the softmax and H its entropy,
+    Logits are the largest tensors of a pass. They are changed in place, because on a CPU new memory costs as much time
+    as the arithmetic. The backward pass computes them again. With p the softmax and H its entropy,
     d logprob / d logits = onehot(target) - p,  d H / d logits = -p (log p + H).
     """
 
@@ -131,12 +133,12 @@ class ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, max(len(hidden), 1), chunk):
             part = slice(start, start + chunk)
             t = targets[part]
-            logits = transform.apply(linear(hidden[part], weight).float()) / temperature
-            log_p = exclude(logits, excluded, part).log_softmax(-1)
-            del logits
+            logits = divide_(transform.apply(linear(hidden[part], weight).float()), temperature)
+            log_p = log_softmax_(exclude(logits, excluded, part))
             logprobs.append(log_p.gather(-1, t[:, None])[:, 0])
             if with_entropy:
-                entropies.append(-torch.linalg.vecdot(log_p.exp(), log_p))
+                entropies.append(-log_p.exp().mul_(log_p).sum(-1))
+            del logits, log_p  # before the next ones are there
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, targets, entropy)
         return torch.cat(logprobs), entropy
@@ -147,26 +149,29 @@ class ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None  # None: frozen
+        grad_weight = None
         grad = torch.zeros_like(entropy) if grad is None else grad
-        for start in range(0, len(hidden), ctx.chunk):
+        for start in range(0, max(len(hidden), 1), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             h, t, g = hidden[part], targets[part], grad[part, None]
             logits = ctx.transform.apply(ctx.linear(h, weight).float())
             slope = ctx.transform.slope(logits)
-            logits = logits / ctx.temperature
-            log_p = exclude(logits, ctx.excluded, part).log_softmax(-1)
+            log_p = log_softmax_(exclude(divide_(logits, ctx.temperature), ctx.excluded, part))
             del logits
-            p = log_p.exp()
-            grad_logits = -g * p
-            grad_logits.scatter_add_(-1, t[:, None], g)
-            if grad_entropy is not None:
-                grad_logits -= grad_entropy[part, None] * p * (log_p + entropy[part, None])
-            grad_logits = grad_logits / ctx.temperature
-            grad_logits = (grad_logits if slope is None else grad_logits * slope).to(h.dtype)
+            if grad_entropy is None:
+                grad_logits = log_p.exp_().mul_(-g).scatter_add_(-1, t[:, None], g)
+            else:
+                p = log_p.exp()
+                grad_logits = (-g * p).scatter_add_(-1, t[:, None], g)
+                grad_logits -= p.mul_(grad_entropy[part, None]).mul_(log_p.add_(entropy[part, None]))
+                del p
+            grad_logits = divide_(grad_logits, ctx.temperature)
+            grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(h.dtype)
+            del log_p
             grad_hidden[part] = grad_logits @ weight
-            if grad_weight is not None:
-                grad_weight += (grad_logits.t() @ h).float()
+            if ctx.needs_input_grad[1]:  # not frozen
+                grad_weight = add_(grad_weight, grad_logits.t() @ h)
+            del grad_logits
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -178,6 +183,19 @@ class ChunkedLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def add_(total: Tensor | None, part: Tensor) -> Tensor:
+    """The sum in float32. A GPU converts while it adds, and makes no copy."""
+    return part.float() if total is None else total.add_(part)
+
+
+def divide_(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1 else logits.div_(temperature)
+
+
+def log_softmax_(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits, -1, out=logits)
 
 
 def exclude(logits: Tensor, excluded: tuple[Tensor, list[int]] | None, part: slice) -> Tensor:

@@ -106,7 +106,8 @@ def add_adapters(
     lm.requires_grad_(False)
     random = torch.Generator().manual_seed(seed)
     for layer in chosen.values():
-        like = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+        described = layer.weight.is_meta  # its values are in files
+        like = {"dtype": layer.weight.dtype, "device": "cpu" if described else layer.weight.device}
         bound = 1 / math.sqrt(layer.in_features)  # of kaiming_uniform_ with a = √5
         a = torch.empty(rank, layer.in_features).uniform_(-bound, bound, generator=random)
         layer.lora_A = nn.Parameter(a.to(**like))

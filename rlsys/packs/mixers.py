@@ -4,7 +4,7 @@ On the flat tokens of a pack they would run on from one sequence into the next. 
 pack's `Layout`: a row is one sequence from its start, with a copy of the prompt that it shares.
 
     flat     a b c | d e           the mixer's state at d still holds a b c
-    folded   a b c                 each row starts anew
+    folded   a b c                 each row starts from the beginning
              d e ·
 
 Which modules are mixers is found by what they do, not by their names.
@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from rlsys.packs.layout import BlocksToPack, PackToBlocks, build_layout
 
 PROBE_TOKENS = 13  # of each of two sequences
-LEAK = 0.01  # of a module's largest output; rounding is smaller, what a mixer hands on is larger
+FIRST, SECOND = slice(0, PROBE_TOKENS), slice(PROBE_TOKENS, None)
+MIDDLE, END = slice(PROBE_TOKENS, PROBE_TOKENS + 6), slice(PROBE_TOKENS + 6, None)
+# Of a module's largest output; rounding is smaller, what a mixer hands on is larger.
+LEAK = {torch.float32: 1e-4, torch.bfloat16: 0.01, torch.float16: 0.01}
 
 
 def fold_mixers(decoder: Any) -> list[str]:
@@ -69,35 +72,59 @@ def find_mixers(decoder: Any) -> set[type[nn.Module]]:
             return
         if hidden.shape[1] != 2 * PROBE_TOKENS:  # a convolution is given [1, D, T]
             return
-        other, probing = change_first_sequence(hidden), True
-        again = module(*replace_hidden(arguments, hidden, other), **replace_in(keywords, hidden, other))
+
+        def changes(changed: slice, seen: slice) -> bool:
+            other = change_tokens(hidden, changed)
+            again = module(*replace_hidden(arguments, hidden, other), **replace_in(keywords, hidden, other))
+            computed = first_hidden_states(as_tuple(again))
+            return computed is not None and differ(result[:, seen], computed[:, seen])
+
+        probing = True
+        leaks[type(module)] = changes(FIRST, SECOND)
+        if leaks[type(module)] and changes(END, MIDDLE):
+            raise ValueError(
+                f"{type(module).__name__} is not causal: its tokens see later ones, which cannot be trained."
+            )
         probing = False
-        leaks[type(module)] = leaked(result, first_hidden_states(as_tuple(again)))
 
     hooks = [m.register_forward_hook(examine, with_kwargs=True) for m in decoder.modules() if m is not decoder]
-    device = next(decoder.parameters()).device
-    tokens = torch.arange(2 * PROBE_TOKENS, device=device) % decoder.get_input_embeddings().num_embeddings
-    positions = torch.arange(PROBE_TOKENS, device=device).repeat(2)
-    layout = build_layout([PROBE_TOKENS] * 2, [-1, -1], device)
-    with torch.no_grad():
-        decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
-    for hook in hooks:
-        hook.remove()
+    try:
+        run_probe(decoder)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return {kind for kind, leaking in leaks.items() if leaking}
 
 
-def change_first_sequence(hidden: Tensor) -> Tensor:
+def refuse_inconsistent(decoder: Any) -> None:
+    """Raises unless a decoder gives equal sequences of a pack equal results, and the same ones while it is trained."""
+    trained, states = run_probe(decoder.train()), run_probe(decoder.eval())
+    if differ(states, trained):
+        raise ValueError(f"{type(decoder).__name__} computes something else while it is trained, such as dropout.")
+    if differ(states[:, FIRST], states[:, SECOND]):
+        raise ValueError(f"{type(decoder).__name__} computes a sequence otherwise if another one comes before it.")
+
+
+def run_probe(decoder: Any) -> Tensor:
+    """The last hidden states of two equal sequences in a pack."""
+    device = next(decoder.parameters()).device
+    positions = torch.arange(PROBE_TOKENS, device=device).repeat(2)[None]
+    tokens = positions % decoder.get_input_embeddings().num_embeddings
+    decoder.pack_layout = build_layout([PROBE_TOKENS] * 2, [-1, -1], device)
+    inputs = {"input_ids": tokens, "position_ids": positions, "layout": decoder.pack_layout}
+    with torch.no_grad():
+        return decoder(**inputs, use_cache=False).last_hidden_state
+
+
+def change_tokens(hidden: Tensor, tokens: slice) -> Tensor:
     other = hidden.clone()
-    noise = torch.randn(other[:, :PROBE_TOKENS].shape, generator=torch.Generator().manual_seed(0))
-    other[:, :PROBE_TOKENS] = (noise * hidden.float().std().cpu()).to(other)
+    noise = torch.randn(other[:, tokens].shape, generator=torch.Generator().manual_seed(0))
+    other[:, tokens] = (noise * hidden.float().std().cpu()).to(other)
     return other
 
 
-def leaked(first: Tensor, second: Tensor | None) -> bool:
-    if second is None:
-        return False
-    change = (second - first)[:, PROBE_TOKENS:].abs().max()
-    return bool(change > LEAK * first.abs().max())
+def differ(first: Tensor, second: Tensor) -> bool:
+    return bool((second - first).abs().max() > LEAK[first.dtype] * first.abs().max())
 
 
 def first_hidden_states(values: tuple[Any, ...]) -> Tensor | None:

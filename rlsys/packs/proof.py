@@ -39,10 +39,10 @@ def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute) -> f
     gap = float(((actual - expected) / scale).abs().mean())
     if not gap <= TOLERANCE[next(decoder.parameters()).dtype]:
         kind = first_different_module(decoder, packed, alone, single[-1], together)
-        where = f", first in the output of {kind}" if kind else ""
+        module_note = f", first in the output of {kind}" if kind else ""
         raise ConfigError(
             f"model.path: {name} computes a pack of sequences otherwise than each sequence alone. They differ by "
-            f"{gap:.2g} on average{where}. rlsys cannot train this architecture."
+            f"{gap:.2g} on average{module_note}. rlsys cannot train this architecture."
         )
     return gap
 

@@ -21,7 +21,13 @@ def reasoning_gym(completion: str, reasoning_gym: list[Any] | None = None, *, ta
     name = re.escape(tag)
     answers = re.findall(rf"<{name}>(.*?)</{name}>", completion, re.DOTALL) if tag else []
     answer = (answers[-1] if answers else completion).strip()
-    return AnswerScore(score(dataset, answer, dataset[number]), answer[:MAX_VOTE_CHARS])
+    question = dataset[number]
+    value = score(dataset, answer, question)
+    if value >= 1 and score(dataset, "no answer to this", question) >= 1:
+        raise ValueError(
+            f"reasoning_gym:{task}: the package's score takes any answer for right. Name another reward, such as `exact`."
+        )
+    return AnswerScore(value, answer[:MAX_VOTE_CHARS])
 
 
 def score(dataset: Any, answer: str, question: dict[str, Any]) -> float:

@@ -9,7 +9,6 @@ A function is one of three kinds, which its signature tells:
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from rlsys.types import Prompt, Sample, Verdict
 
 # Called when samples begin to be judged: their indices, and the seconds that this may take (0: no limit).
 OnStart = Callable[[Sequence[int], float], None]
+MAX_REWARD = 1e18  # the loop works in float32, which must hold its square
 VerdictsByName = dict[str, Verdict]  # of one sample, by the name of the function
 
 
@@ -107,8 +107,10 @@ def combine_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
         return failure
     components = {name: score for v in verdicts for name, score in v.components.items()}
     score = sum(v.score for v in verdicts if v.score is not None)
-    if not math.isfinite(score):
-        return invalid_verdict(f"the weighted sum of {', '.join(components)} is {score}.")
+    if not abs(score) <= MAX_REWARD:
+        return invalid_verdict(
+            f"the weighted sum of {', '.join(components)} is {score}; it must lie within ±{MAX_REWARD:g}."
+        )
     return Verdict(score, components, answer=next((v.answer for v in verdicts if v.answer is not None), None))
 
 

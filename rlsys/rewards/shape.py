@@ -1,4 +1,4 @@
-"""Rewards for the form of a text, whatever its content: `length`, `repetition`."""
+"""Rewards for the form of a text, not for its content: `length`, `repetition`."""
 
 from typing import Any
 

@@ -107,9 +107,9 @@ def read_verdict(name: str, weight: float, returned: Any) -> Verdict:
         try:
             number = float(value)
         except Exception:  # whatever the value's own __float__ raises
-            return invalid_verdict(f"{component} returned {_show(value)}; a reward is a number.")
+            return invalid_verdict(f"{component} returned {show(value)}; a reward is a number.")
         if isinstance(value, str | bytes | bytearray) or not math.isfinite(number):
-            return invalid_verdict(f"{component} returned {_show(value)}; a reward must be a finite number.")
+            return invalid_verdict(f"{component} returned {show(value)}; a reward must be a finite number.")
         components[component] = number
     score = weight * sum(components.values())
     return Verdict(score, components, answer=None if answer is None else storable_text(str(answer)))
@@ -151,7 +151,7 @@ def storable_text(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     try:
         return repr(value)[:200]
     except Exception:

@@ -10,12 +10,12 @@ from rlsys.types import Batch
 
 
 class Checkpointing:
-    """`begin` sets the state aside, workers write it while training goes on, `commit` puts the whole in place."""
+    """`begin` copies the state, workers write it while training goes on, `commit` puts the whole in place."""
 
     def __init__(self, log: RunLog, learners: Sequence[Learner], *, keep_last: int):
         self.log, self.learners = log, learners
         self.files = Checkpoints(log.run.path / "checkpoints", keep_last)
-        self.saved_step = 0  # the last one whose state has been set aside by every learner
+        self.saved_step = 0  # the last one whose state has been copied by every learner
 
     def restore(self) -> tuple[RunState, list[Batch]] | None:
         """Loads the newest undamaged checkpoint into the learners. Returns its state, and the batches sampled ahead."""
@@ -29,7 +29,7 @@ class Checkpointing:
         return checkpoint.state, checkpoint.pending
 
     def finish_previous(self) -> None:
-        """Waits for the checkpoint being written. One that a learner never began is dropped, and begins anew."""
+        """Waits for the checkpoint being written. One that a learner has not begun is dropped, and started again."""
         if self.files.step != self.saved_step:
             self.files.step = None
         self.commit(wait=True)

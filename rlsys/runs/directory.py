@@ -118,7 +118,7 @@ class RunDirectory:
         if changed:
             raise ConfigError(
                 f"run.dir: {self.path} is a run with other settings ({'; '.join(changed)}). "
-                "Go on with the old ones, or choose another run.dir to start anew."
+                "Use the old ones, or choose another run.dir for a new run."
             )
         refuse_rate_jump(old, config)
 

@@ -10,11 +10,11 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
 class WorkerFailed(RuntimeError):
-    """A worker raised an error, or gave an impossible answer. A retry would end alike. The message names its log."""
+    """A worker raised an error, or gave an impossible answer. A retry would fail too. The message names its log."""
 
 
 class WorkerLost(WorkerFailed):
-    """A worker's process died, or it stalled and was given up. It may be replaced."""
+    """A worker's process died, or it stalled and was killed. It may be replaced."""
 
 
 class WrongWeights(WorkerLost):
@@ -22,7 +22,7 @@ class WrongWeights(WorkerLost):
 
 
 class StepAbandoned(Exception):
-    """The run was told to stop, and the current step was given up because its grace is over."""
+    """The run was asked to stop, and the current step was abandoned at the end of the grace period."""
 
 
 class TooManyRewardFailures(RuntimeError):

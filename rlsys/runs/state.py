@@ -1,4 +1,4 @@
-"""Where a run is: what a checkpoint keeps beside weights, optimizer and batches."""
+"""The progress of a run, which a checkpoint keeps besides weights, optimizer and batches."""
 
 import dataclasses
 from dataclasses import dataclass, field

@@ -4,7 +4,7 @@
     finished   x x x . x . x .        the first chunk, 0 1, is being scored; 2 is finished, and 3 belongs to its chunk
 
 The lengths alone decide which groups make a chunk, and each chunk is packed by itself. So every number is the same bit
-for bit, whatever finishes first, and also where a batch comes from a checkpoint and is scored as a whole.
+for bit in any order of finishing, and also where a batch comes from a checkpoint and is scored as a whole.
 """
 
 import math

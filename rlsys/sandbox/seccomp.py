@@ -87,7 +87,7 @@ def is_supported() -> bool:
 
 
 def build_filter(scratch: bool) -> bytes:
-    """Builds the filter. Without a scratch folder no file may be changed, whatever its permissions are.
+    """Builds the filter. Without a scratch folder no file may be changed, even if its permissions allow it.
 
     The caller replaces `OWN_PID` in it.
     """

@@ -7,8 +7,9 @@
     sort     sort 7 3 9 =              3 7 9
     digits   three hundred and six =   306
 
-Each prompt begins with its task's own examples. A question in another order, such as 7 + 12, is on the same side of the
-split: held out, or trained on. The examples themselves are on neither.
+Each prompt begins with its task's own examples. After two of `max`, Gemma 3 270M always takes the second number, and hardly
+ever tries the first, so it could not learn. A question in another order, such as 7 + 12, is on the same side of the split:
+held out, or trained on. The examples themselves are on neither.
 """
 
 import random
@@ -23,7 +24,7 @@ Question = tuple[str, str]  # a question and its answer
 TRAIN_ROWS, HELD_OUT_ROWS = 256, 64  # of each task, where it has as many questions
 HELD_OUT_SHARE = 0.25  # of the questions
 EXAMPLES = {
-    "max": "max(12, 7) = 12\nmax(3, 45) = 45\n",
+    "max": "max(12, 7) = 12\nmax(3, 45) = 45\nmax(81, 60) = 81\nmax(5, 9) = 9\n",
     "add": "3 + 14 = 17\n12 + 9 = 21\n",
     "letter": "c d e -> f\nM -> N\np q -> r\n",
     "plural": "cat -> cats\nbaby -> babies\n",

@@ -24,8 +24,8 @@ NUMBERS = range(10, 100)
 HELD_OUT_SHARE = 8  # one sum of so many is never seen in warm start or training
 HELD_OUT_ROWS = 256
 TRAIN_ROWS = 4096
-CALL_SHARE = 0.2  # of the warm start's answers
-SLIP = 0.25  # chance that the warm start draws a digit at random instead of copying it
+CALL_SHARE = 0.3  # of the warm start's answers
+SLIP = 0.2  # chance that the warm start draws a digit at random instead of copying it
 CALL, END_CALL, RESULT, END_RESULT = "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"
 A, B, END_ARGUMENTS = '{"name": "add", "arguments": {"a": ', ', "b": ', "}}"
 SYMBOLS = ["<pad>", "<eos>", *"0123456789", "+", "=", CALL, END_CALL, RESULT, END_RESULT, A, B, END_ARGUMENTS]
@@ -57,7 +57,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def number_pairs(held_out: bool) -> list[tuple[int, int]]:
-    """The same split whatever the seed of the run."""
+    """The split is the same for every seed of the run."""
     return [(a, b) for a in NUMBERS for b in NUMBERS if is_held_out(a, b) == held_out]
 
 

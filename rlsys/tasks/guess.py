@@ -6,8 +6,8 @@
     model   31
     game    lower            and so on
 
-Halving the range always wins. The warm start shows transcripts of players who guess any number of the range whatever
-they hear, so the model learns what is written when, and nothing about how to win. Its embeddings begin as waves, so
+Halving the range always wins. The warm start shows transcripts of players who guess any number of the range and ignore
+the answers, so the model learns what is written when, and nothing about how to win. Its embeddings begin as waves, so
 that numbers near each other look alike.
 """
 
@@ -76,7 +76,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def number_ranges(held_out: bool, sizes: range = SIZES) -> list[tuple[int, int]]:
-    """The same split whatever the seed of the run."""
+    """The split is the same for every seed of the run."""
     every = [(low, low + size - 1) for size in sizes for low in range(NUMBERS - size + 1)]
     return [r for r in every if is_held_out(r) == held_out]
 

@@ -39,12 +39,18 @@ def check(task: str, options: dict[str, Any]) -> None:
 def make_dataset(task: str, settings: str) -> Any:
     try:
         import reasoning_gym
+        from reasoning_gym.composite import DatasetSpec
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise ConfigError(f"{GYM}{task} needs the package reasoning_gym: pip install 'rlsys[gym]' ({error}).") from None
     if task not in DATASETS:
         raise ConfigError(f"{GYM}{task} does not exist; tasks: {', '.join(sorted(DATASETS))}.")
+    options = json.loads(settings)
     try:
-        return reasoning_gym.create_dataset(task, **json.loads(settings))
+        if task == "composite":
+            options["datasets"] = [
+                DatasetSpec(**{"weight": 1.0, "config": {}} | d) for d in options.get("datasets", [])
+            ]
+        return reasoning_gym.create_dataset(task, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"{GYM}{task}: {error or 'its options do not fit each other'}.") from None

@@ -43,7 +43,7 @@ def draw_digits(rng: random.Random, held_out: bool) -> Iterator[str]:
 
 
 def is_held_out(digits: str) -> bool:
-    """The same split whatever the seed of the run."""
+    """The split is the same for every seed of the run."""
     return hashlib.sha256(digits.encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 

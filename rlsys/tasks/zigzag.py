@@ -32,7 +32,7 @@ def is_zigzag(text: str) -> bool:
 
 
 def digit_sets(held_out: bool) -> list[str]:
-    """The same split whatever the seed of the run: 29 sets held out, 181 to learn from."""
+    """29 sets held out, and 181 to learn from: the same split for every seed of the run."""
     sets = ["".join(c) for c in itertools.combinations("0123456789", DIGITS)]
     random.Random(20240617).shuffle(sets)
     return sets[:HELD_OUT_SETS] if held_out else sets[HELD_OUT_SETS:]
@@ -60,17 +60,17 @@ def cached_model(name: str, make: Callable[[Path], None]) -> Path:
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
     try:
-        make(beside)
-        beside.chmod(0o755)
+        make(unfinished)
+        unfinished.chmod(0o755)
         try:
-            beside.rename(folder)
+            unfinished.rename(folder)
         except OSError:  # someone else was faster
             if not (folder / "config.json").is_file():
                 raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 

@@ -143,7 +143,7 @@ class Follower(threading.Thread):
 
     def report_failure(self, error: Exception, next_step: str) -> None:
         """Notes the first failure in a line on the screen, and records each one in events.jsonl."""
-        where = f"after step {self.last_step}" if self.last_step >= 0 else "at its start"
+        moment = f"after step {self.last_step}" if self.last_step >= 0 else "at its start"
         text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         problem = " ".join(redact(text).split())[:300].rstrip(": ")
         with contextlib.suppress(OSError):  # the run itself reports a full disk
@@ -155,7 +155,7 @@ class Follower(threading.Thread):
                 trace=traceback.format_exc(),
             )
         if not self.failures:
-            self.note(f"{self.tracker_name} failed {where}: {problem}. The run goes on. {next_step}")
+            self.note(f"{self.tracker_name} failed {moment}: {problem}. The run goes on. {next_step}")
 
 
 class LineReader:

@@ -21,9 +21,12 @@ from typing import Any
 import numpy as np
 
 from rlsys.checks import load_checked
+from rlsys.config.schema import Config
 from rlsys.packs.minibatches import drop_zero_advantage, split_into_mini_batches
 from rlsys.packs.packing import pack
-from rlsys.types import Batch, Columns, Pack, Prompt, Sample
+from rlsys.types import Batch, Columns, Ints, Pack, Prompt, Sample
+from workers.learner.objective import Objective
+from workers.learner.zero import ZeroEngine
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "tiny_cpu.yaml"
 ROUNDS = 5
@@ -34,16 +37,16 @@ MODELS = {"8 M": ((256, 8, 1024), (60, 128)), "0.6 M": ((128, 3, 384), (20, 32))
 
 @dataclass(frozen=True)
 class Trial:
-    config: Any
-    zero: Any
-    objective: Any
+    config: Config
+    zero: ZeroEngine
+    objective: Objective
     parameters: int
 
     def score(self, packs: list[Pack]) -> None:
-        self.zero.scored(packs)
+        list(self.zero.forward_all(packs))
 
     def update(self, packs: list[Pack]) -> None:
-        self.objective.begin(0.0)
+        self.objective.start_minibatch(0.0)
         self.zero.minimize(packs, self.objective, 0.0)
 
     def both(self, packs: list[Pack]) -> None:
@@ -60,7 +63,7 @@ class Trial:
         return passes * flops
 
     @property
-    def config_of_model(self) -> Any:
+    def config_of_model(self) -> Any:  # of transformers
         return self.zero.engine.module.lm.config
 
 
@@ -88,8 +91,6 @@ def model_of(name: str, folder: Path) -> str:
 
 def trial_of(model: str, *overrides: str) -> Trial:
     from workers.learner.model import load_packed
-    from workers.learner.objective import Objective
-    from workers.learner.zero import ZeroEngine
 
     config = load_checked(
         CONFIG, ["policy.ranks=1", "trainer.updates_per_step=1", "trainer.epochs_per_step=1", *overrides]
@@ -103,7 +104,7 @@ def trial_of(model: str, *overrides: str) -> Trial:
 def made_up(groups: int, each: int, prompt: int, lengths: Callable[[np.random.Generator], int]) -> Batch:
     rng = np.random.default_rng(0)
 
-    def tokens(n: int) -> Any:
+    def tokens(n: int) -> Ints:
         return rng.integers(2, VOCABULARY, n).astype(np.int32)
 
     prompts = [Prompt(f"p{g}", "made", "", tokens(prompt).tolist(), {}) for g in range(groups)]
@@ -132,7 +133,7 @@ def packs_of(
     return packs
 
 
-def in_turn(works: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
+def in_turn(works: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     """CPU seconds of each, in every round; one round before is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for i in range(ROUNDS + 1):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,10 @@ checkpoint: {{every: 2}}
 """
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 class Meter:
     """Seconds that the machines took, which are not the driver's, and CPU seconds of what is written in a thread."""
 
@@ -48,8 +52,8 @@ class Meter:
         self.wall = self.cpu = self.written = 0.0
         self.files = threading.Semaphore(0)  # that were written
 
-    def __call__(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
+    def __call__(self, method: Callable[P, T]) -> Callable[P, T]:
+        def timed(*arguments: P.args, **options: P.kwargs) -> T:
             wall, cpu = time.perf_counter(), time.thread_time()
             try:
                 return method(*arguments, **options)
@@ -59,10 +63,10 @@ class Meter:
 
         return timed
 
-    def writing(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
+    def writing(self, method: Callable[P, None]) -> Callable[P, None]:
+        def timed(*arguments: P.args, **options: P.kwargs) -> None:
             began = time.thread_time()
-            method(*arguments)
+            method(*arguments, **options)
             self.written += time.thread_time() - began
             self.files.release()
 
@@ -137,6 +141,7 @@ class Ranks:
         return {}
 
     def load(self, folder: str) -> None: ...
+    def refresh(self) -> None: ...
 
 
 class Stopwatch:

@@ -32,6 +32,9 @@ STEPS = 5  # the first is left out
 GAME = """
 import asyncio
 
+def length(completion):
+    return float(len(completion))
+
 async def one_turn(row, ask):
     return float(len((await ask(row["prompt"])).text))
 
@@ -58,8 +61,8 @@ def ways(folder: Path) -> dict[str, list[str]]:
         ]
 
     return {
-        "answers": LONG,
-        "one turn": [*episodes("one_turn"), *LONG],
+        "answers": [f"reward.functions={{'{folder}/game.py:length': 1}}", *LONG],
+        "one turn": [*episodes("one_turn", ", concurrency: 1024"), *LONG],
         "turns": [*episodes("turns", ", concurrency: 1024"), *SHORT],
         "slow": [*episodes("turns", ", concurrency: 1024, options: {pause_s: 0.05}"), *SHORT],
     }

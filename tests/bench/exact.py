@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 
@@ -51,7 +50,7 @@ def model_of(name: str, folder: Path) -> str:
     return str(folder)
 
 
-def in_turn(modes: dict[str, Callable[[], None]], work: Callable[[], Any]) -> dict[str, float]:
+def in_turn(modes: dict[str, Callable[[], None]], work: Callable[[], object]) -> dict[str, float]:
     """Median seconds of the work in each mode."""
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     for i in range(ROUNDS + 1):
@@ -77,13 +76,14 @@ def engines(name: str, model: str) -> None:
     from workers.cpu import exact_engine, norms
     from workers.rollout.engine_settings import engine_arguments
     from workers.rollout.in_process_engine import InProcessEngine
+    from workers.rollout.vllm_requests import Stops
 
     rows = exact.MIN_ROWS, exact.MAX_ROWS
     own = CPUAttentionBackendImpl.forward, CPUAttentionBackendImpl.do_kv_cache_update, RotaryEmbedding.forward_cpu
-    longest = max(length for _, length, _ in LOADS[name])
+    longest = max(length + tokens for _, length, tokens in LOADS[name])
     new = max(n for *_, n in LOADS[name])
     config = load_checked(CONFIG, [f"rollout.max_new_tokens={new}"])
-    engine = InProcessEngine(engine_arguments(config, model, "rlsys_host_memory", longest))
+    engine = InProcessEngine(engine_arguments(config, model, "rlsys_host_memory", longest_sequence=longest))
 
     def set_norms(*ways: str) -> None:
         for operation in norms.KERNEL_CONFIG["ir_op_priority"]:
@@ -113,7 +113,8 @@ def engines(name: str, model: str) -> None:
 
         def generate(requests: list[Request] = requests) -> None:
             async def all_of_them() -> int:
-                return sum([len(o.outputs[0].token_ids) async for outs in engine.generate(requests, []) for o in outs])
+                lists = engine.generate(requests, Stops([]))
+                return sum([len(o.outputs[0].token_ids) async for outputs in lists for o in outputs])
 
             nonlocal count
             count = asyncio.run(all_of_them())

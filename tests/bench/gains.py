@@ -11,7 +11,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from models import CASES, PROMPT, save_case
+from bench_models import CASES, PROMPT, save_case
 from simulate import LONGEST, run, spread
 
 PAIRS = ["rollout.engines=2", "policy.ranks=2"]

@@ -11,7 +11,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from models import CASES
+from bench_models import CASES
 from torch import Tensor
 
 from rlsys.packs import exact

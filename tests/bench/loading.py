@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+
+from workers.learner.host_memory import giving_back_large_blocks
 
 ROOT = Path(__file__).parent.parent.parent
 VOCABULARY = 65536
@@ -48,7 +49,8 @@ def status(key: str) -> int:
     return int(text.partition(f"{key}:")[2].split()[0]) << 10
 
 
-def measure(folder: str, rank: int, ranks: int, port: int, dtype: str, optimizer: bool) -> dict[str, Any]:
+@giving_back_large_blocks()
+def measure(folder: str, rank: int, ranks: int, port: int, dtype: str, optimizer: bool) -> dict[str, int]:
     """Loads the model in this process, as a rank of the policy."""
     from rlsys.config.loading import load_config
     from workers.learner.model import load_policy
@@ -75,7 +77,7 @@ def measure(folder: str, rank: int, ranks: int, port: int, dtype: str, optimizer
     return peaks
 
 
-def load_in_ranks(folder: str, ranks: int = 2, dtype: str = "float32", optimizer: bool = False) -> list[dict[str, Any]]:
+def load_in_ranks(folder: str, ranks: int = 2, dtype: str = "float32", optimizer: bool = False) -> list[dict[str, int]]:
     """Loads the model in processes that meet as ranks. Returns what each measured."""
     from workers.supervision.ports import free_port
 
@@ -106,5 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

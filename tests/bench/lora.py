@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from rlsys.types import Batch, Columns, Pack, Prompt, Sample
+
 ROOT = Path(__file__).parent.parent.parent
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma-3-270m": (
@@ -82,6 +84,8 @@ def measure(folder: str, *overrides: str) -> dict[str, float]:
 
 def measure_sync(folder: str, *overrides: str) -> dict[str, float]:
     """Sends weights from a rank to an engine: the bytes that travel, and seconds until they are loaded and verified."""
+    from actors import call, spawn
+
     from launch.ray_session.connect import ray_session
     from rlsys.checks import load_checked
     from workers.learner.policy import PolicyRank
@@ -93,16 +97,12 @@ def measure_sync(folder: str, *overrides: str) -> dict[str, float]:
     config = load_checked(ROOT / "configs" / "tiny_cpu.yaml", [*base, *overrides])
     with tempfile.TemporaryDirectory() as logs, ray_session(config, Path(logs)) as session:
         ray, start = session.ray, (folder, "shared_memory")
-
-        def spawn(kind: type, environment: dict[str, str]) -> Any:
-            options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
-            return ray.remote(kind).options(**options).remote(config, 0, logs)
-
-        rank, engine = spawn(PolicyRank, {"OMP_NUM_THREADS": "1"}), spawn(RolloutWorker, CPU_ENVIRONMENT)
-        address, port = ray.get(rank.rendezvous_address.remote())
-        ray.get([rank.start.remote(address, port, *start), engine.start.remote(*start, 7)])
-        info = ray.get(rank.connection_info.remote())
-        ray.get([worker.connect.remote(info) for worker in (rank, engine)])
+        rank = spawn(PolicyRank, config, 0, Path(logs), {"OMP_NUM_THREADS": "1"})
+        engine = spawn(RolloutWorker, config, 0, Path(logs), CPU_ENVIRONMENT)
+        address, port = ray.get(call(rank, PolicyRank.rendezvous_address))
+        ray.get([call(rank, PolicyRank.start, address, port, *start), call(engine, RolloutWorker.start, *start, 7)])
+        info = ray.get(call(rank, PolicyRank.connection_info))
+        ray.get([call(rank, PolicyRank.connect, info), call(engine, RolloutWorker.connect, info)])
         seconds = [sync(ray, rank, engine, info["parts"], version) for version in range(ROUNDS + 1)][1:]
         sent = sum(aligned_bytes(slot[:3]) for bucket in info["buckets"] for slot in bucket)
     loaded, verified = (statistics.median(column) for column in zip(*seconds, strict=True))
@@ -111,23 +111,27 @@ def measure_sync(folder: str, *overrides: str) -> dict[str, float]:
 
 def sync(ray: Any, rank: Any, engine: Any, parts: int, version: int) -> tuple[float, float]:
     """Seconds until the engine may sample, and until it has verified its weights."""
+    from actors import call
+
+    from workers.learner.policy import PolicyRank
+    from workers.rollout.rollout_worker import RolloutWorker
     from workers.sync.verify import combine_ranks
 
     began = time.perf_counter()
-    sending = [[rank.send.remote(part)] for part in range(parts)]
-    fingerprints, loading = rank.fingerprints.remote(), engine.load_weights.remote(sending, version)
+    sending = [[call(rank, PolicyRank.send, part)] for part in range(parts)]
+    fingerprints = call(rank, PolicyRank.fingerprints)
+    loading = call(engine, RolloutWorker.load_weights, sending, version)
     ray.get(loading)
     loaded = time.perf_counter()
     expected = combine_ranks([ray.get(fingerprints)])
-    difference = ray.get(engine.verify_weights.remote(version, expected))
+    difference = ray.get(call(engine, RolloutWorker.verify_weights, version, expected))
     assert not difference, difference
     return loaded - began, time.perf_counter() - began
 
 
-def random_packs() -> Any:
+def random_packs() -> list[list[Pack]]:
     """Samples of two prompts."""
     from rlsys.packs.packing import pack
-    from rlsys.types import Batch, Columns, Prompt, Sample
 
     rng = np.random.default_rng(0)
     prompts = [Prompt(f"p{g}", "", "", rng.integers(2, 999, TOKENS).tolist(), {}) for g in range(2)]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from models import CASES, random_model, save_case
+from bench_models import CASES, random_model, save_case
 
 from rlsys.checks import load_checked
-from rlsys.estimates.memory import Parts, SequenceLengths, total_bytes
+from rlsys.estimates.memory import Parts, ProcessMemory, SequenceLengths, total_bytes
 from rlsys.estimates.processes import memory_by_role
 from rlsys.models.lookup import model_shape
 
@@ -122,7 +122,7 @@ def predict(config: Path, overrides: list[str]) -> dict[str, tuple[str, Parts]]:
     model, _ = model_shape(c.model.path)
     prompt = c.rollout.max_prompt_tokens or TINY_PROMPT
     by_role = memory_by_role(c, model, SequenceLengths(prompt, c.rollout.max_new_tokens))
-    processes = {name: by_role[name] for name in ("driver", "reference") if name in by_role}
+    processes: dict[str, ProcessMemory] = {name: by_role[name] for name in ("driver", "reference") if name in by_role}
     processes |= {f"rollout-{i}": by_role["rollout"] for i in range(c.rollout.engines)}
     processes |= {f"policy-{i}": by_role["policy" if i else "policy-0"] for i in range(c.policy.ranks)}
     processes |= {f"critic-{i}": by_role["critic"] for i in range(c.critic.ranks) if "critic" in by_role}

@@ -9,7 +9,7 @@ import numpy as np
 
 from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
-from rlsys.types import Prompt, Sample
+from rlsys.types import NO_TOKENS, Prompt, Sample
 from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
 from workers.supervision.watchdog import Watchdog
 
@@ -30,10 +30,10 @@ def main() -> None:
 
 
 def measure(pool: RewardPool) -> None:
-    none, prompts = np.zeros(0), {"p": Prompt("p", "made", "2+2=", [], {"answer": "4"})}
+    no_logprobs, prompts = np.zeros(0, np.float32), {"p": Prompt("p", "made", "2+2=", [], {"answer": "4"})}
 
     def samples(count: int) -> list[Sample]:
-        return [Sample("p", i, "The answer is 4.", none, none, "stop", 0) for i in range(count)]
+        return [Sample("p", i, "The answer is 4.", NO_TOKENS, no_logprobs, "stop", 0) for i in range(count)]
 
     pool.judge(samples(500), prompts).result()
     waits = []

@@ -14,16 +14,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from models import random_model
+from bench_models import random_model
 
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
 from rlsys.estimates.learner import learner_memory
 from rlsys.estimates.memory import SequenceLengths, total_bytes
 from rlsys.models.lookup import model_shape
+from rlsys.types import Batch, Columns, Pack, Prompt, Sample
 
 ROOT = Path(__file__).parent.parent.parent
 SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8}
@@ -60,9 +60,8 @@ def measure(config: Config, rank: int, port: int) -> dict[str, float]:
     return {"peak": int(status.partition("VmHWM:")[2].split()[0]) << 10, "seconds": seconds}
 
 
-def one_sequence(config: Config) -> Any:
+def one_sequence(config: Config) -> list[Pack]:
     from rlsys.packs.packing import pack
-    from rlsys.types import Batch, Columns, Prompt, Sample
 
     rng, new = np.random.default_rng(0), config.rollout.max_new_tokens
     prompt = Prompt("p", "", "", rng.integers(2, 4096, config.rollout.max_prompt_tokens).tolist(), {})

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from models import CASES, PROMPT, save_case
+from bench_models import CASES, PROMPT, save_case
 
 from launch.tools.plan import costs
 from launch.tools.plan.simulate import SimulatedLoop
@@ -48,8 +48,9 @@ WAYS = {
 def run(settings: list[str], folder: Path, steps: int) -> dict[str, Any]:
     """What `rlsys bench` says."""
     out = folder / "figures.json"
-    command = [Path(sys.executable).with_name("rlsys"), "bench", CONFIG, *settings, "--steps", str(steps)]
-    command += ["--warmup", "4", "--prompt-tokens", str(PROMPT), "--ragged", f"{MEAN},{LONGEST}", "--json", out]
+    rlsys = Path(sys.executable).with_name("rlsys")
+    command = [str(rlsys), "bench", str(CONFIG), *settings, "--steps", str(steps)]
+    command += ["--warmup", "4", "--prompt-tokens", str(PROMPT), "--ragged", f"{MEAN},{LONGEST}", "--json", str(out)]
     cores = sorted(os.sched_getaffinity(0))[:2]
     ended = subprocess.run(
         command,

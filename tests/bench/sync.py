@@ -16,12 +16,13 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from models import random_model
+from actors import call, spawn
+from bench_models import random_model
 
 from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
+from rlsys.config.schema import SyncConfig
 from workers.learner.policy import PolicyRank
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.rollout.rollout_worker import RolloutWorker
@@ -50,13 +51,14 @@ def save_model(folder: Path, layers: int) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def copied(worker: Any, count: int, dtype: str) -> tuple[float, float]:
+def copied(worker: PolicyRank, count: int, dtype: str) -> tuple[float, float]:
     """Seconds and CPU seconds of a plain copy of so many numbers, in the worker's process."""
     import torch
 
-    if not hasattr(worker, "copied"):
-        worker.copied = [torch.ones(count // QUARTERS, dtype=getattr(torch, dtype)) for _ in range(2)]
-    source, destination = worker.copied
+    kept = vars(worker)  # between calls, so that their memory was touched before
+    if "copied" not in kept:
+        kept["copied"] = [torch.ones(count // QUARTERS, dtype=getattr(torch, dtype)) for _ in range(2)]
+    source, destination = kept["copied"]
     torch.set_num_threads(1)
     began, cpu = time.perf_counter(), time.process_time()
     for _ in range(QUARTERS):
@@ -88,21 +90,18 @@ def main() -> None:
             f"{count / 1e6:.0f} M parameters, {arguments.dtype}, {arguments.transport}, ZeRO {arguments.stage}",
             flush=True,
         )
-
-        def spawn(kind: type, index: int, environment: dict[str, str]) -> Any:
-            options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
-            return ray.remote(kind).options(**options).remote(config, index, name)
-
-        ranks = [spawn(PolicyRank, i, {"OMP_NUM_THREADS": "1"}) for i in range(arguments.ranks)]
-        engine = spawn(RolloutWorker, 0, CPU_ENVIRONMENT)
-        address, port = ray.get(ranks[0].rendezvous_address.remote())
-        starts = [rank.start.remote(address, port, str(model), arguments.transport) for rank in ranks]
-        ray.get([*starts, engine.start.remote(str(model), arguments.transport, 7)])
-        connection_info = ray.get([rank.connection_info.remote() for rank in ranks])[0]
-        ray.get([worker.connect.remote(connection_info) for worker in [*ranks, engine]])
+        logs, start = Path(name), (str(model), arguments.transport)
+        ranks = [spawn(PolicyRank, config, i, logs, {"OMP_NUM_THREADS": "1"}) for i in range(arguments.ranks)]
+        engine = spawn(RolloutWorker, config, 0, logs, CPU_ENVIRONMENT)
+        address, port = ray.get(call(ranks[0], PolicyRank.rendezvous_address))
+        starts = [call(rank, PolicyRank.start, address, port, *start) for rank in ranks]
+        ray.get([*starts, call(engine, RolloutWorker.start, *start, 7)])
+        connection_info = ray.get([call(rank, PolicyRank.connection_info) for rank in ranks])[0]
+        connecting = [call(rank, PolicyRank.connect, connection_info) for rank in ranks]
+        ray.get([*connecting, call(engine, RolloutWorker.connect, connection_info)])
         workers = [*ranks, engine]
 
-        def verifying(worker: Any, sync: Any) -> None:
+        def verifying(worker: PolicyRank | RolloutWorker, sync: SyncConfig) -> None:
             worker.config = dataclasses.replace(worker.config, sync=sync)
 
         def cpu() -> float:
@@ -115,13 +114,16 @@ def main() -> None:
                 sync = dataclasses.replace(config.sync, verify=verify)
                 ray.get([worker.__ray_call__.remote(verifying, sync) for worker in workers])
                 before, began = cpu(), time.perf_counter()
-                parts = [[rank.send.remote(part) for rank in ranks] for part in range(connection_info["parts"])]
-                printing, taking = [rank.fingerprints.remote() for rank in ranks], engine.load_weights.remote(parts, i)
+                parts = [
+                    [call(rank, PolicyRank.send, part) for rank in ranks] for part in range(connection_info["parts"])
+                ]
+                printing = [call(rank, PolicyRank.fingerprints) for rank in ranks]
+                taking = call(engine, RolloutWorker.load_weights, parts, i)
                 prints = combine_ranks(ray.get(printing))
                 sent = time.perf_counter()
                 ray.get(taking)
                 taken = time.perf_counter()
-                wrong = ray.get(engine.verify_weights.remote(i, prints)) if verify else ""
+                wrong = ray.get(call(engine, RolloutWorker.verify_weights, i, prints)) if verify else ""
                 proved, after = time.perf_counter(), cpu()
                 assert not wrong, wrong
                 del parts

@@ -9,7 +9,9 @@ eight completions that share a prompt. Work is what the masks leave, forward and
 import argparse
 import json
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ def own_sequences(total: int, length: int) -> Pieces:
 
 
 def shared_prompts(total: int, prompt: int, completion: int) -> Pieces:
-    lengths, parents = [], []
+    lengths: list[int] = []
+    parents: list[int] = []
     while sum(lengths) + prompt + 8 * completion <= total:
         parents += [-1] + [len(lengths)] * 8
         lengths += [prompt] + [completion] * 8
@@ -42,7 +45,7 @@ def needed_flops(lengths: list[int], parents: list[int]) -> float:
     return pairs * HEADS * SIZE * 2 * (2 + 5)
 
 
-def median_ms(work: Any, rounds: int) -> float:
+def median_ms(work: Callable[[], object], rounds: int) -> float:
     times = []
     for _ in range(rounds + 2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -62,13 +65,20 @@ def measure(name: str, pieces: Pieces, rounds: int) -> dict[str, Any]:
     inputs = [torch.randn(s, dtype=torch.bfloat16, device="cuda", requires_grad=True) for s in shapes]
     grad = torch.randn(1, total, HEADS, SIZE, dtype=torch.bfloat16, device="cuda")
     row: dict[str, Any] = {"pack": name, "tokens": total, "pieces": len(pieces[0])}
+    query, key, value = inputs
+    keys = layout.ragged_keys
+    assert keys
     ways = {
-        "flash": lambda: flash_attention(*(x[0] for x in inputs), layout.ragged_keys, None, None)[None],
-        "blocks": lambda: packed_attention(torch.nn.Module(), *inputs, None, layout=in_blocks)[0],
+        "flash": lambda: flash_attention(query[0], key[0], value[0], keys, None, None)[None],
+        "blocks": lambda: packed_attention(torch.nn.Module(), query, key, value, None, layout=in_blocks)[0],
     }
+
+    def differentiate(attend: Callable[[], torch.Tensor]) -> None:
+        torch.autograd.grad(attend(), inputs, grad)
+
     for kind, attend in ways.items():
         torch.cuda.reset_peak_memory_stats()
-        ms = median_ms(lambda attend=attend: torch.autograd.grad(attend(), inputs, grad), rounds)
+        ms = median_ms(partial(differentiate, attend), rounds)
         row[kind] = {
             "ms": ms,
             "tflops": needed_flops(*pieces) / ms / 1e9,

@@ -1,8 +1,9 @@
 """How fast an engine decodes a model of the shape of Qwen2.5 0.5B, and what log-probs cost.
 
     python tests/gpu/decoding.py                   # CUDA graphs for decoding
-    python tests/gpu/decoding.py --single          # each log-prob sent by itself, as vLLM does
+    python tests/gpu/decoding.py --single          # each token sent by itself, as vLLM does
     python tests/gpu/decoding.py --eager
+    python tests/gpu/decoding.py --cpu             # a tiny model without a GPU, to compare `front`
 
 `front` is the CPU time per token of the process that asks the engine: it must stay below the time of a token.
 """
@@ -17,19 +18,21 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
-from models import random_model
-from table import SHAPES
+from table import build_model
 
 from rlsys.types import Request
 from workers.rollout import async_engine
 from workers.rollout.async_engine import AsyncEngine
-from workers.rollout.engine_settings import GPU_ENVIRONMENT
+from workers.rollout.engine_settings import CPU_ENVIRONMENT, GPU_ENVIRONMENT
 from workers.rollout.vllm_requests import Stops, sampling_params
 
 PROMPT, COMPLETION = 128, 256  # tokens
 
 
 def settings(model: str, options: argparse.Namespace) -> dict[str, Any]:
+    graphs = {"mode": 0} if options.eager else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    gpu = {"gpu_memory_utilization": 0.5, "enforce_eager": options.eager, "compilation_config": graphs}
+    cpu = {"kv_cache_memory_bytes": 1 << 29, "enforce_eager": True, "enable_chunked_prefill": False}
     return {
         "model": model,
         "skip_tokenizer_init": True,
@@ -38,11 +41,8 @@ def settings(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "max_num_seqs": 256,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
-        "gpu_memory_utilization": 0.5,
-        "enforce_eager": options.eager,
-        "compilation_config": {"mode": 0} if options.eager else {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-        "scheduler_cls": None if options.single else "workers.rollout.logprob_blocks.build_scheduler",
-    }
+        "scheduler_cls": None if options.single else "workers.rollout.output_blocks.build_scheduler",
+    } | (cpu if options.cpu else gpu)
 
 
 async def measure(engine: AsyncEngine, name: str, sequences: int) -> None:
@@ -84,10 +84,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--single", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
-    os.environ.update(GPU_ENVIRONMENT)
+    os.environ.update(CPU_ENVIRONMENT if options.cpu else GPU_ENVIRONMENT)
     with tempfile.TemporaryDirectory() as folder:
-        random_model(**SHAPES["0.5b"]).bfloat16().save_pretrained(folder)
+        build_model("tiny" if options.cpu else "0.5b").save_pretrained(folder)
         asyncio.run(run(folder, options))
 
 

@@ -97,7 +97,9 @@ def measured() -> dict[str, float]:
 
 
 def format_row(name: str, gpus: int) -> list[str]:
-    job = Job(look_up_shape(f"Qwen/Qwen2.5-{name}"), gpus, MODELS[name])
+    shape = look_up_shape(f"Qwen/Qwen2.5-{name}")
+    assert shape
+    job = Job(shape, gpus, MODELS[name])
     if not job.fits:
         return [name, str(gpus), *["–"] * 8]
     phases = job.phases()

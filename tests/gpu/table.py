@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
-from models import random_model
+from bench_models import random_model
 from records import stamp
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,19 +51,27 @@ PLACEMENT = {"gpu": "colocated", "cpu": "separate"}
 LARGE = {"gpu": 8192, "cpu": 2048}  # rows and columns of the matrices
 
 
+def build_model(name: str) -> Any:
+    """Made where the device is: on a CPU the random numbers of a real size take more than a minute."""
+    import torch
+
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        return random_model(**SHAPES[name]).bfloat16()
+
+
 def run_bench(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures of `rlsys bench`."""
     out = folder / "figures.json"
     command = [sys.executable, "-m", "launch", "bench", "configs/tiny_cpu.yaml", *SETTINGS]
     command += [f"cluster.device={options.device}", f"cluster.placement={PLACEMENT[options.device]}"]
-    command += [f"model.path={folder}", f"--steps={options.steps}", "--json", out]
+    command += [f"model.path={folder}", f"--steps={options.steps}", "--json", str(out)]
     command += [f"--prompt-tokens={options.tokens}", f"--completion-tokens={options.tokens}", *options.settings]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise SystemExit(1)
     return dict(json.loads(out.read_text()))
 
 
-def median_seconds(work: Any, device: str, rounds: int = 8) -> float:
+def median_seconds(work: Callable[[], object], device: str, rounds: int = 8) -> float:
     """Median seconds of something that a device does."""
     import torch
 
@@ -88,14 +97,17 @@ def measure_device(device: str, size: int) -> tuple[float, float]:
 
 
 def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
     from rlsys.tasks.zigzag import make_tokenizer
 
     with tempfile.TemporaryDirectory() as place:
-        model = random_model(**SHAPES[name]).bfloat16()
+        model = build_model(name)
         model.save_pretrained(place)
         make_tokenizer().save_pretrained(place)
         parameters = sum(p.numel() for p in model.parameters())
         del model
+        torch.cuda.empty_cache()
         figures = run_bench(Path(place), options)
     peak, copy = measure_device(options.device, figures["sync"]["bytes"])  # the workers are gone by now
     step = statistics.fmean(figures["step_s"])

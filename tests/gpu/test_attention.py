@@ -27,12 +27,12 @@ def attend_alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, wi
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
 @pytest.mark.parametrize("size", [64, 128, 256])
-def test_values_and_gradients(dtype, bound, window, size):
+def test_values_and_gradients(dtype: torch.dtype, bound: float, window: int | None, size: int) -> None:
     random = torch.Generator().manual_seed(size)
     inputs = [torch.randn(h, sum(LENGTHS), size, generator=random).to(dtype).float() for h in (6, 2, 2)]
     weights = torch.randn(sum(LENGTHS), 6, size, generator=random).to(dtype).float()
-    slow = [x.clone().requires_grad_() for x in inputs]
-    wanted = attend_alone(*slow, window)
+    slow = query, key, value = [x.clone().requires_grad_() for x in inputs]
+    wanted = attend_alone(query, key, value, window)
     fast = [x.to("cuda", dtype)[None].requires_grad_() for x in inputs]
     layout = build_layout(LENGTHS, PARENTS, "cuda")
     out, _ = packed_attention(torch.nn.Module(), *fast, None, layout=layout, sliding_window=window)

@@ -83,15 +83,16 @@ def started(kind: str, path: Path, environment: dict[str, str] | None = None) ->
 
 def disturbed(run: Run, phase: str, victims: list[str], rng: random.Random) -> dict[str, Any]:
     """Lets a run reach its end, with the kills on the way. A victim that was not killed in the phase is `missed`."""
-    began, killed, missed = time.monotonic(), [], []
+    began = time.monotonic()
+    killed: list[str] = []
+    missed: list[str] = []
     try:
         for victim in victims:
             hit = False
             with contextlib.suppress(AssertionError):  # the run has ended
                 for _ in range(TRIES):
                     hit = aim(run, phase, victim, share=0.4 * rng.random())
-                    done = len(ends(run, "step"))
-                    run.until(lambda done=done: len(ends(run, "step")) > done)  # it has recovered
+                    wait_for_a_step(run)  # it has recovered
                     if hit:
                         break
             (killed if hit else missed).append(victim)
@@ -100,6 +101,11 @@ def disturbed(run: Run, phase: str, victims: list[str], rng: random.Random) -> d
         run.end()
     seconds = round(time.monotonic() - began)
     return {"killed": killed, "missed": missed, "seconds": seconds, "gave_up": gave_up}
+
+
+def wait_for_a_step(run: Run) -> None:
+    done = len(ends(run, "step"))
+    run.until(lambda: len(ends(run, "step")) > done)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """Ray clusters on this machine, with several nodes, a job server and a token."""
 
 import contextlib
+import fcntl
 import json
 import os
+import random
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +19,6 @@ from typing import Any
 import psutil
 from hosts import Host, NoHosts, hosts
 from killing import ROOT
-
-from workers.supervision.ports import free_port
 
 RAY = str(Path(sys.executable).parent / "ray")
 HEAD, OTHER, THIRD = "127.0.0.2", "127.0.0.3", "127.0.0.4"  # addresses of the loopback, as if they were machines
@@ -43,10 +44,24 @@ def cluster_of_three(environment: dict[str, str]) -> Iterator["Cluster"]:
             cluster.end()
 
 
+PORTS = iter(random.sample(range(20_000, 32_000), 12_000))  # the kernel gives these to nobody who leaves it the choice
+
+
+def free_port() -> int:
+    """Another one with every call: Ray does not start with two equal ports."""
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    raise AssertionError("no free port is left")
+
+
 class Cluster:
     """`Cluster(environment).start()`, and `end()` whatever happens."""
 
     def __init__(self, environment: dict[str, str]):
+        self.lock = os.open(__file__, os.O_RDONLY)  # until `end`, no other cluster of tests has these addresses
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.folder, self.nodes = Path(environment["TMPDIR"]) / "r", {}
         self.told: dict[str, tuple[str, ...]] = {}  # by address: with what `ray start` was called there
         self.hosts: dict[str, Host] = {}  # by address; none: all nodes are of this host
@@ -138,4 +153,5 @@ class Cluster:
                         process.kill()
             node.wait(30)
         shutil.rmtree(self.folder)
+        os.close(self.lock)
         shutil.rmtree(self.said)

@@ -19,6 +19,7 @@ import psutil
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs" / "tiny_cpu.yaml"
+SHARED_MEMORY = Path("/dev/shm")
 ENVIRONMENT, TEMPORARY = dict(os.environ), tempfile.gettempdir()  # before tests start a Ray in this process
 GAME = Path(__file__).parent / "own_game.py"
 PASSING = re.compile(r"time/|tokens_per_second")  # seconds, which no two runs share
@@ -113,7 +114,7 @@ class Apart:
     """Runs with a temporary directory of their own, by which all of their processes, who inherit it, are known."""
 
     def __init__(self, temporary: Path):
-        self.temporary, self.before = temporary, set(Path("/dev/shm").iterdir())
+        self.temporary, self.before = temporary, set(SHARED_MEMORY.iterdir())
         self.environment = ENVIRONMENT | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1"}
 
     def left(self, patience_s: float = 10) -> list[str]:
@@ -124,9 +125,13 @@ class Apart:
         return remaining
 
     def there(self) -> list[str]:
-        files = [*self.temporary.iterdir(), *(set(Path("/dev/shm").iterdir()) - self.before)]
-        processes = [f"process {p.pid} {p.name()}" for p in psutil.process_iter() if belongs(p, self.temporary)]
-        return processes + [str(file) for file in files]
+        processes = list(psutil.process_iter())
+        own = [p for p in processes if belongs(p, self.temporary)]
+        shared = set(SHARED_MEMORY.iterdir()) - self.before
+        if shared:  # tests beside this one have theirs in use
+            shared -= {Path(file) for p in processes if p not in own for file in mapped_files(p)}
+        files = [*self.temporary.iterdir(), *shared]
+        return [f"process {p.pid} {p.name()}" for p in own] + [str(file) for file in files]
 
 
 @contextlib.contextmanager
@@ -152,6 +157,12 @@ def belongs(process: psutil.Process, temporary: Path) -> bool:
         return inherited and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def mapped_files(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error, OSError):
+        return [region.path for region in process.memory_maps()]
+    return []
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
-from killing import EPISODES, Apart, Run, apart
+from killing import EPISODES, ROOT, Apart, Run, apart
 from process_memory import ProcessMemory
 from records import stamp
 
@@ -53,7 +53,7 @@ def soak(path: Path, place: Apart, *overrides: str, steps: int, every: int, unti
     lines = [line for line in run.lines() if "eval/zigzag/accuracy" in line]
     return {
         "steps": steps,
-        "overrides": overrides,
+        "overrides": [o.replace(f"{ROOT}/", "") for o in overrides],
         "exit": run.process.returncode,
         "seconds": round(time.monotonic() - began),
         "done": run.lines()[-1]["step"],

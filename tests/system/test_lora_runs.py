@@ -94,12 +94,19 @@ def test_engines_that_merge_adapters_and_are_killed_end_as_those_that_get_all_we
     require_equal(alone(stage, *settings), run.path)
 
 
-def test_two_halves_of_an_engine_merge_adapters(environment: dict[str, str], tmp_path: Path) -> None:
+def test_halves_of_an_engine_merge_the_adapter_from_which_a_run_starts(
+    environment: dict[str, str], alone: Callable[..., Path], tmp_path: Path
+) -> None:
+    before, adapter = alone(2), tmp_path / "adapter"
+    assert rlsys("export", str(before), str(adapter), "--adapter").returncode == 0
+    base = json.loads((adapter / "base_model.json").read_text())["path"]
     halves = [*STEPS, "trainer.steps=2", "sync.what=adapter", "rollout.tensor_parallel=2"]
-    with running(tmp_path / "run", *halves, config=CONFIG, environment=environment) as run:
+    start = [f"model.path={base}", f"model.adapter={adapter}"]
+    with running(tmp_path / "run", *halves, *start, config=CONFIG, environment=environment) as run:
         assert run.wait() == 0, run.text()
     assert run.events("wrong weights") == []
     assert all(line["mismatch/mean_abs"] < 1e-5 for line in run.lines()[1:])
+    assert evaluated(run.path, 0) == evaluated(before, 6)
 
 
 def test_vllm_loads_the_adapter_and_says_what_the_engines_said(alone: Callable[..., Path], tmp_path: Path) -> None:

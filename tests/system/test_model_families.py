@@ -24,6 +24,8 @@ SIZES = {"hidden_size": 128, "head_dim": 32, "vocab_size": 64}  # heads that vLL
     [
         ("gemma2", {}),  # soft caps of scores and of logits, windows
         ("qwen3_moe", {"moe_intermediate_size": 16}),  # experts that files hold one by one, and vLLM pads
+        ("glm4_moe", {"moe_intermediate_size": 32}),  # routers with a bias that is no parameter
+        ("ernie4_5_moe", {"moe_intermediate_size": 32}),  # the same without groups of experts; vLLM names it otherwise
     ],
 )
 def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
@@ -33,6 +35,9 @@ def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.1)  # enough to choose other experts
     model.save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     options = [
@@ -41,6 +46,7 @@ def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
         "policy.ranks=2",
         "policy.zero_stage=3",
         "policy.lr=1e-2",
+        f"reward.functions={{{Path(__file__).parent}/own_reward.py:closeness: 1.0}}",  # which any model earns a part of
     ]
     options += ["policy.lr_schedule=constant", "policy.warmup_updates=0"]
     with running(tmp_path / "run", *LIGHT, *options, environment=environment) as run:

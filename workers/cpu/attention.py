@@ -1,8 +1,8 @@
 """Finds out whether vLLM's attention on this CPU gives a token the same bits however its sequence was computed.
 
-The kernel reads as many keys at a time as fit into a core's cache beside the queries. A short sequence is summed in one
-block. A longer one may be summed in another order as a whole prompt, behind a cached prefix, token by token, or, with
-several threads, beside other sequences.
+The kernel reads as many keys at a time as fit into a core's cache together with the queries. It sums a short sequence
+in one block. The order of a longer sum may depend on whether the sequence is a whole prompt, follows a cached prefix or
+is computed token by token, and with several threads also on the other sequences.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class AttentionProbe:
         self.heads, self.head_size, self.dtype, self.block_size = heads, head_size, dtype, block_size
 
     def depends_on_history(self, tokens: int) -> bool:
-        """True if the result for a sequence of this length depends on how, or beside what, it was computed."""
+        """True if the result for a sequence of this length depends on how, or with which others, it was computed."""
         suffix = min(SUFFIX_TOKENS, tokens)
         whole = self.run_attention([(tokens, tokens)])
         behind_prefix = self.run_attention([(tokens, suffix)])

@@ -46,7 +46,7 @@ def exact_forward(
     output_block_scale: Tensor | None = None,
 ) -> Tensor:
     """Computes attention for the queries [T, H, D] of several requests end to end, into `output` of the same shape."""
-    if attn_metadata is None:  # vLLM warms up
+    if attn_metadata is None:  # a warm-up pass of vLLM
         return output
     for rows, blocks, visible in group_requests(attn_metadata, kv_cache.shape[2]):
         (n, length), size, heads = rows.shape, self.head_size, self.num_kv_heads

@@ -7,7 +7,7 @@ from rlsys.rewards.judge import combine_verdicts
 from rlsys.rewards.weighted_reward import invalid_verdict
 from rlsys.types import Prompt, Sample, Verdict
 
-OVER = ("turns", "tokens", "window")  # an episode that ends so need not have a score of its own
+OVER = ("turns", "tokens", "window")  # limits; an episode that ends at one needs no score of its own
 
 
 class EpisodeRewards:
@@ -26,7 +26,7 @@ class EpisodeVerdicts(Future[list[Verdict]]):
     def __init__(self, samples: list[Sample], judged: "Future[list[Verdict]]"):
         super().__init__()
         self.samples, self.judged = samples, judged
-        self.combined: list[Verdict] | None = None  # the result is asked for once for each sample
+        self.combined: list[Verdict] | None = None  # `result` is called once per sample
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
         if self.combined is None:

@@ -1,9 +1,9 @@
-"""Samples whole episodes: the engines write turns, the episode workers what stands between them.
+"""Samples whole episodes: engines write the turns, episode workers write what stands between them.
 
     requests ──▶ EpisodePool ──asks──▶ EpisodeRollout ──turns to sample──▶ Generation ──▶ engines
                              ◀─turns──                ◀─────────turns────
 
-To an engine a turn is a completion whose prompt is all that is before it.
+For an engine, a turn is a completion, and all that precedes it is the prompt.
 """
 
 import time
@@ -30,10 +30,10 @@ class OpenEpisode:
 
     number: int
     request: Request
-    tokens: list[int] = field(default_factory=list)  # of its turns, and what was said before them
-    turns: list[tuple[list[int], Sample]] = field(default_factory=list)  # what was said, and what the engine wrote
+    tokens: list[int] = field(default_factory=list)  # of its turns, and of the observations before them
+    turns: list[tuple[list[int], Sample]] = field(default_factory=list)  # observation, and what the engine wrote
     asked: Asked | None = None  # the turn that engines sample
-    next_ask: Asked | None = None  # replaces `asked`, whose turn is void
+    next_ask: Asked | None = None  # replaces `asked`, whose turn is no longer wanted
     begun: tuple[list[int], Sample] | None = None  # a half-written turn, as in `turns`
 
     @property
@@ -91,9 +91,11 @@ class EpisodeRollout:
                 self.accept(samples, generation)
                 if time.monotonic() < self.next_exchange and not self.finished:
                     continue
-                self.next_exchange = time.monotonic() + batching_s(len(self.by_number))
-                for event in self.pool.poll():
+                events = self.pool.poll()
+                for event in events:
                     self.on_event(event, generation)
+                if events or self.next_exchange:  # the first asks do not wait: no engine has work yet
+                    self.next_exchange = time.monotonic() + batching_s(len(self.by_number))
                 self.pool.flush()
                 if self.finished:
                     finished, self.finished = self.finished, []
@@ -131,7 +133,7 @@ class EpisodeRollout:
         self.pool.drop(episode.number)
 
     def stop(self, episode: OpenEpisode) -> None:
-        """Stops an episode early. Later it is played again, with the turns it has had."""
+        """Stops an episode early. Later it is played again, with the turns sampled so far."""
         self.drop(episode)
         sample = episode.sample("cut", unfinished=True)
         if len(sample.tokens):

@@ -1,4 +1,4 @@
-"""What the driver, an episode worker and its process say to each other about an episode, by its number."""
+"""Messages about an episode, by its number, between the driver, an episode worker and its process."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Answer:
-    """A turn that the episode has asked for. If it asks for something else by now, the answer is void."""
+    """A turn that the episode has asked for. It is ignored if the episode asks for something else by now."""
 
     number: int
     index: int  # of the turn
@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Drop:
-    """End the episode, and say nothing about it."""
+    """End the episode without a message about it."""
 
     number: int
 
@@ -39,7 +39,7 @@ Command = Start | Answer | Drop
 
 @dataclass(frozen=True)
 class Asked:
-    """The episode asks for a turn. Those from `turn` on, if there are any, are void."""
+    """The episode asks for a turn. If there are turns from `turn` on already, they are dropped."""
 
     number: int
     turn: int
@@ -58,5 +58,5 @@ Event = Asked | Ended
 
 
 def batching_s(episodes: int) -> float:
-    """Seconds for which a message waits for others, as each has its cost: the more episodes, the more come in a second."""
+    """Seconds for which a message waits for others, because each list costs time: many episodes send many messages."""
     return min(max(episodes / 10_000, 0.01), 0.1)

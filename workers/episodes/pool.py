@@ -24,7 +24,7 @@ Arrival = tuple[str, Any, list[Event] | Exception]  # worker, its actor, what ca
 
 
 class EpisodePool:
-    """`begin` episodes, then `poll` what they ask, and `answer`; `flush` sends what has come together.
+    """`begin` episodes, then `poll` what they ask, and `answer`; `flush` sends the collected messages.
 
     A lost worker is replaced, and the replacement plays its episodes again.
     """
@@ -57,7 +57,7 @@ class EpisodePool:
         threading.Thread(target=self.read, args=(name, actor, events), daemon=True).start()
 
     def read(self, name: str, actor: Any, events: Any) -> None:
-        """Puts all that a worker says into the queue, its error last. Runs in a thread of its own."""
+        """Puts all messages of a worker into the queue, its error last. Runs in a thread of its own."""
         try:
             for ref in events:
                 self.arrivals.put((name, actor, pickle.loads(ray.get(ref))))
@@ -99,7 +99,7 @@ class EpisodePool:
                 self.outbox[name] = []
 
     def expect_news(self, name: str) -> None:
-        """Starts the worker's timer, unless it is busy already. Called before the worker gets something to do."""
+        """Starts the worker's stall timer, unless it is busy already. Called before the worker gets something to do."""
         if not self.is_busy(name):
             self.timers[name].reset()
 
@@ -130,7 +130,7 @@ class EpisodePool:
         return events
 
     def note_event(self, name: str, event: Event) -> bool:
-        """Returns whether the event is news: the episode is still played, and does not ask for what it was sent."""
+        """Returns whether the event is new: the episode is still played, and has not been sent the turn that it asks for."""
         if event.number not in self.playing[name]:
             return False
         if isinstance(event, Ended):
@@ -144,7 +144,7 @@ class EpisodePool:
         return True
 
     def replace(self, name: str, error: WorkerLost) -> None:
-        """Replaces a worker, and starts its episodes again with the turns they have had."""
+        """Replaces a worker, and starts its episodes again with the turns sampled so far."""
         self.workers.replace({name: error}, {name: self.workers.actors[name]})
         self.read_events(name, self.workers.actors[name])
         self.waiting[name].clear()

@@ -6,11 +6,12 @@
            ◀── {"ready": true, "notes": […]}, or {"problem": sentence}   once, when the functions are imported
            ◀── {"on": number}                        code of this episode runs from now on
            ◀── {"ask": number, "observation": […], "max_tokens": n}
+           ◀── {"late": number}                      its time is over, and it has been cancelled
            ◀── {"end": number, "finish": …, "verdict": …, "messages": …, "turn_scores": …}
            ◀── {"retire": reason}                    it wants to be replaced; its other episodes are played again
 
-All episodes run in one event loop, in the main thread. Answers are JSON: nothing that a user's function sends is
-unpickled. What is covered and what is not is as in `workers.reward.process`.
+All episodes, and the tasks that they start, run in one event loop in the main thread. Answers are JSON: nothing that a
+user's function sends is unpickled. Users' functions are limited as described in `workers.reward.process`.
 """
 
 import asyncio
@@ -23,7 +24,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -37,31 +37,35 @@ from rlsys.episodes.formats import known_tool_parsers, suggest_tool_parser
 from rlsys.episodes.player import Equipment, Player
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.episodes.tools import Toolbox
+from rlsys.rewards.weighted_reward import exception_verdict
 from rlsys.types import Verdict
-from workers.processes.child import run_child
+from workers.episodes.step_threads import EPISODE, StepThreads
+from workers.processes.child import close_in_children, run_child
 from workers.supervision.imports import skip_generation_import
 
-MAX_THREADS = 64  # each takes 8 MiB of episode.memory_mb
 encode_json = json.JSONEncoder(default=str).encode
 
 
 class EpisodeServer:
     def __init__(self, connection: Connection, settings: EpisodeSettings):
         self.connection, self.settings, self.pid = connection, settings, os.getpid()
-        self.loop = asyncio.new_event_loop()  # from the first to the last call of a tool: a server's client stays in it
+        self.loop = asyncio.new_event_loop()  # one loop for all calls of tools: the client of a server belongs to it
         equipment = self.loop.run_until_complete(equip(settings))
         self.players = {spec: Player(spec, settings, equipment) for spec in settings.plays}
         self.notes = continuation_notes(equipment.template, equipment.schemas)
         self.running: dict[int, RunningEpisode] = {}
+        self.threads = StepThreads(settings.concurrency)
         self.unsent = bytearray()
+        self.announced: int | None = None  # in the last message
 
     def serve(self) -> None:
         self.loop.run_until_complete(self.serve_forever())
 
     async def serve_forever(self) -> None:
-        threads = ThreadPoolExecutor(min(self.settings.concurrency, MAX_THREADS))  # for steps that block
-        asyncio.get_running_loop().set_default_executor(threads)
+        self.loop.set_default_executor(self.threads)
+        self.loop.set_task_factory(self.make_task)
         end = socket.socket(fileno=os.dup(self.connection.fileno()))
+        close_in_children(end.fileno())
         reader, self.writer = await asyncio.open_connection(sock=end)
         self.send(ready=True, notes=list(dict.fromkeys(self.notes)))
         while True:
@@ -82,11 +86,20 @@ class EpisodeServer:
             self.loop.call_soon(self.flush)
         data = encode_json(message).encode()
         self.unsent += struct.pack("!i", len(data)) + data
+        self.announced = None
 
     def announce(self, number: int) -> None:
-        """Says at once that code of this episode runs now: it may block or end the process."""
-        self.send(on=number)
-        self.flush()
+        """Reports at once that code of this episode runs now, because it may block or end the process."""
+        if self.announced != number:
+            self.send(on=number)
+            self.flush()
+            self.announced = number
+
+    def make_task(self, _: asyncio.AbstractEventLoop, coroutine: Any, /, **options: Any) -> "asyncio.Task[Any]":
+        """Makes a task, whose code is announced if an episode has started it."""
+        if (number := EPISODE.get(None)) is not None:
+            coroutine = run_announced(coroutine, partial(self.announce, number))
+        return asyncio.Task(coroutine, loop=self.loop, **options)
 
     def flush(self) -> None:
         self.end_if_forked()
@@ -95,7 +108,7 @@ class EpisodeServer:
             self.unsent.clear()
 
     def end_if_forked(self) -> None:
-        """A function has forked, and its child came back from it: it must say nothing."""
+        """Ends this process if it is a child that a function has forked: it must send no messages."""
         if os.getpid() != self.pid:
             os._exit(0)
 
@@ -106,11 +119,21 @@ class EpisodeServer:
 
     def end(self, number: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]) -> None:
         del self.running[number]
-        given = verdict and dataclasses.asdict(verdict)
-        self.send(end=number, finish=finish, verdict=given, messages=messages, turn_scores=scores)
+        try:
+            given = verdict and dataclasses.asdict(verdict)
+            self.send(end=number, finish=finish, verdict=given, messages=messages, turn_scores=scores)
+        except BaseException as error:  # a message may hold anything, and what it holds may raise anything
+            verdict = exception_verdict("the messages of the episode cannot be sent", error, ())
+            given = dataclasses.asdict(verdict)
+            self.send(end=number, finish=finish, verdict=given, messages=[], turn_scores=[])
         if verdict and verdict.failure == "memory":
-            self.send(retire="it ran out of memory")
-            self.flush()
+            self.retire("it ran out of memory")
+        elif self.threads.are_lost(self.running):
+            self.retire("steps or tools that do not end keep its threads")
+
+    def retire(self, reason: str) -> None:
+        self.send(retire=reason)
+        self.flush()
 
 
 class RunningEpisode:
@@ -139,6 +162,8 @@ class RunningEpisode:
 
     def time_out(self, seconds: float) -> None:
         self.timed_out = max(seconds, 1e-9)
+        self.ask.closed = True
+        self.server.send(late=self.number)
         self.task.cancel()
 
     async def sample(self, observation: list[int], max_tokens: int) -> Turn:
@@ -162,15 +187,18 @@ class RunningEpisode:
 
     async def run(self, row: bytes) -> None:
         verdict: Verdict | None
+        EPISODE.set(self.number)
         try:
-            announced = Announced(self.play(row), partial(self.server.announce, self.number))
-            verdict = self.player.read_verdict(await announced, self.ask)
+            returned = await run_announced(self.play(row), partial(self.server.announce, self.number))
+            verdict = self.player.read_verdict(returned, self.ask)
         except EpisodeOver:
             verdict = self.player.read_verdict(None, self.ask)
         except asyncio.CancelledError:
-            verdict = self.cancelled_verdict()
+            verdict = self.player.error_verdict(RuntimeError("it cancelled its own task"), self.ask)
         except BaseException as error:  # SystemExit too: a user's function must not end the process unnoticed
             verdict = self.player.error_verdict(error, self.ask)
+        if self.timed_out:  # whatever the function made of its cancellation
+            verdict = self.timeout_verdict()
         self.ask.closed = True
         self.timer.cancel()
         if self.dropped:
@@ -183,13 +211,11 @@ class RunningEpisode:
     async def play(self, row: bytes) -> Any:
         return await self.player.play(pickle.loads(row), self.ask)
 
-    def cancelled_verdict(self) -> Verdict:
-        if not self.timed_out:
-            return self.player.error_verdict(RuntimeError("it cancelled its own task"), self.ask)
+    def timeout_verdict(self) -> Verdict:
         self.ask.over = "time"
         whole = self.timed_out < self.settings.step_timeout_s
         option, limit = ("timeout_s", self.settings.timeout_s) if whole else ("step_timeout_s", self.timed_out)
-        detail = f"{self.player.where(self.ask)} took more than {limit:g} s (episode.{option})"
+        detail = f"{self.player.describe_moment(self.ask)} took more than {limit:g} s (episode.{option})"
         return Verdict(None, failure="timeout", detail=detail)
 
 
@@ -212,6 +238,10 @@ class Announced:
                 resume, value = self.coroutine.send, (yield waiting)
             except BaseException as error:  # it is cancelled
                 resume, value = self.coroutine.throw, error
+
+
+async def run_announced(coroutine: Coroutine[Any, Any, Any], announce: Callable[[], None]) -> Any:
+    return await Announced(coroutine, announce)
 
 
 async def equip(settings: EpisodeSettings) -> Equipment:

@@ -3,8 +3,8 @@
     send(commands) ──▶ supervisor thread ──▶ episode process (workers/episodes/process.py)
     events()       ◀──┘
 
-An episode that is played again is given the turns it has had. If it asks for something else than before, which a
-random environment may do, the turns from there on are sampled again.
+An episode that is played again gets the turns sampled so far. If it asks for something else than before, as with a
+random environment, the turns from there on are sampled again.
 """
 
 import pickle
@@ -22,23 +22,24 @@ from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event
 from workers.processes.handle import ProcessHandle
 from workers.processes.supervisor import Cause, ProcessSupervisor
 
-GRACE_S = 1.0  # for an episode to stop by itself, which takes no process down
-MAX_WORKING = 64  # episodes between two turns: with more of them, none begins, as each may keep the others waiting
+GRACE_S = 1.0  # for an episode to stop by itself, before its process is killed
+MAX_WORKING = 64  # episodes between two turns. Further ones wait to begin: the code of each delays all others
 MAX_CRASHES = 2  # processes that end while an episode's code runs; then the episode has failed
 
 
 @dataclass(eq=False)
 class Played:
-    """An episode, and how far it is in the process."""
+    """An episode, and its progress in the process."""
 
     start: Start
     requested: tuple[int, list[int]] | None = None  # turn and observation that the driver has been asked for
-    asked: int = 0  # turns it has asked for since it was started there
-    ran: bool = False  # its code has run there
+    asked: int = 0  # turns it has asked for since the process started it
+    ran: bool = False  # its code has run in the process
     waits: bool = False  # for the turn that is requested
     step_began: float | None = None  # while it is not waiting for a turn
     outside_s: float = 0.0
     crashes: int = 0
+    late: bool = False  # it has been cancelled there, and the event loop went on
 
 
 class EpisodeRunner(ProcessSupervisor):
@@ -53,7 +54,7 @@ class EpisodeRunner(ProcessSupervisor):
         self.playing: dict[int, Played] = {}  # in the process, by number
         self.working: set[Played] = set()  # of these, the ones that are not waiting for a turn
         self.outgoing: list[tuple[Any, ...]] = []  # to the process
-        self.running: int | None = None  # whose code ran last
+        self.running: int | None = None  # number of the episode whose code ran last
         self.events_queue: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
         self.started = False
         super().__init__(settings)
@@ -65,7 +66,7 @@ class EpisodeRunner(ProcessSupervisor):
             self.fail_all()
 
     def events(self) -> Iterator[list[Event]]:
-        """Yields what episodes ask for, and how they end, for ever. Raises why nothing can be played any more."""
+        """Yields what episodes ask for, and how they end. Raises the error after which no episode can be played."""
         while True:
             events = [self.events_queue.get()]
             time.sleep(batching_s(len(self.playing)))
@@ -103,7 +104,7 @@ class EpisodeRunner(ProcessSupervisor):
         if not self.started:
             self.started = True
             self.start_spare()  # not earlier: when a run starts, others need the cores
-        played.asked, played.ran, played.waits = 0, False, False
+        played.asked, played.ran, played.waits, played.late = 0, False, False, False
         played.outside_s = 0.0
         self.playing[start.number] = played
         self.begin_step(played)
@@ -149,6 +150,8 @@ class EpisodeRunner(ProcessSupervisor):
             self.running = message["on"]
             if played := self.playing.get(message["on"]):
                 played.ran = True
+        elif "late" in message and (played := self.playing.get(message["late"])):
+            played.late = True
         elif "ask" in message and (played := self.playing.get(message["ask"])):
             self.on_ask(played, message["observation"], message["max_tokens"])
         elif "end" in message and message["end"] in self.playing:
@@ -182,22 +185,23 @@ class EpisodeRunner(ProcessSupervisor):
     def next_deadline(self) -> float | None:
         return min(filter(None, map(self.deadline, self.working)), default=None)
 
-    def replace_late(self, now: float) -> None:
+    def replace_overdue(self, now: float) -> None:
         if (deadline := self.next_deadline()) is not None and deadline <= now:
             self.replace_process("timeout")
 
     def hand_back(self, cause: Cause, now: float, exit_status: str) -> None:
         """After a process has ended, plays its episodes again, except the one that caused it.
 
-        If a deadline has passed, the cause is the episode whose code was running, as it blocks the others. After a
-        crash, an episode is the cause only if this has happened to it twice: the first crash may be a coincidence.
+        If a deadline has passed, the cause is the episode that did not end when it was cancelled, or else the one whose
+        code was running, as it blocks the others. After a crash, an episode is the cause only if this has happened to
+        it twice: the first crash may be a coincidence.
         """
         culprit = self.playing.get(self.running) if self.running is not None else None
         self.running = None
-        late = {p for p in self.working if (self.deadline(p) or now + 1) <= now}
+        overdue = {p for p in self.working if (self.deadline(p) or now + 1) <= now}
         failed: dict[Played, tuple[str, str]] = {}
         if cause == "timeout":
-            for played in {culprit} if culprit else late:
+            for played in {p for p in overdue if p.late} or ({culprit} if culprit else overdue):
                 limit = self.limits.step_timeout_s
                 failed[played] = (
                     "timeout",
@@ -209,11 +213,11 @@ class EpisodeRunner(ProcessSupervisor):
                 played.crashes += 1
                 if played.crashes >= MAX_CRASHES:
                     failed[played] = "crash", f"the episode process ended: {exit_status}"
-        again = [p for p in self.playing.values() if p not in failed]
+        replayed = [p for p in self.playing.values() if p not in failed]
         self.playing, self.working, self.outgoing = {}, set(), []
         for played, (failure, detail) in failed.items():
             self.fail(played, failure, f"{detail}, after turn {played.asked}" if played.asked else detail)
-        self.waiting.extendleft(reversed(again))
+        self.waiting.extendleft(reversed(replayed))
 
     def fail(self, played: Played, failure: str, detail: str) -> None:
         episode = Episode(Verdict(None, failure=failure, detail=detail), [], [])
@@ -225,7 +229,7 @@ class EpisodeRunner(ProcessSupervisor):
 
 
 def is_wanted(answer: Answer, played: Played) -> bool:
-    """False if the answer crossed a later ask: the episode was played again meanwhile, and asks for something else."""
+    """False if the episode was played again before the answer arrived, and now asks for something else."""
     if played.requested:
         return played.requested == (answer.index, answer.turn.observation)
     return answer.index == len(played.start.turns)

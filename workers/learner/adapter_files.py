@@ -1,12 +1,13 @@
 """Adapters in PEFT's format: adapter_config.json, adapter_model.safetensors, and base_model.json with a fingerprint of the base."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
+from torch import Tensor
 
 from rlsys.config.schema import Config, ConfigError, LoraConfig
 from rlsys.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter_directory, read_adapter_config
@@ -22,17 +23,17 @@ def peft_name(parameter: str) -> str:
     return f"{PREFIX}{parameter}.weight"
 
 
-def base_fingerprint(lm: Any) -> str:
+def base_fingerprint(lm: Any, read: Callable[[str, Tensor], Tensor] = lambda _, parameter: parameter) -> str:
     """A hash of all weights but the adapters', rounded to bfloat16: it is the same in float32 and in bfloat16.
 
-    With ZeRO 3 all ranks take part.
+    With ZeRO 3 all ranks take part. `read`: returns the values of a parameter that is only described, by its name.
     """
     digest = xxhash.xxh3_128()
     for name, parameter in lm.named_parameters():
         if not is_adapter(name):
             with gathered(parameter):
                 digest.update(f"{name} {list(parameter.shape)}".encode())
-                digest.update(tensor_bytes(parameter.detach().to("cpu", torch.bfloat16)))
+                digest.update(tensor_bytes(read(name, parameter).detach().to("cpu", torch.bfloat16)))
     return digest.hexdigest()
 
 

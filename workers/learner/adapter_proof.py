@@ -1,6 +1,6 @@
 """Proves, before the first sync, that adapters reach the engines and that the policy computes with them.
 
-A new adapter is zero, so at the first sync nothing would show that it is left out. While the proof runs, B is random:
+A new adapter is zero, so the first sync could not show that it is missing. While the proof runs, B is random:
     sent      what a sync sends for the layer's weight is W + s B A, computed here in another way
     computed  the layer's output in a forward pass of the whole model is its input times what is sent
 """
@@ -20,7 +20,10 @@ from workers.learner.proof import ForwardAll
 from workers.sync.sending import PolicyWeights
 
 ROWS = 4  # of a layer's input
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest element; real faults are as large as it is
+TOLERANCE = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.05,
+}  # as a share of the largest element; a real fault is about as large as that element
 
 
 def prove_adapters(lm: Any, forward_all: ForwardAll, weights: PolicyWeights, scale: float) -> None:

@@ -1,4 +1,4 @@
-"""Finds the sample that made an update useless."""
+"""Finds the sample whose loss or gradient is not finite, for which an update is skipped."""
 
 import math
 from typing import Any

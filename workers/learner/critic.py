@@ -12,6 +12,7 @@ from rlsys.runs.timeline import recorded
 from rlsys.types import Floats, Pack
 from workers.learner.checkpoint_writer import merge_results
 from workers.learner.gpu_memory import frees_gpu_memory
+from workers.learner.host_memory import giving_back_large_blocks
 from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
 from workers.learner.tensor_files import TensorFiles
 from workers.learner.zero import ZeroEngine
@@ -26,6 +27,7 @@ class CriticRank(LearnerRank):
         super().__init__(config, rank, logs, role="critic", ranks=config.critic.ranks, port=config.critic.port)
 
     @frees_gpu_memory
+    @giving_back_large_blocks()
     def start(self, address: str, port: int, model: str) -> None:
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
         from rlsys.packs.values import PackedValues, value_loss

@@ -1,7 +1,7 @@
 """Returns freed GPU memory to the device.
 
-PyTorch keeps freed memory for its own process, so an engine or another model on the same GPU could not use it. Engines
-take their full share when they wake: the weights' during a sync, the cache after it.
+PyTorch keeps freed memory for its own process, so an engine or another model on the same GPU could not use it. When
+engines wake, they take their full share: memory for weights during a sync, for the cache after it.
 """
 
 import functools
@@ -47,6 +47,6 @@ def free_after(method: F, is_needed: Callable[[Config], bool]) -> F:
 
 
 def freeze_started_objects() -> None:
-    """Takes all present objects out of later garbage collections: a rank's imports made one take 0.3 s."""
+    """Excludes all present objects from later garbage collections: with a rank's imports, one took 0.3 s."""
     gc.collect()
     gc.freeze()

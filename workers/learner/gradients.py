@@ -1,6 +1,6 @@
 """One mini-batch's gradient under any number of ranks, sequence parallelism, ZeRO stage and pack budget, compared with a reference.
 
-For each number of ranks, the driver starts them once. They build their model anew for each stage and sequence
+For each number of ranks, the driver starts them once. They build their model again for each stage and sequence
 parallelism, and compute the gradient with each budget. It is the gradient of the run's own update; only the optimizer
 step is left out.
 """
@@ -35,7 +35,7 @@ class GradientDifference:
 
 
 def compare_gradients(gradient: Iterable[tuple[str, Floats]], reference: Gradient) -> GradientDifference:
-    """Compares one tensor after the other. A gradient that is not a number anywhere is infinitely far away."""
+    """Compares one tensor after the other. If a gradient has a NaN, the difference is infinite."""
     norm = float(np.sqrt(sum(sum_of_squares(tensor) for tensor in reference.values())))
     missing = set(reference)
     gaps: dict[str, float] = {}

@@ -27,7 +27,7 @@ class GuardedAdamW(torch.optim.AdamW):
     def create_moments(self, tensors: list[torch.Tensor]) -> None:
         """Creates the moments as the first step would, because a checkpoint may be saved or loaded before it.
 
-        torch keeps the step in host memory, but for a fused AdamW beside the tensor.
+        torch keeps the step in host memory; a fused AdamW keeps it on the device of the tensor.
         """
         for tensor in tensors:
             self.state[tensor] = {

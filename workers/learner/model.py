@@ -1,6 +1,8 @@
 """Loads a Hugging Face causal language model for packed sequences."""
 
 import contextlib
+import re
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,25 +13,28 @@ from workers.cpu import compiling
 from workers.rollout.stopping import read_end_ids
 
 # What layers raise that are not made for packs.
-LAYER_ERRORS = (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
-DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+LAYER_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+NOT_THE_LAYERS = ("OutOfMemoryError", "DistError")  # RuntimeErrors that a machine causes
+RANDOM_OPTIONS = re.compile("drop|jitter")
 
 
 def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: bool = False) -> Any:
     """Loads the model at `path` with packed attention and without dropout. `exact`: with the engine's arithmetic."""
     from rlsys.packs import attention
     from rlsys.packs.exact import use_exact_linear
-    from rlsys.packs.mixers import fold_mixers
+    from rlsys.packs.mixers import fold_mixers, refuse_inconsistent
     from workers.learner.partitioning import gathering_layers
 
     model_config = load_model_config(path, config.model.trust_remote_code)
     implementation = attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION
-    with refusing_unpackable(path, model_config.model_type, ValueError):  # attention that cannot be replaced
+    with refusing_unpackable(path, model_config.model_type, KeyError, ValueError):  # attention that cannot be replaced
         lm = load_weights(path, model_config, settings, implementation, config.model.trust_remote_code)
     if exact:
         use_exact_linear(lm)
     with refusing_unpackable(path, model_config.model_type, *LAYER_ERRORS), gathering_layers(lm.get_decoder()):
+        attention.refuse_own_attention(lm.get_decoder())
         fold_mixers(lm.get_decoder())
+        refuse_inconsistent(lm.get_decoder())
     if settings.gradient_checkpointing:
         # Dropout is off, so no random numbers need to be kept.
         lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3, "preserve_rng_state": False})
@@ -42,25 +47,13 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
 
 def load_weights(path: str, model_config: Any, settings: PolicyConfig, attention: str, trust_remote_code: bool) -> Any:
     """Loads the model as its authors made it: whole, or with ZeRO 3 this rank's part of every parameter."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from workers.learner.model_files import describing_files
     from workers.learner.partitioning import partition
 
-    require_whole_files(path)
     stored: dict[str, Any] = {}
     with describing_files(stored) if settings.zero_stage == 3 else contextlib.nullcontext():
-        lm, remarks = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=model_config,
-            dtype=getattr(torch, settings.dtype),
-            attn_implementation=attention,
-            trust_remote_code=trust_remote_code,
-            ignore_mismatched_sizes=True,  # they are refused below, in a sentence
-            output_loading_info=True,
-        )
-    require_all_weights(path, remarks)
+        lm = load_complete(path, settings.dtype, trust_remote_code, config=model_config, attn_implementation=attention)
+    use_one_dtype(lm, settings.dtype)
     if stored:
         partition(lm, stored, settings)
     elif settings.zero_stage == 3:
@@ -69,6 +62,42 @@ def load_weights(path: str, model_config: Any, settings: PolicyConfig, attention
             "memory, store the model as safetensors.",
             flush=True,
         )
+    return lm
+
+
+def use_one_dtype(lm: Any, dtype: str) -> None:
+    """Gives all parameters the same dtype, as DeepSpeed does: transformers keeps some in float32.
+
+    Biases of routers have no gradient. They become buffers, which keep their dtype.
+    """
+    import torch
+
+    from workers.sync.sending import ROUTER_BIASES
+
+    for module in lm.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if name in ROUTER_BIASES:
+                delattr(module, name)
+                module.register_buffer(name, parameter.data)
+            else:
+                parameter.data = parameter.data.to(getattr(torch, dtype))
+
+
+def load_complete(path: str, dtype: str, trust_remote_code: bool, **options: Any) -> Any:
+    """Has transformers load a model. Raises `ConfigError` unless the files hold all of its weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    require_whole_files(path)
+    lm, remarks = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
+        ignore_mismatched_sizes=True,  # they are refused below, in a sentence
+        output_loading_info=True,
+        **options,
+    )
+    require_all_weights(path, remarks)
     return lm
 
 
@@ -81,14 +110,14 @@ def require_whole_files(path: str) -> None:
 
 def require_all_weights(path: str, remarks: dict[str, Any]) -> None:
     """Raises `ConfigError` if the files lack weights of the model, or hold some of another shape."""
-    again = "The files are of another model, or not complete. Copy or download all files of the model again."
+    advice = "The files are of another model, or not complete. Copy or download all files of the model again."
     for name, stored, needed in sorted(remarks["mismatched_keys"], key=str):
         config = find_config_file(path)
         file = find_weight_file(config.parent, name) if config else path
-        raise ConfigError(f"model.path: {file}: {name} is {list(stored)}, and by config.json {list(needed)}. {again}")
+        raise ConfigError(f"model.path: {file}: {name} is {list(stored)}, and by config.json {list(needed)}. {advice}")
     if missing := sorted(remarks["missing_keys"]):
         more = f" and {len(missing) - 1} more weights" if len(missing) > 1 else ""
-        raise ConfigError(f"model.path: the files of {path} do not hold {missing[0]}{more}. {again}")
+        raise ConfigError(f"model.path: the files of {path} do not hold {missing[0]}{more}. {advice}")
 
 
 def offload_layer_inputs(lm: Any, pin_memory: bool) -> None:
@@ -113,23 +142,39 @@ def refusing_unpackable(path: str, family: str, *errors: type[Exception]) -> Ite
     try:
         yield
     except errors as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError) or any(kind.__name__ in NOT_THE_LAYERS for kind in type(error).__mro__):
             raise
         raise ConfigError(
-            f"model.path: {path} is a {family} model, which rlsys cannot train: its layers do not compute packs of "
-            f"sequences ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})."
+            f"model.path: {path} is a {family} model, which rlsys cannot train in packs of sequences: {describe(error)}."
         ) from error
 
 
+def describe(error: Exception) -> str:
+    """What a layer says, or which layer raised an error that was not meant for readers."""
+    text = str(error).partition("\n")[0].rstrip(".")
+    if isinstance(error, ValueError):
+        return text
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    layers = [type(f["self"]).__name__ for f in frames if hasattr(f.get("self"), "named_modules")]
+    return f"{layers[-1] if layers else 'the model'} raises {type(error).__name__} {text}"
+
+
 def load_model_config(path: str, trust_remote_code: bool) -> Any:
-    """Reads the model's configuration, with dropout off."""
+    """Reads the model's configuration, without dropout and other noise."""
     from transformers import AutoConfig
 
     model_config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    for name in DROPOUTS:
-        if hasattr(model_config, name):
-            setattr(model_config, name, 0.0)
+    switch_off_randomness(model_config)
     return model_config
+
+
+def switch_off_randomness(options: Any) -> None:
+    """Sets the rates of dropout and of routers' noise to 0, also in configurations inside this one."""
+    for name, value in list(vars(options).items()):
+        if isinstance(value, float) and RANDOM_OPTIONS.search(name):
+            setattr(options, name, 0.0)
+        elif hasattr(value, "model_type"):
+            switch_off_randomness(value)
 
 
 def compile_layers(lm: Any) -> None:
@@ -151,14 +196,16 @@ def load_packed(config: Config, path: str) -> Any:
 
     r = config.rollout
     lm = load_causal_lm(config, path, config.policy, r.exact)
-    return PackedLogprobs(
-        lm,
-        temperature=r.temperature,
-        chunk=config.policy.logprob_chunk,
-        min_new_tokens=r.min_new_tokens,
-        float32_head=config.policy.head_dtype == "float32",
-        end_ids=load_end_ids(config, path) if r.min_new_tokens else (),
-    )
+    end_ids = load_end_ids(config, path) if r.min_new_tokens else ()
+    with refusing_unpackable(path, lm.config.model_type, ValueError):
+        return PackedLogprobs(
+            lm,
+            temperature=r.temperature,
+            chunk=config.policy.logprob_chunk,
+            min_new_tokens=r.min_new_tokens,
+            float32_head=config.policy.head_dtype == "float32",
+            end_ids=end_ids,
+        )
 
 
 def load_policy(config: Config, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 `from_pretrained` builds the model from descriptions, so transformers itself decides on names, conversions, tied weights,
 buffers and number formats, and no weight takes memory. `ModelFiles.read` then reads any part of a parameter.
+Of a model without safetensors files nothing is described: it is loaded whole, and reading returns what was loaded.
 """
 
 import contextlib
@@ -90,9 +91,20 @@ class ModelFiles:
         for source in find_sources(lm, list(stored)):
             for name in self.convert(source, described=True) if source.converter else [source.first]:
                 self.sources[name] = source
+        parameters = list(lm.named_parameters(remove_duplicate=False))
+        held = {id(parameter): self.sources[name] for name, parameter in parameters if name in self.sources}
+        # Files may hold tied weights under one name only.
+        self.sources = {
+            name: held[id(parameter)] for name, parameter in parameters if id(parameter) in held
+        } | self.sources
+
+    def read_whole(self, name: str, parameter: Tensor) -> Tensor:
+        return self.read(name, parameter, 0, parameter.numel()).view(parameter.shape).to(parameter.dtype)
 
     def read(self, name: str, parameter: Tensor, first: int, count: int) -> Tensor:
-        """Returns elements [first, first + count) of a parameter. Only their part of the files is read, where it can be."""
+        """Returns elements [first, first + count) of a parameter. If possible, only their part of the files is read."""
+        if not parameter.is_meta:
+            return parameter.detach().reshape(-1)[first : first + count]
         source, shape, dtype = self.sources[name], parameter.shape, parameter.dtype
         if source.converter is None:
             return self.open(source.names[0][0]).view(-1)[first : first + count]

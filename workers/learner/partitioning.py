@@ -22,13 +22,13 @@ def is_partitioned(parameter: Any) -> bool:
     return hasattr(parameter, "ds_id")
 
 
-def gathered(*parameters: Any) -> Any:
-    """Returns a context in which parameters are whole."""
-    if not is_partitioned(parameters[0]):
+def gathered(*tensors: Any) -> Any:
+    """Returns a context in which tensors are whole. Buffers always are."""
+    if not any(map(is_partitioned, tensors)):
         return contextlib.nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters(parameters)
+    return deepspeed.zero.GatheredParameters(tensors)
 
 
 def partition(lm: Any, stored: dict[str, DescribedTensor], settings: PolicyConfig) -> None:
@@ -37,18 +37,17 @@ def partition(lm: Any, stored: dict[str, DescribedTensor], settings: PolicyConfi
     tie_equal_weights(lm, files)
     made: dict[int, Any] = {}  # by id of the description: tied weights are one parameter
     for name, parameter in lm.named_parameters(remove_duplicate=False):
-        if id(parameter) not in made and name in files.sources:  # of tied weights, files may have either name
+        if id(parameter) not in made:
             made[id(parameter)] = read_part(zero, name, parameter, files)
     for name, buffer in lm.named_buffers():
-        whole = files.read(name, buffer, 0, buffer.numel()).view(buffer.shape) if buffer.is_meta else buffer
-        made[id(buffer)] = whole.to(zero.local_device, buffer.dtype, copy=True)
+        made[id(buffer)] = files.read_whole(name, buffer).to(zero.local_device, copy=True)
     for module in lm.modules():
         for tensors in (module._parameters, module._buffers):
             tensors |= {key: made[id(tensor)] for key, tensor in tensors.items() if tensor is not None}
 
 
 def zero_init(settings: PolicyConfig, module: nn.Module | None = None) -> Any:
-    """Returns DeepSpeed's maker of partitioned parameters. With a module it also makes linear layers keep no gathered weight."""
+    """Returns DeepSpeed's maker of partitioned parameters. If a module is given, its linear layers keep no gathered weight."""
     import deepspeed
 
     from workers.learner.zero import deepspeed_config

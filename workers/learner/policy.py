@@ -18,6 +18,7 @@ from workers.learner.gpu_memory import (
     frees_gpu_memory_for_models,
     freeze_started_objects,
 )
+from workers.learner.host_memory import giving_back_large_blocks
 from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
 from workers.learner.tensor_files import write_tensors
 from workers.learner.weight_sync import WeightSync
@@ -38,6 +39,7 @@ class PolicyRank(LearnerRank):
 
     @recorded()
     @frees_gpu_memory
+    @giving_back_large_blocks()
     def start(self, address: str, port: int, model: str, transport: str) -> None:
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
         import torch
@@ -145,13 +147,12 @@ class PolicyRank(LearnerRank):
         policy_checkpoint.load_state(self.zero, self.lm, self.source, self.base, Path(folder))
 
     @frees_gpu_memory
-    def write_weights(self, file: str) -> None:
-        """Rank 0 writes the present weights, as far as they are trained."""
+    def write_weights(self, folder: str) -> None:
+        """Writes this rank's files of the present weights, as far as they are trained."""
         from workers.learner import policy_checkpoint
 
-        weights = policy_checkpoint.gather_weights(self.zero, self.lm)
-        if self.rank == 0:
-            write_tensors(Path(file), weights)
+        for file, tensors in policy_checkpoint.copy_weights(self.zero, self.lm, disk_format=False).items():
+            write_tensors(Path(folder) / file, tensors)
 
     # --- diagnosis ----------------------------------------------------------------------------------------------------
 
@@ -206,8 +207,8 @@ class PolicyGroup(LearnerGroup):
     def load(self, folder: str) -> None:
         self.call_all("load", folder, doing="loading a checkpoint")
 
-    def write_weights(self, file: str) -> None:
-        self.call_all("write_weights", file, doing="writing the reference's weights")
+    def write_weights(self, folder: str) -> None:
+        self.call_all("write_weights", folder, doing="writing the reference's weights")
 
     def rescore(self, packs: list[list[Pack]], what_if: WhatIf) -> list[list[Floats]]:
         return self.scatter("rescore", packs, what_if)

@@ -5,23 +5,21 @@ optimizer/   part-00000-of-00002.safetensors, …: Adam's state, and the fp32 we
              because it is in bfloat16, or transformers stores the tensors in another form, or it is an adapter
 """
 
-import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlsys.config.schema import Config
 from rlsys.models.adapters import WEIGHTS
-from rlsys.models.weight_files import INDEX, SINGLE
 from rlsys.packs.lora import adapted_layers, trained_parameters
 from workers.learner.adapter_files import peft_name, require_base, require_kind, write_adapter_files
+from workers.learner.model_shards import MAX_FILE, num_bytes, saved_tensors, split_into_files, write_index
 from workers.learner.tensor_files import TensorFiles
 from workers.learner.zero import ZeroEngine
 from workers.learner.zero_state import MOMENTS, WEIGHT
 from workers.sync.disk_format import to_disk_format
-
-MAX_FILE = 5 * 10**9  # bytes
 
 
 def copy_state(zero: ZeroEngine, lm: Any, dtype: str) -> dict[str, dict[str, Any]]:
@@ -34,62 +32,37 @@ def copy_state(zero: ZeroEngine, lm: Any, dtype: str) -> dict[str, dict[str, Any
         )
     }
     if not adapters:
-        return files | copy_model(zero, lm)
+        return files | {f"model/{file}": tensors for file, tensors in copy_weights(zero, lm, disk_format=True).items()}
     weights = gather_weights(zero, lm)
     if zero.rank == 0:
         files[f"model/{WEIGHTS}"] = {peft_name(name): tensor for name, tensor in weights.items()}
     return files
 
 
-def copy_model(zero: ZeroEngine, lm: Any) -> dict[str, dict[str, Any]]:
-    """Copies the weights that this rank writes into `model/` to host memory: every n-th of the model's files."""
-    parameters, files = trained_parameters(lm), {}
-    for number, (file, names) in enumerate(model_files(lm, zero).items()):
-        tensors: dict[str, Any] = {}
+def copy_weights(zero: ZeroEngine, lm: Any, *, disk_format: bool) -> dict[str, dict[str, Any]]:
+    """Copies the weights that this rank writes to host memory, by file: every n-th of the files.
+
+    `disk_format`: all that the model's files hold, as transformers stores it; else what is trained, by parameter.
+    """
+    tensors, files = saved_tensors(lm) if disk_format else trained_parameters(lm), {}
+    for number, (file, names) in enumerate(model_files(tensors, zero).items()):
+        copies: dict[str, Any] = {}
         for name in names:
-            with zero.gathered(parameters[name]):
+            with zero.gathered(tensors[name]):
                 if number % zero.ranks == zero.rank:
-                    tensors |= to_disk_format(lm, name, parameters[name].detach().to("cpu", copy=True))
-        if tensors:
-            files[f"model/{file}"] = tensors
+                    weight = tensors[name].detach().to("cpu", copy=True)
+                    copies |= to_disk_format(lm, name, weight) if disk_format else {name: weight}
+        if copies:
+            files[file] = copies
     return files
 
 
-def model_files(lm: Any, zero: ZeroEngine) -> dict[str, list[str]]:
-    """Deals the parameters to files of at most 5 GB. With ZeRO 3, each rank gets one at least, so that none holds all.
-
-    One file is "model.safetensors", several are "model-00001-of-00002.safetensors" and so on, as the tools of the hub
-    expect it.
-    """
-    parameters = trained_parameters(lm)
-    sizes = {n: getattr(p, "ds_numel", p.numel()) * p.element_size() for n, p in parameters.items()}
-    limit = min(MAX_FILE, -(-sum(sizes.values()) // zero.ranks)) if zero.settings.zero_stage == 3 else MAX_FILE
-    groups: list[list[str]] = []
-    room = 0
-    for name, size in sizes.items():
-        if not groups or size > room:
-            groups.append([])
-            room = limit
-        groups[-1].append(name)
-        room -= size
-    if len(groups) == 1:
-        return {SINGLE: groups[0]}
-    return {f"model-{i:05}-of-{len(groups):05}.safetensors": group for i, group in enumerate(groups, 1)}
-
-
-def file_index(lm: Any, zero: ZeroEngine) -> dict[str, Any]:
-    """The index of `model/`: which file holds which tensor."""
-    import torch
-
-    parameters, file_by_tensor, total = trained_parameters(lm), {}, 0
-    for file, names in model_files(lm, zero).items():
-        for name in names:
-            shape = getattr(parameters[name], "ds_shape", parameters[name].shape)
-            described = torch.empty(shape, dtype=parameters[name].dtype, device="meta")
-            for stored, tensor in to_disk_format(lm, name, described):
-                file_by_tensor[stored] = file
-                total += tensor.nbytes
-    return {"metadata": {"total_size": total}, "weight_map": file_by_tensor}
+def model_files(tensors: Mapping[str, Any], zero: ZeroEngine) -> dict[str, list[str]]:
+    """Deals tensors to files of at most 5 GB. With ZeRO 3, each rank gets one at least, so that none holds all."""
+    limit = MAX_FILE
+    if zero.settings.zero_stage == 3:
+        limit = min(limit, -(-sum(map(num_bytes, tensors.values())) // zero.ranks))
+    return split_into_files(tensors, limit)
 
 
 def gather_weights(zero: ZeroEngine, lm: Any) -> dict[str, Any]:
@@ -110,16 +83,15 @@ def write_model_files(zero: ZeroEngine, lm: Any, source: str, config: Config, fi
         write_adapter_files(lm, config.policy.lora, source, fingerprint, folder)
     else:
         write_model_settings(lm, folder)
-        index = file_index(lm, zero)
-        if len(set(index["weight_map"].values())) > 1:
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        tensors = saved_tensors(lm)
+        write_index(lm, tensors, model_files(tensors, zero), folder)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
     tokenizer.save_pretrained(folder)
 
 
 def write_model_settings(lm: Any, folder: Path) -> None:
     """Writes config.json and generation_config.json."""
-    # The generation config stays as the model's authors wrote it. transformers reads some that it refuses to write.
+    # The generation config stays as the model's authors wrote it. transformers refuses to write some that it can read.
     generation_config, lm.generation_config = lm.generation_config, type(lm.generation_config)()
     with TemporaryDirectory() as settings:  # `save_pretrained` would delete the files with weights
         lm.save_pretrained(settings, state_dict={})

@@ -1,7 +1,8 @@
 """The reference: the policy of step 0 or another model. Its ranks score the samples that the policy learns from.
 
-With `reference.refresh_every` it takes the policy's weights now and then. Rank 0 of the policy writes them to a file of
-the run directory, which the reference reads, and a replacement of a lost one too. A checkpoint holds the same file.
+With `reference.refresh_every` it takes the policy's weights at regular steps. The policy's ranks write them to files in
+the run directory. The reference reads them, and so does the replacement of a lost one. A checkpoint holds the same
+files.
 """
 
 import shutil
@@ -19,6 +20,7 @@ from rlsys.config.schema import Config, PolicyConfig
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
 from workers.learner.gpu_memory import frees_gpu_memory
+from workers.learner.host_memory import giving_back_large_blocks
 from workers.learner.policy import PolicyGroup
 from workers.learner.rendezvous import join_process_group
 from workers.learner.tensor_files import TensorFiles, sync_and_hash
@@ -28,7 +30,7 @@ from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWor
 from workers.supervision.watchdog import Watchdog
 from workers.supervision.worker_setup import cpu_threads, setup_worker_process
 
-WEIGHTS = "reference/model.safetensors"  # in the run directory, and in a checkpoint
+WEIGHTS = "reference"  # a folder in the run directory, and in a checkpoint
 
 
 class ReferenceWorker:
@@ -55,6 +57,7 @@ class ReferenceWorker:
         return ray.util.get_node_ip_address(), free_port()
 
     @frees_gpu_memory
+    @giving_back_large_blocks()
     def start(self, model: str, address: str = "", port: int = 0) -> None:
         """Loads the model. With an address, the ranks meet there, and each loads its part."""
         from workers.learner.model import load_packed, load_policy
@@ -87,12 +90,12 @@ class ReferenceWorker:
         with self.torch.no_grad():
             return [self.packed(pack, **options) for pack in packs]
 
-    def load_weights(self, file: str) -> None:
-        """Replaces the weights by those of a file that the policy has written: all that it trains."""
+    def load_weights(self, folder: str) -> None:
+        """Replaces the weights by those that the policy has written: all that it trains."""
         from rlsys.packs.lora import trained_parameters
         from workers.learner.partitioning import fill_part, is_partitioned
 
-        files, parameters = TensorFiles([Path(file)]), trained_parameters(self.packed.lm)
+        files, parameters = TensorFiles(weight_files(Path(folder))), trained_parameters(self.packed.lm)
         assert parameters.keys() == files.file_by_tensor.keys()
         for name, parameter in parameters.items():
             if is_partitioned(parameter):
@@ -115,6 +118,10 @@ class ReferenceWorker:
         if self.config.reference.offload and not self.split and self.device == "cuda":
             self.packed.to("cpu")
             self.torch.cuda.empty_cache()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
 
 
 def reference_number(name: str) -> list[int]:
@@ -158,8 +165,8 @@ class Reference:
         self.workers = ReplaceableWorkers(self.names, spawn, watchdog)
         self.split = config.reference.zero_stage == 3
         self.attempts = 1 if self.split else MAX_ATTEMPTS  # ranks that hold parts of one model are lost together
-        self.policy, self.file = policy, watchdog.logs.parent / WEIGHTS  # of the weights that it has taken
-        self.refreshed = False  # once it is true, the file holds the reference's weights
+        self.policy, self.folder = policy, watchdog.logs.parent / WEIGHTS  # of the weights that it has taken
+        self.refreshed = False  # once it is true, the folder holds the reference's weights
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="save reference")
         self.saving: Future[dict[str, str]] | None = None
 
@@ -180,15 +187,17 @@ class Reference:
 
     def refresh(self) -> None:
         """Takes the policy's weights."""
-        self.file.parent.mkdir(exist_ok=True)
-        unfinished = self.file.with_name(f".{self.file.name}")
+        unfinished = self.folder.with_name(f".{WEIGHTS}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
         self.policy.write_weights(str(unfinished))
-        unfinished.rename(self.file)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        unfinished.rename(self.folder)
         self.load_weights()
 
     def load_weights(self) -> None:
         self.refreshed = True
-        self.call("load_weights", str(self.file), doing="refreshing the reference", replay=True)
+        self.call("load_weights", str(self.folder), doing="refreshing the reference", replay=True)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -196,9 +205,8 @@ class Reference:
         """Adds its weights to a checkpoint, unless they are still those that it started with."""
         copy = Path(folder) / WEIGHTS
         if self.refreshed:
-            copy.parent.mkdir()
-            shutil.copyfile(self.file, copy)
-        self.saving = self.thread.submit(lambda: {WEIGHTS: sync_and_hash(copy)} if copy.exists() else {})
+            shutil.copytree(self.folder, copy)
+        self.saving = self.thread.submit(lambda: {f"{WEIGHTS}/{f.name}": sync_and_hash(f) for f in weight_files(copy)})
 
     def saved_files(self, wait: bool) -> dict[str, str] | None:
         assert self.saving is not None
@@ -207,6 +215,6 @@ class Reference:
     def load(self, folder: str) -> None:
         saved = Path(folder) / WEIGHTS
         if saved.exists():
-            self.file.parent.mkdir(exist_ok=True)
-            shutil.copyfile(saved, self.file)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.copytree(saved, self.folder)
             self.load_weights()

@@ -4,6 +4,8 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,20 @@ _DTYPE_CODES = {"float32": "F32", "bfloat16": "BF16"}
 _CHUNK = 1 << 24  # bytes
 
 
-def write_tensors(file: Path, tensors: dict[str, Any]) -> str:
-    """Writes a safetensors file, reads it back, and returns its SHA-256.
+def write_tensors(file: Path, tensors: Mapping[str, Any]) -> str:
+    """Writes a safetensors file, reads it back, and returns its SHA-256."""
+    return stream_tensors(file, tensors, tensors.values())
+
+
+def stream_tensors(file: Path, described: Mapping[str, Any], tensors: Iterable[Any]) -> str:
+    """`write_tensors` for tensors that are made one at a time, in the order of `described`, which may have no values.
 
     The hash is of the bytes in memory, before anything can damage them. The library's own writer does not offer that:
     only the file could be hashed.
     """
     digest = hashlib.sha256()
     with file.open("wb") as out:
-        blocks: list[bytes | memoryview] = [file_header(tensors), *map(tensor_bytes, tensors.values())]
+        blocks: Iterable[bytes | memoryview] = chain([file_header(described)], map(tensor_bytes, tensors))
         for block in blocks:
             for i in range(0, len(block), _CHUNK):
                 out.write(block[i : i + _CHUNK])
@@ -30,7 +37,7 @@ def write_tensors(file: Path, tensors: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def file_header(tensors: dict[str, Any]) -> bytes:
+def file_header(tensors: Mapping[str, Any]) -> bytes:
     """Returns the header of a safetensors file: its length in 8 bytes, then JSON, padded to a multiple of 8 bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -77,7 +84,7 @@ def verify_hash(file: Path, expected: str) -> None:
 
 
 class TensorFiles:
-    """Several safetensors files as one. Of each tensor, the bytes are read that are used, and no more."""
+    """Several safetensors files as one. Only those bytes of a tensor are read that are used."""
 
     def __init__(self, files: list[Path]):
         from safetensors import SafetensorError, safe_open

@@ -80,7 +80,7 @@ class SamplingHead(LogprobHead):
 def sampling_logprobs(logits: Tensor, targets: Tensor, samplings: tuple[Sampling, ...]) -> Tensor:
     """Log-probs of targets after temperature, top-k and top-p, in this order.  [K, V], [K] -> [K, samplings]
 
-    The target is never cut off: the engine has sampled it, so it was cut off by rounding at most.
+    The target is never cut off: the engine has sampled it, so only rounding could cut it off here.
     """
     return torch.stack([truncated_logprobs(logits / s.temperature, targets, s) for s in samplings], dim=1)
 

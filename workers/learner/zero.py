@@ -46,6 +46,8 @@ class ZeroEngine:
             config=deepspeed_config(settings, adapters, on_gpu),
         )
         self.rank, self.ranks = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
+        # A single rank with whole gradients has nothing to add up. DeepSpeed would copy them all, and copy them back.
+        self.engine.enable_backward_allreduce = self.ranks > 1 or settings.zero_stage > 0
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
         if settings.sequence_parallel > 1:
@@ -104,17 +106,27 @@ class ZeroEngine:
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients).item()
 
-    def gathered(self, *parameters: Any) -> Any:
-        """Returns a context in which parameters are whole. ZeRO 3 keeps a shard of them on each rank."""
+    def gathered(self, *tensors: Any) -> Any:
+        """Returns a context in which tensors are whole. ZeRO 3 keeps a shard of each parameter on each rank."""
         from workers.learner.partitioning import gathered
 
-        return gathered(*parameters)
+        return gathered(*tensors)
 
-    def local_shard(self, parameter: Any) -> tuple[int, Any]:
-        """Returns this rank's shard of a ZeRO 3 parameter: index of the first element, and elements without padding."""
-        shard = parameter.ds_tensor.detach().view(-1)
-        first = min(self.rank * len(shard), parameter.ds_numel)
-        return first, shard[: parameter.ds_numel - first]
+    def local_shard(self, tensor: Any) -> tuple[int, Any]:
+        """Returns this rank's shard of a tensor: index of the first element, and elements without padding.
+
+        ZeRO 3 keeps only that shard of a parameter. A buffer is whole on every rank, and is divided in the same way.
+        """
+        from workers.learner.partitioning import is_partitioned
+
+        if is_partitioned(tensor):
+            shard = tensor.ds_tensor.detach().view(-1)
+            first = min(self.rank * len(shard), tensor.ds_numel)
+            return first, shard[: tensor.ds_numel - first]
+        flat = tensor.detach().reshape(-1)
+        length = -(-len(flat) // self.ranks)
+        first = min(self.rank * length, len(flat))
+        return first, flat[first : first + length]
 
     def shard_file(self) -> str:
         """Returns the name of the file with this rank's share of the state."""

@@ -1,7 +1,7 @@
 """The fp32 state of a model under DeepSpeed, parameter by parameter: weights, Adam's two moments, and Adam's step.
 
 DeepSpeed keeps the state in tensors of its own:
-    ZeRO 0      one tensor per parameter, whole on every rank; in bfloat16 an fp32 copy beside it
+    ZeRO 0      one tensor per parameter, whole on every rank; in bfloat16 also an fp32 copy
     ZeRO 1, 2   all parameters end to end in one flat tensor, cut evenly: a parameter may lie across a cut
     ZeRO 3      every parameter cut evenly, the last piece padded; the pieces of a rank end to end in flat tensors
 The saved state is independent of that: any stage and any number of ranks can load what another one wrote.

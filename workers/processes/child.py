@@ -16,9 +16,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def run_child(fd: int, parent: int, make_server: Callable[[Connection, Any], Callable[[], None]], doing: str) -> None:
-    """Serves the supervisor behind the socket `fd`. `make_server` imports the user's functions; `doing` names that.
+    """Serves the supervisor at the other end of the socket `fd`.
 
-    What is wrong with the functions is sent as {"problem": sentence}.
+    `make_server` imports the user's functions. If that fails, {"problem": sentence} is sent; `doing` names this step in it.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

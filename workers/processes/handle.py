@@ -14,6 +14,7 @@ from json import loads
 from typing import Any
 
 KILL_TIMEOUT_S = 5.0  # for the kernel to end killed processes
+EXIT_S = 5.0  # for a process that has closed its end to exit, so that we see how: a full machine takes its time
 ENV_MARK = "RLSYS_USER_PROCESS"  # in the environment of such a process and of all that it starts
 
 
@@ -90,6 +91,7 @@ class ProcessHandle:
 
     def kill(self) -> str:
         """Kills the process and all that it started. Returns how the process ended."""
+        lost = self.closed and not self._exits_by_itself()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         code = self.child.wait()
@@ -99,7 +101,19 @@ class ProcessHandle:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.001)  # until they are gone; the next round finds what they have started meanwhile
+        if lost:
+            return "it had closed its connection or written to it, and was killed"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _exits_by_itself(self) -> bool:
+        """Waits a moment for the process to exit. It is not reaped yet, so its number is still its own."""
+        deadline = time.monotonic() + EXIT_S
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while self.child.returncode is None and os.waitid(os.P_PID, self.child.pid, look) is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
 
 
 def _kill_if_marked(pid: int, mark: bytes) -> bool:

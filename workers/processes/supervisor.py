@@ -1,6 +1,6 @@
 """Keeps one process for a user's functions alive: replaces it when it crashes, stalls, or is past a deadline.
 
-A spare process stands by with its imports done, so that a replacement costs no waiting.
+A spare process has already imported the functions, so that a replacement costs no waiting.
 """
 
 import threading
@@ -13,8 +13,8 @@ from rlsys.config.schema import ConfigError
 from workers.processes.handle import ProcessHandle
 from workers.processes.poller import Poller
 
-SILENCE_LIMIT_S = 30.0  # a process that has work, and none of it running, has stalled after this time without a message
-MAX_FAILED_STARTS = 3  # in a row, where a retry makes sense
+SILENCE_LIMIT_S = 30.0  # a process that has work, but has not begun it, has stalled after this time without a message
+MAX_FAILED_STARTS = 3  # in a row, if a retry makes sense at all
 
 Cause = Literal["timeout", "crash", "retired"]  # why a process ends; "retired": it asked to be replaced
 
@@ -33,16 +33,18 @@ class ProcessSettings(Protocol):
 
 
 class ProcessSupervisor(ABC):
-    """One process and its spare, in the hands of one thread. A subclass gives it work, and reads its messages."""
+    """One process and its spare, managed by one thread. A subclass gives the process work, and reads its messages."""
 
     module: ClassVar[str]  # what the process runs
     name: ClassVar[str]  # what it is called
-    gathering_s: ClassVar[float] = 0.0  # for which a message waits for others: each waking of the thread has its cost
+    gathering_s: ClassVar[float] = (
+        0.0  # for which a message waits for others, because each wake-up of the thread costs time
+    )
 
     def __init__(self, settings: ProcessSettings):
         self.settings = settings
         self.ready: Future[dict[str, Any]] = Future()  # what the process reports when its functions are imported
-        self.error: ConfigError | None = None  # why nothing can be done any more
+        self.error: ConfigError | None = None  # why no work can be done any more
         self.closing = self.ended = False
         self.failed_starts = 0  # in a row
         self.last_message = 0.0
@@ -65,14 +67,14 @@ class ProcessSupervisor(ABC):
 
     @abstractmethod
     def has_work(self) -> bool:
-        """True if the process has been given work so far: only then it is worth a spare one."""
+        """True if the process has been given work. Before, it needs no spare."""
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """When the first of the running work is late, by `time.monotonic`; None if nothing has a deadline."""
+        """The earliest deadline of the running work, by `time.monotonic`; None if nothing has a deadline."""
 
     @abstractmethod
-    def replace_late(self, now: float) -> None:
+    def replace_overdue(self, now: float) -> None:
         """Replaces the process if work is past its deadline."""
 
     @abstractmethod
@@ -101,8 +103,8 @@ class ProcessSupervisor(ABC):
                     if process in ready:
                         process.flush()
                         self.read_from(process)
-                self.replace_late_starts()
-                self.replace_late(time.monotonic())
+                self.replace_overdue_starts()
+                self.replace_overdue(time.monotonic())
         except BaseException as error:  # never leave a caller waiting
             self.error = ConfigError(f"the {self.name} runner failed: {type(error).__name__}: {error}")
             raise
@@ -178,7 +180,7 @@ class ProcessSupervisor(ABC):
         else:
             self.process = self.start_process()
 
-    def replace_late_starts(self) -> None:
+    def replace_overdue_starts(self) -> None:
         """Replaces a process that is past the deadline of its import."""
         now, limit_s = time.monotonic(), self.settings.start_timeout_s
         for process in self.processes():

@@ -1,8 +1,7 @@
-"""Sends samples to reward processes as these come free.
+"""Sends samples to reward processes as soon as these are free.
 
-Samples with cheap verdicts travel in lists, which saves messages. Samples with slow verdicts travel one at a time, so
-that none waits behind one that hangs. A sample that comes back unjudged, because another sample ended its process, is
-retried.
+Samples that are judged quickly are sent in lists, which saves messages. Slow ones are sent one at a time, so that none
+waits behind one that hangs. A sample that comes back unjudged, because another sample ended its process, is retried.
 """
 
 import threading
@@ -57,7 +56,7 @@ class WorkerState:
     name: str
     submit: Submit
     running_lists: int = 0
-    exclusive: bool = False  # whether it judges a sample that must run alone
+    exclusive: bool = False  # whether it judges a sample that must be judged alone
 
 
 def dispatch_limits(settings: RewardSettings, ready_info: dict[str, Any]) -> dict[str, int]:
@@ -111,7 +110,7 @@ class Dispatcher:
     def max_lists(self) -> int:
         """Returns the number of lists per worker.
 
-        Where lists are quick, a second one on its way keeps the process busy.
+        While a quick list is judged, a second one is sent already, so that the process is always busy.
         """
         return max(self.lists_per_worker, 2 if self.seconds_per_verdict * self.list_length() < LIST_SECONDS else 1)
 

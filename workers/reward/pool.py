@@ -151,16 +151,13 @@ class CombinedVerdicts(Future[list[Verdict]]):
         return sum(verdicts.missing for _, verdicts in self.parts)
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
-        """Waits as long as verdicts arrive.
-
-        When none does for too long, the busy workers have stalled and are replaced.
-        """
+        """Waits while verdicts arrive. If none arrives for too long, the busy workers have stalled and are replaced."""
         timer, missing = self.pool.watchdog.start_timer(timeout or 0), self.count_missing()
         while True:
             try:
                 return super().result(POLL_S)
             except TimeoutError:
-                if self.done():  # it came just now
+                if self.done():  # it has arrived after the timeout
                     return super().result()
             if missing != self.count_missing():
                 missing = self.count_missing()

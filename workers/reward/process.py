@@ -3,14 +3,14 @@
     runner ──pickle [(number, function set, pickled inputs), …]──▶ process
            ◀── {"ready": true, …}, or {"problem": sentence}   once, when the functions are imported
            ◀── {"running": [numbers], "seconds": s, "where": "thread"}   only these run in the main thread now
-           ◀── {"running": [numbers], "seconds": s, "where": "loop"}     these run in the event loop, beside others
+           ◀── {"running": [numbers], "seconds": s, "where": "loop"}     these run in the event loop, with others
            ◀── {"verdict": number, "score": …, …}
            ◀── {"idle": true}                                 its main thread is free: the next list may come
            ◀── {"retire": reason}                             it wants to be replaced; its other samples are retried
 
 A deadline begins when a sample is reported as running. Plain functions run one sample after the other in the main
-thread, so that a user's signals and event loops work. Async functions run in one event loop beside it. Answers are
-JSON: nothing that a user's function sends is unpickled.
+thread, so that a user's signals and event loops work. Async functions run in one event loop, in a second thread.
+Answers are JSON: nothing that a user's function sends is unpickled.
 
 Covered: the process ends with its runner; past a deadline it is killed with everything it started; `reward.memory_mb`
 limits what it allocates. Not covered: files, network and environment are the user's. Do not run untrusted code in a
@@ -37,7 +37,7 @@ from workers.processes.child import run_child
 if TYPE_CHECKING:
     from rlsys.rewards import Judge
 
-GRACE_S = 1.0  # for async functions to stop by themselves, which takes no process down
+GRACE_S = 1.0  # for async functions to stop by themselves, before their process is killed
 MAX_LEFT_THREADS = 32  # threads that functions may leave running before the process is replaced
 
 

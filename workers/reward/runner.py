@@ -3,7 +3,7 @@
     judge(items) ──pending──▶ supervisor thread ──in flight──▶ reward process (workers/reward/process.py)
           ◀──verdicts, or items to be retried──┘
 
-Reward functions run outside the actor because only a process can be stopped for certain.
+Reward functions run outside the actor, because only a process can be stopped in every case.
 """
 
 import time
@@ -58,13 +58,13 @@ class RewardRunner(ProcessSupervisor):
     def on_message(self, process: ProcessHandle, message: dict[str, Any]) -> None:
         """Handles one message; workers/reward/process.py lists them."""
         if "running" in message:
-            self.samples.start(message["running"], message["seconds"], message["where"])
+            self.samples.start(message["running"], message["seconds"], in_loop=message["where"] == "loop")
         elif "verdict" in message:
             self.samples.finish(message.pop("verdict"), Verdict(**message))
         elif "idle" in message:
             process.idle = True
 
-    def replace_late(self, now: float) -> None:
+    def replace_overdue(self, now: float) -> None:
         deadlines = self.samples.deadlines
         if any(deadline.at <= now for deadline in deadlines.values()):
             self.replace_process("timeout")

@@ -18,7 +18,7 @@ class RewardItem:
 
     function_set: str  # whose reward functions judge it: those of a data set, or "" for reward.functions
     inputs: dict[str, Any]  # what functions may ask for, by name
-    alone: bool = False  # judge it with nothing beside it: it may be the sample that ends processes
+    alone: bool = False  # judge it with no other sample at the same time: it may be the one that ends processes
 
 
 JudgeResult = Verdict | RewardItem  # an item comes back unjudged when another sample ended the process
@@ -68,10 +68,10 @@ class SampleQueue:
             sent.append((self.sent_count, item.function_set, inputs))
         return sent
 
-    def start(self, numbers: list[int], seconds: float, where: str) -> None:
+    def start(self, numbers: list[int], seconds: float, in_loop: bool) -> None:
         """Starts the deadline of samples that run from now on, in the main thread or in the event loop."""
         started = dict.fromkeys(numbers, Deadline(time.monotonic() + seconds, seconds))
-        if where == "loop":
+        if in_loop:
             self.loop |= started
         else:
             self.thread = started

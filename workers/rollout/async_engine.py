@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import sys
 import traceback
@@ -14,7 +15,9 @@ from workers.rollout.engine import PREFIX_CACHE_NOT_RESET
 from workers.rollout.vllm_requests import Stops, collect_outputs, request_id, sampling_params, token_prompt
 
 T = TypeVar("T")
-CORE_DEATH_TIMEOUT_S = 3.0  # an engine's core dies this long after one of its processes, whose error comes first
+CORE_DEATH_TIMEOUT_S = (
+    3.0  # if one of its processes has died, and raised an error, the engine's core dies within this time
+)
 
 
 class AsyncEngine:
@@ -27,6 +30,8 @@ class AsyncEngine:
         self.engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
         self.running_ids: set[str] = set()
         self.sleeping_parts: set[str] = set()
+        gc.collect()
+        gc.freeze()  # a full collection would look at all that was imported: half a second, while the core waits
 
     async def answer_or_exit(self, answer: Awaitable[T]) -> T:
         """Returns the core's answer. If the core has died, ends the actor, so that the driver replaces it."""

@@ -22,6 +22,11 @@ CPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "VLLM_CPU_ATTN_SPLIT_KV": "0",  # with threads, a sequence's split would depend on the others
     "OMP_NUM_THREADS": "1",
 }
+SHARED_TAILS = {
+    "kv_connector": "PromptTails",
+    "kv_connector_module_path": "workers.cpu.prompt_tails",
+    "kv_role": "kv_consumer",
+}
 GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
 }
@@ -65,7 +70,8 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
     if config.cluster.device == "gpu" or r.max_sequences > DEFAULT_BATCHED_TOKENS:
         arguments["max_num_batched_tokens"] = max_batched_tokens(config, longest_sequence)
     if not runs_in_process(config) and not r.stop:  # a stop string ends a request outside the core
-        arguments["scheduler_cls"] = "workers.rollout.logprob_blocks.build_scheduler"
+        kind = "in_flight_scheduler" if config.pipeline.in_flight else "scheduler"
+        arguments["scheduler_cls"] = f"workers.rollout.output_blocks.build_{kind}"
     if r.tensor_parallel > 1:
         # In a placement group, vLLM would ask Ray for processes and for GPUs that the engine's actor has already.
         arguments["distributed_executor_backend"] = "mp"
@@ -80,13 +86,17 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
 
 def cpu_arguments(config: Config) -> dict[str, Any]:
     from workers.cpu.norms import KERNEL_CONFIG
+    from workers.cpu.sampled_logprobs import LOGPROBS_MODE
 
     r = config.rollout
     arguments: dict[str, Any] = {
         "kv_cache_memory_bytes": r.kv_cache_mb << 20,
         # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
         "enable_chunked_prefill": False,
+        "logprobs_mode": LOGPROBS_MODE,
     }
+    if runs_in_process(config) and not config.pipeline.in_flight:  # a waiting sample must not copy from older weights
+        arguments["kv_transfer_config"] = SHARED_TAILS
     # A compiled engine fuses its norms with what is around them.
     if runs_eagerly(config) and not r.exact and runs_in_process(config):
         arguments["kernel_config"] = KERNEL_CONFIG

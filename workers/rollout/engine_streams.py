@@ -60,7 +60,7 @@ class EngineStreams:
         threading.Thread(target=self.read, args=(stream, refs), daemon=True).start()
 
     def read(self, stream: Stream, refs: Any) -> None:
-        """Puts all that a stream brings into the queue, its end or its error last. Runs in a thread of its own."""
+        """Puts the samples of a stream into the queue, its end or its error last. Runs in a thread of its own."""
         try:
             for ref in refs:
                 self.arrivals.put((stream, pickle.loads(ray.get(ref))))
@@ -96,7 +96,7 @@ class EngineStreams:
                 arrival, self.deferred = self.deferred or self.arrivals.get(timeout=timeout_s), None
             except queue.Empty:
                 arrival = None if self.pending_engines and timeout_s == POLL_S else WAKE_UP
-                if self.stopping:  # an engine may have read an earlier stop before the last `generate`
+                if self.stopping:  # an engine may have handled the last stop before this `generate`
                     self.stop_early()
             stream = arrival[0] if arrival else WAKE_UP[0]
             current = stream.actor is not None and self.actors.get(stream.engine) is stream.actor

@@ -19,8 +19,8 @@ from workers.supervision.watchdog import POLL_S, Watchdog
 class Generation:
     """`for samples in Generation(requests, engines, watchdog, max_running).run(): …`
 
-    While `more()` is not 0, further requests may be added between two lists of samples. The list is empty if no sample
-    comes for as many seconds.
+    While `more()` is not 0, further requests may be added between two lists of samples. If no sample comes for as many
+    seconds as it returns, an empty list is yielded.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Generation:
         self.scheduler.add(request, self.engine_by_sample.get((request.uid, request.index), ""))
 
     def cancel_waiting(self) -> set[tuple[str, int]]:
-        """Forgets the requests that no engine has. Returns their samples, by uid and index."""
+        """Drops the requests that no engine has. Returns their samples, by uid and index."""
         return {(r.uid, r.index) for r in self.scheduler.clear()}
 
     def wake(self) -> None:
@@ -86,14 +86,11 @@ class Generation:
         self.streams.reset_timers()
 
     def assign_requests(self) -> None:
-        """Gives waiting requests to engines with room.
-
-        While weights are sent, the engines go on with what they have.
-        """
+        """Gives waiting requests to engines with room. While weights are sent, engines get no further requests."""
         if not self.scheduler.waiting_count:
             return
         if not self.engines.lock.acquire(blocking=not self.streams.pending_engines):
-            return  # the next samples try again
+            return  # tried again after the next samples
         try:
             running = {
                 name: len(pending)

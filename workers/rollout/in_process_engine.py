@@ -60,7 +60,7 @@ class InProcessEngine:
                 for output in outputs:
                     if output.finished:
                         self.queue_by_request.pop(output.request_id).put_nowait(output)
-                await asyncio.sleep(0)  # callers, and other calls to the actor, get their turn
+                await asyncio.sleep(0)  # so that callers, and other calls to the actor, can run
         except Exception as error:
             for finished in set(self.queue_by_request.values()):
                 finished.put_nowait(error)

@@ -1,9 +1,9 @@
 """Decides which engine gets which request. Pending requests wait in the driver until an engine has room.
 
-An engine holds the sequences it decodes at once and a small reserve, so that it never waits for the driver. Near the
-end it gets no reserve: a request that waits in one engine could run in another. The samples of a group go to one
-engine, which computes their prompt once. When no whole group is left, engines with room take requests from groups that
-other engines have started.
+An engine gets the sequences that it decodes at the same time and a small reserve, so that it never waits for the
+driver. Near the end it gets no reserve: a request that waits in one engine could run in another. The samples of a group
+go to one engine, which computes their prompt once. When no whole group is left, engines with room take requests from
+groups that other engines have started.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ class RequestScheduler:
         self.requeue(requests)
 
     def requeue(self, requests: list[Request]) -> None:
-        """Puts requests at the front of the queue: those of a lost engine have waited before."""
+        """Puts requests at the front of the queue, because those of a lost engine have waited before."""
         groups: dict[str, deque[Request]] = {}
         for r in requests:
             groups.setdefault(r.uid, deque()).append(r)
@@ -36,7 +36,7 @@ class RequestScheduler:
         self.waiting_count += len(requests)
 
     def add(self, request: Request, engine: str) -> None:
-        """Adds a request behind the others. An `engine` that has its earlier turns is preferred, if it has room."""
+        """Adds a request at the end of the queue. It prefers an `engine` that has its earlier turns, if that has room."""
         if engine:
             self.next_turns.setdefault(engine, deque()).append(request)
         elif self.waiting_groups and self.waiting_groups[-1][-1].uid == request.uid:
@@ -46,7 +46,7 @@ class RequestScheduler:
         self.waiting_count += 1
 
     def clear(self) -> list[Request]:
-        """Forgets and returns all requests that no engine has."""
+        """Removes and returns all requests that no engine has."""
         queues = [*self.waiting_groups, *self.started_groups.values(), *self.next_turns.values()]
         for waiting in (self.waiting_groups, self.started_groups, self.next_turns):
             waiting.clear()
@@ -62,8 +62,8 @@ class RequestScheduler:
         self.engine_count = max(self.engine_count, len(running))
         running, assigned = dict(running), dict[str, list[Request]]()
         limit = self.max_running + self.reserve * (self.waiting_count > self.reserve * self.engine_count)
-        # An engine with less than half of the reserve free is left alone: not every finished sample is worth a message.
-        done: set[str] = set()  # engines for which there is nothing
+        # An engine with less than half of the reserve free gets nothing yet: a message for each sample costs too much.
+        done: set[str] = set()  # engines for which no request is left
         while with_room := [n for n in running if (limit - running[n]) * 2 >= self.reserve and n not in done]:
             name = min(with_room, key=lambda n: running[n])
             requests = self.next_requests(name, limit - running[name], with_room)

@@ -66,11 +66,19 @@ class RolloutWorker:
         exact = self.config.rollout.exact
         with refusing_model(model):
             self.engine: Engine = InProcessEngine(settings, exact) if in_process else AsyncEngine(settings)
+            if in_process:  # the others are tried by vLLM
+                await self.sample_two_tokens()
         if not in_process:
             register_process(f"rollout-{self.index}", self.logs)  # again, with the shared memory of vLLM's processes
         await self.engine.set_weight_version(self.version)
         if self.config.cluster.device == "cpu":
             await self.log_determinism_limits(settings["max_model_len"])
+
+    async def sample_two_tokens(self) -> None:
+        """Raises what some models raise that vLLM builds: at their first tokens."""
+        request = Request("first tokens", 0, [0], seed=0, temperature=1.0, max_new_tokens=2, ignore_end=True)
+        async for _ in self.engine.generate([request], self.stops):
+            pass
 
     async def log_determinism_limits(self, longest: int) -> None:
         """Logs where a retried sample, after an engine was lost, may differ from the first in its last bits."""
@@ -122,7 +130,7 @@ class RolloutWorker:
         spans = getattr(completion, "weight_versions", None) or []
         logprobs = np.array(completion.logprobs.logprobs, dtype=np.float32)
         tokens = np.array(completion.token_ids, dtype=np.int32)
-        if aborted:  # the last log-probs may not have arrived (`logprob_blocks.py`); their tokens are sampled again
+        if aborted:  # what has not arrived (`output_blocks.py`) is sampled again
             tokens = tokens[: len(logprobs)]
         assert len(tokens) == len(logprobs), "vLLM returns a log-prob for each token"
         new = Sample(

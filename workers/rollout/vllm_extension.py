@@ -10,11 +10,13 @@ from typing import Any
 import torch._dynamo.config as dynamo
 
 from workers.cpu.linear import linear_for
+from workers.cpu.routing import route_without_groups
+from workers.cpu.sampled_logprobs import gather_sampled
 from workers.sync.adapters import AdapterMerger
 from workers.sync.layout import ManifestEntry
 from workers.sync.parameter_map import ParameterMap
 from workers.sync.verify import DeviceFingerprints
-from workers.sync.vllm_backend import can_load_in_place, register_backend
+from workers.sync.vllm_backend import can_load_in_place, name_partial_loaders, register_backend
 
 
 class WorkerExtension:
@@ -115,6 +117,13 @@ def prepack_reloaded_experts() -> None:
     UnquantizedFusedMoEMethod._setup_kernel = setup_and_prepack
 
 
+def gather_logprobs_in_blocks() -> None:
+    """Patch: the log-probs of sampled tokens are computed from logits, a few rows at a time."""
+    from vllm.v1.sample.sampler import Sampler
+
+    Sampler.gather_logprobs = staticmethod(gather_sampled)
+
+
 def use_process_local_progress_lock() -> None:
     """Patch: gives tqdm a lock of this process.
 
@@ -132,7 +141,10 @@ def _prepare_worker() -> None:
         keep_weights_plain()
         call_attention_directly()
         prepack_reloaded_experts()
+        gather_logprobs_in_blocks()
+        route_without_groups()
     register_backend()
+    name_partial_loaders()
     use_process_local_progress_lock()
 
 

@@ -1,7 +1,8 @@
 """Environment variables that Ray sets for ranks and engines on GPUs before their processes start.
 
-An engine opens the memory of the rank on its GPU by CUDA IPC. What torch keeps in expandable segments cannot be opened
-so, and sleeping engines cannot use them either. Ranks with GPUs of their own use them: packs differ in size.
+An engine opens the memory of the rank on its GPU by CUDA IPC. Memory in torch's expandable segments cannot be
+opened that way, and sleeping engines cannot use them either. Ranks with GPUs of their own use them, because packs
+differ in size.
 """
 
 from rlsys.checks.machines import ALLOCATOR_VARIABLES

@@ -1,4 +1,4 @@
-"""Which network interface the ranks of a model, and NCCL between ranks and engines, talk over.
+"""Chooses the network interface for the ranks of a model, and for NCCL between ranks and engines.
 
 By themselves, Gloo listens where the host's name leads, and NCCL on the first interface that it finds. Here both take
 the one that has the node's address, at which the others of the cluster reach it.

@@ -70,7 +70,7 @@ SamplesByEngine = Callable[[], dict[str, int]]
 
 
 class RayMetrics(Tracker):
-    overwrites = True  # a gauge has no past
+    overwrites = True  # a gauge has only its last value
 
     def __init__(
         self, run: RunInfo, *, samples: int, engines: SamplesByEngine, verdicts: Callable[[], int], restarts: int

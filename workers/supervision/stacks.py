@@ -33,7 +33,7 @@ def stacks_file(name: str, logs: Path) -> Path:
 
 
 def collect_stacks(names: list[str], logs: Path) -> dict[str, str]:
-    """Returns the stacks of each worker, or why there are none. Takes seconds, whatever state the workers are in."""
+    """Returns the stacks of each worker, or why there are none. Takes only seconds, in any state of the workers."""
     infos = read_process_infos(names, logs)
     stacks = run_on_nodes(process_stacks, {name: (str(stacks_file(name, logs)),) for name in infos}, infos)
     unknown = "its process is not registered: it is still starting, or on a host without the run directory"

@@ -18,7 +18,7 @@ from rlsys.runs.errors import WorkerFailed, WorkerLost, WrongWeights, describe_d
 from rlsys.runs.stopping import StopSignal
 from workers.supervision.stacks import collect_stacks, innermost_calls
 
-POLL_S = 0.5  # between two looks for stalled workers
+POLL_S = 0.5  # between two checks for stalled workers
 RELATED_FAILURES_S = 3.0  # after a failure, others of the same cause arrive within this time
 
 

@@ -26,7 +26,7 @@ def setup_worker_process(name: str, logs: str) -> None:
 def cpu_threads(config: Config, processes: int) -> int:
     """Returns the CPU threads of a learner process, one of `processes` that share the cores of their nodes.
 
-    Beside GPUs, cores have little else to do. An optimizer in host memory needs them, and a reference without a GPU.
+    On a node with GPUs, the cores are mostly idle. An optimizer in host memory needs them, and a reference without a GPU.
     """
     if config.cluster.device == "cpu":
         return config.policy.threads

@@ -5,11 +5,11 @@
                                                                   loads round(W + s B A), with W from the model's files
     verify    the weights that ranks compute with, against those that engines compute with, as after a full sync
 
-A new adapter is zero, so at the first sync nothing would show that an engine leaves it out. Before that sync, engines
-merge random adapters, and are verified.
+A new adapter is zero, so the first sync could not show that an engine leaves it out. Before that sync, engines merge
+random adapters, and are verified.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from rlsys.config.schema import ConfigError
@@ -66,6 +66,7 @@ class AdapterSender(WeightSender):
             "layers": list(layers),
             "scale": next(iter(layers.values())).scale,
             "dtype": str(self.matrices.dtype).removeprefix("torch."),
+            "uncast": sorted(self.merged.uncast),
         }
         return super().connection_info() | {"manifest": self.merged.manifest(), "merging": merging}
 
@@ -76,7 +77,7 @@ class AdapterSender(WeightSender):
         if not verify:
             return {}
         buckets, is_first = self.merged.full_buckets(self.unread), self.merged.rank == 0
-        outgoing = OutgoingWeights(buckets, (), self.merged.dtype, is_first, self.by_position)
+        outgoing = OutgoingWeights(buckets, (), self.merged.dtype, is_first, self.by_position, self.merged.uncast)
         for _ in outgoing.cast_tensors():  # on all ranks, because ZeRO 3 gathers
             pass
         layers = self.matrices.layers
@@ -88,7 +89,8 @@ class AdapterSender(WeightSender):
 class AdapterMerger:
     """One worker's half in an engine: loads merged weights into the model.
 
-    `files` are the model's own tensors. `in_place`: weights that do not change need not be loaded again.
+    `files` are the model's own tensors. `uncast`: those that the policy has in the dtype of the manifest, and not in
+    its `dtype`. `in_place`: weights that do not change need not be loaded again.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class AdapterMerger:
         scale: float,
         dtype: str,
         in_place: bool,
+        uncast: Container[str] = (),
     ):
         import torch
 
@@ -111,7 +114,7 @@ class AdapterMerger:
                 f"sync.what adapter: the model's files have no {list_names(missing)}, which the policy has; engines could "
                 "not merge adapters into them. Use sync.what all."
             )
-        self.layers, self.scale, self.dtype = layers, scale, getattr(torch, dtype)
+        self.layers, self.scale, self.dtype, self.uncast = layers, scale, getattr(torch, dtype), uncast
         self.device, self.in_place, self.loaded = next(model.parameters()).device, in_place, False
         self.matrices: dict[str, Any] = {}
         # Replaces the model's own method, which every transport calls with what has arrived.
@@ -131,8 +134,9 @@ class AdapterMerger:
     def weight(self, name: str) -> Any:
         from rlsys.packs.lora import merge
 
-        base = self.base[name].to(self.device, self.dtype)
+        sent = self.formats[name]
+        base = self.base[name].to(self.device, sent if name in self.uncast else self.dtype)
         if name not in self.layers:
-            return base
+            return base.to(sent)  # an engine may keep it in a wider dtype
         a, b = (self.matrices[matrix].to(self.device) for matrix in matrix_names(name))
-        return merge(base, a, b, self.scale, self.formats[name])
+        return merge(base, a, b, self.scale, sent)

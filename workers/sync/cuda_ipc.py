@@ -7,7 +7,7 @@ every rank:       releases the memory once all engines have loaded
 
 Nothing is packed: weights that lie on the GPU whole and in the engines' dtype are read where they are.
 
-Written from vLLM's sources. tests/gpu says what has been run.
+Written from vLLM's sources. tests/gpu/results shows what has been run.
 """
 
 from collections.abc import AsyncIterator
@@ -60,7 +60,7 @@ class Exports:
     """What opens a tensor in another process, the arguments of torch's `rebuild_cuda_tensor`.
 
     torch keeps what belongs to an export until the tensor's storage is freed, which with ZeRO 0 to 2 is never. So these
-    tensors are exported at the first sync only. Tensors that are freed after a sync, such as casts, are exported anew.
+    tensors are exported at the first sync only. Tensors that are freed after a sync, such as casts, are exported each time.
     """
 
     def __init__(self) -> None:

@@ -77,12 +77,17 @@ def hash_with_positions(tensor: Tensor, shape: Iterable[int], origin: tuple[int,
     return total % MODULUS
 
 
-def hash_unordered(tensors: Iterable[Tensor]) -> int:
-    """Hashes several tensors together. Zeros add nothing, so padding does not count."""
-    return sum(_hash_all_unordered(tensor.detach().reshape(-1)) for tensor in tensors) % MODULUS
+def hash_unordered(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> int:
+    """Hashes several tensors together. Zeros add nothing, so padding does not count.
+
+    `dtype`: a wider one, in which numbers are hashed.
+    """
+    return sum(_hash_all_unordered(tensor.detach().reshape(-1), dtype) for tensor in tensors) % MODULUS
 
 
-def _hash_all_unordered(flat: Tensor) -> int:
+def _hash_all_unordered(flat: Tensor, dtype: torch.dtype | None) -> int:
+    if dtype not in (None, flat.dtype):
+        return sum(_hash_all_unordered(part.to(dtype), dtype) for part in flat.split(_CHUNK))
     if sum_of_hashes := _kernel(flat):
         return int(sum_of_hashes(_as_integers(flat)))
     return sum(int(_scramble(_to_integers(part)).sum()) for part in flat.split(_CHUNK))

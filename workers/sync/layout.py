@@ -34,7 +34,7 @@ def plan_layout(manifest: list[ManifestEntry]) -> tuple[list[Slot], int]:
 
 
 def split_into_buckets(manifest: list[ManifestEntry], limit: int = BUCKET_BYTES) -> list[list[ManifestEntry]]:
-    """Groups neighbors into buckets of at most `limit` bytes. A larger tensor is not cut: it is a bucket of its own."""
+    """Groups neighbors into buckets of at most `limit` bytes. A larger tensor is not split: it is a bucket of its own."""
     buckets: list[list[ManifestEntry]] = []
     room = 0
     for entry in manifest:

@@ -7,7 +7,7 @@ every engine:     vLLM's `nccl` backend unpacks and loads them
 
 NCCL reads its settings from the environment, and both sides must have the same. The engines compare theirs with rank 0's.
 
-Written from vLLM's sources. tests/gpu says what has been run.
+Written from vLLM's sources. tests/gpu/results shows what has been run.
 """
 
 import os

@@ -5,7 +5,7 @@ parts of tensors are processed in parallel.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from workers.sync import fingerprint
@@ -26,6 +26,7 @@ class OutgoingWeights:
     OutgoingWeights([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)
 
     `fingerprints` collects, by tensor, the fingerprint of each part that was copied or cast, unless `verify` is off.
+    Tensors take the dtype of the memory that they are copied to, else `dtype`, except those that `uncast` names.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class OutgoingWeights:
         dtype: Any,
         verify: bool = True,
         by_position: bool = False,
+        uncast: Container[str] = (),
     ):
         self.full_buckets, self.shard_buckets = full_buckets, iter(shard_buckets)
-        self.dtype, self.verify, self.by_position = dtype, verify, by_position
+        self.dtype, self.verify, self.by_position, self.uncast = dtype, verify, by_position, uncast
         self.fingerprints: dict[str, list[int]] = {}
 
     def __iter__(self) -> Iterator[NamedTensors]:
@@ -49,10 +51,10 @@ class OutgoingWeights:
         """Yields whole tensors in the engines' dtype, for transports that take them from the GPU."""
         for bucket in self:
             for name, tensor in bucket:
-                yield name, self.cast_and_check(name, tensor)
+                yield name, self.cast_and_check(name, tensor, tensor.dtype if name in self.uncast else self.dtype)
 
-    def cast_and_check(self, name: str, tensor: Any) -> Any:
-        whole = tensor.detach().to(self.dtype)
+    def cast_and_check(self, name: str, tensor: Any, dtype: Any) -> Any:
+        whole = tensor.detach().to(dtype)
         require_finite(name, whole)
         if self.verify:
             self.record(name, tensor_fingerprint(whole, self.by_position))
@@ -67,7 +69,7 @@ class OutgoingWeights:
         if self.by_position or any(tensor.device.type != "cpu" for *_, tensor in bucket):
             for name, first, tensor in bucket:
                 target = targets[name].view(-1)[first : first + tensor.numel()]
-                target.copy_(self.cast_and_check(name, tensor).reshape(-1))
+                target.copy_(self.cast_and_check(name, tensor, target.dtype).reshape(-1))
             return
         parts = [
             (name, part, target)
@@ -85,28 +87,29 @@ class OutgoingWeights:
     def copy_part(self, name: str, part: Any, target: Any) -> int:
         """Copies a part block by block. Returns its fingerprint."""
         running, sums = fingerprint.RunningHash(), []
-        for (block, memory), target_block in zip(self.cast_blocks(part), target.split(BLOCK), strict=True):
+        for (block, memory), target_block in zip(cast_blocks(part, target.dtype), target.split(BLOCK), strict=True):
             # The copy comes first: it reads and writes memory at the same time, and leaves the block in the cache.
             target_block.copy_(block)
             sums.append(block.sum())
             if self.verify:
                 running.add(memory)
         if not all_finite(sums):  # the cheapest check; but a sum of finite numbers may be infinite too
-            require_finite(name, part.to(self.dtype))
+            require_finite(name, part.to(target.dtype))
         return running.value()
-
-    def cast_blocks(self, part: Any) -> Iterator[tuple[Any, memoryview]]:
-        """Yields blocks in the engines' dtype. Calls of torch block each other, so blocks without a cast share one."""
-        blocks = part.split(BLOCK)
-        if part.dtype != self.dtype:
-            cast = (block.to(self.dtype) for block in blocks)
-            yield from ((block, fingerprint.byte_view(block)) for block in cast)
-        else:
-            memory = fingerprint.byte_view(part)
-            yield from ((block, memory[i * BLOCK : (i + 1) * BLOCK]) for i, block in enumerate(blocks))
 
     def record(self, name: str, number: int) -> None:
         self.fingerprints.setdefault(name, []).append(number)
+
+
+def cast_blocks(part: Any, dtype: Any) -> Iterator[tuple[Any, memoryview]]:
+    """Yields blocks of this dtype. Calls of torch block each other, so blocks without a cast share one."""
+    blocks = part.split(BLOCK)
+    if part.dtype != dtype:
+        cast = (block.to(dtype) for block in blocks)
+        yield from ((block, fingerprint.byte_view(block)) for block in cast)
+    else:
+        memory = fingerprint.byte_view(part)
+        yield from ((block, memory[i * BLOCK : (i + 1) * BLOCK]) for i, block in enumerate(blocks))
 
 
 def all_finite(numbers: list[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Spreads work that only moves memory over all cores: the other processes wait while weights travel."""
+"""Spreads work that only moves memory over all cores: the other processes wait while weights are sent."""
 
 import os
 from collections.abc import Callable, Iterable

@@ -7,7 +7,7 @@ devices. The place of a tensor is a `Region`:
     engine   qkv_proj [1152, 896]   rows 0 … 895       896 … 1023          1024 … 1151
 
 Some architectures store a tensor in another form, and then it has no region. Such tensors are fingerprinted as they
-arrive. All of them together must have the same bits as the parameters that no region covers, in any order.
+arrive. All of them together must have the same numbers as the parameters that no region covers, in any order.
 """
 
 import re
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.sync import fingerprint
-from workers.sync.layout import ManifestEntry
+from workers.sync.layout import DTYPE_BYTES, ManifestEntry
 from workers.sync.verify import DeviceFingerprints, list_names, tensor_fingerprint
 
+DERIVED = re.compile(r"\.W_(?:UV|UK_T)$")  # what latent attention computes with: parts of kv_b_proj
 TRANSPOSED = re.compile(r"\.(?:c_attn|c_fc|c_proj)\.weight$")  # GPT-2's matrices, which vLLM stores transposed
 
 
@@ -112,6 +113,7 @@ class ParameterMap:
     ):
         self.model, self.rank, self.ranks, self.by_position, self.shards = model, rank, ranks, by_position, shards
         finder = RegionFinder(model, rank, ranks)
+        self.sent_dtypes = {name: dtype for name, dtype, _ in manifest}
         regions = {name: finder.find(name, shape) for name, _, shape in manifest}
         self.regions = {name: region for name, region in regions.items() if region}
         self.unmapped_params = self.params_without_region()
@@ -121,6 +123,10 @@ class ParameterMap:
         for name in hidden:
             del self.regions[name]
         self.unmapped_tensors += hidden
+        self.hashed_dtype = widest_dtype(
+            [self.sent_dtypes[name] for name in self.unmapped_tensors],
+            [finder.parameters[name] for name in self.unmapped_params],
+        )
         self.arrived: dict[str, int] = {}
         self.arrived_bits: dict[str, int] = {}  # by name, because several threads load at the same time
         if self.unmapped_tensors:
@@ -151,6 +157,7 @@ class ParameterMap:
             name
             for name, p in self.distinct_parameters().items()
             if rows.get(p.data_ptr(), 0) < len(p)
+            and not DERIVED.search(name)
             and not (p.data_ptr() in rows and hasattr(module_of(self.model, name), "shard_indices"))
         ]
 
@@ -168,7 +175,7 @@ class ParameterMap:
             for name, tensor in weights:
                 if name in self.unmapped_tensors:
                     self.arrived[name] = tensor_fingerprint(tensor, self.by_position, self.shards)
-                    self.arrived_bits[name] = fingerprint.hash_unordered([tensor])
+                    self.arrived_bits[name] = fingerprint.hash_unordered([tensor], self.hashed_dtype)
                 yield name, tensor
 
         return self.load_weights(observe())
@@ -177,23 +184,65 @@ class ParameterMap:
         """Fingerprints the weights that the engine computes with now."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         by_name = {
-            name: self.region_fingerprint(parameters[region.parameter], region) for name, region in self.regions.items()
+            name: self.region_fingerprint(parameters[region.parameter], region, self.sent_dtypes[name])
+            for name, region in self.regions.items()
         }
+        for name in filter(DERIVED.search, parameters):
+            if not is_part_of_source(module_of(self.model, name), parameters[name], name):
+                by_name[self.source_of(name)] = 0
         loaded = [
             p
             for name, p in self.distinct_parameters().items()
             if name in self.unmapped_params and (self.rank == 0 or hasattr(p, "output_dim") or hasattr(p, "input_dim"))
         ]
         arrived_bits = sum(self.arrived_bits.values()) % fingerprint.MODULUS  # vLLM's messages hold at most 64 bits
-        result = DeviceFingerprints(by_name, self.arrived, arrived_bits, fingerprint.hash_unordered(loaded))
+        loaded_bits = fingerprint.hash_unordered(loaded, self.hashed_dtype)
+        result = DeviceFingerprints(by_name, self.arrived, arrived_bits, loaded_bits)
         self.arrived, self.arrived_bits = {}, {}
         return result
 
-    def region_fingerprint(self, parameter: Any, region: Region) -> int:
-        rows = parameter.detach().narrow(0, region.first_row, region.rows)
+    def source_of(self, derived: str) -> str:
+        """Returns the tensor of the policy that a parameter was made of."""
+        weight = module_of(self.model, derived).kv_b_proj.weight
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        [name] = [name for name, region in self.regions.items() if parameters[region.parameter] is weight]
+        return name
+
+    def region_fingerprint(self, parameter: Any, region: Region, dtype: str) -> int:
+        rows = in_sent_dtype(parameter.detach().narrow(0, region.first_row, region.rows), dtype)
         if not self.by_position:
             return fingerprint.hash_bytes(rows, self.shards)
         return fingerprint.hash_with_positions(rows, region.shape, region.origin) if region.counted else 0
+
+
+def is_part_of_source(attention: Any, derived: Any, name: str) -> bool:
+    """True if latent attention computes with numbers of the kv_b_proj that is verified."""
+    import torch
+
+    sizes = [attention.qk_nope_head_dim, attention.v_head_dim]
+    keys, values = attention.kv_b_proj.weight.T.unflatten(1, (-1, sum(sizes))).split(sizes, dim=-1)
+    return torch.equal(derived, keys.permute(1, 2, 0) if name.endswith("_T") else values.transpose(0, 1))
+
+
+def widest_dtype(sent: list[str], parameters: list[Any]) -> Any:
+    """Returns the dtype that holds the numbers of all tensors that were sent, and of all parameters. None: of none."""
+    import torch
+
+    dtypes = [*(getattr(torch, dtype) for dtype in sent), *(p.dtype for p in parameters)]
+    return max(dtypes, key=lambda dtype: dtype.itemsize, default=None)
+
+
+def in_sent_dtype(rows: Any, dtype: str) -> Any:
+    """Returns the same numbers in the dtype that was sent, if the engine's is wider and no number needs it.
+
+    vLLM keeps the weights of some routers in float32 in a bfloat16 model.
+    """
+    import torch
+
+    if rows.element_size() <= DTYPE_BYTES[dtype]:
+        return rows
+    sent = rows.to(getattr(torch, dtype))
+    return sent if torch.equal(sent.to(rows.dtype), rows) else rows
 
 
 def module_of(model: Any, parameter: str) -> Any:

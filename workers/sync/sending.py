@@ -4,17 +4,22 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from rlsys.config.schema import ConfigError
 from workers.sync.disk_format import to_disk_format
 from workers.sync.layout import ManifestEntry, NamedTensors, Shard, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, Sender
 
+# Routers choose experts by them. transformers keeps most of them as buffers, in float32, and vLLM as parameters. Other
+# buffers in a model's files, such as decays, follow from its configuration.
+ROUTER_BIASES = ("e_score_correction_bias", "expert_bias")
+
 
 class Partitioned(Protocol):
     """What is needed of a `ZeroEngine`."""
 
-    def gathered(self, *parameters: Any) -> AbstractContextManager[Any]: ...
-    def local_shard(self, parameter: Any) -> tuple[int, Any]: ...
+    def gathered(self, *tensors: Any) -> AbstractContextManager[Any]: ...
+    def local_shard(self, tensor: Any) -> tuple[int, Any]: ...
 
 
 class PolicyWeights:
@@ -25,30 +30,40 @@ class PolicyWeights:
 
         self.model, self.engine, self.dtype, self.rank, self.shards = model, engine, dtype, rank, shards
 
-        self.sent_as: dict[str, list[tuple[str, list[int]]]] = {}  # by parameter: name and shape of what is sent
+        self.sent_as: dict[str, list[ManifestEntry]] = {}  # by tensor of the model: what is sent
         self.parameter_of: dict[str, str] = {}  # by name of a tensor that is sent
-        for name, parameter in self.base_parameters().items():
-            shape = torch.empty(getattr(parameter, "ds_shape", parameter.shape), device="meta")
-            self.sent_as[name] = [(sent, list(t.shape)) for sent, t in to_disk_format(model, name, shape)]
-            self.parameter_of |= {sent: name for sent, _ in self.sent_as[name]}
+        self.uncast: set[str] = set()  # names of tensors that are sent in their own dtype
+        biases = self.router_biases()
+        for name, tensor in self.base_tensors().items():
+            sent_dtype = tensor.dtype if name in biases else dtype
+            cast = torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=sent_dtype, device="meta")
+            self.sent_as[name] = [(sent, dtype_name(t), list(t.shape)) for sent, t in to_disk_format(model, name, cast)]
+            names = [sent for sent, *_ in self.sent_as[name]]
+            refuse_fused(model, name, names, self.parameter_of)
+            self.parameter_of |= dict.fromkeys(names, name)
+            self.uncast |= set(names if name in biases else ())
 
-    def base_parameters(self) -> dict[str, Any]:
-        """The model's own parameters by name, without adapters, which are sent as a part of the weights."""
+    def router_biases(self) -> dict[str, Any]:
+        tensors = dict(self.model.named_buffers()) | dict(self.model.named_parameters())
+        return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] in ROUTER_BIASES}
+
+    def base_tensors(self) -> dict[str, Any]:
+        """The model's own tensors by name, without adapters, which are sent as a part of the weights."""
         from rlsys.packs.lora import is_adapter
 
-        return {name: p for name, p in self.model.named_parameters() if not is_adapter(name)}
+        # Biases come first: vLLM unpacks tensors where they lie, so none in float32 may follow an odd number of bfloat16.
+        return self.router_biases() | {name: p for name, p in self.model.named_parameters() if not is_adapter(name)}
 
     def manifest(self) -> list[ManifestEntry]:
         """Returns name, dtype and shape of every tensor that the engines get, in order."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return [(name, dtype, shape) for tensors in self.sent_as.values() for name, shape in tensors]
+        return [entry for entries in self.sent_as.values() for entry in entries]
 
     def full_buckets(self, entries: list[ManifestEntry] | None = None) -> Iterator[NamedTensors]:
         """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once.
 
         `entries`: a part of the manifest. None: all of it.
         """
-        parameters = self.base_parameters()
+        parameters = self.base_tensors()
         for bucket in split_into_buckets(self.manifest() if entries is None else entries):
             names = dict.fromkeys(self.parameter_of[name] for name, _, _ in bucket)
             layers = {name: self.adapted_layer(name) for name in names}
@@ -72,7 +87,7 @@ class PolicyWeights:
             for bucket in self.full_buckets():
                 yield [(name, 0, tensor) for name, tensor in bucket if self.rank == 0]
             return
-        parameters = self.base_parameters()
+        parameters = self.base_tensors()
         for entries in split_into_buckets(self.manifest()):
             local = [(name, *self.engine.local_shard(parameters[name])) for name, _, _ in entries]
             yield [(name, first, elements) for name, first, elements in local if len(elements)]
@@ -96,7 +111,7 @@ class WeightSender:
         if part == 0:
             weights = self.weights
             buckets = weights.full_buckets(), weights.shard_buckets()
-            self.outgoing = OutgoingWeights(*buckets, weights.dtype, verify, self.by_position)
+            self.outgoing = OutgoingWeights(*buckets, weights.dtype, verify, self.by_position, weights.uncast)
             self.failure = None
         if self.failure:
             raise self.failure
@@ -114,3 +129,17 @@ class WeightSender:
         fingerprints = self.outgoing.fingerprints if sends else {}
         del self.outgoing  # releases the bucket that ZeRO 3 has gathered
         return fingerprints
+
+
+def refuse_fused(model: Any, parameter: str, names: list[str], parameter_of: dict[str, str]) -> None:
+    """Raises if a tensor of the files holds more than this parameter: each is sent and saved by itself."""
+    for name in names:
+        if other := parameter_of.get(name):
+            raise ConfigError(
+                f"model.path: the files of a {type(model).__name__} hold {other} and {parameter} in one tensor, {name}. "
+                "rlsys neither sends nor saves such tensors, so it cannot train this architecture."
+            )
+
+
+def dtype_name(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

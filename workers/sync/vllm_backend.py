@@ -5,6 +5,7 @@ and `cuda_ipc` use vLLM's own backends.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from workers.sync.host_memory import CachedMapping, readonly_tensor
@@ -16,7 +17,7 @@ LOAD_PIECES = 16  # lists of tensors that an engine loads in parallel
 
 
 def register_backend() -> None:
-    """Teaches vLLM to load from host memory. Called in the process of vLLM's worker, before the engine is built."""
+    """Registers the backend with vLLM. Called in the process of vLLM's worker, before the engine is built."""
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
         WeightTransferInitInfo,
@@ -69,6 +70,24 @@ def register_backend() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostMemoryEngine)
+
+
+def name_partial_loaders() -> None:
+    """Patch: when vLLM reloads weights, it asks every loader for a name, and a `partial` has none.
+
+    Such are the loaders of some norms, as in MiniMax M2.
+    """
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    get_weight_loader = layerwise._get_weight_loader
+
+    def get_named_loader(tensor: Any) -> Any:
+        loader = get_weight_loader(tensor)
+        if isinstance(loader, partial):
+            loader.__name__ = loader.func.__name__  # type: ignore[attr-defined]
+        return loader
+
+    layerwise._get_weight_loader = get_named_loader
 
 
 def can_load_in_place(model: Any) -> bool:

@@ -93,9 +93,9 @@ def last_boxed(text: str) -> str:
 
     "\boxed{1}, or \boxed{\frac{1}{2}}" -> "1, \frac{1}{2}"
     """
-    if not (found := boxed_answer(text)):
+    if not (answer := boxed_answer(text)):
         raise ValueError("the solution has no \\boxed{} that is closed and says something")
-    return found
+    return answer
 
 
 def _text(row: Fields, key: str) -> str:

@@ -101,7 +101,7 @@ def compiler(f: MachineFacts) -> list[CheckResult]:
 
 
 def compiler_for_gpus(f: MachineFacts) -> list[CheckResult]:
-    """vLLM compiles Triton's launchers in C for GPUs, whatever rollout.enforce_eager is."""
+    """vLLM compiles Triton's launchers in C for GPUs, for any rollout.enforce_eager."""
     if not f.c_compiler:
         return wrong("compiler", "no C compiler, which vLLM's kernels for GPUs need", "apt-get install gcc g++")
     if not f.python_headers:

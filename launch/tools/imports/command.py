@@ -17,7 +17,7 @@ IMPORTERS: dict[str, Importer] = {"gguf": import_gguf, "hf": import_from_hub}
 
 
 def import_model(source: str, target: Path, licenses: tuple[Path, ...], console: Console) -> None:
-    """Writes beside the target first, so that the target is whole or does not exist."""
+    """Writes into a folder next to the target first, so that the target is whole or does not exist."""
     kind, _, name = source.partition(":")
     if kind not in IMPORTERS or not name:
         raise ConfigError(f"{source} is neither gguf:PATH of a file nor hf:NAME of a model on the hub.")

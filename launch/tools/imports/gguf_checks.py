@@ -40,7 +40,7 @@ def compare_weights(reader: Any, folder: Path) -> str:
             f"{len(left)} tensors of the file have no place in the model, such as {next(iter(left))}: transformers "
             "would leave them out. Import the model from the hub instead: hf:NAME"
         )
-    return "weights compared with gguf's own: " + ", ".join(f"{n} {what}" for what, n in relations.items())
+    return "weights compared with gguf's own: " + ", ".join(f"{n} {relation}" for relation, n in relations.items())
 
 
 def saved_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -21,10 +21,10 @@ def import_gguf(name: str, folder: Path) -> list[str]:
     reader = open_gguf(path)
     require_space(folder, BYTES_PER_PARAMETER * sum(int(t.n_elements) for t in reader.tensors))
     folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as alone:  # transformers would also read files beside the GGUF file
-        (Path(alone) / "model.gguf").symlink_to(path.resolve())
-        write_model(Path(alone), folder)
-        write_tokenizer(Path(alone), metadata(reader), folder)
+    with tempfile.TemporaryDirectory() as source:  # transformers would also read other files next to the GGUF file
+        (Path(source) / "model.gguf").symlink_to(path.resolve())
+        write_model(Path(source), folder)
+        write_tokenizer(Path(source), metadata(reader), folder)
     (folder / "README.md").write_text(model_card(path, metadata(reader)))
     return [f"from {path}", compare_weights(reader, folder), check_tokens(reader, folder)]
 
@@ -109,6 +109,6 @@ def model_card(path: Path, facts: dict[str, Any]) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     name, license_name = facts.get("general.name", path.stem), facts.get("general.license", "unknown")
     link = facts.get("general.license.link")
-    where = f"The license is {license_name}{f', {link}' if link else ''}, by the file's metadata."
+    license_note = f"The license is {license_name}{f', {link}' if link else ''}, by the file's metadata."
     origin = f"De-quantized to float32 by `rlsys import` from `{path.name}`, SHA-256 `{digest}`."
-    return f"---\nlicense: {license_name}\n---\n\n# {name}\n\n{origin} {where}\n"
+    return f"---\nlicense: {license_name}\n---\n\n# {name}\n\n{origin} {license_note}\n"

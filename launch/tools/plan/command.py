@@ -96,8 +96,8 @@ def find_other_models(config: Config) -> tuple[dict[str, ModelShape], list[str]]
     roles |= {config.reference.path: "reference"} if config.reference.path else {}
     for path, role in roles.items():
         try:
-            if found := find_model_shape(path):
-                shapes[path] = found[0]
+            if shape_and_source := find_model_shape(path):
+                shapes[path] = shape_and_source[0]
             else:
                 unknown.append(
                     f"{role} {path}: its config.json is not on this machine, and its shape is not in the table. "

@@ -46,10 +46,12 @@ def process_kinds(f: Fit, n: int) -> list[list[str]]:
 def node_title(f: Fit, n: int) -> str:
     node = f.nodes[n]
     smallest = f" (the smallest of the GPUs named {node.ambiguous_name})" if node.ambiguous_name else ""
-    has = [f"{node.gpus} x {node.gpu.name} of {node.gpu.memory_gib:g} GiB{smallest}"] if node.gpu and node.gpus else []
-    has += [] if node.cpus is None else [f"{node.cpus:g} CPUs"]
-    has += [f"{format_gib(node.memory)} GiB of main memory"] if node.memory else []
-    return f"node {n}{f' ({node.name})' if node.name else ''}: {', '.join(has)}"
+    hardware = (
+        [f"{node.gpus} x {node.gpu.name} of {node.gpu.memory_gib:g} GiB{smallest}"] if node.gpu and node.gpus else []
+    )
+    hardware += [] if node.cpus is None else [f"{node.cpus:g} CPUs"]
+    hardware += [f"{format_gib(node.memory)} GiB of main memory"] if node.memory else []
+    return f"node {n}{f' ({node.name})' if node.name else ''}: {', '.join(hardware)}"
 
 
 def describe_same(f: Fit, nodes: list[int]) -> str:

@@ -1,6 +1,6 @@
 """On which nodes and GPUs the workers of a run would run. Pure arithmetic, for `plan`.
 
-Bundles are packed as Ray packs them. Workers without GPUs are dealt to nodes as `placement` deals them.
+Bundles are packed as Ray packs them. Workers without GPUs go to nodes as in `placement`.
 """
 
 import math

@@ -101,8 +101,8 @@ def find_gcs(address: str) -> str:
     host, port = split_address(address)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        here = host in ("127.0.0.1", "localhost", "::1") or f"--host={host}" in words
-        if here and "ray.util.client.server" in words and f"--port={port}" in words:
+        on_this_machine = host in ("127.0.0.1", "localhost", "::1") or f"--host={host}" in words
+        if on_this_machine and "ray.util.client.server" in words and f"--port={port}" in words:
             return next((w.removeprefix("--address=") for w in words if w.startswith("--address=")), "")
     return join_address(host, USUAL_GCS) if port == USUAL_CLIENTS else ""
 
@@ -161,9 +161,9 @@ def query_autoscaler_report(clients: str) -> list[NodeSpec]:
 
 def parse_usage(usage: Mapping[str, tuple[float, float]]) -> NodeSpec:
     addresses = [name.removeprefix(ADDRESS) for name in usage if name.startswith(ADDRESS) and "__" not in name]
-    has = {name: whole for name, (_, whole) in usage.items()}
+    total = {name: whole for name, (_, whole) in usage.items()}
     return make_node(
-        addresses[0] if addresses else "", has, {name: whole - used for name, (used, whole) in usage.items()}
+        addresses[0] if addresses else "", total, {name: whole - used for name, (used, whole) in usage.items()}
     )
 
 
@@ -203,8 +203,8 @@ def connect_client(address: str) -> None:
                 raise
 
 
-def make_node(address: str, has: Mapping[str, float], free: Mapping[str, float]) -> NodeSpec:
-    kinds = [name.removeprefix(KIND) for name in has if name.startswith(KIND)]
+def make_node(address: str, total: Mapping[str, float], free: Mapping[str, float]) -> NodeSpec:
+    kinds = [name.removeprefix(KIND) for name in total if name.startswith(KIND)]
     gpus_of_kind = matching_gpus(kinds[0]) if kinds else []
     gpus = int(free.get("GPU", 0))
     if gpus and not gpus_of_kind:
@@ -214,5 +214,5 @@ def make_node(address: str, has: Mapping[str, float], free: Mapping[str, float])
     # Ray's figure for memory is a part of the node's memory. So the memory is not known, which 0 stands for.
     kind = kinds[0] if len(gpus_of_kind) > 1 else ""
     return NodeSpec(
-        gpus, gpus_of_kind[0] if gpus_of_kind else None, free.get("CPU", 0.0), 0, address, kind, bool(has.get("CPU"))
+        gpus, gpus_of_kind[0] if gpus_of_kind else None, free.get("CPU", 0.0), 0, address, kind, bool(total.get("CPU"))
     )

@@ -111,8 +111,8 @@ def print_fullest(f: Fit, console: Console) -> None:
     sequences = f"{room / longest:,.1f} full sequences of {longest:,}"
     print_line(console, f"KV cache of an engine: {room:,.0f} tokens, {sequences}", "dim")
     node = max(range(len(f.host_bytes)), key=lambda i: f.host_bytes[i])
-    has = f" of {format_gib(f.nodes[node].memory)}" if f.nodes[node].memory else ""
-    use = f"{format_gib(f.host_bytes[node])} GiB{has} at most, every process counted whole"
+    capacity = f" of {format_gib(f.nodes[node].memory)}" if f.nodes[node].memory else ""
+    use = f"{format_gib(f.host_bytes[node])} GiB{capacity} at most, every process counted whole"
     print_line(console, f"main memory of node {node}: {use}", "dim")
 
 

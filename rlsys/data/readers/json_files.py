@@ -31,9 +31,9 @@ def read_zstandard_lines(file: Path, name: str) -> Iterator[DataRow | BadRow]:
 
 
 def read_compressed(open_file: Callable[[], io.BufferedIOBase], name: str) -> Iterator[DataRow | BadRow]:
-    """Yields the rows of a compressed file, as far as it goes if its end is missing.
+    """Yields the rows of a compressed file. If its end is missing, yields the rows before that.
 
-    A file that is damaged within is left out. Its checksum stands at its end, and before that noise may look like rows.
+    A file that is damaged inside is left out: its checksum is at its end, and damaged data may look like rows.
     """
     problem = ""
     try:

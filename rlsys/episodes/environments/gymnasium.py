@@ -66,6 +66,8 @@ class Game:
             return f"its observations, {observation}, cannot be written as text; write a play of your own."
         if count_numbers(space) > MAX_NUMBERS or kind_of(space) in ("Tuple", "Dict"):
             return f"its actions, {space}, cannot be read from a reply; write a play of your own."
+        if self.actions and not are_names(self.actions):
+            return f"episode.options.actions must be a list of different words; it is {self.actions!r:.80}."
         if self.actions and (kind_of(space) != "Discrete" or len(self.actions) != space.n):
             return f"episode.options.actions has {len(self.actions)} names; its actions are {space}."
         return ""
@@ -107,7 +109,7 @@ class Game:
             return space.start + lower.index(named[-1].lower()) if named else None
         size = count_numbers(space)
         numbers = [float(n) for n in NUMBER.findall(reply)][-size:]
-        if len(numbers) < size or (kind_of(space) != "Box" and not all(n.is_integer() for n in numbers)):
+        if len(numbers) < size or not fit(space.dtype, numbers):
             return None
         action = space.dtype.type(numbers[0]) if not space.shape else shape_numbers(space, numbers)
         return action if space.contains(action) else None
@@ -158,6 +160,22 @@ def describe(space: Any, value: Any) -> str:
 
 def write_numbers(value: Any) -> str:
     return f"[{', '.join(map(write_numbers, value))}]" if isinstance(value, list) else f"{float(value):.6g}"
+
+
+def are_names(actions: Any) -> bool:
+    if not isinstance(actions, list) or not all(isinstance(a, str) and a.strip() for a in actions):
+        return False
+    return len({a.lower() for a in actions}) == len(actions)
+
+
+def fit(dtype: Any, numbers: list[float]) -> bool:
+    """True if the type holds these numbers: none is too large, or has a fraction where it takes whole ones."""
+    import numpy as np
+
+    if np.issubdtype(dtype, np.floating):
+        return all(abs(n) <= np.finfo(dtype).max for n in numbers)
+    limits = np.iinfo(dtype)
+    return all(n.is_integer() and limits.min <= int(n) <= limits.max for n in numbers)
 
 
 def shape_numbers(space: Any, numbers: list[float]) -> Any:

@@ -11,9 +11,12 @@ the row's seed. The reward of each step is the score of its turn.
 import asyncio
 import functools
 import json
+import math
 import re
 import urllib.request
 from typing import Any
+
+from jsonschema import Draft202012Validator
 
 from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Ask
@@ -40,18 +43,29 @@ async def play(
     reader = ActionReader(await asyncio.to_thread(action_schema, url), action)
     title = str(row.get("prompt") or prompt)
     async with client_type(base_url=url) as client:
-        result = await client.reset(seed=row_seed(row), **(reset or {}))
+        result = await client.reset(**{"seed": row_seed(row)} | (reset or {}))
         text = f"{title}\n{describe(result.observation, observation)}".strip()
         while not result.done:
             reply = await ask(text)
             fields = reader(reply.text)
-            if fields is None:
+            step = await take_step(client, fields, reader) if fields is not None else None
+            if step is None:
                 text = f"Your reply has no valid action. {reader.instruction}"
                 continue
-            result = await client.step(fields)
+            result = step
             reply.score(float(result.reward or 0.0))
             text = describe(result.observation, observation)
     return 0.0  # turns have their scores
+
+
+async def take_step(client: Any, fields: dict[str, Any], reader: "ActionReader") -> Any:
+    """Returns None if the server refuses the fields, and its schema too. All else that it refuses is an error."""
+    try:
+        return await client.step(fields)
+    except RuntimeError as error:
+        if "VALIDATION_ERROR" not in str(error) or reader.is_valid(fields):
+            raise
+        return None
 
 
 def check(url: str, options: dict[str, Any]) -> None:
@@ -84,6 +98,7 @@ class ActionReader:
     """Reads the fields of an action from a reply. Returns None if the reply holds no action."""
 
     def __init__(self, schema: dict[str, Any], field: str):
+        self.is_valid = Draft202012Validator(schema).is_valid
         self.properties = {k: v for k, v in schema.get("properties", {}).items() if k not in INHERITED}
         required = [name for name in schema.get("required", []) if name in self.properties]
         names = required or list(self.properties)
@@ -96,15 +111,18 @@ class ActionReader:
         if kind not in ("integer", "number"):
             return {self.field: reply}
         numbers = NUMBER.findall(reply)
-        if not numbers or (kind == "integer" and not float(numbers[-1]).is_integer()):
+        if not numbers or math.isinf(float(numbers[-1])) or (kind == "integer" and not float(numbers[-1]).is_integer()):
             return None
         return {self.field: int(float(numbers[-1])) if kind == "integer" else float(numbers[-1])}
 
     @property
     def instruction(self) -> str:
-        return (
-            "Reply with a number." if self.field else f"Reply with a JSON object that has {', '.join(self.properties)}."
-        )
+        if not self.field:
+            return f"Reply with a JSON object that has {', '.join(self.properties)}."
+        described = self.properties.get(self.field, {})
+        if "enum" in described:
+            return f"Reply with one of: {', '.join(map(str, described['enum']))}."
+        return "Reply with a number." if described.get("type") in ("integer", "number") else "Reply with a text."
 
 
 def last_object(reply: str) -> dict[str, Any] | None:
@@ -113,7 +131,7 @@ def last_object(reply: str) -> dict[str, Any] | None:
     while (position := reply.find("{", position)) >= 0:
         try:
             last, position = decoder.raw_decode(reply, position)
-        except ValueError:
+        except (ValueError, RecursionError):
             position += 1
     return last
 

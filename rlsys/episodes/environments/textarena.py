@@ -66,13 +66,9 @@ class Game:
             self.env = make(name, settings)
             try:
                 self.env.reset(num_players=players, seed=seed)
-            except AssertionError as error:
-                raise ConfigError(
-                    f"textarena:{name}: {first_line(error)}. Give episode.options.opponent, such as my_players.py:move, "
-                    "and episode.options.players."
-                ) from None
             except Exception as error:
-                raise ConfigError(f"textarena:{name}: {type(error).__name__}: {first_line(error)}.") from None
+                kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+                raise ConfigError(f"textarena:{name}: {kind}{first_line(error)}.{advice(error)}") from None
 
     @contextlib.contextmanager
     def own_random(self) -> Iterator[None]:
@@ -105,7 +101,16 @@ class Game:
         rewards, _ = self.env.close()
         if not rewards or MODEL not in rewards:
             raise RuntimeError(f"the game ended without a reward for player {MODEL}: {rewards!r:.80}")
+        if not isinstance(rewards[MODEL], int | float | np.number):  # some games mix up a reward and its reason
+            raise RuntimeError(f"the game gave player {MODEL} the reward {rewards[MODEL]!r:.80}, which is no number")
         return float(rewards[MODEL])
+
+
+def advice(error: Exception) -> str:
+    """What to do about the number of players, which some games assert and others raise."""
+    if not isinstance(error, AssertionError) and "player" not in str(error).lower():
+        return ""
+    return " Give episode.options.opponent, such as my_players.py:move, and episode.options.players."
 
 
 def make(name: str, settings: dict[str, Any]) -> Any:

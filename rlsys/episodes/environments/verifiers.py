@@ -26,7 +26,7 @@ async def play(name: str, row: dict[str, Any], ask: Ask, /) -> dict[str, float] 
     bridge = import_bridge(name)
     env = copy.copy(make_env(name, settings))
     episode, over = await bridge.run_episode(env, bridge.make_task(env, data), ask)
-    if episode.errors or not episode.traces or not episode.traces[0].ok:
+    if episode.errors or not episode.traces or not all(trace.ok for trace in episode.traces):
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if over:
             raise EpisodeOver(over)

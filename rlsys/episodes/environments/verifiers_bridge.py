@@ -18,6 +18,7 @@ from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load
 
 from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Ask, EpisodeOver, Message, Reply
+from rlsys.episodes.conversation import part_text
 
 HARNESS = "rlsys_chat"  # the module name under which the package finds `ChatHarness`
 
@@ -84,7 +85,7 @@ class AskServer(InterceptionServer):
 
 def text_of(message: Message) -> str:
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else "".join(map(part_text, content))
 
 
 def completion(reply: Reply, model: str, number: int) -> dict[str, Any]:

@@ -6,7 +6,9 @@ each episode has its own. A server that dies is started again with the next call
 
 import asyncio
 import contextlib
+import json
 import tempfile
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,9 +49,13 @@ class McpServer:
             if self.client is None:
                 self.closing = asyncio.Event()
                 ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                self.task = asyncio.create_task(self._serve(ready, self.closing))
+                # In a context of its own: it is no task of the episode that happens to start it.
+                self.task = asyncio.create_task(self._serve(ready, self.closing), context=Context())
                 try:
                     self.client = await asyncio.wait_for(ready, START_S)
+                except TimeoutError:
+                    await self.close()
+                    raise ConnectionError(f"no MCP server at {self.spec}: no answer within {START_S:g} s") from None
                 except BaseException:
                     await self.close()
                     raise
@@ -100,6 +106,8 @@ class McpServer:
             self.check = asyncio.create_task(self.close_if_silent(client))
             raise
         text = "\n".join(block_text(block) for block in result.content)
+        if not result.content and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
         return f"Error: {text}" if result.is_error else text
 
     async def answers(self, client: Any) -> bool:
@@ -147,7 +155,11 @@ class McpTool:
 
 
 def block_text(block: Any) -> str:
-    return str(block.text) if block.type == "text" else f"[{block.type}]"
+    """A text, the text of an embedded file, or the name of what is no text."""
+    if block.type == "resource_link":
+        return f"[{block.type} {block.uri}]"
+    text = getattr(block.resource if block.type == "resource" else block, "text", None)  # a file may be binary
+    return f"[{block.type}]" if text is None else str(text)
 
 
 def explain(error: BaseException, log: Any) -> str:
@@ -161,10 +173,18 @@ def explain(error: BaseException, log: Any) -> str:
 
 def read_spec(spec: Any) -> McpSpec:
     """Reads `{command: [...], env: {...}}` or `{url: http://…}`."""
-    known = set(McpSpec.__dataclass_fields__)
-    if not isinstance(spec, dict) or not set(spec) <= known or bool(spec.get("command")) == bool(spec.get("url")):
+    if not is_spec(spec):
         raise ConfigError(
             "episode.tools: an MCP server is {mcp: {command: [python, -m, my_server], env: {…}}} or "
             f"{{mcp: {{url: http://…}}}}, with per_episode: true if each episode needs its own; this is {spec!r}."
         )
     return McpSpec(**spec)
+
+
+def is_spec(spec: Any) -> bool:
+    if not isinstance(spec, dict) or not set(spec) <= set(McpSpec.__dataclass_fields__):
+        return False
+    command, url = spec.get("command", []), spec.get("url", "")
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command) or not isinstance(url, str):
+        return False
+    return bool(command) != bool(url)

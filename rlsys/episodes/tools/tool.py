@@ -32,7 +32,7 @@ async def call_tool(
     except TimeoutError:
         text = f"Error: `{tool.name}` gave no result within {timeout_s:g} s."
     except SandboxError:
-        raise  # this host's fault, which the model cannot mend
+        raise  # this host's fault, which the model cannot correct
     except Exception as error:  # a tool may raise anything
         text = f"Error: {type(error).__name__}: {error}"
     return cut_middle(text, max_chars)

@@ -101,7 +101,7 @@ class ProgramEnd:
 
 
 class Remote:
-    """An object of the program, as the tests hold it. Whatever they do with it, the program does."""
+    """An object of the program, as the tests hold it. All operations on it are done by the program."""
 
     __slots__ = ("_number", "_tests")
 

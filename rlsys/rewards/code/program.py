@@ -183,7 +183,7 @@ def extract_program(completion: str) -> str | None:
 
 
 def same_output(output: str, expected: str, tolerance: float) -> bool:
-    """True if two outputs have the same words, whatever blanks lie between them."""
+    """True if two outputs have the same words, with any blanks between them."""
     words, expected_words = output.split(), expected.split()
     if words == expected_words or not tolerance or len(words) != len(expected_words):
         return words == expected_words

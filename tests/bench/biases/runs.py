@@ -5,7 +5,6 @@
 """
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import pyarrow.parquet
+import ragged
 
 from rlsys.runs.directory import read_lines
 
@@ -57,9 +57,8 @@ def lengths(run: Path) -> Curves:
 
 
 def choices(run: Path) -> Curves:
-    even = load_ragged().even
     return {
-        "share of even digits": means(run, lambda s: even(s["completion"])),
+        "share of even digits": means(run, lambda s: ragged.even(s["completion"])),
         "mean reward": means(run, lambda s: s["reward"]),
     }
 
@@ -118,21 +117,12 @@ COMPARISONS = {
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def load_ragged() -> Any:
-    spec = importlib.util.spec_from_file_location("ragged", HERE / "ragged.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def measure(name: str, choice: str, seed: int) -> dict[str, Any]:
     comparison = COMPARISONS[name]
     with tempfile.TemporaryDirectory(prefix="biases-") as place:
         model = []
         if comparison.config.endswith("ragged.yaml"):
-            load_ragged().make_model(Path(place) / "model", seed)
+            ragged.make_model(Path(place) / "model", seed)
             model = [f"model.path={place}/model"]
         overrides = [*comparison.common, *comparison.choices[choice], *model, f"run.seed={seed}"]
         command = [sys.executable, "-m", "launch", "train", comparison.config, *overrides, f"run.dir={place}/run"]

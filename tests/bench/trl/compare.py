@@ -3,10 +3,13 @@
     python tests/bench/trl/compare.py                    # 8 M parameters, 128 tokens at most, mean about 60
     python tests/bench/trl/compare.py --case small       # 0.6 M parameters, every completion of 32 tokens
     python tests/bench/trl/compare.py --rounds 1 --steps 6 --only rlsys ahead
+    python tests/bench/trl/compare.py --case gemma --rounds 1 --steps 1 --warm-up 1     # Gemma 3 270M, few-shot prompts, 4 tokens
+    python tests/bench/trl/compare.py --case gemma64 --rounds 1 --steps 1 --warm-up 1   # and 64
 
 Both get the same Hugging Face directory with random weights and 64 tokens, the same prompts (16 tokens each, so that TRL has none
 to pad), 16 × 8 samples and one optimizer update per step, temperature 1, float32, no KL, a reward that costs nothing, and a learning
-rate too small to move a weight: lengths stay as ragged as the weights make them. Each is run in several ways of sharing two cores,
+rate too small to move a weight: lengths stay as ragged as the weights make them. Gemma's prompts have 11 to 69 tokens, and
+logits of 262,144 words leave no room for 128 samples at once. Each is run in several ways of sharing two cores,
 and the fastest counts; one that was a tenth slower than it in the first round is not tried again. First steps are left out.
 
 What a step of TRL does: it generates with `transformers`, all its samples at once until the longest is done, with its KV cache;
@@ -28,14 +31,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "launch"))
-from models import CASES, Case, save_case
+from bench_models import CASES, GEMMA_CASES, Case, Gemma, link_gemma, save_case
 from records import stamp
 
 HERE = Path(__file__).parent
@@ -59,6 +62,14 @@ RLSYS = {
     "2 engines, 1 rank of 2 threads": ["rollout.engines=2", "policy.ranks=1", "policy.threads=2"],
 }
 AHEAD = {"1 engine, 1 rank": ["rollout.engines=1", "policy.ranks=1", "pipeline.max_lag=1"]}
+GEMMA = ["policy.zero_stage=0", "policy.logprob_chunk=256", "rollout.kv_cache_mb=1024"]
+TWO_THREADS = ["rollout.engines=1", "rollout.threads=2", "policy.ranks=1", "policy.threads=2"]
+WAYS: dict[str, dict[str, Any]] = {"rlsys": RLSYS, "ahead": AHEAD, "TRL": TRL}
+GEMMA_WAYS: dict[str, dict[str, Any]] = {
+    "rlsys": {"1 engine and 1 rank of 2 threads": [*TWO_THREADS, *GEMMA]},
+    "ahead": {"1 engine, 1 rank": [*AHEAD["1 engine, 1 rank"], *GEMMA]},
+    "TRL": {label: TRL[label] for label in ("2 threads, 32 at once", "2 processes, 32 at once")},
+}
 
 
 def installed(venv: Path) -> Path:
@@ -84,7 +95,7 @@ def steady(ends: list[float], warm_up: int) -> float:
     return statistics.median(b - a for a, b in zip(ends[warm_up:], ends[warm_up + 1 :], strict=False))
 
 
-def quietly(command: list[Any], log: Path, environment: dict[str, str]) -> None:
+def quietly(command: Sequence[str | Path], log: Path, environment: dict[str, str]) -> None:
     """On two cores."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     with log.open("w") as out:
@@ -100,7 +111,9 @@ def quietly(command: list[Any], log: Path, environment: dict[str, str]) -> None:
         raise SystemExit(f"{command} ended with {ended.returncode}:\n{log.read_text()[-4000:]}")
 
 
-def run_trl(python: Path, case: Case, way: dict[str, int], folder: Path, steps: int, warm_up: int, seed: int) -> Run:
+def run_trl(
+    python: Path, case: Case | Gemma, way: dict[str, int], folder: Path, steps: int, warm_up: int, seed: int
+) -> Run:
     out = folder / "trl.json"
     settings = way | {
         "model": str(folder / "model"),
@@ -110,7 +123,7 @@ def run_trl(python: Path, case: Case, way: dict[str, int], folder: Path, steps: 
         "new_tokens": case.new_tokens,
         "seed": seed,
     }
-    start = [python]
+    start: list[str | Path] = [python]
     if way["processes"] > 1:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={way['processes']}"]
     environment = {
@@ -124,7 +137,7 @@ def run_trl(python: Path, case: Case, way: dict[str, int], folder: Path, steps: 
     return Run(steady(results["ends"], warm_up - 1), results["length"], {})
 
 
-def run_rlsys(case: Case, way: list[str], folder: Path, steps: int, warm_up: int, seed: int) -> Run:
+def run_rlsys(case: Case | Gemma, way: list[str], folder: Path, steps: int, warm_up: int, seed: int) -> Run:
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     settings = [
@@ -135,8 +148,8 @@ def run_rlsys(case: Case, way: list[str], folder: Path, steps: int, warm_up: int
         f"run.dir={run}",
         f"run.seed={seed}",
     ]
-    command = [Path(sys.executable).with_name("rlsys"), "train", HERE / "rlsys.yaml", *settings, *way]
-    quietly(command, folder / "rlsys.log", {})
+    rlsys = Path(sys.executable).with_name("rlsys")
+    quietly([rlsys, "train", HERE / "rlsys.yaml", *settings, *way], folder / "rlsys.log", {})
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     ends = [e["time"] for e in events if e["event"] == "sync" and e["version"]]
@@ -165,26 +178,29 @@ def near_the_best(rates: Rates) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", choices=CASES, default="8m")
+    parser.add_argument("--case", choices=CASES | GEMMA_CASES, default="8m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="that count, of each run")
     parser.add_argument("--warm-up", type=int, default=3, help="steps before them")
     parser.add_argument("--only", choices=SIDES, nargs="+", default=SIDES, help="not the others")
     parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "rlsys" / "bench-trl")
     options = parser.parse_args()
-    case = CASES[options.case]
+    case = (CASES | GEMMA_CASES)[options.case]
+    ways_by_side = WAYS if isinstance(case, Case) else GEMMA_WAYS
     python = installed(options.venv) if "TRL" in options.only else Path()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(f"commit {stamp()}, {save_case(case, folder / 'model') / 1e6:.2f} M parameters", flush=True)
+        model = folder / "model"
+        parameters = save_case(case, model) if isinstance(case, Case) else link_gemma(case, model)
+        print(f"commit {stamp()}, {parameters / 1e6:.2f} M parameters", flush=True)
         ways: dict[str, Callable[[int], Run]] = {}
-        for side, of_side in (("rlsys", RLSYS), ("ahead", AHEAD)):
-            for label, settings in of_side.items() if side in options.only else ():
+        for side in ("rlsys", "ahead"):
+            for label, settings in ways_by_side[side].items() if side in options.only else ():
                 ways[f"{side}, {label}"] = lambda seed, s=settings: run_rlsys(  # type: ignore[misc]
                     case, s, folder, options.steps, options.warm_up, seed
                 )
         if "TRL" in options.only:
-            for label, way in TRL.items():
+            for label, way in ways_by_side["TRL"].items():
                 ways[f"TRL, {label}"] = lambda seed, w=way: run_trl(  # type: ignore[misc]
                     python, case, w, folder, options.steps, options.warm_up, seed
                 )

@@ -30,8 +30,8 @@ def test_every_option_says_what_it_is(section):
         ("run.seed", "every random choice follows from it"),
         ("cluster.device", "cpu | gpu: decides the build of vLLM and DeepSpeed's accelerator"),
         ("eval.datasets.NAME.samples", "replaces eval.samples"),
-        ("entropy.share", "share of all tokens that the control takes; at least one token"),
-        ("entropy.kl_coef", "kl_cov: weight of ½ log²(π/old), which holds its tokens near their old log-probs"),
+        ("entropy.share", "share of all tokens that the control acts on; at least one token"),
+        ("entropy.kl_coef", "kl_cov: weight of ½ log²(π/old), which keeps its tokens near their old log-probs"),
         (
             "algorithm.anchor",
             "old | rollout: the ratio is to the policy's log-probs before the step, or to the engine's",

@@ -373,3 +373,14 @@ def test_the_end_of_a_call_that_the_model_has_written_is_not_written_again():
     assert after('<C>{"a": 1}') == "</C><tool>3"
     assert after('<C>{"a": 1}</C>') == "<tool>3"
     assert after('<C>{"a": 1}</C></s>') == "<tool>3"
+
+
+@pytest.mark.parametrize(("name", "role"), [("vicuna", "system"), ("phi4", "developer")])
+def test_a_first_message_that_the_template_drops_is_refused(name, role):
+    tokenizer = family_tokenizer(name)
+    messages = [{"role": role, "content": "Answer in French."}, {"role": "user", "content": "What is it?"}]
+    assert "French" not in tokenizer.apply_chat_template(messages, tokenize=False), "nobody would tell"
+    conversation = Conversation(ConversationTemplate(tokenizer))
+    with pytest.raises(TemplateError, match=f"drops messages of the role `{role}`: use the role `user`"):
+        conversation.open(messages)
+    assert "What is it?" in tokenizer.decode(conversation.open(messages[1:]))

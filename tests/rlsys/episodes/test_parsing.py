@@ -59,6 +59,12 @@ def test_a_call_that_cannot_be_made_says_why(call, sentence):
     assert [call.error for call in parse(f"[{call}]").calls] == [sentence]
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000])
+def test_arguments_that_python_does_not_take_are_no_valid_json(value):
+    call = CallReader([TOOL])("add", '{"a": ' + value + "}", "call00000")
+    assert call.error.startswith("The arguments of `add` are not valid JSON: ")
+
+
 def test_a_long_wrong_value_is_not_repeated_whole():
     [call] = parse(f"[add {json.dumps({'a': 'x' * 9999})}]").calls
     assert len(call.error) < 300

@@ -96,10 +96,29 @@ def test_variants_of_one_shape_may_have_another_context(name, context):
             8192,
         ),
         ({"model_type": "llama4_text", "max_position_embeddings": 10**7, "attention_chunk_size": 8192}, 8192),
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"model_type": "gpt2", "n_positions": 1024}, 1024),
     ],
 )
 def test_a_window_that_is_only_a_mask_limits_the_context(settings, context):
     assert context_from_config(settings) == context
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096},
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
+        {"rope_parameters": {"full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 4096}}},
+    ],
+)
+def test_positions_that_depend_on_the_longest_sequence_of_a_pack_limit_the_context(settings):
+    assert context_from_config({"max_position_embeddings": 131072} | settings) == 4096
+
+
+def test_other_scaled_positions_do_not_limit_the_context():
+    rope = {"rope_type": "yarn", "original_max_position_embeddings": 4096}
+    assert context_from_config({"max_position_embeddings": 131072, "rope_scaling": rope}) == 131072
 
 
 def test_only_the_experts_that_a_token_passes_are_active():

@@ -28,6 +28,23 @@ LINEAR = {
     "linear_value_head_dim": 8,
 }
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+NO_HEAD_DIM = ("falcon",)  # follows from the other sizes
 REFUSED: dict[str, dict[str, Any]] = {
     "llama4_text": {
         "attention_chunk_size": 6,
@@ -38,6 +55,19 @@ REFUSED: dict[str, dict[str, Any]] = {
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
     "bloom": {},
     "stablelm": {},
+    "nemotron": {},
+    "falcon": {},
+    "phi": {},
+    "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
+    "deepseek_v32": LATENT
+    | ROUTED
+    | {
+        "mlp_layer_types": ["dense", "sparse"],
+        "layer_types": ["indexed_attention"] * 2,
+        "index_topk": 4,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+    },
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -78,20 +108,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "ssm_state_size": 8,
         "n_groups": 1,
     },
-    "deepseek_v3": {
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 12,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
+    "deepseek_v3": LATENT | ROUTED,
+    "glm4_moe": ROUTED,
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
         "moe_intermediate_size": 16,
-        "first_k_dense_replace": 1,
-        "num_key_value_heads": 4,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
     },
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "lfm2_moe": MOE | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "kimi_linear": LATENT
+    | MOE
+    | {
+        "q_lora_rank": None,
+        "num_experts_per_token": 2,
+        "mlp_layer_types": ["dense", "sparse"],
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+    },
+    "seed_oss": {},
+    "exaone4": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     "cohere2": {"sliding_window": 6, "logit_scale": 0.5, "layer_types": ["sliding_attention", "full_attention"]},
     "jamba": {"mamba_d_state": 8, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
@@ -100,9 +141,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def build_family(name: str, **options: Any) -> Any:
-    """A random model; its weights are large enough for what it computes to matter."""
+    """A random model, also of a family that is in no table; its weights are large enough for what it computes to matter."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **COMMON | (FAMILIES | REFUSED)[name] | options)
+    common = {key: size for key, size in COMMON.items() if key != "head_dim" or name not in NO_HEAD_DIM}
+    config = AutoConfig.for_model(name, **common | (FAMILIES | REFUSED).get(name, {}) | options)
     model = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlsys.packs.attention import PACKED_ATTENTION, packed_attention
 from rlsys.packs.layout import build_layout
 from rlsys.packs.logprobs import PackedLogprobs
-from rlsys.packs.mixers import find_mixers, fold_mixers
+from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent
 from rlsys.packs.packing import pack
 from rlsys.packs.proof import prove_packing
 from rlsys.types import Batch, Pack, Prompt, Sample
@@ -110,6 +110,19 @@ def test_the_proof_finds_logits_that_are_not_scaled():
         prove(packed)
 
 
+def test_the_proof_finds_positions_that_are_not_the_models_own():
+    packed = make_packed(build_family("opt"))
+    prove(packed)
+
+    def shift(module, arguments, keywords):
+        positions = keywords.get("position_ids")
+        return arguments, keywords if positions is None else keywords | {"position_ids": positions + 3}
+
+    packed.decoder.register_forward_pre_hook(shift, with_kwargs=True)
+    with pytest.raises(ValueError, match="OPTForCausalLM computes a pack"):
+        prove(packed)
+
+
 def prove(packed: PackedLogprobs) -> None:
     prove_packing(
         type(packed.lm).__name__,
@@ -125,6 +138,45 @@ def test_modules_that_treat_each_token_by_itself_are_no_mixers():
         model = build_family(family)
         model.set_attn_implementation(PACKED_ATTENTION)
         assert find_mixers(model.get_decoder()) == set()
+
+
+def test_a_module_that_hands_on_little_of_a_sequence_is_a_mixer():
+    """Such as one whose output holds its input, beside which what it mixes is small."""
+    decoder = build_family("llama").get_decoder()
+    decoder.set_attn_implementation(PACKED_ATTENTION)
+    decoder.layers[0].mlp.forward = lambda hidden: hidden + 1e-3 * hidden.cumsum(1)
+    assert find_mixers(decoder) == {type(decoder.layers[0].mlp)}
+
+
+def test_a_mixer_whose_tokens_see_later_ones_is_refused():
+    decoder = build_family("lfm2").get_decoder()
+    decoder.set_attn_implementation(PACKED_ATTENTION)
+    mixer = type(decoder.layers[0].conv)
+    forward = mixer.forward
+
+    def look_both_ways(self, hidden_states, **_):
+        return forward(self, hidden_states) + forward(self, hidden_states.flip(1)).flip(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixer, "forward", look_both_ways)
+        with pytest.raises(ValueError, match="Lfm2ShortConv is not causal"):
+            find_mixers(decoder)
+    assert find_mixers(decoder) == {mixer}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_whose_results_depend_on_training_or_on_other_sequences_is_refused(dtype):
+    decoder = build_family("llama").to(dtype).get_decoder()
+    decoder.set_attn_implementation(PACKED_ATTENTION)
+    refuse_inconsistent(decoder)
+    norm = decoder.layers[0].input_layernorm
+    dropout = norm.register_forward_hook(lambda m, _, y: torch.nn.functional.dropout(y, 0.1, training=m.training))
+    with pytest.raises(ValueError, match="LlamaModel computes something else while it is trained"):
+        refuse_inconsistent(decoder)
+    dropout.remove()
+    norm.register_forward_hook(lambda m, _, y: y * torch.arange(y.shape[1])[:, None])
+    with pytest.raises(ValueError, match="LlamaModel computes a sequence otherwise if another one comes before"):
+        refuse_inconsistent(decoder)
 
 
 @pytest.mark.parametrize("family", ["phimoe", "llama4_text"])

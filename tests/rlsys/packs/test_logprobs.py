@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.decoder import run_decoder
+from rlsys.packs.logit_transform import LogitTransform
 from rlsys.packs.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
 from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.tasks import zigzag
@@ -54,6 +55,48 @@ def test_any_chunk_gives_the_values_and_gradients_of_plain_log_softmax(count, vo
         expected = torch.autograd.grad(theirs, (hidden, weight), retain_graph=True)
         for a, b in zip(result, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("excluding", [False, True])
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_changed_in_place_give_what_autograd_computes_in_double_precision(
+    dtype, temperature, cap, excluding, with_entropy
+):
+    """The last of several chunks is smaller. The inputs stay as they are."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(n, 16, generator=generator).to(dtype) for n in (37, 5003)]
+    hidden, weight = (x.clone().requires_grad_() for x in inputs)
+    targets = torch.randint(3, 5003, (37,), generator=generator)
+    early, ends = torch.arange(37) % 3 == 0, [0, 2]
+    upstream, downstream = torch.randn(2, 37, generator=generator)
+
+    excluded = (early, ends) if excluding else None
+    options = temperature, 10, F.linear, True, excluded, LogitTransform(cap=cap)
+    ours = ChunkedLogprobs.apply(hidden, weight, targets, *options)
+
+    logits = F.linear(hidden, weight).double()
+    logits = (cap * torch.tanh(logits / cap) if cap else logits) / temperature
+    if excluding:
+        logits = logits.index_put((early.nonzero(), torch.tensor([ends])), torch.tensor(-1e4).double())
+    plain = torch.log_softmax(logits, -1)
+    theirs = plain[torch.arange(37), targets], -(plain.exp() * plain).sum(-1)
+
+    values, gradients = [], []
+    for logprobs, entropies in (ours, theirs):
+        loss = (logprobs * upstream).sum()
+        if with_entropy:
+            loss = loss + (entropies * downstream).sum()
+        values.append(torch.stack([logprobs, entropies]).double())
+        gradients.append([g.double() for g in torch.autograd.grad(loss, (hidden, weight))])
+    torch.testing.assert_close(*values, atol=1e-5, rtol=1e-5)
+    rounding = 1e-5 if dtype == torch.float32 else 2**-7
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, atol=rounding * float(b.abs().max()), rtol=rounding)
+    assert torch.equal(hidden, inputs[0])
+    assert torch.equal(weight, inputs[1])
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -29,6 +29,9 @@ MIXERS = {
     "jamba": "JambaMambaMixer",
     "bamba": "BambaMixer",
     "minimax": "MiniMaxLightningAttention",
+    "lfm2_moe": "Lfm2MoeShortConv",
+    "mamba2": "Mamba2Mixer",
+    "kimi_linear": "KimiLinear",
 }
 
 

@@ -299,6 +299,7 @@ def test_verdicts_of_several_services_are_added_up():
     assert verdict == Verdict(0.5, {"a": 1.0, "b": -1.0}, answer="7")
     assert combine_verdicts([Verdict(1.0, {"a": 1.0}), Verdict(None, failure="crash")]).failure == "crash"
     assert combine_verdicts([Verdict(1e308, {"a": 1e308})] * 2).failure == "invalid"
+    assert combine_verdicts([Verdict(-1e39, {"a": -1e39})]).failure == "invalid", "float32 holds no such number"
 
 
 def test_positional_only_arguments_are_passed_by_position(tmp_path):

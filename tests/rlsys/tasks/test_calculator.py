@@ -74,7 +74,7 @@ def test_the_reward_reads_both_forms_of_an_answer():
     assert exact(call, "85", after="=") == 0
 
 
-def test_the_warm_start_calls_seldom_and_copies_with_slips():
+def test_the_warm_start_calls_sometimes_and_copies_with_slips():
     calls, copied, digits, right = 0, 0, 0, 0
     coming = calculator.transcripts(random.Random(0))
     for _ in range(4000):
@@ -89,8 +89,8 @@ def test_the_warm_start_calls_seldom_and_copies_with_slips():
         copied += sum(x == y for x, y in zip(f"{arguments['a']}{arguments['b']}", a + b, strict=True))
         digits += 4
         assert text_of(turns[1][1]) == f"<tool_response>{arguments['a'] + arguments['b']}</tool_response>"
-    assert calls / 4000 == pytest.approx(0.2, abs=0.03)
-    assert copied / digits == pytest.approx(0.75 + 0.25 * (1 / 9 + 1 / 10) / 2, abs=0.02)
+    assert calls / 4000 == pytest.approx(0.3, abs=0.03)
+    assert copied / digits == pytest.approx(0.8 + 0.2 * (1 / 9 + 1 / 10) / 2, abs=0.02)
     assert right / (4000 - calls) < 0.02, "direct answers do not add"
 
 
@@ -102,4 +102,4 @@ def test_the_warm_start_teaches_both_forms(monkeypatch, tmp_path):
     first = model(torch.tensor([tokenizer.encode("27+58")])).logits[0, -1].softmax(-1)
     call, direct = (first[tokenizer.convert_tokens_to_ids(symbol)].item() for symbol in ("<tool_call>", "="))
     assert call + direct > 0.95
-    assert 0.1 < call < 0.35
+    assert 0.15 < call < 0.45

@@ -29,7 +29,7 @@ def test_rows_are_the_questions_of_the_package():
     assert rows != read("chain_sum", size=5, seed=4, max_terms=3)
 
 
-@pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite", "sokoban"}))
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - {"composite", "game_of_life_halting", "sokoban"}))
 def test_the_score_is_that_of_the_package(task):
     """Right answers, wrong ones and half right ones; the row has been JSON meanwhile. Making a sokoban takes 14 s."""
     [row] = read(task, size=1, seed=11)
@@ -42,6 +42,23 @@ def test_the_score_is_that_of_the_package(task):
         got = reward(f"Let me see. <answer>1</answer> No: <answer>{answer}</answer>", row["reasoning_gym"])
         assert float(got) == pytest.approx(expected)
         assert reward(answer, row["reasoning_gym"]) == got, "without tags the whole completion counts"
+
+
+def test_tasks_can_be_mixed_by_the_package():
+    parts = [{"name": "chain_sum", "weight": 2, "config": {"max_terms": 3}}, {"name": "leg_counting"}]
+    rows = read("composite", size=20, datasets=parts)
+    assert len({row["prompt"].split()[0] for row in rows}) == 2
+    assert [reward(row["answer"], row["reasoning_gym"]) for row in rows] == [1] * 20
+    assert max(reward("none", row["reasoning_gym"]) for row in rows) < 1
+
+
+def test_a_score_that_takes_any_answer_for_right_is_refused():
+    """The package compares texts as truth values: every text but the empty one is true."""
+    [row] = read("game_of_life_halting", size=1)
+    dataset = gym.make_dataset(*row["reasoning_gym"][:2])
+    assert dataset.score_answer("no idea", dataset[0]) == 1
+    with pytest.raises(ValueError, match="game_of_life_halting: the package's score takes any answer for right"):
+        reward(row["answer"], row["reasoning_gym"])
 
 
 def test_an_answer_in_another_form_is_wrong_but_a_broken_score_is_a_failure(monkeypatch):

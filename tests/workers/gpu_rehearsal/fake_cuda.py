@@ -10,9 +10,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import fake_layout
 import torch
 from streamed_update import Case, make_packs
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -22,7 +23,7 @@ torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, meth
 
 from rlsys.config.methods import LOSSES, AlgorithmConfig
 from rlsys.config.schema import Config
-from rlsys.packs import attention, decoder, layout
+from rlsys.packs import attention
 from rlsys.packs.logprobs import PackedLogprobs
 from workers.learner.guarded_adamw import GuardedAdamW
 from workers.learner.objective import Objective
@@ -51,28 +52,7 @@ class CountWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-build_real_layout = layout.build_layout
-
-
-def build_layout(*arguments: Any) -> Any:
-    """The layout needs real numbers; then it is moved to the device."""
-    with unset_fake_temporarily():
-        real = build_real_layout(*arguments[:2])
-        ragged = layout.ragged_keys(*arguments[:2], "cpu")
-    return fake_copy(replace(real, ragged_keys=ragged))
-
-
-def fake_copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device="cuda")
-    if isinstance(value, list):
-        return [fake_copy(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return value.__class__(**{name: fake_copy(getattr(value, name)) for name in value.__dataclass_fields__})
-    return value
-
-
-decoder.build_layout = build_layout  # type: ignore[attr-defined]
+fake_layout.install("cuda")
 
 
 def run_case(family: str, case: Case, loss: str) -> dict[str, Any]:

@@ -176,6 +176,7 @@ def vllm_config(file: str, size: str, overrides: list[str]) -> dict[str, Any]:
         "batched_tokens": v.scheduler_config.max_num_batched_tokens,
         "sequences": v.scheduler_config.max_num_seqs,
         "chunked_prefill": v.scheduler_config.enable_chunked_prefill,
+        "asynchronous": v.scheduler_config.async_scheduling,
         "sleep": v.model_config.enable_sleep_mode,
         "transfer": v.weight_transfer_config.backend,
         "logprobs": v.model_config.logprobs_mode,

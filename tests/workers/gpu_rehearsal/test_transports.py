@@ -21,6 +21,7 @@ from rlsys.types import Columns
 from workers.learner.policy import PolicyGroup
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.rollout.rollout_group import RolloutGroup
+from workers.supervision.process_registry import clear_registry
 from workers.supervision.watchdog import Watchdog
 
 HERE = str(Path(__file__).parent)
@@ -73,6 +74,7 @@ def rehearse(
     yield start
     for actor in actors:
         ray.kill(actor)
+    clear_registry(tmp_path)  # also removes the shared memory of engines of several processes
 
 
 def train(policy: PolicyGroup) -> None:
@@ -84,10 +86,11 @@ def train(policy: PolicyGroup) -> None:
     policy.update(pack(batch, range(4), ranks=2, tokens_per_pack=64, columns=columns, weights=weights), 1e-3, 0.0)
 
 
-def require_policys_weights(rehearsal: Rehearsal, file: Path) -> None:
-    """Compares what engines compute with against a file that the policy writes: the key matrix lies after the query's."""
-    rehearsal.policy.write_weights(str(file))
-    weights = load_file(file)
+def require_policys_weights(rehearsal: Rehearsal, folder: Path) -> None:
+    """Compares what engines compute with against files that the policy writes: the key matrix lies after the query's."""
+    folder.mkdir()
+    rehearsal.policy.write_weights(str(folder))
+    weights = {name: weight for file in folder.iterdir() for name, weight in load_file(file).items()}
     parallel = rehearsal.config.rollout.tensor_parallel
     query, key = (weights[f"{FIRST_LAYER}.{name}_proj.weight"] for name in "qk")
     rows = {
@@ -124,7 +127,7 @@ def test_every_engine_computes_with_the_policys_weights_after_each_sync(
             train(rehearsal.policy)
             rehearsal.policy.sync(version)
             assert set(rehearsal.engines.compare_weights().values()) == {""}
-            require_policys_weights(rehearsal, tmp_path / f"{stage}-{version}.safetensors")
+            require_policys_weights(rehearsal, tmp_path / f"{stage}-{version}")
     assert rehearsal.each_engine("rehearsal_addresses") == addresses, "CUDA graphs read the parameters where they were"
 
 

@@ -39,6 +39,7 @@ def test_every_configuration_for_gpus_is_accepted_with_graphs_and_large_batches(
         assert engine["batched_tokens"] == 8192, name
         assert engine["chunked_prefill"], name
         assert engine["prefix_caching"], name
+        assert engine["asynchronous"], name
         assert engine["logprobs"] == "processed_logprobs", name
         assert engine["sleep"] == (file in COLOCATED), name
         assert engine["transfer"] == ("ipc" if file in COLOCATED else "nccl"), name

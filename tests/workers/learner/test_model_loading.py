@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from rlsys.config.loading import load_config
 from rlsys.config.schema import ConfigError
@@ -14,7 +15,7 @@ from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.proof import proof_packs
 from workers.learner import model
-from workers.learner.model import load_causal_lm, offload_layer_inputs
+from workers.learner.model import load_causal_lm, load_packed, offload_layer_inputs
 from workers.learner.proof import prove_logprobs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
@@ -25,17 +26,67 @@ CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"
 
 def start(folder: Path, *overrides: str) -> None:
     """What a reference does at its start."""
-    config = load_config(CONFIG, overrides)
-    packed = PackedLogprobs(load_causal_lm(config, str(folder), config.policy))
+    packed = load_packed(load_config(CONFIG, overrides), str(folder))
     with torch.no_grad():
         prove_logprobs(packed.lm, lambda packs, **options: [packed(pack, **options) for pack in packs])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", REFUSED)
-def test_a_model_whose_layers_do_not_compute_packs_is_refused_by_name(family: str, tmp_path: Path) -> None:
-    build_family(family).save_pretrained(tmp_path)
+def test_a_model_whose_layers_do_not_compute_packs_is_refused_by_name(family: str, dtype: str, tmp_path: Path) -> None:
+    """Also where its weights are small, and rounding is about as large as what it computes otherwise."""
+    lm = build_family(family)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.mul_(0.1)
+    lm.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=f"a {family} model, which rlsys cannot train"):
-        start(tmp_path)
+        start(tmp_path, f"policy.dtype={dtype}")
+
+
+@pytest.mark.parametrize(
+    ("family", "rate"), [("seed_oss", "residual_dropout"), ("opt", "dropout"), ("mixtral", "router_jitter_noise")]
+)
+def test_a_model_with_noise_of_its_own_computes_the_same_while_it_is_trained(
+    family: str, rate: str, tmp_path: Path
+) -> None:
+    build_family(family, **{rate: 0.5}).save_pretrained(tmp_path)
+    config = load_config(CONFIG, [])
+    packed, (_, [single, _, _]) = load_packed(config, str(tmp_path)), proof_packs(VOCABULARY)
+    assert getattr(AutoConfig.from_pretrained(tmp_path), rate) == 0.5
+    assert torch.equal(packed.train()(single)[0], packed.eval()(single)[0])
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_parameters_have_one_dtype_and_biases_of_routers_keep_theirs(stored: str, tmp_path: Path) -> None:
+    """transformers keeps a router of ERNIE in float32, and its bias is a parameter without a gradient."""
+    lm = build_family("ernie4_5_moe")
+    lm.to(getattr(torch, stored)).save_pretrained(tmp_path)
+    [bias] = [t for name, t in load_file(tmp_path / "model.safetensors").items() if "e_score_correction_bias" in name]
+    config = load_config(CONFIG, ["policy.dtype=bfloat16"])
+    loaded = load_causal_lm(config, str(tmp_path), config.policy)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    [kept] = [t for name, t in loaded.named_buffers() if "e_score_correction_bias" in name]
+    assert kept.dtype == torch.float32
+    assert bias.any()
+    assert torch.equal(kept, bias.float())
+
+
+def test_a_machine_without_memory_is_not_blamed_on_the_architecture() -> None:
+    with (
+        pytest.raises(torch.OutOfMemoryError, match="no memory"),
+        model.refusing_unpackable("m", "llama", *model.LAYER_ERRORS),
+    ):
+        raise torch.OutOfMemoryError("no memory")
+
+
+def test_a_refusal_names_the_layer_that_raised_an_error() -> None:
+    layer = torch.nn.Linear(3, 2)
+    with (
+        pytest.raises(ConfigError, match=r"a llama model, .*: Linear raises RuntimeError mat1 and mat2 shapes"),
+        model.refusing_unpackable("m", "llama", *model.LAYER_ERRORS),
+    ):
+        layer(torch.zeros(1, 4))
 
 
 def lose_a_tensor(folder: Path) -> None:

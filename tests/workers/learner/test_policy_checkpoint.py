@@ -1,40 +1,43 @@
-"""How the weights of a checkpoint are dealt to files."""
+"""What the files of a checkpoint's model hold."""
 
+import contextlib
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from torch import nn
+from transformers import AutoModelForCausalLM
 
-from workers.learner import policy_checkpoint
-from workers.learner.policy_checkpoint import file_index, model_files
+from workers.learner.policy_checkpoint import copy_weights, model_files, write_model_settings
+from workers.learner.tensor_files import write_tensors
 
-
-def model(*sizes: int) -> Any:
-    lm = nn.Module()
-    for i, size in enumerate(sizes):
-        lm.register_parameter(f"p{i}", nn.Parameter(torch.zeros(size)))
-    return lm
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+from families import build_family
 
 
 def zero(stage: int, ranks: int) -> Any:
-    return SimpleNamespace(ranks=ranks, settings=SimpleNamespace(zero_stage=stage))
+    settings = SimpleNamespace(zero_stage=stage)
+    return SimpleNamespace(rank=0, ranks=ranks, settings=settings, gathered=lambda _: contextlib.nullcontext())
 
 
 def test_a_small_model_is_one_file_unless_ranks_hold_parts_of_it() -> None:
-    lm = model(2, 2, 4)
-    assert model_files(lm, zero(2, 2)) == {"model.safetensors": ["p0", "p1", "p2"]}
-    assert model_files(lm, zero(3, 1)) == {"model.safetensors": ["p0", "p1", "p2"]}
+    tensors = {f"p{i}": torch.zeros(size) for i, size in enumerate((2, 2, 4))}
+    assert model_files(tensors, zero(2, 2)) == {"model.safetensors": ["p0", "p1", "p2"]}
+    assert model_files(tensors, zero(3, 1)) == {"model.safetensors": ["p0", "p1", "p2"]}
     halves = {"model-00001-of-00002.safetensors": ["p0", "p1"], "model-00002-of-00002.safetensors": ["p2"]}
-    assert model_files(lm, zero(3, 2)) == halves
+    assert model_files(tensors, zero(3, 2)) == halves
 
 
-def test_no_file_is_larger_than_the_limit_but_for_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_checkpoint, "MAX_FILE", 40)  # ten numbers
-    files = model_files(model(5, 5, 1, 12, 3, 7), zero(0, 1))
-    assert list(files.values()) == [["p0", "p1"], ["p2"], ["p3"], ["p4", "p5"]]
-    assert next(iter(files)) == "model-00001-of-00004.safetensors"
-    index = file_index(model(5, 5, 1, 12, 3, 7), zero(0, 1))
-    assert index["metadata"] == {"total_size": 4 * 33}
-    assert index["weight_map"]["p3"] == "model-00003-of-00004.safetensors"
+def test_buffers_that_belong_to_the_model_are_in_its_files(tmp_path: Path) -> None:
+    lm = build_family("deepseek_v3")
+    name = next(name for name, _ in lm.named_buffers() if name.endswith("e_score_correction_bias"))
+    lm.get_buffer(name).copy_(torch.arange(lm.get_buffer(name).numel()))
+    for file, tensors in copy_weights(zero(2, 1), lm, disk_format=True).items():
+        write_tensors(tmp_path / file, tensors)
+    write_model_settings(lm, tmp_path)
+    loaded, remarks = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not remarks["missing_keys"]
+    assert not remarks["unexpected_keys"]
+    assert loaded.state_dict().keys() == lm.state_dict().keys()
+    assert all(torch.equal(tensor, lm.state_dict()[key]) for key, tensor in loaded.state_dict().items())

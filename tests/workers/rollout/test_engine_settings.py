@@ -1,14 +1,12 @@
 """The arguments that vLLM's engines are built with."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from engine_script import run_script
+
 from rlsys.config.schema import Config
-from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments
+from workers.rollout.engine_settings import engine_arguments
 
 CREATE_CONFIGS = """
 import json, sys
@@ -51,16 +49,33 @@ def test_engines_use_graphs_on_gpus_and_none_on_cpu_unless_the_user_decides(tiny
     assert engine_arguments(Config(), "", "ipc", 64)["enforce_eager"] is True
 
 
+def test_outputs_leave_the_core_in_blocks_where_vllm_neither_looks_for_strings_nor_notes_versions(
+    tiny: Callable[..., Config],
+) -> None:
+    def scheduler(*overrides: str) -> Any:
+        return engine_arguments(tiny(*overrides), "", "ipc", 64).get("scheduler_cls", "").rpartition(".")[2]
+
+    assert scheduler("cluster.device=gpu") == scheduler("rollout.tensor_parallel=2") == "build_scheduler"
+    in_flight = ("pipeline.max_lag=1", "pipeline.in_flight=true")
+    assert scheduler("cluster.device=gpu", *in_flight) == "build_in_flight_scheduler"
+    assert scheduler("cluster.device=gpu", "rollout.stop=['x']") == scheduler() == scheduler(*in_flight) == ""
+
+
+def test_prompts_are_copied_only_where_waiting_samples_have_the_weights_of_running_ones(
+    tiny: Callable[..., Config],
+) -> None:
+    def copies(*overrides: str) -> bool:
+        return "kv_transfer_config" in engine_arguments(tiny(*overrides), "", "ipc", 64)
+
+    assert copies()
+    assert copies("pipeline.max_lag=1")
+    assert not copies("pipeline.max_lag=1", "pipeline.in_flight=true")
+    assert not copies("rollout.tensor_parallel=2")
+
+
 def test_vllm_accepts_more_sequences_than_its_default_batched_tokens(tiny: Callable[..., Config], model: str) -> None:
     settings = [engine_arguments(tiny(f"rollout.max_sequences={n}"), model, "ipc", 64) for n in (2048, 2049, 5000)]
-    done = subprocess.run(
-        [sys.executable, "-c", CREATE_CONFIGS],
-        input=json.dumps([{k: v for k, v in s.items() if k != "kernel_config"} for s in settings]),
-        env={**os.environ, **CPU_ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_script(CREATE_CONFIGS, [{k: v for k, v in s.items() if k != "kernel_config"} for s in settings])
     assert [line for line in done.stdout.splitlines() if line.startswith("config")] == [
         "config 2048 2048",
         "config 2049 2049",

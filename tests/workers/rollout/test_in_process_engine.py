@@ -1,13 +1,11 @@
 """The engine of CPU runs, without Ray."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
+from engine_script import run_script
+
 from rlsys.config.schema import Config
-from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments
+from workers.rollout.engine_settings import engine_arguments
 
 # The first call has all it asked for, and ends only after a second call has asked for the same again.
 SAME_REQUEST_TWICE = """
@@ -38,12 +36,5 @@ def test_a_call_that_ends_late_does_not_abort_the_same_request_of_the_next(
     tiny: Callable[..., Config], model: str
 ) -> None:
     settings = engine_arguments(tiny(), model, "rlsys_host_memory", 18)
-    done = subprocess.run(
-        [sys.executable, "-c", SAME_REQUEST_TWICE],
-        input=json.dumps(settings),
-        env={**os.environ, **CPU_ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    done = run_script(SAME_REQUEST_TWICE, settings)
     assert "same True" in done.stdout, done.stderr[-2000:]

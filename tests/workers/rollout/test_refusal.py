@@ -1,8 +1,17 @@
+"""Models that vLLM cannot run are refused in a sentence."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from rlsys.config.schema import ConfigError
+from rlsys.config.schema import Config, ConfigError
+from rlsys.types import Request
+from workers.rollout import rollout_worker
 from workers.rollout.refusal import refusing_model
+from workers.rollout.vllm_requests import Stops
 
 
 class Settings(BaseModel):
@@ -35,3 +44,26 @@ def test_a_validation_error_is_quoted_without_its_frame():
 def test_a_machine_that_is_short_of_something_is_no_reason_to_refuse_a_model(error):
     with pytest.raises(type(error)), refusing_model("some/model"):
         raise error
+
+
+class BrokenEngine:
+    """An engine that vLLM builds, and whose attention then knows no such heads."""
+
+    def __init__(self, settings: dict[str, Any], exact: bool):
+        pass
+
+    async def generate(self, requests: list[Request], stops: Stops) -> AsyncIterator[list[Any]]:
+        raise ValueError("Head dimension 64 is not supported")
+        yield []
+
+
+def test_an_engine_that_fails_at_its_first_tokens_is_refused_at_its_start(
+    tiny: Callable[..., Config], model: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rollout_worker, "InProcessEngine", BrokenEngine)
+    worker = object.__new__(rollout_worker.RolloutWorker)
+    worker.config, worker.index = tiny(), 0
+    with pytest.raises(
+        ConfigError, match=r"cannot run .*: ValueError: Head dimension 64 is not supported\. Use another"
+    ):
+        asyncio.run(worker.start(model, "shared_memory", 18))

@@ -208,11 +208,11 @@ def test_in_flight_an_unfinished_sample_goes_on_with_the_new_weights(
     tokenizer: Any,
     model: str,
 ) -> None:
-    group = engines(*IN_FLIGHT, transport="object_store")
+    group = engines(*IN_FLIGHT, "rollout.max_sequences=6", transport="object_store")
     policy = policy(changed(group.config, "policy", zero_stage=3), group, "object_store")
     policy.sync(1)
     # Long samples of different lengths: at any moment some are unfinished.
-    requests = make_requests(tokenizer, n=16, temperature=1.0)
+    requests = make_requests(tokenizer, n=32, temperature=1.0)
     wanted = [replace(r, ignore_end=True, max_new_tokens=20 + 3 * (i % 7)) for i, r in enumerate(requests)]
 
     batch = make_batch(tokenizer, generate(group, make_requests(tokenizer)))
@@ -252,9 +252,8 @@ def test_a_sample_that_was_stopped_early_continues_as_if_it_had_not_been(
     engines: Callable[..., RolloutGroup], tokenizer: Any
 ) -> None:
     group = engines(*IN_FLIGHT, transport="object_store")
-    wanted = [
-        replace(r, ignore_end=True, max_new_tokens=4 + g % 7) for g, r in enumerate(make_requests(tokenizer, n=2))
-    ]
+    requests = make_requests(tokenizer, n=12)  # enough that a late stop comes before the last
+    wanted = [replace(r, ignore_end=True, max_new_tokens=20 + 3 * (g % 7)) for g, r in enumerate(requests)]
     whole = generate(group, wanted)
     stopped = []
     for chunk in group.generate(wanted):

@@ -10,13 +10,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rlsys.config.schema import ConfigError
 from workers.sync.sending import PolicyWeights
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
 from families import build_family
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "nemotron_h", "gpt_oss", "llama"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_moe", "deepseek_v3", "nemotron_h", "gpt_oss", "llama", "glm4_moe", "minimax", "ernie4_5_moe", "lfm2_moe"],
+)
 def test_weights_are_sent_as_transformers_saves_them(family, tmp_path):
     build_family(family).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -34,3 +38,14 @@ def test_weights_are_sent_as_transformers_saves_them(family, tmp_path):
     assert [(name, list(tensor.shape)) for name, tensor in sent.items()] == [
         (name, shape) for name, _, shape in weights.manifest()
     ]
+
+
+def test_a_model_whose_files_hold_several_parameters_in_one_tensor_is_refused(tmp_path):
+    build_family("hrm_text").save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    parts = model.model.L_module.layers[0].mlp
+    both = saved["model.L_module.layers.0.mlp.gate_up_proj.weight"]
+    assert torch.equal(both, torch.cat([parts.gate_proj.weight, parts.up_proj.weight])), "as transformers saves them"
+    with pytest.raises(ConfigError, match=r"HrmTextForCausalLM hold .* in one tensor, model\.L_module\.layers\.0\."):
+        PolicyWeights(model, SimpleNamespace(), torch.float32, rank=0, shards=1)

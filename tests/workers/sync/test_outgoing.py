@@ -34,6 +34,18 @@ def test_the_cast_tensor_arrives_and_the_fingerprint_is_of_it(dtype: str) -> Non
     assert combine_ranks([cast.fingerprints]) == fingerprints
 
 
+def test_named_tensors_keep_their_dtype() -> None:
+    tensors = [*make_tensors().items()]
+    outgoing = OutgoingWeights([tensors], [], torch.bfloat16, uncast={"norm"})
+    cast = dict(outgoing.cast_tensors())
+    assert {name: tensor.dtype for name, tensor in cast.items()} == {
+        "embed": torch.bfloat16,
+        "norm": torch.float32,
+        "head": torch.bfloat16,
+    }
+    assert combine_ranks([outgoing.fingerprints])["norm"] == to_hex(fingerprint.hash_bytes(dict(tensors)["norm"]))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_shards_of_several_ranks_arrive_as_the_whole_and_so_do_fingerprints(ranks: int) -> None:
     layout, size = plan_layout([(name, "float32", shape) for name, shape in SHAPES.items()])

@@ -216,6 +216,61 @@ def test_a_transposed_square_matrix_has_no_region() -> None:
     assert combine_devices([parameter_map.fingerprints()]) == policy_fingerprints(weights)
 
 
+@pytest.mark.parametrize("by_position", [False, True])
+def test_an_engine_may_keep_bfloat16_in_float32_but_not_a_number_between(by_position: bool) -> None:
+    """As vLLM keeps the weights of some routers."""
+    sent = {name: weight.bfloat16() for name, weight in policy_weights().items()}
+    engine = Engine({name: weight.float() for name, weight in sent.items()})
+    entries = [(name, "bfloat16", list(weight.shape)) for name, weight in sent.items()]
+    parameter_map = ParameterMap(engine, entries, by_position=by_position)
+    fingerprints = {name: to_hex(tensor_fingerprint(weight, by_position)) for name, weight in sent.items()}
+    assert combine_devices([parameter_map.fingerprints()]) == fingerprints
+    engine.model.norm.weight.data[3] *= 1 + 2**-12  # rounds to the number that was sent
+    found = combine_devices([parameter_map.fingerprints()])
+    assert {name for name in found if found[name] != fingerprints[name]} == {"model.norm.weight"}
+
+
+def test_an_engine_may_also_keep_bfloat16_in_float32_under_another_name() -> None:
+    """As vLLM keeps the router's bias of ERNIE, beside experts in another form."""
+    weights = policy_weights()
+    gate, up = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    engine = Engine({name: weight.bfloat16() for name, weight in weights.items()})
+    mlp = engine.get_submodule("model.layers.0.mlp")
+    del mlp.gate_up_proj
+    sent = {name: weight.bfloat16() for name, weight in weights.items()}
+    wide, narrow = sent[gate].float(), sent[up].t().contiguous()
+    mlp.register_parameter("wide", nn.Parameter(wide, requires_grad=False))
+    mlp.register_parameter("narrow", nn.Parameter(narrow, requires_grad=False))
+
+    entries = [(name, "bfloat16", list(weight.shape)) for name, weight in sent.items()]
+    parameter_map = ParameterMap(engine, entries)
+    fingerprints = {name: to_hex(tensor_fingerprint(weight, False)) for name, weight in sent.items()}
+    for factor in (1, 1 + 2**-12):  # the second rounds to the number that was sent
+        wide[3, 0] *= factor
+        engine.load_weights(sent.items())
+        found = combine_devices([parameter_map.fingerprints()])
+        assert {name for name in fingerprints if name not in found} == ({gate, up} if factor != 1 else set())
+        assert all(found[name] == fingerprints[name] for name in found)
+
+
+def test_what_latent_attention_makes_of_a_tensor_is_verified_with_it() -> None:
+    """kv_b_proj holds, for each head, 3 rows of keys and 2 of values. vLLM computes with them apart."""
+    weights = {"attn.kv_b_proj.weight": torch.randn(2 * (3 + 2), 4)}
+    model, attn, kv_b_proj = nn.Module(), nn.Module(), nn.Linear(4, 10, bias=False)
+    kv_b_proj.weight.data = weights["attn.kv_b_proj.weight"].clone()
+    attn.kv_b_proj, attn.qk_nope_head_dim, attn.v_head_dim = kv_b_proj, 3, 2
+    heads = [weights["attn.kv_b_proj.weight"][i * 5 : i * 5 + 5] for i in range(2)]
+    attn.W_UK_T = nn.Parameter(torch.stack([head[:3] for head in heads]), requires_grad=False)
+    attn.W_UV = nn.Parameter(torch.stack([head[3:].T for head in heads]), requires_grad=False)
+    model.attn = attn
+    parameter_map = ParameterMap(model, manifest(weights))
+    assert combine_devices([parameter_map.fingerprints()]) == policy_fingerprints(weights)
+    for part in (attn.W_UK_T, attn.W_UV):
+        part[1, 0, 0] += 1
+        assert combine_devices([parameter_map.fingerprints()]) != policy_fingerprints(weights)
+        part[1, 0, 0] -= 1
+
+
 def test_fingerprints_fit_into_the_messages_of_an_engines_processes() -> None:
     weights = policy_weights()
     parameter_map = ParameterMap(Engine(weights), manifest(weights))

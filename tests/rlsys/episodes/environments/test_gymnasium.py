@@ -98,6 +98,19 @@ def test_a_reply_without_a_valid_action_costs_a_turn_and_no_step():
     assert len(ask.replies) == 4
 
 
+def test_a_number_that_its_type_does_not_hold_is_no_action():
+    for space, reply in [
+        (spaces.Discrete(3), "9" * 30),
+        (spaces.MultiDiscrete([3, 3]), f"1 {'9' * 30}"),
+        (spaces.MultiBinary(2), "0 257"),  # 1 in eight bits
+        (spaces.Box(0, 255, (1,), "uint8"), "256"),
+        (spaces.Box(-float("inf"), float("inf"), (1,)), "9" * 400),  # more than a float holds
+    ]:
+        ask = Scripted([reply, "1 1"])
+        play("gymnasium:Spaces-v0", {}, ask, observation=spaces.Discrete(2), action=space)
+        assert ask.scores == [0, 2.5], space
+
+
 def test_observations_of_several_numbers_are_written_in_a_row():
     env = gymnasium.make("Blackjack-v1")
     (own, dealer, ace), _ = env.reset(seed=5)
@@ -160,6 +173,9 @@ def test_slow_steps_run_side_by_side():
         ("Taxi-v3", {}, ["Taxi-v4"]),
         ("FrozenLake-v1", {"size": 9}, ["gymnasium:FrozenLake-v1", "size"]),
         ("FrozenLake-v1", {"actions": ["left", "right"]}, ["has 2 names", "Discrete(4)"]),
+        ("FrozenLake-v1", {"actions": "left"}, ["a list of different words; it is 'left'"]),
+        ("FrozenLake-v1", {"actions": ["a", "A", "b", "c"]}, ["a list of different words"]),
+        ("FrozenLake-v1", {"actions": [1, 2, 3, 4]}, ["a list of different words"]),
         ("no_such_module:Game-v0", {}, ["No module named 'no_such_module'"]),
         ("Spaces-v0", {"observation": spaces.Box(0, 255, (96, 96, 3)), "action": spaces.Discrete(2)}, ["as text"]),
         ("Spaces-v0", {"observation": spaces.Discrete(2), "action": spaces.Dict(a=spaces.Discrete(2))}, ["a reply"]),

@@ -1,11 +1,15 @@
 """An OpenEnv server on loopback, with the real package on both ends."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
+from contextlib import contextmanager
+from typing import Literal
 
 import pytest
+from pydantic import Field
 from scripted import Scripted, play
 
 from rlsys.config.schema import ConfigError
@@ -48,9 +52,23 @@ class Guessing(Environment):
         return State(episode_id="", step_count=0)
 
 
-@pytest.fixture(scope="module")
-def url():
-    app = create_fastapi_app(Guessing, Guess, Hint, max_concurrent_envs=32)
+class Step(Action):
+    x: int = Field(ge=0, le=3)
+    way: Literal["left", "right"]
+
+
+class Grid(Guessing):
+    """Ends at 3. At 1 it makes a mistake, which the server reports like an action that is wrong."""
+
+    def step(self, action, timeout_s=None, **_):
+        if action.x == 1:
+            Step(x=99, way="left")
+        return Hint(text=f"{action.way} {action.x}", done=action.x == 3, reward=1.0)
+
+
+@contextmanager
+def serve(environment, action):
+    app = create_fastapi_app(environment, action, Hint, max_concurrent_envs=32)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
@@ -61,6 +79,12 @@ def url():
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serve(Guessing, Guess) as address:
+        yield address
 
 
 def test_an_episode_is_a_session_of_the_server(url):
@@ -74,6 +98,19 @@ def test_options_for_reset_go_to_the_server(url):
     ask = Scripted(["2"])
     play(f"openenv:{url}", {"seed": 17, "prompt": "Guess."}, ask, reset={"top": 3})
     assert ask.asked == ["Guess.\n0 to 2"]
+    play(f"openenv:{url}", {"seed": 17}, Scripted(["4"]), reset={"seed": 14})
+
+
+def test_an_action_that_the_server_refuses_costs_a_turn_and_no_step():
+    good, mistake, end = (json.dumps({"x": x, "way": "left"}) for x in (2, 1, 3))
+    replies = [good, '{"x": 9, "way": "left"}', '{"way": "left"}', '{"x": 2, "way": "up"}', '{"x":' * 2000, end]
+    with serve(Grid, Step) as address:
+        ask = Scripted(replies)
+        play(f"openenv:{address}", {"seed": 1}, ask)
+        assert ask.scores == [1, 0, 0, 0, 0, 1]
+        assert ask.asked[2:] == ["Your reply has no valid action. Reply with a JSON object that has x, way."] * 4
+        with pytest.raises(RuntimeError, match="VALIDATION_ERROR"):
+            play(f"openenv:{address}", {"seed": 1}, Scripted([mistake]))
 
 
 def test_many_sessions_at_once_do_not_mix(url):
@@ -113,6 +150,7 @@ TEXT, WHOLE, REAL = {"type": "string"}, {"type": "integer"}, {"type": "number"}
         ({"message": TEXT, "metadata": {}}, [], "", "Hi", {"message": "Hi"}),
         ({"move": WHOLE}, ["move"], "", "2.5", None),
         ({"force": REAL}, ["force"], "", "first 1, then -2.5", {"force": -2.5}),
+        ({"force": REAL}, ["force"], "", "9" * 400, None),
         ({"code": TEXT, "timeout": REAL}, ["code"], "", "print(1)", {"code": "print(1)"}),
         ({"code": TEXT, "timeout": REAL}, ["code"], "timeout", "3", {"timeout": 3.0}),
         (

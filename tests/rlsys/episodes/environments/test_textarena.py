@@ -130,11 +130,18 @@ def test_a_function_plays_the_other_seat(tmp_path, monkeypatch):
     assert play("textarena:TicTacToe-v0", {"seed": 0}, ask, opponent="opponents.py:loses") == 1.0
 
 
+def test_a_reward_that_is_no_number_is_a_failure_with_its_reason():
+    """Countdown gives its reason for the reward, after two invalid moves."""
+    with pytest.raises(RuntimeError, match=r"gave player 0 the reward 'Invalid action format.*, which is no number"):
+        play("textarena:Countdown-v0", {"seed": 0}, Scripted(["no", "no"]))
+
+
 @pytest.mark.parametrize(
     ("game", "options", "parts"),
     [
         ("Nope-v0", {}, ["textarena:Nope-v0 does not exist", "TowerOfHanoi-v0"]),
         ("TicTacToe-v0", {}, ["has to be 2, received 1", "episode.options.opponent"]),
+        ("GermanWhist-v0", {}, ["two-player game only", "Give episode.options.opponent"]),
         ("TicTacToe-v0", {"players": 2}, ["episode.options.opponent"]),
         ("TicTacToe-v0", {"opponent": "absent.py:move"}, ["absent.py"]),
         ("TowerOfHanoi-v0", {"size": 4}, ["size"]),

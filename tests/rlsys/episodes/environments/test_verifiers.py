@@ -73,6 +73,9 @@ class Guessing(vf.Env[Config]):
 __all__ = ["Tasks", "Guessing"]
 """
 
+RUN = GUESSING[GUESSING.index("        async with") : GUESSING.index("\n__all__")]
+TWO_TALKS = GUESSING.replace(RUN, "        await agents.guesser.run(task)\n        await agents.guesser.run(task)\n")
+
 TWO_AGENTS = GUESSING.replace(
     "class Guessing", "class Other(Config):\n    judge: vf.AgentConfig = vf.AgentConfig()\n\nclass Guessing"
 )
@@ -143,6 +146,21 @@ def test_what_an_environment_raises_is_a_failure_and_not_a_score(write):
     name, rows = write(GUESSING)
     with pytest.raises(RuntimeError, match="invalid literal for int"):
         play(f"verifiers:{name}", rows[7], Scripted(["five"]))
+
+
+def test_an_environment_that_talks_twice_is_a_failure(write):
+    """The second conversation does not begin with the first, so its reward would be missing."""
+    name, rows = write(TWO_TALKS)
+    with pytest.raises(RuntimeError, match="changed earlier messages; an episode is one conversation"):
+        play(f"verifiers:{name}", rows[7], Scripted(["7", "7"]))
+
+
+def test_a_picture_in_a_prompt_is_not_left_out_unseen(write):
+    parts = """[{"role": "user", "content": [{"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]"""
+    name, rows = write(SUMS.replace('f"{i}+{i}=?", system_prompt="Only the sum."', parts))
+    with pytest.raises(RuntimeError, match="a part of a message is a text, not dict"):
+        play(f"verifiers:{name}", rows[0], Scripted(["A cat."]))
 
 
 def test_rows_of_another_set_are_a_failure_with_a_way_out(write):

@@ -17,6 +17,7 @@ from rlsys.episodes.tools.toolbox import close_all
 SERVER = """
 import os, sys
 from mcp.server.mcpserver import MCPServer
+from mcp.types import CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextResourceContents
 server = MCPServer("numbers")
 total = 0
 
@@ -39,6 +40,17 @@ def die() -> str:
 async def hang() -> str:
     import asyncio
     await asyncio.sleep(60)
+
+@server.tool()
+def data() -> CallToolResult:
+    return CallToolResult(content=[], structured_content={"answer": [42]})
+
+@server.tool()
+def files() -> CallToolResult:
+    text = TextResourceContents(uri="file:///a.txt", text="what is in it")
+    link = ResourceLink(type="resource_link", uri="file:///b.txt", name="b")
+    image = ImageContent(type="image", data="AAAA", mime_type="image/png")
+    return CallToolResult(content=[EmbeddedResource(type="resource", resource=text), link, image])
 
 @server.tool()
 def write() -> str:
@@ -84,7 +96,7 @@ def test_a_server_over_standard_input_shows_its_tools_and_runs_them(script):
         return {tool.name: tool.schema["function"] for tool in tools}
 
     functions = asyncio.run(schemas())
-    assert list(functions) == ["add", "fail", "die", "hang", "write"]
+    assert list(functions) == ["add", "fail", "die", "hang", "data", "files", "write"]
     assert functions["add"]["description"] == "Adds two numbers."
     assert functions["add"]["parameters"]["required"] == ["a"]
     spec = {"command": [sys.executable, script], "env": {"WHO": "me"}}
@@ -92,6 +104,19 @@ def test_a_server_over_standard_input_shows_its_tools_and_runs_them(script):
     assert good == "3, call 1 of me"
     assert bad == "Error: Error executing tool fail"  # the server keeps the cause to itself
     assert left_servers() == []
+
+
+def test_results_that_are_no_plain_text_are_shown_as_text(script):
+    spec = {"command": [sys.executable, script]}
+    data, files = asyncio.run(calls(spec, ("data", {}), ("files", {})))
+    assert data == '{"answer": [42]}'
+    assert files == "what is in it\n[resource_link file:///b.txt]\n[image]"
+
+
+def test_a_server_that_answers_nothing_is_named(monkeypatch):
+    monkeypatch.setattr("rlsys.episodes.tools.mcp_tool.START_S", 0.5)
+    with pytest.raises(ConnectionError, match=r"no MCP server at .*sleep.*: no answer within 0\.5 s"):
+        asyncio.run(calls({"command": [sys.executable, "-c", "import time; time.sleep(60)"]}))
 
 
 def test_episodes_share_a_server_unless_each_has_its_own(script):

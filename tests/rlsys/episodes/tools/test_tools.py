@@ -207,6 +207,7 @@ def test_wrong_specifications_are_told(tmp_path):
     assert tool_problems(["python", f"{file}:look", {"mcp": {"command": ["a"]}}, {"mcp": {"url": "http://x"}}]) == []
     problems = tool_problems(["pyton", 3, {"mpc": {}}, {"mcp": {"comand": []}}, {"mcp": {}}, f"{file}:loook"])
     assert len(problems) == 6
+    assert len(tool_problems([{"mcp": {"command": "python -m my_server"}}, {"mcp": {"command": [5]}}])) == 2
     assert problems[0].startswith("episode.tools: 'pyton' is no tool. Give python, path/to/file.py:function")
     assert "an MCP server is {mcp: {command:" in problems[3]
     assert "has no function `loook`. Functions there: look" in problems[5]

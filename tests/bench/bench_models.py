@@ -1,6 +1,7 @@
-"""Models with random weights, for benchmarks: Qwen2's architecture in any size."""
+"""Models for benchmarks: random weights in Qwen2's architecture and any size, and Gemma 3 270M as `make real` installs it."""
 
 import json
+import math
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,16 @@ class Case:
     end: float  # probability of the end at each token
 
 
+@dataclass(frozen=True)
+class Gemma:
+    new_tokens: int
+    folder: Path = Path(__file__).parents[2] / "models" / "gemma-3-270m"
+
+
 CASES = {"8m": Case(256, 1024, 8, 8, 128, 1 / 72), "small": Case(128, 384, 3, 4, 32, 0.0)}
+
+
+GEMMA_CASES = {"gemma": Gemma(4), "gemma64": Gemma(64)}
 
 
 def random_model(**sizes: Any) -> Any:
@@ -72,3 +82,21 @@ def save_case(case: Case, folder: Path) -> int:
     rows = [{"prompt": tokenizer.decode(r.tolist())} for r in torch.randint(2, VOCABULARY, (256, PROMPT))]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return sum(p.numel() for p in model.parameters())
+
+
+def link_gemma(case: Gemma, folder: Path) -> int:
+    """The model, and the few-shot prompts of the six tasks of gemma3_270m_cpu.yaml. Returns the parameters."""
+    from safetensors import safe_open
+
+    from rlsys.tasks.basics import rows
+
+    if not (case.folder / "config.json").is_file():
+        raise SystemExit(f"{case.folder} is missing. `make real` installs the model there, and can then be stopped.")
+    folder.mkdir()
+    for file in case.folder.iterdir():
+        (folder / file.name).symlink_to(file)
+    prompts = ({"prompt": row["prompt"]} for row in rows("basics"))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    with safe_open(case.folder / "model.safetensors", framework="pt") as weights:
+        names = weights.keys()
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
