@@ -11,10 +11,10 @@ from workers.rollout.rollout_group import RolloutGroup
 PROMPTS = [row["prompt"] for row in zigzag.rows("zigzag_heldout")[:12]]
 
 
-def make_requests(tokenizer: Any, *, n: int = 1, temperature: float = 0.0) -> list[Request]:
-    """`n` samples of each prompt."""
+def make_requests(tokenizer: Any, *, n: int = 1, temperature: float = 0.0, repeat: int = 1) -> list[Request]:
+    """`n` samples of each prompt. `repeat`: how often its tokens are repeated."""
     return [
-        Request(f"p{g}", i, tokenizer.encode(text), 1000 * g + i, temperature, 10)
+        Request(f"p{g}", i, tokenizer.encode(text) * repeat, 1000 * g + i, temperature, 10)
         for g, text in enumerate(PROMPTS)
         for i in range(n)
     ]
@@ -26,8 +26,8 @@ def generate(group: RolloutGroup, requests: list[Request]) -> list[Sample]:
     return [by_key[r.uid, r.index] for r in requests]
 
 
-def make_batch(tokenizer: Any, samples: list[Sample]) -> Batch:
-    prompts = [Prompt(f"p{g}", "zigzag", text, tokenizer.encode(text), {}) for g, text in enumerate(PROMPTS)]
+def make_batch(tokenizer: Any, samples: list[Sample], repeat: int = 1) -> Batch:
+    prompts = [Prompt(f"p{g}", "zigzag", text, tokenizer.encode(text) * repeat, {}) for g, text in enumerate(PROMPTS)]
     group = np.array([int(s.uid[1:]) for s in samples])
     return Batch(prompts, samples, group, np.zeros(len(samples), np.float32), [{}] * len(samples))
 

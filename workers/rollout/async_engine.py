@@ -48,11 +48,11 @@ class AsyncEngine:
             sys.stderr.flush()
             os._exit(1)
 
-    async def generate(self, requests: list[Request], stops: Stops, salt: str = "") -> AsyncIterator[list[Any]]:
+    async def generate(self, requests: list[Request], stops: Stops) -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
 
         async def stream(r: Request) -> None:
-            prompt, params = token_prompt(r, salt), sampling_params(r, stops)
+            prompt, params = token_prompt(r), sampling_params(r, stops)
             async for output in self.engine.generate(prompt, params, request_id=request_id(r)):
                 if output.finished:
                     finished.put_nowait(output)

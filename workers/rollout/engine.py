@@ -16,11 +16,8 @@ PREFIX_CACHE_NOT_RESET = "vLLM did not reset its prefix cache: requests are stil
 
 
 class Engine(Protocol):
-    def generate(self, requests: list[Request], stops: Stops, salt: str = "") -> AsyncIterator[list[Any]]:
-        """Yields vLLM's outputs as they finish. Several callers may generate at once.
-
-        Requests share cached prefixes only with requests of the same `salt`.
-        """
+    def generate(self, requests: list[Request], stops: Stops) -> AsyncIterator[list[Any]]:
+        """Yields vLLM's outputs as they finish. Several callers may generate at once."""
         ...
 
     async def abort_all(self) -> None:

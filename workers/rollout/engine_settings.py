@@ -72,6 +72,8 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
     if not runs_in_process(config) and not r.stop:  # a stop string ends a request outside the core
         kind = "in_flight_scheduler" if config.pipeline.in_flight else "scheduler"
         arguments["scheduler_cls"] = f"workers.rollout.output_blocks.build_{kind}"
+    elif config.pipeline.in_flight:
+        arguments["scheduler_cls"] = "workers.rollout.fresh_prefixes.build_scheduler"
     if r.tensor_parallel > 1:
         # In a placement group, vLLM would ask Ray for processes and for GPUs that the engine's actor has already.
         arguments["distributed_executor_backend"] = "mp"
@@ -95,7 +97,7 @@ def cpu_arguments(config: Config) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "logprobs_mode": LOGPROBS_MODE,
     }
-    if runs_in_process(config) and not config.pipeline.in_flight:  # a waiting sample must not copy from older weights
+    if runs_in_process(config):
         arguments["kv_transfer_config"] = SHARED_TAILS
     # A compiled engine fuses its norms with what is around them.
     if runs_eagerly(config) and not r.exact and runs_in_process(config):

@@ -35,11 +35,11 @@ class InProcessEngine:
         self.lock = asyncio.Lock()  # held while the engine is stepped or its weights change
         self.step_task: asyncio.Task[None] | None = None
 
-    async def generate(self, requests: list[Request], stops: Stops, salt: str = "") -> AsyncIterator[list[Any]]:
+    async def generate(self, requests: list[Request], stops: Stops) -> AsyncIterator[list[Any]]:
         finished: asyncio.Queue[Any] = asyncio.Queue()
         try:
             for r in requests:
-                self.engine.add_request(request_id(r), token_prompt(r, salt), sampling_params(r, stops))
+                self.engine.add_request(request_id(r), token_prompt(r), sampling_params(r, stops))
                 self.queue_by_request[request_id(r)] = finished
             if not self.step_task or self.step_task.done():
                 self.step_task = asyncio.ensure_future(self.step_until_done())
@@ -78,8 +78,13 @@ class InProcessEngine:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
+        core = self.engine.engine_core.engine_core
         async with self.lock:
-            yield
+            core.pause_scheduler("keep", clear_cache=False)
+            try:
+                yield
+            finally:
+                core.resume_scheduler()
 
     async def set_weight_version(self, version: int) -> None:
         if hasattr(self.engine, "set_weight_version"):  # since vLLM 0.32

@@ -7,6 +7,7 @@ every one of them, and a small model's step on a GPU takes less time than that.
 from dataclasses import dataclass, field
 from typing import Any
 
+from workers.rollout.fresh_prefixes import salt_prefixes
 from workers.rollout.kv_slots import skip_needless_allocations
 
 BLOCK = 16  # tokens of a request that are sent together
@@ -75,7 +76,9 @@ def build_scheduler(vllm_config: Any, **parts: Any) -> Any:
 
 def build_in_flight_scheduler(vllm_config: Any, **parts: Any) -> Any:
     """The same where weights change between two tokens. vLLM notes the version of each token that it sends: none may wait."""
-    return with_blocks(OutputBlocks(hold_tokens=False), vllm_config, parts)
+    scheduler = with_blocks(OutputBlocks(hold_tokens=False), vllm_config, parts)
+    salt_prefixes(scheduler)
+    return scheduler
 
 
 def with_blocks(blocks: OutputBlocks, vllm_config: Any, parts: dict[str, Any]) -> Any:

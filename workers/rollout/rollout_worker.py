@@ -114,9 +114,7 @@ class RolloutWorker:
         """Yields samples as they finish."""
         by_id = {request_id(r): r for r in requests}
         async with self.lock.shared():
-            # With in-flight updates, requests must not reuse the prefix cache of older weights.
-            salt = str(self.version) if self.config.pipeline.in_flight else ""
-            async for outputs in self.engine.generate(requests, self.stops, salt):
+            async for outputs in self.engine.generate(requests, self.stops):
                 await self.verified.wait()
                 self.raise_if_wrong_weights()
                 yield [self.to_sample(by_id[output.request_id], output.outputs[0]) for output in outputs]
@@ -188,7 +186,7 @@ class RolloutWorker:
             if self.config.sync.what == "adapter":
                 await self.engine.call_workers("rlsys_merge_adapters")
             await self.engine.call_workers("finish_weight_update")
-            if not in_flight:  # else the salt keeps prompts of different weights apart
+            if not in_flight:  # else `fresh_prefixes.py` keeps prompts of different weights apart
                 await self.engine.reset_prefix_cache()
             await self.engine.set_weight_version(version)
             self.version = version

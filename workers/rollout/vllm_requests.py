@@ -47,11 +47,10 @@ def sampling_params(request: Request, stops: Stops) -> Any:
     )
 
 
-def token_prompt(request: Request, salt: str) -> Any:
+def token_prompt(request: Request) -> Any:
     """Returns vLLM's prompt: the prompt's tokens, those already sampled, and what the environment said."""
     begun = request.partial.sequence.tolist() if request.partial else []
-    tokens = {"prompt_token_ids": [*request.tokens, *begun]}
-    return tokens | ({"cache_salt": salt} if salt else {})
+    return {"prompt_token_ids": [*request.tokens, *begun]}
 
 
 def tokens_before(request: Request) -> int:

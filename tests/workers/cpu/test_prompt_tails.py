@@ -37,9 +37,9 @@ def requests(prompt, new_tokens, part=slice(None)):
         for i, n in list(enumerate(new_tokens))[part]
     ]
 
-async def generate(asked, salt=""):
+async def generate(asked):
     found = {}
-    async for outputs in engine.generate(asked, Stops([]), salt):
+    async for outputs in engine.generate(asked, Stops([])):
         found |= {o.request_id: [list(o.outputs[0].token_ids), list(o.outputs[0].logprobs.logprobs)] for o in outputs}
     await engine.reset_prefix_cache()
     return found
@@ -55,7 +55,7 @@ async def abort_the_first(new_tokens):
 
 async def main():
     prompts, new_tokens = given["prompts"], given["new_tokens"]
-    together = await generate([r for prompt in prompts for r in requests(prompt, new_tokens)], "v1")
+    together = await generate([r for prompt in prompts for r in requests(prompt, new_tokens)])
     counted = sum(computed)
     if given["abort"]:
         together = await abort_the_first(new_tokens)

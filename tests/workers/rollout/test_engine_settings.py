@@ -58,18 +58,15 @@ def test_outputs_leave_the_core_in_blocks_where_vllm_neither_looks_for_strings_n
     assert scheduler("cluster.device=gpu") == scheduler("rollout.tensor_parallel=2") == "build_scheduler"
     in_flight = ("pipeline.max_lag=1", "pipeline.in_flight=true")
     assert scheduler("cluster.device=gpu", *in_flight) == "build_in_flight_scheduler"
-    assert scheduler("cluster.device=gpu", "rollout.stop=['x']") == scheduler() == scheduler(*in_flight) == ""
+    assert scheduler("cluster.device=gpu", "rollout.stop=['x']") == scheduler() == ""
 
 
-def test_prompts_are_copied_only_where_waiting_samples_have_the_weights_of_running_ones(
-    tiny: Callable[..., Config],
-) -> None:
+def test_prompts_are_copied_in_engines_inside_their_actors(tiny: Callable[..., Config]) -> None:
     def copies(*overrides: str) -> bool:
         return "kv_transfer_config" in engine_arguments(tiny(*overrides), "", "ipc", 64)
 
     assert copies()
-    assert copies("pipeline.max_lag=1")
-    assert not copies("pipeline.max_lag=1", "pipeline.in_flight=true")
+    assert copies("pipeline.max_lag=1", "pipeline.in_flight=true")
     assert not copies("rollout.tensor_parallel=2")
 
 

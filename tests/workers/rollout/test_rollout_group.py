@@ -74,10 +74,12 @@ def test_samples_have_the_policys_logprobs_and_depend_on_their_seed_alone(
     assert np.abs(gaps).max() < 1e-4, "rollout and policy log-probs are the same quantity"
 
 
-def score_by_policy(config: Config, model: str, tokenizer: Any, samples: list[Sample], tokens_per_pack: int) -> Any:
+def score_by_policy(
+    config: Config, model: str, tokenizer: Any, samples: list[Sample], tokens_per_pack: int, repeat: int = 1
+) -> Any:
     torch.set_num_threads(1)
     policy = load_packed(config, model)
-    packs = pack(make_batch(tokenizer, samples), range(len(samples)), ranks=1, tokens_per_pack=tokens_per_pack)
+    packs = pack(make_batch(tokenizer, samples, repeat), range(len(samples)), ranks=1, tokens_per_pack=tokens_per_pack)
     with torch.no_grad():
         return unpack(packs, [[policy(p)[0].numpy() for p in packs[0]]], len(samples))
 
@@ -201,19 +203,22 @@ def test_engines_compute_with_the_policys_weights_after_a_sync(
         assert np.abs(np.concatenate([s.logprobs for s in after]) - scores).max() < 1e-4
 
 
+@pytest.mark.parametrize("repeat", [1, 5], ids=["short prompts", "prompts of whole blocks"])
 def test_in_flight_an_unfinished_sample_goes_on_with_the_new_weights(
     engines: Callable[..., RolloutGroup],
     policy: Callable[..., PolicyGroup],
     changed: Callable[..., Config],
     tokenizer: Any,
     model: str,
+    repeat: int,
 ) -> None:
-    group = engines(*IN_FLIGHT, "rollout.max_sequences=6", transport="object_store")
+    """And one that waited has nothing of the old ones, also where it shares its prompt."""
+    group = engines(*IN_FLIGHT, "rollout.max_sequences=6", "rollout.max_new_tokens=57", transport="object_store")
     policy = policy(changed(group.config, "policy", zero_stage=3), group, "object_store")
     policy.sync(1)
     # Long samples of different lengths: at any moment some are unfinished.
-    requests = make_requests(tokenizer, n=32, temperature=1.0)
-    wanted = [replace(r, ignore_end=True, max_new_tokens=20 + 3 * (i % 7)) for i, r in enumerate(requests)]
+    requests = make_requests(tokenizer, n=32, temperature=1.0, repeat=repeat)
+    wanted = [replace(r, ignore_end=True, max_new_tokens=14 + 2 * (i % 7)) for i, r in enumerate(requests)]
 
     batch = make_batch(tokenizer, generate(group, make_requests(tokenizer)))
     tokens = int(batch.lengths.sum())
@@ -232,8 +237,8 @@ def test_in_flight_an_unfinished_sample_goes_on_with_the_new_weights(
     samples.sort(key=lambda s: (int(s.uid[1:]), s.index))
     assert [(s.uid, s.index) for s in samples] == [(r.uid, r.index) for r in wanted], "each sample arrives once"
     ends = np.cumsum([r.max_new_tokens for r in wanted])[:-1]
-    before = np.split(score_by_policy(group.config, model, tokenizer, samples, 256), ends)
-    packs = pack(make_batch(tokenizer, samples), range(len(samples)), ranks=2, tokens_per_pack=256)
+    before = np.split(score_by_policy(group.config, model, tokenizer, samples, 256, repeat), ends)
+    packs = pack(make_batch(tokenizer, samples, repeat), range(len(samples)), ranks=2, tokens_per_pack=256)
     after = np.split(unpack(packs, policy.score(packs), len(samples)), ends)
     kinds = set()
     for s, old, new in zip(samples, before, after, strict=True):
