@@ -88,6 +88,8 @@ def shared_actor(ray: Any, worker_options: Callable[..., Any], logs: Path) -> It
 class NoEngines:
     """Stands for the engines when a test needs none."""
 
+    can_sleep = False
+
     def __init__(self, watchdog: Watchdog):
         self.watchdog = watchdog
 

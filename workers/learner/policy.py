@@ -101,10 +101,13 @@ class PolicyRank(LearnerRank):
     def connect(self, info: Message) -> None:
         self.weight_sender.transport.connect(info)
 
+    @recorded()
+    def free_memory(self) -> None:
+        """Called on all ranks before engines on the same GPUs wake."""
+        free_gpu_memory(self.config)
+
     @recorded(lambda _, part: {"part": part})
     def send(self, part: int) -> Any:
-        if part == 0:
-            free_gpu_memory(self.config)  # engines wake
         return self.weight_sender.send(part, self.config.sync.verify)
 
     def fingerprints(self) -> dict[str, list[int]]:

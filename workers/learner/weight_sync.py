@@ -57,6 +57,8 @@ class WeightSync:
         if not self.in_flight:
             # No engine is running that could be lost and need the last weights again: an object store may free them.
             self.engines.weight_update = None
+        if self.engines.can_sleep:
+            self.ranks.call_all("free_memory")  # before an engine wakes and takes its own
         try:
             self._send_and_load(version)
         except WorkerFailed as error:

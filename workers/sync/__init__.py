@@ -10,10 +10,12 @@ Once, when policy and engines have started:
 
 Then for each version of the weights:
 
-    4  driver         asks all ranks for all parts at once: Sender.send(outgoing, part 0), part 1, …
+    4  driver         on colocated GPUs: has all ranks free their unused memory, and waits for them (`free_memory`)
+                      asks all ranks for all parts at once: Sender.send(outgoing, part 0), part 1, …
        every rank     casts, checks and fingerprints its tensors (`outgoing.py`) and hands them to the transport
     5  driver         gives every engine the references to the answers, without waiting for them
-    6  every engine   start_weight_update
+    6  every engine   wakes, if it slept, and takes its memory for weights
+                      start_weight_update
                       for each part: waits until every rank has answered (`wait_for_part`),
                       Receiver.update_infos → update_weights
                       finish_weight_update, reset_prefix_cache; from now on it may sample, but holds its samples back

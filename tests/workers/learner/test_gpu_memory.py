@@ -1,6 +1,9 @@
 """When a worker returns freed GPU memory to the device."""
 
+import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +12,10 @@ from rlsys.config.schema import Config
 from workers.learner import gpu_memory
 from workers.learner.gpu_memory import frees_gpu_memory, frees_gpu_memory_for_models
 from workers.learner.policy import PolicyRank
+from workers.learner.ranks import LearnerGroup
+from workers.learner.weight_sync import WeightSync
+from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
+from workers.sync import Message
 
 COLOCATED = ("cluster.device=gpu", "cluster.placement=colocated")
 CRITIC = ("algorithm.advantage=gae",)
@@ -67,21 +74,53 @@ def test_while_engines_sleep_memory_is_freed_for_other_models_only(
     assert len(emptied) == times
 
 
-def test_memory_is_free_before_the_first_part_wakes_the_engines(
-    tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+class Ranks(LearnerGroup):
+    """One rank, which makes a started call when its answer is awaited, as late as Ray may."""
+
+    def __init__(self, config: Config, calls: list[str]):
+        self.role, self.config, self.calls, self.lock = "policy", config, calls, threading.RLock()
+        self.watchdog: Any = None
+        self.rank = object.__new__(PolicyRank)
+        self.rank.config = config
+        self.rank.weight_sender = self  # type: ignore[assignment]
+
+    def start_calls(self, method: str, *arguments: Any) -> dict[str, Callable[[], Any]]:
+        if method in ("connection_info", "connect", "fingerprints", "finish_send"):
+            return {"policy-0": lambda: {"parts": 2}}
+        return {"policy-0": partial(getattr(self.rank, method), *arguments)}
+
+    def _wait(self, calls: dict[str, Callable[[], Any]], doing: str, timeout_s: float) -> list[Any]:
+        return [call() for call in calls.values()]
+
+    def send(self, part: int, verify: bool) -> None:
+        self.calls.append(f"send {part}")
+
+
+class Engines(RolloutGroup):
+    def __init__(self, config: Config, calls: list[str]):
+        super().__init__(config, lambda name: None, watchdog=None)  # type: ignore[arg-type]
+        self.calls = calls
+
+    def connect(self, info: Message) -> None:
+        pass
+
+    def load_weights(self, update: WeightUpdate, sends: dict[str, Any] | None = None) -> dict[str, Any]:
+        self.calls.append("engines wake")
+        for [send] in update.parts:
+            send()
+        return {"policy-0": {}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "freed"), [(COLOCATED, ["free"]), (("cluster.device=gpu",), []), (("cluster.device=cpu",), [])]
+)
+def test_all_ranks_have_freed_their_memory_before_an_engine_wakes(
+    tiny: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], freed: list[str]
 ) -> None:
-    calls: list[str] = []
-
-    class Sender:
-        def send(self, part: int, verify: bool) -> None:
-            calls.append(f"send {part}")
-
+    config, calls = tiny(*overrides), list[str]()
     monkeypatch.setattr("workers.learner.policy.free_gpu_memory", lambda config: calls.append("free"))
-    rank = object.__new__(PolicyRank)
-    rank.config, rank.weight_sender = tiny(*COLOCATED), Sender()  # type: ignore[assignment]
-    rank.send(0)
-    rank.send(1)
-    assert calls == ["free", "send 0", "send 1"]
+    WeightSync(Ranks(config, calls), Engines(config, calls), "shared_memory").run(version=1)
+    assert calls == [*freed, "engines wake", "send 0", "send 1"]
 
 
 def test_present_objects_are_left_out_of_later_collections() -> None:
