@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ SETTINGS = [
 HEAD = ("model", "parameters", "s a step", "tokens/s", "MFU", "rollout", "score", "update", "sync:copy", "sleep, wake")
 PLACEMENT = {"gpu": "colocated", "cpu": "separate"}
 LARGE = {"gpu": 8192, "cpu": 2048}  # rows and columns of the matrices
+LIBRARIES = ("torch", "vllm", "deepspeed", "transformers")
 
 
 def build_model(name: str) -> Any:
@@ -116,7 +118,6 @@ def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     resting = sum(figures["work_share"]["rollout-0"].get(state, 0.0) for state in ("sleep", "wake"))
     return {
         "model": name,
-        "commit": stamp(),
         "parameters": parameters,
         "step_s": step,
         "tokens_per_s": figures["generated_tokens_per_s"],
@@ -137,6 +138,17 @@ def format_row(row: dict[str, Any]) -> list[str]:
     return [*first, *rates, *of, f"{row['sync_over_copy']:.2f}", f"{row['sleep_and_wake']:.1%}"]
 
 
+def write_record(file: Path, rows: list[dict[str, Any]], device: str) -> None:
+    import torch
+
+    card = torch.cuda.get_device_name() if device == "gpu" else "CPU"
+    packages = packages_distributions()  # vLLM for CPUs has another name
+    versions = {name: version(packages[name][0]) for name in LIBRARIES}
+    record = {"commit": stamp(), "card": card, "versions": versions, "rows": rows}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", choices=SHAPES, nargs="+", default=["0.5b", "1.5b"])
@@ -150,8 +162,7 @@ def main() -> None:
     for row in (HEAD, *map(format_row, rows)):
         print("  ".join(f"{cell:>16}" for cell in row))
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+        write_record(options.json, rows, options.device)
 
 
 if __name__ == "__main__":
