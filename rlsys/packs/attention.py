@@ -62,17 +62,18 @@ def packed_attention(
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
     special = {"a soft cap": softcap is not None, "sinks": s_aux is not None}
-    masks = [window_mask(block, sliding_window) for block in layout.blocks]
-    masked = attend is None and not any(special.values()) and any(mask is not None for mask in masks)
-    if masked and layout.ragged_keys and can_flash(query, value, dropout):
+    windowed = any(is_windowed(block, sliding_window) for block in layout.blocks)
+    masked = windowed or any(block.prefix for block in layout.blocks)
+    plain = attend is None and not any(special.values())
+    if masked and plain and layout.ragged_keys and can_flash(query, value, dropout):
         return flash_attention(query[0], key[0], value[0], layout.ragged_keys, scaling, sliding_window)[None], None
-    windowed = any(mask is not block.mask for mask, block in zip(masks, layout.blocks, strict=True))
     if attend is not None:
         refuse_exact(module, special | {"a sliding window": windowed})
     elif any(special.values()):
         attend = partial(attend_by_scores, softcap=softcap, sinks=s_aux)
     queries = heads_by_block(query, layout, with_prefix=False)
     keys, values = (heads_by_block(x, layout, with_prefix=True) for x in (key, value))
+    masks = [window_mask(block, sliding_window) for block in layout.blocks]
     outputs = [
         (attend or block_attention)(*inputs, scaling, dropout).transpose(1, 2).flatten(2).flatten(0, 1)
         for inputs in zip(queries, keys, values, masks, strict=True)
@@ -87,13 +88,16 @@ def heads_by_block(x: Tensor, layout: Layout, with_prefix: bool) -> list[Tensor]
     return [c.unflatten(-1, x.shape[1:4:2]).transpose(1, 2) for c in cells]
 
 
+def is_windowed(block: AttentionBlock, window: int | None) -> bool:
+    """Whether some queries of a block do not see all keys before them."""
+    return window is not None and block.tokens.shape[1] > window
+
+
 def window_mask(block: AttentionBlock, window: int | None) -> Tensor | None:
     """The keys that each query of a block sees, [L, prefix + L]; None: itself and all before it."""
-    keys = block.tokens.shape[1]
-    if window is None or keys <= window:
+    if window is None or not is_windowed(block, window):
         return block.mask
-    mask = torch.ones(keys - block.prefix, keys, dtype=torch.bool, device=block.tokens.device)
-    return mask.tril(block.prefix).triu(block.prefix - window + 1)
+    return block.causal_mask().triu(block.prefix - window + 1)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

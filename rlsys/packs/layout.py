@@ -7,6 +7,7 @@ begins with a copy of it.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,7 +40,17 @@ class AttentionBlock:
     tokens: Tensor  # [n, prefix + L] index in the pack of the token in each cell
     prefix: int  # tokens
     shared_prefixes: list[SharedPrefix]
-    mask: Tensor | None  # [L, prefix + L] the keys that a query sees; None without prefix: plain causal attention
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """The keys that each query sees, [L, prefix + L]; None without prefix: plain causal attention."""
+        return self.causal_mask() if self.prefix else None
+
+    def causal_mask(self) -> Tensor:
+        """Each query sees its own key and all before it."""
+        keys = self.tokens.shape[1]
+        mask = torch.ones(keys - self.prefix, keys, dtype=torch.bool, device=self.tokens.device)
+        return mask.tril(self.prefix)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def build_layout(
         if prefix := prefix_length(lengths, parents[pieces[0]]):
             blocks.append(prefixed_block(tokens, prefix, [starts[parents[i]] for i in pieces], device))
         else:
-            blocks.append(AttentionBlock(to_device(tokens, device), 0, [], None))
+            blocks.append(AttentionBlock(to_device(tokens, device), 0, []))
     ragged = ragged_keys(lengths, parents, device) if torch.device(device).type == "cuda" else None
     return Layout(blocks, to_device(cell_of_token, device), ragged, group)
 
@@ -91,12 +102,10 @@ def prefix_length(lengths: list[int], parent: int) -> int:
 
 def prefixed_block(tokens: Tensor, prefix: int, starts: list[int], device: torch.device | str) -> AttentionBlock:
     """Puts `prefix` tokens in front of each row of `tokens` [n, L]; that of row i begins at `starts[i]` in the pack."""
-    longest = tokens.shape[1]
     tokens = torch.cat([torch.tensor(starts)[:, None] + torch.arange(prefix), tokens], 1)
     rows = [starts.index(start) for start in dict.fromkeys(starts)]
     shared = [SharedPrefix(starts[row], row, end) for row, end in zip(rows, [*rows[1:], len(starts)], strict=True)]
-    mask = torch.ones(longest, prefix + longest, dtype=torch.bool, device=device).tril(prefix)
-    return AttentionBlock(to_device(tokens, device), prefix, shared, mask)
+    return AttentionBlock(to_device(tokens, device), prefix, shared)
 
 
 # --- between pack and blocks ------------------------------------------------------------------------------------------

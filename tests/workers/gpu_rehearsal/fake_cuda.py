@@ -36,6 +36,7 @@ class CountWaits(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.kernels: Counter[str] = Counter()
+        self.masks: Counter[str] = Counter()  # tensors of bool with two or more dimensions, on the device
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(function).rpartition(".")[0]
@@ -45,11 +46,18 @@ class CountWaits(TorchDispatchMode):
         from_host = not on_gpu and "cuda" in str(options.get("device", "")) and name == "aten._to_copy"
         self.kernels[name] += on_gpu
         if (on_gpu and name in WAITS) or to_host or (from_host and not options.get("non_blocking")):
-            frames = [f for f in traceback.extract_stack() if "/rlsys/" in f.filename or "/workers/" in f.filename]
-            self.waits[f"{name} in {frames[-1].name if frames else '?'}"] += 1
+            self.waits[f"{name} in {caller()}"] += 1
         if name == "aten._local_scalar_dense" and on_gpu:
             return 1.0
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **options)
+        if isinstance(result, torch.Tensor) and result.is_cuda and result.dtype == torch.bool and result.dim() > 1:
+            self.masks[f"{name} in {caller()}"] += 1
+        return result
+
+
+def caller() -> str:
+    files = [f for f in traceback.extract_stack() if f.filename != __file__]
+    return next((f.name for f in reversed(files) if "/rlsys/" in f.filename or "/workers/" in f.filename), "?")
 
 
 fake_layout.install("cuda")
@@ -80,7 +88,7 @@ def run_case(family: str, case: Case, loss: str) -> dict[str, Any]:
         adam.step()
         wrong = [n for n, p in model.named_parameters() if p.grad is None or p.grad.device.type != "cuda"]
         flash = sum(n for name, n in count.kernels.items() if "varlen" in name)
-    return {"wrong": wrong, "waits": waits, "flash": flash}
+    return {"wrong": wrong, "waits": waits, "flash": flash, "masks": count.masks}
 
 
 def waits_of_control() -> dict[str, Any]:
@@ -89,7 +97,7 @@ def waits_of_control() -> dict[str, Any]:
         x = torch.ones(3).to("cuda")
         x.sum().item()
         torch.ones(3).to("cuda", non_blocking=True)
-    return {"wrong": [], "waits": dict(count.waits)}
+    return {"wrong": [], "waits": dict(count.waits), "flash": 0}
 
 
 for family in ("qwen2", "qwen3", "llama"):
@@ -105,6 +113,6 @@ for loss in LOSSES:
     try:
         result = run_case("qwen2", Case(0, "bfloat16"), loss)
     except DynamicOutputShapeException:
-        result = {"wrong": [], "waits": {"for a number of sequences": 1}}
+        result = {"wrong": [], "waits": {"for a number of sequences": 1}, "flash": 0}
     print("CASE", json.dumps([loss, result]), flush=True)
 print("CASE", json.dumps(["control", waits_of_control()]), flush=True)

@@ -53,6 +53,11 @@ def test_in_bfloat16_shared_prompts_take_flash_attention(cases: dict[str, dict[s
     assert cases["qwen2 float32 False"]["flash"] == 0
 
 
+def test_masks_are_made_only_where_attention_runs_on_blocks(cases: dict[str, dict[str, Any]]) -> None:
+    assert {name: case["masks"] for name, case in cases.items() if case["flash"] and case["masks"]} == {}
+    assert "aten.tril in causal_mask" in cases["qwen2 float32 False"]["masks"]
+
+
 def test_the_host_does_not_wait_for_the_gpu_within_a_pack(cases: dict[str, dict[str, Any]]) -> None:
     waiting = {name: case["waits"] for name, case in cases.items() if case["waits"]}
     assert sorted(waiting.pop("control").values()) == [1, 1], "what waits is seen"
