@@ -37,7 +37,7 @@ class CriticRank(LearnerRank):
         c = self.config
         self.join(address, port)
         packed = PackedValues(load_causal_lm(c, model, c.policy))
-        self.zero = ZeroEngine(packed, c.policy, c.critic.lr)
+        self.zero = ZeroEngine(packed, c.policy, c.critic.lr, c.cluster.start_timeout_s)
         prove_states(packed.decoder, self.zero.forward_all)
         self.device, self.value_loss = self.zero.engine.device, value_loss
 

@@ -53,7 +53,8 @@ class PolicyRank(LearnerRank):
         self.join(address, port)
         packed = load_policy(c, model)
         self.base = base_fingerprint(packed.lm) if c.policy.lora.rank else ""
-        self.zero, self.lm, self.source = ZeroEngine(packed, c.policy, c.policy.lr), packed.lm, model
+        self.zero = ZeroEngine(packed, c.policy, c.policy.lr, c.cluster.start_timeout_s)
+        self.lm, self.source = packed.lm, model
         prove_logprobs(self.lm, self.zero.forward_all)
         self.objective = Objective(c, self.zero.engine.device)
         sender = SENDERS[transport](self.rank, self.ranks, c.rollout.engines * c.rollout.tensor_parallel)

@@ -19,7 +19,6 @@ def join_process_group(
     import deepspeed
     import ray
     import torch
-    from deepspeed.constants import default_pg_timeout
 
     if device == "gpu":
         require_gpu()
@@ -31,7 +30,7 @@ def join_process_group(
         "MASTER_PORT": str(port),
     }
     choose_interface(ray.util.get_node_ip_address(), "GLOO_SOCKET_IFNAME", *["NCCL_SOCKET_IFNAME"] * (device == "gpu"))
-    timeout = max(default_pg_timeout, timedelta(seconds=timeout_s))
+    timeout = limit_of_waiting(timeout_s)
     store = create_store(address, port, rank, ranks, timeout)
     backend = "gloo" if device == "cpu" else "nccl"
     gpu = torch.device("cuda", 0) if device == "gpu" and ranks > 1 else None  # as DeepSpeed would pass it
@@ -40,6 +39,13 @@ def join_process_group(
     )
     deepspeed.init_distributed(dist_backend=backend, verbose=False)  # takes over the process group
     torch.manual_seed(seed)
+
+
+def limit_of_waiting(timeout_s: float) -> timedelta:
+    """How long a rank waits for others: at least DeepSpeed's limit."""
+    from deepspeed.constants import default_pg_timeout
+
+    return max(default_pg_timeout, timedelta(seconds=timeout_s))
 
 
 def require_gpu() -> None:

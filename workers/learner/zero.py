@@ -20,7 +20,8 @@ MUON_MODULE, MUON_CLASS = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWit
 
 
 class ZeroEngine:
-    def __init__(self, model: Any, settings: PolicyConfig, lr: float):
+    def __init__(self, model: Any, settings: PolicyConfig, lr: float, timeout_s: float = 0):
+        """`timeout_s`: how long ranks that share packs wait for each other, at least DeepSpeed's limit."""
         import deepspeed
         import torch
         from deepspeed.accelerator import get_accelerator
@@ -28,6 +29,7 @@ class ZeroEngine:
         from rlsys.packs.sequence_parallel import split_sequences
         from workers.learner.guarded_adamw import GuardedAdamW
         from workers.learner.partitioning import is_partitioned, zero_init
+        from workers.learner.rendezvous import limit_of_waiting
         from workers.learner.sequence_groups import create_sequence_group
         from workers.learner.zero_state import ZeroState
 
@@ -51,7 +53,8 @@ class ZeroEngine:
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
         if settings.sequence_parallel > 1:
-            split_sequences(model.decoder, create_sequence_group(settings.sequence_parallel))
+            group = create_sequence_group(settings.sequence_parallel, limit_of_waiting(timeout_s))
+            split_sequences(model.decoder, group)
 
     def forward_all(self, packs: list[Pack], **options: bool) -> list[Any]:
         """Returns the model's output for each pack, without gradients."""

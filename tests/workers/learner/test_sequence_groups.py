@@ -1,12 +1,14 @@
 """Sequence parallelism on real DeepSpeed and Gloo: updates are those of a plain loop over single sequences."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from plain_policy import PlainPolicy
 from test_critic import learn, values
 from test_policy import ragged_batch, train, train_plainly, weights
@@ -17,6 +19,8 @@ from rlsys.packs.packing import pack, unpack
 from workers.learner.critic import CriticGroup
 from workers.learner.policy import PolicyGroup
 from workers.learner.ranks import share_facts
+from workers.learner.rendezvous import limit_of_waiting
+from workers.learner.sequence_groups import create_sequence_group
 
 Start = Callable[..., PolicyGroup]
 
@@ -125,6 +129,17 @@ def test_the_critic_learns_the_same(critic: Callable[[Config], CriticGroup], tin
     assert alike(*updates)
     np.testing.assert_allclose(*learned, atol=1e-4)
     assert abs(learned[0]).max() > 1e-2, "nothing was learned, so nothing was compared"
+
+
+def test_ranks_that_share_packs_wait_as_long_as_all_others() -> None:
+    limit = limit_of_waiting(7200)
+    assert limit == timedelta(hours=2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = create_sequence_group(1, limit).all_reduce.keywords["group"]  # type: ignore[attr-defined]
+        assert group._get_backend(torch.device("cpu")).options._timeout == limit
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_timeline_counts_a_ranks_part_of_its_packs(tiny: Callable[..., Config]) -> None:
