@@ -70,7 +70,7 @@ class RunningCluster:
         starts: list[Callable[[], None]] = [self.rewards.start]
         starts += [partial(self.episodes.start, self.model, self.window)] if self.episodes else []
         starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
-        starts += [partial(self.reference.start, self.reference_model)] if self.reference else []
+        starts += [partial(self.reference.start, self.reference_model, self.model)] if self.reference else []
         starts += [partial(self.critic.start, self.model)] if self.critic else []
         starts += [partial(self.rollout.start, self.model, self.transport, longest_sequence)]
         if self.config.cluster.placement == "colocated":

@@ -85,10 +85,12 @@ def gspo(
 ) -> LossAndClip:
     """The clipped loss of the sequence's ratio s = exp(mean over its tokens of logprobs - old), for all its tokens.
 
-    Zheng et al. 2025, arXiv 2507.18071, eq. 5 and 7. Its token weights are `sequence_mean`, as for gmpo and sapo.
+    Zheng et al. 2025, arXiv 2507.18071, eq. 5 and 7. Its token weights are `sequence_mean`, as for gmpo and sapo. Each
+    token has the gradient of its own advantage (GSPO-token, section 4.3): the same where a sequence has one advantage.
     """
     segments = Segments(sequences)
-    s = clamp_log_ratio(segments.broadcast(segments.mean(logprobs - old))).exp()
+    log_s = segments.broadcast(segments.mean(logprobs - old)).detach()
+    s = clamp_log_ratio(log_s + (logprobs - logprobs.detach())).exp()
     return clip_ratio(s, advantages, 1 - clip_low, 1 + clip_high)
 
 

@@ -62,6 +62,11 @@ def check_control_tokens(c: Config) -> Iterator[str]:
             f"algorithm.control_tokens makes one reward of score and mode, -1 for a wrong answer, and algorithm.advantage "
             f"{advantage} {why}. Use another advantage such as dr_grpo, or no control_tokens."
         )
+    if tokens and c.algorithm.credit == "turn":
+        yield (
+            "algorithm.control_tokens rewards the mode of a whole completion, and algorithm.credit turn takes the scores "
+            "of earlier turns from that. Use credit episode, or no control_tokens."
+        )
     for text, reward in tokens.items():
         if not text or not -1 < reward < math.inf:
             yield (
@@ -104,6 +109,16 @@ def check_sequence_loss(c: Config) -> Iterator[str]:
             "long completions, or first tokens, would count differently. Use algorithm.normalize auto, which is "
             "sequence_mean, or a loss per token such as ppo_clip."
         )
+    for option, given, other in (
+        ("algorithm.advantage gae", c.algorithm.advantage == "gae", "another advantage"),
+        ("algorithm.credit turn", c.algorithm.credit == "turn", "credit episode"),
+        ("entropy.control clip_cov", c.entropy.control == "clip_cov", "kl_cov"),
+    ):
+        if loss == "gmpo" and given:
+            yield (
+                f"{option} tells tokens of a completion apart, and algorithm.loss gmpo multiplies their ratios into one "
+                f"number. Use {other}, or a loss per token such as ppo_clip."
+            )
 
 
 def check_correction(c: Config) -> Iterator[str]:

@@ -37,6 +37,15 @@ def check_dynamic_sampling(c: Config) -> Iterator[str]:
             "dynamic_sampling drops groups of equal rewards; with trainer.samples_per_prompt "
             f"{c.trainer.samples_per_prompt} that is every group."
         )
+    for option, given, difference in (
+        ("algorithm.control_tokens", c.algorithm.control_tokens, "modes"),
+        ("algorithm.credit turn", c.algorithm.credit == "turn", "turns"),
+    ):
+        if given:
+            yield (
+                f"dynamic_sampling.enabled drops groups of equal rewards, and with {option} they teach too, by their "
+                f"{difference}. Use dynamic_sampling.enabled false."
+            )
 
 
 def check_overlong(c: Config) -> Iterator[str]:

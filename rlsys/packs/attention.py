@@ -61,6 +61,7 @@ def packed_attention(
         raise ValueError(f"{type(module).__name__} does not tell attention where the sequences of a pack end")
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
+    refuse_positions_in_pack(module, query.shape[2])
     special = {"a soft cap": softcap is not None, "sinks": s_aux is not None}
     windowed = any(is_windowed(block, sliding_window) for block in layout.blocks)
     masked = windowed or any(block.prefix for block in layout.blocks)
@@ -129,6 +130,16 @@ def refuse_undeclared_window(module: torch.nn.Module, window: int | None, layout
             f"a sequence is longer than the window of {declared} tokens in the configuration of "
             f"{type(module).__name__}, which gives it to attention as a mask. Packed attention has no mask: "
             "use shorter sequences."
+        )
+
+
+def refuse_positions_in_pack(module: torch.nn.Module, tokens: int) -> None:
+    """Raises if a layer without RoPE scales its queries by their place in a pack, as Llama 4's do from a distance on."""
+    scales = getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
+    if scales and tokens >= (from_token := getattr(module, "floor_scale", tokens)):
+        raise ValueError(
+            f"{type(module).__name__} scales queries from token {from_token} of a pack on, whichever sequence they are "
+            f"of. Use a policy.tokens_per_pack below {from_token}."
         )
 
 

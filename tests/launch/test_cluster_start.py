@@ -76,7 +76,7 @@ def test_the_reference_starts_with_its_own_model_and_the_others_with_the_policys
     assert started == {
         "rewards": (),
         "policy": ("own", "shared_memory"),
-        "reference": ("other",),
+        "reference": ("other", "own"),
         "critic": ("own",),
         "rollout": ("own", "shared_memory", 17),
     }

@@ -208,16 +208,15 @@ def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> Pair:
-    """s = (π(y) / old(y))^(1/|y|);  -min(s A, clip(s, 1 - ε_low, 1 + ε_high) A).  arXiv 2507.18071, eq. 5 and 7"""
+    """s = (π(y) / old(y))^(1/|y|);  -min(s A, clip(s, 1 - ε_low, 1 + ε_high) A).  arXiv 2507.18071, eq. 5, 7 and 13"""
     losses, gradient = [0.0] * len(logprobs), [0.0] * len(logprobs)
     for sequence in members(sequences):
         s = math.exp(sum(logprobs[t] - old[t] for t in sequence)) ** (1 / len(sequence))
         for t in sequence:
             kept = clipped(s, advantages[t], 1 - clip_low, 1 + clip_high)
             losses[t] = -kept * advantages[t]
-            if kept == s:
-                for u in sequence:  # ds / d log π_u = s / |y|
-                    gradient[u] -= weights[t] * advantages[t] * s / len(sequence)
+            if kept == s:  # s_t = sg(s) π_t / sg(π_t)
+                gradient[t] = -weights[t] * advantages[t] * s
     return losses, gradient
 
 

@@ -261,6 +261,26 @@ from rlsys.pipeline import SyncSchedule
             for loss in ("gspo", "gmpo")
             for normalize in ("token_mean", "sequence_sum", "constant", "decoupled")
         ),
+        *(
+            (f"algorithm.loss=gmpo {option}", [named, "algorithm.loss gmpo multiplies", "ppo_clip"])
+            for option, named in (
+                ("algorithm.advantage=gae", "algorithm.advantage gae"),
+                ("algorithm.credit=turn", "algorithm.credit turn"),
+                ("entropy.control=clip_cov", "entropy.control clip_cov"),
+            )
+        ),
+        (
+            "algorithm.control_tokens.a=1 algorithm.credit=turn",
+            ["algorithm.control_tokens rewards the mode", "algorithm.credit turn", "credit episode"],
+        ),
+        (
+            "dynamic_sampling.enabled=true algorithm.control_tokens.a=1",
+            ["dynamic_sampling.enabled", "algorithm.control_tokens", "by their modes"],
+        ),
+        (
+            "dynamic_sampling.enabled=true algorithm.credit=turn",
+            ["dynamic_sampling.enabled", "algorithm.credit turn", "by their turns"],
+        ),
         ("dynamic_sampling.max_rounds=0", ["max_rounds is 0", "greater than 0"]),
         ("overlong.buffer=513", ["overlong.buffer (513)", "rollout.max_new_tokens (512)"]),
         ("overlong.buffer=9 overlong.penalty=-1", ["overlong.penalty is -1", "0 or more"]),

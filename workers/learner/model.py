@@ -190,13 +190,13 @@ def compile_layers(lm: Any) -> None:
         layer.compile(dynamic=True)
 
 
-def load_packed(config: Config, path: str) -> Any:
-    """Loads the model at `path` as `PackedLogprobs`."""
+def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
+    """Loads the model at `path` as `PackedLogprobs`. `sampled_by`: another one, whose completions it scores."""
     from rlsys.packs.logprobs import PackedLogprobs
 
     r = config.rollout
     lm = load_causal_lm(config, path, config.policy, r.exact)
-    end_ids = load_end_ids(config, path) if r.min_new_tokens else ()
+    end_ids = load_end_ids(config, sampled_by or path) if r.min_new_tokens else ()
     with refusing_unpackable(path, lm.config.model_type, ValueError):
         return PackedLogprobs(
             lm,

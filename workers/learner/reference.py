@@ -58,7 +58,7 @@ class ReferenceWorker:
 
     @frees_gpu_memory
     @giving_back_large_blocks()
-    def start(self, model: str, address: str = "", port: int = 0) -> None:
+    def start(self, model: str, policy_model: str, address: str = "", port: int = 0) -> None:
         """Loads the model. With an address, the ranks meet there, and each loads its part."""
         from workers.learner.model import load_packed, load_policy
         from workers.learner.partitioning import gather_in_forward, layers_of
@@ -70,8 +70,9 @@ class ReferenceWorker:
             join_process_group(
                 c.cluster.device, self.rank, c.reference.ranks, address, port, seed=c.run.seed, timeout_s=timeout_s
             )
-        load = load_packed if c.reference.path else load_policy
-        self.packed = load(replace(c, policy=self.settings()), model).eval().requires_grad_(False)
+        c = replace(c, policy=self.settings())
+        packed = load_packed(c, model, sampled_by=policy_model) if c.reference.path else load_policy(c, model)
+        self.packed = packed.eval().requires_grad_(False)
         if self.split:
             gather_in_forward([*layers_of(self.packed.lm.get_decoder()), self.packed.lm.get_output_embeddings()])
         else:
@@ -138,7 +139,7 @@ class PolicyWithoutAdapters:
     def __init__(self, policy: PolicyGroup):
         self.policy, self.ranks = policy, policy.ranks
 
-    def start(self, model: str) -> None:
+    def start(self, model: str, policy_model: str) -> None:
         """The policy has started."""
 
     def score(self, packs: list[list[Pack]]) -> list[list[Floats]]:
@@ -170,13 +171,13 @@ class Reference:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="save reference")
         self.saving: Future[dict[str, str]] | None = None
 
-    def start(self, model: str) -> None:
+    def start(self, model: str, policy_model: str) -> None:
         address: tuple[str, int] | tuple[()] = ()
         if self.split:
             first = self.names[:1]
             [address] = self.call("rendezvous_address", doing="starting the reference", only=first).values()
         limit = self.config.cluster.start_timeout_s
-        self.call("start", model, *address, doing="starting the reference", limit_s=limit, replay=True)
+        self.call("start", model, policy_model, *address, doing="starting the reference", limit_s=limit, replay=True)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
         return self.workers.call(method, *arguments, **options, max_attempts=self.attempts)

@@ -1,4 +1,6 @@
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import plain
@@ -45,6 +47,19 @@ def ours(case: str, columns: list[list[float]]) -> tuple[list[float], list[float
     return losses.tolist(), logprobs.grad.tolist()
 
 
+def weighted_sum(loss: Callable[..., plain.Pair], weights: list[float], logprobs: list[float]) -> float:
+    return math.fsum(w * value for w, value in zip(weights, loss(logprobs)[0], strict=True))
+
+
+def share_in_sequences(columns: list[list[float]]) -> list[list[float]]:
+    """The same, but the tokens of a sequence have one advantage and one weight."""
+    logprobs, old, advantages, weights, sequences = map(list, columns)
+    for sequence in plain.members(sequences):
+        for t in sequence:
+            advantages[t], weights[t] = advantages[sequence[0]], weights[sequence[0]]
+    return [logprobs, old, advantages, weights, sequences]
+
+
 def theirs(case: str, columns: list[list[float]]) -> tuple[list[float], list[float]]:
     name, options = CASES[case]
     logprobs, old, advantages, weights, sequences = columns
@@ -65,18 +80,17 @@ def test_losses_and_gradients_equal_a_plain_loop_over_ragged_sequences(columns):
 @settings(max_examples=15)
 @given(draw_columns())
 def test_the_plain_gradients_are_the_slopes_of_the_plain_losses(columns):
-    """Without weights that the gradient treats as constants: cispo's, and truncated ratios."""
-    logprobs, *others, weights, sequences = columns
+    """Without weights that the gradient treats as constants: cispo's, and truncated ratios. gspo's loss for a token of its own
+    advantage has no slope of its own either."""
     smooth = {case: CASES[case] for case in CASES if not case.startswith(("cispo", "dppo_tv"))}
     smooth["dppo_tv"] = "dppo_tv", {"max_ratio": 1e9}
     for name, options in smooth.values():
-
-        def total(at: list[float], name: str = name, options: dict[str, Any] = options) -> float:
-            losses = plain.LOSSES[name](at, *others, sequences, weights, **options)[0]
-            return math.fsum(w * loss for w, loss in zip(weights, losses, strict=True))
-
-        gradient = plain.LOSSES[name](logprobs, *others, sequences, weights, **options)[1]
-        assert gradient == pytest.approx(plain.differences(total, logprobs), rel=1e-4, abs=1e-5), name
+        logprobs, old, advantages, weights, sequences = share_in_sequences(columns) if name == "gspo" else columns
+        loss = partial(
+            plain.LOSSES[name], old=old, advantages=advantages, sequences=sequences, weights=weights, **options
+        )
+        slopes = plain.differences(partial(weighted_sum, loss, weights), logprobs)
+        assert loss(logprobs)[1] == pytest.approx(slopes, rel=1e-4, abs=1e-5), name
 
 
 @given(draw_columns(), st.randoms(use_true_random=False))
@@ -94,10 +108,7 @@ def test_the_order_of_sequences_does_not_matter(columns, rng):
 @given(draw_columns())
 def test_on_policy_every_loss_has_the_policy_gradient(columns):
     """If the tokens of a sequence share their advantage, sequence losses agree too: 1/|y| of |y| equal terms."""
-    for sequence in plain.members(columns[4]):
-        for t in sequence:
-            columns[2][t], columns[3][t] = columns[2][sequence[0]], columns[3][sequence[0]]
-    logprobs, _, advantages, weights, sequences = columns
+    logprobs, _, advantages, weights, sequences = share_in_sequences(columns)
     expected = [-w * a for w, a in zip(weights, advantages, strict=True)]
     for case in CASES:
         actual = ours(case, [logprobs, logprobs, advantages, weights, sequences])[1]

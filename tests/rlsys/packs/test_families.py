@@ -185,6 +185,12 @@ def test_a_sequence_beyond_a_window_that_is_only_a_mask_is_refused(family):
         make_packed(build_family(family))(one_pack(share_prompts=False))
 
 
+def test_queries_that_are_scaled_by_their_place_in_a_pack_are_refused():
+    options = {"attention_chunk_size": 512, "no_rope_layers": [1, 0], "floor_scale": 20}
+    with pytest.raises(ValueError, match="Llama4TextAttention scales queries from token 20 of a pack on"):
+        make_packed(build_family("llama4_text", **options))(one_pack(share_prompts=False))
+
+
 def test_an_argument_that_is_not_computed_is_refused_by_name_and_model():
     module, x = torch.nn.Identity(), torch.zeros(1, 1, 4, 2)
     layout = build_layout([4], [-1])

@@ -22,12 +22,14 @@ from workers.supervision.watchdog import Watchdog
 
 
 def test_the_reference_scores_with_the_model_that_it_is_started_with(
-    spawn: Callable[..., Any], tiny: Callable[..., Config], tmp_path: Path
+    spawn: Callable[..., Any], tiny: Callable[..., Config], model: str, tmp_path: Path
 ) -> None:
+    """And its completions are the policy's, which no token that ends only the reference's would have ended early."""
     other, tokenizer = zigzag.build_model(7), zigzag.make_tokenizer()
+    other.generation_config.eos_token_id = [tokenizer.eos_token_id, 9]
     other.save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
-    config = tiny(f"reference.path={tmp_path}/other", "rollout.temperature=0.7")
+    config = tiny(f"reference.path={tmp_path}/other", "rollout.temperature=0.7", "rollout.min_new_tokens=2")
     samples = [
         Sample(f"p{g}", 0, "", np.arange(2, 2 + 3 + g % 4, dtype=np.int32), np.zeros(3 + g % 4, np.float32), "stop", 0)
         for g in range(len(PROMPTS))
@@ -35,12 +37,14 @@ def test_the_reference_scores_with_the_model_that_it_is_started_with(
     batch = make_batch(tokenizer, samples)
     packs = pack(batch, range(len(samples)), ranks=1, tokens_per_pack=64)
     worker = spawn(ReferenceWorker, config, 0)
-    ray.get(worker.start.remote(str(tmp_path / "other")))
+    ray.get(worker.start.remote(str(tmp_path / "other"), model))
     scores = batch.split(unpack(packs, [ray.get(worker.score.remote(packs[0]))], len(samples)))
     lm = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
     for text, sample, score in zip(PROMPTS, samples, scores, strict=True):
         ids = torch.tensor([[*AutoTokenizer.from_pretrained(tmp_path / "other").encode(text), *sample.tokens.tolist()]])
-        logprobs = (lm(ids).logits[0, -len(sample.tokens) - 1 : -1] / 0.7).log_softmax(-1)
+        logits = lm(ids).logits[0, -len(sample.tokens) - 1 : -1] / 0.7
+        logits[:2, tokenizer.eos_token_id] = -torch.inf
+        logprobs = logits.log_softmax(-1)
         expected = logprobs.gather(1, ids[0, -len(sample.tokens) :, None])[:, 0].detach().numpy()
         assert np.abs(score - expected).max() < 1e-4
 
@@ -69,7 +73,7 @@ def test_ranks_share_the_packs_and_with_zero_3_the_model(
             return spawn(ReferenceWorker, config, *reference_number(name))
 
         reference = Reference(config, start, Watchdog(tmp_path / "logs"), group)
-        reference.start(model)
+        reference.start(model, model)
         packs = pack(batch, range(12), ranks=reference.ranks, tokens_per_pack=48)
         assert len(packs) == reference.ranks
         first = unpack(packs, reference.score(packs), 12)
@@ -106,7 +110,7 @@ def test_a_refreshed_reference_has_the_policys_weights_also_in_a_checkpoint_and_
 
     def reference() -> Reference:
         made = Reference(config, lambda _: spawn(ReferenceWorker, config, 0), Watchdog(tmp_path / "logs"), group)
-        made.start(model)
+        made.start(model, model)
         return made
 
     def scores(of: Reference) -> Any:
