@@ -16,6 +16,7 @@ from rlsys.tasks.zigzag import make_tokenizer
 sys.path.insert(0, str(ROOT / "tests" / "rlsys" / "packs"))
 from families import build_family
 
+LATENT_SIZES = {"head_dim": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 512}
 SIZES = {"hidden_size": 128, "head_dim": 32, "vocab_size": 64}  # heads that vLLM has on CPUs
 
 
@@ -25,13 +26,17 @@ SIZES = {"hidden_size": 128, "head_dim": 32, "vocab_size": 64}  # heads that vLL
         ("gemma2", {}),  # soft caps of scores and of logits, windows
         ("qwen3_moe", {"moe_intermediate_size": 16}),  # experts that files hold one by one, and vLLM pads
         ("glm4_moe", {"moe_intermediate_size": 32}),  # routers with a bias that is no parameter
+        (
+            "deepseek_v3",
+            {"moe_intermediate_size": 32, **LATENT_SIZES},
+        ),  # routing that vLLM takes from the configuration
         ("ernie4_5_moe", {"moe_intermediate_size": 32}),  # the same without groups of experts; vLLM names it otherwise
     ],
 )
 def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
     environment: dict[str, str], tmp_path: Path, family: str, sizes: dict[str, Any]
 ) -> None:
-    model = build_family(family, **SIZES, **sizes)
+    model = build_family(family, **SIZES | sizes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.3)

@@ -1,5 +1,7 @@
 """Environment and arguments of vLLM's engines."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens, runs_eagerly
@@ -27,6 +29,8 @@ SHARED_TAILS = {
     "kv_connector_module_path": "workers.cpu.prompt_tails",
     "kv_role": "kv_consumer",
 }
+# DeepSeek V3 routes to experts in one way in transformers; in vLLM it does if its configuration says so.
+DEEPSEEK_ROUTING = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
 }
@@ -60,6 +64,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
         "enforce_eager": runs_eagerly(config),
         "seed": config.run.seed,
         "trust_remote_code": config.model.trust_remote_code,
+        "hf_overrides": unstated_routing(model),
         "generation_config": "vllm",  # the trainer would not see sampling defaults of the model's authors
         "logprobs_mode": "processed_logprobs",  # after temperature
         "disable_log_stats": True,
@@ -84,6 +89,15 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
         "gpu_memory_utilization": r.gpu_memory,
         "enable_sleep_mode": config.cluster.placement == "colocated",
     }
+
+
+def unstated_routing(model: str) -> dict[str, str]:
+    """What vLLM has to know of a model's routing and its config.json does not say."""
+    file = Path(model) / "config.json"
+    stated = json.loads(file.read_text()) if file.exists() else {}
+    if stated.get("model_type") != "deepseek_v3":
+        return {}
+    return {name: value for name, value in DEEPSEEK_ROUTING.items() if name not in stated}
 
 
 def cpu_arguments(config: Config) -> dict[str, Any]:

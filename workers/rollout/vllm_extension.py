@@ -10,6 +10,7 @@ from typing import Any
 import torch._dynamo.config as dynamo
 
 from workers.cpu.linear import linear_for
+from workers.cpu.rotary import rotate_separate_heads
 from workers.cpu.routing import route_without_groups
 from workers.cpu.sampled_logprobs import gather_sampled
 from workers.sync.adapters import AdapterMerger
@@ -143,6 +144,7 @@ def _prepare_worker() -> None:
         prepack_reloaded_experts()
         gather_logprobs_in_blocks()
         route_without_groups()
+        rotate_separate_heads()
     register_backend()
     name_partial_loaders()
     use_process_local_progress_lock()
