@@ -11,6 +11,7 @@ from records import LIMIT, ROOT, age, commits_of, fresh, git, rows, stamp, why_n
 PAGES = ["README.md", "configs/README.md", "tests/bench/README.md"]
 FILES = [
     "tests/bench/recipes.jsonl",
+    "tests/bench/biases/runs.jsonl",
     "tests/bench/episode_demos.json",
     *(f"tests/system/{p.name}" for p in sorted((ROOT / "tests/system").glob("*.json"))),
 ]

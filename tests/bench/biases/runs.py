@@ -15,8 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "launch"))
 import pyarrow.parquet
 import ragged
+from records import stamp
 
 from rlsys.runs.directory import read_lines
 
@@ -130,7 +132,7 @@ def measure(name: str, choice: str, seed: int) -> dict[str, Any]:
         if done.returncode:
             raise SystemExit(f"{name}, {choice}, seed {seed}: exit {done.returncode}\n{done.stdout[-2000:]}")
         curves = comparison.curves(Path(place) / "run")
-    return {"comparison": name, "choice": choice, "seed": seed, "curves": curves}
+    return {"comparison": name, "choice": choice, "seed": seed, "commit": stamp(), "curves": curves}
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
