@@ -16,6 +16,7 @@ from rlsys.algorithms.ratios import clamp_log_ratio
 
 # ref/π counts as at most this in k3. Its value is then at most 10, as in verl and OpenRLHF. Its slope is at most 12.6
 # and not 0 beyond, so that a token that the policy has given up is still pulled back, but does not dominate the loss.
+# They bound the value where π is larger too; here nothing does, because the slope is then less than 1.
 MAX_REFERENCE_RATIO = 13.6
 
 
