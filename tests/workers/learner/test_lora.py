@@ -240,7 +240,7 @@ def test_a_reference_of_its_own_starts_from_the_adapter_and_takes_the_policys(
     spawn: Callable[..., Any], start: Start, tiny: Callable[..., Config], adapter: str, model: str, tmp_path: Path
 ) -> None:
     worker = spawn(ReferenceWorker, tiny(LORA, f"model.adapter={adapter}"), 0)
-    ray.get(worker.start.remote(model))
+    ray.get(worker.start.remote(model, model))
     packs = pack(ragged_batch(), range(16), ranks=1, tokens_per_pack=64)
 
     def scored() -> torch.Tensor:
