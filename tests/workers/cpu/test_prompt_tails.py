@@ -38,11 +38,11 @@ def requests(prompt, new_tokens, part=slice(None)):
     ]
 
 async def generate(asked):
-    found = {}
+    samples = {}
     async for outputs in engine.generate(asked, Stops([])):
-        found |= {o.request_id: [list(o.outputs[0].token_ids), list(o.outputs[0].logprobs.logprobs)] for o in outputs}
+        samples |= {o.request_id: [list(o.outputs[0].token_ids), list(o.outputs[0].logprobs.logprobs)] for o in outputs}
     await engine.reset_prefix_cache()
-    return found
+    return samples
 
 async def abort_the_first(new_tokens):
     "The first sample's call ends while the others wait for its tail."

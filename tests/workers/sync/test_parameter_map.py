@@ -226,8 +226,8 @@ def test_an_engine_may_keep_bfloat16_in_float32_but_not_a_number_between(by_posi
     fingerprints = {name: to_hex(tensor_fingerprint(weight, by_position)) for name, weight in sent.items()}
     assert combine_devices([parameter_map.fingerprints()]) == fingerprints
     engine.model.norm.weight.data[3] *= 1 + 2**-12  # rounds to the number that was sent
-    found = combine_devices([parameter_map.fingerprints()])
-    assert {name for name in found if found[name] != fingerprints[name]} == {"model.norm.weight"}
+    computed = combine_devices([parameter_map.fingerprints()])
+    assert {name for name in computed if computed[name] != fingerprints[name]} == {"model.norm.weight"}
 
 
 def test_an_engine_may_also_keep_bfloat16_in_float32_under_another_name() -> None:
@@ -248,9 +248,9 @@ def test_an_engine_may_also_keep_bfloat16_in_float32_under_another_name() -> Non
     for factor in (1, 1 + 2**-12):  # the second rounds to the number that was sent
         wide[3, 0] *= factor
         engine.load_weights(sent.items())
-        found = combine_devices([parameter_map.fingerprints()])
-        assert {name for name in fingerprints if name not in found} == ({gate, up} if factor != 1 else set())
-        assert all(found[name] == fingerprints[name] for name in found)
+        computed = combine_devices([parameter_map.fingerprints()])
+        assert {name for name in fingerprints if name not in computed} == ({gate, up} if factor != 1 else set())
+        assert all(computed[name] == fingerprints[name] for name in computed)
 
 
 def test_what_latent_attention_makes_of_a_tensor_is_verified_with_it() -> None:
