@@ -9,10 +9,15 @@ from typing import Any
 
 def build_scheduler(vllm_config: Any, **parts: Any) -> Any:
     """Returns vLLM's own scheduler with such a salt. vLLM calls it as its `scheduler_cls`."""
-    vllm_config.scheduler_config.scheduler_cls = None
-    scheduler = vllm_config.scheduler_config.get_scheduler_cls()(vllm_config=vllm_config, **parts)
+    scheduler = vllms_scheduler(vllm_config, parts)
     salt_prefixes(scheduler)
     return scheduler
+
+
+def vllms_scheduler(vllm_config: Any, parts: dict[str, Any]) -> Any:
+    """Builds what vLLM would have built, had it not been given a `scheduler_cls`."""
+    vllm_config.scheduler_config.scheduler_cls = None
+    return vllm_config.scheduler_config.get_scheduler_cls()(vllm_config=vllm_config, **parts)
 
 
 def salt_prefixes(scheduler: Any) -> None:

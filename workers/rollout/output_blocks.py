@@ -7,7 +7,7 @@ every one of them, and a small model's step on a GPU takes less time than that.
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.rollout.fresh_prefixes import salt_prefixes
+from workers.rollout.fresh_prefixes import salt_prefixes, vllms_scheduler
 from workers.rollout.kv_slots import skip_needless_allocations
 
 BLOCK = 16  # tokens of a request that are sent together
@@ -82,8 +82,7 @@ def build_in_flight_scheduler(vllm_config: Any, **parts: Any) -> Any:
 
 
 def with_blocks(blocks: OutputBlocks, vllm_config: Any, parts: dict[str, Any]) -> Any:
-    vllm_config.scheduler_config.scheduler_cls = None
-    scheduler = vllm_config.scheduler_config.get_scheduler_cls()(vllm_config=vllm_config, **parts)
+    scheduler = vllms_scheduler(vllm_config, parts)
     skip_needless_allocations(scheduler)
     update = scheduler.update_from_output
 
