@@ -65,11 +65,21 @@ AHEAD = {"1 engine, 1 rank": ["rollout.engines=1", "policy.ranks=1", "pipeline.m
 GEMMA = ["policy.zero_stage=0", "policy.logprob_chunk=256", "rollout.kv_cache_mb=1024"]
 TWO_THREADS = ["rollout.engines=1", "rollout.threads=2", "policy.ranks=1", "policy.threads=2"]
 WAYS: dict[str, dict[str, Any]] = {"rlsys": RLSYS, "ahead": AHEAD, "TRL": TRL}
-GEMMA_WAYS: dict[str, dict[str, Any]] = {
-    "rlsys": {"1 engine and 1 rank of 2 threads": [*TWO_THREADS, *GEMMA]},
-    "ahead": {"1 engine, 1 rank": [*AHEAD["1 engine, 1 rank"], *GEMMA]},
-    "TRL": {label: TRL[label] for label in ("2 threads, 32 at once", "2 processes, 32 at once")},
-}
+
+
+def gemma_ways(samples: int) -> dict[str, dict[str, Any]]:
+    """`samples` is how many TRL computes at once: more do not fit 24 GiB."""
+    return {
+        "rlsys": {"1 engine and 1 rank of 2 threads": [*TWO_THREADS, *GEMMA]},
+        "ahead": {"1 engine, 1 rank": [*AHEAD["1 engine, 1 rank"], *GEMMA]},
+        "TRL": {
+            f"2 threads, {samples} at once": {"threads": 2, "processes": 1, "micro": samples},
+            f"2 processes, {samples // 2} at once": {"threads": 1, "processes": 2, "micro": samples // 2},
+        },
+    }
+
+
+GEMMA_WAYS = {"gemma": gemma_ways(32), "gemma64": gemma_ways(16)}
 
 
 def installed(venv: Path) -> Path:
@@ -186,7 +196,7 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "rlsys" / "bench-trl")
     options = parser.parse_args()
     case = (CASES | GEMMA_CASES)[options.case]
-    ways_by_side = WAYS if isinstance(case, Case) else GEMMA_WAYS
+    ways_by_side = GEMMA_WAYS.get(options.case, WAYS)
     python = installed(options.venv) if "TRL" in options.only else Path()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
