@@ -1,24 +1,30 @@
 """Attention over packed sequences, for any Hugging Face decoder.
 
-From position ids alone, transformers would build a dense [T, T] mask. Instead, attention runs on the blocks of a
-`Layout`. The completions of a prompt see the keys of the prompt and their own; the prompt itself is computed once.
+From position ids alone, transformers would build a dense [T, T] mask. Here the completions of a prompt see the keys of
+the prompt and their own; the prompt itself is computed once. `ATTENTION` names the ways to compute that.
 
 Models may ask for a sliding window, a soft cap or sinks. What is not computed here is refused by name.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from rlsys.packs import exact
+from rlsys.packs.block_attention import (
+    ExactAttention,
+    attend_by_blocks,
+    attend_by_scores,
+    block_attention,
+    is_windowed,
+)
 from rlsys.packs.flash import can_flash, flash_attention
-from rlsys.packs.layout import AttentionBlock, BlocksToPack, Layout, PackToBlocks
+from rlsys.packs.flex import attend_by_flex, can_flex
+from rlsys.packs.layout import Layout
 from rlsys.packs.sequence_parallel import exchange_heads
 
 PACKED_ATTENTION = "rlsys_packed"
@@ -33,7 +39,76 @@ HARMLESS = frozenset(
     )
 )
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None, float], Tensor]
+
+@dataclass(frozen=True)
+class Heads:
+    """What a layer hands attention: heads of a whole pack, and how to compute with them."""
+
+    query: Tensor  # [1, H, T, D]
+    key: Tensor  # [1, H or fewer, T, D]
+    value: Tensor  # [1, H or fewer, T, D]
+    layout: Layout
+    scaling: float | None
+    dropout: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None  # [H]
+    exact: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether the scores are those of ordinary attention."""
+        return self.softcap is None and self.sinks is None
+
+    @property
+    def windowed(self) -> bool:
+        """Whether some queries do not see all keys before them."""
+        return any(is_windowed(block, self.window) for block in self.layout.blocks)
+
+    @property
+    def masked(self) -> bool:
+        """Whether attention is not just causal within each piece."""
+        return self.windowed or any(block.prefix for block in self.layout.blocks)
+
+
+def by_flash(heads: Heads) -> Tensor:
+    assert heads.layout.ragged_keys
+    q, k, v = heads.query[0], heads.key[0], heads.value[0]
+    return flash_attention(q, k, v, heads.layout.ragged_keys, heads.scaling, heads.window)[None]
+
+
+def by_flex(heads: Heads) -> Tensor:
+    h = heads
+    return attend_by_flex(h.query, h.key, h.value, h.layout.paths, h.scaling, h.window, h.softcap, h.sinks)
+
+
+def by_blocks(heads: Heads, kernel: Any = block_attention) -> Tensor:
+    h = heads
+    return attend_by_blocks(h.query, h.key, h.value, h.layout, h.scaling, h.dropout, h.window, kernel)
+
+
+def by_scores(heads: Heads) -> Tensor:
+    return by_blocks(heads, partial(attend_by_scores, softcap=heads.softcap, sinks=heads.sinks))
+
+
+def by_exact_sums(heads: Heads) -> Tensor:
+    return by_blocks(heads, ExactAttention.apply)
+
+
+def flash_computes(heads: Heads) -> bool:
+    """Without need of a mask, PyTorch's own attention on blocks is as fast or faster (tests/gpu/results)."""
+    usable = heads.layout.ragged_keys is not None and can_flash(heads.query, heads.value, heads.dropout)
+    return usable and heads.plain and heads.masked
+
+
+# name → whether it computes what a layer hands over, and how. The first that does is taken.
+ATTENTION: dict[str, tuple[Callable[[Heads], bool], Callable[[Heads], Tensor]]] = {
+    "exact": (lambda heads: heads.exact, by_exact_sums),  # on CPU, with `rollout.exact`
+    "flash": (flash_computes, by_flash),  # on GPUs: shared prompts, windows
+    "flex": (lambda heads: not heads.plain and can_flex(heads.query, heads.dropout), by_flex),  # on GPUs: caps, sinks
+    "scores": (lambda heads: not heads.plain, by_scores),  # on CPU: caps, sinks
+    "blocks": (lambda heads: True, by_blocks),
+}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # never compiled, even inside compiled layers
@@ -50,7 +125,7 @@ def packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    attend: Attend | None = None,
+    exact: bool = False,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention function for packs.  [1, H, T, D] each -> [1, T, H, D]
@@ -62,43 +137,9 @@ def packed_attention(
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
     refuse_positions_in_pack(module, query.shape[2])
-    special = {"a soft cap": softcap is not None, "sinks": s_aux is not None}
-    windowed = any(is_windowed(block, sliding_window) for block in layout.blocks)
-    masked = windowed or any(block.prefix for block in layout.blocks)
-    plain = attend is None and not any(special.values())
-    if masked and plain and layout.ragged_keys and can_flash(query, value, dropout):
-        return flash_attention(query[0], key[0], value[0], layout.ragged_keys, scaling, sliding_window)[None], None
-    if attend is not None:
-        refuse_exact(module, special | {"a sliding window": windowed})
-    elif any(special.values()):
-        attend = partial(attend_by_scores, softcap=softcap, sinks=s_aux)
-    queries = heads_by_block(query, layout, with_prefix=False)
-    keys, values = (heads_by_block(x, layout, with_prefix=True) for x in (key, value))
-    masks = [window_mask(block, sliding_window) for block in layout.blocks]
-    outputs = [
-        (attend or block_attention)(*inputs, scaling, dropout).transpose(1, 2).flatten(2).flatten(0, 1)
-        for inputs in zip(queries, keys, values, masks, strict=True)
-    ]
-    heads = (query.shape[1], value.shape[3])
-    return BlocksToPack.apply(torch.cat(outputs), layout.cell_of_token).unflatten(-1, heads)[None], None
-
-
-def heads_by_block(x: Tensor, layout: Layout, with_prefix: bool) -> list[Tensor]:
-    """Copies queries, keys or values into blocks.  [1, H, T, D] -> per block [n, H, L or prefix + L, D]"""
-    cells = PackToBlocks.apply(x[0].transpose(0, 1).flatten(1), layout, with_prefix)
-    return [c.unflatten(-1, x.shape[1:4:2]).transpose(1, 2) for c in cells]
-
-
-def is_windowed(block: AttentionBlock, window: int | None) -> bool:
-    """Whether some queries of a block do not see all keys before them."""
-    return window is not None and block.tokens.shape[1] > window
-
-
-def window_mask(block: AttentionBlock, window: int | None) -> Tensor | None:
-    """The keys that each query of a block sees, [L, prefix + L]; None: itself and all before it."""
-    if window is None or not is_windowed(block, window):
-        return block.mask
-    return block.causal_mask().triu(block.prefix - window + 1)
+    heads = Heads(query, key, value, layout, scaling, dropout, sliding_window, softcap, s_aux, exact)
+    refuse_inexact(module, heads)
+    return next(compute for computes, compute in ATTENTION.values() if computes(heads))(heads), None
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -155,109 +196,16 @@ def declared_window(module: torch.nn.Module) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-def refuse_exact(module: torch.nn.Module, uses: dict[str, bool]) -> None:
+def refuse_inexact(module: torch.nn.Module, heads: Heads) -> None:
     """Raises if a layer uses what the attention of `rollout.exact` does not have."""
-    if names := ", ".join(name for name, used in uses.items() if used):
+    uses = {
+        "a soft cap": heads.softcap is not None,
+        "sinks": heads.sinks is not None,
+        "a sliding window": heads.windowed,
+    }
+    if heads.exact and (names := ", ".join(name for name, used in uses.items() if used)):
         raise ValueError(f"rollout.exact does not compute {names}, which {type(module).__name__} uses.")
 
 
-# --- within a block ---------------------------------------------------------------------------------------------------
-
-
-def block_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float = 0.0
-) -> Tensor:
-    """Attention within a block.  [n, H, L, D], [n, H or fewer, prefix + L, D] twice -> [n, H, L, D]"""
-    # With a mask or in float32, only a kernel that stores all scores accepts fewer key heads than query heads on a GPU.
-    if query.is_cuda and (mask is not None or query.dtype == torch.float32):
-        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        dropout_p=dropout,
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
-
-
-def attend_by_scores(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    dropout: float,
-    *,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """`block_attention` with a soft cap of scores, or with sinks: one more score per head, which takes no value.
-
-    The scores are in memory, and are computed again for gradients.
-    """
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if mask is None:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    arguments = (query, key, value, mask, sinks, scaling, softcap, dropout)
-    output: Tensor = checkpoint(weigh_values, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
-    return output
-
-
-def weigh_values(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    sinks: Tensor | None,
-    scaling: float,
-    softcap: float | None,
-    dropout: float,
-) -> Tensor:
-    """softmax([cap tanh(q kᵀ scaling / cap), sinks]) v, without the weights of the sinks."""
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-    scores = query @ key.transpose(-1, -2) * scaling
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.float().masked_fill(~mask, -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
-    weights = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
-    return F.dropout(weights, dropout, training=dropout > 0) @ value
-
-
-class ExactAttention(torch.autograd.Function):
-    """`block_attention`, but with the result of `exact.attend`. The two are equal up to rounding."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scaling: float | None,
-        dropout: float,
-    ) -> Tensor:
-        assert not dropout, "exact attention has no dropout"
-        ctx.save_for_backward(query, key, value)
-        ctx.mask, ctx.scaling = mask, scaling
-        (n, heads, length, size), kv_heads, keys = query.shape, key.shape[1], key.shape[2]
-        padding = (0, 0, 0, -keys % exact.KEY_BLOCK)
-        key, value = (F.pad(x, padding).reshape(n * kv_heads, -1, size) for x in (key, value))
-        seen = torch.arange(keys - length + 1, keys + 1).repeat(heads // kv_heads).expand(n * kv_heads, -1)
-        out = exact.attend(query.reshape(n * kv_heads, -1, size), key, value, seen, scaling or size**-0.5)
-        return out.reshape(query.shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        with torch.enable_grad():
-            query, key, value = (x.detach().requires_grad_() for x in ctx.saved_tensors)
-            out = block_attention(query, key, value, ctx.mask, ctx.scaling)
-        return *torch.autograd.grad(out, (query, key, value), grad), None, None, None
-
-
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionInterface.register(EXACT_PACKED_ATTENTION, partial(packed_attention, attend=ExactAttention.apply))
+AttentionInterface.register(EXACT_PACKED_ATTENTION, partial(packed_attention, exact=True))

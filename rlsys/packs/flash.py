@@ -1,7 +1,6 @@
 """Attention over packs on GPUs where a prompt is shared, or a window is shorter than a sequence.
 
-FlashAttention computes ragged sequences, without padding, mask or repeated heads. Without need of a mask, PyTorch's own
-attention on blocks is as fast or faster (tests/gpu/results).
+FlashAttention computes ragged sequences, without padding, mask or repeated heads.
 
 Queries stay where they are in the pack. Each piece sees its own keys, and before them those of the prompt that it
 continues: FlashAttention aligns causal masks at the last key, so a piece of few queries may have more keys.

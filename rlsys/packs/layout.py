@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlsys.packs.flash import RaggedKeys, ragged_keys
+from rlsys.packs.flex import Paths, build_paths
 from rlsys.packs.sequence_parallel import ALONE, SequenceGroup
 from rlsys.packs.transfer import to_device
 
@@ -57,8 +58,14 @@ class AttentionBlock:
 class Layout:
     blocks: list[AttentionBlock]
     cell_of_token: Tensor  # [T] index of each token's cell among the cells after the prefixes, block after block
+    lengths: list[int]  # of the pieces
+    parents: list[int]
     ragged_keys: RaggedKeys | None = None  # on GPUs, for FlashAttention
     group: SequenceGroup = ALONE  # ranks that attend to the pack together
+
+    @cached_property
+    def paths(self) -> Paths:
+        return build_paths(self.lengths, self.parents, self.cell_of_token.device)
 
 
 def build_layout(
@@ -80,7 +87,7 @@ def build_layout(
         else:
             blocks.append(AttentionBlock(to_device(tokens, device), 0, []))
     ragged = ragged_keys(lengths, parents, device) if torch.device(device).type == "cuda" else None
-    return Layout(blocks, to_device(cell_of_token, device), ragged, group)
+    return Layout(blocks, to_device(cell_of_token, device), lengths, parents, ragged, group)
 
 
 def group_similar(lengths: list[int], parents: list[int]) -> list[list[int]]:

@@ -9,7 +9,14 @@ from rlsys.packs.layout import build_layout
 LENGTHS, PARENTS = [70, 33, 128, 1, 200, 19, 64], [-1, 0, 0, 0, -1, 4, 4]
 
 
-def attend_alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+def attend_alone(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """[H, T, D] each, over the whole pack: a dense mask says who sees whom."""
     piece = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     parent = torch.tensor(PARENTS)[piece]
@@ -20,24 +27,57 @@ def attend_alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, wi
     distance = position[:, None] - position[None]
     seen = ours & (distance >= 0) & (distance < (window or len(piece)))
     key, value = (x.repeat_interleave(len(query) // len(x), 0) for x in (key, value))
-    scores = (query @ key.transpose(1, 2) * query.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-    return (scores.softmax(-1) @ value).transpose(0, 1)
+    scores = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(piece), 1)], -1)
+    return (scores.softmax(-1)[..., : len(piece)] @ value).transpose(0, 1)
 
 
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_values_and_gradients(dtype: torch.dtype, bound: float, window: int | None, size: int) -> None:
+    check(dtype, bound, window, size)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(5.0, False), (None, True)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
+def test_caps_and_sinks(
+    dtype: torch.dtype, bound: float, softcap: float | None, with_sinks: bool, window: int | None
+) -> None:
+    check(dtype, bound, window, 64, softcap, with_sinks)
+
+
+def check(
+    dtype: torch.dtype,
+    bound: float,
+    window: int | None,
+    size: int,
+    softcap: float | None = None,
+    with_sinks: bool = False,
+) -> None:
     random = torch.Generator().manual_seed(size)
     inputs = [torch.randn(h, sum(LENGTHS), size, generator=random).to(dtype).float() for h in (6, 2, 2)]
     weights = torch.randn(sum(LENGTHS), 6, size, generator=random).to(dtype).float()
     slow = query, key, value = [x.clone().requires_grad_() for x in inputs]
-    wanted = attend_alone(query, key, value, window)
     fast = [x.to("cuda", dtype)[None].requires_grad_() for x in inputs]
-    layout = build_layout(LENGTHS, PARENTS, "cuda")
-    out, _ = packed_attention(torch.nn.Module(), *fast, None, layout=layout, sliding_window=window)
+    sinks = [torch.arange(6.0, device=device, requires_grad=True) for device in ("cpu", "cuda")] if with_sinks else []
+    wanted = attend_alone(query, key, value, window, softcap, *sinks[:1])
+    out, _ = packed_attention(
+        torch.nn.Module(),
+        *fast,
+        None,
+        layout=build_layout(LENGTHS, PARENTS, "cuda"),
+        sliding_window=window,
+        softcap=softcap,
+        s_aux=sinks[1] if sinks else None,
+    )
     torch.testing.assert_close(out[0].float().cpu(), wanted, rtol=bound, atol=bound)
-    gradients = torch.autograd.grad((out[0] * weights.to("cuda", dtype)).sum(), fast)
-    for one, other in zip(gradients, torch.autograd.grad((wanted * weights).sum(), slow), strict=True):
-        gap = (one[0].float().cpu() - other).norm() / other.norm()
+    gradients = torch.autograd.grad((out[0] * weights.to("cuda", dtype)).sum(), [*fast, *sinks[1:]])
+    for one, other in zip(gradients, torch.autograd.grad((wanted * weights).sum(), [*slow, *sinks[:1]]), strict=True):
+        gap = (one.float().cpu().view_as(other) - other).norm() / other.norm()
         assert gap < bound
