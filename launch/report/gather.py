@@ -188,7 +188,7 @@ def settings_tables(run: ReportedRun) -> dict[str, list[list[Any]]]:
 
 def option_rows(run: ReportedRun) -> list[dict[str, Any]]:
     """Returns every option with its default and its meaning."""
-    defaults, comments = loading.flatten(Config()), option_comments()
+    defaults, comments = loading.defaults(run.options.get("cluster.device", "cpu")), option_comments()
     return [
         {
             "name": name,

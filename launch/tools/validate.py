@@ -6,7 +6,7 @@ from rich.table import Table
 from launch.printing import make_table, print_line, print_unwrapped, text_column
 from launch.tools.local_data import find_missing_bos
 from rlsys.checks import check
-from rlsys.config.loading import flatten, load_config
+from rlsys.config.loading import defaults, gpu_defaults, load_config
 from rlsys.config.option_comments import option_comments
 from rlsys.config.schema import Config, ConfigError
 from rlsys.config.shorthand import ENTRY_TYPES
@@ -53,9 +53,9 @@ def batch_table(config: Config, title: str = "") -> Table:
 def print_options(console: Console) -> None:
     """Every option with its default and the comment beside it in rlsys/config/."""
     table = make_table("option", text_column("default"), text_column("meaning"))
-    defaults, comments = flatten(Config()), option_comments()
-    for key, default in defaults.items():
-        table.add_row(key, repr(default), comments[key])
+    comments, on_gpus = option_comments(), gpu_defaults()
+    for key, default in defaults().items():
+        table.add_row(key, repr(default) + (f"; on GPUs {on_gpus[key]!r}" if key in on_gpus else ""), comments[key])
     for section_key, kind in ENTRY_TYPES.items():
         default = kind()
         for name in kind.__annotations__:  # not inherited ones: a held-out set has the options of a training set too

@@ -1,5 +1,7 @@
 """Reads a `Config` from defaults ← YAML ← `key=value`. Unknown options and wrong types are raised together.
 
+Some defaults are others on GPUs, see `allowed_values`.
+
 A YAML file may start from another one. `base: tiny_cpu.yaml` at its top level names a file, in its own folder, to read
 first, and its base before it. A value replaces the base's; lists, and mappings of functions or data sets, are
 replaced as a whole. `${section.option}` refers to a value of the same file. `${oc.env:NAME}` refers to the environment,
@@ -74,6 +76,8 @@ def build_config(
     if plays_episodes(values, entries) and not sets_option(sources, "reward.functions"):
         entries["reward.functions"] = {}  # an episode's function scores it
     options = take_episode_options(values)
+    if values.get("cluster.device", ("", ""))[1] == "gpu":
+        values = {key: ("default on GPUs", value) for key, value in gpu_defaults().items()} | values
     auto = take_auto(values)
     config = apply_values(values, name, problems)
     if not config.run.dir:
@@ -205,6 +209,11 @@ def to_yaml(config: Config) -> str:
             inner = inner.setdefault(section, {})
         inner[name] = escape_references(value)
     return OmegaConf.to_yaml(OmegaConf.create(tree))
+
+
+def defaults(device: str = "cpu") -> dict[str, Any]:
+    """Returns the default of every option by its dotted name."""
+    return flatten(Config()) | (gpu_defaults() if device == "gpu" else {})
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -342,6 +351,18 @@ def option_type(key: str) -> Any:
             return None
         kind = fields[part]
     return kind
+
+
+def gpu_defaults(kind: Any = Config, prefix: str = "") -> dict[str, Any]:
+    """Returns the options that have another default on GPUs.  {"policy.dtype": "bfloat16", …}"""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        key = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(field.type):
+            found |= gpu_defaults(field.type, f"{key}.")
+        elif (value := field.metadata.get("gpu")) is not None:
+            found[key] = value
+    return found
 
 
 def mapping_of(key: str) -> str | None:

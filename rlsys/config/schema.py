@@ -9,7 +9,7 @@ Nothing heavy is imported, so `rlsys validate` answers at once.
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.config.allowed_values import below_one, not_negative, one_of, positive, share
+from rlsys.config.allowed_values import below_one, by_device, not_negative, one_of, positive, share
 from rlsys.config.methods import AlgorithmConfig, CorrectionConfig, CriticConfig, EntropyConfig, ReferenceConfig
 
 TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
@@ -124,7 +124,7 @@ class TrainerConfig:
 class RolloutConfig:
     engines: int = positive(2)  # vLLM engines, data-parallel
     tensor_parallel: int = positive(1)  # GPUs per engine (processes on CPU); each holds a part of every matrix
-    dtype: str = one_of("float32", "bfloat16")  # number format of the engines' weights and activations
+    dtype: str = one_of("float32", "bfloat16", gpu="bfloat16")  # number format of the engines' weights and activations
     temperature: float = positive(1.0)  # 0.01 or more; also divides the trainer's logits: log-probs stay comparable
     top_p: float = 1.0  # must be 1: the trainer's log-probs are over the whole vocabulary
     top_k: int = -1  # must be -1, for the same reason
@@ -133,7 +133,7 @@ class RolloutConfig:
     min_new_tokens: int = not_negative(0)  # shortest completion; before it, no token that ends one is sampled
     stop: list[str] = field(default_factory=list)  # texts at which a completion ends; they stay in it, and are trained
     stop_token_ids: list[int] = field(default_factory=list)  # tokens that end a completion, besides end-of-sequence
-    max_sequences: int = positive(256)  # sequences that an engine decodes at the same time
+    max_sequences: int = positive(256, gpu=1024)  # sequences that an engine decodes at the same time
     oversample: float = not_negative(0.0)  # extra prompts, as a share of a step's; the slowest move to a later step
     block_size: int = positive(32)  # tokens per KV-cache block; samples share the full blocks of their prompt
     threads: int = positive(1)  # CPU threads per engine; auto: its share of the cores, kept for the whole run
@@ -158,14 +158,14 @@ class PolicyConfig:
     zero_stage: int = 2  # 0 | 1 | 2 | 3: how much of the training state DeepSpeed splits over the ranks
     offload_optimizer: bool = False  # keep the optimizer state in host memory (ZeRO 1-3)
     offload_params: bool = False  # keep the parameters in host memory (ZeRO 3)
-    dtype: str = one_of("float32", "bfloat16")  # number format of forward and backward
+    dtype: str = one_of("float32", "bfloat16", gpu="bfloat16")  # number format of forward and backward
     grad_dtype: str = one_of(
         "float32", "bfloat16"
     )  # format in which a bfloat16 policy adds up gradients of ranks, and with ZeRO 2 and 3 those of packs
     head_dtype: str | None = one_of("float32", default=None)  # of the logits, in training alone; null: policy.dtype
-    tokens_per_pack: int = positive(4096)  # token budget of one forward and backward
+    tokens_per_pack: int = positive(4096, gpu=16384)  # token budget of one forward and backward
     logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
-    gradient_checkpointing: bool = False  # recompute activations in the backward pass, which saves memory
+    gradient_checkpointing: bool = by_device(cpu=False, gpu=True)  # recompute activations in the backward pass
     offload_activations: bool = False  # with gradient_checkpointing: keep the inputs of layers in host memory
     compile: bool = False  # compile layers at their first use (about 20 s) for faster updates; ZeRO 0-2
     lora: LoraConfig = field(default_factory=LoraConfig)  # train adapters only, not the model's own weights

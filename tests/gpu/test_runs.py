@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from killing import Run
 
 from rlsys.runs.directory import read_lines, read_samples
 
@@ -29,7 +30,8 @@ def need_gpus(count: int) -> None:
 
 @pytest.mark.parametrize("transport", ["cuda_ipc", "shared_memory", "object_store"])
 def test_one_gpu_shared_by_engine_and_policy(tmp_path: Path, transport: str) -> None:
-    lines = train(tmp_path / "run", *COLOCATED, f"sync.transport={transport}", "trainer.steps=4")
+    overrides = [f"sync.transport={transport}", "trainer.steps=4", "policy.dtype=float32", "rollout.dtype=float32"]
+    lines = train(tmp_path / "run", *COLOCATED, *overrides)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
     assert all(line["mismatch/mean_abs"] < 1e-3 for line in lines[1:]), "engine and policy compute the same"
 
@@ -49,13 +51,26 @@ def test_bf16_learns(tmp_path: Path, stage: int) -> None:
     lines = train(
         tmp_path / "run",
         *COLOCATED,
-        "policy.dtype=bfloat16",
-        "rollout.dtype=bfloat16",
         f"policy.zero_stage={stage}",
     )
     accuracy = [line["eval/zigzag/accuracy"] for line in lines if "eval/zigzag/accuracy" in line]
     assert accuracy[0] < 0.5
     assert accuracy[-1] > 0.9
+
+
+def test_a_killed_engine_is_replaced(tmp_path: Path) -> None:
+    """Between two steps and in the middle of one; the run goes on, and every sync is proved as ever."""
+    run = Run(tmp_path / "run", "cluster.device=gpu", *COLOCATED, "trainer.steps=6").start()
+    try:
+        run.until_step(2)
+        run.kill("rollout-0")
+        run.until_step(4)
+        run.kill("rollout-0")
+        assert run.wait() == 0, run.text()
+    finally:
+        run.end()
+    assert [e["worker"] for e in run.events("replaced")] == ["rollout-0", "rollout-0"]
+    assert [line["step"] for line in run.lines()] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_two_gpus_apart_by_nccl(tmp_path: Path) -> None:
@@ -64,7 +79,7 @@ def test_two_gpus_apart_by_nccl(tmp_path: Path) -> None:
     assert all(line["mismatch/mean_abs"] < 1e-3 for line in lines[1:])
 
 
-def test_generation_overlaps_training_on_two_gpus(tmp_path: Path) -> None:
+def test_two_gpus_generate_and_train_at_the_same_time(tmp_path: Path) -> None:
     need_gpus(2)
     lines = train(tmp_path / "run", *SEPARATE, "sync.transport=nccl", "pipeline.max_lag=1", "trainer.steps=6")
     assert [line["lag"] for line in lines[2:]] == [1] * 5
