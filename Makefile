@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm image lint lock clean
+.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm gpu image lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -104,6 +104,10 @@ soak: install  ## train 2,000 steps, and kill a random process every 20 steps of
 
 memory: install  ## train 2,000 steps, and fail if a process grows by more than 1 MiB in 100 steps, about 10 minutes
 	$(BIN)/python tests/system/soak.py 2000 0 0 tests/system/memory.json trainer.prompts_per_step=4 trainer.samples_per_prompt=4 policy.lr=5e-5
+
+gpu:  ## on a machine with a GPU: install for it, and run all that it should show, about 25 minutes
+	$(MAKE) install PROFILE=gpu
+	$(BIN)/python tests/gpu/first_hour.py
 
 slurm: install  ## run launch/slurm.sbatch under a real Slurm on two simulated hosts; needs root and Debian's Slurm
 	$(BIN)/pytest tests/system/test_slurm.py
