@@ -9,7 +9,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-from workers.supervision.network import choose_interface
+from workers.supervision.network import choose_interface, print_network
 
 
 def join_process_group(
@@ -17,7 +17,6 @@ def join_process_group(
 ) -> None:
     """Joins the other ranks, and seeds torch. `timeout_s`: how long a rank waits for others, at least DeepSpeed's limit."""
     import deepspeed
-    import ray
     import torch
 
     if device == "gpu":
@@ -29,7 +28,7 @@ def join_process_group(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-    choose_interface(ray.util.get_node_ip_address(), "GLOO_SOCKET_IFNAME", *["NCCL_SOCKET_IFNAME"] * (device == "gpu"))
+    prepare_network(device, ranks)
     timeout = limit_of_waiting(timeout_s)
     store = create_store(address, port, rank, ranks, timeout)
     backend = "gloo" if device == "cpu" else "nccl"
@@ -39,6 +38,16 @@ def join_process_group(
     )
     deepspeed.init_distributed(dist_backend=backend, verbose=False)  # takes over the process group
     torch.manual_seed(seed)
+
+
+def prepare_network(device: str, ranks: int) -> None:
+    """Chooses the interface. The rank's log says what NCCL will find."""
+    import ray
+
+    address = ray.util.get_node_ip_address()
+    choose_interface(address, "GLOO_SOCKET_IFNAME", *["NCCL_SOCKET_IFNAME"] * (device == "gpu"))
+    if device == "gpu" and ranks > 1:
+        print_network(address)
 
 
 def limit_of_waiting(timeout_s: float) -> timedelta:

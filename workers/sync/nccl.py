@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from rlsys.config.schema import ConfigError
-from workers.supervision.network import choose_interface
+from workers.supervision.network import choose_interface, print_network
 from workers.supervision.ports import free_port
 from workers.sync.layout import ManifestEntry
 from workers.sync.outgoing import OutgoingWeights
@@ -96,7 +96,9 @@ class NcclReceiver:
 
     def __init__(self) -> None:
         """Runs before vLLM's processes start, which inherit this environment."""
-        choose_interface(ray.util.get_node_ip_address(), "NCCL_SOCKET_IFNAME")
+        address = ray.util.get_node_ip_address()
+        choose_interface(address, "NCCL_SOCKET_IFNAME")
+        print_network(address)
         self.settings = nccl_settings()
 
     def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:

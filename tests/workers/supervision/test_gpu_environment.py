@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from rlsys.config.schema import Config
-from workers.learner.rendezvous import require_gpu
+from workers.learner.rendezvous import prepare_network, require_gpu
 from workers.rollout.engine_settings import engine_environment
 from workers.supervision.gpu_environment import rank_environment
 from workers.supervision.network import choose_interface
 from workers.supervision.worker_setup import cpu_threads
+from workers.sync.nccl import NcclReceiver
 
 BOTH_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -50,6 +51,26 @@ def test_the_interface_is_the_one_with_the_node_s_address_unless_the_site_names_
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     choose_interface("127.0.0.1", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "ib0")
+
+
+def test_the_logs_of_ranks_and_engines_say_what_nccl_finds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inherited = [n for n in os.environ if n.startswith(("NCCL_", "FI_", "OFI_"))]
+    for name in ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", *inherited]:
+        monkeypatch.setenv(name, "")  # so that it is as before after this test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5")
+    monkeypatch.setenv("FI_PROVIDER", "efa")
+    prepare_network("gpu", 2)
+    line = "network: 127.0.0.1 is lo; FI_PROVIDER=efa NCCL_IB_HCA=mlx5 NCCL_SOCKET_IFNAME=lo\n"
+    assert capsys.readouterr().out == line
+    NcclReceiver()
+    assert capsys.readouterr().out == line
+    prepare_network("gpu", 1)
+    prepare_network("cpu", 2)
+    assert capsys.readouterr().out == "", "no rank uses NCCL"
 
 
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
