@@ -13,6 +13,7 @@ from launch.printing import write_figures
 from launch.tools.plan.fit import Fit, check_fit
 from launch.tools.plan.lengths import LengthAssumption, LengthRequest, assume_lengths, with_length_limits
 from launch.tools.plan.longest import longest_sequences
+from launch.tools.plan.offloads import find_offloads
 from launch.tools.plan.report import PlanResult, print_plan, to_json
 from launch.tools.plan.suggestions import suggest_changes, without_data
 from rlsys.checks import check
@@ -56,8 +57,18 @@ def plan(config: Config, path: str, options: PlanOptions, console: Console) -> i
     if options.measured:
         times_lengths = assume_lengths(config, model, options.lengths, Path(options.measured))
         seconds = measured_seconds(config, Path(options.measured), times_lengths)
-    longest = longest_sequences(fit, other_models) if fit.gpus else []
-    result = PlanResult(path, fit, model_source, cluster_source, changes, seconds, times_lengths, not_counted, longest)
+    result = PlanResult(
+        path,
+        fit,
+        model_source,
+        cluster_source,
+        changes,
+        seconds,
+        times_lengths,
+        not_counted,
+        find_offloads(fit, try_fit),
+        longest_sequences(fit, other_models) if fit.gpus else [],
+    )
     print_plan(result, console)
     if options.json:
         write_figures(options.json, to_json(result), console)

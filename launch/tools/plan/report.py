@@ -12,6 +12,7 @@ from launch.tools.plan.fit import TIGHT, Fit
 from launch.tools.plan.formatting import format_duration, format_gib, format_size
 from launch.tools.plan.lengths import LengthAssumption
 from launch.tools.plan.longest import MEMORY, LongestSequences
+from launch.tools.plan.offloads import Offload
 from launch.tools.plan.suggestions import Suggestion
 from launch.tools.validate import batch_table
 from rlsys.estimates.batch_math import batch_rows
@@ -32,6 +33,7 @@ class PlanResult:
     seconds: dict[str, float]
     lengths: LengthAssumption  # that the times assume
     not_counted: list[str]  # reward models and a reference of unknown shape
+    offloads: list[Offload]
     longest: list[LongestSequences]  # that fit; empty without GPUs
 
     @property
@@ -49,6 +51,7 @@ def print_plan(p: PlanResult, console: Console) -> None:
     limited = replace(f.config, rollout=replace(f.config.rollout, max_prompt_tokens=f.lengths.prompt))
     console.print(batch_table(limited))
     print_memory(f, console)
+    print_offloads(p, console)
     print_longest(p, console)
     print_disk(f, console)
     print_times(p, console)
@@ -114,6 +117,19 @@ def print_fullest(f: Fit, console: Console) -> None:
     capacity = f" of {format_gib(f.nodes[node].memory)}" if f.nodes[node].memory else ""
     use = f"{format_gib(f.host_bytes[node])} GiB{capacity} at most, every process counted whole"
     print_line(console, f"main memory of node {node}: {use}", "dim")
+
+
+def print_offloads(p: PlanResult, console: Console) -> None:
+    """A line for each option that offloads something, or one that says that none does."""
+    if not p.fit.gpus:
+        return
+    if not p.offloads:
+        print_line(console, "offloaded to main memory: nothing", "dim")
+    for offload in p.offloads:
+        g = offload.fullest
+        use = f"without it a GPU would hold {format_gib(g.needed)} of {format_gib(g.capacity)} GiB"
+        verdict, style = ("needed", "dim") if offload.is_needed else ("NOT NEEDED", "yellow")
+        print_line(console, f"offloaded to main memory by {offload.option}, {verdict}: {use}", style)
 
 
 def print_longest(p: PlanResult, console: Console) -> None:
@@ -213,6 +229,9 @@ def to_json(p: PlanResult) -> dict[str, Any]:
             for g in f.gpus
         ],
         "host": f.host_bytes,
+        "offloads": [
+            {"option": o.option, "needed": o.is_needed, "bytes_without": o.fullest.needed} for o in p.offloads
+        ],
         "longest_sequences": {str(row.sharing): row.tokens for row in p.longest},
         "disk": asdict(f.disk) | {"checkpoint": f.disk.checkpoint, "run": f.disk.run},
         "seconds": f.times.phases | {"step": f.times.step},

@@ -1,6 +1,7 @@
 """`rlsys plan` as a user types it, and with --simulate."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -278,6 +279,30 @@ def test_the_memory_table_tells_rank_0_from_the_other_ranks():
         _, text = planned("configs/tiny_cpu.yaml", f"policy.ranks={ranks}")
         [heads] = [line for line in text.splitlines() if line.startswith("part ")]
         assert heads.split() == ["part", "rollout", "policy-0", *others, "reference", "reward", "driver"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["configs/dapo_7b_gpu.yaml"], r"offloaded to main memory: nothing"),
+        (
+            ["configs/dapo_7b_gpu.yaml", "policy.offload_optimizer=true"],
+            r"offloaded to main memory by policy.offload_optimizer, NOT NEEDED: without it a GPU would hold 65.6 of 79.1 GiB",
+        ),
+        (
+            ["configs/grpo_countdown_3b_gpu.yaml"],
+            r"offloaded to main memory by policy.offload_optimizer, needed: without it a GPU would hold \S+ of 79.1 GiB",
+        ),
+    ],
+)
+def test_what_is_offloaded_is_named_and_whether_it_would_fit_without(words, line, tmp_path):
+    file = tmp_path / "plan.json"
+    done = CliRunner().invoke(commands, ["plan", *words, "--json", str(file)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    [printed] = [text.strip() for text in done.output.splitlines() if text.startswith("offloaded")]
+    assert re.fullmatch(line, printed), printed
+    offloads = json.loads(file.read_text())["offloads"]
+    assert [o["needed"] for o in offloads] == [", needed" in line] * ("nothing" not in line)
 
 
 def test_seconds_may_come_from_a_measurement(costs):
