@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -21,16 +20,18 @@ class LogitTransform:
         divisor = getattr(config, "logits_scaling", None) or 1.0
         return cls(scale / divisor, getattr(config, "final_logit_softcapping", None))
 
-    def apply(self, logits: Tensor) -> Tensor:
+    def apply_(self, logits: Tensor) -> Tensor:
+        """Changes them in place: they are the largest tensors of a pass."""
         if self.scale != 1:
-            logits = logits * self.scale
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+            logits.mul_(self.scale)
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def slope(self, transformed: Tensor) -> Tensor | float | None:
         """d transformed / d logits. None: 1."""
         if self.cap is None:
             return None if self.scale == 1 else self.scale
-        return self.scale * (1 - (transformed / self.cap).square())
+        slope = (transformed / self.cap).square_().neg_().add_(1)
+        return slope if self.scale == 1 else slope.mul_(self.scale)
 
 
 UNCHANGED = LogitTransform()

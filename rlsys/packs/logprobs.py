@@ -133,7 +133,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, max(len(hidden), 1), chunk):
             part = slice(start, start + chunk)
             t = targets[part]
-            logits = divide_(transform.apply(linear(hidden[part], weight).float()), temperature)
+            logits = divide_(transform.apply_(linear(hidden[part], weight).float()), temperature)
             log_p = log_softmax_(exclude(logits, excluded, part))
             logprobs.append(log_p.gather(-1, t[:, None])[:, 0])
             if with_entropy:
@@ -154,7 +154,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, max(len(hidden), 1), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             h, t, g = hidden[part], targets[part], grad[part, None]
-            logits = ctx.transform.apply(ctx.linear(h, weight).float())
+            logits = ctx.transform.apply_(ctx.linear(h, weight).float())
             slope = ctx.transform.slope(logits)
             log_p = log_softmax_(exclude(divide_(logits, ctx.temperature), ctx.excluded, part))
             del logits
@@ -167,7 +167,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 del p
             grad_logits = divide_(grad_logits, ctx.temperature)
             grad_logits = (grad_logits if slope is None else grad_logits.mul_(slope)).to(h.dtype)
-            del log_p
+            del log_p, slope
             grad_hidden[part] = grad_logits @ weight
             if ctx.needs_input_grad[1]:  # not frozen
                 grad_weight = add_(grad_weight, grad_logits.t() @ h)

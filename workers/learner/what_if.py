@@ -71,7 +71,7 @@ class SamplingHead(LogprobHead):
             part = slice(start, start + self.chunk)
             logits = nn.functional.linear(hidden[part], weight)
             logits = logits.to(torch.bfloat16) if self.round_logits else logits
-            logits = self.transform.apply(logits.float())
+            logits = self.transform.apply_(logits.float())
             logits = exclude(logits, None if early is None else (early, self.end_ids), part)
             columns.append(sampling_logprobs(logits, targets[part], self.samplings))
         return torch.cat(columns), targets
