@@ -39,9 +39,10 @@ def share_pack(c: Config, lengths: SequenceLengths, samples: int, ranks: int) ->
     return tokens / sharing, min(tokens / sharing, scored)
 
 
-def takes_flash_attention(c: Config) -> bool:
+def takes_flash_attention(c: Config, model: ModelShape) -> bool:
     """True if packs take `rlsys.packs.flash`: ragged sequences, without padding."""
-    return c.cluster.device == "gpu" and WIDTH[c.policy.dtype] == 2 and c.trainer.samples_per_prompt > 1
+    on_gpu = c.cluster.device == "gpu" and WIDTH[c.policy.dtype] == 2
+    return on_gpu and c.trainer.samples_per_prompt > 1 and not model.caps_scores
 
 
 def saved_activation_bytes(
@@ -54,19 +55,43 @@ def saved_activation_bytes(
     """
     h, q, kv, i = model.hidden, model.query_width, model.key_width, model.flop_counter.intermediate
     kv_heads = max(model.kv_heads, sharing) * model.head_dim
-    q_cells, kv_cells = 2 * PADDING_FACTOR * q, 2 * cells * kv_heads  # queries and outputs, keys and values, in blocks
-    attention = width * (q + q_cells + kv_cells) + 4 * model.heads + 8
-    if flash:  # its output is that of the pack
+    q_cells, kv_cells = PADDING_FACTOR * q, 2 * cells * kv_heads  # queries, keys and values, in blocks
+    if model.caps_scores:  # attention is computed again
+        attention = width * (q + q_cells + kv_cells) + 8
+    elif flash:  # its output is that of the pack
         attention = width * (2 * q + kv_cells / PADDING_FACTOR) + 4 * model.heads
-    head_norms = (q + kv) * model.has_qk_norm
+    else:  # and outputs
+        attention = width * (q + 2 * q_cells + kv_cells) + 4 * model.heads + 8
     if compiled:
-        return attention + width * (3 * i + 4 * h + head_norms)
-    return attention + width * 4 * i + (24 if width == 4 else 16) * h + (8 if width == 4 else 6) * head_norms
+        return attention + width * (3 * i + 4 * h + (q + kv) * model.has_qk_norm)
+    normed = model.layer_norms * h + (q + kv) * (model.has_qk_norm or model.family == "olmo2")
+    return attention + width * (4 * i + 2 * h) + norm_bytes(model, width) * normed
+
+
+def norm_bytes(model: ModelShape, width: int) -> int:
+    """Bytes that a norm keeps of a number: itself in float32, and normalized, in float32 for a weight that is."""
+    weighs_in_float32 = width == 4 or model.family in ("gemma", "gemma2", "gemma3_text", "olmo2")
+    return 4 + (4 if weighs_in_float32 else width)
 
 
 def transient_bytes(width: int, model: ModelShape, tokens: float, training: bool) -> float:
     """Bytes of a layer's temporaries while it computes. In training, `saved_activation_bytes` counts some of them."""
     return tokens * width * ((2.0 if training else 4.0) * model.flop_counter.intermediate + 4 * model.hidden)
+
+
+def score_bytes(
+    c: Config, model: ModelShape, tokens: float, scored: float, lengths: SequenceLengths, training: bool
+) -> float:
+    """Bytes of attention's scores with a soft cap, which are in memory: the block of all completions at once.
+
+    A forward pass holds them as they are, and twice in float32. A backward pass holds their tanh, and in float32 their
+    softmax and both gradients; by then, what the layer's MLP has saved is free.
+    """
+    width, longest = WIDTH[c.policy.dtype], lengths.prompt + lengths.completion
+    continues_prompts = c.trainer.samples_per_prompt > 1 and scored >= 2 * lengths.completion
+    scores = model.heads * longest * (scored if continues_prompts else tokens)
+    mlp = 4 * width * tokens * model.flop_counter.intermediate
+    return scores * (12 + width) - mlp if training else scores * (8 + width)
 
 
 def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> float:
@@ -84,11 +109,12 @@ def head_gradient_bytes(c: Config, model: ModelShape, scored: float, chunk: floa
 
     A chunk's logits become log-probs and their gradient in place, in float32, beside the head's type before and after.
     With the entropy's gradient, log-probs, probabilities and gradient are there together. The weight's gradient is a
-    float32 sum, to which a chunk adds a gradient in the head's type; a CPU first makes a float32 copy of it.
+    float32 sum, to which a chunk adds a gradient in the head's type; a CPU first makes a float32 copy of it. With a soft
+    cap of logits, there is its slope too.
     """
     width = 4 if c.policy.head_dtype == "float32" else WIDTH[c.policy.dtype]
     weight = float(model.embedding_parameters) * (c.policy.lora.rank == 0)  # else it is frozen
-    logit = 12 if c.entropy.coef else 4 + width % 4
+    logit = (12 if c.entropy.coef else 4 + width % 4) + 4 * model.caps_logits
     added = 4 + width + 4 * (width == 2 and c.cluster.device == "cpu")
     at_most = max(8 * chunk, logit * chunk + 4 * weight, width * chunk + added * weight)
     return width * scored * model.hidden + at_most
@@ -98,14 +124,15 @@ def head_gradient_bytes(c: Config, model: ModelShape, scored: float, chunk: floa
 class PassMemory:
     """Bytes of a pass over a pack. A layer and the output layer never compute at the same time."""
 
-    saved: float  # for the backward pass
+    saved: float  # by layers, for the backward pass
+    normed: float  # by the norm behind them, until the output layer's gradient is there
     layer: float  # while a layer computes
     logits: float  # while the output layer computes
     overhead: float  # of the allocator, for activations
 
     @property
     def at_output_layer(self) -> Parts:
-        return {"activations": self.saved * self.overhead, "logits": self.logits}
+        return {"activations": (self.saved + self.normed) * self.overhead, "logits": self.logits}
 
     @property
     def largest(self) -> Parts:
@@ -126,8 +153,10 @@ def pass_memory(
 ) -> PassMemory:
     width = WIDTH[c.policy.dtype]
     layer = transient_bytes(width, model, tokens, training)
+    if model.caps_scores:
+        layer = max(layer, score_bytes(c, model, tokens, scored, lengths, training))
     logits = logit_bytes(c, model, scored, training) * has_logits
-    saved = 0.0
+    saved = normed = 0.0
     if training:
         saved_by_layer = tokens * saved_activation_bytes(
             model,
@@ -135,20 +164,20 @@ def pass_memory(
             attention_cells(c, lengths),
             c.policy.compile,
             c.policy.sequence_parallel,
-            takes_flash_attention(c),
+            takes_flash_attention(c, model),
         )
         if c.policy.gradient_checkpointing:  # a layer's activations are computed again in the backward pass
             inputs = 2 if offloads_activations(c) else model.layers  # that are on the device
             saved, layer = inputs * tokens * width * model.hidden, layer + saved_by_layer
         else:
             saved = model.layers * saved_by_layer
-        saved += last_norm_bytes(model, width, tokens, scored) * (c.cluster.device == "gpu")
-    return PassMemory(saved, layer, logits, allocator_overhead(c, training))
+        normed = last_norm_bytes(model, width, tokens, scored) * (c.cluster.device == "gpu")
+    return PassMemory(saved, normed, layer, logits, allocator_overhead(c, training))
 
 
 def last_norm_bytes(model: ModelShape, width: int, tokens: float, scored: float) -> float:
     """What the norm after the last layer saves: its input in float32, the normalized input, and the scored results."""
-    return ((4 + width) * tokens + width * scored) * model.hidden
+    return (norm_bytes(model, width) * tokens + width * scored) * model.hidden
 
 
 def offloads_activations(c: Config) -> bool:

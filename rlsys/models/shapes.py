@@ -39,6 +39,8 @@ class ModelShape:
     shared_intermediate: int = 0  # width of the expert that every token passes
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output layer
+    caps_scores: bool = False  # attention has a soft cap
+    caps_logits: bool = False
 
     @property
     def query_width(self) -> int:
@@ -52,6 +54,11 @@ class ModelShape:
     @property
     def has_qk_norm(self) -> bool:
         return self.family in ("qwen3", "qwen3_moe", "gemma3_text")
+
+    @property
+    def layer_norms(self) -> int:
+        """Norms of a layer's hidden states: before attention and MLP, or behind, or both."""
+        return 4 if self.family in ("gemma2", "gemma3_text") else 2
 
     @property
     def attention_parameters(self) -> int:
@@ -73,8 +80,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        norms = 4 if self.family in ("gemma2", "gemma3_text") else 2
-        return self.attention_parameters + self.mlp_parameters + norms * self.hidden
+        return self.attention_parameters + self.mlp_parameters + self.layer_norms * self.hidden
 
     @property
     def embedding_parameters(self) -> int:
@@ -160,6 +166,8 @@ def parse_config(name: str, settings: dict[str, Any]) -> ModelShape:
         shared_intermediate=int(s.get("shared_expert_intermediate_size") or 0) if experts else 0,
         qkv_bias=qwen2 or bool(s.get("attention_bias")),
         output_bias=not qwen2 and bool(s.get("attention_bias")),
+        caps_scores=bool(s.get("attn_logit_softcapping", family == "gemma2")),
+        caps_logits=bool(s.get("final_logit_softcapping", family == "gemma2")),
     )
 
 

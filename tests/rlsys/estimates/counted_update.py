@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from counted_case import RANKS, CountedCase
+from counted_case import RANKS, SAMPLES, CountedCase
 
 os.environ |= {"DS_ACCELERATOR": "cuda"}
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -108,8 +108,8 @@ def make_packs(case: CountedCase) -> list[Pack]:
     tokens = int(batch.lengths.sum())
     columns, weights = Columns(advantages=np.zeros(tokens, np.float32)), np.full(tokens, 1 / tokens, np.float32)
     [packs] = pack(batch, range(16), ranks=1, tokens_per_pack=case.tokens, columns=columns, weights=weights)
-    assert len(packs) == 2
-    return packs
+    assert len(packs) == 2 * SAMPLES // case.samples
+    return packs[:2]
 
 
 def build_model(case: CountedCase) -> PackedLogprobs:
@@ -117,12 +117,18 @@ def build_model(case: CountedCase) -> PackedLogprobs:
     config = AutoConfig.for_model(
         s.family, vocab_size=s.vocabulary, hidden_size=s.hidden, intermediate_size=s.intermediate,
         num_hidden_layers=s.layers, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
-        tie_word_embeddings=s.tied,
+        tie_word_embeddings=s.tied, **special(case),
     )  # fmt: skip
     lm = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention.PACKED_ATTENTION)
     if case.gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": case.zero_stage == 3, "preserve_rng_state": False})
     return PackedLogprobs(lm, chunk=policy.logprob_chunk, float32_head=policy.head_dtype == "float32")
+
+
+def special(case: CountedCase) -> dict[str, Any]:
+    """What the model does in attention beside what its shape says."""
+    names = ("sliding_window", "attn_logit_softcapping")
+    return {name: case.settings[name] for name in names if name in case.settings}
 
 
 def count(case: CountedCase) -> dict[str, int]:

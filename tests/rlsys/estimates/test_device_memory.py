@@ -21,13 +21,14 @@ HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
 PATHS = [HERE, TESTS / "rlsys", TESTS / "workers" / "gpu_rehearsal", TESTS.parent]
 
+BOTH = (False, True)
 SHORT = (32, 16)  # tokens: DeepSpeed needs more than the pass
 CASES = [
     *(
         CountedCase(model, 2, stage, checkpointing)
         for model in ("Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen3-4B", "Mistral-7B-v0.3")
         for stage in range(4)
-        for checkpointing in (False, True)
+        for checkpointing in BOTH
     ),
     CountedCase("Qwen2.5-0.5B", 24, 2, False),  # whole models
     CountedCase("Mistral-7B-v0.3", 32, 2, True),
@@ -35,6 +36,16 @@ CASES = [
     *(CountedCase("Qwen2.5-7B", 3, stage, False, "bfloat16", lengths=SHORT) for stage in range(1, 4)),
     CountedCase("Qwen3-4B", 2, 2, True, head_dtype="float32"),
     CountedCase("Qwen3-4B", 2, 2, True, entropy_coef=0.01),
+    CountedCase("Qwen2.5-32B", 4, 3, True, lengths=(2048, 20480), samples=1),  # one sequence in a pack
+    # Windows shorter than the sequences, and soft caps of scores and logits.
+    *(CountedCase("Mistral-7B-v0.1", 2, 2, checkpointing, lengths=(1024, 6144), samples=4) for checkpointing in BOTH),
+    *(CountedCase("Gemma-3-4B", 6, 2, checkpointing, lengths=(512, 1984)) for checkpointing in BOTH),
+    *(
+        CountedCase("Gemma-2-9B", 2, stage, checkpointing, lengths=(512, 1984))
+        for stage in (2, 3)
+        for checkpointing in BOTH
+    ),
+    CountedCase("Gemma-2-9B", 2, 2, True, entropy_coef=0.01),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, asdict(c).values())))
 
@@ -76,16 +87,16 @@ def test_what_passes_hold_part_by_part(counts: dict[str, dict[str, int]], case: 
     counted, moments = counts[write(case)], estimate(case)
     work = pass_memory(case.config, case.shape, case.tokens, case.scored, case.sequence_lengths, training=True)
     update, held = moments["update"], moments["generate"]
-    kept = update["gradients"]  # of the first pack, while the second is computed
+    kept, rounding = update["gradients"], 0.03  # of the first pack, while the second is computed
     if case.zero_stage == 1:  # and the bucket
         kept += update["buckets"]
     elif case.zero_stage == 3:  # it always has gradients and bucket, but keeps the gathered weights
-        kept = update["weights"] - held["weights"]
-    assert kept == pytest.approx(counted["between packs"], rel=0.03)
+        kept, rounding = update["weights"] - held["weights"], 0.15  # DeepSpeed keeps whole tensors
+    assert kept == pytest.approx(counted["between packs"], rel=rounding)
     head = 4 * case.shape.embedding_parameters * (case.head_dtype is not None)  # in float32 from the forward pass on
     assert work.logits - head == pytest.approx(counted["logits"], rel=0.03)
     if case.lengths != SHORT:
-        assert work.saved + head == pytest.approx(counted["activations"], rel=0.05)
+        assert work.saved + work.normed + head == pytest.approx(counted["activations"], rel=0.05)
 
 
 @every_case
