@@ -1,5 +1,8 @@
 """Whether a configuration fits, and the suggestions if it does not."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from launch.tools.plan.fit import Fit, check_fit
@@ -39,6 +42,17 @@ def test_roles_on_one_gpu_add_up_at_the_same_moment():
     assert gpu.workers == ["rollout-1", "policy-1"]
     moments = {m: sum(engine[m].values()) + sum(rank.get(m, rank["generate"]).values()) for m in engine}
     assert gpu.needed == pytest.approx(max(moments.values()))
+
+
+def test_the_drawing_of_colocated_gpus_has_these_bytes():
+    page = Path("workers/README.md").read_text()
+    drawn = re.findall(r"^    (generate|score|update|Adam|  wake) .* ([\d.]+)$", page, re.M)
+    fit = on("8xH100")
+    engine, rank = fit.processes["rollout"].device, fit.processes["policy"].device
+    moments = ["generate", "score", "update", "step", "sync", "generate"]
+    assert [float(number) for _, number in drawn] == [
+        round((total_bytes(engine[m]) + total_bytes(rank[m])) / GIB, 1) for m in moments
+    ]
 
 
 def test_an_overfull_gpu_is_named_with_its_excess():
