@@ -22,3 +22,7 @@ def test_the_roofline_reads_what_the_table_writes(tmp_path: Path, monkeypatch: p
     assert roofline.measured() == steps
     assert commits_of(file) == [stamp()]
     assert json.loads(file.read_text())["versions"].keys() == {"torch", "vllm", "deepspeed", "transformers"}
+
+
+def test_the_page_is_what_the_roofline_writes() -> None:
+    assert roofline.PAGE.read_text() == roofline.write_page()
