@@ -39,14 +39,16 @@ def share_pack(c: Config, lengths: SequenceLengths, samples: int, ranks: int) ->
     return tokens / sharing, min(tokens / sharing, scored)
 
 
-def takes_flash_attention(c: Config, model: ModelShape) -> bool:
-    """True if packs take `rlsys.packs.flash`: ragged sequences, without padding."""
+def way_of_attention(c: Config, model: ModelShape) -> str:
+    """The entry of `rlsys.packs.attention.ATTENTION` that packs take."""
+    if model.caps_scores:
+        return "flex" if c.cluster.device == "gpu" else "scores"
     on_gpu = c.cluster.device == "gpu" and WIDTH[c.policy.dtype] == 2
-    return on_gpu and c.trainer.samples_per_prompt > 1 and not model.caps_scores
+    return "flash" if on_gpu and c.trainer.samples_per_prompt > 1 else "blocks"
 
 
 def saved_activation_bytes(
-    model: ModelShape, width: int, cells: float, compiled: bool = False, sharing: int = 1, flash: bool = False
+    model: ModelShape, width: int, cells: float, compiled: bool = False, sharing: int = 1, way: str = "blocks"
 ) -> float:
     """Bytes per token that a layer keeps for the backward pass. A compiled layer computes norms and gates again.
 
@@ -56,9 +58,11 @@ def saved_activation_bytes(
     h, q, kv, i = model.hidden, model.query_width, model.key_width, model.flop_counter.intermediate
     kv_heads = max(model.kv_heads, sharing) * model.head_dim
     q_cells, kv_cells = PADDING_FACTOR * q, 2 * cells * kv_heads  # queries, keys and values, in blocks
-    if model.caps_scores:  # attention is computed again
+    if way == "scores":  # attention is computed again
         attention = width * (q + q_cells + kv_cells) + 8
-    elif flash:  # its output is that of the pack
+    elif way == "flex":  # all is that of the pack
+        attention = width * 2 * (q + kv_heads) + 4 * model.heads
+    elif way == "flash":  # its output is that of the pack
         attention = width * (2 * q + kv_cells / PADDING_FACTOR) + 4 * model.heads
     else:  # and outputs
         attention = width * (q + 2 * q_cells + kv_cells) + 4 * model.heads + 8
@@ -77,21 +81,6 @@ def norm_bytes(model: ModelShape, width: int) -> int:
 def transient_bytes(width: int, model: ModelShape, tokens: float, training: bool) -> float:
     """Bytes of a layer's temporaries while it computes. In training, `saved_activation_bytes` counts some of them."""
     return tokens * width * ((2.0 if training else 4.0) * model.flop_counter.intermediate + 4 * model.hidden)
-
-
-def score_bytes(
-    c: Config, model: ModelShape, tokens: float, scored: float, lengths: SequenceLengths, training: bool
-) -> float:
-    """Bytes of attention's scores with a soft cap, which are in memory: the block of all completions at once.
-
-    A forward pass holds them as they are, and twice in float32. A backward pass holds their tanh, and in float32 their
-    softmax and both gradients; by then, what the layer's MLP has saved is free.
-    """
-    width, longest = WIDTH[c.policy.dtype], lengths.prompt + lengths.completion
-    continues_prompts = c.trainer.samples_per_prompt > 1 and scored >= 2 * lengths.completion
-    scores = model.heads * longest * (scored if continues_prompts else tokens)
-    mlp = 4 * width * tokens * model.flop_counter.intermediate
-    return scores * (12 + width) - mlp if training else scores * (8 + width)
 
 
 def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> float:
@@ -153,8 +142,6 @@ def pass_memory(
 ) -> PassMemory:
     width = WIDTH[c.policy.dtype]
     layer = transient_bytes(width, model, tokens, training)
-    if model.caps_scores:
-        layer = max(layer, score_bytes(c, model, tokens, scored, lengths, training))
     logits = logit_bytes(c, model, scored, training) * has_logits
     saved = normed = 0.0
     if training:
@@ -164,7 +151,7 @@ def pass_memory(
             attention_cells(c, lengths),
             c.policy.compile,
             c.policy.sequence_parallel,
-            takes_flash_attention(c, model),
+            way_of_attention(c, model),
         )
         if c.policy.gradient_checkpointing:  # a layer's activations are computed again in the backward pass
             inputs = 2 if offloads_activations(c) else model.layers  # that are on the device

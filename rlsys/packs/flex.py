@@ -8,6 +8,7 @@ are left out, and blocks that are seen whole need no mask.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Paths:
 def build_paths(lengths: list[int], parents: list[int], device: torch.device | str) -> Paths:
     counts = torch.tensor(lengths)
     before = torch.tensor(prefixes(lengths, parents))
-    piece = torch.arange(len(lengths)).repeat_interleave(counts)
+    piece = torch.arange(len(lengths)).repeat_interleave(counts, output_size=sum(lengths))
     position = torch.arange(len(piece)) - (counts.cumsum(0) - counts - before)[piece]
     parent = torch.tensor(parents)[piece]
     piece, parent, position = (to_device(column.int(), device) for column in (piece, parent, position))
@@ -136,7 +137,7 @@ def block_mask(paths: Paths, window: int | None) -> BlockMask:
 
 def seen_blocks(lengths: list[int], parents: list[int], window: int | None) -> tuple[Tensor, Tensor]:
     """The blocks of keys that some queries of a block see, and those that all of them see whole.  [B, B] twice"""
-    ends = torch.tensor(lengths).cumsum(0).tolist()
+    ends = list(accumulate(lengths))
     starts = [end - length for end, length in zip(ends, lengths, strict=True)]
     count = -(-ends[-1] // BLOCK)
     some, whole = (torch.zeros(count, count, dtype=torch.bool) for _ in range(2))

@@ -37,7 +37,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlsys.packs import attention
+from rlsys.packs import attention, flex
 from rlsys.packs.logprobs import ChunkedLogprobs, PackedLogprobs
 from rlsys.packs.packing import pack
 from rlsys.types import Columns, Pack
@@ -125,6 +125,27 @@ def build_model(case: CountedCase) -> PackedLogprobs:
     return PackedLogprobs(lm, chunk=policy.logprob_chunk, float32_head=policy.head_dtype == "float32")
 
 
+class DescribedFlex(torch.autograd.Function):
+    """What FlexAttention allocates and keeps. `MemTracker` does not take its operator."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out, lse = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        query, key, value, _, lse = ctx.saved_tensors
+        _ = torch.empty_like(lse)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def describe_flex(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **_: Any) -> torch.Tensor:
+    out: torch.Tensor = DescribedFlex.apply(query, key, value)
+    return out
+
+
 def special(case: CountedCase) -> dict[str, Any]:
     """What the model does in attention beside what its shape says."""
     names = ("sliding_window", "attn_logit_softcapping")
@@ -169,6 +190,8 @@ def count(case: CountedCase) -> dict[str, int]:
 real_head_backward = ChunkedLogprobs.backward
 fake_layout.install("cpu")
 attention.can_flash = lambda *_: True  # type: ignore[assignment]  # as on a GPU in bfloat16
+attention.can_flex = lambda *_: True  # type: ignore[assignment]
+flex.flex_attention = describe_flex
 torch.nn.Module._apply = lambda self, *_, **__: self  # type: ignore[assignment, method-assign]  # all is where it belongs
 partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda _: None  # there are no other ranks
 torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
