@@ -4,7 +4,8 @@
 
 A correction is a weight for each token's loss, without gradient, computed from the ratio old / rollout of the sampled
 token's probabilities. Truncated ratios are biased but keep every token. Masked ratios drop tokens whose ratio is too
-large. The method `none` is not in the table: it applies no weight.
+large. A dropped token still counts in the token weights, as in TRL; verl takes it out of them. The method `none` is not
+in the table: it applies no weight.
 """
 
 import functools

@@ -5,7 +5,8 @@ a percent of the tokens contributes most of it. Both methods choose tokens from 
 so that the choice does not depend on packing. The paper chooses again in each mini-batch.
 
 The paper holds the tokens of `kl_cov` by KL(old ‖ π). Its code uses |log(π/old)|, whose gradient jumps between ±1 at
-π = old: rounding would decide its sign in the first update. Here it is ½ log²(π/old), the KL to second order.
+π = old: rounding would decide its sign in the first update. Here it is ½ log²(π/old), the KL to second order. In the
+paper no ratio is clipped; here the term is added to `algorithm.loss`, with its clip.
 """
 
 import numpy as np

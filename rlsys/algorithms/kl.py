@@ -2,7 +2,8 @@
 
 Schulman 2020, "Approximating KL divergence". At a fixed policy all have the same expectation, except k2, whose bias is
 small while the two policies are close. In a loss, the gradient matters: that of k2 is the gradient of the true KL, that
-of k1 is 0 on average, that of k3 is biased. `k3_unbiased` has the value of k3 and the gradient of k2: 2510.01555.
+of k1 is 0 on average, that of k3 is biased. `k3_unbiased` has the value of k3 and the gradient of k2: 2510.01555
+(`k3+` in verl). OpenRLHF can also weigh that gradient by π/old, for stale samples; this does not.
 In a reward, the value is a weight of the policy gradient: only k1 then has the gradient of the true KL.
 """
 

@@ -152,6 +152,7 @@ def gmpo(
     """-A times the geometric mean of r over the sequence; each r is clipped on the side that A pushes it to.
 
     Zhao et al. 2025, arXiv 2507.20673. The bounds apply to log r: r stays in (e^-clip_low, e^clip_high).
+    A correction's weights multiply it for each token, so a sequence gets their mean; in verl, their geometric mean.
     """
     segments = Segments(sequences)
     log_r = clamp_log_ratio(logprobs - old)
