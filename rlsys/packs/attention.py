@@ -6,6 +6,7 @@ the prompt and their own; the prompt itself is computed once. `ATTENTION` names 
 Models may ask for a sliding window, a soft cap or sinks. What is not computed here is refused by name.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -111,7 +112,28 @@ ATTENTION: dict[str, tuple[Callable[[Heads], bool], Callable[[Heads], Tensor]]] 
 }
 
 
+def let_attention_find_layout(decoder: Any) -> None:
+    """Patch: attention finds the layout of a pack also where a model's layers do not hand on their arguments."""
+    for module in decoder.modules():
+        vars(module)["packs_of"] = decoder  # past `nn.Module`, for which it would be a module inside this one
+
+
+def with_layout(attention: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
+    """Gives attention the decoder's layout unless it has one."""
+
+    @functools.wraps(attention)
+    def attending(
+        module: torch.nn.Module, *arguments: Any, layout: Layout | None = None, **options: Any
+    ) -> tuple[Tensor, None]:
+        if layout is None and (decoder := vars(module).get("packs_of")):
+            layout = vars(decoder).get("pack_layout")
+        return attention(module, *arguments, layout=layout, **options)
+
+    return attending
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # never compiled, even inside compiled layers
+@with_layout
 @exchange_heads
 def packed_attention(
     module: torch.nn.Module,

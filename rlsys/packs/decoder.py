@@ -30,6 +30,12 @@ class OwnTargets:
         return self.group.gather(values, self.indices, self.count)
 
 
+def let_model_find_decoder(lm: Any) -> None:
+    """Patch: Llama 4's text model names its decoder `model`, and `get_decoder` looks elsewhere and returns the whole."""
+    if lm.get_decoder() is lm and hasattr(lm, "model"):
+        lm.base_model_prefix = "model"
+
+
 def run_decoder(decoder: Any, pack: Pack, device: torch.device) -> OwnTargets:
     """Runs the decoder on this rank's share of a pack."""
     group = sequence_group(decoder)

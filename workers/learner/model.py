@@ -21,6 +21,7 @@ RANDOM_OPTIONS = re.compile("drop|jitter")
 def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: bool = False) -> Any:
     """Loads the model at `path` with packed attention and without dropout. `exact`: with the engine's arithmetic."""
     from rlsys.packs import attention
+    from rlsys.packs.decoder import let_model_find_decoder
     from rlsys.packs.exact import use_exact_linear
     from rlsys.packs.mixers import fold_mixers, refuse_inconsistent
     from workers.learner.partitioning import gathering_layers
@@ -29,10 +30,12 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     implementation = attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION
     with refusing_unpackable(path, model_config.model_type, KeyError, ValueError):  # attention that cannot be replaced
         lm = load_weights(path, model_config, settings, implementation, config.model.trust_remote_code)
+    let_model_find_decoder(lm)
     if exact:
         use_exact_linear(lm)
     with refusing_unpackable(path, model_config.model_type, *LAYER_ERRORS), gathering_layers(lm.get_decoder()):
         attention.refuse_own_attention(lm.get_decoder())
+        attention.let_attention_find_layout(lm.get_decoder())
         fold_mixers(lm.get_decoder())
         refuse_inconsistent(lm.get_decoder())
     if settings.gradient_checkpointing:

@@ -44,7 +44,7 @@ LATENT = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
-NO_HEAD_DIM = ("falcon",)  # follows from the other sizes
+NO_HEAD_DIM = ("falcon", "deepseek_v2", "glm4_moe_lite", "minicpm3")  # follows from the other sizes
 REFUSED: dict[str, dict[str, Any]] = {
     "llama4_text": {
         "attention_chunk_size": 6,
@@ -54,8 +54,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
     "bloom": {},
-    "stablelm": {},
-    "nemotron": {},
     "falcon": {},
     "phi": {},
     "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
@@ -108,8 +106,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "ssm_state_size": 8,
         "n_groups": 1,
     },
+    "deepseek_v2": LATENT | ROUTED,
     "deepseek_v3": LATENT | ROUTED,
     "glm4_moe": ROUTED,
+    "glm4_moe_lite": LATENT | ROUTED | {"mlp_layer_types": ["dense", "sparse"]},
+    "dots1": ROUTED | {"n_shared_experts": 1},
+    "mimo_v2_flash": ROUTED
+    | {
+        "sliding_window": 6,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "v_head_dim": 8,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 8,
+        "swa_v_head_dim": 8,
+    },
     "ernie4_5_moe": {
         "moe_num_experts": 4,
         "moe_k": 2,
@@ -136,7 +148,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 6, "logit_scale": 0.5, "layer_types": ["sliding_attention", "full_attention"]},
     "jamba": {"mamba_d_state": 8, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"],
+        "hybrid_layer_ids": [1],
+        "num_mem_blocks": 1,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 1,
+        "n_mamba_heads": 4,
+        "mamba_headdim": 16,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "minimax": {"num_local_experts": 2},
+    "minicpm3": LATENT,
+    "gemma4_text": {
+        "num_hidden_layers": 3,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCABULARY,
+    },
+    "stablelm": {},
+    "nemotron": {},
 }
 
 

@@ -8,7 +8,8 @@ import torch
 from families import FAMILIES, REFUSED, VOCABULARY, build_family
 from transformers import PreTrainedModel
 
-from rlsys.packs.attention import PACKED_ATTENTION, packed_attention
+from rlsys.packs.attention import PACKED_ATTENTION, let_attention_find_layout, packed_attention
+from rlsys.packs.decoder import let_model_find_decoder
 from rlsys.packs.layout import build_layout
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent
@@ -45,6 +46,8 @@ def logprobs_alone(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 def make_packed(model: PreTrainedModel, fold: bool = True) -> PackedLogprobs:
     model.set_attn_implementation(PACKED_ATTENTION)
+    let_model_find_decoder(model)
+    let_attention_find_layout(model.get_decoder())
     if fold:
         fold_mixers(model.get_decoder())
     return PackedLogprobs(model)
@@ -62,9 +65,16 @@ def gradients(model: torch.nn.Module, logprobs: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_sequences_are_computed_as_if_each_were_alone(family):
-    model = build_family(family)
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("phimoe", {"sliding_window": 22}),  # no sequence is longer
+        ("llama4_text", {"attention_chunk_size": 22}),
+    ],
+)
+def test_packed_sequences_are_computed_as_if_each_were_alone(family, options):
+    model = build_family(family, **options)
     model.set_attn_implementation("eager")
     expected = logprobs_alone(model, make_batch())
     expected_gradient = gradients(model, expected)
