@@ -40,11 +40,16 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "rollout.temperature": (0.7, 1.5),
     "rollout.max_prompt_tokens": (0, 20),
     "rollout.max_new_tokens": (6, 24),
+    "rollout.min_new_tokens": (3,),
+    "rollout.stop": ('["7"]', '["45", "6"]'),
     "rollout.oversample": (0.25, 0.5),
     "rollout.threads": (2,),
     "rollout.enforce_eager": YES_NO,
     "rollout.exact": YES_NO,
     "policy.dtype": DTYPES,
+    "policy.grad_dtype": ("bfloat16",),
+    "policy.head_dtype": ("float32",),
+    "policy.lora": ("{rank: 2, alpha: 4}", "{rank: 4, alpha: 4, targets: [q_proj, down_proj]}"),
     "policy.lr_schedule": ("constant", "linear", "cosine"),
     "policy.warmup_updates": (0, 2),
     "policy.weight_decay": (0.1,),
@@ -53,16 +58,23 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "reference.kl_coef": (0.0, 1e-3, 0.1),
     "reference.kl_in": ("loss", "reward"),
     "reference.kl_target": (0.01,),
+    "reference.path": ("builtin:tiny",),
+    "reference.refresh_every": (1, 2),
     "critic.alone_steps": (1,),
+    "critic.bootstrap_truncated": YES_NO,
     "critic.clip": (0.0,),
     "critic.lam": (0.95,),
     "critic.whiten": YES_NO,
     "reward.on_failure": ("drop", "abort", "score: 0"),
+    "reward.per_token": YES_NO,
     "algorithm.advantage": (*ADVANTAGES, "gae"),  # twice, as it has most to go wrong
     "algorithm.std": ("sample", "population", "none"),
+    "algorithm.whiten_over": ("tokens", "samples"),
     "algorithm.loss": tuple(LOSSES),
     "algorithm.clip_high": (0.28,),
     "algorithm.dual_clip": (3.0,),
+    "algorithm.max_ratio": (5.0,),
+    "algorithm.control_tokens": ('{"3": 1, "5": 0.5}',),
     "algorithm.normalize": NORMALIZERS,
     "algorithm.kl": KL_ESTIMATORS,
     "algorithm.anchor": ("old", "rollout"),
@@ -73,11 +85,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "overlong.buffer": (3,),
     "dynamic_sampling.enabled": YES_NO,
     "sync.verify": YES_NO,
+    "sync.what": ("all", "adapter"),
     "pipeline.max_lag": (1, 2, 3),
     "pipeline.in_flight": YES_NO,
     "eval.every": (0, 1, 3),
     "eval.samples": (2,),
     "eval.temperature": (0.7,),
+    "eval.top_p": (0.9,),
     "checkpoint.every": (0, 1, 2),
     "checkpoint.keep_last": (0, 1),
     "checkpoint.keep_best": ("eval/all/accuracy", "-length/mean"),
@@ -94,6 +108,7 @@ CUT: dict[str, tuple[Any, ...]] = {  # says how the work is cut, and nothing of 
     "rollout.max_sequences": (3, 16, 256),
     "rollout.kv_cache_mb": (4, 64),
     "policy.ranks": (1, 2, 3),
+    "policy.sequence_parallel": (1, 2),
     "policy.zero_stage": (0, 1, 2, 3),
     "policy.offload_optimizer": YES_NO,
     "policy.offload_params": YES_NO,
@@ -107,6 +122,12 @@ CUT: dict[str, tuple[Any, ...]] = {  # says how the work is cut, and nothing of 
     "episode.workers": (1, 3),
     "episode.concurrency": (2, 256),
     "sync.transport": ("shared_memory", "object_store"),
+}
+NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {  # options that only go with few values of another one
+    "algorithm.whiten_over": ("algorithm.advantage", ("reinforce_pp", "reinforce_pp_baseline")),
+    "algorithm.max_ratio": ("algorithm.loss", ("dcpo", "dppo_tv")),
+    "policy.grad_dtype": ("policy.dtype", ("bfloat16",)),
+    "eval.top_p": ("eval.temperature", (0.7,)),
 }
 SMALL = ["trainer.steps=4", "trainer.prompts_per_step=4", "trainer.samples_per_prompt=4", "policy.lr=4e-4"]
 LIMIT_S = 600
@@ -128,7 +149,8 @@ class Found:
 
 
 def chosen(rng: random.Random, values: dict[str, tuple[Any, ...]], share: float) -> dict[str, Any]:
-    return {key: rng.choice(several) for key, several in values.items() if rng.random() < share}
+    settings = {key: rng.choice(several) for key, several in values.items() if rng.random() < share}
+    return settings | {other: rng.choice(several) for key, (other, several) in NEEDS.items() if key in settings}
 
 
 def words(settings: dict[str, Any]) -> list[str]:
