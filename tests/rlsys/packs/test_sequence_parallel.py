@@ -12,7 +12,7 @@ import torch
 from families import FAMILIES, VOCABULARY, build_family
 
 from rlsys.config.schema import ConfigError
-from rlsys.packs.attention import PACKED_ATTENTION
+from rlsys.packs.attention import PACKED_ATTENTION, let_attention_find_layout
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.mixers import fold_mixers
 from rlsys.packs.packing import empty_pack, pack
@@ -20,6 +20,7 @@ from rlsys.packs.sequence_parallel import SequenceGroup, split_sequences
 from rlsys.types import Batch, Columns, Pack, Prompt, Sample
 
 MIXERS = {
+    "zamba2": "Zamba2MambaMixer",
     "qwen3_5_text": "Qwen3_5GatedDeltaNet",
     "qwen3_next": "Qwen3NextGatedDeltaNet",
     "granitemoehybrid": "GraniteMoeHybridMambaLayer",
@@ -116,6 +117,7 @@ def split(name: str, ranks: int, packs: list[Pack], **options: Any) -> list[tupl
     models = [copy.deepcopy(model) for _ in range(ranks)]
 
     def compute(rank: int) -> Any:
+        let_attention_find_layout(models[rank].get_decoder())
         fold_mixers(models[rank].get_decoder())
         packed = PackedLogprobs(models[rank])
         split_sequences(packed.decoder, threads.group(rank))
