@@ -55,7 +55,8 @@ def print_options(console: Console) -> None:
     table = make_table("option", text_column("default"), text_column("meaning"))
     comments, on_gpus = option_comments(), gpu_defaults()
     for key, default in defaults().items():
-        table.add_row(key, repr(default) + (f"; on GPUs {on_gpus[key]!r}" if key in on_gpus else ""), comments[key])
+        meaning = comments[key] + (f"; on GPUs {on_gpus[key]} by default" if key in on_gpus else "")
+        table.add_row(key, repr(default), meaning)
     for section_key, kind in ENTRY_TYPES.items():
         default = kind()
         for name in kind.__annotations__:  # not inherited ones: a held-out set has the options of a training set too

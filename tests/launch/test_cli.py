@@ -139,6 +139,7 @@ def test_all_options_are_listed_with_default_and_meaning(rlsys):
         assert key in rows, key
         assert rows[key][1] == repr(default).split()[0]
         assert len(rows[key]) > 2, f"{key} has no meaning"
+    assert " ".join(rows["rollout.max_sequences"][1:]).endswith("; on GPUs 1024 by default")
 
 
 # --- train, as far as it starts nothing ------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_a_gpu_that_several_share_counts_once_in_the_peak(tmp_path, placement, g
         "reference.gpus=0.5",
     ]
     config = make_config(tmp_path, *shared)
-    assert gpu_peak(config, "H100") == gpus * peak_flops("H100", "float32")
+    assert gpu_peak(config, "H100") == gpus * peak_flops("H100", "bfloat16")
     assert gpu_peak(config, "Some Card") is None
 
 
