@@ -63,13 +63,13 @@ def last_schedule_step(c: Config) -> int:
 
 
 def sends_shards(c: Config) -> bool:
-    """True if each rank sends its own shard of the weights, where the transport can do that.
+    """True if each rank sends its own shard of the weights.
 
-    Tensor-parallel engines hold parts of tensors, so for them the ranks gather whole tensors first. Adapters are merged
-    into whole tensors too.
+    By `cuda_ipc`, the choice for colocated GPUs, engines read whole tensors of one rank. Adapters are merged into whole
+    tensors too.
     """
-    whole = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1 or c.policy.lora.rank > 0
-    return c.policy.zero_stage == 3 and not whole
+    by_ipc = c.cluster.placement == "colocated" and c.sync.transport in ("auto", "cuda_ipc")
+    return c.policy.zero_stage == 3 and not by_ipc and not c.policy.lora.rank
 
 
 def policy_is_reference(c: Config) -> bool:

@@ -18,7 +18,7 @@ from rlsys.estimates.memory import (
     SequenceLengths,
     add_parts,
 )
-from rlsys.estimates.sync_buffers import SYNC_BUCKET, nccl_buffer_bytes
+from rlsys.estimates.sync_buffers import SYNC_BUCKET, device_sync_bytes
 from rlsys.models.shapes import ModelShape
 
 SLEEPING_ENGINE = 1.2 * GIB  # on a GPU; assumed, not measured
@@ -35,8 +35,7 @@ def engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_by
     if c.cluster.placement == "colocated":
         device |= dict.fromkeys(("score", "update", "reduce", "step", "save"), asleep)
         device["sync"] = add_parts(asleep, {"weights": awake["weights"]})
-    else:
-        device["sync"] = add_parts(awake, {"buckets": nccl_buffer_bytes(c, model)})
+    device["sync"] = add_parts(device["sync"], {"buckets": device_sync_bytes(c, model)})
     if c.sync.what == "adapter":
         device["sync"] = add_parts(device["sync"], {"activations": merge_bytes(c, model)})
     host: Moments = {"load": {"fixed": 2.0 * IMPORT_MIB["rollout"] * MIB}}  # the actor and its engine core

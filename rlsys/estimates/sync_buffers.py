@@ -3,12 +3,10 @@
 from rlsys.config.derived import sends_shards
 from rlsys.config.schema import Config
 from rlsys.estimates.adapters import sync_bytes
-from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import MIB, WIDTH, Parts
 from rlsys.models.shapes import ModelShape
 
 SYNC_BUCKET = 512 * MIB  # of workers/sync
-NCCL_BUCKET = GIB  # of vLLM's transport by NCCL
 
 
 def sync_parts(c: Config, model: ModelShape) -> Parts:
@@ -24,17 +22,13 @@ def sync_bucket_elements(c: Config, model: ModelShape) -> float:
 
 
 def device_sync_bytes(c: Config, model: ModelShape) -> float:
-    """A sender's copies on its GPU beside the weights: all of them if the engine reads them in place after a cast."""
+    """Copies on a GPU beside the weights, at both ends: one bucket within a GPU, unless the engine reads the policy's
+    weights in place, and two buckets between GPUs."""
     in_place = c.policy.dtype == c.rollout.dtype and c.policy.zero_stage != 3 and not c.policy.lora.rank
+    buckets = 2
     if c.cluster.placement == "colocated" and c.sync.transport in ("auto", "cuda_ipc"):
-        return 0 if in_place else sync_bytes(c, model)
-    return nccl_buffer_bytes(c, model)
-
-
-def nccl_buffer_bytes(c: Config, model: ModelShape) -> float:
-    """Between GPUs, weights travel through two buffers of vLLM's, at both ends."""
-    largest = WIDTH[c.rollout.dtype] * model.largest_tensor
-    return min(2 * max(NCCL_BUCKET, largest), sync_bytes(c, model))
+        buckets = 0 if in_place else 1
+    return min(buckets * WIDTH[c.rollout.dtype] * sync_bucket_elements(c, model), sync_bytes(c, model))
 
 
 def host_send_parts(c: Config, model: ModelShape, ranks: int, first: bool) -> Parts:

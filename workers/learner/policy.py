@@ -57,8 +57,8 @@ class PolicyRank(LearnerRank):
         self.lm, self.source = packed.lm, model
         prove_logprobs(self.lm, self.zero.forward_all)
         self.objective = Objective(c, self.zero.engine.device)
-        sender = SENDERS[transport](self.rank, self.ranks, c.rollout.engines * c.rollout.tensor_parallel)
-        shards = self.ranks if sender.sends_shards and sends_shards(c) and not is_converted(self.lm) else 1
+        shards = self.ranks if SENDERS[transport].sends_shards and sends_shards(c) and not is_converted(self.lm) else 1
+        sender = SENDERS[transport](self.rank, shards, c.rollout.engines * c.rollout.tensor_parallel)
         weights = PolicyWeights(self.lm, self.zero, getattr(torch, c.rollout.dtype), self.rank, shards)
         if c.policy.lora.rank:
             from workers.learner.adapter_proof import prove_adapters
@@ -107,8 +107,9 @@ class PolicyRank(LearnerRank):
         """Called on all ranks before engines on the same GPUs wake."""
         free_gpu_memory(self.config)
 
-    @recorded(lambda _, part: {"part": part})
-    def send(self, part: int) -> Any:
+    @recorded(lambda _, part, *loaded: {"part": part})
+    def send(self, part: int, *loaded: None) -> Any:
+        """`loaded`: answers of engines. Ray waits for them before it makes this call."""
         return self.weight_sender.send(part, self.config.sync.verify)
 
     def fingerprints(self) -> dict[str, list[int]]:

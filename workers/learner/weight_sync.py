@@ -12,7 +12,10 @@ from workers.learner.ranks import LearnerGroup
 from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
 from workers.supervision.watchdog import failure_severity
 from workers.sync import SENDERS
+from workers.sync.transport import PartRefs
 from workers.sync.verify import combine_ranks
+
+MEETING_S = 240.0  # vLLM's store of addresses waits for 300 s, and its error does not say who is missing
 
 
 class WeightSync:
@@ -23,9 +26,11 @@ class WeightSync:
         self.ranks, self.engines, self.watchdog = ranks, engines, ranks.watchdog
         self.in_flight = ranks.config.pipeline.in_flight
         self.concurrent = SENDERS[transport].needs_concurrent_receive
+        self.reuses_memory = SENDERS[transport].reuses_memory
         self.info = ranks.call_all("connection_info")[0]
         limit = ranks.config.cluster.start_timeout_s
         if self.concurrent:
+            limit = min(limit, MEETING_S)
             calls = ranks.start_calls("connect", self.info) | engines.start_calls("connect", self.info)
             self.watchdog.gather(calls, "connecting policy and engines", limit)
         else:
@@ -68,21 +73,27 @@ class WeightSync:
     def _send_and_load(self, version: int) -> None:
         """Engines load part by part while the ranks send. In flight they generate meanwhile and load afterwards, if the
         transport allows it."""
-        load_while_sending = self.concurrent or not self.in_flight
+        load_while_sending = self.concurrent or self.reuses_memory or not self.in_flight
         # An engine that replaces a lost one has the last weights before this begins, or gets these.
         with self.engines.replacements_paused():
             with self.ranks.lock:  # no other call comes between two parts
-                parts = [list(self.ranks.start_calls("send", i).values()) for i in range(self.info["parts"])]
+                parts = [self.start_part(i) for i in range(self.info["parts"])]
                 sending = self.ranks.start_calls("fingerprints")
             update = WeightUpdate(parts, version, {})
             if load_while_sending:
                 answers = self.engines.load_weights(update, sending)
             else:
                 answers = self.watchdog.gather(sending, "sending weights")
-            update = replace(update, fingerprints=combine_ranks(list(answers.values())))
+            update = replace(update, fingerprints=combine_ranks(list(answers.values()), self.info["by_position"]))
             self.engines.weight_update = update
         if not load_while_sending:
             self.engines.load_weights(update)
+
+    def start_part(self, part: int) -> PartRefs:
+        """Has all ranks send a part."""
+        wait = self.reuses_memory and part > 0
+        loaded = self.engines.start_calls("wait_until_loaded", part - 1) if wait else {}
+        return list(self.ranks.start_calls("send", part, *loaded.values()).values())
 
     def _root_cause(self, error: WorkerFailed) -> Exception:
         """Returns the failure that explains the others. If a rank died, the others failed while they waited for it."""

@@ -15,6 +15,7 @@ from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Pack
 from workers.supervision.imports import hide_modules
 from workers.supervision.worker_setup import cpu_threads
+from workers.sync.layout import shard_range
 
 MUON_MODULE, MUON_CLASS = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWithAuxAdam"
 
@@ -127,9 +128,8 @@ class ZeroEngine:
             first = min(self.rank * len(shard), tensor.ds_numel)
             return first, shard[: tensor.ds_numel - first]
         flat = tensor.detach().reshape(-1)
-        length = -(-len(flat) // self.ranks)
-        first = min(self.rank * length, len(flat))
-        return first, flat[first : first + length]
+        first, count = shard_range(len(flat), self.rank, self.ranks)
+        return first, flat[first : first + count]
 
     def shard_file(self) -> str:
         """Returns the name of the file with this rank's share of the state."""

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import itertools
 import pickle
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ray.exceptions import RayError
 
 from rlsys.config.schema import Config
 from rlsys.runs.errors import WrongWeights
@@ -28,6 +31,8 @@ from workers.sync import RECEIVERS, Message
 from workers.sync.transport import PartRefs
 from workers.sync.verify import combine_devices, describe_differences, list_names
 
+GRACE_S = 10.0  # after a rank has failed, the driver has this long to see it and to end this engine with the run
+
 
 class RolloutWorker:
     """One engine. It samples with one version of the weights: `load_weights` waits until every `generate` has ended.
@@ -42,6 +47,7 @@ class RolloutWorker:
         self.config, self.index, self.version, self.logs = config, index, 0, Path(logs)
         self.lock = ReadWriteLock()  # generation is shared, changes of the engine are exclusive
         self.weights_lock = asyncio.Lock()  # held while weights are changed or read
+        self.loaded_parts: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.verified, self.weights_error = (
             asyncio.Event(),
             "",
@@ -181,8 +187,7 @@ class RolloutWorker:
             self.verified.clear()
             await self.engine.wake("weights")
             await self.engine.call_workers("start_weight_update")
-            async for update in self.receiver.update_infos(parts):
-                await self.engine.call_workers("update_weights", update_info=update)
+            await self.load_parts(parts)
             if self.config.sync.what == "adapter":
                 await self.engine.call_workers("rlsys_merge_adapters")
             await self.engine.call_workers("finish_weight_update")
@@ -192,6 +197,24 @@ class RolloutWorker:
             self.version = version
             if not self.config.sync.verify:
                 self.verified.set()
+
+    async def load_parts(self, parts: list[PartRefs]) -> None:
+        numbers = itertools.count()
+        try:
+            async for update in self.receiver.update_infos(parts):
+                await self.engine.call_workers("update_weights", update_info=update)
+                self.loaded_parts[next(numbers)].set()
+        except RayError:
+            for loaded in self.loaded_parts.values():
+                loaded.set()  # ranks that wait for this engine go on, and report what happened
+            # The driver should name the rank as the root cause, not the engines that waited for it.
+            await asyncio.sleep(GRACE_S)
+            raise
+
+    async def wait_until_loaded(self, part: int) -> None:
+        """Called once for each part of a sync whose memory is used again for the next part."""
+        await self.loaded_parts[part].wait()
+        del self.loaded_parts[part]
 
     @recorded(lambda _, version, expected: {"version": version})
     async def verify_weights(self, version: int, expected: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ from workers.sync.adapters import AdapterMerger
 from workers.sync.layout import ManifestEntry
 from workers.sync.parameter_map import ParameterMap
 from workers.sync.verify import DeviceFingerprints
-from workers.sync.vllm_backend import can_load_in_place, name_partial_loaders, register_backend
+from workers.sync.vllm_backend import can_load_in_place, name_partial_loaders, register_backends
 
 
 class WorkerExtension:
@@ -145,7 +145,7 @@ def _prepare_worker() -> None:
         gather_logprobs_in_blocks()
         route_without_groups()
         rotate_separate_heads()
-    register_backend()
+    register_backends()
     name_partial_loaders()
     use_process_local_progress_lock()
 

@@ -12,6 +12,7 @@ Then for each version of the weights:
 
     4  driver         on colocated GPUs: has all ranks free their unused memory, and waits for them (`free_memory`)
                       asks all ranks for all parts at once: Sender.send(outgoing, part 0), part 1, …
+                      With `reuses_memory`, Ray makes each call when engines have loaded the part before
        every rank     casts, checks and fingerprints its tensors (`outgoing.py`) and hands them to the transport
     5  driver         gives every engine the references to the answers, without waiting for them
     6  every engine   wakes, if it slept, and takes its memory for weights
@@ -30,8 +31,8 @@ What an answer of step 4 holds, such as a bucket in Ray's object store, goes fro
 With `sync.what: adapter`, A and B travel in place of weights, and engines merge them after step 6's last part: see
 `adapters.py`.
 
-The engine's side of every transport is vLLM's weight-transfer interface. `nccl` and `ipc` are vLLM's own backends;
-`vllm_backend.py` registers ours, which reads a mapped block of memory.
+The engine's side of every transport is vLLM's weight-transfer interface. `ipc` is vLLM's own backend; `vllm_backend.py`
+registers ours: one for NCCL, and one that reads a mapped block of memory.
 """
 
 from workers.sync import cuda_ipc, nccl, object_store, shared_memory

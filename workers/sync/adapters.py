@@ -15,7 +15,7 @@ from typing import Any
 from rlsys.config.schema import ConfigError
 from workers.sync.layout import ManifestEntry, NamedTensors, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
-from workers.sync.sending import PolicyWeights, WeightSender
+from workers.sync.sending import PolicyWeights, WeightSender, lies_as_sent
 from workers.sync.transport import Message, Sender
 from workers.sync.verify import list_names
 
@@ -43,6 +43,12 @@ class AdapterMatrices(PolicyWeights):
     def manifest(self) -> list[ManifestEntry]:
         dtype = str(self.dtype).removeprefix("torch.")
         return [(name, dtype, list(getattr(m, "ds_shape", m.shape))) for name, m in self.matrices.items()]
+
+    def lie_as_sent(self) -> bool:
+        return all(
+            lies_as_sent(matrix, dtype)
+            for matrix, (_, dtype, _) in zip(self.matrices.values(), self.manifest(), strict=True)
+        )
 
     def full_buckets(self, entries: list[ManifestEntry] | None = None) -> Iterator[NamedTensors]:
         for bucket in split_into_buckets(self.manifest() if entries is None else entries):

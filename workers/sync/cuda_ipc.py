@@ -1,34 +1,39 @@
 """Weights within a GPU that a policy rank and an engine share: the engine opens the rank's memory and copies from it.
 
-connection info:  {"parts": 1}
-every rank:       answers {"gpu": uuid, "names", "dtypes", "shapes", "handles": [CUDA IPC handle per tensor]}
+connection info:  {"parts", "in_place"}
+every rank:       answers {"gpu": uuid, "tensors": [(name, dtype, shape), …], "handles"}
 every engine:     picks the handles of its own GPU, through vLLM's `ipc` backend
 every rank:       releases the memory once all engines have loaded
 
-Nothing is packed: weights that lie on the GPU whole and in the engines' dtype are read where they are.
+in place    weights that lie on the GPU whole and in the engines' dtype are read where they are: one part, a handle each
+otherwise   a rank gathers, casts and copies bucket by bucket into one block of memory, which has one handle. It fills
+            the block again when all engines have loaded the last bucket
 
 Written from vLLM's sources. tests/gpu/results shows what has been run.
 """
 
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
-from workers.sync.layout import ManifestEntry
+from workers.sync.layout import DTYPE_BYTES, ManifestEntry, NamedTensors, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, PartRefs, wait_for_part
 
 
 class CudaIpcSender:
     needs_concurrent_receive = False
+    reuses_memory = True
     replayable = False
     sends_shards = False
 
-    def __init__(self, rank: int, ranks: int, receivers: int):
+    def __init__(self, rank: int, senders: int, receivers: int):
         self.exports = Exports()
-        self.shared: list[Any] = []  # keeps the tensors alive while engines copy from them
+        self.block: Any = None  # of memory; a sync allocates it, and frees it at the end
 
-    def connection_info(self, manifest: list[ManifestEntry]) -> Message:
-        return {"parts": 1}
+    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
+        self.buckets, self.in_place = [manifest] if in_place else split_into_buckets(manifest), in_place
+        return {"parts": len(self.buckets), "in_place": in_place}
 
     def connect(self, info: Message) -> None:
         pass
@@ -36,22 +41,31 @@ class CudaIpcSender:
     def send(self, outgoing: OutgoingWeights, part: int) -> Message:
         import torch
 
-        names, dtypes, shapes, handles = [], [], [], []
-        for name, tensor in outgoing.cast_tensors():
-            whole = tensor.cuda().contiguous()
-            self.shared.append(whole)
-            names.append(name)
-            dtypes.append(str(whole.dtype).removeprefix("torch."))
-            shapes.append(list(whole.shape))
-            handles.append(self.exports.export(whole))
+        if self.in_place:
+            handles: Any = [self.exports.export(weight) for _, weight in outgoing.cast_tensors()]
+        else:
+            handles = self.exports.export(self.fill_block(outgoing, next(outgoing.full_buckets), self.buckets[part]))
         torch.cuda.synchronize()
         gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        return {"gpu": gpu, "names": names, "dtypes": dtypes, "shapes": shapes, "handles": handles}
+        return {"gpu": gpu, "tensors": self.buckets[part], "handles": handles}
+
+    def fill_block(self, outgoing: OutgoingWeights, bucket: NamedTensors, entries: list[ManifestEntry]) -> Any:
+        """Copies a bucket into the block, without gaps, as vLLM reads it."""
+        import torch
+
+        if self.block is None:
+            size = max(sum(map(entry_bytes, bucket)) for bucket in self.buckets)
+            self.block = torch.empty(0, dtype=torch.uint8).cuda().new_empty(size)
+        sizes = [entry_bytes(entry) for entry in entries]
+        places = self.block[: sum(sizes)].split(sizes)
+        targets = [place.view(getattr(torch, dtype)) for place, (_, dtype, _) in zip(places, entries, strict=True)]
+        outgoing.copy_bucket([(name, 0, tensor) for name, tensor in bucket], targets)
+        return self.block
 
     def finish_send(self) -> None:
         import torch
 
-        self.shared.clear()
+        self.block = None
         self.exports.forget_freed()
         torch.cuda.ipc_collect()
 
@@ -59,8 +73,8 @@ class CudaIpcSender:
 class Exports:
     """What opens a tensor in another process, the arguments of torch's `rebuild_cuda_tensor`.
 
-    torch keeps what belongs to an export until the tensor's storage is freed, which with ZeRO 0 to 2 is never. So these
-    tensors are exported at the first sync only. Tensors that are freed after a sync, such as casts, are exported each time.
+    torch keeps what belongs to an export until the tensor's storage is freed, which weights that are read in place never
+    are. So these are exported at the first sync only, and a block of memory once in each sync.
     """
 
     def __init__(self) -> None:
@@ -82,14 +96,23 @@ class CudaIpcReceiver:
     backend = "ipc"
 
     def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
-        return {}
+        self.in_place = info["in_place"]
+        return {"packed": not self.in_place}
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
-        messages = await wait_for_part(parts[0])
-        first = messages[0]
-        yield {
-            "names": first["names"],
-            "dtype_names": first["dtypes"],
-            "shapes": first["shapes"],
-            "ipc_handles": [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(first["names"]))],
-        }
+        for refs in parts:
+            messages = await wait_for_part(refs)
+            entries = messages[0]["tensors"]
+            names, dtypes, shapes = zip(*entries, strict=True)
+            update = {"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)}
+            if self.in_place:
+                handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(entries))]
+                yield update | {"ipc_handles": handles}
+            else:
+                handle, sizes = {m["gpu"]: m["handles"] for m in messages}, [entry_bytes(entry) for entry in entries]
+                yield update | {"ipc_handles": handle, "tensor_sizes": sizes}
+
+
+def entry_bytes(entry: ManifestEntry) -> int:
+    _, dtype, shape = entry
+    return math.prod(shape) * DTYPE_BYTES[dtype]

@@ -7,7 +7,7 @@
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 import xxhash
@@ -66,7 +66,9 @@ def hash_with_positions(tensor: Tensor, shape: Iterable[int], origin: tuple[int,
     rows = tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:]))
     width = math.prod(list(shape)[1:])
     row, column = origin
-    if sum_of_hashes := _kernel(tensor):
+    if has_kernel(tensor):
+        from workers.sync.fingerprint_kernel import sum_of_hashes
+
         return sum_of_hashes(_as_integers(rows), (row, column, width)) % MODULUS
     columns = torch.arange(column, column + rows.shape[1], device=tensor.device)
     total = 0
@@ -88,18 +90,16 @@ def hash_unordered(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) 
 def _hash_all_unordered(flat: Tensor, dtype: torch.dtype | None) -> int:
     if dtype not in (None, flat.dtype):
         return sum(_hash_all_unordered(part.to(dtype), dtype) for part in flat.split(_CHUNK))
-    if sum_of_hashes := _kernel(flat):
-        return int(sum_of_hashes(_as_integers(flat)))
+    if has_kernel(flat):
+        from workers.sync.fingerprint_kernel import sum_of_hashes
+
+        return sum_of_hashes(_as_integers(flat))
     return sum(int(_scramble(_to_integers(part)).sum()) for part in flat.split(_CHUNK))
 
 
-def _kernel(tensor: Tensor) -> Callable[..., int] | None:
-    """The function that hashes a tensor of this device in one pass, if there is one."""
-    if not tensor.is_cuda:
-        return None
-    from workers.sync.fingerprint_kernel import sum_of_hashes
-
-    return sum_of_hashes
+def has_kernel(tensor: Tensor) -> bool:
+    """True if `fingerprint_kernel.py` hashes tensors of this device."""
+    return tensor.is_cuda
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

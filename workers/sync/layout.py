@@ -33,6 +33,20 @@ def plan_layout(manifest: list[ManifestEntry]) -> tuple[list[Slot], int]:
     return slots, offset
 
 
+def shard_range(count: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Returns first element and size of a rank's shard of a tensor, as ZeRO 3 divides it.  10, 2, 3 -> (8, 2)"""
+    length = -(-count // ranks)
+    first = min(rank * length, count)
+    return first, min(length, count - first)
+
+
+def plan_packet(bucket: list[ManifestEntry], rank: int, ranks: int) -> tuple[list[Slot], int]:
+    """`plan_layout` of a rank's shards of a bucket."""
+    return plan_layout(
+        [(name, dtype, [shard_range(math.prod(shape), rank, ranks)[1]]) for name, dtype, shape in bucket]
+    )
+
+
 def split_into_buckets(manifest: list[ManifestEntry], limit: int = BUCKET_BYTES) -> list[list[ManifestEntry]]:
     """Groups neighbors into buckets of at most `limit` bytes. A larger tensor is not split: it is a bucket of its own."""
     buckets: list[list[ManifestEntry]] = []
@@ -52,6 +66,16 @@ def tensor_view(memory: Any, dtype: str, shape: list[int], offset: int) -> Any:
 
     size = math.prod(shape) * DTYPE_BYTES[dtype]
     return memory[offset : offset + size].view(getattr(torch, dtype)).view(shape)
+
+
+def shard_views(memory: Any, layout: list[Slot], bucket: list[Shard]) -> list[Any]:
+    """Returns where the shards of a bucket lie in a layout of whole tensors, as flat tensors."""
+    slots = {slot[0]: slot for slot in layout}
+    whole = tensor_views(memory, [slots[name] for name, *_ in bucket])
+    return [
+        tensor.view(-1)[first : first + shard.numel()]
+        for (_, tensor), (_, first, shard) in zip(whole, bucket, strict=True)
+    ]
 
 
 def tensor_views(memory: Any, layout: list[Slot]) -> NamedTensors:

@@ -1,17 +1,22 @@
-"""Weights between GPUs by NCCL broadcast. Policy rank 0 is rank 0 of a group that holds every engine worker.
+"""Weights between GPUs by NCCL broadcast, in a group of the policy ranks that send and of all engine workers.
 
-connection info:  {"parts": 1, "address", "port", "world", "names", "dtypes", "shapes"}
-every engine:     its workers join the group, from rank 1 on
-rank 0:           broadcasts buffers of packed tensors
-every engine:     vLLM's `nccl` backend unpacks and loads them
+connection info:  {"parts": 1, "address", "port", "world", "senders", "buckets": [[(name, dtype, shape), …], …]}
+senders:          ranks 0, 1, … of the group. With ZeRO 3 all ranks send, otherwise rank 0
+every engine:     its workers join the group, after the senders
+every sender:     for each bucket, broadcasts a packet with its shards of the bucket's tensors, in turn
+every engine:     puts the tensors of a bucket together and loads them (`nccl_engine.py`)
+
+A broadcast reaches the whole group, so senders receive each other's packets too, and drop them. While one bucket is on
+its way, the next is packed.
 
 NCCL reads its settings from the environment, and both sides must have the same. The engines compare theirs with rank 0's.
 
 Written from vLLM's sources. tests/gpu/results shows what has been run.
 """
 
+import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import ray
@@ -19,10 +24,11 @@ import ray
 from rlsys.config.schema import ConfigError
 from workers.supervision.network import choose_interface, print_network
 from workers.supervision.ports import free_port
-from workers.sync.layout import ManifestEntry
+from workers.sync.layout import ManifestEntry, plan_packet, split_into_buckets, tensor_views
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, PartRefs
 
+BACKEND = "rlsys_nccl"
 # Variables that name parts of a node, print, or are set by vLLM in its own processes.
 MAY_DIFFER = (
     *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_CONF_FILE"),
@@ -37,30 +43,29 @@ def nccl_settings() -> dict[str, str]:
 
 class NcclSender:
     needs_concurrent_receive = True
+    reuses_memory = False
     replayable = False
-    sends_shards = False
+    sends_shards = True
 
-    def __init__(self, rank: int, ranks: int, receivers: int):
-        self.rank, self.world = rank, receivers + 1
+    def __init__(self, rank: int, senders: int, receivers: int):
+        self.rank, self.senders, self.world = rank, senders, senders + receivers
 
-    def connection_info(self, manifest: list[ManifestEntry]) -> Message:
+    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
+        self.buckets = split_into_buckets(manifest)
         if self.rank:
             return {}
-        self.address, self.port = ray.util.get_node_ip_address(), free_port()
-        names, dtypes, shapes = zip(*manifest, strict=True)
         return {
             "parts": 1,
-            "address": self.address,
-            "port": self.port,
+            "address": ray.util.get_node_ip_address(),
+            "port": free_port(),
             "world": self.world,
-            "names": list(names),
-            "dtypes": list(dtypes),
-            "shapes": list(shapes),
+            "senders": self.senders,
+            "buckets": self.buckets,
             "settings": nccl_settings(),
         }
 
     def connect(self, info: Message) -> None:
-        if self.rank:
+        if self.rank >= self.senders:
             return
         import torch
 
@@ -70,29 +75,60 @@ class NcclSender:
 
         # vLLM would replace this thread's stream by a new one, unless it sees that one has been chosen.
         torch.cuda.set_stream(torch.cuda.current_stream())
-        group = StatelessProcessGroup.create(host=self.address, port=self.port, rank=0, world_size=self.world)
+        self.streams = Streams()
+        group = StatelessProcessGroup.create(info["address"], info["port"], self.rank, self.world)
         self.communicator = PyNcclCommunicator(group, device=torch.cuda.current_device())
         torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)  # vLLM's import turns it off, on this rank alone
 
     def send(self, outgoing: OutgoingWeights, part: int) -> None:
-        if self.rank:
-            for _ in outgoing:  # takes part in gathering ZeRO-3 partitions
+        if self.rank >= self.senders:
+            for _ in outgoing.shard_buckets:  # takes part in gathering what ZeRO 3 divides
                 pass
             return
         import torch
-        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
-        packed_nccl_broadcast_producer(
-            iterator=outgoing.cast_tensors(), group=self.communicator, src=0, post_iter_func=lambda item: item[1]
-        )
+        for bucket, shards in zip(self.buckets, outgoing.shard_buckets, strict=True):
+            with self.streams.next():
+                layout, size = plan_packet(bucket, self.rank, self.senders)
+                own = torch.empty(size, dtype=torch.uint8, device=self.communicator.device)
+                outgoing.copy_bucket(shards, [copy for _, copy in tensor_views(own, layout) if len(copy)])
+                for sender in range(self.senders):
+                    _, size = plan_packet(bucket, sender, self.senders)
+                    packet = own if sender == self.rank else own.new_empty(size)
+                    if size:
+                        self.communicator.broadcast(packet, src=sender)
         torch.cuda.synchronize()
 
     def finish_send(self) -> None:
         pass
 
 
+class Streams:
+    """Two streams that take turns: one bucket is packed or loaded while the other one is sent.
+
+    Each process keeps its two: memory that was allocated on a stream is used again on that stream only.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self.streams, self.used = [torch.cuda.Stream(), torch.cuda.Stream()], 0
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[None]:
+        """The stream that is used from here on. Its last bucket has been sent."""
+        import torch
+
+        stream = self.streams[self.used % 2]
+        self.used += 1
+        stream.synchronize()
+        stream.wait_stream(torch.cuda.current_stream())  # which has computed or gathered the weights
+        with torch.cuda.stream(stream):
+            yield
+
+
 class NcclReceiver:
-    backend = "nccl"
+    backend = BACKEND
 
     def __init__(self) -> None:
         """Runs before vLLM's processes start, which inherit this environment."""
@@ -103,17 +139,17 @@ class NcclReceiver:
 
     def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
         require_same_settings(info["settings"], self.settings)
-        self.tensors = {"names": info["names"], "dtype_names": info["dtypes"], "shapes": info["shapes"]}
         return {
             "master_address": info["address"],
             "master_port": info["port"],
             "world_size": info["world"],
-            "rank_offset": 1 + engine * tensor_parallel,
-            "packed": True,
+            "rank_offset": info["senders"] + engine * tensor_parallel,
+            "senders": info["senders"],
+            "buckets": info["buckets"],
         }
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
-        yield self.tensors
+        yield {}
 
 
 def require_same_settings(policy: dict[str, str], engine: dict[str, str]) -> None:

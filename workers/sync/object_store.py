@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from workers.sync.host_memory import HostMemory
-from workers.sync.layout import DTYPE_BYTES, ManifestEntry, plan_layout, split_into_buckets
+from workers.sync.layout import DTYPE_BYTES, ManifestEntry, plan_layout, split_into_buckets, tensor_views
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, PartRefs, wait_for_part
 from workers.sync.vllm_backend import BACKEND
@@ -27,15 +27,16 @@ Pieces = tuple[np.ndarray[Any, Any], list[Move]]  # what one rank sends of a buc
 
 class ObjectStoreSender:
     needs_concurrent_receive = False
+    reuses_memory = False
     replayable = True
     sends_shards = True
 
-    def __init__(self, rank: int, ranks: int, receivers: int):
+    def __init__(self, rank: int, senders: int, receivers: int):
         import torch
 
         self.memory = torch.empty(0, dtype=torch.uint8)
 
-    def connection_info(self, manifest: list[ManifestEntry]) -> Message:
+    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
         self.layouts, sizes = zip(*(plan_layout(bucket) for bucket in split_into_buckets(manifest)), strict=True)
         return {"parts": len(sizes), "layouts": self.layouts, "size": max(sizes)}
 
@@ -48,7 +49,7 @@ class ObjectStoreSender:
         local, size = plan_layout([(name, slots[name][0], [elements.numel()]) for name, _, elements in shards])
         if size > len(self.memory):  # it is kept, because the first access to each page is slow
             self.memory = self.memory.new_empty(size)
-        outgoing.copy_bucket([(name, 0, elements) for name, _, elements in shards], local, self.memory)
+        outgoing.copy_bucket(shards, [copy for _, copy in tensor_views(self.memory, local)])
         moves = []
         for (name, first, elements), (_, dtype, _, offset) in zip(shards, local, strict=True):
             to = slots[name][1] + first * DTYPE_BYTES[dtype]

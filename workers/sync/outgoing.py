@@ -1,7 +1,7 @@
 """Weights on their way out of the policy: cast, checked, fingerprinted and copied in a single pass.
 
-A sync is bound by memory. So each tensor is read once, in blocks that stay in a core's cache for all four steps, and
-parts of tensors are processed in parallel.
+A sync is bound by memory. So each tensor is read once: on CPU in blocks that stay in a core's cache for all four steps,
+with parts of tensors in parallel, and on a GPU by one kernel.
 """
 
 import math
@@ -9,9 +9,8 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from workers.sync import fingerprint
-from workers.sync.layout import NamedTensors, Shard, Slot, tensor_views
+from workers.sync.layout import NamedTensors, Shard
 from workers.sync.parallel import parallel_map
-from workers.sync.verify import tensor_fingerprint
 
 BLOCK = 1 << 17  # elements: half a megabyte in float32
 
@@ -19,7 +18,7 @@ BLOCK = 1 << 17  # elements: half a megabyte in float32
 class OutgoingWeights:
     """The weights of one sync, bucket by bucket. A transport goes through them once, on every rank, in one of two ways:
 
-    iter(outgoing)          whole tensors, the same on all ranks; with ZeRO 3 they are gathered bucket by bucket
+    outgoing.full_buckets   whole tensors, the same on all ranks; with ZeRO 3 they are gathered bucket by bucket
     outgoing.shard_buckets  what this rank sends of each bucket: its own shards, without waiting for other ranks;
                             or on rank 0 whole tensors, and nothing on the others
 
@@ -38,46 +37,55 @@ class OutgoingWeights:
         by_position: bool = False,
         uncast: Container[str] = (),
     ):
-        self.full_buckets, self.shard_buckets = full_buckets, iter(shard_buckets)
+        self.full_buckets, self.shard_buckets = iter(full_buckets), iter(shard_buckets)
         self.dtype, self.verify, self.by_position, self.uncast = dtype, verify, by_position, uncast
         self.fingerprints: dict[str, list[int]] = {}
-
-    def __iter__(self) -> Iterator[NamedTensors]:
-        return iter(self.full_buckets)
 
     # --- tensor by tensor ---------------------------------------------------------------------------------------------
 
     def cast_tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yields whole tensors in the engines' dtype, for transports that take them from the GPU."""
-        for bucket in self:
+        """Yields whole tensors in the engines' dtype."""
+        for bucket in self.full_buckets:
             for name, tensor in bucket:
                 yield name, self.cast_and_check(name, tensor, tensor.dtype if name in self.uncast else self.dtype)
 
-    def cast_and_check(self, name: str, tensor: Any, dtype: Any) -> Any:
-        whole = tensor.detach().to(dtype)
-        require_finite(name, whole)
+    def cast_and_check(self, name: str, tensor: Any, dtype: Any, first: int = 0) -> Any:
+        """`first`: where a shard begins in the whole tensor."""
+        cast = tensor.detach().to(dtype)
+        if fingerprint.has_kernel(cast):
+            self.pass_on_gpu([(name, first, cast)], [None])
+            return cast
+        require_finite(name, cast)
         if self.verify:
-            self.record(name, tensor_fingerprint(whole, self.by_position))
-        return whole
+            self.record(name, self.shard_fingerprint(cast, first))
+        return cast
 
-    # --- block by block, into host memory -----------------------------------------------------------------------------
+    def shard_fingerprint(self, tensor: Any, first: int) -> int:
+        if self.by_position:
+            flat = tensor.reshape(-1)
+            return fingerprint.hash_with_positions(flat, flat.shape, (first, 0))
+        return fingerprint.hash_bytes(tensor)
 
-    def copy_bucket(self, bucket: list[Shard], layout: list[Slot], memory: Any) -> None:
-        """Copies shards into host memory. The layout may have more tensors than these."""
-        targets = dict(tensor_views(memory, layout))
-        # Fingerprints with positions are of whole tensors, and blocks on a GPU have no cache to stay in.
+    # --- into a bucket ------------------------------------------------------------------------------------------------
+
+    def copy_bucket(self, bucket: list[Shard], targets: list[Any]) -> None:
+        """Copies shards to flat tensors of the same sizes, in host memory or on the GPU."""
+        if any(map(fingerprint.has_kernel, targets)):
+            self.pass_on_gpu(
+                [(name, first, tensor.to(t.device)) for (name, first, tensor), t in zip(bucket, targets, strict=True)],
+                targets,
+            )
+            return
+        # What hashes blocks in a core's cache hashes bytes only, and blocks on a GPU have no cache to stay in.
         if self.by_position or any(tensor.device.type != "cpu" for *_, tensor in bucket):
-            for name, first, tensor in bucket:
-                target = targets[name].view(-1)[first : first + tensor.numel()]
-                target.copy_(self.cast_and_check(name, tensor, target.dtype).reshape(-1))
+            for (name, first, tensor), target in zip(bucket, targets, strict=True):
+                target.copy_(self.cast_and_check(name, tensor, target.dtype, first).reshape(-1))
             return
         parts = [
-            (name, part, target)
-            for name, first, tensor in bucket
-            for part, target in zip(
-                fingerprint.split_for_hashing(tensor),
-                fingerprint.split_for_hashing(targets[name].view(-1)[first : first + tensor.numel()]),
-                strict=True,
+            (name, part, target_part)
+            for (name, _, tensor), target in zip(bucket, targets, strict=True)
+            for part, target_part in zip(
+                fingerprint.split_for_hashing(tensor), fingerprint.split_for_hashing(target), strict=True
             )
         ]
         for name, number in parallel_map(lambda part: (part[0], self.copy_part(*part)), parts):
@@ -96,6 +104,25 @@ class OutgoingWeights:
         if not all_finite(sums):  # the cheapest check; but a sum of finite numbers may be infinite too
             require_finite(name, part.to(target.dtype))
         return running.value()
+
+    def pass_on_gpu(self, bucket: list[Shard], targets: list[Any]) -> None:
+        """Casts, checks, fingerprints and copies in one pass over memory, and waits for the results of all at once.
+
+        A target of None: the shard is not copied.
+        """
+        import torch
+
+        from workers.sync.fingerprint_kernel import copy_and_hash
+
+        flat = [tensor.detach().reshape(-1) for *_, tensor in bucket]
+        results = [
+            copy_and_hash(x, target, first) for x, target, (_, first, _) in zip(flat, targets, bucket, strict=True)
+        ]
+        for (name, *_), (number, bad) in zip(bucket, torch.stack(results).tolist(), strict=True):
+            if bad:
+                raise not_finite(name)
+            if self.verify:
+                self.record(name, number % fingerprint.MODULUS)
 
     def record(self, name: str, number: int) -> None:
         self.fingerprints.setdefault(name, []).append(number)
@@ -120,4 +147,8 @@ def all_finite(numbers: list[Any]) -> bool:
 
 def require_finite(name: str, tensor: Any) -> None:
     if not all(extreme.isfinite() for extreme in tensor.aminmax()):  # reads memory ten times as fast as isfinite
-        raise FloatingPointError(f"{name} is not finite after the last update; no engine samples with it.")
+        raise not_finite(name)
+
+
+def not_finite(name: str) -> FloatingPointError:
+    return FloatingPointError(f"{name} is not finite after the last update; no engine samples with it.")

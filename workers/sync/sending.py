@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from rlsys.config.schema import ConfigError
-from workers.sync.disk_format import to_disk_format
+from workers.sync.disk_format import is_converted, to_disk_format
 from workers.sync.layout import ManifestEntry, NamedTensors, Shard, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, Sender
@@ -58,6 +58,13 @@ class PolicyWeights:
         """Returns name, dtype and shape of every tensor that the engines get, in order."""
         return [entry for entries in self.sent_as.values() for entry in entries]
 
+    def lie_as_sent(self) -> bool:
+        """True if all weights lie in this rank's memory whole, and in the dtype and the form that are sent."""
+        return not is_converted(self.model) and all(
+            lies_as_sent(tensor, self.sent_as[name][0][1]) and not self.adapted_layer(name)
+            for name, tensor in self.base_tensors().items()
+        )
+
     def full_buckets(self, entries: list[ManifestEntry] | None = None) -> Iterator[NamedTensors]:
         """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once.
 
@@ -104,7 +111,7 @@ class WeightSender:
         """Returns what the engines need to know once, when they connect."""
         manifest = self.weights.manifest()
         shared = {"manifest": manifest, "shards": self.weights.shards, "by_position": self.by_position}
-        return self.transport.connection_info(manifest) | shared
+        return self.transport.connection_info(manifest, self.weights.lie_as_sent()) | shared
 
     def send(self, part: int, verify: bool) -> Any:
         """Sends the next part. Returns what the engines need to load it. Once a part fails, all later parts fail."""
@@ -139,6 +146,10 @@ def refuse_fused(model: Any, parameter: str, names: list[str], parameter_of: dic
                 f"model.path: the files of a {type(model).__name__} hold {other} and {parameter} in one tensor, {name}. "
                 "rlsys neither sends nor saves such tensors, so it cannot train this architecture."
             )
+
+
+def lies_as_sent(tensor: Any, dtype: str) -> bool:
+    return not hasattr(tensor, "ds_id") and dtype_name(tensor) == dtype and tensor.is_contiguous()
 
 
 def dtype_name(tensor: Any) -> str:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from workers.sync.host_memory import CachedMapping, HostMemory
-from workers.sync.layout import ManifestEntry, plan_layout, split_into_buckets
+from workers.sync.layout import ManifestEntry, plan_layout, shard_views, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, PartRefs, wait_for_part
 from workers.sync.vllm_backend import BACKEND
@@ -19,13 +19,14 @@ from workers.sync.vllm_backend import BACKEND
 
 class SharedMemorySender:
     needs_concurrent_receive = False
+    reuses_memory = False
     replayable = True
     sends_shards = True
 
-    def __init__(self, rank: int, ranks: int, receivers: int):
+    def __init__(self, rank: int, senders: int, receivers: int):
         self.rank = rank
 
-    def connection_info(self, manifest: list[ManifestEntry]) -> Message:
+    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
         self.layout, size = plan_layout(manifest)
         if self.rank:
             return {}
@@ -40,7 +41,8 @@ class SharedMemorySender:
         )  # rank 0 has mapped it already
 
     def send(self, outgoing: OutgoingWeights, part: int) -> None:
-        outgoing.copy_bucket(next(outgoing.shard_buckets), self.layout, self.memory)
+        shards = next(outgoing.shard_buckets)
+        outgoing.copy_bucket(shards, shard_views(self.memory, self.layout, shards))
 
     def finish_send(self) -> None:
         pass

@@ -4,12 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from ray.exceptions import RayError
-
 from workers.sync.layout import ManifestEntry
 from workers.sync.outgoing import OutgoingWeights
 
-GRACE_S = 10.0  # after a rank has failed, the driver has this long to see it and to end this engine with the run
 PartRefs = list[Any]  # one part: a reference to each rank's answer, by rank
 Message = dict[str, Any]  # plain values only; each transport's docstring lists them
 
@@ -18,16 +15,20 @@ class Sender(Protocol):
     """A policy rank's half. The connection info of rank 0 says in how many `parts` weights are sent.
 
     `needs_concurrent_receive`: a rank can only send while the engines receive.
+    `reuses_memory`: a rank sends a part only when all engines have loaded the part before.
     `replayable`: what was sent can be loaded until the next sync, also by an engine that was started later.
     `sends_shards`: each rank can send its own shard of a tensor, which need not be gathered.
+    `senders`: the number of ranks that send, the first ones.
+    `in_place`: all weights lie in the ranks' memory as they are sent, so they could be read there.
     """
 
     needs_concurrent_receive: bool
+    reuses_memory: bool
     replayable: bool
     sends_shards: bool
 
-    def __init__(self, rank: int, ranks: int, receivers: int): ...
-    def connection_info(self, manifest: list[ManifestEntry]) -> Message: ...
+    def __init__(self, rank: int, senders: int, receivers: int): ...
+    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message: ...
     def connect(self, info: Message) -> None: ...
     def send(self, outgoing: OutgoingWeights, part: int) -> Any: ...
     def finish_send(self) -> None: ...
@@ -47,9 +48,4 @@ class Receiver(Protocol):
 
 async def wait_for_part(refs: PartRefs) -> list[Any]:
     """Returns the ranks' answers once all of them have sent the part."""
-    try:
-        return list(await asyncio.gather(*refs))
-    except RayError:
-        # The driver should name the rank as the root cause, not the engines that waited for it.
-        await asyncio.sleep(GRACE_S)
-        raise
+    return list(await asyncio.gather(*refs))

@@ -34,10 +34,11 @@ def tensor_fingerprint(tensor: Any, by_position: bool, shards: int = 1) -> int:
     return fingerprint.hash_bytes(tensor, shards)
 
 
-def combine_ranks(fingerprints: list[dict[str, list[int]]]) -> dict[str, str]:
+def combine_ranks(fingerprints: list[dict[str, list[int]]], by_position: bool = False) -> dict[str, str]:
     """Returns the policy's fingerprint of each tensor, given each rank's fingerprints of the parts that it sent."""
+    combine = sum if by_position else fingerprint.combine_hashes
     return {
-        name: to_hex(fingerprint.combine_hashes([part for rank in fingerprints for part in rank.get(name, [])]))
+        name: to_hex(combine([part for rank in fingerprints for part in rank.get(name, [])]))
         for name in fingerprints[0]
     }
 

@@ -1,13 +1,14 @@
 """The backend by which vLLM loads weights from a mapped block of host memory.
 
 It is registered with vLLM's weight-transfer interface. The transports `shared_memory` and `object_store` use it. `nccl`
-and `cuda_ipc` use vLLM's own backends.
+has `nccl_engine.py`, and `cuda_ipc` uses vLLM's own backend.
 """
 
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from workers.sync import nccl
 from workers.sync.host_memory import CachedMapping, readonly_tensor
 from workers.sync.layout import Slot, tensor_views
 from workers.sync.parallel import parallel_map
@@ -16,8 +17,8 @@ BACKEND = "rlsys_host_memory"
 LOAD_PIECES = 16  # lists of tensors that an engine loads in parallel
 
 
-def register_backend() -> None:
-    """Registers the backend with vLLM. Called in the process of vLLM's worker, before the engine is built."""
+def register_backends() -> None:
+    """Registers our backends with vLLM. Called in the process of vLLM's worker, before the engine is built."""
     from vllm.distributed.weight_transfer.base import (
         WeightTransferEngine,
         WeightTransferInitInfo,
@@ -70,6 +71,7 @@ def register_backend() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostMemoryEngine)
+        WeightTransferEngineFactory.register_engine(nccl.BACKEND, "workers.sync.nccl_engine", "ShardedNcclEngine")
 
 
 def name_partial_loaders() -> None:

@@ -242,7 +242,7 @@ def test_zero_3_ranks_load_their_part_of_the_model_and_never_all_of_it():
     assert load(3, device="cpu") == (whole / 8 + largest, 0.0)
 
 
-def test_zero_3_ranks_send_their_shards_or_gather_for_rank_0():
+def test_zero_3_ranks_send_their_shards_or_gather_for_the_engine_on_their_gpu():
     host = replace(GPUS, cluster=ClusterConfig(device="cpu"), policy=replace(GPUS.policy, zero_stage=3))
     parallel = replace(host, rollout=replace(host.rollout, tensor_parallel=2))
     through_main_memory = replace(host, cluster=ClusterConfig(device="gpu"), sync=SyncConfig(transport="shared_memory"))
@@ -256,12 +256,13 @@ def test_zero_3_ranks_send_their_shards_or_gather_for_rank_0():
         moments = learner_rank(c).device or learner_rank(c).host
         return moments["sync"]["weights"] - moments["generate"]["weights"]
 
-    assert [sent(host, first) for first in (True, False)] == [everything / 8, everything / 8]
-    assert gathered(host) == 0
-    for whole in (parallel, through_main_memory):
-        assert [sent(whole, first) for first in (True, False)] == [everything, 0]
-        assert gathered(whole) == bucket
-    assert sent(replace(parallel, sync=SyncConfig(transport="object_store")), True) == bucket
+    for shards in (host, parallel, through_main_memory):
+        assert [sent(shards, first) for first in (True, False)] == [everything / 8, everything / 8]
+        assert gathered(shards) == 0
+    assert sent(replace(parallel, sync=SyncConfig(transport="object_store")), True) == bucket / 8
+    colocated = replace(host, cluster=ClusterConfig(device="gpu", placement="colocated"))
+    assert [sent(colocated, first) for first in (True, False)] == [0, 0]
+    assert gathered(colocated) == bucket
     assert sent(replace(through_main_memory, sync=SyncConfig(transport="nccl")), True) == 0
     assert gathered(GPUS) == 0, "ranks with ZeRO 2 have all weights"
 

@@ -233,13 +233,12 @@ def print_stream() -> None:
     zeros = torch.zeros
     torch.zeros = lambda *a, device=None, **k: zeros(*a, **k)  # type: ignore[assignment]
     torch.accelerator.device_index = lambda _: contextlib.nullcontext()  # type: ignore[assignment]
-    StatelessProcessGroup.create = staticmethod(lambda **_: Alone())
+    StatelessProcessGroup.create = staticmethod(lambda *_: Alone())
     from workers.sync.nccl import NcclSender
 
     sender = NcclSender(0, 1, 1)
-    sender.address, sender.port = "127.0.0.1", 1
     before, cudnn = CURRENT[0], torch.backends.cuda.cudnn_sdp_enabled()
-    sender.connect({})
+    sender.connect({"address": "127.0.0.1", "port": 1})
     kept = CURRENT[0] is before and torch.backends.cuda.cudnn_sdp_enabled() == cudnn
     print("STREAM", json.dumps({"kept": kept, "available": sender.communicator.available}))
 

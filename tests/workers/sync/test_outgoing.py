@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workers.sync import fingerprint
-from workers.sync.layout import plan_layout, tensor_views
+from workers.sync.layout import plan_layout, shard_views, tensor_views
 from workers.sync.outgoing import BLOCK, OutgoingWeights
 from workers.sync.parallel import parallel_map
 from workers.sync.verify import combine_ranks, to_hex
@@ -23,8 +23,9 @@ def test_the_cast_tensor_arrives_and_the_fingerprint_is_of_it(dtype: str) -> Non
     memory = torch.zeros(size, dtype=torch.uint8)
     tensors = list(make_tensors().items())
     outgoing = OutgoingWeights([tensors[:2], tensors[2:]], [], getattr(torch, dtype))
-    for bucket in outgoing:
-        outgoing.copy_bucket([(name, 0, tensor) for name, tensor in bucket], layout, memory)
+    for tensors_of_bucket in outgoing.full_buckets:
+        bucket = [(name, 0, tensor) for name, tensor in tensors_of_bucket]
+        outgoing.copy_bucket(bucket, shard_views(memory, layout, bucket))
     expected = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors}
     assert all(torch.equal(arrived, expected[name]) for name, arrived in tensor_views(memory, layout))
     fingerprints = {name: to_hex(fingerprint.hash_bytes(tensor)) for name, tensor in expected.items()}
@@ -55,7 +56,8 @@ def test_shards_of_several_ranks_arrive_as_the_whole_and_so_do_fingerprints(rank
         for name, tensor in make_tensors().items():
             length = -(-tensor.numel() // ranks)
             shard = tensor.view(-1)[rank * length : (rank + 1) * length]
-            outgoing.copy_bucket([(name, rank * length, shard)] if len(shard) else [], layout, memory)
+            bucket = [(name, rank * length, shard)] if len(shard) else []
+            outgoing.copy_bucket(bucket, shard_views(memory, layout, bucket))
         fingerprints.append(outgoing.fingerprints)
     expected = make_tensors()
     assert all(torch.equal(arrived, expected[name]) for name, arrived in tensor_views(memory, layout))
@@ -70,18 +72,16 @@ def test_weights_that_are_not_finite_in_the_engines_dtype_are_refused(bad: float
     tensors = make_tensors()
     tensors["embed"].view(-1)[-1] = bad
     layout, size = plan_layout([(name, "float16", shape) for name, shape in SHAPES.items()])
+    bucket = [(name, 0, tensor) for name, tensor in tensors.items()]
+    targets = shard_views(torch.zeros(size, dtype=torch.uint8), layout, bucket)
     with pytest.raises(FloatingPointError, match="embed is not finite"):
-        OutgoingWeights([], [], torch.float16).copy_bucket(
-            [(name, 0, tensor) for name, tensor in tensors.items()], layout, torch.zeros(size, dtype=torch.uint8)
-        )
+        OutgoingWeights([], [], torch.float16).copy_bucket(bucket, targets)
     with pytest.raises(FloatingPointError, match="embed is not finite"):
         list(OutgoingWeights([list(tensors.items())], [], torch.float16).cast_tensors())
 
 
 def test_finite_weights_with_an_infinite_sum_are_accepted() -> None:
-    layout, size = plan_layout([("large", "float32", [4])])
-    memory = torch.zeros(size, dtype=torch.uint8)
-    OutgoingWeights([], [], torch.float32).copy_bucket([("large", 0, torch.full((4,), 3e38))], layout, memory)
+    OutgoingWeights([], [], torch.float32).copy_bucket([("large", 0, torch.full((4,), 3e38))], [torch.empty(4)])
 
 
 def test_parallel_work_leaves_the_number_of_threads_as_it_was() -> None:

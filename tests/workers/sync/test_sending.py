@@ -8,7 +8,7 @@ from torch import nn
 
 from workers.learner.zero import ZeroEngine
 from workers.sync import fingerprint
-from workers.sync.layout import plan_layout, tensor_views
+from workers.sync.layout import plan_layout, shard_views, tensor_views
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.sending import PolicyWeights
 from workers.sync.verify import combine_ranks, to_hex
@@ -71,7 +71,7 @@ def test_two_ranks_send_half_of_a_bias_each() -> None:
         [bucket] = weights.shard_buckets()
         elements.append([(name, first, len(part)) for name, first, part in bucket])
         outgoing = OutgoingWeights([], [bucket], torch.bfloat16, uncast=weights.uncast)
-        outgoing.copy_bucket(bucket, layout, memory)
+        outgoing.copy_bucket(bucket, shard_views(memory, layout, bucket))
         fingerprints.append(outgoing.fingerprints)
     assert elements == [[(BIAS, 0, 3), (WEIGHT, 0, 8)], [(BIAS, 3, 2), (WEIGHT, 8, 7)]]
     expected = expected_tensors()

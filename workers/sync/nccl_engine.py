@@ -1,0 +1,55 @@
+"""The engine worker's half of `nccl.py`. vLLM imports this file, in the process of its worker."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
+
+from workers.sync.layout import ManifestEntry, plan_packet, tensor_views
+from workers.sync.nccl import Streams
+
+
+@dataclass(kw_only=True)
+class InitInfo(NCCLWeightTransferInitInfo):
+    senders: int
+    buckets: list[list[ManifestEntry]]
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    pass
+
+
+class ShardedNcclEngine(NCCLWeightTransferEngine):
+    """vLLM's own engine, but with several senders."""
+
+    init_info_cls, update_info_cls = InitInfo, UpdateInfo
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        super().init_transfer_engine(init_info)
+        self.senders, self.buckets, self.streams = init_info.senders, init_info.buckets, Streams()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        for bucket in self.buckets:
+            with self.streams.next():
+                packets = [self.receive_packet(bucket, sender) for sender in range(self.senders)]
+                self.model.load_weights(join_shards(bucket, packets))
+
+    def receive_packet(self, bucket: list[ManifestEntry], sender: int) -> list[Any]:
+        """Returns a sender's shard of each tensor of a bucket."""
+        layout, size = plan_packet(bucket, sender, self.senders)
+        packet = torch.empty(size, dtype=torch.uint8, device=self.device)
+        if size:
+            self.model_update_group.broadcast(packet, src=sender)
+        return [shard for _, shard in tensor_views(packet, layout)]
+
+
+def join_shards(bucket: list[ManifestEntry], packets: list[list[Any]]) -> Iterator[tuple[str, Any]]:
+    """Yields whole tensors, one at a time. Those of a single sender lie where they arrived."""
+    for (name, _, shape), shards in zip(bucket, zip(*packets, strict=True), strict=True):
+        whole = shards[0] if len(shards) == 1 else torch.cat(shards)
+        yield name, whole.view(shape)
