@@ -159,6 +159,7 @@ class RolloutWorker:
 
     async def connect(self, info: Message) -> None:
         """Prepares the engine to receive the policy's weights."""
+        self.loaded_parts.clear()
         tensor_parallel, in_process = self.config.rollout.tensor_parallel, runs_in_process(self.config)
         init_info = self.receiver.init_info(info, self.index, tensor_parallel, in_process)
         await self.engine.call_workers("init_weight_transfer_engine", init_info=init_info)

@@ -27,6 +27,9 @@ class Extension(WorkerExtension):
         """Where each parameter lies."""
         return {n: p.data_ptr() for n, p in self.model_runner.get_model().named_parameters()}  # type: ignore[attr-defined]
 
+    def rehearsal_plant(self, fault: str) -> None:
+        fake_gpu.PLANTED.append(fault)
+
     def rehearsal_lose(self, name: str) -> None:
         """From now on this tensor does not arrive at the model."""
         model: Any = self.model_runner.get_model()  # type: ignore[attr-defined]

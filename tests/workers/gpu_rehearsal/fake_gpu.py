@@ -2,6 +2,13 @@
 
 Streams compute at once. NCCL's group is a store, and like NCCL it waits for ever for a peer that has died. Memory that
 is opened by CUDA IPC is a file: it holds what its owner had written when it last waited for the device.
+
+A fault that is planted in a process happens once, at the next occasion:
+
+    die     the process ends while it sends or receives
+    late    it is three seconds late
+    lose    a packet is not sent
+    stale   the last packet of the same size is sent in place of one; or memory is not written
 """
 
 import contextlib
@@ -19,7 +26,22 @@ from torch.multiprocessing import reductions
 FOLDER = Path(tempfile.gettempdir()) / f"rlsys-fake-gpu-{os.getuid()}"
 EXPORTED: list[tuple[Any, Path]] = []  # storages of this process and their files
 NUMBERS = itertools.count()
-DIE_IN_BROADCAST: list[bool] = []  # any entry: the next broadcast from here ends the process
+PLANTED: list[str] = []  # faults
+
+
+def happens(fault: str) -> bool:
+    """True once after the fault was planted."""
+    if fault in PLANTED:
+        PLANTED.remove(fault)
+        return True
+    return False
+
+
+def die_or_be_late() -> None:
+    if happens("die"):
+        os._exit(1)
+    if happens("late"):
+        time.sleep(3)
 
 
 class Stream:
@@ -39,30 +61,42 @@ class Group:
     """Stands for vLLM's `PyNcclCommunicator`."""
 
     def __init__(self, group: Any, device: Any):
-        self.group, self.rank, self.peers = group, group.rank, group.world_size
+        self.group, self.rank, self.device = group, group.rank, torch.device("cpu")
+        self.sent: dict[int, torch.Tensor] = {}  # by size
         group.barrier()
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        die_or_be_late()
         if self.rank == src:
-            if DIE_IN_BROADCAST:
-                os._exit(1)
-            self.group.broadcast_obj(tensor.numpy(), src)
+            self.send(tensor)
             return
         try:
             tensor.copy_(torch.from_numpy(self.group.broadcast_obj(None, src)))
         except Exception:
             time.sleep(3600)
 
+    def send(self, tensor: torch.Tensor) -> None:
+        if happens("lose"):
+            return
+        last = self.sent.get(len(tensor))
+        stale = last is not None and not torch.equal(last, tensor) and happens("stale")
+        self.group.broadcast_obj((last if stale else tensor).numpy(), self.rank)
+        self.sent[len(tensor)] = tensor.clone()
+
 
 def write_exported() -> None:
     """Brings the files up to date. Removes those of storages that were freed."""
+    die_or_be_late()
+    if all(file.exists() for _, file in EXPORTED) and happens("stale"):
+        return
     for weak, file in list(EXPORTED):
         if weak.expired():
             file.unlink()
             EXPORTED.remove((weak, file))
             continue
         storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
-        file.write_bytes(bytes(torch.tensor([], dtype=torch.uint8).set_(storage).numpy()))
+        with file.open("r+b" if file.exists() else "wb") as opened:  # others have mapped it
+            opened.write(torch.tensor([], dtype=torch.uint8).set_(storage).numpy().data)
 
 
 def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
@@ -85,8 +119,10 @@ def rebuild_cuda_tensor(
     handle: bytes,
     *_: Any,
 ) -> torch.Tensor:
-    content = torch.frombuffer(bytearray(Path(handle.decode()).read_bytes()), dtype=dtype)
-    return content.as_strided(size, stride, offset)
+    die_or_be_late()
+    file = Path(handle.decode())
+    memory = torch.from_file(str(file), shared=True, size=file.stat().st_size // dtype.itemsize, dtype=dtype)
+    return memory.as_strided(size, stride, offset)
 
 
 def install(uuid: Any) -> None:

@@ -22,10 +22,10 @@ class RehearsedRank(ReusablePolicyRank):
 
         fake_gpu.install(lambda: f"gpu-{rank}")
 
-    def die_in_broadcast(self) -> None:
+    def plant(self, fault: str) -> None:
         import fake_gpu
 
-        fake_gpu.DIE_IN_BROADCAST.append(True)
+        fake_gpu.PLANTED.append(fault)
 
 
 class RehearsedEngine(RolloutWorker):
@@ -47,6 +47,9 @@ class RehearsedEngine(RolloutWorker):
 
     def be_late(self, seconds: float) -> None:
         self.late_s = seconds
+
+    def forget_difference(self) -> None:
+        self.weights_error = ""
 
     async def connect(self, info: Message) -> None:
         time.sleep(self.late_s)
