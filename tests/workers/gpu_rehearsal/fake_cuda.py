@@ -21,7 +21,7 @@ FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[a
 torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
 torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, method-assign]
 
-from rlsys.config.methods import LOSSES, AlgorithmConfig
+from rlsys.config.methods import CORRECTIONS, KL_ESTIMATORS, LOSSES, AlgorithmConfig, CorrectionConfig, EntropyConfig
 from rlsys.config.schema import Config
 from rlsys.packs import attention
 from rlsys.packs.logprobs import PackedLogprobs
@@ -63,9 +63,10 @@ def caller() -> str:
 fake_layout.install("cuda")
 
 
-def run_case(family: str, case: Case, loss: str) -> dict[str, Any]:
+def run_case(family: str, case: Case, method: Config) -> dict[str, Any]:
     [[pack, *_], *_] = make_packs(2)
-    pack = replace(pack, columns=replace(pack.columns, old=pack.rollout, ref=pack.rollout))
+    given = dict.fromkeys(("old", "ref", "old_kl_coef"), pack.rollout)
+    pack = replace(pack, columns=replace(pack.columns, **given))
     with FakeTensorMode(allow_non_fake_inputs=True), CountWaits() as count:
         config = AutoConfig.for_model(
             family, vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
@@ -77,7 +78,7 @@ def run_case(family: str, case: Case, loss: str) -> dict[str, Any]:
         if case.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         model = PackedLogprobs(lm.train(), chunk=64)
-        objective = Objective(Config(algorithm=AlgorithmConfig(loss=loss)), torch.device("cuda"))
+        objective = Objective(method, torch.device("cuda"))
         objective.start_minibatch(0.1)
         count.waits.clear()
         total = objective(pack, model(pack))
@@ -106,13 +107,19 @@ for family in ("qwen2", "qwen3", "llama"):
             case = Case(0, dtype, gradient_checkpointing=checkpointing)
             print(
                 "CASE",
-                json.dumps([f"{family} {dtype} {checkpointing}", run_case(family, case, "ppo_clip")]),
+                json.dumps([f"{family} {dtype} {checkpointing}", run_case(family, case, Config())]),
                 flush=True,
             )
-for loss in LOSSES:
+METHODS = (
+    {name: Config(algorithm=AlgorithmConfig(loss=name)) for name in LOSSES}
+    | {name: Config(correction=CorrectionConfig(method=name)) for name in CORRECTIONS}
+    | {name: Config(algorithm=AlgorithmConfig(kl=name)) for name in KL_ESTIMATORS}
+    | {"rollout": Config(algorithm=AlgorithmConfig(anchor="rollout")), "bonus": Config(entropy=EntropyConfig(coef=0.1))}
+)
+for name, method in METHODS.items():
     try:
-        result = run_case("qwen2", Case(0, "bfloat16"), loss)
+        result = run_case("qwen2", Case(0, "bfloat16"), method)
     except DynamicOutputShapeException:
         result = {"wrong": [], "waits": {"for a number of sequences": 1}, "flash": 0}
-    print("CASE", json.dumps([loss, result]), flush=True)
+    print("CASE", json.dumps([name, result]), flush=True)
 print("CASE", json.dumps(["control", waits_of_control()]), flush=True)

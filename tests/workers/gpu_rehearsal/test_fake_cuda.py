@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlsys.config.derived import SEQUENCE_LOSSES  # they ask the device how many sequences there are
-from rlsys.config.methods import LOSSES
+from rlsys.config.derived import SEQUENCE_LOSSES
+from rlsys.config.methods import CORRECTIONS, KL_ESTIMATORS, LOSSES
 
+METHODS = {*LOSSES, *CORRECTIONS, *KL_ESTIMATORS, "rollout", "bonus"}
+OF_SEQUENCES = {*SEQUENCE_LOSSES, "sequence_tis", "sequence_mis"}  # they ask the device how many sequences there are
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
@@ -43,8 +45,8 @@ def cases(device: Path) -> dict[str, dict[str, Any]]:
     return dict(json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("CASE"))
 
 
-def test_every_family_dtype_and_loss_has_its_gradients_on_the_gpu(cases: dict[str, dict[str, Any]]) -> None:
-    assert cases.keys() >= {"qwen3 bfloat16 True", "llama float32 False", *LOSSES}
+def test_every_family_dtype_and_method_has_its_gradients_on_the_gpu(cases: dict[str, dict[str, Any]]) -> None:
+    assert cases.keys() >= {"qwen3 bfloat16 True", "llama float32 False", *METHODS}
     assert {name: case["wrong"] for name, case in cases.items() if case["wrong"]} == {}
 
 
@@ -61,4 +63,4 @@ def test_masks_are_made_only_where_attention_runs_on_blocks(cases: dict[str, dic
 def test_the_host_does_not_wait_for_the_gpu_within_a_pack(cases: dict[str, dict[str, Any]]) -> None:
     waiting = {name: case["waits"] for name, case in cases.items() if case["waits"]}
     assert sorted(waiting.pop("control").values()) == [1, 1], "what waits is seen"
-    assert set(waiting) == set(SEQUENCE_LOSSES), waiting
+    assert set(waiting) == OF_SEQUENCES, waiting
