@@ -86,7 +86,7 @@ class Ranks(LearnerGroup):
 
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Callable[[], Any]]:
         if method in ("connection_info", "connect", "fingerprints", "finish_send"):
-            return {"policy-0": lambda: {"parts": 2}}
+            return {"policy-0": lambda: {"parts": 2, "by_position": True}}
         return {"policy-0": partial(getattr(self.rank, method), *arguments)}
 
     def _wait(self, calls: dict[str, Callable[[], Any]], doing: str, timeout_s: float) -> list[Any]:
