@@ -43,7 +43,7 @@ def test_every_configuration_for_gpus_is_accepted_with_graphs_and_large_batches(
         assert engine["logprobs"] == "processed_logprobs", name
         assert engine["sleep"] == (file in COLOCATED), name
         assert engine["transfer"] == ("ipc" if file in COLOCATED else "rlsys_nccl"), name
-        assert engine["dtype"] == ("torch.float32" if file == "tiny_cpu.yaml" else "torch.bfloat16"), name
+        assert engine["dtype"] == "torch.bfloat16", name
         assert engine["executor"] == ("MultiprocExecutor" if "32b" in name else "UniProcExecutor"), name
         assert engine["extension"] == "workers.rollout.vllm_extension.WorkerExtension", name
 
