@@ -48,10 +48,8 @@ class RolloutWorker:
         self.lock = ReadWriteLock()  # generation is shared, changes of the engine are exclusive
         self.weights_lock = asyncio.Lock()  # held while weights are changed or read
         self.loaded_parts: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self.verified, self.weights_error = (
-            asyncio.Event(),
-            "",
-        )  # samples leave once `verified` is set, if there is no error
+        self.verified = asyncio.Event()  # once it is set, samples leave if there is no error
+        self.weights_error = ""
         self.verified.set()
         import torch
         import vllm  # noqa: F401  the slow import, while the driver does other things

@@ -27,8 +27,9 @@ def add_up(  # type: ignore[no-untyped-def]
     place = program * block + tl.arange(0, block)
     inside = place < count
     x = tl.load(elements + place, mask=inside, other=0)
-    if rounds:  # float32 to bfloat16, as torch does: to the nearest, and halfway to the even one
-        x = ((x + 0x7FFF + ((x >> 16) & 1)) >> 16).to(tl.int16)
+    if rounds:  # float32 to bfloat16, as torch does: to the nearest, halfway to the even one, and NaN to one NaN
+        nearest = (x + 0x7FFF + ((x >> 16) & 1)) >> 16
+        x = tl.where((x & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, nearest).to(tl.int16)
     if copy:
         tl.store(copies + place, x, mask=inside)
     if exponent:

@@ -104,9 +104,9 @@ class NcclSender:
 
 
 class Streams:
-    """Two streams that take turns: one bucket is packed or loaded while the other one is sent.
+    """Two streams that take turns: one bucket is packed while the other one is sent.
 
-    Each process keeps its two: memory that was allocated on a stream is used again on that stream only.
+    Each sender keeps its two: memory that was allocated on a stream is used again on that stream only.
     """
 
     def __init__(self) -> None:

@@ -9,8 +9,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-from workers.sync.layout import ManifestEntry, plan_packet, tensor_views
-from workers.sync.nccl import Streams
+from workers.sync.layout import ManifestEntry, Slot, plan_packet, tensor_views
 
 
 @dataclass(kw_only=True)
@@ -31,21 +30,35 @@ class ShardedNcclEngine(NCCLWeightTransferEngine):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         super().init_transfer_engine(init_info)
-        self.senders, self.buckets, self.streams = init_info.senders, init_info.buckets, Streams()
+        self.senders, self.buckets, self.receiving = init_info.senders, init_info.buckets, torch.cuda.Stream()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        for bucket in self.buckets:
-            with self.streams.next():
-                packets = [self.receive_packet(bucket, sender) for sender in range(self.senders)]
-                self.model.load_weights(join_shards(bucket, packets))
+        """A bucket is loaded, on this thread's stream, while the next one arrives on another.
 
-    def receive_packet(self, bucket: list[ManifestEntry], sender: int) -> list[Any]:
-        """Returns a sender's shard of each tensor of a bucket."""
+        vLLM may keep tensors until those of later buckets complete their layer, so all loading is on one stream.
+        """
+        loading = torch.cuda.current_stream()
+        loaded: list[torch.cuda.Event] = []
+        for bucket in self.buckets:
+            if len(loaded) == 2:
+                loaded.pop(0).synchronize()  # no third bucket in memory
+            with torch.cuda.stream(self.receiving):
+                packets = [self.receive_packet(bucket, sender) for sender in range(self.senders)]
+            loading.wait_stream(self.receiving)
+            shards = []
+            for packet, layout in packets:
+                packet.record_stream(loading)  # its memory is not used again before that
+                shards.append([shard for _, shard in tensor_views(packet, layout)])
+            self.model.load_weights(join_shards(bucket, shards))
+            loaded.append(loading.record_event())
+
+    def receive_packet(self, bucket: list[ManifestEntry], sender: int) -> tuple[Any, list[Slot]]:
+        """Returns a sender's shard of each tensor of a bucket, and where they lie."""
         layout, size = plan_packet(bucket, sender, self.senders)
         packet = torch.empty(size, dtype=torch.uint8, device=self.device)
         if size:
             self.model_update_group.broadcast(packet, src=sender)
-        return [shard for _, shard in tensor_views(packet, layout)]
+        return packet, layout
 
 
 def join_shards(bucket: list[ManifestEntry], packets: list[list[Any]]) -> Iterator[tuple[str, Any]]:

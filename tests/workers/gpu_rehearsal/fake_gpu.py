@@ -56,6 +56,9 @@ class Stream:
     def synchronize(self) -> None:
         pass
 
+    def record_event(self) -> "Stream":
+        return self
+
 
 class Group:
     """Stands for vLLM's `PyNcclCommunicator`."""
@@ -132,6 +135,7 @@ def install(uuid: Any) -> None:
     torch.cuda.stream = contextlib.nullcontext  # type: ignore[misc, assignment]
     torch.cuda.current_stream = lambda *_: stream  # type: ignore[assignment, return-value]
     torch.cuda.set_stream = lambda _: None  # type: ignore[assignment]
+    torch.Tensor.record_stream = lambda *_: None  # type: ignore[assignment, method-assign]
     torch.cuda.current_device = lambda: 0
     torch.cuda.synchronize = lambda *_: write_exported()  # type: ignore[assignment]
     torch.cuda.ipc_collect = write_exported

@@ -55,6 +55,9 @@ for source in (torch.float32, torch.bfloat16, torch.float16):
         bad = shard.float()
         bad[7], bad[BLOCK + 2], bad[9] = float("nan"), -float("inf"), 3.4e38
         assert copy_and_hash(bad, copy, 5)[1] == (2 if dtype == torch.float32 else 3)
+for bits in (0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000):  # NaN of each kind
+    bad = torch.tensor([0, bits, 0], dtype=torch.int32).view(torch.float32)
+    assert copy_and_hash(bad, torch.empty(3, dtype=torch.bfloat16), 0)[1] == 1, hex(bits)
 """
 
 COUNT = """
