@@ -355,14 +355,14 @@ def option_type(key: str) -> Any:
 
 def gpu_defaults(kind: Any = Config, prefix: str = "") -> dict[str, Any]:
     """Returns the options that have another default on GPUs.  {"policy.dtype": "bfloat16", …}"""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         key = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(field.type):
-            found |= gpu_defaults(field.type, f"{key}.")
+            values |= gpu_defaults(field.type, f"{key}.")
         elif (value := field.metadata.get("gpu")) is not None:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def mapping_of(key: str) -> str | None:

@@ -40,7 +40,7 @@ def share_pack(c: Config, lengths: SequenceLengths, samples: int, ranks: int) ->
 
 
 def way_of_attention(c: Config, model: ModelShape) -> str:
-    """The entry of `rlsys.packs.attention.ATTENTION` that packs take."""
+    """The entry of `rlsys.packs.attention.ATTENTION` that packs take. Sinks are not known here."""
     if model.caps_scores:
         return "flex" if c.cluster.device == "gpu" else "scores"
     on_gpu = c.cluster.device == "gpu" and WIDTH[c.policy.dtype] == 2

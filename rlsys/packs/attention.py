@@ -106,7 +106,10 @@ def flash_computes(heads: Heads) -> bool:
 ATTENTION: dict[str, tuple[Callable[[Heads], bool], Callable[[Heads], Tensor]]] = {
     "exact": (lambda heads: heads.exact, by_exact_sums),  # on CPU, with `rollout.exact`
     "flash": (flash_computes, by_flash),  # on GPUs: shared prompts, windows
-    "flex": (lambda heads: not heads.plain and can_flex(heads.query, heads.dropout), by_flex),  # on GPUs: caps, sinks
+    "flex": (
+        lambda heads: not heads.plain and can_flex(heads.query, heads.value, heads.dropout),
+        by_flex,
+    ),  # on GPUs: caps, sinks
     "scores": (lambda heads: not heads.plain, by_scores),  # on CPU: caps, sinks
     "blocks": (lambda heads: True, by_blocks),
 }

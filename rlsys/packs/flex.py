@@ -55,8 +55,9 @@ def prefixes(lengths: list[int], parents: list[int]) -> list[int]:
     return [lengths[parent] if parent >= 0 else 0 for parent in parents]
 
 
-def can_flex(query: Tensor, dropout: float) -> bool:
-    return query.is_cuda and not dropout
+def can_flex(query: Tensor, value: Tensor, dropout: float) -> bool:
+    """Whether its kernels compute heads of this kind."""
+    return query.is_cuda and not dropout and min(query.shape[-1], value.shape[-1]) >= 16
 
 
 def attend_by_flex(
@@ -93,8 +94,12 @@ def attend_by_flex(
 
 @cache
 def compiled_kernel() -> Any:
-    """Compiled for the first pack's length, and at the next length for all. `dynamic=True` would make a tensor of a cap."""
-    return torch.compile(flex_attention)
+    """Compiled for the first pack's length, and at the next length for all. `dynamic=True` would make a tensor of a cap.
+
+    It raises where it would otherwise store all scores.
+    """
+    torch._inductor.config.compile_threads = 1  # processes that compile would stay
+    return torch.compile(flex_attention, fullgraph=True)
 
 
 def cap_scores(softcap: float) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -1,7 +1,10 @@
 """Attention on a GPU against float32 arithmetic on the CPU, for each piece of a pack alone."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from rlsys.packs.attention import packed_attention
 from rlsys.packs.layout import build_layout
@@ -50,6 +53,35 @@ def test_caps_and_sinks(
     dtype: torch.dtype, bound: float, softcap: float | None, with_sinks: bool, window: int | None
 ) -> None:
     check(dtype, bound, window, 64, softcap, with_sinks)
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_caps_and_sinks_of_packs_of_many_lengths_that_are_computed_again(size: int) -> None:
+    """From the second length on, one kernel computes all. Short packs would take one of its own."""
+    sinks = torch.arange(6.0, device="cuda", requires_grad=True)
+    for length in (515, 300, 2049, 100):
+        heads = [torch.randn(1, h, length, size, device="cuda", requires_grad=True) for h in (6, 2, 2)]
+        layout = build_layout([length // 2, length - length // 2], [-1, 0], "cuda")
+
+        def attend(*inputs: torch.Tensor, layout: Any = layout) -> torch.Tensor:
+            return packed_attention(torch.nn.Module(), *inputs, None, layout=layout, softcap=5.0, s_aux=sinks)[0]
+
+        out = checkpoint(attend, *heads, use_reentrant=False)
+        weights = torch.randn_like(out)
+        gradients = torch.autograd.grad((out * weights).sum(), [*heads, sinks])
+        slow = [x.detach().cpu().requires_grad_() for x in (*heads, sinks)]
+        *inputs, slow_sinks = slow
+        wanted, _ = packed_attention(
+            torch.nn.Module(),
+            *inputs,
+            None,
+            layout=build_layout([length // 2, length - length // 2], [-1, 0]),
+            softcap=5.0,
+            s_aux=slow_sinks,
+        )
+        torch.testing.assert_close(out.cpu(), wanted, rtol=1e-3, atol=1e-3)
+        for one, other in zip(gradients, torch.autograd.grad((wanted * weights.cpu()).sum(), slow), strict=True):
+            assert (one.cpu() - other).norm() < 1e-3 * other.norm()
 
 
 def check(

@@ -10,6 +10,7 @@ from killing import Run
 from rlsys.runs.directory import read_lines, read_samples
 
 ROOT = Path(__file__).parent.parent.parent
+FLOAT32 = ["policy.dtype=float32", "rollout.dtype=float32"]
 COLOCATED = ["cluster.placement=colocated", "rollout.engines=1", "policy.ranks=1", "rollout.gpu_memory=0.3"]
 SEPARATE = ["cluster.placement=separate", "rollout.engines=1", "policy.ranks=1", "rollout.gpu_memory=0.3"]
 
@@ -30,7 +31,7 @@ def need_gpus(count: int) -> None:
 
 @pytest.mark.parametrize("transport", ["cuda_ipc", "shared_memory", "object_store"])
 def test_one_gpu_shared_by_engine_and_policy(tmp_path: Path, transport: str) -> None:
-    overrides = [f"sync.transport={transport}", "trainer.steps=4", "policy.dtype=float32", "rollout.dtype=float32"]
+    overrides = [f"sync.transport={transport}", "trainer.steps=4", *FLOAT32]
     lines = train(tmp_path / "run", *COLOCATED, *overrides)
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
     assert all(line["mismatch/mean_abs"] < 1e-3 for line in lines[1:]), "engine and policy compute the same"
@@ -40,7 +41,13 @@ def test_weights_survive_sleeping_and_waking(tmp_path: Path) -> None:
     """With a learning rate of next to nothing, greedy answers before and after three sleeps are the same."""
     run = tmp_path / "run"
     train(
-        run, *COLOCATED, "sync.transport=cuda_ipc", "trainer.steps=3", "policy.lr=1e-12", "policy.lr_schedule=constant"
+        run,
+        *COLOCATED,
+        *FLOAT32,
+        "sync.transport=cuda_ipc",
+        "trainer.steps=3",
+        "policy.lr=1e-12",
+        "policy.lr_schedule=constant",
     )
     before, after = read_samples(run, "eval-000000"), read_samples(run, "eval-000003")
     assert [r["completion"] for r in after] == [r["completion"] for r in before]
@@ -60,7 +67,8 @@ def test_bf16_learns(tmp_path: Path, stage: int) -> None:
 
 def test_a_killed_engine_is_replaced(tmp_path: Path) -> None:
     """Between two steps and in the middle of one; the run goes on, and every sync is proved as ever."""
-    run = Run(tmp_path / "run", "cluster.device=gpu", *COLOCATED, "trainer.steps=6").start()
+    options = [*COLOCATED, "sync.transport=shared_memory", "trainer.steps=6"]  # by which a new engine can get weights
+    run = Run(tmp_path / "run", "cluster.device=gpu", *options).start()
     try:
         run.until_step(2)
         run.kill("rollout-0")
@@ -75,7 +83,7 @@ def test_a_killed_engine_is_replaced(tmp_path: Path) -> None:
 
 def test_two_gpus_apart_by_nccl(tmp_path: Path) -> None:
     need_gpus(2)
-    lines = train(tmp_path / "run", *SEPARATE, "sync.transport=nccl", "trainer.steps=4")
+    lines = train(tmp_path / "run", *SEPARATE, *FLOAT32, "sync.transport=nccl", "trainer.steps=4")
     assert all(line["mismatch/mean_abs"] < 1e-3 for line in lines[1:])
 
 
@@ -83,3 +91,10 @@ def test_two_gpus_generate_and_train_at_the_same_time(tmp_path: Path) -> None:
     need_gpus(2)
     lines = train(tmp_path / "run", *SEPARATE, "sync.transport=nccl", "pipeline.max_lag=1", "trainer.steps=6")
     assert [line["lag"] for line in lines[2:]] == [1] * 5
+
+
+def test_each_of_two_ranks_sends_its_shards_by_nccl(tmp_path: Path) -> None:
+    need_gpus(3)
+    options = ["sync.transport=nccl", "trainer.steps=4", "policy.ranks=2", "policy.zero_stage=3"]
+    lines = train(tmp_path / "run", *SEPARATE, *FLOAT32, *options)
+    assert all(line["mismatch/mean_abs"] < 1e-3 for line in lines[1:])

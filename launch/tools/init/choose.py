@@ -10,6 +10,7 @@ from launch.tools.plan.command import this_machine
 from launch.tools.plan.fit import Fit, check_fit
 from launch.tools.plan.formatting import format_gib, format_size
 from launch.tools.plan.suggestions import with_settings
+from rlsys.config.loading import gpu_defaults
 from rlsys.config.schema import Config, ConfigError, LoraConfig
 from rlsys.estimates.devices import GIB, GPUS, split_into_nodes
 from rlsys.estimates.engine import kv_cache_tokens
@@ -38,6 +39,7 @@ def choose_on_gpus(options: InitOptions, model: ModelShape, preset: DatasetPrese
     gpu, lengths = find_gpu(options.gpu), choose_lengths(preset, model)
     nodes = split_into_nodes(options.gpus, gpu)
     fixed = {
+        **gpu_defaults(),
         **batch_settings(options.gpus, model.parameters),
         "cluster.device": "gpu",
         "rollout.dtype": "bfloat16",
