@@ -123,6 +123,7 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
                 explain=partial(explain_disagreement, policy=cluster.policy, config=config),
                 stop=stop,
                 control_tokens=find_control_tokens(config, cluster.tokenizer),
+                share_prompts=not cluster.policy.mixers,  # which compute a prompt for each completion
             ).run()
             progress.note("stopping")
     except StepAbandoned:  # while the workers started

@@ -56,12 +56,13 @@ class Trainer:
         explain: Explain,
         stop: StopSignal | None = None,
         control_tokens: Mapping[int, float] | None = None,
+        share_prompts: bool = True,
     ):
-        """`control_tokens`: algorithm.control_tokens, by their ids."""
+        """`control_tokens`: algorithm.control_tokens, by their ids. `share_prompts` within a pack."""
         self.config, self.log, self.stop = config, log, stop or StopSignal()
         self.rollout, self.policy, self.reference, self.explain = rollout, policy, reference, explain
         budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
-        pack_batch = partial(pack, tokens_per_pack=budget, pairs_per_token=cost)
+        pack_batch = partial(pack, tokens_per_pack=budget, pairs_per_token=cost, share_prompts=share_prompts)
         collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
         self.scoring = EarlyScoring(config, policy, reference, critic, pack_batch)
         self.batches = BatchSource(config, train.take, collector, self.scoring)

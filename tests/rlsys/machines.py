@@ -55,6 +55,7 @@ class Machines:
         evals: int = 1,
         rollout=FakeRollout,
         control_tokens: dict[int, float] | None = None,
+        share_prompts: bool = True,
     ):
         self.events: list[str] = []
         self.config = make_config(tmp_path, *overrides)
@@ -79,6 +80,7 @@ class Machines:
                 agreement, weights, policy=self.policy, config=self.config
             ),
             control_tokens=control_tokens,
+            share_prompts=share_prompts,
         )
 
     def run(self) -> "Machines":

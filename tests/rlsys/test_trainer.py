@@ -244,6 +244,15 @@ def test_scores_values_and_updates_are_dealt_by_the_shape_of_the_model(tmp_path,
     assert set(dealt[1:]) == {pairs_per_token("builtin:tiny")}
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_samples_share_their_prompt_in_a_pack_unless_the_model_computes_it_for_each(tmp_path, share):
+    """A mixer's blocks would otherwise hold many more tokens than policy.tokens_per_pack."""
+    machines = Machines(tmp_path, "policy.tokens_per_pack=40", share_prompts=share).run()
+    packs = [pack for packs, _ in machines.policy.updates for own in packs for pack in own]
+    assert any(parent >= 0 for pack in packs for parent in pack.parent) == share
+    assert all(len(pack.tokens) <= 40 for pack in packs)
+
+
 def test_a_critic_may_learn_alone_at_first(tmp_path):
     machines = Machines(tmp_path, "algorithm.advantage=gae", "critic.alone_steps=2").run()
     assert len(machines.critic.updates) == 6

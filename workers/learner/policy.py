@@ -40,8 +40,8 @@ class PolicyRank(LearnerRank):
     @recorded()
     @frees_gpu_memory
     @giving_back_large_blocks()
-    def start(self, address: str, port: int, model: str, transport: str) -> None:
-        """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
+    def start(self, address: str, port: int, model: str, transport: str) -> list[str]:
+        """Joins the other ranks, and builds model, optimizer and ZeRO partitions. Returns the model's mixers."""
         import torch
 
         from workers.learner.adapter_files import base_fingerprint
@@ -70,6 +70,7 @@ class PolicyRank(LearnerRank):
         self.weight_sender = kind(weights, sender, by_position)
         if c.cluster.device == "gpu":
             freeze_started_objects()
+        return list(self.lm.get_decoder().mixers)
 
     @recorded(share_facts)
     @frees_gpu_memory_for_models
@@ -181,7 +182,7 @@ class PolicyGroup(LearnerGroup):
 
     def start(self, model: str, transport: str) -> None:
         self.transport = transport
-        self.start_ranks(model, transport)
+        self.mixers: list[str] = self.start_ranks(model, transport)[0]
 
     def connect(self, engines: RolloutGroup) -> None:
         """Connects the ranks with the engines, which get their weights from these ranks from now on."""

@@ -76,12 +76,12 @@ class LearnerGroup:
         """From now on `sharing` ranks get the same packs."""
         self.sharing, self.ranks = sharing, len(self.actors) // sharing
 
-    def start_ranks(self, *arguments: Any) -> None:
-        """Asks rank 0 for an address, then starts all ranks, which meet there."""
+    def start_ranks(self, *arguments: Any) -> list[Any]:
+        """Asks rank 0 for an address, then starts all ranks, which meet there. Returns their answers."""
         limit, doing = self.config.cluster.start_timeout_s, f"starting the {self.role}"
         first = {f"{self.role}-0": self.actors[0].rendezvous_address.remote()}
         [address] = self.watchdog.gather(first, doing, limit).values()
-        self.call_all("start", *address, *arguments, doing=doing, timeout_s=limit)
+        return self.call_all("start", *address, *arguments, doing=doing, timeout_s=limit)
 
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """Makes the same call on every rank. Returns references to the answers by name, without waiting."""

@@ -1,6 +1,7 @@
 """The policy on real DeepSpeed: updates are the papers' for any ZeRO stage, ranks, pack budget and normalization."""
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 from workers.learner.policy import PolicyGroup
 from workers.sync.host_memory import map_file
 from workers.sync.layout import tensor_view
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+from families import build_family
 
 MINIBATCHES = (list(range(8)), list(range(8, 16)))
 LR = 2e-4
@@ -136,6 +140,16 @@ def test_updates_are_those_of_a_plain_loop_for_any_stage_ranks_budget_and_normal
         # AdamW enlarges the rounding errors of tiny gradients.
         assert (weights(group) - expected_weights).abs().max() < 2e-5, NORMALIZERS[step]
     assert (weights(group) - before).abs().max() > 5e-4, "nothing was learned, so nothing was compared"
+
+
+def test_a_policy_names_the_modules_for_which_samples_cannot_share_a_prompt(
+    policy: Callable[..., PolicyGroup], tiny: Callable[..., Config], changed: Callable[..., Config], tmp_path: Path
+) -> None:
+    group = policy(changed(tiny(), "policy", ranks=1, zero_stage=0))
+    assert group.mixers == []
+    build_family("qwen3_5_text").save_pretrained(tmp_path / "model")
+    group.start(str(tmp_path / "model"), "shared_memory")
+    assert group.mixers == ["Qwen3_5GatedDeltaNet"]
 
 
 @pytest.mark.parametrize("stage", [2, 3])
