@@ -37,14 +37,18 @@ def check_dynamic_sampling(c: Config) -> Iterator[str]:
             "dynamic_sampling drops groups of equal rewards; with trainer.samples_per_prompt "
             f"{c.trainer.samples_per_prompt} that is every group."
         )
-    for option, given, difference in (
-        ("algorithm.control_tokens", c.algorithm.control_tokens, "modes"),
-        ("algorithm.credit turn", c.algorithm.credit == "turn", "turns"),
+    a = c.algorithm
+    over_tokens = a.advantage == "reinforce_pp_baseline" and a.whiten_over != "samples"
+    for option, given, reason, way_out in (
+        ("algorithm.control_tokens", a.control_tokens, "by their modes", ""),
+        ("algorithm.credit turn", a.credit == "turn", "by their turns", ""),
+        ("reward.per_token", c.reward.per_token, "by their lengths", ""),
+        ("algorithm.advantage reinforce_pp_baseline", over_tokens, "by a mean over tokens", ", or whiten_over samples"),
     ):
         if given:
             yield (
-                f"dynamic_sampling.enabled drops groups of equal rewards, and with {option} they teach too, by their "
-                f"{difference}. Use dynamic_sampling.enabled false."
+                f"dynamic_sampling.enabled drops groups of equal rewards, and with {option} they teach too, {reason}. "
+                f"Use dynamic_sampling.enabled false{way_out}."
             )
 
 

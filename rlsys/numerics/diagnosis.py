@@ -39,7 +39,10 @@ class Diagnosis:
         # Two bfloat16 passes may round differently, so computing in bfloat16 may not remove the gap: compare sizes.
         rounding = self.bfloat16_gap if self.half_precision else None
         if rounding is not None and rounding >= before * MAX_UNEXPLAINED_SHARE:
-            return f"dtype: rounding to bfloat16 moves the policy's own log-probs by {rounding:.2g}, and the gap is {before:.2g}"
+            return (
+                "none of the known causes removes it; it may be rounding, as bfloat16 moves the policy's own log-probs by "
+                f"{rounding:.2g}, and the gap is {before:.2g}"
+            )
         nearest = min(self.tested, key=lambda h: h.mean, default=None)
         if nearest is None:
             return "none of the known causes could be tested"

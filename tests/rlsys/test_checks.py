@@ -249,6 +249,11 @@ from rlsys.pipeline import SyncSchedule
             )
             for advantage in ("raw", "remax", "reinforce_pp", "gae")
         ),
+        ("dynamic_sampling.enabled=true reward.per_token=true", ["reward.per_token they teach too, by their lengths"]),
+        (
+            "dynamic_sampling.enabled=true algorithm.advantage=reinforce_pp_baseline",
+            ["they teach too, by a mean over tokens", "enabled false, or whiten_over samples"],
+        ),
         (
             "reference.kl_coef=0.01 algorithm.kl=k1",
             ["algorithm.kl k1 in the loss", "0 on average", "k3, k2 or k3_unbiased", "reference.kl_in reward"],
