@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm gpu rehearsal image lint lock clean
+.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm gpu rehearsal families image lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -65,6 +65,9 @@ test: install  ## run all tests that need no GPU: first parts in parallel, then 
 
 rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks, about 10 minutes
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
+
+families: install  ## train a tiny model of each plain family with real engines too, about 8 minutes
+	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/system/test_model_families.py
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py

@@ -1,9 +1,11 @@
 """Measurements are of the code as it is, or nearly: records name the commit that they were made with."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from records import LIMIT, ROOT, age, commits_of, fresh, git, rows, stamp, why_no_history
@@ -27,6 +29,26 @@ def test_a_record_is_little_older_than_the_code(name: str) -> None:
     print(f"{name}: {ages}")
     stale = {commit: count for commit, count in ages.items() if count > LIMIT}
     assert not stale, f"{name} has to be measured again: so many commits have changed code since: {stale}"
+
+
+def read_record(name: str) -> Any:
+    return json.loads((ROOT / "tests" / "system" / name).read_text())
+
+
+def test_runs_whose_processes_were_killed_ended_as_the_others() -> None:
+    found = [*read_record("kills.json")["runs"], *read_record("aimed_kills.json")]
+    assert sum(len(one["killed"]) for one in found) > 60
+    for one in found:
+        assert (one["equal"], one["gave_up"], one["left"]) == ("yes", "", []), one
+
+
+@pytest.mark.parametrize("name", ["soak.json", "soak_episodes.json", "memory.json"])
+def test_long_runs_ended_well_and_nothing_grew(name: str) -> None:
+    record = read_record(name)
+    assert (record["exit"], record["done"], record["left"], record["growing"]) == (0, record["steps"], [], [])
+    judged = {one["role"].partition("-")[0] for one in record["growth_mib_per_100_steps"]}
+    needed = {"policy", "rollout", "reward", "reference", "driver"}
+    assert name == "soak_episodes.json" or judged >= needed, "too short to judge memory"
 
 
 def test_measurements_on_gpus_name_their_commits() -> None:
