@@ -63,10 +63,10 @@ test: install  ## run all tests that need no GPU: first parts in parallel, then 
 	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/workers
 	$(BIN)/pytest --durations=10 tests/system
 
-rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks, about 10 minutes
+rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
 
-families: install  ## train a tiny model of each plain family with real engines too, about 8 minutes
+families: install  ## train a tiny model of each plain family with real engines too
 	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/system/test_model_families.py
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
