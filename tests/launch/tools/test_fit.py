@@ -65,7 +65,7 @@ def test_an_overfull_gpu_is_named_with_its_excess():
 
 def test_suggestions_fit_and_the_fastest_comes_first():
     suggestions = suggested(on("8xA100-40"))
-    assert len(suggestions) == 3
+    assert 2 <= len(suggestions) <= 3
     assert [r.slower for r in suggestions] == sorted(r.slower for r in suggestions)
     for suggestion in suggestions:
         words = dict(word.split("=") for word in suggestion.text.split())
