@@ -40,7 +40,7 @@ def check_limit(c: Config, name: str, source: DataSource) -> Iterator[str]:
             f"rollout.max_new_tokens ({longest}), or null."
         )
     elif limit and limit < c.overlong.buffer:
-        yield f"data.train.{name}.max_new_tokens is {limit}, less than overlong.buffer ({c.overlong.buffer})."
+        yield f"data.train.{name}.max_new_tokens is {limit}, less than overlong.buffer ({c.overlong.buffer}). Use a shorter buffer, or more tokens."
 
 
 def check_eval(c: Config) -> Iterator[str]:

@@ -21,7 +21,7 @@ def check_cluster(c: Config) -> Iterator[str]:
     if c.algorithm.advantage == "gae" and c.critic.ranks > c.policy.ranks:
         yield (
             f"critic.ranks ({c.critic.ranks}) is more than the GPUs of cluster.placement colocated, "
-            f"policy.ranks ({c.policy.ranks})."
+            f"policy.ranks ({c.policy.ranks}). Use {c.policy.ranks} or fewer."
         )
     if c.reference.ranks > c.policy.ranks:
         yield (
@@ -32,7 +32,7 @@ def check_cluster(c: Config) -> Iterator[str]:
         yield (
             "cluster.placement colocated puts one policy rank on each engine GPU, but rollout.engines "
             f"({c.rollout.engines}) × rollout.tensor_parallel ({c.rollout.tensor_parallel}) is not policy.ranks "
-            f"({c.policy.ranks})."
+            f"({c.policy.ranks}). Use policy.ranks {c.rollout.engines * c.rollout.tensor_parallel}, or placement separate."
         )
     if updates_while_sampling(c) > 0:
         yield (

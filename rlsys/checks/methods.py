@@ -143,7 +143,7 @@ def check_correction(c: Config) -> Iterator[str]:
 def check_entropy(c: Config) -> Iterator[str]:
     e, t = c.entropy, c.trainer
     if not e.low <= e.high:
-        yield f"entropy.low ({e.low:g}) is above entropy.high ({e.high:g}); no covariance is between them."
+        yield f"entropy.low ({e.low:g}) is above entropy.high ({e.high:g}); no covariance is between them. Exchange them."
     if e.control != "none" and e.share == 0:
         yield f"entropy.share is 0: entropy.control {e.control} would take no token. Use 0.002, or entropy.control none."
     if e.control == "kl_cov" and t.updates_per_step * t.epochs_per_step == 1:

@@ -16,6 +16,13 @@ RANGES: dict[str, Callable[[float], bool]] = {
 RECIPES = ("cispo", "dapo", "degrpo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "rloo")  # configs/<name>.yaml
 OTHER_NAMES = {  # values of other libraries that are not spelled like ours
     ("algorithm.advantage", "ppo"): "PPO is algorithm.advantage gae: configs/ppo.yaml.",
+    ("algorithm.advantage", "group_norm"): "Here that is grpo.",
+    ("algorithm.loss", "vanilla"): "Here that is ppo_clip.",
+    ("algorithm.loss", "token"): "Here that is ppo_clip.",
+    ("algorithm.loss", "sequence"): "Here that is gspo.",
+    ("algorithm.loss", "geo_mean"): "Here that is gmpo.",
+    ("algorithm.loss", "clip_cov"): "That is an entropy.control here.",
+    ("algorithm.loss", "kl_cov"): "That is an entropy.control here.",
     ("algorithm.loss", "ppo"): "PPO's loss is ppo_clip; the whole recipe is configs/ppo.yaml.",
     ("algorithm.normalize", "seq-mean-token-mean"): "Here that is sequence_mean.",
     ("algorithm.normalize", "seq-mean-token-sum"): "Here that is sequence_sum.",

@@ -27,7 +27,7 @@ FOREIGN_NAMES = {
     "data.template_options": "apply_chat_template_kwargs chat_template_kwargs",
     "data.shuffle": "shuffle_dataset",
     "data.overlong": "filter_overlong_prompts truncation",
-    "trainer.steps": "max_steps total_training_steps",
+    "trainer.steps": "max_steps total_training_steps total_epochs num_train_epochs num_episodes",
     "trainer.prompts_per_step": (
         "train_batch_size rollout_batch_size generation_batch_size per_device_train_batch_size rollout.batch_size"
     ),
@@ -45,7 +45,11 @@ FOREIGN_NAMES = {
     "policy.sequence_parallel": "ulysses_sequence_parallel_size ring_attn_size sp_size context_parallel_size",
     "policy.offload_optimizer": "optimizer_offload adam_offload",
     "policy.offload_activations": "activation_offload enable_activation_offload activation_offloading",
-    "policy.tokens_per_pack": "ppo_max_token_len_per_gpu train_max_tokens_per_gpu",
+    "policy.offload_params": "param_offload",
+    "policy.tokens_per_pack": (
+        "ppo_max_token_len_per_gpu train_max_tokens_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+        "micro_train_batch_size use_dynamic_bsz log_prob_micro_batch_size_per_gpu"
+    ),
     "policy.compile": "use_torch_compile torch_compile",
     "policy.lora.rank": "lora_rank lora_r",
     "policy.lora.alpha": "lora_alpha",

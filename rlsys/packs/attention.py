@@ -229,7 +229,7 @@ def refuse_inexact(module: torch.nn.Module, heads: Heads) -> None:
         "a sliding window": heads.windowed,
     }
     if heads.exact and (names := ", ".join(name for name, used in uses.items() if used)):
-        raise ValueError(f"rollout.exact does not compute {names}, which {type(module).__name__} uses.")
+        raise ValueError(f"rollout.exact does not compute {names}, which {type(module).__name__} uses. Use false.")
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -42,7 +42,7 @@ def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute) -> f
         module_note = f", first in the output of {kind}" if kind else ""
         raise ConfigError(
             f"model.path: {name} computes a pack of sequences otherwise than each sequence alone. They differ by "
-            f"{gap:.2g} on average{module_note}. rlsys cannot train this architecture."
+            f"{gap:.2g} on average{module_note}. rlsys cannot train this architecture: rlsys/models/README.md lists those that it can."
         )
     return gap
 

@@ -148,7 +148,8 @@ def refusing_unpackable(path: str, family: str, *errors: type[Exception]) -> Ite
         if isinstance(error, ConfigError) or any(kind.__name__ in NOT_THE_LAYERS for kind in type(error).__mro__):
             raise
         raise ConfigError(
-            f"model.path: {path} is a {family} model, which rlsys cannot train in packs of sequences: {describe(error)}."
+            f"model.path: {path} is a {family} model, which rlsys cannot train in packs of sequences: {describe(error)}. "
+            "rlsys/models/README.md lists models that it can."
         ) from error
 
 
