@@ -36,7 +36,9 @@ def test_each_part_is_that_of_its_model(tmp_path: Path, what: str, sent: int) ->
     policy, engine = (models[SEVEN]["parts"][role] for role in ("policy", "engine"))
     assert policy["adapters"] == 2 * ADAPTERS
     assert policy["optimizer"] == 12 * ADAPTERS + 8 * 32 * 18_944, "Adam's state, and for the norm a matrix in float64"
-    assert policy["buckets"] == max(sent, (2 + 2 + 4) * ADAPTERS), "the largest bucket, or gradients and their two copies"
+    assert policy["buckets"] == max(sent, (2 + 2 + 4) * ADAPTERS), (
+        "the largest bucket, or gradients and their two copies"
+    )
     assert policy["weights"] == 2 * (PARAMETERS + 152_064 * 3_584), "with the largest tensor, which is merged or sent"
     assert engine["weights"] == 2 * PARAMETERS
     assert models[SEVEN]["fits"]

@@ -207,10 +207,10 @@ def test_a_missing_first_token_is_named(diagnosed: Callable[..., Diagnosis], lm:
     assert str(diagnosis).startswith("tokenizer: the engine seems to have seen the prompt without the tokens in front")
 
 
-def test_an_engine_in_bfloat16_is_named(diagnosed: Callable[..., Diagnosis], model: str, batch: Batch) -> None:
+def test_an_engine_in_bfloat16_may_be_rounding(diagnosed: Callable[..., Diagnosis], model: str, batch: Batch) -> None:
     half = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     diagnosis = diagnosed(by_transformers(half, batch), "rollout.dtype=bfloat16")
-    assert str(diagnosis).startswith("dtype: ")
+    assert "it may be rounding" in str(diagnosis)
 
 
 def test_a_policy_in_bfloat16_is_named(diagnosed: Callable[..., Diagnosis], lm: Any, batch: Batch) -> None:

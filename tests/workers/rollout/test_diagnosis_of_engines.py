@@ -64,7 +64,9 @@ def test_each_cause_is_found_on_real_engines(
     # The engine computes in bfloat16.
     rounded = measured(half, coarse)
     assert rounded.within_limit, "bfloat16 has a wider limit"
-    assert cause(rounded, half).startswith("dtype: ")
+    assert "it may be rounding" in cause(rounded, half), (
+        "an engine rounds in another order: bfloat16 does not remove the gap"
+    )
 
     # The policy is updated, and the engines keep the old weights.
     batch = again.batch
