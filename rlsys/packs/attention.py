@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from rlsys.packs.block_attention import (
+    BlockKernel,
     ExactAttention,
     attend_by_blocks,
     attend_by_scores,
@@ -83,7 +84,7 @@ def by_flex(heads: Heads) -> Tensor:
     return attend_by_flex(h.query, h.key, h.value, h.layout.paths, h.scaling, h.window, h.softcap, h.sinks)
 
 
-def by_blocks(heads: Heads, kernel: Any = block_attention) -> Tensor:
+def by_blocks(heads: Heads, kernel: BlockKernel = block_attention) -> Tensor:
     h = heads
     return attend_by_blocks(h.query, h.key, h.value, h.layout, h.scaling, h.dropout, h.window, kernel)
 
