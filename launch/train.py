@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from launch import datasets
 from launch.printing import make_table, print_line
+from rlsys.checks.unused import find_unused_options
 from rlsys.config.schema import Config, ConfigError
 from rlsys.runs.checkpoint import Checkpoints
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
@@ -96,6 +97,8 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)
     datasets.peek(config)
+    for sentence in find_unused_options(config):
+        progress.note(sentence)
     watchdog = Watchdog.from_config(config, run.logs, stop, progress.note, run.record_event)
     try:
         tracking = Tracking(config, run.path, progress.note, run.record_event)

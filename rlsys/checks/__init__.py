@@ -10,6 +10,7 @@ model      model
 rewards    reward
 episodes   episode
 data       data, eval
+unused     options without effect, which are no error
 """
 
 from itertools import chain
