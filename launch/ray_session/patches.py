@@ -77,12 +77,15 @@ def skip_unused_processes() -> Iterator[None]:
         parameter.RayParams, utils.get_dashboard_dependency_error = params, dependency_error
 
 
+GCS_IS_LOST = ("Failed to start GCS", "Timed out waiting for file")  # Ray's RuntimeErrors
+
+
 @contextlib.contextmanager
 def treat_timeout_as_lost() -> Iterator[None]:
-    """On a busy machine Ray may give up on its own processes, with a plain Exception. A restart may succeed."""
+    """Ray may give up on its own processes: on a busy machine, or because one was killed. A restart may succeed."""
     try:
         yield
     except Exception as error:
-        if type(error) is Exception:
+        if type(error) is Exception or str(error).startswith(GCS_IS_LOST):
             raise WorkerLost(f"Ray did not come up: {error}") from error
         raise

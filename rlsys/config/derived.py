@@ -34,6 +34,12 @@ def correction_method(c: Config) -> str:
     return "tis" if samples_differ(c) and c.algorithm.anchor == "old" else "none"
 
 
+def weighs_tokens_alone(c: Config) -> bool:
+    """True if the loss of a token depends on no other token. A user's loss may look at whole sequences."""
+    built_in = ":" not in c.algorithm.loss and c.algorithm.loss not in SEQUENCE_LOSSES
+    return built_in and not correction_method(c).startswith("sequence_")
+
+
 def updates_of_step(c: Config) -> int:
     return c.trainer.updates_per_step * c.trainer.epochs_per_step
 

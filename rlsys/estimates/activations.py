@@ -105,7 +105,7 @@ def head_gradient_bytes(c: Config, model: ModelShape, scored: float, chunk: floa
     weight = float(model.embedding_parameters) * (c.policy.lora.rank == 0)  # else it is frozen
     logit = (12 if c.entropy.coef else 4 + width % 4) + 4 * model.caps_logits
     added = 4 + width + 4 * (width == 2 and c.cluster.device == "cpu")
-    at_most = max(8 * chunk, logit * chunk + 4 * weight, width * chunk + added * weight)
+    at_most = max(logit * chunk + 4 * weight, width * chunk + added * weight)
     return width * scored * model.hidden + at_most
 
 

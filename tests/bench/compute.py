@@ -47,7 +47,7 @@ class Trial:
 
     def update(self, packs: list[Pack]) -> None:
         self.objective.start_minibatch(0.0)
-        self.zero.minimize(packs, self.objective, 0.0)
+        self.zero.minimize(packs, self.objective, 0.0, self.objective.slopes)
 
     def both(self, packs: list[Pack]) -> None:
         self.score(packs)

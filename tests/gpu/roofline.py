@@ -103,14 +103,12 @@ class Job:
     def added(self) -> dict[str, float]:
         """Seconds that today's design adds by count, if nothing is done at the same time."""
         tokens = self.load.prompts * self.load.prompt + self.load.samples * self.load.completion
-        head = 2 * self.model.embedding_parameters * self.load.samples * self.load.completion
         packs = -(-tokens // TOKENS_PER_PACK)
         bytes_of_pack = 4 + 2 * 2 * (self.zero_stage == 3)  # reduced in float32; gathered forward and backward
         in_packs = packs * bytes_of_pack * self.exchanged / self.link
         once = (4 - 2 * (self.zero_stage == 2)) * self.exchanged / self.link  # ZeRO 2 gathers weights after the step
         return {
             "layers": self.forward,
-            "logits": head / self.gpu.peak_flops("bfloat16"),
             "packs": max(in_packs - self.load.updates * once, 0),
             "proof": FINGERPRINT_S * self.model.parameters * (1 + 1 / self.parts),
         }
@@ -208,7 +206,7 @@ is that of gradients and weights among ranks. Engines of 32B have four GPUs, and
 7B needs more than one GPU, and so does 32B.
 
 Columns with + are what our design adds, if nothing is done at the same time. In the backward pass layers are computed
-again (policy.gradient_checkpointing), and logits. Each pack of 16,384 tokens reduces gradients in float32, and gathers
+again (policy.gradient_checkpointing). Each pack of 16,384 tokens reduces gradients in float32, and gathers
 weights twice with ZeRO 3. Fingerprints prove weights. `tokens/s` are completions per GPU, additions included.
 `plan` is the estimate of `rlsys plan`. `H200` was measured on one H200 (results/h200_table.json).
 """

@@ -70,8 +70,8 @@ def with_zero_stage(settings: PolicyConfig, stage: int) -> PolicyConfig:
 class GradientEngine(ZeroEngine):
     """Computes an update's gradient and leaves the weights alone."""
 
-    def gradient(self, packs: list[Pack], pack_loss: Any, lr: float) -> Gradient:
-        self.minimize(packs, pack_loss, lr)
+    def gradient(self, packs: list[Pack], objective: Any, lr: float) -> Gradient:
+        self.minimize(packs, objective, lr, objective.slopes)
         return self.full_gradient
 
     def allow_or_skip_step(self, bad: Any) -> float:

@@ -1,15 +1,16 @@
 """What the policy minimizes, term by term, and the sums that it reports of each mini-batch."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rlsys.algorithms import corrections, kl, losses
-from rlsys.config.derived import correction_method, kl_estimator
+from rlsys.config.derived import correction_method, kl_estimator, weighs_tokens_alone
 from rlsys.config.methods import LOSSES
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function
 from rlsys.config.schema import Config
+from rlsys.packs.logprob_head import Slopes
 from rlsys.packs.transfer import to_device
 from rlsys.types import Pack
 from workers.learner.bad_sample import FirstBadSample
@@ -31,6 +32,7 @@ class Objective:
         self.correction = corrections.CORRECTIONS.get(correction_method(config))
         self.correction_options = select_options(self.correction, config.correction) if self.correction else {}
         self.kl = kl.ESTIMATORS[kl_estimator(config)]
+        self.by_token = weighs_tokens_alone(config)
 
     def start_minibatch(self, kl_coef: float) -> None:
         """Resets the sums."""
@@ -46,36 +48,60 @@ class Objective:
 
     def __call__(self, pack: Pack, outputs: tuple[Any, Any]) -> Any:
         logprobs, entropy = outputs  # [K]
-        columns = pack.columns
-        old = logprobs.detach() if columns.old is None else self.to_tensor(columns.old)
-        rollout, sequences = self.to_tensor(pack.rollout), self.to_tensor(pack.sequences).long()
+        columns = self.columns(pack)
+        terms = self.terms(columns, logprobs, entropy)
+        total = terms.loss.sum()
 
-        anchor = rollout if self.anchor == "rollout" else old
-        policy = self.loss(logprobs, anchor, self.to_tensor(columns.advantages), sequences, **self.loss_options)
-        loss = policy.loss
-        weight = self.correction(old, rollout, sequences, **self.correction_options) if self.correction else None
-        if weight is not None:
+        self.bad_sample.observe(pack, logprobs, terms.loss)
+        if pack.samples:
+            policy, weight = terms.policy, terms.correction
+            self.add(loss=total, entropy=entropy, clip_low=policy.clipped_low, clip_high=policy.clipped_high)
+            self.add_mismatch((terms.old - columns.rollout).abs())
+            if terms.kl is not None:
+                self.add(kl=terms.kl)
+            if weight is not None:
+                self.add(correction=weight, correction_squared=weight.square(), masked=weight == 0)
+        return total
+
+    def slopes(self, pack: Pack, factor: float) -> Slopes | None:
+        """The gradient of `factor` times the loss by some of a pack's outputs. None if it depends on the others."""
+        if not self.by_token:
+            return None
+        columns = self.columns(pack)
+
+        def slopes(
+            which: Any, logprobs: torch.Tensor, entropy: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            with torch.enable_grad():
+                outputs = logprobs.detach().requires_grad_(), entropy.detach().requires_grad_()
+                total = self.terms(columns.some(which), *outputs).loss.sum() * factor
+                grad, of_entropy = torch.autograd.grad(total, outputs, allow_unused=True)
+            return grad, of_entropy
+
+        return slopes
+
+    def columns(self, pack: Pack) -> "TokenColumns":
+        c = pack.columns
+        columns = (c.old, pack.rollout, c.advantages, pack.sequences, c.ref, c.old_kl_coef, pack.weights)
+        return TokenColumns(*(None if column is None else to_device(column, self.device) for column in columns))
+
+    def terms(self, columns: "TokenColumns", logprobs: torch.Tensor, entropy: torch.Tensor) -> "Terms":
+        old = logprobs.detach() if columns.old is None else columns.old
+        sequences = columns.sequences.long()
+        anchor = columns.rollout if self.anchor == "rollout" else old
+        policy = self.loss(logprobs, anchor, columns.advantages, sequences, **self.loss_options)
+        loss, weight, divergence = policy.loss, None, None
+        if self.correction:
+            weight = self.correction(old, columns.rollout, sequences, **self.correction_options)
             loss = loss * weight
-        divergence = None
         if columns.ref is not None:
-            divergence = self.kl(logprobs, self.to_tensor(columns.ref))
+            divergence = self.kl(logprobs, columns.ref)
             loss = loss + self.kl_coef * divergence
         if self.entropy_coef:
             loss = loss - self.entropy_coef * entropy
         if columns.old_kl_coef is not None:
-            loss = loss + self.to_tensor(columns.old_kl_coef) * kl.k2(logprobs, old)
-        loss = loss * self.to_tensor(pack.weights)
-        total = loss.sum()
-
-        self.bad_sample.observe(pack, logprobs, loss)
-        if pack.samples:
-            self.add(loss=total, entropy=entropy, clip_low=policy.clipped_low, clip_high=policy.clipped_high)
-            self.add_mismatch((old - rollout).abs())
-            if divergence is not None:
-                self.add(kl=divergence)
-            if weight is not None:
-                self.add(correction=weight, correction_squared=weight.square(), masked=weight == 0)
-        return total
+            loss = loss + columns.old_kl_coef * kl.k2(logprobs, old)
+        return Terms(loss * columns.weights, policy, weight, divergence, old)
 
     def add(self, **columns: torch.Tensor) -> None:
         """Adds each column's sum to the sum of the same name."""
@@ -87,5 +113,27 @@ class Objective:
         self.add(mismatch=gap, tokens=torch.ones_like(gap))
         self.sums["mismatch_max"] = torch.maximum(self.sums["mismatch_max"], gap.max())
 
-    def to_tensor(self, values: Any) -> Any:
-        return to_device(values, self.device)
+
+class TokenColumns(NamedTuple):
+    """What the loss knows of each target, as tensors [K]; None if the method does not use it."""
+
+    old: Any
+    rollout: Any
+    advantages: Any
+    sequences: Any
+    ref: Any
+    old_kl_coef: Any
+    weights: Any
+
+    def some(self, which: Any) -> "TokenColumns":
+        return TokenColumns(*(None if column is None else column[which] for column in self))
+
+
+class Terms(NamedTuple):
+    """A loss per target [K], token weights included, and what it was made of."""
+
+    loss: torch.Tensor
+    policy: losses.LossAndClip
+    correction: torch.Tensor | None
+    kl: torch.Tensor | None
+    old: torch.Tensor

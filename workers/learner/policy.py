@@ -83,7 +83,7 @@ class PolicyRank(LearnerRank):
     def update(self, packs: list[Pack], lr: float, kl_coef: float) -> dict[str, float]:
         """Makes one optimizer update with this rank's share of a mini-batch. Returns the inputs of `update_metrics`."""
         self.objective.start_minibatch(kl_coef)
-        step = self.zero.minimize(packs, self.objective, lr)
+        step = self.zero.minimize(packs, self.objective, lr, self.objective.slopes)
         return self.objective.sums_over_tokens() | step | {"first_bad_sample": self.objective.bad_sample.index()}
 
     @recorded(share_facts)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.models.adapters import WEIGHTS, is_adapter_directory
 from rlsys.packs.decoder import own_attention
-from rlsys.packs.logprobs import LogprobHead, exclude
+from rlsys.packs.logprob_head import LogprobHead, exclude
 from rlsys.packs.lora import adapted_layers, is_adapter, trained_parameters, without_adapters
 from rlsys.packs.sequence_parallel import sequence_group
 from rlsys.types import Floats, Pack
@@ -65,7 +65,9 @@ class SamplingHead(LogprobHead):
     samplings: tuple[Sampling, ...]
     round_logits: bool  # to bfloat16
 
-    def forward(self, hidden: Tensor, targets: Tensor, early: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, targets: Tensor, early: Tensor | None = None, slopes: None = None
+    ) -> tuple[Tensor, Tensor]:
         columns, (hidden, weight) = [], self.factors(hidden)
         for start in range(0, max(len(hidden), 1), self.chunk):
             part = slice(start, start + self.chunk)

@@ -65,11 +65,18 @@ class ZeroEngine:
         with torch.no_grad():
             return [self.engine(pack, **options) for pack in packs]
 
-    def minimize(self, packs: list[Pack], pack_loss: Callable[[Pack, Any], Any], lr: float) -> dict[str, float]:
+    def minimize(
+        self,
+        packs: list[Pack],
+        pack_loss: Callable[[Pack, Any], Any],
+        lr: float,
+        slopes: Callable[[Pack, int], Any] | None = None,
+    ) -> dict[str, float]:
         """Makes one optimizer update, or none if on any rank a loss or its gradient is not finite.
 
-        `pack_loss(pack, output)` is this pack's share of the loss. Returns the gradient's norm as `grad_norm`, and 1 as
-        `skipped` if there was no update.
+        `pack_loss(pack, output)` is this pack's share of the loss. `slopes(pack, factor)` tells a model that asks for it the
+        gradient of `factor` times that loss by its output. Returns the gradient's norm as `grad_norm`, and 1 as `skipped`
+        if there was no update.
         """
         import torch
 
@@ -80,7 +87,8 @@ class ZeroEngine:
         for i, pack in enumerate(packs):
             last = i == len(packs) - 1
             self.engine.set_gradient_accumulation_boundary(last)
-            loss = pack_loss(pack, self.engine(pack))
+            more = {"slopes": slopes(pack, self.ranks)} if slopes else {}
+            loss = pack_loss(pack, self.engine(pack, **more))
             bad += ~loss.detach().isfinite()
             # DeepSpeed averages over ranks; our weights are already global. Ranks that share a sequence have a part of
             # its gradient each.

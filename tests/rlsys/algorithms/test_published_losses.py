@@ -29,7 +29,7 @@ from rlsys.algorithms import entropy_control, kl
 from rlsys.algorithms.corrections import CORRECTIONS
 from rlsys.algorithms.gae import gae, whiten
 from rlsys.algorithms.losses import LOSSES
-from rlsys.packs.logprobs import ChunkedLogprobs
+from rlsys.packs.logprob_head import ChunkedLogprobs
 from rlsys.packs.packing import token_weights
 from rlsys.packs.values import value_loss
 

@@ -38,7 +38,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlsys.packs import attention, flex
-from rlsys.packs.logprobs import ChunkedLogprobs, PackedLogprobs
+from rlsys.packs.logprob_head import ChunkedLogprobs
+from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.packing import pack
 from rlsys.types import Columns, Pack
 from workers.learner.objective import Objective
@@ -153,19 +154,23 @@ def special(case: CountedCase) -> dict[str, Any]:
 
 
 def count(case: CountedCase) -> dict[str, int]:
-    packs, memory, after_forward, at_head = make_packs(case), Memory(), [], []
+    packs, memory = make_packs(case), Memory()
+    before_head, at_head, head_kept, after_forward = [], [], [], []
+
+    def head_forward(*arguments: Any) -> Any:
+        memory.peak()
+        before_head.append(memory.held())
+        outputs = real_head_forward(*arguments)
+        at_head.append(memory.peak())
+        states = arguments[1]  # are not kept with the gradients, but were there while they were computed
+        head_kept.append(memory.held() - before_head[-1] - states.numel() * torch.bfloat16.itemsize)
+        return outputs
 
     def pack_loss(pack: Pack, output: Any) -> Any:
-        memory.peak()
-        after_forward.append(memory.held())
+        after_forward.append(memory.held() - head_kept[-1])
         return objective(pack, output)
 
-    def head_backward(*arguments: Any) -> Any:
-        gradients = real_head_backward(*arguments)
-        at_head.append(memory.peak())
-        return gradients
-
-    ChunkedLogprobs.backward = staticmethod(head_backward)  # type: ignore[method-assign]
+    ChunkedLogprobs.forward = staticmethod(head_forward)  # type: ignore[method-assign]
     with FakeTensorMode(allow_non_fake_inputs=True), Zeros():
         model = build_model(case)
         memory.track_external(model)
@@ -176,18 +181,18 @@ def count(case: CountedCase) -> dict[str, int]:
             state = {"weights": engine.weights(), "optimizer": engine.optimizer_state(), "held": memory.held()}
             memory.peak()
             memory.peaks.clear()
-            engine.minimize(packs, pack_loss, lr=1e-6)
+            engine.minimize(packs, pack_loss, 1e-6, objective.slopes)
             assert engine.adam.stepped
             return state | {
                 "activations": after_forward[0] - state["held"],
                 "between packs": after_forward[1] - after_forward[0],
-                "logits": at_head[1] - after_forward[1],
+                "logits": at_head[1] - before_head[1],
                 "passes": max(memory.peaks),
                 "step": memory.peak(),
             }
 
 
-real_head_backward = ChunkedLogprobs.backward
+real_head_forward = ChunkedLogprobs.forward
 fake_layout.install("cpu")
 attention.can_flash = lambda *_: True  # type: ignore[assignment]  # as on a GPU in bfloat16
 attention.can_flex = lambda *_: True  # type: ignore[assignment]

@@ -93,10 +93,10 @@ def test_what_passes_hold_part_by_part(counts: dict[str, dict[str, int]], case: 
     elif case.zero_stage == 3:  # it always has gradients and bucket, but keeps the gathered weights
         kept, rounding = update["weights"] - held["weights"], 0.15  # DeepSpeed keeps whole tensors
     assert kept == pytest.approx(counted["between packs"], rel=rounding)
-    head = 4 * case.shape.embedding_parameters * (case.head_dtype is not None)  # in float32 from the forward pass on
+    head = 4 * case.shape.embedding_parameters * (case.head_dtype is not None)  # in float32 before there are logits
     assert work.logits - head == pytest.approx(counted["logits"], rel=0.03)
     if case.lengths != SHORT:
-        assert work.saved + work.normed + head == pytest.approx(counted["activations"], rel=0.05)
+        assert work.saved + work.normed == pytest.approx(counted["activations"], rel=0.05)
 
 
 @every_case

@@ -14,8 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.decoder import run_decoder
-from rlsys.packs.logit_transform import LogitTransform
-from rlsys.packs.logprobs import ChunkedLogprobs, LogprobHead, PackedLogprobs
+from rlsys.packs.logit_transform import UNCHANGED, LogitTransform
+from rlsys.packs.logprob_head import ChunkedLogprobs, LogprobHead
+from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.packing import empty_pack, pack, unpack
 from rlsys.tasks import zigzag
 from rlsys.types import Columns, Observation
@@ -149,6 +150,79 @@ def test_a_head_in_float32_rounds_no_logit_of_a_bfloat16_body():
     torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=2**-8)
     head.in_float32 = False
     assert (head(hidden, targets)[0] - expected).abs().max() > 1e-3, "logits in bfloat16 are rounded"
+
+
+def slopes_of(loss):
+    """As `Objective.slopes`: the gradient of `loss(which, logprobs, entropies)` by the two."""
+
+    def slopes(which, logprobs, entropies):
+        with torch.enable_grad():
+            outputs = logprobs.detach().requires_grad_(), entropies.detach().requires_grad_()
+            return torch.autograd.grad(loss(which, *outputs), outputs, allow_unused=True)
+
+    return slopes
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("excluding", [False, True])
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_forward_pass_are_those_of_the_backward_pass_bit_for_bit(
+    dtype, frozen, cap, excluding, with_entropy
+):
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(n, 16, generator=generator).to(dtype) for n in (37, 503)]
+    targets = torch.randint(3, 503, (37,), generator=generator)
+    upstream, downstream = torch.randn(2, 37, generator=generator)
+    excluded = (torch.arange(37) % 3 == 0, [0, 2]) if excluding else None
+    options = 0.7, 10, F.linear, True, excluded, LogitTransform(cap=cap)
+
+    def loss(which, logprobs, entropies):
+        values = (logprobs * upstream[which]).exp() + entropies * downstream[which] * with_entropy
+        return values.sum()
+
+    results = []
+    for slopes in (None, slopes_of(loss)):
+        hidden, weight = (x.clone().requires_grad_() for x in inputs)
+        weight.requires_grad_(not frozen)
+        logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, targets, *options, slopes)
+        loss(slice(None), logprobs, entropies).backward()
+        results.append([logprobs, entropies, hidden.grad, *([] if frozen else [weight.grad])])
+        assert frozen == (weight.grad is None)
+    for twice, once in zip(*results, strict=True):
+        assert once.dtype == twice.dtype
+        assert torch.equal(once, twice)
+
+
+def test_a_slope_that_is_not_the_losss_own_makes_the_gradient_not_a_number():
+    """So that an update is skipped and the run stops, instead of training on something else."""
+    hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)
+    slopes = slopes_of(lambda which, logprobs, _: logprobs.sum())
+    logprobs, _ = ChunkedLogprobs.apply(
+        hidden, weight, torch.tensor([0, 1, 2, 3]), 1.0, 3, F.linear, True, None, UNCHANGED, slopes
+    )
+    (logprobs * torch.tensor([1.0, 1.0, 1.1, 1.0])).sum().backward()
+    assert hidden.grad.isfinite().all(1).tolist() == [True, True, False, True]
+
+
+def test_the_logits_of_an_update_are_computed_once():
+    hidden, weight, calls = torch.randn(7, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True), []
+
+    def counted(x, w):
+        calls.append(len(x))
+        return F.linear(x, w)
+
+    for slopes, expected in (
+        (None, [3, 3, 1, 3, 3, 1]),
+        (slopes_of(lambda _, logprobs, __: logprobs.sum()), [3, 3, 1]),
+    ):
+        calls.clear()
+        logprobs, _ = ChunkedLogprobs.apply(
+            hidden, weight, torch.arange(7) % 6, 1.0, 3, counted, True, None, UNCHANGED, slopes
+        )
+        logprobs.sum().backward()
+        assert calls == expected
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])

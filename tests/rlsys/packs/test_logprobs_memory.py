@@ -7,7 +7,8 @@ from fakes import make_batch
 from torch.profiler import ProfilerActivity, profile
 
 from rlsys.packs.attention import PACKED_ATTENTION
-from rlsys.packs.logprobs import ChunkedLogprobs, PackedLogprobs
+from rlsys.packs.logprob_head import ChunkedLogprobs
+from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.packing import pack
 from rlsys.tasks import zigzag
 

@@ -49,7 +49,7 @@ def outputs() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(LOGPROBS, requires_grad=True), torch.tensor([0.1, 0.2, 0.3], requires_grad=True)
 
 
-def with_columns(**columns: Floats) -> Pack:
+def with_columns(**columns: Floats | None) -> Pack:
     return replace(PACK, columns=replace(PACK.columns, **columns))
 
 
@@ -88,6 +88,50 @@ def test_the_kl_term_has_the_coefficient_of_the_call(tiny: Callable[..., Config]
         "coefficient, k2 of a log-ratio of 1, weights of one together"
     )
     assert loss.sums_over_tokens()["kl"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("loss", ["ppo_clip", "dcpo", "cispo", "sapo", "dppo_tv", "reinforce"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["correction.method=icepop"],
+        ["algorithm.anchor=rollout"],
+        ["entropy.coef=2"],
+        ["trainer.updates_per_step=1"],
+    ],
+    ids=str,
+)
+def test_the_gradient_at_some_targets_is_known_without_the_others(
+    tiny: Callable[..., Config], loss: str, options: list[str]
+) -> None:
+    if (loss, options) == ("reinforce", ["algorithm.anchor=rollout"]):
+        pytest.skip("refused: no ratio")
+    pack = replace(
+        with_columns(
+            old=None if "trainer.updates_per_step=1" in options else LOGPROBS - floats(0.1, -0.1, 0.3),
+            ref=LOGPROBS - 1,
+            old_kl_coef=floats(3, 3, 0),
+        ),
+        rollout=LOGPROBS + floats(0.2, -0.1, 0.1),
+    )
+    terms = objective(tiny(f"algorithm.loss={loss}", *options), kl_coef=0.5)
+    logprobs, entropy = outputs()
+    (terms(pack, (logprobs, entropy)) * 3).backward()
+    slopes = terms.slopes(pack, 3)
+    assert slopes
+    assert logprobs.grad is not None
+    for which in (slice(0, 2), slice(2, 3), torch.tensor([2, 0])):
+        grad, of_entropy = slopes(which, logprobs.detach()[which], entropy.detach()[which])
+        assert torch.equal(grad, logprobs.grad[which])
+        assert (of_entropy is None) == (entropy.grad is None)
+        if of_entropy is not None and entropy.grad is not None:
+            assert torch.equal(of_entropy, entropy.grad[which])
+
+
+@pytest.mark.parametrize("options", ["algorithm.loss=gspo", "algorithm.loss=gmpo", "correction.method=sequence_mis"])
+def test_the_gradient_of_a_loss_of_whole_sequences_waits_for_them(tiny: Callable[..., Config], options: str) -> None:
+    assert objective(tiny(options)).slopes(PACK, 1) is None
 
 
 def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[..., Config]) -> None:
