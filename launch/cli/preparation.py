@@ -166,6 +166,8 @@ def plan(
     from launch.tools.plan.lengths import LengthRequest
     from rlsys.config.loading import load_config
 
+    if "gpus" in given:  # what CONFIG leaves open is then as on GPUs
+        overrides += ("cluster.device=gpu", "rollout.exact=false")
     loaded, lengths = load_config(config, overrides), LengthRequest(prompt_tokens, ragged)
     if simulate:
         from launch.tools.plan.variants import SimulateOptions, compare_variants

@@ -102,8 +102,8 @@ def make_placements(config: Config, gpus: int | None) -> Iterator[Config]:
 def with_placement(config: Config, engines: int, ranks: int, placement: str) -> Config:
     return replace(
         config,
-        cluster=replace(config.cluster, placement=placement, device="gpu"),
-        rollout=replace(config.rollout, engines=engines, exact=False),
+        cluster=replace(config.cluster, placement=placement),
+        rollout=replace(config.rollout, engines=engines),
         policy=replace(config.policy, ranks=ranks),
     )
 

@@ -74,6 +74,25 @@ def test_placements_are_tried_without_data(costs):
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ([], 1.1),  # one pack of 32 x (7 + 16 x 9) = 4,832 tokens, and 10 steps of all 512 sequences
+        (["policy.tokens_per_pack=4096"], 2.1),
+        (["rollout.max_sequences=256", "cluster.device=cpu", "rollout.exact=true"], 1.2),
+    ],
+)
+def test_on_gpus_what_a_configuration_for_cpus_leaves_open_is_as_on_gpus(words, seconds, tmp_path):
+    (tmp_path / "open.yaml").write_text("data: {train: builtin:zigzag}")
+    zero = dict.fromkeys(COSTS, 0.0)
+    (tmp_path / "costs.json").write_text(json.dumps(zero | {"step_s": 0.01, "pack_s": 1.0}))
+    given = ["--simulate", str(tmp_path / "costs.json"), "--gpus", "2", "--ragged", "10,10", "--prompt-tokens", "7"]
+    simulated(str(tmp_path / "open.yaml"), *words, *given, "--json", str(tmp_path / "figures.json"))
+    ways = json.loads((tmp_path / "figures.json").read_text())["ways"]
+    separate = next(way for way in ways if (way["placement"], way["max_lag"]) == ("separate", 0))
+    assert separate["step_s"] == pytest.approx(seconds)
+
+
 def assumed_lengths(*words: str) -> str:
     """The line that tells them."""
     done = CliRunner().invoke(commands, ["plan", *words], env={"COLUMNS": "300"}, catch_exceptions=False)
