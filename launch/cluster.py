@@ -22,7 +22,7 @@ from rlsys.config.derived import has_reference_worker, runs_eagerly
 from rlsys.config.schema import Config, ConfigError
 from rlsys.episodes.settings import plays
 from rlsys.interfaces import Rewards, Rollout
-from rlsys.models.shapes import context_from_config
+from rlsys.models.config_json import context_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks.builtin import TINY_MODELS
 from workers.supervision.gpu_environment import rank_environment

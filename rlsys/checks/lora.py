@@ -7,8 +7,6 @@ from rlsys.config.schema import Config, ConfigError, LoraConfig
 from rlsys.models.adapters import read_adapter_config
 from rlsys.models.shapes import ModelShape
 
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of every family in `shapes`
-
 
 def check_lora(c: Config) -> Iterator[str]:
     lora, default = c.policy.lora, LoraConfig()
@@ -50,8 +48,9 @@ def check_targets(c: Config, model: ModelShape) -> Iterator[str]:
     """Finds targets that match no layer. Models with experts are checked later, when they are loaded."""
     if not c.policy.lora.rank or model.experts:
         return
-    if unknown := [t for t in c.policy.lora.targets if t.rpartition(".")[2] not in (*LINEAR, "all-linear")]:
+    linear = list(dict.fromkeys(matrix.name for matrix in model.linear_layers))
+    if unknown := [t for t in c.policy.lora.targets if t.rpartition(".")[2] not in (*linear, "all-linear")]:
         yield (
             f"policy.lora.targets: {', '.join(unknown)} matches no linear layer of {model.name} below its output layer; it "
-            f"has {', '.join(LINEAR)}. Name some of those, or all-linear."
+            f"has {', '.join(linear)}. Name some of those, or all-linear."
         )

@@ -2,24 +2,13 @@
 
 from rlsys.config.schema import Config
 from rlsys.estimates.memory import WIDTH
+from rlsys.models.matrices import Matrix
 from rlsys.models.shapes import ModelShape
 
 
-def layer_matrices(model: ModelShape) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a layer's linear layers by name. Experts have no adapters."""
-    h, i = model.hidden, model.intermediate
-    matrices = {
-        "q_proj": (h, model.query_width),
-        "k_proj": (h, model.key_width),
-        "v_proj": (h, model.key_width),
-        "o_proj": (model.query_width, h),
-    }
-    return matrices if model.experts else matrices | {"gate_proj": (h, i), "up_proj": (h, i), "down_proj": (i, h)}
-
-
-def adapted_matrices(c: Config, model: ModelShape) -> list[tuple[int, int]]:
+def adapted_matrices(c: Config, model: ModelShape) -> list[Matrix]:
     targets = {target.rpartition(".")[2] for target in c.policy.lora.targets}
-    return [size for name, size in layer_matrices(model).items() if name in targets or "all-linear" in targets]
+    return [matrix for matrix in model.linear_layers if matrix.name in targets or "all-linear" in targets]
 
 
 def trained_parameters(c: Config, model: ModelShape) -> float:
@@ -27,7 +16,7 @@ def trained_parameters(c: Config, model: ModelShape) -> float:
     rank = c.policy.lora.rank
     if not rank:
         return float(model.parameters)
-    return float(model.layers * rank * sum(inputs + outputs for inputs, outputs in adapted_matrices(c, model)))
+    return float(rank * sum(m.layers * (m.inputs + m.outputs) for m in adapted_matrices(c, model)))
 
 
 def adapter_parameters(c: Config, model: ModelShape) -> float:
@@ -46,14 +35,14 @@ def largest_trained(c: Config, model: ModelShape) -> float:
     rank = c.policy.lora.rank
     if not rank:
         return float(model.largest_tensor)
-    return float(rank * max((max(size) for size in adapted_matrices(c, model)), default=0))
+    return float(rank * max((max(m.inputs, m.outputs) for m in adapted_matrices(c, model)), default=0))
 
 
 def merge_bytes(c: Config, model: ModelShape) -> float:
     """What a layer holds while it merges: W + s B A in float32, and its rounded copy."""
     if not c.policy.lora.rank:
         return 0.0
-    return 8.0 * max((inputs * outputs for inputs, outputs in adapted_matrices(c, model)), default=0)
+    return 8.0 * max((matrix.size for matrix in adapted_matrices(c, model)), default=0)
 
 
 def saved_state_bytes(c: Config) -> int:

@@ -3,6 +3,7 @@
 from rlsys.config.derived import max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.estimates.adapters import merge_bytes
+from rlsys.estimates.cache import sequence_bytes
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import (
     COMPILER_MIB,
@@ -47,7 +48,7 @@ def engine_on_cpu(c: Config, model: ModelShape, lengths: SequenceLengths) -> Pro
     sequences = min(r.max_sequences, -(-t.prompts_per_step * t.samples_per_prompt // r.engines))
     prefill = min(max_batched_tokens(c, lengths.longest), sequences * lengths.prompt)
     work: Parts = {
-        "activations": prefill * width * 4.0 * model.flop_counter.intermediate,
+        "activations": prefill * width * 4.0 * model.active_intermediate,
         "logits": 12.0 * sequences * model.vocabulary,
     }
     weights = width * model.parameters
@@ -66,18 +67,20 @@ def engine_parts(c: Config, model: ModelShape, gpu_bytes: float) -> Parts:
     r, width = c.rollout, WIDTH[c.rollout.dtype]
     parts = r.tensor_parallel
     weights = width * model.parameters / parts
-    work = max_batched_tokens(c, 0) * width * (2 * model.flop_counter.intermediate / parts + 4 * model.hidden)
+    work = max_batched_tokens(c, 0) * width * (2 * model.active_intermediate / parts + 4 * model.hidden)
     logits = r.max_sequences * model.vocabulary * (8.0 + width)
     fixed = CUDA_CONTEXT + NCCL_BUFFERS * (parts > 1) + (0.0 if runs_eagerly(c) else CUDA_GRAPHS)
     cache = r.gpu_memory * gpu_bytes - weights - work - logits - fixed
     return {"weights": weights, "activations": work, "logits": logits, "KV cache": cache, "fixed": fixed}
 
 
-def kv_cache_tokens(c: Config, model: ModelShape, gpu_bytes: float) -> float:
-    """How many tokens' keys and values fit into an engine's cache."""
-    token_bytes = model.kv_bytes_per_token(WIDTH[c.rollout.dtype])
-    heads = max(model.key_width // max(model.head_dim, 1), 1)
-    parts = min(c.rollout.tensor_parallel, heads)  # a head of keys is not split
+def kv_cache_tokens(c: Config, model: ModelShape, gpu_bytes: float, length: float) -> float:
+    """How many tokens fit into an engine's cache, in sequences of this length."""
+    return kv_cache_bytes(c, model, gpu_bytes) * length / sequence_bytes(c, model, length)
+
+
+def kv_cache_bytes(c: Config, model: ModelShape, gpu_bytes: float) -> float:
+    """The size of the cache, on one of an engine's GPUs."""
     if c.cluster.device == "cpu":
-        return parts / token_bytes * (c.rollout.kv_cache_mb * MIB)
-    return parts / token_bytes * max(engine_parts(c, model, gpu_bytes)["KV cache"], 0.0)
+        return float(c.rollout.kv_cache_mb * MIB)
+    return max(engine_parts(c, model, gpu_bytes)["KV cache"], 0.0)

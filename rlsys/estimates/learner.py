@@ -142,7 +142,7 @@ class LearnerEstimate:
         return add_parts(self.pass_memory(training=training).largest, merged)
 
     def pass_memory(self, *, training: bool) -> PassMemory:
-        tokens, scored = share_pack(self.config, self.lengths, self.samples(training), self.ranks)
+        tokens, scored = share_pack(self.config, self.model, self.lengths, self.samples(training), self.ranks)
         return pass_memory(
             self.config, self.model, tokens, scored, self.lengths, training=training, has_logits=self.has_logits
         )
@@ -155,7 +155,7 @@ class LearnerEstimate:
     def offloaded_parts(self) -> Parts:
         if not offloads_activations(self.config):
             return {}
-        tokens, _ = share_pack(self.config, self.lengths, self.samples(training=True), self.ranks)
+        tokens, _ = share_pack(self.config, self.model, self.lengths, self.samples(training=True), self.ranks)
         return {"activations": offloaded_bytes(self.config, self.model, tokens)}
 
     @property

@@ -52,7 +52,7 @@ def full_buckets(c: Config, model: ModelShape, has_logits: bool) -> list[Reducti
         return [Reduction(min(trained, size + largest_trained(c, model) * (trained > size)))]
     if c.policy.zero_stage == 1 or trained <= size:
         return [Reduction(min(trained, size))]
-    embedding, layers = float(model.embedding_parameters), float(model.layers * model.layer_parameters)
+    embedding, layers = float(model.embedding_parameters), float(model.parameters_of_layers)
     most = max(min(trained, size), embedding)
     beside = embedding * (embedding > size)
     if not model.tied:

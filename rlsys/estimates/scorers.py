@@ -23,7 +23,7 @@ REWARD_MODEL_IMPORT_MIB = 510  # MiB of a reward model's actor and of its proces
 
 def reference_memory(c: Config, model: ModelShape, lengths: SequenceLengths) -> ProcessMemory:
     t, ranks, width = c.trainer, c.reference.ranks, WIDTH[c.policy.dtype]
-    tokens, scored = worst_case_pack(c, lengths, t.prompts_per_step * t.samples_per_prompt, ranks)
+    tokens, scored = worst_case_pack(c, model, lengths, t.prompts_per_step * t.samples_per_prompt, ranks)
     split = c.reference.zero_stage == 3
     weights: Parts = {"weights": width * float(model.parameters) / (ranks if split else 1)}
     gathered: Parts = {"weights": width * float(model.largest_tensor) * split}

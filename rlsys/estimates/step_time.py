@@ -9,8 +9,9 @@ from rlsys.config.derived import policy_is_reference, runs_eagerly, scores_old
 from rlsys.config.schema import Config
 from rlsys.estimates.activations import offloads_activations
 from rlsys.estimates.adapters import sync_bytes, trained_parameters
+from rlsys.estimates.cache import cache_parts, sequence_bytes
 from rlsys.estimates.devices import GIB, Gpu
-from rlsys.estimates.engine import kv_cache_tokens
+from rlsys.estimates.engine import kv_cache_bytes
 from rlsys.estimates.memory import WIDTH, SequenceLengths
 from rlsys.models.shapes import ModelShape
 
@@ -60,7 +61,7 @@ def estimate_step(
 ) -> StepTimes:
     """`c` names its transport: what `auto` stands for depends on the cluster."""
     t, ranks, completions = c.trainer, c.policy.ranks, [max(round(mean_completion), 1)] * c.trainer.samples_per_prompt
-    work = model.flop_counter.group_flops(lengths.typical_prompt, completions) * t.prompts_per_step
+    work = scored_flops(c, model, lengths, completions)
     lora = c.policy.lora.rank > 0  # frozen weights have no gradients
     update_work = work * t.epochs_per_step * (3 - lora + c.policy.gradient_checkpointing)
     rank = _speed(gpu, c.policy.dtype, c.policy.threads)
@@ -72,11 +73,11 @@ def estimate_step(
     elif c.reference.kl_coef > 0:
         reference_gpu = gpu if c.reference.gpus else None
         reference = _speed(reference_gpu, c.policy.dtype, c.policy.threads)
-        counter = (reference_model or model).flop_counter
-        scored = counter.group_flops(lengths.typical_prompt, completions) * t.prompts_per_step
+        scored = scored_flops(c, reference_model or model, lengths, completions)
         phases["reference"] = scored / (c.reference.ranks * reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
     phases["update"] = update_work / (ranks * rank.flops * training) + _optimizer_seconds(c, model, rank)
-    tokens = (lengths.typical_prompt + sum(completions)) * t.prompts_per_step / ranks
+    prompts = len(completions) if model.mixer else 1  # of a group, in packs
+    tokens = (prompts * lengths.typical_prompt + sum(completions)) * t.prompts_per_step / ranks
     phases["update"] += tokens * t.epochs_per_step * _activation_seconds_per_token(c, model)
     if c.algorithm.advantage == "gae":
         critic_work = work * t.epochs_per_step * (3 + c.policy.gradient_checkpointing)
@@ -85,6 +86,13 @@ def estimate_step(
     if c.sync.what == "adapter":  # engines read the model's own weights from main memory
         phases["sync"] += WIDTH[c.rollout.dtype] * model.parameters / LINKS["shared_memory"]
     return StepTimes(phases, c.pipeline.max_lag > 0)
+
+
+def scored_flops(c: Config, model: ModelShape, lengths: SequenceLengths, completions: list[int]) -> float:
+    """The work of a forward pass over a step's samples. Mixers compute a prompt for each of its completions."""
+    groups = [[completion] for completion in completions] if model.mixer else [completions]
+    work = sum(model.flop_counter.group_flops(lengths.typical_prompt, group) for group in groups)
+    return work * c.trainer.prompts_per_step
 
 
 def _speed(gpu: Gpu | None, dtype: str, threads: int) -> DeviceSpeed:
@@ -122,12 +130,13 @@ def _rollout_seconds(
     flops = speed.flops * (PREFILL_SHARE if gpu else 1.0)
     prompts = -(-t.prompts_per_step // r.engines)
     samples = prompts * t.samples_per_prompt
-    cache = kv_cache_tokens(c, model, gpu.memory_gib * GIB if gpu else 0.0)
-    length = lengths.typical_prompt + mean_completion / 2
-    sequences = max(1.0, min(r.max_sequences, samples, cache / max(length, 1)))
+    cache = kv_cache_bytes(c, model, gpu.memory_gib * GIB if gpu else 0.0)
+    length = max(lengths.typical_prompt + mean_completion / 2, 1)
+    sequences = max(1.0, min(r.max_sequences, samples, cache / sequence_bytes(c, model, length)))
     longest = min(lengths.completion, MAX_OVER_MEAN_LENGTH * mean_completion)
     steps = max(longest, samples * mean_completion / sequences)
-    read = (width * model.active_parameters + sequences * length * model.kv_bytes_per_token(width)) / parts
+    read = width * model.parameters_read(sequences) / parts
+    read += sequences * model.cached_bytes(length, width) / cache_parts(c, model)
     computed = sequences * 2.0 * model.active_parameters / parts
     overhead = (LAUNCH_S * runs_eagerly(c) if gpu else CORE_STEP_S) * model.layers
     step = max(read / speed.bandwidth, computed / flops, overhead)

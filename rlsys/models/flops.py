@@ -11,35 +11,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FlopCounter:
-    """The sizes of a decoder that decide its work. Qwen2.5-0.5B:
+    """The work of a decoder, in floating-point operations. `ModelShape.flop_counter` derives it from the sizes."""
 
-    FlopCounter(layers=24, hidden=896, heads=14, kv_heads=2, head_dim=64, intermediate=4864, vocabulary=151936)
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int  # of all MLPs together that a token passes in a layer
-    vocabulary: int
-
-    @property
-    def flops_per_token(self) -> float:
-        """The work of one token in all layers, without the products of queries, keys and values in attention."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return 2.0 * self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def flops_per_pair(self) -> float:
-        """The work of one pair of query and key in all layers, values included."""
-        return 4.0 * self.layers * self.heads * self.head_dim
+    flops_per_token: float  # in all layers, without the products of queries, keys and values in attention
+    flops_per_pair: float  # of query and key in all layers that see all tokens, values included
+    flops_per_output: float  # of the logits of a token
+    flops_per_pair_in_window: float = 0.0  # in all layers with a sliding window
+    window: int = 0  # tokens that such a layer sees
 
     def forward_flops(self, begin: int, end: int, outputs: int) -> float:
         """The work of the tokens at positions begin … end - 1 of a sequence, with logits for `outputs` of them."""
         pairs = (end * (end + 1) - begin * (begin + 1)) / 2  # each token sees itself and all before it
-        logits = 2.0 * self.hidden * self.vocabulary * outputs
-        return (end - begin) * self.flops_per_token + pairs * self.flops_per_pair + logits
+        attention = pairs * self.flops_per_pair
+        if self.window:
+            attention += (self.pairs_in_window(end) - self.pairs_in_window(begin)) * self.flops_per_pair_in_window
+        return (end - begin) * self.flops_per_token + attention + self.flops_per_output * outputs
+
+    def pairs_in_window(self, tokens: int) -> float:
+        """The pairs that the first tokens of a sequence see in a layer with a window."""
+        near = min(tokens, self.window)
+        return near * (near + 1) / 2 + (tokens - near) * self.window
 
     def group_flops(self, prompt: int, completions: list[int]) -> float:
         """The work to draw or score the completions of one prompt. Their last tokens are never inputs."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from rlsys.config.cache import hub_cache
 from rlsys.config.schema import ConfigError
+from rlsys.models.config_json import context_from_config, head_size_from_config, parse_config
 from rlsys.models.flops import FlopCounter
 from rlsys.models.known_shapes import look_up_shape
-from rlsys.models.shapes import ModelShape, context_from_config, head_size_from_config, parse_config
+from rlsys.models.shapes import ModelShape
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 
 
@@ -75,7 +76,7 @@ def pairs_per_token(path: str) -> float:
         counter = model_shape(path)[0].flop_counter
     except ConfigError:
         return DEFAULT_PAIRS_PER_TOKEN
-    return counter.flops_per_token / counter.flops_per_pair
+    return counter.flops_per_token / (counter.flops_per_pair + counter.flops_per_pair_in_window)
 
 
 def _read_config_file(name: str, file: Path) -> ModelShape:

@@ -1,19 +1,18 @@
-"""The sizes of a decoder and what follows from them: parameters, tensors, work. Read from a config.json."""
+"""The sizes of a decoder and what follows from them: parameters, tensors, work."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.models.flops import FlopCounter
+from rlsys.models.latent import LatentAttention
+from rlsys.models.matrices import Matrix, gated_mlp
+from rlsys.models.mixers import Mixer
 from rlsys.packs.heads import heads_divide
 
-# The layers of these consist of queries, keys, values, output and a gated MLP of three matrices.
-KNOWN_FAMILIES = (
-    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
-    *("olmo2", "granite", "smollm3"),
-)
-WINDOW_AS_MASK = ("doge", "llama4_text", "phimoe", "qwen2_moe")  # see `context_from_config`
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text")
+# Normed are each head's queries and keys, or those of all heads together.
+NORMS_HEADS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text", "lfm2")
+NORMS_ALL_HEADS = ("olmo2", "olmo3")
+GATES_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # by as many numbers as queries have
+GATES_SHARED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class ModelShape:
     hidden: int
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
     intermediate: int  # width of the MLP; of one expert if there are several
     vocabulary: int
     tied: bool  # the output layer is the embedding
@@ -37,23 +36,62 @@ class ModelShape:
     experts: int = 0
     active_experts: int = 0
     shared_intermediate: int = 0  # width of the expert that every token passes
+    dense_layers: int = 0  # of a model with experts: layers with one MLP, of width `dense_intermediate`
+    dense_intermediate: int = 0
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output layer
+    mlp_bias: bool = False
     caps_scores: bool = False  # attention has a soft cap
     caps_logits: bool = False
+    sinks: bool = False  # attention has a sink per head
+    window: int = 0  # tokens that a layer with a sliding window sees
+    windowed: int = 0  # layers with one
+    latent: LatentAttention | None = None
+    mixer: Mixer | None = None
+    mixer_layers: int = 0
+    mixes_beside_attention: bool = False  # else in its place
+
+    @property
+    def attention_layers(self) -> int:
+        return self.layers if self.mixes_beside_attention else self.layers - self.mixer_layers
+
+    @property
+    def windowed_layers(self) -> int:
+        return min(self.windowed, self.attention_layers)
+
+    @property
+    def expert_layers(self) -> int:
+        return self.layers - min(self.dense_layers, self.layers) if self.experts else 0
 
     @property
     def query_width(self) -> int:
         return self.heads * self.head_dim
 
     @property
+    def gated_query_width(self) -> int:
+        """With the numbers that gate attention's output."""
+        return self.query_width * (1 + (self.family in GATES_ATTENTION))
+
+    @property
     def key_width(self) -> int:
-        """The width of keys, which is that of values."""
         return self.kv_heads * self.head_dim
 
     @property
+    def value_width(self) -> int:
+        return self.kv_heads * self.value_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent.value if self.latent else self.head_dim
+
+    @property
+    def cached_width(self) -> int:
+        """Numbers of a token that an engine keeps in a layer with attention."""
+        return self.latent.cached if self.latent else self.key_width + self.value_width
+
+    @property
     def has_qk_norm(self) -> bool:
-        return self.family in ("qwen3", "qwen3_moe", "gemma3_text")
+        return self.family in NORMS_HEADS
 
     @property
     def layer_norms(self) -> int:
@@ -61,26 +99,75 @@ class ModelShape:
         return 4 if self.family in ("gemma2", "gemma3_text") else 2
 
     @property
-    def attention_parameters(self) -> int:
-        """Parameters of a layer's attention."""
-        weights = self.hidden * (2 * self.query_width + 2 * self.key_width)
-        biases = (self.query_width + 2 * self.key_width) * self.qkv_bias + self.hidden * self.output_bias
-        if self.family == "olmo2":
-            return weights + biases + self.query_width + self.key_width
-        return weights + biases + 2 * self.head_dim * self.has_qk_norm
-
-    @property
-    def mlp_parameters(self) -> int:
-        """Parameters of a layer's MLP, all experts together."""
-        expert = 3 * self.hidden * self.intermediate
+    def active_intermediate(self) -> int:
+        """Width of all MLPs together that a token passes in a layer."""
         if not self.experts:
-            return expert
-        shared = 3 * self.hidden * self.shared_intermediate + self.hidden if self.shared_intermediate else 0
-        return self.experts * (expert + self.hidden) + shared
+            return self.intermediate
+        return max(self.intermediate * self.active_experts + self.shared_intermediate, self.dense_intermediate)
 
     @property
-    def layer_parameters(self) -> int:
-        return self.attention_parameters + self.mlp_parameters + self.layer_norms * self.hidden
+    def linear_layers(self) -> list[Matrix]:
+        """All but experts, routers and the output layer."""
+        mixer = self.mixer.linear if self.mixer else ()
+        mixing = [Matrix(name, inputs, outputs, self.mixer_layers) for name, inputs, outputs in mixer]
+        return [*self.attention_matrices, *mixing, *self.mlp_matrices]
+
+    @property
+    def attention_matrices(self) -> list[Matrix]:
+        h, q, k, v, n = self.hidden, self.query_width, self.key_width, self.value_width, self.attention_layers
+        if self.latent:
+            return self.latent.matrices(h, self.heads, n)
+        output = Matrix("out_proj" if self.family == "lfm2" else "o_proj", q, h, n)
+        if self.family == "phi3":
+            return [Matrix("qkv_proj", h, q + k + v, n), output]
+        return [
+            Matrix("q_proj", h, self.gated_query_width, n),
+            Matrix("k_proj", h, k, n),
+            Matrix("v_proj", h, v, n),
+            output,
+        ]
+
+    @property
+    def mlp_matrices(self) -> list[Matrix]:
+        h, family = self.hidden, self.family
+        if not self.experts:
+            return gated_mlp(family, h, self.intermediate, self.layers)
+        matrices = gated_mlp(family, h, self.dense_intermediate, self.dense_layers) if self.dense_layers else []
+        if self.shared_intermediate:
+            matrices += gated_mlp(family, h, self.shared_intermediate, self.expert_layers)
+        if self.shared_intermediate and family in GATES_SHARED_EXPERT:
+            matrices.append(Matrix("shared_expert_gate", h, 1, self.expert_layers))
+        return matrices
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert."""
+        biases = 2 * self.intermediate + self.hidden if self.family == "gpt_oss" else 0
+        return 3 * self.hidden * self.intermediate + biases
+
+    @property
+    def router_parameters(self) -> int:
+        return self.experts * (self.hidden + (self.family == "gpt_oss"))
+
+    @property
+    def attention_vectors(self) -> int:
+        """Parameters of an attention layer that are not in matrices: biases, norms and sinks."""
+        if self.latent:
+            biases = (self.latent.query_rank + self.latent.cached) * self.qkv_bias
+            return biases + self.hidden * self.output_bias + self.latent.norms
+        norms = 2 * self.head_dim * self.has_qk_norm
+        norms += (self.query_width + self.key_width) * (self.family in NORMS_ALL_HEADS)
+        biases = (self.gated_query_width + self.key_width + self.value_width) * self.qkv_bias
+        return norms + biases + self.hidden * self.output_bias + self.heads * self.sinks
+
+    @property
+    def parameters_of_layers(self) -> int:
+        norms = self.layers * self.layer_norms * self.hidden
+        vectors = self.attention_layers * self.attention_vectors
+        vectors += self.mixer_layers * self.mixer.others if self.mixer else 0
+        vectors += self.layers * (2 * self.intermediate + self.hidden) * self.mlp_bias
+        experts = self.expert_layers * (self.experts * self.expert_parameters + self.router_parameters)
+        return norms + vectors + experts + sum(matrix.parameters for matrix in self.linear_layers)
 
     @property
     def embedding_parameters(self) -> int:
@@ -89,35 +176,62 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return self.layers * self.layer_parameters + self.hidden + embeddings
+        return self.parameters_of_layers + self.hidden + embeddings
 
     @property
     def active_parameters(self) -> int:
         """Parameters that a token passes."""
-        if not self.experts:
-            return self.parameters
-        idle = (self.experts - self.active_experts) * 3 * self.hidden * self.intermediate
-        return self.parameters - self.layers * idle
+        idle = self.experts - self.active_experts
+        return self.parameters - self.expert_layers * idle * self.expert_parameters
 
     @property
     def largest_tensor(self) -> int:
-        """Elements of the largest tensor."""
-        return max(self.embedding_parameters, self.hidden * self.intermediate, self.hidden * self.query_width)
+        """Elements of the largest tensor. All experts of a layer are together in two."""
+        experts = 2 * self.experts * self.hidden * self.intermediate
+        return max(self.embedding_parameters, experts, *(matrix.size for matrix in self.linear_layers))
 
     def kv_bytes_per_token(self, width: int) -> int:
         """Bytes of a token's keys and values in all layers, in numbers of `width` bytes."""
-        return 2 * self.layers * self.key_width * width
+        return self.attention_layers * self.cached_width * width
+
+    def cached_bytes(self, tokens: float, width: int) -> float:
+        """Bytes of a sequence's keys, values and states that its next token is computed from."""
+        full = self.attention_layers - self.windowed_layers
+        seen = full * tokens + self.windowed_layers * min(tokens, self.window)
+        states = self.mixer_layers * self.mixer.state_bytes(width) if self.mixer else 0
+        return seen * self.cached_width * width + states
+
+    def parameters_read(self, sequences: float) -> float:
+        """Parameters that some of so many tokens pass, if each chooses its experts at random."""
+        if not self.experts:
+            return float(self.parameters)
+        idle = self.experts * (1 - self.active_experts / self.experts) ** sequences
+        return self.parameters - self.expert_layers * idle * self.expert_parameters
 
     def can_split(self, parts: int) -> bool:
         """True if vLLM can split the model into so many parts."""
-        return heads_divide(self.heads, self.kv_heads, parts) and self.intermediate % parts == 0
+        widths = [self.intermediate, self.dense_intermediate, self.mixer.heads if self.mixer else 0]
+        return heads_divide(self.heads, self.kv_heads, parts) and not any(width % parts for width in widths)
 
     @property
     def flop_counter(self) -> FlopCounter:
-        width = self.intermediate
-        if self.experts:
-            width = self.intermediate * self.active_experts + self.shared_intermediate
-        return FlopCounter(self.layers, self.hidden, self.heads, self.kv_heads, self.head_dim, width, self.vocabulary)
+        experts = self.expert_layers * (
+            3 * self.hidden * self.intermediate * self.active_experts + self.hidden * self.experts
+        )
+        mixing = self.mixer_layers * self.mixer.flops if self.mixer else 0.0
+        pair = 2.0 * self.heads * (self.head_dim + self.value_dim)
+        return FlopCounter(
+            flops_per_token=2.0 * (sum(matrix.parameters for matrix in self.linear_layers) + experts) + mixing,
+            flops_per_pair=pair * (self.attention_layers - self.windowed_layers),
+            flops_per_output=2.0 * self.hidden * self.vocabulary,
+            flops_per_pair_in_window=pair * self.windowed_layers,
+            window=self.window,
+        )
+
+
+def can_share_packs(shape: ModelShape, ranks: int) -> bool:
+    """True if `policy.sequence_parallel` may be so many: ranks exchange heads of attention, and mixers have none."""
+    return ranks == 1 or (not shape.mixer and heads_divide(shape.heads, shape.kv_heads, ranks))
 
 
 # What the attention of vLLM's CPU build computes.
@@ -133,71 +247,3 @@ def tensor_parallel_problem(shape: ModelShape, parts: int) -> str:
         f"rollout.tensor_parallel ({parts}) does not divide {shape.name}: {shape.heads} attention heads, "
         f"{shape.kv_heads} of keys and values, an MLP of {shape.intermediate:,}. It may be {', '.join(possible)}."
     )
-
-
-def parse_config(name: str, settings: dict[str, Any]) -> ModelShape:
-    """Reads a shape from the contents of a config.json."""
-    s = settings.get("text_config", settings)
-    family = str(s.get("model_type", ""))
-    if family not in KNOWN_FAMILIES:
-        raise ConfigError(
-            f"{name}: the layers of model_type `{family}` are not known here; known: {', '.join(KNOWN_FAMILIES)}. "
-            "`rlsys train` may run it all the same."
-        )
-    experts = int(s.get("num_experts") or s.get("num_local_experts") or 0)
-    intermediate = s.get("moe_intermediate_size", s["intermediate_size"]) if experts else s["intermediate_size"]
-    heads = int(s["num_attention_heads"])
-    qwen2 = family in ("qwen2", "qwen2_moe")
-    tied = settings.get("tie_word_embeddings", s.get("tie_word_embeddings", family in TIED_BY_DEFAULT))
-    return ModelShape(
-        name,
-        family,
-        int(s["num_hidden_layers"]),
-        int(s["hidden_size"]),
-        heads,
-        int(s.get("num_key_value_heads") or heads),
-        int(s.get("head_dim") or s["hidden_size"] // heads),
-        int(intermediate),
-        int(s["vocab_size"]),
-        tied=bool(tied),
-        context=context_from_config(s),
-        experts=experts,
-        active_experts=int(s.get("num_experts_per_tok") or 0),
-        shared_intermediate=int(s.get("shared_expert_intermediate_size") or 0) if experts else 0,
-        qkv_bias=qwen2 or bool(s.get("attention_bias")),
-        output_bias=not qwen2 and bool(s.get("attention_bias")),
-        caps_scores=bool(s.get("attn_logit_softcapping", family == "gemma2")),
-        caps_logits=bool(s.get("final_logit_softcapping", family == "gemma2")),
-    )
-
-
-def context_from_config(settings: dict[str, Any]) -> int:
-    """The longest sequence, in tokens, that a model with this config.json can be trained on; 0 if it does not say.
-
-    At most its window, for families that hand this to attention as a mask, because packed attention has no mask. And at
-    most what it was trained on before LongRoPE, whose positions then depend on the longest sequence of a pack.
-    """
-    s = settings.get("text_config") or settings
-    limits = [int(s.get("max_position_embeddings") or s.get("n_positions") or 0), length_before_longrope(s)]
-    if s.get("model_type") in WINDOW_AS_MASK and s.get("use_sliding_window", True):
-        limits.append(int(s.get("attention_chunk_size") or s.get("sliding_window") or 0))
-    return min(filter(None, limits), default=0)
-
-
-def length_before_longrope(settings: dict[str, Any]) -> int:
-    """0 for a model without LongRoPE."""
-    options = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    for rope in (options, *(o for o in options.values() if isinstance(o, dict))):  # or by type of layer
-        if (rope.get("rope_type") or rope.get("type")) in ("longrope", "su"):
-            key = "original_max_position_embeddings"
-            return int(rope.get(key) or settings.get(key) or 0)
-    return 0
-
-
-def head_size_from_config(settings: dict[str, Any]) -> int:
-    """Numbers in a query of one attention head; 0 if the config.json does not say, or has latent attention."""
-    s = settings.get("text_config", settings)
-    heads = int(s.get("num_attention_heads") or 0)
-    if not heads or s.get("kv_lora_rank"):
-        return 0
-    return int(s.get("head_dim") or int(s.get("hidden_size") or 0) // heads)

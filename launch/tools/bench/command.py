@@ -22,8 +22,8 @@ from launch.tools.plan import costs
 from rlsys.analysis.trace import read_spans, write_trace
 from rlsys.config.schema import Config
 from rlsys.data import Dataset
+from rlsys.models.config_json import context_from_config
 from rlsys.models.lookup import known_flop_counter
-from rlsys.models.shapes import context_from_config
 from rlsys.pipeline import SyncSchedule
 from rlsys.runs.directory import RunDirectory, read_lines, require_writable
 from rlsys.runs.progress import Progress

@@ -106,11 +106,11 @@ def placements(gpus: int) -> Iterator[Settings]:
 def has_room(f: Fit) -> bool:
     """True if every GPU and node has memory to spare, and an engine has room for a few sequences."""
     fullest = max(g.needed / g.capacity for g in f.gpus)
-    room = kv_cache_tokens(f.config, f.model, min(g.capacity for g in f.gpus))
+    longest = f.lengths.prompt + f.lengths.completion
+    room = kv_cache_tokens(f.config, f.model, min(g.capacity for g in f.gpus), longest)
     sequences = min(SEQUENCES, f.config.trainer.prompts_per_step)
     host = max(needed / max(node.gpus, 1) for node, needed in zip(f.nodes, f.host_bytes, strict=True))
-    enough = sequences * (f.lengths.prompt + f.lengths.completion)
-    return fullest <= 1 - FREE_SHARE and room >= enough and host <= HOST_BYTES
+    return fullest <= 1 - FREE_SHARE and room >= sequences * longest and host <= HOST_BYTES
 
 
 def step_cost(choice: ChosenSettings) -> float:

@@ -10,6 +10,7 @@ from launch.placement import choose_transport
 from launch.tools.plan.formatting import format_gib
 from launch.tools.plan.layout import ClusterLayout, UnplacedBundle, lay_out
 from rlsys.config.schema import Config, ConfigError
+from rlsys.estimates.cache import sequence_bytes
 from rlsys.estimates.devices import GIB, Gpu, NodeSpec
 from rlsys.estimates.disk import DiskSpace, disk_space
 from rlsys.estimates.engine import engine_parts, kv_cache_tokens
@@ -89,6 +90,14 @@ def check_fit(
     config, problems = with_known_transport(c, len(nodes))
     if problem := tensor_parallel_problem(model, c.rollout.tensor_parallel):
         problems.append(Problem(problem, 1))
+    if c.policy.sequence_parallel > 1 and model.mixer:
+        problems.append(
+            Problem(
+                f"policy.sequence_parallel ({c.policy.sequence_parallel}) shares out heads of attention, and "
+                f"{model.name} has {model.mixer.name}, which hand on a state from token to token. Use 1.",
+                1,
+            )
+        )
     processes = memory_by_role(config, model, lengths, smallest.memory_gib * GIB if smallest else 0.0, other_models)
     layout = lay_out(c, bundles, nodes)
     gpus = uses_of_gpus(processes, layout, nodes)
@@ -198,16 +207,16 @@ def gpu_problems(gpus: list[GpuUse]) -> Iterator[Problem]:
 
 def engine_problems(c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None) -> Iterator[Problem]:
     """An engine does not start without room for one whole sequence."""
-    room = kv_cache_tokens(c, model, gpu.memory_gib * GIB if gpu else 0.0)
+    room = kv_cache_tokens(c, model, gpu.memory_gib * GIB if gpu else 0.0, lengths.longest)
     longest = lengths.longest
     if room >= longest:
         return
-    per_token = model.kv_bytes_per_token(4 if c.rollout.dtype == "float32" else 2)
-    cache = engine_parts(c, model, gpu.memory_gib * GIB)["KV cache"] if gpu else room * per_token
+    needed = sequence_bytes(c, model, longest)
+    cache = engine_parts(c, model, gpu.memory_gib * GIB)["KV cache"] if gpu else needed * room / longest
     yield Problem(
         f"rollout: an engine has room for the keys and values of {max(room, 0):,.0f} tokens; one full sequence has "
         f"{longest:,}.",
-        c.rollout.engines * max(longest * per_token - cache, 1.0),
+        c.rollout.engines * max(needed - cache, 1.0),
     )
 
 

@@ -10,8 +10,7 @@ from launch.tools.plan.fit import Fit, use_of_host, uses_of_gpus, with_known_tra
 from launch.tools.plan.suggestions import with_settings
 from rlsys.estimates.memory import SequenceLengths
 from rlsys.estimates.processes import memory_by_role
-from rlsys.models.shapes import ModelShape
-from rlsys.packs.heads import heads_divide
+from rlsys.models.shapes import ModelShape, can_share_packs
 
 SHARINGS = (1, 2, 4, 8)  # of policy.sequence_parallel
 OFF = {"policy.gradient_checkpointing": False, "policy.offload_activations": False}
@@ -32,7 +31,7 @@ class LongestSequences(NamedTuple):
 
 def longest_sequences(fit: Fit, other_models: Mapping[str, ModelShape]) -> list[LongestSequences]:
     ranks, model = fit.config.policy.ranks, fit.model
-    possible = [k for k in SHARINGS if ranks % k == 0 and heads_divide(model.heads, model.kv_heads, k)]
+    possible = [k for k in SHARINGS if ranks % k == 0 and can_share_packs(model, k)]
     return [
         LongestSequences(
             k,

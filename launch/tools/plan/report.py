@@ -109,8 +109,8 @@ def print_fullest(f: Fit, console: Console) -> None:
         )
         use = f"{format_gib(g.needed)} of {format_gib(g.capacity)} GiB at {g.moment}"
         print_line(console, f"fullest: {', '.join(g.workers)}: {use}, {rest}")
-    room = kv_cache_tokens(f.config, f.model, min((g.capacity for g in f.gpus), default=0.0))
     longest = f.lengths.longest
+    room = kv_cache_tokens(f.config, f.model, min((g.capacity for g in f.gpus), default=0.0), longest)
     sequences = f"{room / longest:,.1f} full sequences of {longest:,}"
     print_line(console, f"KV cache of an engine: {room:,.0f} tokens, {sequences}", "dim")
     node = max(range(len(f.host_bytes)), key=lambda i: f.host_bytes[i])

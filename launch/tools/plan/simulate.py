@@ -21,7 +21,7 @@ from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
 from rlsys.config.derived import policy_is_reference, scores_old
 from rlsys.config.schema import Config, ConfigError, RewardConfig
 from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
-from rlsys.models.lookup import pairs_per_token
+from rlsys.models.lookup import known_model_shape, pairs_per_token
 from rlsys.packs.balance import SequenceSize, assign_to_ranks, pack_cost
 from rlsys.pipeline import Pipeline, SyncSchedule
 from rlsys.sampling.collector import Collector
@@ -85,6 +85,8 @@ class SimulatedLoop:
         self.engines = SimulatedEngines(config, costs, self.time)
         self.critic_ranks = critic_ranks(config)
         self.pairs_per_token = pairs_per_token(config.model.path)
+        model = known_model_shape(config.model.path)
+        self.shares_prompts = not (model and model.mixer)
         rollout = FixedLengthRollout(self.engines, lengths)
         self.collector = Collector(
             rollout, SimulatedRewards(costs, self.time), seed=config.run.seed, reward=RewardConfig()
@@ -153,7 +155,12 @@ class SimulatedLoop:
     def work(self, batch: Batch, members: Sequence[int], ranks: int, each: float) -> float:
         """Seconds of the rank with the most work."""
         sized = {
-            m: SequenceSize(m, int(batch.groups[m]), self.prompt_tokens, len(batch.samples[m].tokens) - 1)
+            m: SequenceSize(
+                m,
+                int(batch.groups[m]) if self.shares_prompts else m,
+                self.prompt_tokens,
+                len(batch.samples[m].tokens) - 1,
+            )
             for m in members
         }
         p = self.config.policy

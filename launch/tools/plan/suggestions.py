@@ -118,7 +118,7 @@ def memory_hints(fit: Fit) -> Iterator[Settings]:
     for stage in range(p.zero_stage + 1, 4):
         yield {"policy.zero_stage": stage}
     yield {"policy.gradient_checkpointing": True}
-    for sharing in (2, 4, 8):
+    for sharing in (2, 4, 8) if not fit.model.mixer else ():
         yield {"policy.sequence_parallel": sharing, "policy.gradient_checkpointing": True}
     yield {"policy.tokens_per_pack": min(longest, p.tokens_per_pack)}
     yield {"rollout.max_sequences": min(c.rollout.max_sequences, 64)}
@@ -139,7 +139,7 @@ def largest_kv_cache(fit: Fit) -> int:
     """MiB of an engine's cache on CPU: as much as main memory has room for, and enough for one full sequence."""
     c, r = fit.config, fit.config.rollout
     longest = fit.lengths.longest
-    enough = math.ceil(r.kv_cache_mb * longest / kv_cache_tokens(c, fit.model, 0.0))
+    enough = math.ceil(r.kv_cache_mb * longest / kv_cache_tokens(c, fit.model, 0.0, longest))
     largest = r.kv_cache_mb
     for node, needed, names in zip(fit.nodes, fit.host_bytes, fit.layout.cpu_workers, strict=True):
         engines = sum(name.startswith("rollout") for name in names)

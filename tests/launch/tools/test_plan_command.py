@@ -330,6 +330,19 @@ def test_seconds_may_come_from_a_measurement(costs):
     assert "ESTIMATE" not in text
 
 
+@pytest.mark.parametrize("words", [[], ["policy.sequence_parallel=2"]])
+def test_a_model_with_mixers_is_planned_and_its_ranks_share_no_packs(words, tmp_path):
+    sizes = {"model_type": "qwen3_5_text", "hidden_size": 2560, "intermediate_size": 9216, "vocab_size": 248320}
+    sizes |= {"num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": sizes, "tie_word_embeddings": True}))
+    given = ["model.path=nobody/hybrid", *words, "--model-config", str(tmp_path / "config.json")]
+    _, text = planned("configs/dapo_7b_gpu.yaml", *given, "--json", str(tmp_path / "plan.json"), width=300)
+    assert ("nobody/hybrid has linear attention, which hand on a state" in text) == bool(words)
+    figures = json.loads((tmp_path / "plan.json").read_text())
+    assert figures["fits"] == (not words)
+    assert list(figures["longest_sequences"]) == ["1"]
+
+
 def test_an_unknown_model_needs_its_config_json(tmp_path):
     from rlsys.config.schema import ConfigError
 

@@ -6,8 +6,9 @@ from typing import Any
 from rlsys.config.methods import EntropyConfig
 from rlsys.config.schema import ClusterConfig, Config, PolicyConfig, RolloutConfig, TrainerConfig
 from rlsys.estimates.memory import SequenceLengths
+from rlsys.models.config_json import parse_config
 from rlsys.models.known_shapes import look_up_shape
-from rlsys.models.shapes import ModelShape, parse_config
+from rlsys.models.shapes import ModelShape
 
 RANKS, SAMPLES = 8, 8  # samples of a prompt
 

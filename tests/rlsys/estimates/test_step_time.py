@@ -15,6 +15,7 @@ from rlsys.config.schema import (
 from rlsys.estimates.devices import GPUS
 from rlsys.estimates.memory import SequenceLengths
 from rlsys.estimates.step_time import BANDWIDTH_SHARE, SCORING_SHARE, TRAINING_SHARE, estimate_step
+from rlsys.models.config_json import parse_config
 from rlsys.models.known_shapes import look_up_shape
 
 MODEL, LENGTHS, H100 = look_up_shape("Qwen2.5-7B"), SequenceLengths(512, 1024), GPUS["H100"]
@@ -34,6 +35,25 @@ def phases(config: Config = CONFIG, new: float = 512) -> dict[str, float]:
 def test_scoring_time_is_work_over_speed():
     work = 64 * MODEL.flop_counter.group_flops(512, [512] * 8)
     assert phases()["score"] == pytest.approx(work / (4 * 989e12 * SCORING_SHARE))
+
+
+HYBRID = {"model_type": "qwen3_5_text", "hidden_size": 2560, "intermediate_size": 9216, "vocab_size": 248320}
+HYBRID |= {"num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
+
+
+def test_a_prompt_is_scored_for_each_completion_of_a_model_with_mixers():
+    model = parse_config("hybrid", HYBRID)
+    work = 64 * 8 * model.flop_counter.forward_flops(0, 1023, 512)
+    seconds = estimate_step(CONFIG, model, LENGTHS, H100, 512).phases["score"]
+    assert seconds == pytest.approx(work / (4 * 989e12 * SCORING_SHARE), rel=1e-3)
+
+
+def test_an_engine_reads_the_experts_that_some_of_its_sequences_choose():
+    model = look_up_shape("Qwen/Qwen3-30B-A3B")
+    assert model.parameters_read(1) == pytest.approx(model.active_parameters)
+    assert model.parameters_read(512) == pytest.approx(model.parameters)
+    half = model.parameters_read(11) - model.parameters_read(0)  # (120 / 128)^11 is 0.49
+    assert half == pytest.approx(0.51 * 48 * 128 * 3 * 2048 * 768, rel=0.01)
 
 
 def test_old_log_probs_take_a_pass_if_they_are_needed():

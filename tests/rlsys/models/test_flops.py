@@ -1,10 +1,20 @@
 import pytest
+from models.small_families import (
+    FAMILIES,
+    LATENT,
+    LINEAR,
+    LOCAL_MOE,
+    MAMBA,
+    build_without_weights,
+    small_config,
+)
 
 from rlsys.estimates.devices import peak_flops
-from rlsys.models.flops import FlopCounter
+from rlsys.models.config_json import parse_config
 from rlsys.models.lookup import known_flop_counter
+from rlsys.models.shapes import ModelShape
 
-SMALL = FlopCounter(layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocabulary=10)
+SMALL = ModelShape("small", "llama", 2, 8, 2, 1, 4, 16, 10, tied=True, context=64).flop_counter
 
 
 def test_a_token_by_hand():
@@ -23,53 +33,62 @@ def test_a_prompt_is_computed_once_for_its_group_and_the_last_token_never():
     assert SMALL.group_flops(5, [3, 3]) == 2 * flops - SMALL.forward_flops(0, 5, 1)
 
 
-def test_the_count_equals_that_of_torch():
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "olmo3", "deepseek_v3"])
+def test_the_count_equals_that_of_torch(family):
     """Except for attention, where torch counts all pairs of tokens, and we count those that are not masked."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation="eager",
-    )
-    model, tokens = Qwen2ForCausalLM(config), 12
+    more = LATENT | {"q_lora_rank": 10, "first_k_dense_replace": 4} if family == "deepseek_v3" else {}
+    config = small_config(family, more)
+    model, tokens = AutoModelForCausalLM.from_config(config, attn_implementation="eager"), 12
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.arange(tokens)[None])
-    shape = known_flop_counter(config.to_dict())
-    pairs = 4 * shape.layers * shape.heads * shape.head_dim
-    linear = shape.forward_flops(0, tokens, tokens) - pairs * tokens * (tokens + 1) / 2
-    assert counter.get_total_flops() == linear + pairs * tokens**2
+    count = known_flop_counter(config.to_dict())
+    pair = count.flops_per_pair + count.flops_per_pair_in_window
+    linear = count.forward_flops(0, tokens, tokens) - pair * tokens * (tokens + 1) / 2
+    assert counter.get_total_flops() == linear + pair * tokens**2
 
 
-def test_only_active_experts_count():
-    from transformers import Qwen3MoeConfig
+@pytest.mark.parametrize(("family", "more"), FAMILIES)
+def test_a_token_is_multiplied_with_the_matrices_that_it_passes(family, more):
+    import torch
 
-    shape = known_flop_counter(
-        Qwen3MoeConfig(
-            hidden_size=64,
-            num_attention_heads=4,
-            head_dim=16,
-            moe_intermediate_size=24,
-            num_experts=8,
-            num_experts_per_tok=2,
-        ).to_dict()
-    )
-    assert shape.intermediate == 2 * 24
+    config = small_config(family, more)
+    model = build_without_weights(config)
+    passed = 0.0
+    for name, module in model.named_modules():
+        parameters = dict(module.named_parameters(recurse=False))
+        matrices = sum(p.numel() for n, p in parameters.items() if p.dim() > 1 and "bias" not in n)
+        if "embed" in name or name == "lm_head" or isinstance(module, torch.nn.Conv1d):
+            continue
+        passed += matrices * (config.num_experts_per_tok / 6 if "expert" in name and "shared" not in name else 1)
+    shape = parse_config("it", config.to_dict())
+    beside = shape.mixer_layers * shape.mixer.flops if shape.mixer else 0
+    assert shape.flop_counter.flops_per_token == pytest.approx(2 * passed + beside)
 
 
-def test_a_shared_expert_counts():
-    from transformers import Qwen2MoeConfig
+@pytest.mark.parametrize(
+    ("family", "more", "flops"),
+    [
+        # A convolution over 2 x 16 keys and queries and 48 values; a state of 4 heads x 8 x 12 is read twice and changed.
+        ("qwen3_5_text", LINEAR, 2 * 3 * (32 + 48) + 3 * 2 * 4 * 8 * 12),
+        ("falcon_h1", MAMBA | {"mamba_d_ssm": 64}, 2 * 3 * (64 + 2 * 2 * 8) + 2 * 2 * 64 * 8),  # changed and read
+        ("lfm2", {"full_attn_idxs": [1]}, 2 * 3 * 32 + 2 * 32),  # between two gates
+    ],
+)
+def test_the_work_of_mixers_by_hand(family, more, flops):
+    assert parse_config("it", small_config(family, more).to_dict()).mixer.flops == flops
 
-    config = Qwen2MoeConfig(  # Qwen1.5-MoE-A2.7B
-        moe_intermediate_size=1408, num_experts=60, num_experts_per_tok=4, shared_expert_intermediate_size=5632
-    )
-    assert known_flop_counter(config.to_dict()).intermediate == 4 * 1408 + 5632
+
+def test_a_layer_with_a_window_sees_no_more_than_that():
+    settings = small_config("gpt_oss", LOCAL_MOE | {"sliding_window": 5, "num_hidden_layers": 3}).to_dict()
+    count = known_flop_counter(settings)
+    full, windowed = 1, 2
+    pairs = [full * (i + 1) + windowed * min(i + 1, 5) for i in range(20)]
+    attention = count.forward_flops(3, 20, 0) - 17 * count.flops_per_token
+    assert attention == 4 * 4 * 16 * sum(pairs[3:])
 
 
 def test_an_unknown_architecture_is_not_counted():

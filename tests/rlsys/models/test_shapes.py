@@ -1,50 +1,67 @@
 """The sizes of models, compared with transformers' models."""
 
 import json
+from collections import Counter
 
 import pytest
+from models.small_families import COMMON, FAMILIES, build_without_weights, small_config
 
 from rlsys.config.schema import ConfigError
+from rlsys.models.config_json import KNOWN_FAMILIES, context_from_config, parse_config
 from rlsys.models.known_shapes import BUILTIN_MODELS, KNOWN_SHAPES, look_up_shape
 from rlsys.models.lookup import model_shape, pairs_per_token
-from rlsys.models.shapes import context_from_config, parse_config
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.tasks import zigzag
 from rlsys.tasks.builtin import TINY_MODELS
 
-SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
-SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-MOE = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+every_family = pytest.mark.parametrize(("family", "more"), FAMILIES)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("family", "more"),
-    [
-        ("qwen2", {}),
-        ("qwen3", {}),
-        ("llama", {}),
-        ("llama", {"attention_bias": True}),
-        ("mistral", {}),
-        ("olmo2", {}),
-        ("granite", {}),
-        ("gemma2", {}),
-        ("gemma3_text", {}),
-        ("qwen3_moe", MOE),
-        ("qwen2_moe", MOE | {"shared_expert_intermediate_size": 40}),
-        ("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
-    ],
-)
+@every_family
 def test_as_many_parameters_as_transformers_builds(family, more, tied):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Whether its config.json says all, or only what differs from the family's defaults."""
+    config = small_config(family, more, tied=tied)
+    counts = [p.numel() for p in build_without_weights(config).parameters()]
+    for settings in (config.to_dict(), COMMON | more | {"model_type": family, "tie_word_embeddings": tied}):
+        shape = parse_config("it", settings)
+        assert (shape.parameters, shape.largest_tensor) == (sum(counts), max(counts))
 
-    settings = SMALL | more | {"tie_word_embeddings": tied}
-    with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
-    assert parse_config("it", settings | {"model_type": family}).parameters == sum(
-        p.numel() for p in built.parameters()
+
+def test_every_known_family_is_compared():
+    assert {family for family, _ in FAMILIES} == set(KNOWN_FAMILIES)
+
+
+@every_family
+def test_the_linear_layers_are_those_of_the_model(family, more):
+    import torch
+
+    config = small_config(family, more)
+    modules = dict(build_without_weights(config).named_modules())
+    del modules["lm_head"]
+    built = Counter(
+        (name.rpartition(".")[2], m.in_features, m.out_features)
+        for name, m in modules.items()
+        if isinstance(m, torch.nn.Linear)
     )
+    counted = Counter()
+    for matrix in parse_config("it", config.to_dict()).linear_layers:
+        counted[matrix[:3]] += matrix.layers
+    assert counted == built
+
+
+@every_family
+def test_windows_and_mixers_are_in_as_many_layers_as_in_the_model(family, more):
+    config = small_config(family, more)
+    model = build_without_weights(config)
+    attention = [m for name, m in model.named_modules() if name.endswith(("self_attn", "layers.1.attention"))]
+    windows = [getattr(m, "sliding_window", getattr(m.config, "sliding_window", None)) for m in attention]
+    mixers = [n for n, _ in model.named_modules() if n.rpartition(".")[2] in ("linear_attn", "conv", "mamba")]
+    for settings in (config.to_dict(), COMMON | more | {"model_type": family}):
+        shape = parse_config("it", settings)
+        assert shape.attention_layers == len(attention)
+        assert shape.mixer_layers == len([n for n in mixers if not n.endswith("conv.conv")])
+        assert [shape.window] * shape.windowed_layers == [w for w in windows if w]
 
 
 @pytest.mark.parametrize(
@@ -139,10 +156,10 @@ def test_the_table_has_every_built_in_model():
 
 
 def test_a_directory_precedes_the_table_and_a_given_file_precedes_both(tmp_path):
-    settings = SMALL | {"model_type": "llama"}
+    settings = COMMON | {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert model_shape(str(tmp_path))[0].layers == 3
-    assert model_shape("Qwen/Qwen2.5-7B", tmp_path / "config.json")[0].layers == 3
+    assert model_shape(str(tmp_path))[0].layers == 4
+    assert model_shape("Qwen/Qwen2.5-7B", tmp_path / "config.json")[0].layers == 4
     assert model_shape("Qwen/Qwen2.5-7B")[0].layers == 28
 
 
@@ -157,7 +174,7 @@ def test_pairs_per_token_are_as_much_work_as_one_token():
 def test_a_hub_name_is_found_in_the_local_cache(tmp_path, monkeypatch):
     folder = tmp_path / "hub" / "models--me--mine" / "snapshots" / "abc"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(SMALL | {"model_type": "qwen3"}))
+    (folder / "config.json").write_text(json.dumps(COMMON | {"model_type": "qwen3"}))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     assert model_shape("me/mine")[0].family == "qwen3"
 
