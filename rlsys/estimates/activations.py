@@ -99,6 +99,7 @@ class LayerActivations:
             kept = width * (out + PADDING_FACTOR * q + self.cells * kv) + 8
         elif self.way == "flex":  # all is that of the pack
             kept = width * (q + out + kv) + 4 * m.heads
+            kept += (width * out + (4 + width) * m.heads) * m.sinks  # what their share is taken of, and the share
         elif self.way == "flash":  # its output is that of the pack
             kept = width * (q + out + self.cells / PADDING_FACTOR * kv) + 4 * m.heads
         else:  # and outputs

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fakes import make_batch
 from packs.test_logprobs_memory import peak
+from torch.nn.attention.flex_attention import AuxOutput
 
 from rlsys.config.methods import CriticConfig, ReferenceConfig
 from rlsys.config.schema import (
@@ -30,6 +31,7 @@ from rlsys.estimates.memory import ProcessMemory, SequenceLengths, total_bytes
 from rlsys.estimates.processes import memory_by_role
 from rlsys.models.config_json import KNOWN_FAMILIES, parse_config
 from rlsys.models.known_shapes import look_up_shape
+from rlsys.packs import attention, flex
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.decoder import run_decoder
 from rlsys.packs.logprobs import PackedLogprobs
@@ -129,6 +131,39 @@ def test_a_layers_saved_bytes_per_token_equal_those_torch_counts(family, mixing,
     way = "scores" if more.caps_scores or more.sinks else "blocks"
     counted = (LayerActivations(m, width, cells=1.0, way=way).mean * m.layers for m in (more, fewer))
     assert next(counted) - next(counted) == pytest.approx(measured, rel=0.04)
+
+
+class DescribedFlex(torch.autograd.Function):
+    """What FlexAttention's kernel keeps: its inputs, its output, and a number of each query and head."""
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        out, lse = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, lse)
+        return out, lse
+
+
+def describe_flex(query, key, value, return_aux=None, **_):
+    out, lse = DescribedFlex.apply(query, key, value)
+    return (out, AuxOutput(lse=lse)) if return_aux else out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_on_gpus_caps_and_sinks_keep_what_the_kernel_keeps_and_the_share_of_sinks(family, dtype, monkeypatch):
+    """There is no folded form, no mask and no score of a pair of tokens."""
+    batch = make_batch([0.0] * 4, [0, 0, 1, 1], [64] * 4, [70] * 2)
+    [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
+    four, fewer = build_model(family, dtype, num_hidden_layers=4)
+    five, more = build_model(family, dtype, num_hidden_layers=5)
+    monkeypatch.setattr(flex, "flex_attention", describe_flex)
+    monkeypatch.setattr(attention, "can_flex", lambda *_: True)  # as on a GPU
+    measured = (saved_bytes(five, packed) - saved_bytes(four, packed)) / len(packed.tokens)
+    low, high = (Config(cluster=ClusterConfig(device=device)) for device in ("cpu", "gpu"))
+    assert [activations.way_of_attention(c, more) for c in (low, high)] == ["scores", "flex"]
+    width = 4 if dtype == torch.float32 else 2
+    counted = (LayerActivations(m, width, cells=9.0, way="flex").mean * m.layers for m in (more, fewer))
+    assert next(counted) - next(counted) == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
