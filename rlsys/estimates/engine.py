@@ -3,7 +3,7 @@
 from rlsys.config.derived import max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.estimates.adapters import merge_bytes
-from rlsys.estimates.cache import sequence_bytes
+from rlsys.estimates.cache import cache_blocks, sequence_bytes
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import (
     COMPILER_MIB,
@@ -77,6 +77,18 @@ def engine_parts(c: Config, model: ModelShape, gpu_bytes: float) -> Parts:
 def kv_cache_tokens(c: Config, model: ModelShape, gpu_bytes: float, length: float) -> float:
     """How many tokens fit into an engine's cache, in sequences of this length."""
     return kv_cache_bytes(c, model, gpu_bytes) * length / sequence_bytes(c, model, length)
+
+
+def most_sequences(c: Config, model: ModelShape, gpu_bytes: float) -> int:
+    """Sequences that an engine on GPUs decodes at the same time: those that its cache has blocks for, if mixers need some.
+
+    vLLM refuses more than it has blocks, and each sequence needs one in each group of layers, or more.
+    """
+    if not model.mixer or c.cluster.device == "cpu":
+        return c.rollout.max_sequences
+    blocks = cache_blocks(c, model)
+    held = kv_cache_bytes(c, model, gpu_bytes) / blocks.size
+    return max(min(c.rollout.max_sequences, int(held // (blocks.attention + blocks.mixers))), 1)
 
 
 def kv_cache_bytes(c: Config, model: ModelShape, gpu_bytes: float) -> float:

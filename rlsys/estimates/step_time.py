@@ -11,7 +11,7 @@ from rlsys.estimates.activations import offloads_activations
 from rlsys.estimates.adapters import sync_bytes, trained_parameters
 from rlsys.estimates.cache import cache_parts, sequence_bytes
 from rlsys.estimates.devices import GIB, Gpu
-from rlsys.estimates.engine import kv_cache_bytes
+from rlsys.estimates.engine import kv_cache_bytes, most_sequences
 from rlsys.estimates.memory import WIDTH, SequenceLengths
 from rlsys.models.shapes import ModelShape
 
@@ -132,7 +132,8 @@ def _rollout_seconds(
     samples = prompts * t.samples_per_prompt
     cache = kv_cache_bytes(c, model, gpu.memory_gib * GIB if gpu else 0.0)
     length = max(lengths.typical_prompt + mean_completion / 2, 1)
-    sequences = max(1.0, min(r.max_sequences, samples, cache / sequence_bytes(c, model, length)))
+    most = most_sequences(c, model, gpu.memory_gib * GIB if gpu else 0.0)
+    sequences = max(1.0, min(most, samples, cache / sequence_bytes(c, model, length)))
     longest = min(lengths.completion, MAX_OVER_MEAN_LENGTH * mean_completion)
     steps = max(longest, samples * mean_completion / sequences)
     read = width * model.parameters_read(sequences) / parts

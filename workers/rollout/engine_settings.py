@@ -6,6 +6,8 @@ from typing import Any
 
 from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
+from rlsys.estimates.engine import most_sequences
+from rlsys.models.lookup import known_model_shape
 from workers.supervision.gpu_environment import shared_gpu_environment
 
 # All processes of an engine are on one node and talk to each other over loopback.
@@ -85,10 +87,28 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
     if config.cluster.device == "cpu":
         return arguments | cpu_arguments(config)
     arguments.pop("block_size")
+    arguments["max_num_seqs"] = sequences_with_room(config, model)
     return arguments | {
         "gpu_memory_utilization": r.gpu_memory,
         "enable_sleep_mode": config.cluster.placement == "colocated",
     }
+
+
+def sequences_with_room(config: Config, model: str) -> int:
+    """`rollout.max_sequences`, or fewer for a model with mixers: vLLM does not start with more than its cache has states for."""
+    shape, asked = known_model_shape(model), config.rollout.max_sequences
+    if shape is None or not shape.mixer:
+        return asked
+    import torch
+
+    found = most_sequences(config, shape, float(torch.cuda.get_device_properties(0).total_memory))
+    if found < asked:
+        print(
+            f"rollout.max_sequences: an engine decodes {found} sequences at the same time, not {asked}: its cache has room "
+            f"for the states of so many. More rollout.gpu_memory or rollout.tensor_parallel makes room for more.",
+            flush=True,
+        )
+    return found
 
 
 def unstated_routing(model: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from launch.tools.plan.suggestions import Suggestion
 from launch.tools.validate import batch_table
 from rlsys.estimates.batch_math import batch_rows
 from rlsys.estimates.devices import GIB, NodeSpec
-from rlsys.estimates.engine import kv_cache_tokens
+from rlsys.estimates.engine import kv_cache_tokens, most_sequences
 from rlsys.estimates.memory import PARTS, Parts, total_bytes
 
 
@@ -110,9 +110,15 @@ def print_fullest(f: Fit, console: Console) -> None:
         use = f"{format_gib(g.needed)} of {format_gib(g.capacity)} GiB at {g.moment}"
         print_line(console, f"fullest: {', '.join(g.workers)}: {use}, {rest}")
     longest = f.lengths.longest
-    room = kv_cache_tokens(f.config, f.model, min((g.capacity for g in f.gpus), default=0.0), longest)
+    gpu_bytes = min((g.capacity for g in f.gpus), default=0.0)
+    room = kv_cache_tokens(f.config, f.model, gpu_bytes, longest)
     sequences = f"{room / longest:,.1f} full sequences of {longest:,}"
     print_line(console, f"KV cache of an engine: {room:,.0f} tokens, {sequences}", "dim")
+    asked, most = f.config.rollout.max_sequences, most_sequences(f.config, f.model, gpu_bytes)
+    if most < asked:
+        print_line(
+            console, f"an engine decodes {most} sequences at once, not {asked}: it has no states for more", "yellow"
+        )
     node = max(range(len(f.host_bytes)), key=lambda i: f.host_bytes[i])
     capacity = f" of {format_gib(f.nodes[node].memory)}" if f.nodes[node].memory else ""
     use = f"{format_gib(f.host_bytes[node])} GiB{capacity} at most, every process counted whole"

@@ -338,6 +338,9 @@ def test_a_model_with_mixers_is_planned_and_its_ranks_share_no_packs(words, tmp_
     given = ["model.path=nobody/hybrid", *words, "--model-config", str(tmp_path / "config.json")]
     _, text = planned("configs/dapo_7b_gpu.yaml", *given, "--json", str(tmp_path / "plan.json"), width=300)
     assert ("nobody/hybrid has linear attention, which hand on a state" in text) == bool(words)
+    assert re.search(r"an engine decodes [89]\d\d sequences at once, not 1024: it has no states for more", text)
+    _, large = planned("configs/dapo_7b_gpu.yaml", *given, "--cluster", "2x8xH200", width=300)
+    assert "an engine decodes" not in large
     figures = json.loads((tmp_path / "plan.json").read_text())
     assert figures["fits"] == (not words)
     assert list(figures["longest_sequences"]) == ["1"]

@@ -1,8 +1,13 @@
 """The arguments that vLLM's engines are built with."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
 from engine_script import run_script
 
 from rlsys.config.schema import Config
@@ -78,3 +83,29 @@ def test_vllm_accepts_more_sequences_than_its_default_batched_tokens(tiny: Calla
         "config 2049 2049",
         "config 5000 5000",
     ], done.stderr
+
+
+HYBRID = {"model_type": "qwen3_5_text", "hidden_size": 2560, "intermediate_size": 9216, "vocab_size": 248320}
+HYBRID |= {"num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
+
+
+def test_an_engine_of_a_model_with_mixers_decodes_as_many_sequences_as_it_has_states_for(
+    tiny: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A state of 32 x 128 x 128 numbers and 3 x 8192 inputs has 1.05 MiB. A block has 8 layers; a sequence needs 4 blocks."""
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+
+    def sequences(gib: int, *overrides: str) -> int:
+        properties = SimpleNamespace(total_memory=gib << 30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        config = tiny("cluster.device=gpu", "rollout.gpu_memory=0.8", *overrides)
+        return int(engine_arguments(config, str(tmp_path), "ipc", 64)["max_num_seqs"])
+
+    block = 8 * 272 * 2 * 4 * 256 * 2  # of 272 tokens, which take a little more than a state
+    small = sequences(24)
+    assert 0.5 < small * 4 * block / (0.8 * 24 * 2**30 - 9e9) < 1, "of what is left beside 8 GiB of weights"
+    assert f"decodes {small} sequences at the same time, not 1024" in capsys.readouterr().out
+    assert sequences(80, "rollout.max_sequences=64") == 64
+    assert capsys.readouterr().out == ""
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID | {"model_type": "qwen3"}))
+    assert sequences(24) == 1024
