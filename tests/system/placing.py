@@ -3,10 +3,12 @@
 import json
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import ray
 from killing import CONFIG
 
@@ -18,6 +20,7 @@ from workers.rollout.engine_settings import engine_environment
 from workers.supervision.gpu_environment import rank_environment
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "NCCL_IB_HCA")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Worker:
@@ -30,9 +33,36 @@ class Worker:
     def environment(self) -> dict[str, str]:
         return {name: os.environ.get(name, "") for name in VARIABLES}
 
+    def rendezvous_address(self) -> tuple[str, int]:
+        from workers.learner.ranks import LearnerRank
 
-def placed(overrides: list[str], workers: list[str], method: str) -> dict[str, Any]:
-    """The node and the GPUs of each worker, or its environment."""
+        return LearnerRank.rendezvous_address(SimpleNamespace(port=0))  # type: ignore[arg-type]
+
+    def meet(self, address: str, port: int, rank: int, ranks: int, others: dict[str, str]) -> dict[str, str]:
+        """As far as ranks get without GPUs, on a node whose address is on an interface of its own. `others`: variables of
+        all but the first node."""
+        from workers.learner.rendezvous import create_store, prepare_network
+        from workers.supervision.nccl_settings import compare_settings, nccl_settings
+
+        node = ray.util.get_node_ip_address()
+        pretended = SimpleNamespace(address=node)
+        psutil.net_if_addrs = lambda: {f"eth{node[-1]}": [pretended]}
+        os.environ.pop("GLOO_SOCKET_IFNAME")  # of the tests
+        os.environ |= others if rank else {}
+        prepare_network("gpu", ranks)
+        store = create_store(address, port, rank, ranks, timedelta(seconds=60))
+        found = {"node": node, "rendezvous": address} | {n: os.environ.get(n, "") for n in INTERFACES}
+        try:
+            compare_settings(store, rank, ranks, nccl_settings(node))
+        except ConfigError as error:
+            found["refused"] = str(error)
+        store.set(f"done/{rank}", "")
+        store.wait([f"done/{i}" for i in range(ranks)])
+        return found
+
+
+def placed(overrides: list[str], workers: list[str], method: str, others: dict[str, str]) -> dict[str, Any]:
+    """The node and the GPUs of each worker, or its environment, or where it meets the others."""
     notes: list[str] = []
     config = load_config(CONFIG, ["cluster.device=gpu", *overrides])
     try:
@@ -46,7 +76,12 @@ def placed(overrides: list[str], workers: list[str], method: str) -> dict[str, A
         for engine in (True, False)
     }
     started = {name: spawners[name.startswith("rollout")](name) for name in workers}
-    places = {name: ray.get(getattr(actor, method).remote(), timeout=60) for name, actor in started.items()}
+    if method == "meet":
+        address, port = ray.get(started[workers[0]].rendezvous_address.remote(), timeout=60)
+        calls = [started[w].meet.remote(address, port, i, len(workers), others) for i, w in enumerate(workers)]
+        places = dict(zip(workers, ray.get(calls, timeout=100), strict=True))
+    else:
+        places = {name: ray.get(getattr(actor, method).remote(), timeout=60) for name, actor in started.items()}
     for actor in actors.actors:
         ray.kill(actor)
     ray.util.remove_placement_group(place.placement_group)
@@ -61,7 +96,7 @@ def main() -> None:
         if case["held"]:  # by somebody else
             held = ray.remote(Worker).options(num_gpus=case["held"]).remote()
             ray.get(held.place.remote())
-        placements.append(placed(case["overrides"], case["workers"], case["method"]))
+        placements.append(placed(case["overrides"], case["workers"], case["method"], case.get("others", {})))
         if held:
             ray.kill(held)
     print(json.dumps(placements))

@@ -74,6 +74,12 @@ ENVIRONMENTS = [
     (COLOCATED, [*ENGINES, *RANKS[:2]]),
     (["rollout.engines=2", "policy.ranks=2"], [*ENGINES, *RANKS[:2]]),
 ]
+# Engines leave one GPU of each node to a rank.
+APART = ["rollout={engines: 2, tensor_parallel: 3}", "policy.ranks=2", "reference.gpus=0"]
+MEETINGS = [
+    (APART, {}),
+    ([*APART, "cluster.env={NCCL_SOCKET_IFNAME: ib0}"], {"NCCL_P2P_DISABLE": "1"}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +97,8 @@ def placements(cluster: Cluster) -> list[dict[str, tuple[str, list[int]]]]:
     """What became of each of CASES."""
     cases = [{"overrides": o, "workers": w, "held": h, "method": "place"} for o, w, h in CASES]
     cases += [{"overrides": o, "workers": w, "held": 0, "method": "environment"} for o, w in ENVIRONMENTS]
+    meeting = {"workers": RANKS[:2], "held": 0, "method": "meet"}
+    cases += [meeting | {"overrides": o, "others": others} for o, others in MEETINGS]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("placing.py")), json.dumps(cases)],
         capture_output=True,
@@ -128,12 +136,30 @@ def test_critic_reference_and_reward_model_have_gpus_of_their_own(placements) ->
 
 
 def test_engines_and_ranks_on_one_gpu_agree_on_the_allocator_and_get_the_user_s_variables(placements) -> None:
-    colocated, separate = placements[8:]
+    colocated, separate = placements[8:10]
     for variables in colocated.values():
         assert variables["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
         assert variables["NCCL_IB_HCA"] == "mlx5"
     assert {separate[name]["PYTORCH_ALLOC_CONF"] for name in RANKS[:2]} == {"expandable_segments:True"}
     assert {separate[name]["PYTORCH_ALLOC_CONF"] for name in ENGINES} == {""}
+
+
+def test_ranks_meet_at_the_node_of_rank_0_on_the_interfaces_of_their_own_nodes(placements) -> None:
+    first, second = (placements[10][name] for name in RANKS[:2])
+    assert {first["node"], second["node"]} == {HEAD, OTHER}
+    assert first["rendezvous"] == second["rendezvous"] == first["node"]
+    for rank in (first, second):
+        assert rank["GLOO_SOCKET_IFNAME"] == rank["NCCL_SOCKET_IFNAME"] == f"eth{rank['node'][-1]}"
+        assert "refused" not in rank
+
+
+def test_a_rank_whose_node_sets_nccl_otherwise_is_named_with_both_nodes(placements) -> None:
+    first, second = (placements[11][name] for name in RANKS[:2])
+    assert first["NCCL_SOCKET_IFNAME"] == second["NCCL_SOCKET_IFNAME"] == "ib0", "as the user says"
+    assert first["GLOO_SOCKET_IFNAME"] == f"eth{first['node'][-1]}"
+    assert first["refused"] == second["refused"]
+    where = f"in rank 0 on {first['node']} than in rank 1 on {second['node']}: NCCL_P2P_DISABLE not set and 1. "
+    assert where in first["refused"]
 
 
 def test_what_does_not_fit_is_said_at_once(placements) -> None:

@@ -1,6 +1,7 @@
 """How the ranks of a model meet: at one address, and never on all of the host's interfaces.
 
 rank 0 ──listens on address:port──▶ the others connect      what torch calls a store
+every rank compares NCCL's settings with those of rank 0, through the store
 every rank listens for its neighbors on the interface that has its own node's address
 """
 
@@ -9,6 +10,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
+from workers.supervision.nccl_settings import compare_settings, nccl_settings
 from workers.supervision.network import choose_interface, print_network
 
 
@@ -28,9 +30,11 @@ def join_process_group(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-    prepare_network(device, ranks)
+    node = prepare_network(device, ranks)
     timeout = limit_of_waiting(timeout_s)
     store = create_store(address, port, rank, ranks, timeout)
+    if device == "gpu" and ranks > 1:
+        compare_settings(store, rank, ranks, nccl_settings(node))
     backend = "gloo" if device == "cpu" else "nccl"
     gpu = torch.device("cuda", 0) if device == "gpu" and ranks > 1 else None  # as DeepSpeed would pass it
     torch.distributed.init_process_group(
@@ -40,14 +44,15 @@ def join_process_group(
     torch.manual_seed(seed)
 
 
-def prepare_network(device: str, ranks: int) -> None:
-    """Chooses the interface. The rank's log says what NCCL will find."""
+def prepare_network(device: str, ranks: int) -> str:
+    """Chooses the interface, and returns the node's address. The rank's log says what NCCL will find."""
     import ray
 
     address = ray.util.get_node_ip_address()
     choose_interface(address, "GLOO_SOCKET_IFNAME", *["NCCL_SOCKET_IFNAME"] * (device == "gpu"))
     if device == "gpu" and ranks > 1:
         print_network(address)
+    return address
 
 
 def limit_of_waiting(timeout_s: float) -> timedelta:

@@ -9,19 +9,20 @@ every engine:     puts the tensors of a bucket together and loads them (`nccl_en
 A broadcast reaches the whole group, so senders receive each other's packets too, and drop them. While one bucket is on
 its way, the next is packed.
 
-NCCL reads its settings from the environment, and both sides must have the same. The engines compare theirs with rank 0's.
+NCCL reads its settings from the environment, and both sides must have the same. The engines compare theirs with rank 0's,
+as the other ranks have done.
 
 Written from vLLM's sources. tests/gpu/results shows what has been run.
 """
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import ray
 
-from rlsys.config.schema import ConfigError
+from workers.supervision.nccl_settings import NcclSettings, nccl_settings, require_same_settings
 from workers.supervision.network import choose_interface, print_network
 from workers.supervision.ports import free_port
 from workers.sync.layout import ManifestEntry, plan_packet, split_into_buckets, tensor_views
@@ -29,16 +30,6 @@ from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, PartRefs
 
 BACKEND = "rlsys_nccl"
-# Variables that name parts of a node, print, or are set by vLLM in its own processes.
-MAY_DIFFER = (
-    *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_CONF_FILE"),
-    *("NCCL_TOPO", "NCCL_GRAPH", "NCCL_NO_CACHE"),
-)
-
-
-def nccl_settings() -> dict[str, str]:
-    """Returns the variables of NCCL that both sides of a group must have in common."""
-    return {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_") and not k.startswith(MAY_DIFFER)}
 
 
 class NcclSender:
@@ -61,7 +52,7 @@ class NcclSender:
             "world": self.world,
             "senders": self.senders,
             "buckets": self.buckets,
-            "settings": nccl_settings(),
+            "settings": asdict(nccl_settings(ray.util.get_node_ip_address())),
         }
 
     def connect(self, info: Message) -> None:
@@ -135,10 +126,10 @@ class NcclReceiver:
         address = ray.util.get_node_ip_address()
         choose_interface(address, "NCCL_SOCKET_IFNAME")
         print_network(address)
-        self.settings = nccl_settings()
+        self.settings = nccl_settings(address)
 
     def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
-        require_same_settings(info["settings"], self.settings)
+        require_same_settings(NcclSettings(**info["settings"]), self.settings, ("policy-0", f"rollout-{engine}"))
         return {
             "master_address": info["address"],
             "master_port": info["port"],
@@ -150,14 +141,3 @@ class NcclReceiver:
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
         yield {}
-
-
-def require_same_settings(policy: dict[str, str], engine: dict[str, str]) -> None:
-    """Raises `ConfigError` if NCCL is set differently on the two sides: their group would fail, or wait for ever."""
-    names = [name for name in sorted(policy | engine) if policy.get(name) != engine.get(name)]
-    if names:
-        differences = "; ".join(f"{n} {policy.get(n, 'not set')} and {engine.get(n, 'not set')}" for n in names)
-        raise ConfigError(
-            f"NCCL has other settings in policy-0 than in an engine: {differences}. Set them alike in the environment "
-            "of `ray start` on all nodes, or in cluster.env."
-        )

@@ -1,14 +1,11 @@
 """What the transports for GPUs do by themselves, without a GPU."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch.multiprocessing import reductions
 
-from rlsys.config.schema import ConfigError
-from workers.sync import nccl
 from workers.sync.cuda_ipc import Exports
 
 
@@ -36,23 +33,3 @@ def test_what_stays_in_memory_is_exported_once_and_what_is_freed_anew(monkeypatc
     assert sync() == [0, 1, 3]
     assert len(exports.known) == 2
     assert exports.export(flat[:20].view(5, 4)) == 4  # the same memory in another shape
-
-
-def engine_settings(monkeypatch: pytest.MonkeyPatch, **variables: str) -> dict[str, str]:
-    for name in [name for name in os.environ if name.startswith("NCCL_")]:
-        monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    return nccl.nccl_settings()
-
-
-def test_engines_refuse_other_settings_of_nccl_than_the_policy_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = engine_settings(monkeypatch, NCCL_CUMEM_ENABLE="1", NCCL_P2P_DISABLE="1")
-    with pytest.raises(ConfigError, match=r"NCCL_CUMEM_ENABLE 0 and 1; NCCL_P2P_DISABLE not set and 1.* cluster.env"):
-        nccl.require_same_settings({"NCCL_CUMEM_ENABLE": "0"}, settings)
-    nccl.require_same_settings(dict(settings), settings)
-
-
-def test_nodes_may_name_their_parts_differently(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = engine_settings(monkeypatch, NCCL_SOCKET_IFNAME="eth1", NCCL_DEBUG="INFO", NCCL_IB_HCA="mlx5_1")
-    nccl.require_same_settings({}, settings)
