@@ -3,7 +3,7 @@
 from rlsys.config.derived import max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.estimates.adapters import merge_bytes
-from rlsys.estimates.cache import cache_blocks, sequence_bytes
+from rlsys.estimates.cache import engine_blocks, sequence_bytes
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import (
     COMPILER_MIB,
@@ -80,15 +80,11 @@ def kv_cache_tokens(c: Config, model: ModelShape, gpu_bytes: float, length: floa
 
 
 def most_sequences(c: Config, model: ModelShape, gpu_bytes: float) -> int:
-    """Sequences that an engine on GPUs decodes at the same time: those that its cache has blocks for, if mixers need some.
-
-    vLLM refuses more than it has blocks, and each sequence needs one in each group of layers, or more.
-    """
+    """Sequences that an engine decodes at the same time: on GPUs no more than a model with mixers has states for."""
     if not model.mixer or c.cluster.device == "cpu":
         return c.rollout.max_sequences
-    blocks = cache_blocks(c, model)
-    held = kv_cache_bytes(c, model, gpu_bytes) / blocks.size
-    return max(min(c.rollout.max_sequences, int(held // (blocks.attention + blocks.mixers))), 1)
+    most = engine_blocks(c, model).most_sequences(kv_cache_bytes(c, model, gpu_bytes))
+    return min(c.rollout.max_sequences, most)
 
 
 def kv_cache_bytes(c: Config, model: ModelShape, gpu_bytes: float) -> float:

@@ -9,10 +9,11 @@ from rlsys.config.derived import policy_is_reference, runs_eagerly, scores_old
 from rlsys.config.schema import Config
 from rlsys.estimates.activations import offloads_activations
 from rlsys.estimates.adapters import sync_bytes, trained_parameters
-from rlsys.estimates.cache import cache_parts, sequence_bytes
+from rlsys.estimates.cache import sequence_bytes
 from rlsys.estimates.devices import GIB, Gpu
 from rlsys.estimates.engine import kv_cache_bytes, most_sequences
 from rlsys.estimates.memory import WIDTH, SequenceLengths
+from rlsys.models.cache_blocks import cache_parts
 from rlsys.models.shapes import ModelShape
 
 # Shares of the peak FLOP/s and of the bandwidth that a GPU's maker states.
@@ -137,7 +138,7 @@ def _rollout_seconds(
     longest = min(lengths.completion, MAX_OVER_MEAN_LENGTH * mean_completion)
     steps = max(longest, samples * mean_completion / sequences)
     read = width * model.parameters_read(sequences) / parts
-    read += sequences * model.cached_bytes(length, width) / cache_parts(c, model)
+    read += sequences * model.cached_bytes(length, width) / cache_parts(model, parts)
     computed = sequences * 2.0 * model.active_parameters / parts
     overhead = (LAUNCH_S * runs_eagerly(c) if gpu else CORE_STEP_S) * model.layers
     step = max(read / speed.bandwidth, computed / flops, overhead)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
-from rlsys.estimates.engine import most_sequences
+from rlsys.models.cache_blocks import cache_blocks
 from rlsys.models.lookup import known_model_shape
 from workers.supervision.gpu_environment import shared_gpu_environment
 
@@ -33,6 +33,7 @@ SHARED_TAILS = {
 }
 # DeepSeek V3 routes to experts in one way in transformers; in vLLM it does if its configuration says so.
 DEEPSEEK_ROUTING = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+BESIDE_CACHE = 2 << 30  # bytes of an engine on a GPU, besides weights and logits; assumed
 GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
 }
@@ -101,7 +102,10 @@ def sequences_with_room(config: Config, model: str) -> int:
         return asked
     import torch
 
-    found = most_sequences(config, shape, float(torch.cuda.get_device_properties(0).total_memory))
+    r, width = config.rollout, 4 if config.rollout.dtype == "float32" else 2
+    share = r.gpu_memory * torch.cuda.get_device_properties(0).total_memory
+    beside = width * shape.parameters / r.tensor_parallel + (8 + width) * asked * shape.vocabulary + BESIDE_CACHE
+    found = min(asked, cache_blocks(shape, width, r.tensor_parallel).most_sequences(max(share - beside, 0.0)))
     if found < asked:
         print(
             f"rollout.max_sequences: an engine decodes {found} sequences at the same time, not {asked}: its cache has room "

@@ -10,7 +10,8 @@ from vllm.v1.core.kv_cache_utils import _get_kv_cache_groups_uniform_page_size
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 from rlsys.config.schema import ClusterConfig, Config, RolloutConfig
-from rlsys.estimates.cache import cache_blocks, sequence_bytes
+from rlsys.estimates.cache import sequence_bytes
+from rlsys.models.cache_blocks import cache_blocks
 from rlsys.models.config_json import parse_config
 from rlsys.models.shapes import ModelShape
 
@@ -74,7 +75,7 @@ def test_layers_with_a_window_keep_no_more_than_that(model: ModelShape) -> None:
     ids=lambda m: m.family,
 )
 def test_layers_with_a_mixer_keep_states_in_blocks_of_the_same_size(model: ModelShape) -> None:
-    blocks = cache_blocks(GPUS, model)
+    blocks = cache_blocks(model, 2, 1)
     attention = FullAttentionSpec(block_size=blocks.tokens, num_kv_heads=4, head_size=64, dtype=torch.bfloat16)
     [*_, last] = groups = of_vllm(model, blocks.tokens, attention.page_size_bytes)
     state = last.kv_cache_spec.real_page_size_bytes
