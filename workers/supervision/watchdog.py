@@ -19,6 +19,7 @@ from rlsys.runs.stopping import StopSignal
 from workers.supervision.stacks import collect_stacks, innermost_calls
 
 POLL_S = 0.5  # between two checks for stalled workers
+LOG_TAIL_BYTES = 16_384
 RELATED_FAILURES_S = 3.0  # after a failure, others of the same cause arrive within this time
 
 
@@ -151,5 +152,7 @@ def explain_failure(error: RayError, name: str, doing: str, logs: Path) -> Excep
 def log_tail(log: Path, lines: int = 20) -> str:
     if not log.is_file():
         return f"(no log at {log})"
-    last = log.read_text(errors="replace").splitlines()[-lines:]
+    with log.open("rb") as file:  # of which a user's function may have printed gigabytes
+        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        last = file.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines()[-lines:]
     return f"Last lines of {log}:\n" + "\n".join("  " + line for line in last)

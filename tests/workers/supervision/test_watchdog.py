@@ -16,7 +16,7 @@ from rlsys.runs.errors import StepAbandoned, WorkerFailed, WorkerLost
 from rlsys.runs.stopping import StopSignal
 from workers.supervision.process_registry import read_process_info
 from workers.supervision.stacks import collect_stacks, innermost_calls
-from workers.supervision.watchdog import Watchdog
+from workers.supervision.watchdog import LOG_TAIL_BYTES, Watchdog, log_tail
 
 StartWorker = Callable[[str], Any]
 
@@ -36,6 +36,16 @@ def test_each_wait_ends_with_an_answer_or_the_root_cause(start_worker: StartWork
     with pytest.raises(WorkerLost, match=r"b-0 died .*\n.*b-0\.log:\n  b-0 says hello"):
         watchdog.gather({"a-0": a.fail.remote(RuntimeError("peer is gone")), "b-0": b.die.remote()}, "summing")
     assert watchdog.events == []
+
+
+def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "a-0.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)  # a sparse file: more than any memory
+        file.seek(0, os.SEEK_END)
+        file.write("\nthe cause\nand é\n".encode())
+    assert log_tail(log).endswith("\n  the cause\n  and é")
+    assert len(log_tail(log)) < LOG_TAIL_BYTES + 1000
 
 
 def test_a_worker_that_does_not_come_up_says_why(ray: Any, tmp_path: Path) -> None:
