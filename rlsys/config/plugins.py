@@ -12,6 +12,7 @@ from typing import Any
 from rlsys.config.schema import ConfigError
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+PROCESS_MARK = "RLSYS_USER_PROCESS"  # in the environment of a process that runs them, and of all that it starts
 LOADED: dict[tuple[Path, int, int], Any] = {}  # modules by path, time of change and size of their file
 
 

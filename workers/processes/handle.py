@@ -13,9 +13,10 @@ import uuid
 from json import loads
 from typing import Any
 
+from rlsys.config.plugins import PROCESS_MARK
+
 KILL_TIMEOUT_S = 5.0  # for the kernel to end killed processes
 EXIT_S = 5.0  # for a process that has closed its end to exit, so that we see how: a full machine takes its time
-ENV_MARK = "RLSYS_USER_PROCESS"  # in the environment of such a process and of all that it starts
 
 
 class ProcessHandle:
@@ -35,7 +36,7 @@ class ProcessHandle:
                 start_new_session=True,  # so that what it starts can be killed with it
                 env=os.environ
                 | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"}
-                | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), ENV_MARK: self.mark},
+                | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), PROCESS_MARK: self.mark},
             )
         except BaseException:
             self.socket.close()
@@ -96,7 +97,7 @@ class ProcessHandle:
             os.killpg(self.child.pid, signal.SIGKILL)
         code = self.child.wait()
         self.socket.close()
-        mark, deadline = f"{ENV_MARK}={self.mark}".encode(), time.monotonic() + KILL_TIMEOUT_S
+        mark, deadline = f"{PROCESS_MARK}={self.mark}".encode(), time.monotonic() + KILL_TIMEOUT_S
         while sum(_kill_if_marked(int(name), mark) for name in os.listdir("/proc") if name.isdigit()):
             if time.monotonic() > deadline:
                 break

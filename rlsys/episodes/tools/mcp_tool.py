@@ -7,11 +7,13 @@ each episode has its own. A server that dies is started again with the next call
 import asyncio
 import contextlib
 import json
+import os
 import tempfile
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlsys.config.plugins import PROCESS_MARK
 from rlsys.config.schema import ConfigError
 from rlsys.episodes.tools.tool import Schema
 
@@ -79,7 +81,8 @@ class McpServer:
         from mcp import StdioServerParameters, stdio_client
 
         command, *arguments = self.spec.command
-        return stdio_client(StdioServerParameters(command=command, args=arguments, env=self.spec.env), errlog=log)
+        env = {PROCESS_MARK: os.environ.get(PROCESS_MARK, "")} | self.spec.env
+        return stdio_client(StdioServerParameters(command=command, args=arguments, env=env), errlog=log)
 
     async def list_tools(self) -> list[Any]:
         client = await self.connect()
