@@ -22,6 +22,10 @@ from rlsys.types import Verdict
 
 PLAYS: dict[str, Any] = {TOOL_PLAY: tool_play.play, "guess": guess.play, "guess_scored": guess.play_scored}  # built in
 
+TOOLS_SHARE = (
+    0.8  # of a step's time is for the calls of tools: the model hears of one that hangs, and the episode goes on
+)
+
 
 class ReplyReader(Protocol):
     """What a player needs of `rlsys.episodes.parsing.ReplyParser`."""
@@ -50,7 +54,8 @@ class Player:
             self.name, self.function = short_name(spec), load_function(spec, PLAYS, "episode.play")
         self.secret_variables = referenced_variables(settings.options)
         if spec == TOOL_PLAY:
-            self.options = self.options | {"on_bad_call": settings.on_bad_call}
+            timeout_s = TOOLS_SHARE * settings.step_timeout_s
+            self.options = {"timeout_s": timeout_s} | self.options | {"on_bad_call": settings.on_bad_call}
         self.takes_tools = "tools" in inspect.signature(self.function).parameters
         require_playable(spec, self.function, self.options | ({"tools": []} if self.takes_tools else {}))
 

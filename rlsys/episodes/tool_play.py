@@ -1,5 +1,6 @@
 """Plays an episode of tools alone: the model asks for calls, gets their results, and answers in the end."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ async def play(
     *,
     tools: Sequence[Tool],
     on_bad_call: Literal["observe", "end"] = "observe",  # a call that cannot be read or made
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S,  # for all calls of a reply
     max_chars: int = MAX_CHARS,
 ) -> None:
     """Asks until a reply has no calls. Reward functions score the episode."""
@@ -21,8 +22,11 @@ async def play(
     reply = await ask(row["prompt"])
     while reply.calls and (on_bad_call == "observe" or not has_bad_call(reply)):
         results: list[Message] = []
+        clock = asyncio.get_running_loop().time
+        end = clock() + timeout_s
         for call in reply.calls:
-            text = call.error or await call_tool(by_name[call.name], call.arguments, timeout_s, max_chars)
+            left_s = max(end - clock(), 0.0)
+            text = call.error or await call_tool(by_name[call.name], call.arguments, left_s, max_chars)
             results.append(result_message(call, text))
         reply = await ask(results)
 

@@ -27,8 +27,11 @@ class FunctionTool:
 
     async def call(self, arguments: dict[str, Any]) -> str:
         call = partial(self.function, **arguments, **self.given)
-        result = call() if inspect.iscoroutinefunction(self.function) else await run_in_thread(call)
-        return as_text(await result if inspect.isawaitable(result) else result)
+        try:
+            result = call() if inspect.iscoroutinefunction(self.function) else await run_in_thread(call)
+            return as_text(await result if inspect.isawaitable(result) else result)
+        except (SystemExit, KeyboardInterrupt) as error:  # of an async function
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
         pass

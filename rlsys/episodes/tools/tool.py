@@ -27,14 +27,16 @@ async def call_tool(
     tool: Tool, arguments: dict[str, Any], timeout_s: float = TIMEOUT_S, max_chars: int = MAX_CHARS
 ) -> str:
     """Calls a tool, and returns its output or its error as the model sees them."""
+    deadline = asyncio.timeout(timeout_s)
     try:
-        text = await asyncio.wait_for(tool.call(arguments), timeout_s)
-    except TimeoutError:
-        text = f"Error: `{tool.name}` gave no result within {timeout_s:g} s."
+        async with deadline:
+            text = await tool.call(arguments)
     except SandboxError:
         raise  # this host's fault, which the model cannot correct
     except Exception as error:  # a tool may raise anything
         text = f"Error: {type(error).__name__}: {error}"
+        if deadline.expired():
+            text = f"Error: `{tool.name}` gave no result within {timeout_s:.3g} s."
     return cut_middle(text, max_chars)
 
 

@@ -87,6 +87,15 @@ def test_results_have_a_limit_of_length_and_time():
     assert late["content"].startswith("Er\n[… ")
 
 
+def test_the_calls_of_a_reply_share_its_time():
+    nap, add = ToolCall("nap", {"seconds": 0.5}, "c1"), ToolCall("add", {"a": 1, "b": 2}, "c2")
+    began = time.monotonic()
+    [_, results, after] = run(calls(*[nap] * 20), calls(add), ANSWER, timeout_s=0.2)
+    assert [message["content"][:29] for message in results] == ["Error: `nap` gave no result wi"[:29]] * 20
+    assert after[0]["content"] == "3"
+    assert time.monotonic() - began < 2
+
+
 def test_the_end_of_the_episode_ends_the_play():
     with pytest.raises(EpisodeOver):
         run(calls(ToolCall("add", {"a": 1, "b": 2}, "c1")))

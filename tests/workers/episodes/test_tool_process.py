@@ -1,10 +1,12 @@
 """Tools in a real episode process: the test writes the model's turns in the format of a model family."""
 
 import json
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from chat_families import FAMILIES, family_tokenizer
 from test_runner import settings
@@ -16,6 +18,8 @@ from workers.episodes.messages import Answer, Asked, Ended, Start
 from workers.episodes.runner import EpisodeRunner
 
 TOOLS = '''
+import time
+
 def add(a: int, b: int) -> int:
     """Adds two numbers.
 
@@ -24,7 +28,23 @@ def add(a: int, b: int) -> int:
         b: the second
     """
     return a + b
+
+def hang():
+    time.sleep(600)
 '''
+
+SERVER = """
+import time
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("stubborn")
+
+@server.tool()
+async def block() -> str:
+    "Keeps the server from seeing that its client is gone."
+    time.sleep(600)
+
+server.run(transport="stdio")
+"""
 
 
 def tool_settings(folder: Path, tools: list[Any], **changes: Any) -> EpisodeSettings:
@@ -86,6 +106,22 @@ def test_a_call_that_cannot_be_read_is_told_to_the_model_or_ends_the_episode(tmp
     assert "b" in results[2]
     ended, observations = talk(tool_settings(tmp_path, [f"{tmp_path}/tools.py:add"], on_bad_call="end"), [broken])
     assert (len(observations), ended.finish) == (1, "stop")
+
+
+def test_the_model_is_told_of_a_tool_that_hangs_before_the_step_is_over(tmp_path: Path) -> None:
+    s = tool_settings(tmp_path, [f"{tmp_path}/tools.py:add", f"{tmp_path}/tools.py:hang"], step_timeout_s=4.0)
+    ended, _ = talk(s, [call("hang"), call("add", a=19, b=23), "It is 42."])
+    results = [m["content"].strip() for m in ended.episode.messages if m["role"] == "tool"]
+    assert results == ["Error: `hang` gave no result within 3.2 s.", "42"]
+    assert (ended.finish, ended.episode.verdict) == ("stop", None)
+
+
+def test_a_server_ends_with_its_process_even_if_it_hangs(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    (tmp_path / "stubborn.py").write_text(SERVER)
+    command = [sys.executable, str(tmp_path / "stubborn.py")]
+    talk(tool_settings(tmp_path, [{"mcp": {"command": command}}], step_timeout_s=4.0), [call("block"), "Sorry."])
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == command]
 
 
 def test_a_model_of_no_known_family_needs_the_name_of_a_parser(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ async def numbers(state: dict):
 def thing(): return {1, 2}.__class__
 def fail(): raise KeyError("no such book")
 def leave(): raise SystemExit(3)
+async def leave_at_once(): raise SystemExit(3)
+def find_no_server(): raise TimeoutError("no answer from the server")
 def stop(): return next(iter([]))
 def slow(): time.sleep(5)
 '''
@@ -59,6 +61,8 @@ def test_an_error_of_a_tool_is_what_the_model_sees(tmp_path):
 
     assert asyncio.run(call("fail")) == "Error: KeyError: 'no such book'"
     assert asyncio.run(call("leave")) == "Error: RuntimeError: SystemExit: 3"
+    assert asyncio.run(call("leave_at_once")) == "Error: RuntimeError: SystemExit: 3"
+    assert asyncio.run(call("find_no_server")) == "Error: TimeoutError: no answer from the server"
     assert asyncio.run(call("stop")) == "Error: RuntimeError: StopIteration"
     assert asyncio.run(call("thing")) == "<class 'set'>"
 
