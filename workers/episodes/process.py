@@ -43,6 +43,7 @@ from workers.episodes.step_threads import EPISODE, StepThreads
 from workers.processes.child import close_in_children, run_child
 from workers.supervision.imports import skip_generation_import
 
+SERVER = -1  # stands for the number of an episode: no episode may cancel the server's own task
 encode_json = json.JSONEncoder(default=str).encode
 
 
@@ -59,7 +60,11 @@ class EpisodeServer:
         self.announced: int | None = None  # in the last message
 
     def serve(self) -> None:
-        self.loop.run_until_complete(self.serve_forever())
+        serving = EpisodeTask(self.serve_forever(), SERVER, self.loop)
+        while not serving.done():
+            with contextlib.suppress(RuntimeError):  # a function has stopped the loop
+                self.loop.run_until_complete(serving)
+        serving.result()
 
     async def serve_forever(self) -> None:
         self.loop.set_default_executor(self.threads)
@@ -97,9 +102,11 @@ class EpisodeServer:
 
     def make_task(self, _: asyncio.AbstractEventLoop, coroutine: Any, /, **options: Any) -> "asyncio.Task[Any]":
         """Makes a task, whose code is announced if an episode has started it."""
-        if (number := EPISODE.get(None)) is not None:
+        context = options.get("context")
+        number = EPISODE.get(None) if context is None else context.get(EPISODE)
+        if number is not None:
             coroutine = run_announced(coroutine, partial(self.announce, number))
-        return asyncio.Task(coroutine, loop=self.loop, **options)
+        return EpisodeTask(coroutine, number, self.loop, **options)
 
     def flush(self) -> None:
         self.end_if_forked()
@@ -149,7 +156,7 @@ class RunningEpisode:
         self.timed_out = 0.0
         self.ask = EpisodeAsk(player.new_conversation(), limits, self.sample, player.read_reply)
         self.begin_step()
-        self.task = self.loop.create_task(self.run(row))
+        self.task = EpisodeTask(self.run(row), number, self.loop)
 
     def begin_step(self) -> None:
         self.step_began = self.loop.time()
@@ -217,6 +224,20 @@ class RunningEpisode:
         option, limit = ("timeout_s", self.settings.timeout_s) if whole else ("step_timeout_s", self.timed_out)
         detail = f"{self.player.describe_moment(self.ask)} took more than {limit:g} s (episode.{option})"
         return Verdict(None, failure="timeout", detail=detail)
+
+
+class EpisodeTask(asyncio.Task[Any]):
+    """A task that code of another episode cannot cancel, as by `for task in asyncio.all_tasks(): task.cancel()`."""
+
+    def __init__(self, coroutine: Any, number: int | None, loop: asyncio.AbstractEventLoop, **options: Any):
+        super().__init__(coroutine, loop=loop, **options)
+        self.number = number  # of its episode; None: of all
+
+    def cancel(self, msg: Any = None) -> bool:
+        canceller = EPISODE.get(None)
+        if canceller is not None and self.number not in (None, canceller):
+            return False
+        return super().cancel(msg)
 
 
 class Announced:

@@ -194,21 +194,22 @@ class EpisodeRunner(ProcessSupervisor):
 
         If a deadline has passed, the cause is the episode that did not end when it was cancelled, or else the one whose
         code was running, as it blocks the others. After a crash, an episode is the cause only if this has happened to
-        it twice: the first crash may be a coincidence.
+        it twice: the first crash may be a coincidence. If the code was a task that an episode has left behind, none is.
         """
-        culprit = self.playing.get(self.running) if self.running is not None else None
-        self.running = None
         overdue = {p for p in self.working if (self.deadline(p) or now + 1) <= now}
+        suspects = overdue if cause == "timeout" else {p for p in self.working if p.ran}
+        if self.running is not None:
+            suspects = {p for p in self.playing.values() if p.start.number == self.running}
+        self.running = None
         failed: dict[Played, tuple[str, str]] = {}
         if cause == "timeout":
-            for played in {p for p in overdue if p.late} or ({culprit} if culprit else overdue):
+            for played in {p for p in overdue if p.late} or suspects:
                 limit = self.limits.step_timeout_s
                 failed[played] = (
                     "timeout",
                     f"a step took more than {limit:g} s (episode.step_timeout_s); process killed",
                 )
         elif cause == "crash":
-            suspects = [culprit] if culprit else [p for p in self.working if p.ran]
             for played in suspects:
                 played.crashes += 1
                 if played.crashes >= MAX_CRASHES:

@@ -131,6 +131,29 @@ async def leaves_a_thread(row, ask):
 async def hangs_in_a_thread(row, ask):
     await ask("1>")
     await asyncio.to_thread(time.sleep, 60)
+
+async def stops_the_loop(row, ask):
+    await ask("1>")
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.1)
+    return 2.0
+
+async def cancels_all_tasks(row, ask):
+    await ask("1>")
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(1)
+
+async def leaves_a_task_that_blocks(row, ask):
+    await ask("1>")
+    left.append(asyncio.create_task(block_soon()))
+    return 2.0
+
+left = []
+
+async def block_soon():
+    await asyncio.sleep(0.1)
+    await block()
 """
 
 
@@ -198,6 +221,18 @@ def test_a_task_that_blocks_is_the_fault_of_the_episode_that_started_it(tmp_path
     s = hostile_settings(tmp_path, tiny_model, "waits_a_second", "blocks_in_a_task")
     results = outcomes(s, [1, 0, 0, 0])
     assert [outcome for outcome, _ in results] == ["timeout", 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("stops_the_loop", 2.0), ("cancels_all_tasks", "exception"), ("leaves_a_task_that_blocks", 2.0)],
+)
+def test_what_one_does_to_the_event_loop_is_not_the_fault_of_others(
+    tmp_path: Path, tiny_model: str, name: str, outcome: float | str
+) -> None:
+    s = hostile_settings(tmp_path, tiny_model, name, "waits_a_second")
+    results = outcomes(s, [0, 1, 1, 1])
+    assert [outcome for outcome, _ in results] == [outcome, 1.0, 1.0, 1.0]
 
 
 def test_an_episode_that_does_not_stop_is_not_the_fault_of_the_one_that_ran_last(
