@@ -8,6 +8,7 @@ argument of the calls, and the continuation begins where the template ends the t
 """
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,8 +42,15 @@ class Continuation:
 class ConversationTemplate:
     """The chat template of a tokenizer, or another one. Without any, a conversation is plain text."""
 
-    def __init__(self, tokenizer: Any, template_options: dict[str, Any] | None = None, chat_template: str = ""):
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_options: dict[str, Any] | None = None,
+        chat_template: str = "",
+        vocabulary: int = sys.maxsize,
+    ):
         self.tokenizer, self.options = tokenizer, template_options or {}
+        self.vocabulary = vocabulary  # tokens of the model; the tokenizer may have more
         named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
         default = named.get("default") if named else tokenizer.chat_template
         self.chat_template = str(chat_template or default or "")
@@ -178,7 +186,7 @@ class ConversationTemplate:
 
     def open_tokens(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         text = self.open_text(messages, tools)
-        return list(self.tokenizer(text, add_special_tokens=not self.chat_template)["input_ids"])
+        return self._tokenize(text, add_special_tokens=not self.chat_template)
 
     def tokens_after(self, own: Sequence[int], continuation: Continuation) -> list[int]:
         """Tokenizes a continuation, less the end of turn that the model has written itself."""
@@ -200,8 +208,14 @@ class ConversationTemplate:
         """Tokens that may end a turn. One that the model wrote is not written again."""
         return {*self.special_tokens, self.tokenizer.eos_token_id}
 
-    def _tokenize(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def _tokenize(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        tokens = list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        if (unknown := max(tokens, default=0)) >= self.vocabulary:
+            raise ValueError(
+                f"the model has no token for `{self.tokenizer.convert_ids_to_tokens(unknown)}`: its {self.vocabulary:,} "
+                "tokens are fewer than the tokenizer's. Leave it out of what you ask."
+            )
+        return tokens
 
 
 def common_prefix(first: list[int], second: list[int]) -> list[int]:

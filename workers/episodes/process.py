@@ -275,13 +275,14 @@ async def equip(settings: EpisodeSettings) -> Equipment:
     options = {"trust_remote_code": settings.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(settings.model, **options)
     template_text = read_template(settings.template) if settings.template else ""
-    template = ConversationTemplate(tokenizer, settings.template_options, template_text)
+    model = AutoConfig.from_pretrained(settings.model, **options)
+    vocabulary = model.get_text_config().vocab_size
+    template = ConversationTemplate(tokenizer, settings.template_options, template_text, vocabulary)
     toolbox = Toolbox(settings.tools)
     schemas = await toolbox.schemas()
     tool_parser = settings.tool_parser
     if schemas and not tool_parser:
-        model = AutoConfig.from_pretrained(settings.model, **options).to_dict()
-        tool_parser = suggest_tool_parser(model, template.chat_template)
+        tool_parser = suggest_tool_parser(model.to_dict(), template.chat_template)
         if not tool_parser:
             raise ConfigError(
                 f"episode.tool_parser: {settings.model} is of no family whose calls are known. Name the parser that "

@@ -132,6 +132,10 @@ async def hangs_in_a_thread(row, ask):
     await ask("1>")
     await asyncio.to_thread(time.sleep, 60)
 
+async def asks_for_a_token_that_the_model_lacks(row, ask):
+    await ask("1>")
+    await ask("<|endoftext|>2>")
+
 async def stops_the_loop(row, ask):
     await ask("1>")
     asyncio.get_running_loop().stop()
@@ -186,6 +190,10 @@ OUTCOMES = {
     "sets_a_number_that_no_float_holds": ("invalid", "it must be a finite number."),
     "scores_with_numpy": (2.5, ""),
     "scores_nothing": ("exception", "TypeError: unsupported operand"),
+    "asks_for_a_token_that_the_model_lacks": (
+        "exception",
+        "after turn 1: ValueError: the model has no token for `<|endoftext|>`: its 13 tokens are fewer",
+    ),
 }
 
 
