@@ -106,7 +106,8 @@ def evaluate(
     requests = [request for h in held_out for request in h.plan.requests(collector.seed, name, h.prompts)]
     batch = collector.generate_and_judge(name, [p for h in held_out for p in h.prompts], requests)
     collector.raise_if_too_many_failures(name, batch)
-    if stale := {s.version for s in [*batch.samples, *(s for s, _ in batch.failed)]} - {step}:
+    everything = [*batch.samples, *(s for s, _ in batch.failed)]
+    if stale := {s.version for s in everything if len(s.tokens)} - {step}:  # an episode may fail before its first turn
         raise RuntimeError(f"evaluation of step {step}: the engines sampled from the weights of step {min(stale)}.")
     return Evaluation(batch, score_sources(held_out, batch, pass_score=pass_score, seed=seed))
 

@@ -42,7 +42,7 @@ class PromptGroup:
 
     def lag(self, step: int) -> int:
         """The lag of its oldest token, if it is trained in this step."""
-        return step - 1 - min((s.version for s in self.all_samples), default=step - 1)
+        return step - 1 - min((s.version for s in self.all_samples if len(s.tokens)), default=step - 1)
 
     def unfinished_requests(self, requests: Sequence[Request]) -> list[Request]:
         """Its requests that are not answered yet, each with the tokens it has."""

@@ -14,7 +14,7 @@ from rlsys.evaluation.held_out import HeldOutSet, evaluate
 from rlsys.rewards.judge import reward_inputs
 from rlsys.runs.samples import read_saved_samples, write_samples
 from rlsys.sampling.collector import Collector
-from rlsys.types import Episode, Observation, Verdict
+from rlsys.types import Episode, Observation, Sample, Verdict
 
 
 class Told(FakeRewards):
@@ -74,6 +74,17 @@ def test_all_sets_are_sampled_in_one_go_each_in_its_own_way():
 def test_samples_from_other_weights_than_those_of_the_step_are_refused():
     with pytest.raises(RuntimeError, match="evaluation of step 4: the engines sampled from the weights of step 3"):
         run([zigzags(3)], version=3)
+
+
+def test_an_episode_that_failed_before_its_first_turn_is_of_no_weights(monkeypatch):
+    def empty(self, request, version):
+        return Sample(request.uid, request.index, "", np.zeros(0, np.int32), np.zeros(0, np.float32), "stop", 0)
+
+    answer = FakeRollout.one
+    monkeypatch.setattr(FakeRollout, "one", lambda *a: (empty if a[1].uid == "p1" else answer)(*a))
+    told = Told({"p0": [1.0], "p1": [None], "p2": [0.0]})
+    evaluation, _ = run([HeldOutSet("a", prompts("p0", "p1", "p2"))], rewards=told)
+    assert evaluation.scores["a"].metrics()["accuracy"] == pytest.approx(0.5)
 
 
 def test_a_source_called_as_the_sum_of_all_is_refused():

@@ -1,13 +1,16 @@
 """More prompts than needed: who comes when, what goes on where it was, and that nobody is lost or trained on twice."""
 
+from concurrent.futures import Future
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from fakes import FakeRewards, TickingRollout, make_config, make_dataset
+from fakes import FakeRewards, TickingRollout, make_config, make_dataset, make_prompt, make_sample
 from machines import Machines, killed_while
 
 from rlsys.runs.checkpoint import Checkpoints
 from rlsys.sampling.collector import Collector
-from rlsys.sampling.oversampling import Oversampling
+from rlsys.sampling.oversampling import Oversampling, PromptGroup
 
 OPTIONS = ["rollout.oversample=0.5", "pipeline.max_lag=1", "trainer.updates_per_step=1"]
 
@@ -48,6 +51,13 @@ def test_what_is_half_written_goes_on_where_it_was_with_the_weights_of_the_momen
         assert (sample.version, sample.changes, sample.versions.tolist()) == (0, ((2, 1),), [0, 0, 1, 1, 1])
         assert sample.logprobs.tolist() == [-0.5, -1.5, -2.5, -3.5, -4.5], "those of before are kept"
         assert len(sample.text) == 4
+
+
+def test_a_sample_without_tokens_is_not_old():
+    """Of an episode that failed before its first turn, whose version is 0."""
+    empty = replace(make_sample(version=0), tokens=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32))
+    group = PromptGroup(0, make_prompt("p"), 3, [(empty, Future(), 0), (make_sample(version=7), Future(), 1)])
+    assert group.lag(9) == 1
 
 
 def test_a_request_that_goes_on_has_another_seed_than_it_began_with(tmp_path):
