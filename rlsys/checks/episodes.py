@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import Config, ConfigError
+from rlsys.config.shorthand import GYM
 from rlsys.episodes.environments import ENVIRONMENTS, check_environment, is_environment
 from rlsys.episodes.player import PLAYS
 from rlsys.episodes.settings import plays
@@ -30,6 +31,8 @@ def play_problems(key: str, play: str, c: Config) -> Iterator[str]:
             check_environment(play, c.episode.options)
         except ConfigError as error:
             yield from (f"{key}: {problem}" for problem in error.problems)
+    elif play.startswith(GYM):
+        yield f"{key}: `{play}` is a data set with a score, and no episode. Name it in data.train, and leave {key} out."
     elif ":" not in play and play not in PLAYS:
         kinds = ", ".join(f"{name}:NAME" for name in ENVIRONMENTS)
         yield f"{key}: `{play}` is not known. Built in: {', '.join(PLAYS)}. Or give module:function, path/to/file.py:function, {kinds}."

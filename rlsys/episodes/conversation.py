@@ -79,6 +79,8 @@ def read_messages(content: str | Sequence[Message]) -> list[Message]:
 def read_message(message: Any) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise TypeError(f'a message is a dict such as {{"role": "user", "content": "hello"}}, not {describe(message)}')
+    if not all(map(is_call, message.get("tool_calls") or ())):
+        raise TypeError(f"tool_calls of a message are as OpenAI's API has them, not {describe(message['tool_calls'])}")
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part_text(part) for part in content)
@@ -87,6 +89,11 @@ def read_message(message: Any) -> Message:
     if not isinstance(content, str):
         raise TypeError(f"the content of a message is a text, not {describe(content)}")
     return message | {"content": content}
+
+
+def is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def part_text(part: Any) -> str:

@@ -108,7 +108,8 @@ def require_playable(spec: str, function: Any, options: dict[str, Any]) -> None:
     call = getattr(function, "__call__", None)  # noqa: B004  an object may be the function
     if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call):
         raise ConfigError(
-            f"episode.play: `{spec}` must be written `async def {short_name(spec)}(row, ask)`: it awaits the model."
+            f"episode.play: `{spec}` must be written `async def {short_name(spec)}(row, ask)`, without yield: it awaits "
+            "the model."
         )
     try:
         inspect.signature(function).bind({}, None, **options)

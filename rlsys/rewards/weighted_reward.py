@@ -14,6 +14,7 @@ from rlsys.rewards.functions import REWARDS
 from rlsys.types import Verdict
 
 RewardInputs = dict[str, Any]  # of one sample, by the names that functions ask for
+MAX_COMPONENTS = 100  # of a sample
 MAX_DETAIL_CHARS = 30_000  # of a traceback's beginning, and of its end
 PLURAL = {"prompt": "prompts", "completion": "completions", "answer": "answers"}
 
@@ -102,6 +103,10 @@ def read_verdict(name: str, weight: float, returned: Any) -> Verdict:
         values = {name: named["score"]} if only_score else {storable_text(f"{name}/{k}"): v for k, v in named.items()}
         if not values:
             return invalid_verdict(f"{name} returned a dict without numbers.")
+        if len(values) > MAX_COMPONENTS:
+            return invalid_verdict(
+                f"{name} returned a dict of {len(values):,} numbers. Each becomes a metric: return at most {MAX_COMPONENTS}."
+            )
     components: dict[str, float] = {}
     for component, value in values.items():
         try:

@@ -23,7 +23,10 @@ SIZE = 1000
 def rows(name: str, options: dict[str, Any]) -> list[dict[str, Any]]:
     settings = {k: v for k, v in options.items() if k != "size"}
     taskset = make_taskset(name, json.dumps(settings, sort_keys=True))
-    tasks = islice(taskset, options.get("size", SIZE))
+    try:
+        tasks = list(islice(taskset, options.get("size", SIZE)))
+    except Exception as error:  # its code loads them
+        raise ConfigError(f"{VERIFIERS}{name}: loading its tasks raised {type(error).__name__}: {error}.") from error
     return [
         {
             "prompt": task.data.prompt_text,

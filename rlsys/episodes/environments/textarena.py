@@ -25,6 +25,7 @@ from rlsys.episodes.ask import Ask
 from rlsys.episodes.environments.package import first_line, import_package, row_seed
 
 MODEL = 0  # its player
+OPPONENT = " Give episode.options.opponent, such as my_players.py:move, and episode.options.players."
 
 
 async def play(
@@ -40,7 +41,8 @@ async def play(
 
 
 async def answer(move: Callable[[str], Any] | None, seen: str) -> str:
-    assert move, "a game of one player"
+    if move is None:  # some games begin with too few players
+        raise RuntimeError(f"it is the turn of another player than the model.{OPPONENT}")
     action = move(seen)
     return str(await action if inspect.isawaitable(action) else action)
 
@@ -110,7 +112,7 @@ def advice(error: Exception) -> str:
     """What to do about the number of players, which some games assert and others raise."""
     if not isinstance(error, AssertionError) and "player" not in str(error).lower():
         return ""
-    return " Give episode.options.opponent, such as my_players.py:move, and episode.options.players."
+    return OPPONENT
 
 
 def make(name: str, settings: dict[str, Any]) -> Any:

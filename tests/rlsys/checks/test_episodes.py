@@ -27,6 +27,7 @@ def test_a_function_and_an_environment_are_fine(read):
         ("episode: {play: absent.py:play}", ["episode.play: the file absent.py", "does not exist"]),
         ("episode: {play: game.py:start}", ["episode.play: game.py has no function `start`", "play"]),
         ("episode: {play: game}", ["episode.play: `game` is not known", "textarena:NAME"]),
+        ("episode: reasoning_gym:chain_sum", ["`reasoning_gym:chain_sum` is a data set", "Name it in data.train"]),
         ("episode: {play: 'gymnasium:Absent-v1'}", ["episode.play: gymnasium:Absent-v1", "doesn't exist"]),
         ("episode: {play: 'gymnasium:FrozenLake-v1', options: {size: 3}}", ["episode.play: gymnasium", "size"]),
         ("episode: {play: 'openenv:host'}", ["episode.play: openenv:host is not the address"]),

@@ -330,6 +330,10 @@ def test_the_transcript_has_what_was_asked_answered_and_called():
             [{"role": "user", "content": [{"type": "image"}]}],
             "a part of a message is a text, not dict {'type': 'image'}",
         ),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}],
+            "tool_calls of a message are as OpenAI's API has them, not list [{'name': 'add'}]",
+        ),
     ],
 )
 def test_what_is_no_message_is_refused_in_a_sentence(content, sentence):

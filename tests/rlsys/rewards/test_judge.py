@@ -145,6 +145,14 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path):
     assert isinstance(judge(tmp_path, "import numpy\ndef f(): return numpy.float32(0.5)").score, float)
 
 
+def test_a_dict_has_at_most_a_hundred_numbers_because_each_is_a_metric(tmp_path):
+    source = "def f(answer): return {f'part {i}': 0.5 for i in range(%d)}"
+    assert judge(tmp_path, source % 100).score == 50.0
+    verdict = judge(tmp_path, source % 20_000)
+    assert (verdict.score, verdict.failure) == (None, "invalid")
+    assert verdict.detail == "f returned a dict of 20,000 numbers. Each becomes a metric: return at most 100."
+
+
 def test_a_file_that_cannot_be_imported_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match="NameError"):
         judge(tmp_path, "undefined_name")

@@ -65,6 +65,13 @@ def test_the_set_brings_its_episode():
     assert other.episode == "my_game.py:play"
 
 
+def test_tasks_that_cannot_be_loaded_are_refused_by_name(tmp_path):
+    broken = ENDLESS.replace("for i in", "open('/absent')\n        for i in")
+    (tmp_path / "rlsys_test_broken.py").write_text(broken)
+    with pytest.raises(ConfigError, match=r"verifiers:rlsys_test_broken: loading its tasks raised FileNotFoundError: "):
+        taskset.rows("rlsys_test_broken", {})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "parts"),
     [

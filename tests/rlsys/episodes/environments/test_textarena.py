@@ -136,6 +136,11 @@ def test_a_reward_that_is_no_number_is_a_failure_with_its_reason():
         play("textarena:Countdown-v0", {"seed": 0}, Scripted(["no", "no"]))
 
 
+def test_a_game_that_begins_with_too_few_players_says_what_it_lacks():
+    with pytest.raises(RuntimeError, match=r"the turn of another player.*Give episode\.options\.opponent"):
+        play("textarena:SpiteAndMalice-v0", {"seed": 3}, Scripted(lambda text: text[text.rindex("[discard") :]))
+
+
 @pytest.mark.parametrize(
     ("game", "options", "parts"),
     [
