@@ -1,11 +1,13 @@
 """What every process for a user's functions does first: it ends with its supervisor, and stays within its memory."""
 
 import ctypes
+import io
 import json
 import os
 import pickle
 import resource
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from rlsys.config.schema import ConfigError
 
 PR_SET_PDEATHSIG = 1
+MAX_OUTPUT = 64 << 20  # bytes that the process may print
 
 
 def run_child(fd: int, parent: int, make_server: Callable[[Connection, Any], Callable[[], None]], doing: str) -> None:
@@ -24,6 +27,7 @@ def run_child(fd: int, parent: int, make_server: Callable[[Connection, Any], Cal
     if os.getppid() != parent:
         return
     close_in_children(fd)
+    sys.stdout, sys.stderr = open_output(1), open_output(2)
     connection = Connection(fd)
     try:
         settings = pickle.loads(connection.recv_bytes())
@@ -39,6 +43,26 @@ def run_child(fd: int, parent: int, make_server: Callable[[Connection, Any], Cal
         serve()
     except EOFError:
         return
+
+
+class LimitedOutput(io.FileIO):
+    """Drops what is printed beyond a limit: it all goes into the worker's log, and must not fill the disk."""
+
+    left = MAX_OUTPUT
+
+    def write(self, data: Any) -> int:
+        size = len(data)
+        if 0 < self.left < size:
+            data = bytes(data[: self.left]) + b"\n[this process has printed 64 MiB; what follows is left out]\n"
+        if self.left > 0:
+            super().write(data)
+        self.left -= size
+        return size
+
+
+def open_output(fd: int) -> io.TextIOWrapper:
+    raw: Any = LimitedOutput(fd, "w", closefd=False)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
 
 
 def send_problem(connection: Connection, sentence: str) -> None:

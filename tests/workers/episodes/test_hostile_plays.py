@@ -132,6 +132,12 @@ async def hangs_in_a_thread(row, ask):
     await ask("1>")
     await asyncio.to_thread(time.sleep, 60)
 
+async def prints_much(row, ask):
+    await ask("1>")
+    for _ in range(100):
+        print("x" * 1_000_000)
+    return 1.0
+
 async def asks_for_a_token_that_the_model_lacks(row, ask):
     await ask("1>")
     await ask("<|endoftext|>2>")
@@ -255,6 +261,14 @@ def test_steps_that_hang_do_not_keep_the_threads_from_others(tmp_path: Path, tin
     s = hostile_settings(tmp_path, tiny_model, "hangs_in_a_thread", "plays_well", concurrency=4)
     results = outcomes(s, [0] * 8 + [1] * 8)
     assert [outcome for outcome, _ in results] == ["timeout"] * 8 + [1.0] * 8
+
+
+def test_prints_do_not_fill_the_disk(tmp_path: Path, tiny_model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    s = hostile_settings(tmp_path, tiny_model, "prints_much", "plays_well", step_timeout_s=20.0)
+    assert [outcome for outcome, _ in outcomes(s, [0, 0, 1])] == [1.0, 1.0, 1.0]
+    output = capfd.readouterr().out
+    assert 64 << 20 <= len(output) <= 65 << 20
+    assert "[this process has printed 64 MiB; what follows is left out]" in output[-200:]
 
 
 def test_threads_that_functions_leave_do_not_pile_up(tmp_path: Path, tiny_model: str) -> None:
