@@ -67,7 +67,7 @@ rehearsal: install  ## sync weights with a fake GPU between all numbers of engin
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
 
 families: install  ## train a tiny model of each plain family with real engines too
-	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/system/test_model_families.py
+	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/workers/rollout/test_engine_families.py tests/system/test_model_families.py
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py

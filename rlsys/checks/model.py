@@ -7,8 +7,8 @@ from pathlib import Path
 from rlsys.checks.lora import check_targets
 from rlsys.config.schema import Config
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
-from rlsys.models.lookup import context_of_model, head_size_of_model, known_model_shape
-from rlsys.models.shapes import CPU_HEAD_SIZES, ModelShape, tensor_parallel_problem
+from rlsys.models.lookup import composite_problem_of_model, context_of_model, known_model_shape, problem_of_model
+from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 from rlsys.models.weight_files import weight_file_problems
 from rlsys.packs.heads import sequence_parallel_problem
 
@@ -18,6 +18,8 @@ def check_model(c: Config) -> Iterator[str]:
     if c.reference.path:
         yield from check_path("reference.path", c.reference.path)
         for problem in check_window(c, context_of_model(c.reference.path)):
+            yield f"reference.path: {problem}"
+        if problem := composite_problem_of_model(c.reference.path):
             yield f"reference.path: {problem}"
 
 
@@ -56,7 +58,8 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
             " That is the window of what usually is called so; a config.json goes before: "
             f"hf download {path} config.json"
         )
-    problems += check_head_size(c, head_size_of_model(path))
+    if problem := problem_of_model(path, c.cluster.device, c.sync.verify):
+        problems.append(f"model.path: {problem}")
     shape = model or known_model_shape(path)
     if (
         c.rollout.tensor_parallel > 1
@@ -78,14 +81,6 @@ def check_heads(c: Config, model: ModelShape) -> Iterator[str]:
     sharing = c.policy.sequence_parallel
     if sharing > 1 and (problem := sequence_parallel_problem(model.name, model.heads, model.kv_heads, sharing)):
         yield problem
-
-
-def check_head_size(c: Config, size: int) -> Iterator[str]:
-    if c.cluster.device == "cpu" and size and size not in CPU_HEAD_SIZES:
-        yield (
-            f"model.path: attention heads of {size} numbers do not run in vLLM's CPU build; these do: "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}. Use another model, or cluster.device=gpu."
-        )
 
 
 def check_window(c: Config, window: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ KNOWN_FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
     *("olmo2", "olmo3", "granite", "smollm3", "phi3", "gpt_oss", "deepseek_v3", *MIXERS),
 )
-WINDOW_AS_MASK = ("doge", "llama4_text", "phimoe", "qwen2_moe")  # see `context_from_config`
+LIMITED_TO_WINDOW = ("doge", "llama4_text", "phimoe", "qwen2_moe", "cohere2")  # see `context_from_config`
 WITH_EXPERTS = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3"),
     "granitemoehybrid",  # or none
@@ -110,12 +110,13 @@ def shared_width(s: dict[str, Any]) -> int:
 def context_from_config(settings: dict[str, Any]) -> int:
     """The longest sequence, in tokens, that a model with this config.json can be trained on; 0 if it does not say.
 
-    At most its window, for families that hand this to attention as a mask, because packed attention has no mask. And at
-    most what it was trained on before LongRoPE, whose positions then depend on the longest sequence of a pack.
+    At most its window, for families that hand this to attention as a mask, because packed attention has no mask, or whose
+    window engines see otherwise. And at most what it was trained on before LongRoPE, whose positions then depend on the
+    longest sequence of a pack.
     """
     s = settings.get("text_config") or settings
     limits = [int(s.get("max_position_embeddings") or s.get("n_positions") or 0), length_before_longrope(s)]
-    if s.get("model_type") in WINDOW_AS_MASK and s.get("use_sliding_window", True):
+    if s.get("model_type") in LIMITED_TO_WINDOW and s.get("use_sliding_window", True):
         limits.append(int(s.get("attention_chunk_size") or s.get("sliding_window") or 0))
     return min(filter(None, limits), default=0)
 

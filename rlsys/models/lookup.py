@@ -3,16 +3,20 @@
 import contextlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlsys.config.cache import hub_cache
 from rlsys.config.schema import ConfigError
-from rlsys.models.config_json import context_from_config, head_size_from_config, parse_config
+from rlsys.models.config_json import context_from_config, parse_config
 from rlsys.models.flops import FlopCounter
 from rlsys.models.known_shapes import look_up_shape
 from rlsys.models.shapes import ModelShape
+from rlsys.models.support import composite_problem, model_problem
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
+
+Value = TypeVar("Value")
 
 
 def model_shape(path: str, file: str | Path = "") -> tuple[ModelShape, str]:
@@ -53,21 +57,26 @@ def known_flop_counter(settings: dict[str, Any]) -> FlopCounter | None:
 
 def context_of_model(path: str) -> int:
     """The longest sequence, in tokens, by the model's config.json; 0 if it does not say, or is not on this machine."""
-    return number_from_config(path, context_from_config)
+    return read_from_config(path, context_from_config, 0)
 
 
-def head_size_of_model(path: str) -> int:
-    """Numbers in a query of one attention head, by the model's config.json; 0 as for `context_of_model`."""
-    return number_from_config(path, head_size_from_config)
+def problem_of_model(path: str, device: str, verify: bool) -> str:
+    """Why the model cannot be trained, by its config.json; empty if nothing is known. `verify`: sync.verify."""
+    return read_from_config(path, partial(model_problem, device=device, verify=verify), "")
 
 
-def number_from_config(path: str, read: Callable[[dict[str, Any]], int]) -> int:
+def composite_problem_of_model(path: str) -> str:
+    return read_from_config(path, composite_problem, "")
+
+
+def read_from_config(path: str, read: Callable[[dict[str, Any]], Value], unknown: Value) -> Value:
+    """What the model's config.json says; `unknown` if it is not on this machine, or cannot be read."""
     if (file := find_config_file(path)) is None:
-        return 0
+        return unknown
     try:
         return read(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError, AttributeError):
-        return 0
+        return unknown
 
 
 def pairs_per_token(path: str) -> float:

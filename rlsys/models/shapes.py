@@ -234,10 +234,6 @@ def can_share_packs(shape: ModelShape, ranks: int) -> bool:
     return ranks == 1 or (not shape.mixer and heads_divide(shape.heads, shape.kv_heads, ranks))
 
 
-# What the attention of vLLM's CPU build computes.
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-
-
 def tensor_parallel_problem(shape: ModelShape, parts: int) -> str:
     """Says why `rollout.tensor_parallel` does not suit the model; empty if it does."""
     if shape.can_split(parts):

@@ -428,17 +428,52 @@ def test_heads_that_vllm_does_not_compute_on_cpus_are_refused(refused, read, mod
     narrow = {"hidden_size": 64, "num_attention_heads": 4}
     [found] = refused("", model(json.dumps(narrow)))
     assert "attention heads of 16 numbers do not run in vLLM's CPU build; these do: 32, 64, 80" in found
-    assert refused("", model(json.dumps({"text_config": narrow | {"head_dim": 48}})))
     for runs in (narrow | {"head_dim": 32}, narrow | {"hidden_size": 128}, narrow | {"kv_lora_rank": 16}):
         assert read("", model(json.dumps(runs))).model.path
 
 
+def test_models_that_engines_cannot_run_are_refused_on_the_device_that_cannot(refused, read, model):
+    mamba = json.dumps({"model_type": "jamba", "hidden_size": 128, "num_attention_heads": 4})
+    [found] = refused("", model(mamba))
+    assert "cannot run jamba models: it has no kernel for Mamba" in found
+    assert found.endswith("Use another model, or cluster.device=gpu.")
+    gpu = ("cluster.device=gpu",)
+    assert read("", model(mamba), *gpu).model.path
+    [found] = refused("", model(json.dumps({"model_type": "bamba"})), *gpu)
+    assert found.endswith("vLLM has no class for bamba models. Use another model.")
+    latent = {"model_type": "deepseek_v3", "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+    [found] = refused("", model(json.dumps(latent)))
+    assert "latent attention with 24 numbers of a token" in found
+    assert read("", model(json.dumps(latent | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}))).model.path
+    mamba2 = model(json.dumps({"model_type": "falcon_h1", "hidden_size": 128, "num_attention_heads": 4}))
+    assert refused("", mamba2)[0].endswith("Use sync.verify=false, or another model.")
+    assert read("", mamba2, "sync.verify=false").model.path
+    some = {"model_type": "gemma4_text", "hidden_size": 128, "num_attention_heads": 4, "global_head_dim": 48}
+    assert "heads of 48 numbers" in refused("", model(json.dumps(some)))[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_model_of_text_and_images_is_refused(refused, model, device):
+    """As policy, and as reference."""
+    gemma = model(json.dumps({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}))
+    words = (
+        "gemma3 models take images or sound too, and rlsys trains models of text alone. Use a model of text, such as"
+    )
+    [found] = refused("", gemma, f"cluster.device={device}")
+    assert found == f"model.path: {words} one of the type gemma3_text."
+    reference = ("reference.kl_coef=0.1", gemma.replace("model.path", "reference.path"))
+    [found] = refused("", *reference, f"cluster.device={device}")
+    assert found.startswith(f"reference.path: {words}")
+
+
 def test_the_head_sizes_are_those_of_the_installed_vllm():
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 
-    from rlsys.models.shapes import CPU_HEAD_SIZES
+    from rlsys.models.support import CPU_HEAD_SIZES, CPU_LATENT_SIZES
 
     assert list(CPU_HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
+    assert list(CPU_LATENT_SIZES) == CPUMLABackend.get_supported_head_sizes()
 
 
 def test_a_hub_models_window_is_from_its_config_or_for_a_plan_from_its_name(read, tmp_path, monkeypatch):

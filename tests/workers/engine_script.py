@@ -9,7 +9,7 @@ from typing import Any
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 
 
-def run_script(script: str, given: Any) -> subprocess.CompletedProcess[str]:
+def run_script(script: str, given: Any, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Runs it in the environment of CPU engines; it reads `given` from its input, as JSON."""
     return subprocess.run(
         [sys.executable, "-c", script],
@@ -17,5 +17,5 @@ def run_script(script: str, given: Any) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **CPU_ENVIRONMENT},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=timeout_s,
     )

@@ -31,9 +31,9 @@ SHARED_TAILS = {
     "kv_connector_module_path": "workers.cpu.prompt_tails",
     "kv_role": "kv_consumer",
 }
-# DeepSeek V3 routes to experts in one way in transformers; in vLLM it does if its configuration says so.
-DEEPSEEK_ROUTING = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 BESIDE_CACHE = 2 << 30  # bytes of an engine on a GPU, besides weights and logits; assumed
+# On CPU, of a model with states: vLLM would cache them with the prefixes, and for that compute prompts in parts.
+STATE_ARGUMENTS = {"enable_prefix_caching": False}
 GPU_ENVIRONMENT = COMMON_ENVIRONMENT | {
     "TRITON_F32_DEFAULT": "ieee",  # float32 as the policy computes it: vLLM's attention would round its factors to TF32
 }
@@ -67,7 +67,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
         "enforce_eager": runs_eagerly(config),
         "seed": config.run.seed,
         "trust_remote_code": config.model.trust_remote_code,
-        "hf_overrides": unstated_routing(model),
+        "hf_overrides": unstated_options(model),
         "generation_config": "vllm",  # the trainer would not see sampling defaults of the model's authors
         "logprobs_mode": "processed_logprobs",  # after temperature
         "disable_log_stats": True,
@@ -115,13 +115,18 @@ def sequences_with_room(config: Config, model: str) -> int:
     return found
 
 
-def unstated_routing(model: str) -> dict[str, str]:
-    """What vLLM has to know of a model's routing and its config.json does not say."""
+def unstated_options(model: str) -> dict[str, Any]:
+    """What vLLM has to know of a model and a config.json that transformers wrote does not say."""
     file = Path(model) / "config.json"
     stated = json.loads(file.read_text()) if file.exists() else {}
-    if stated.get("model_type") != "deepseek_v3":
-        return {}
-    return {name: value for name, value in DEEPSEEK_ROUTING.items() if name not in stated}
+    hidden = stated.get("hidden_size")
+    options: dict[str, dict[str, Any]] = {
+        # It routes to experts in one way in transformers; in vLLM it does if its configuration says so.
+        "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        "lfm2": {"conv_dim": hidden, "block_dim": hidden},
+        "minimax_m2": {"scoring_func": "sigmoid", "rotary_dim": stated.get("head_dim")},
+    }
+    return {n: v for n, v in options.get(stated.get("model_type", ""), {}).items() if n not in stated}
 
 
 def cpu_arguments(config: Config) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """vLLM's synchronous engine inside the actor, for CPU."""
 
 import asyncio
-import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from rlsys.types import Request
 from workers.cpu.compiling import allow_compiling
+from workers.rollout.architecture import register_architecture
 from workers.rollout.engine import PREFIX_CACHE_NOT_RESET
 from workers.rollout.vllm_requests import Stops, collect_outputs, request_id, sampling_params, token_prompt
 
@@ -105,16 +105,3 @@ class InProcessEngine:
 
     async def wake(self, part: str) -> None:
         """Does nothing, as `sleep`."""
-
-
-def register_architecture(model: str, trust_remote_code: bool) -> None:
-    """Gives vLLM the model's class. By itself vLLM would start a process that imports vLLM again to inspect it."""
-    from transformers import AutoConfig
-    from vllm import ModelRegistry
-    from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
-
-    for name in AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).architectures or []:
-        if name in _TEXT_GENERATION_MODELS:
-            module, class_name = _TEXT_GENERATION_MODELS[name]
-            library = importlib.import_module(f"vllm.model_executor.models.{module}")
-            ModelRegistry.register_model(name, getattr(library, class_name))

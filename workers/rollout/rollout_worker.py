@@ -17,9 +17,10 @@ from rlsys.config.schema import Config
 from rlsys.runs.errors import WrongWeights
 from rlsys.runs.timeline import recorded, request_facts
 from rlsys.types import Request, Sample, join_partial, stop_at
+from workers.rollout.architecture import keeps_state
 from workers.rollout.async_engine import AsyncEngine
 from workers.rollout.engine import Engine
-from workers.rollout.engine_settings import engine_arguments, runs_in_process
+from workers.rollout.engine_settings import STATE_ARGUMENTS, engine_arguments, runs_in_process
 from workers.rollout.in_process_engine import InProcessEngine
 from workers.rollout.read_write_lock import ReadWriteLock
 from workers.rollout.refusal import refusing_model
@@ -69,6 +70,8 @@ class RolloutWorker:
         in_process = runs_in_process(self.config)
         exact = self.config.rollout.exact
         with refusing_model(model):
+            if self.config.cluster.device == "cpu" and keeps_state(model, self.config.model.trust_remote_code):
+                settings |= STATE_ARGUMENTS
             self.engine: Engine = InProcessEngine(settings, exact) if in_process else AsyncEngine(settings)
             if in_process:  # the others are tried by vLLM
                 await self.sample_two_tokens()

@@ -33,10 +33,15 @@ class WorkerExtension:
 
     def rlsys_deterministic_up_to(self, longest: int) -> int:
         """Returns the most tokens, up to `longest`, whose attention here does not depend on how it was computed."""
+        from vllm.v1.kv_cache_interface import MambaSpec
+
         from workers.cpu.attention import deterministic_up_to
 
         runner: Any = self.model_runner  # type: ignore[attr-defined]
-        return deterministic_up_to(runner.get_model(), runner.dtype, runner.cache_config.block_size, longest)
+        specs = [group.kv_cache_spec for group in runner.kv_cache_config.kv_cache_groups]
+        # The block of a state is a whole sequence.
+        block_size = max((s.block_size for s in specs if not isinstance(s, MambaSpec)), default=0)
+        return deterministic_up_to(runner.get_model(), runner.dtype, block_size, longest)
 
     def rlsys_map_parameters(self, manifest: list[ManifestEntry], shards: int, by_position: bool) -> list[str]:
         """Finds the policy's tensors among this worker's parameters.

@@ -160,8 +160,8 @@ def vllm_config(file: str, size: str, overrides: list[str]) -> dict[str, Any]:
     from vllm.v1.executor.abstract import Executor
 
     from rlsys.config.loading import load_config
+    from workers.rollout.architecture import register_architecture
     from workers.rollout.engine_settings import engine_arguments
-    from workers.rollout.in_process_engine import register_architecture
     from workers.sync import RECEIVERS
 
     config = load_config(CONFIGS / file, overrides)

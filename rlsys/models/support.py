@@ -1,0 +1,86 @@
+"""Which models cannot be trained, by their config.json.
+
+`tests/workers/rollout/test_engine_families.py` asks vLLM.
+"""
+
+from typing import Any
+
+NOT_IN_VLLM = ("bamba", "minimax")  # vLLM has no class for these, and cannot run them by transformers
+MAMBA1 = "it has no kernel for Mamba of the first generation"
+# model_type → why vLLM's CPU build cannot run it.
+NOT_ON_CPU = {
+    **dict.fromkeys(("mamba", "falcon_mamba", "jamba"), MAMBA1),
+    **dict.fromkeys(
+        ("qwen3_5_text", "qwen3_5_moe_text"), "it wants torchvision for this family, which is not installed"
+    ),
+    "qwen3_next": "its linear attention takes bfloat16 only, and computes otherwise than the policy",
+    "kimi_linear": "its linear attention has kernels of GPUs only",
+    "gpt_oss": "it does not take new experts in a sync",
+    "mimo_v2_flash": "it does not read the config.json that transformers writes",
+}
+UNVERIFIED = ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2")
+# What the attention of vLLM's CPU build computes: numbers in a head, and in what latent attention keeps of a token.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+CPU_LATENT_SIZES: tuple[int, ...] = (576,)
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+HEAD_SIZES = ("head_dim", "global_head_dim", "swa_head_dim")  # of all layers, or of some
+
+
+def model_problem(settings: dict[str, Any], device: str, verify: bool) -> str:
+    """Why a model with this config.json cannot be trained on this device, and a way out; empty if nothing is known.
+
+    `verify`: sync.verify.
+    """
+    family = str(settings.get("model_type"))
+    if composite := composite_problem(settings):
+        return composite
+    if family in NOT_IN_VLLM:
+        return f"vLLM has no class for {family} models. Use another model."
+    if device != "cpu":
+        return ""
+    if problem := cpu_problem(settings, family):
+        return f"{problem}. Use another model, or cluster.device=gpu."
+    if family in UNVERIFIED and verify:
+        return (
+            f"vLLM keeps numbers of Mamba in a form of its own, which sync.verify cannot compare for {family} models. Use "
+            "sync.verify=false, or another model."
+        )
+    return ""
+
+
+def composite_problem(settings: dict[str, Any]) -> str:
+    """Models that take images or sound have another class in the engines, with other names of weights."""
+    text = settings.get("text_config")
+    if not isinstance(text, dict):
+        return ""
+    example = f", such as one of the type {text['model_type']}" if "model_type" in text else ""
+    return (
+        f"{settings.get('model_type')} models take images or sound too, and rlsys trains models of text alone. Use a model "
+        f"of text{example}."
+    )
+
+
+def cpu_problem(s: dict[str, Any], family: str) -> str:
+    if family in NOT_ON_CPU:
+        return f"vLLM's CPU build cannot run {family} models: {NOT_ON_CPU[family]}"
+    if family in LATENT and s.get("kv_lora_rank"):
+        sizes, known = [int(s["kv_lora_rank"]) + int(s.get("qk_rope_head_dim") or 0)], CPU_LATENT_SIZES
+        what = "latent attention with {} numbers of a token (kv_lora_rank + qk_rope_head_dim) does"
+    else:
+        sizes, known, what = head_sizes(s), CPU_HEAD_SIZES, "attention heads of {} numbers do"
+    unknown = [size for size in sizes if size not in known]
+    return (
+        f"{what.format(unknown[0])} not run in vLLM's CPU build; these do: {', '.join(map(str, known))}"
+        if unknown
+        else ""
+    )
+
+
+def head_sizes(s: dict[str, Any]) -> list[int]:
+    """Numbers in a query of one attention head, in all layers and in some; none if the config.json does not say."""
+    heads = int(s.get("num_attention_heads") or 0)
+    if not heads or s.get("kv_lora_rank"):
+        return []
+    sizes = [int(s.get(name) or 0) for name in HEAD_SIZES]
+    sizes[0] = sizes[0] or int(s.get("hidden_size") or 0) // heads
+    return [size for size in sizes if size]
