@@ -197,12 +197,13 @@ def compile_layers(lm: Any) -> None:
 def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
     """Loads the model at `path` as `PackedLogprobs`. `sampled_by`: another one, whose completions it scores."""
     from rlsys.packs.logprobs import PackedLogprobs
+    from workers.learner.proof import prove_partitioned
 
     r = config.rollout
     lm = load_causal_lm(config, path, config.policy, r.exact)
     end_ids = load_end_ids(config, sampled_by or path) if r.min_new_tokens else ()
     with refusing_unpackable(path, lm.config.model_type, ValueError):
-        return PackedLogprobs(
+        packed = PackedLogprobs(
             lm,
             temperature=r.temperature,
             chunk=config.policy.logprob_chunk,
@@ -210,6 +211,8 @@ def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
             float32_head=config.policy.head_dtype == "float32",
             end_ids=end_ids,
         )
+    prove_partitioned(packed, lm.get_decoder(), lm)
+    return packed
 
 
 def load_policy(config: Config, path: str) -> Any:

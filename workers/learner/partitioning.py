@@ -110,12 +110,13 @@ def equal_in_files(files: ModelFiles, *parameters: tuple[str, Tensor]) -> bool:
 
 
 @contextlib.contextmanager
-def gathering_layers(decoder: Any) -> Iterator[None]:
-    """While it lasts, a forward pass of a partitioned decoder gathers the weights of one layer at a time.
+def gathering_layers(decoder: Any, head: Any = None) -> Iterator[None]:
+    """While it lasts, a forward pass of a partitioned decoder, and of its output layer, gathers one layer at a time.
 
     Embeddings, the largest tensors, are not gathered: the first tokens get random ones, the same on all ranks.
     """
     hooks = gather_in_forward(layers_of(decoder), embeddings=random_embeddings)
+    hooks += gather_in_forward([head]) if head else []
     try:
         yield
     finally:

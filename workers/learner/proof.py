@@ -1,10 +1,14 @@
 """The packing proof of each role, at its start. See `rlsys.packs.proof`."""
 
+from functools import partial
 from typing import Any, Protocol
 
-from rlsys.packs.proof import prove_packing
+import torch
+
+from rlsys.packs.proof import in_float32, prove_packing
 from rlsys.types import Pack
 from workers.learner.model import LAYER_ERRORS, refusing_unpackable
+from workers.learner.partitioning import gathering_layers, is_partitioned
 
 
 class ForwardAll(Protocol):
@@ -13,6 +17,44 @@ class ForwardAll(Protocol):
 
 def prove_logprobs(lm: Any, forward_all: ForwardAll) -> None:
     """Compares the log-probs of a pack with those that the model itself computes. Raises if they differ."""
+    prove_logprobs_once(lm, forward_all)
+    if converts(lm):
+        with in_float32(lm.get_decoder(), lm.get_output_embeddings()):
+            prove_logprobs_once(lm, forward_all)
+
+
+def prove_states(decoder: Any, forward_all: ForwardAll) -> None:
+    """Compares hidden states, because a critic begins with the value 0 for all. Raises if they differ."""
+    prove_states_once(decoder, forward_all)
+    if converts(decoder):
+        with in_float32(decoder):
+            prove_states_once(decoder, forward_all)
+
+
+def prove_partitioned(packed: Any, decoder: Any, lm: Any = None) -> None:
+    """The proof in float32 of a model that is loaded for ZeRO 3, before DeepSpeed gathers its parameters by itself."""
+    weight = next(decoder.parameters())
+    if weight.dtype == torch.float32 or not is_partitioned(weight):
+        return
+    head = lm.get_output_embeddings() if lm else None
+    with gathering_layers(decoder, head), in_float32(decoder, head):
+        if lm:
+            prove_logprobs_once(lm, partial(forward_each, packed))
+        else:
+            prove_states_once(decoder, partial(forward_each, packed))
+
+
+def converts(model: Any) -> bool:
+    """True if the model computes in half precision, in which small differences are not seen, and its weights are whole."""
+    weight = next(model.parameters())
+    return weight.dtype != torch.float32 and not is_partitioned(weight)
+
+
+def forward_each(packed: Any, packs: list[Pack], **options: bool) -> list[Any]:
+    return [packed(pack, **options) for pack in packs]
+
+
+def prove_logprobs_once(lm: Any, forward_all: ForwardAll) -> None:
     with refusing_unpackable(lm.config._name_or_path, lm.config.model_type, *LAYER_ERRORS):
         prove_packing(
             type(lm).__name__,
@@ -22,8 +64,7 @@ def prove_logprobs(lm: Any, forward_all: ForwardAll) -> None:
         )
 
 
-def prove_states(decoder: Any, forward_all: ForwardAll) -> None:
-    """Compares hidden states, because a critic begins with the value 0 for all. Raises if they differ."""
+def prove_states_once(decoder: Any, forward_all: ForwardAll) -> None:
     with refusing_unpackable(decoder.config._name_or_path, decoder.config.model_type, *LAYER_ERRORS):
         prove_packing(
             type(decoder).__name__,

@@ -1,5 +1,6 @@
 """Packs against transformers' own forward pass of each sequence alone, for tiny random models of many families."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from rlsys.packs.layout import build_layout
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent
 from rlsys.packs.packing import pack
-from rlsys.packs.proof import prove_packing
+from rlsys.packs.proof import in_float32, prove_packing
 from rlsys.types import Batch, Pack, Prompt, Sample
 
 ROOT = Path(__file__).parents[3]
@@ -99,8 +100,9 @@ def test_the_proof_names_a_module_that_runs_on_into_the_next_sequence(family, ki
     prove(packed)
 
 
-def test_the_proof_finds_a_soft_cap_that_attention_drops(monkeypatch):
-    packed = make_packed(build_family("gemma2"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_proof_finds_a_soft_cap_that_attention_drops(monkeypatch, dtype):
+    packed = make_packed(build_family("gemma2", attn_logit_softcapping=5.0).to(dtype))
     prove(packed)
     functions = type(packed.lm).__module__
     monkeypatch.setitem(
@@ -112,16 +114,18 @@ def test_the_proof_finds_a_soft_cap_that_attention_drops(monkeypatch):
         prove(packed)
 
 
-def test_the_proof_finds_logits_that_are_not_scaled():
-    packed = make_packed(build_family("granite"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_proof_finds_logits_that_are_not_scaled(dtype):
+    packed = make_packed(build_family("granite", logits_scaling=1.02).to(dtype))
     prove(packed)
     packed.lm.get_output_embeddings().transform = type(packed.lm.get_output_embeddings().transform)()
     with pytest.raises(ValueError, match="GraniteForCausalLM computes a pack"):
         prove(packed)
 
 
-def test_the_proof_finds_positions_that_are_not_the_models_own():
-    packed = make_packed(build_family("opt"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_proof_finds_positions_that_are_not_the_models_own(dtype):
+    packed = make_packed(build_family("opt").to(dtype))
     prove(packed)
 
     def shift(module, arguments, keywords):
@@ -133,13 +137,28 @@ def test_the_proof_finds_positions_that_are_not_the_models_own():
         prove(packed)
 
 
+def test_a_model_that_was_proved_in_float32_is_as_before(monkeypatch):
+    packed = make_packed(build_family("gemma2").bfloat16())
+    before = {name: (p.data.data_ptr(), p.data.clone()) for name, p in packed.named_parameters()}
+    expected = packed(one_pack(share_prompts=True))[0]
+    seen = set()
+    hook = packed.decoder.layers[0].mlp.register_forward_pre_hook(lambda _, x: seen.add(x[0].dtype))
+    prove(packed)
+    hook.remove()
+    assert seen == {torch.bfloat16, torch.float32}
+    for name, p in packed.named_parameters():
+        address, value = before[name]
+        assert (p.data.data_ptr(), p.dtype) == (address, torch.bfloat16)
+        assert torch.equal(p.data, value)
+    assert torch.equal(packed(one_pack(share_prompts=True))[0], expected)
+
+
 def prove(packed: PackedLogprobs) -> None:
-    prove_packing(
-        type(packed.lm).__name__,
-        packed.lm.get_decoder(),
-        lambda p: packed(p)[0],
-        lambda p: packed(p, plain=True)[0],
-    )
+    """As a rank proves its model at its start."""
+    decoder, head = packed.lm.get_decoder(), packed.lm.get_output_embeddings()
+    for precision in (nullcontext(), in_float32(decoder, head)):
+        with precision:
+            prove_packing(type(packed.lm).__name__, decoder, lambda p: packed(p)[0], lambda p: packed(p, plain=True)[0])
 
 
 def test_modules_that_treat_each_token_by_itself_are_no_mixers():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_script import run_script
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -70,6 +71,44 @@ def test_parameters_have_one_dtype_and_biases_of_routers_keep_theirs(stored: str
     assert kept.dtype == torch.float32
     assert bias.any()
     assert torch.equal(kept, bias.float())
+
+
+LOAD_PARTITIONED = """
+import json, sys
+from rlsys.config.loading import load_config
+from rlsys.packs import attention
+from transformers import AttentionInterface
+from workers.learner.model import load_packed
+from workers.learner.rendezvous import join_process_group
+from workers.learner.zero import import_deepspeed
+from workers.supervision.ports import free_port
+
+file, folder, options, drop = json.load(sys.stdin)
+config = load_config(file, options)
+import_deepspeed(config, ranks=1)
+join_process_group("cpu", 0, 1, "127.0.0.1", free_port(), seed=0, timeout_s=60)
+
+def without_soft_cap(*arguments, softcap=None, **keywords):
+    return attention.packed_attention(*arguments, **keywords)
+
+if drop:
+    AttentionInterface.register(attention.PACKED_ATTENTION, without_soft_cap)
+packed = load_packed(config, folder)
+print("dtypes", {str(p.ds_tensor.dtype) for p in packed.parameters()})
+"""
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_model_in_half_precision_is_proved_in_float32_before_zero_3_takes_it_over(tmp_path: Path, drop: bool) -> None:
+    """Here a soft cap that is dropped changes less than rounding to bfloat16."""
+    build_family("gemma2", attn_logit_softcapping=5.0).save_pretrained(tmp_path)
+    options = ["policy.zero_stage=3", "policy.dtype=bfloat16"]
+    done = run_script(LOAD_PARTITIONED, [str(CONFIG), str(tmp_path), options, drop])
+    if drop:
+        assert "computes a pack of sequences otherwise than each sequence alone" in done.stderr
+        assert "first in the output of Gemma2Attention" in done.stderr
+    else:
+        assert "dtypes {'torch.bfloat16'}" in done.stdout, done.stderr[-2000:]
 
 
 def test_a_machine_without_memory_is_not_blamed_on_the_architecture() -> None:
