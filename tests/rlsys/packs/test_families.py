@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES, REFUSED, VOCABULARY, build_family
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
+from rlsys.models.shapes import context_from_config
+from rlsys.models.support import model_problem
 from rlsys.packs.attention import PACKED_ATTENTION, let_attention_find_layout, packed_attention
 from rlsys.packs.decoder import let_model_find_decoder
 from rlsys.packs.layout import build_layout
+from rlsys.packs.logit_transform import UNCHANGED
 from rlsys.packs.logprobs import PackedLogprobs
-from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent
+from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent, run_probe
 from rlsys.packs.packing import pack
 from rlsys.packs.proof import in_float32, prove_packing
 from rlsys.types import Batch, Pack, Prompt, Sample
@@ -232,9 +235,51 @@ def test_an_argument_that_is_not_computed_is_refused_by_name_and_model():
         packed_attention(module, x, x, x, None, layout=layout, is_causal=False)
 
 
-def test_the_page_names_exactly_the_families_that_are_tested():
+def table_rows() -> list[tuple[list[str], str, str, str]]:
     rows = [row.strip("|").split("|") for row in PAGE.read_text().splitlines() if row.startswith("|`")]
-    trained = {name.strip(" `") for row in rows if row[2] == "yes" for name in row[0].split(",")}
-    refused = {name.strip(" `") for row in rows if row[2] != "yes" for name in row[0].split(",")}
+    return [([name.strip(" `") for name in names.split(",")], *columns) for names, *columns in rows]
+
+
+def test_the_page_names_exactly_the_families_that_are_tested():
+    trained = {name for names, _, trained, _ in table_rows() for name in names if trained.startswith("yes")}
+    refused = {name for names, _, trained, _ in table_rows() for name in names if trained.startswith("refused")}
     assert trained == set(FAMILIES)
     assert refused == set(REFUSED)
+
+
+# What the page calls the modules that a family's probe finds.
+MIXERS = {"Mamba": ("mamba", "mixer"), "linear attention": ("delta", "lightning"), "short convolutions": ("shortconv",)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_page_says_how_a_family_mixes_tokens_and_whether_engines_run_it(family):
+    [(_, mixes, trained, engines)] = [row for row in table_rows() if family in row[0]]
+    model = build_family(family)
+    config, decoder = model.config.to_dict(), make_packed(model).decoder
+    kinds = {word for kind in decoder.mixers for word, parts in MIXERS.items() if any(p in kind.lower() for p in parts)}
+    assert {word for word in MIXERS if word in mixes} == kinds
+    assert bool(kinds) == bool(decoder.mixers)
+    attends, handed = record_attention(decoder)
+    assert attends == ("attention" in mixes.replace("linear attention", ""))
+    assert ("soft cap" in mixes) == ("softcap" in handed)
+    assert ("sinks" in mixes) == ("s_aux" in handed)
+    assert ("latent" in mixes) == bool(not decoder.mixers and config.get("kv_lora_rank"))
+    assert ("experts" in mixes) == (not decoder.mixers and any("expert" in name for name, _ in model.named_modules()))
+    if not decoder.mixers:
+        assert ("logits" in mixes) == (model.get_output_embeddings().transform != UNCHANGED)
+    assert ("up to the window" in trained) == (0 < context_from_config(config) < 128)
+    answers = [not model_problem({"model_type": family}, "cpu", verify=verify) for verify in (True, False)]
+    assert engines == {(True, True): "yes", (False, True): "`sync.verify=false`", (False, False): "no"}[tuple(answers)]
+
+
+def record_attention(decoder):
+    """Whether layers call attention, and what some of them hand to it."""
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        mapping = AttentionInterface._global_mapping
+        patch.setitem(
+            mapping, PACKED_ATTENTION, lambda *a, **options: (calls.append(options), packed_attention(*a, **options))[1]
+        )
+        run_probe(decoder)
+    given = {n: o for call in calls for n, o in call.items() if n in ("softcap", "s_aux", "sliding_window")}
+    return bool(calls), {name: option for name, option in given.items() if option is not None}
