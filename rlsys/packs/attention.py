@@ -173,6 +173,10 @@ def packed_attention(
 
 def refuse_own_attention(decoder: Any) -> None:
     """Raises if a model computes attention by itself: it would see a pack as one sequence."""
+    if not hasattr(decoder, "_can_set_attn_implementation"):
+        raise ValueError(
+            f"transformers does not say which of its modules is the decoder, but names a {type(decoder).__name__}"
+        )
     if not decoder._can_set_attn_implementation():
         raise ValueError(f"transformers cannot replace the attention of {type(decoder).__name__}")
 

@@ -160,7 +160,12 @@ def describe(error: Exception) -> str:
         return text
     frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
     layers = [type(f["self"]).__name__ for f in frames if hasattr(f.get("self"), "named_modules")]
-    return f"{layers[-1] if layers else 'the model'} raises {type(error).__name__} {text}"
+    layer = layers[-1] if layers else "the model"
+    if isinstance(error, KeyError) and "rlsys_packed" in text:
+        return f"{layer} knows only attention of its own"
+    if "must match the size" in text:  # it reckons with a batch of rows, or with another mask
+        return f"{layer} does not take several sequences in one row ({text})"
+    return f"{layer} raises {type(error).__name__} {text}"
 
 
 def load_model_config(path: str, trust_remote_code: bool) -> Any:

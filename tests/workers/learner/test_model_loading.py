@@ -128,6 +128,21 @@ def test_a_refusal_names_the_layer_that_raised_an_error() -> None:
         layer(torch.zeros(1, 4))
 
 
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("modernbert-decoder", "does not say which of its modules is the decoder, but names a Linear"),
+        ("gptj", "GPTJBlock knows only attention of its own"),
+        ("recurrent_gemma", "RecurrentGemmaRglru does not take several sequences in one row"),
+        ("zaya", "ZayaAttention does not take several sequences in one row"),
+    ],
+)
+def test_a_refusal_of_a_family_that_no_list_names_says_why(family: str, words: str, tmp_path: Path) -> None:
+    build_family(family).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"a {family} model, which rlsys cannot train.*{words}"):
+        start(tmp_path)
+
+
 def lose_a_tensor(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.norm.weight"]
