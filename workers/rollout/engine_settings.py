@@ -124,7 +124,7 @@ def unstated_options(model: str) -> dict[str, Any]:
         # It routes to experts in one way in transformers; in vLLM it does if its configuration says so.
         "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
         "lfm2": {"conv_dim": hidden, "block_dim": hidden},
-        "minimax_m2": {"scoring_func": "sigmoid", "rotary_dim": stated.get("head_dim")},
+        "minimax_m2": {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": stated.get("head_dim")},
     }
     return {n: v for n, v in options.get(stated.get("model_type", ""), {}).items() if n not in stated}
 
