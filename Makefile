@@ -101,8 +101,8 @@ kills: install  ## kill random processes of 30 runs, then every kind of process 
 	$(BIN)/python tests/system/kills.py 30 0 tests/system/kills.json
 	$(BIN)/python tests/system/aimed_kills.py 0 tests/system/aimed_kills.json
 
-settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour
-	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.json
+settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour; fresh results are kept
+	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.jsonl
 
 soak: install  ## train 2,000 steps, and kill a random process every 20 steps of the first half, the same for 400 steps of episodes, about 50 minutes
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json

@@ -15,7 +15,7 @@ FILES = [
     "tests/bench/recipes.jsonl",
     "tests/bench/biases/runs.jsonl",
     "tests/bench/episode_demos.json",
-    *(f"tests/system/{p.name}" for p in sorted((ROOT / "tests/system").glob("*.json"))),
+    *(f"tests/system/{p.name}" for p in sorted((ROOT / "tests/system").glob("*.json*"))),
 ]
 
 
@@ -40,6 +40,13 @@ def test_runs_whose_processes_were_killed_ended_as_the_others() -> None:
     assert sum(len(one["killed"]) for one in found) > 60
     for one in found:
         assert (one["equal"], one["gave_up"], one["left"]) == ("yes", "", []), one
+
+
+def test_random_settings_ran_as_they_should() -> None:
+    lines = (ROOT / "tests" / "system" / "settings.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [one["seed"] for one in found] == list(range(30))
+    assert [one for one in found if one["words"] or not one["killed"]] == []
 
 
 @pytest.mark.parametrize("name", ["soak.json", "soak_episodes.json", "memory.json"])

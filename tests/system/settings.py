@@ -1,6 +1,6 @@
 """Settings chosen at random: what `rlsys validate` accepts must run, survive a kill, and not depend on how the work is cut.
 
-    .venv/bin/python tests/system/settings.py RUNS SEED FILE.json
+    .venv/bin/python tests/system/settings.py RUNS SEED FILE.jsonl      keeps good results of the file while they are fresh
 
 Each choice is planned, made and reported on, and made again with a process killed on the way. Unless timing has a say in what is
 sampled, all must be equal; and with other engines, ranks, packs and the like the figures of the first step must be the same but for
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from click.testing import CliRunner
 from killing import CONFIG, GAME, PASSING, Run, apart
 from kills import equal, kill, now, pause
-from records import stamp
+from records import fresh, stamp
 
 from launch.cli import commands
 from rlsys.checks import load_checked
@@ -243,10 +243,11 @@ def alike(one: Any, other: Any) -> bool:
 
 if __name__ == "__main__":
     runs, first, target = (int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    commit, everything = stamp(), []
+    before = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+    results = {one["seed"]: one for one in fresh(before) if not one["words"]}
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(first, first + runs):
-            everything.append(vars(tried(seed, Path(folder))))
-            print(json.dumps(everything[-1]), flush=True)
-    target.write_text(json.dumps({"commit": commit, "runs": everything}, indent=2) + "\n")
-    sys.exit(any(found["words"] for found in everything))
+        for seed in sorted({*range(first, first + runs)} - {*results}):
+            results[seed] = {"commit": stamp(), **vars(tried(seed, Path(folder)))}
+            print(json.dumps(results[seed]), flush=True)
+            target.write_text("".join(json.dumps(results[seed]) + "\n" for seed in sorted(results)))
+    sys.exit(any(one["words"] for one in results.values()))
