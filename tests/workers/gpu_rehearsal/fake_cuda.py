@@ -81,7 +81,7 @@ def run_case(family: str, case: Case, method: Config) -> dict[str, Any]:
         objective = Objective(method, torch.device("cuda"))
         objective.start_minibatch(0.1)
         count.waits.clear()
-        total = objective(pack, model(pack))
+        total = objective(pack, model(pack, slopes=objective.slopes(pack, 1)))
         total.backward()
         waits = dict(count.waits)
         adam = GuardedAdamW(model.parameters(), lr=1e-3, fused=True)
