@@ -9,7 +9,7 @@ import torch
 from families import FAMILIES, REFUSED, VOCABULARY, build_family
 from transformers import AttentionInterface, PreTrainedModel
 
-from rlsys.models.shapes import context_from_config
+from rlsys.models.config_json import context_from_config
 from rlsys.models.support import model_problem
 from rlsys.packs.attention import PACKED_ATTENTION, let_attention_find_layout, packed_attention
 from rlsys.packs.decoder import let_model_find_decoder
