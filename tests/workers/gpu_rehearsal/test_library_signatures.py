@@ -10,6 +10,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,7 +165,7 @@ def test_what_engines_are_told_of_weights_are_fields_of_vllms(monkeypatch: pytes
 
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     receiver = NcclReceiver()
-    info = {"address": "a", "port": 1, "world": 6, "senders": 2, "buckets": [], "settings": receiver.settings}
+    info = {"address": "a", "port": 1, "world": 6, "senders": 2, "buckets": [], "settings": asdict(receiver.settings)}
     init = InitInfo(**receiver.init_info(info, 1, 2, False))
     assert (init.rank_offset, init.world_size) == (4, 6)
     entries: dict[str, Any] = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2]]}
