@@ -74,7 +74,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         ctx.options = temperature, chunk, linear, excluded, transform
         chunks = Chunks(hidden, weight, targets, *ctx.options)
         gradients = HeadGradients(hidden, weight, ctx.needs_input_grad[1]) if slopes else None
-        logprobs, told = [], []
+        logprobs, slopes_used = [], []
         entropies = [hidden.new_zeros(0, dtype=torch.float32)]
         for part in chunks.parts():
             log_p, transform_slope = chunks.log_softmax(part, for_gradient=slopes is not None)
@@ -83,7 +83,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 entropies.append(entropies_of(log_p))
             if slopes and gradients:
                 grad, grad_entropy = slopes(part, logprobs[-1], entropies[-1])
-                told.append(grad)
+                slopes_used.append(grad)
                 grad_logits = chunks.gradient(part, log_p, transform_slope, entropies[-1], grad, grad_entropy)
                 del log_p, transform_slope
                 gradients.add(part, grad_logits)
@@ -93,7 +93,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         entropy = torch.cat(entropies)
         ctx.has_gradients = gradients is not None
         if gradients:
-            ctx.save_for_backward(torch.cat(told), gradients.hidden, gradients.weight_in_own_type())
+            ctx.save_for_backward(torch.cat(slopes_used), gradients.hidden, gradients.weight_in_own_type())
         else:
             ctx.save_for_backward(hidden, weight, targets, entropy)
         return torch.cat(logprobs), entropy
@@ -104,8 +104,8 @@ class ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         others = (None,) * 8
         if ctx.has_gradients:
-            told, grad_hidden, grad_weight = ctx.saved_tensors
-            return grad_hidden.mul_(one_if_same(grad, told)[:, None]), grad_weight, *others
+            slopes_used, grad_hidden, grad_weight = ctx.saved_tensors
+            return grad_hidden.mul_(one_if_same(grad, slopes_used)[:, None]), grad_weight, *others
         hidden, weight, targets, entropy = ctx.saved_tensors
         chunks, gradients = (
             Chunks(hidden, weight, targets, *ctx.options),
@@ -191,10 +191,10 @@ class HeadGradients:
         return None if self.weight is None else self.weight.to(self.inputs[1].dtype)
 
 
-def one_if_same(grad: Tensor | None, told: Tensor) -> Tensor:
+def one_if_same(grad: Tensor | None, slopes_used: Tensor) -> Tensor:
     """1 for each gradient that is the one told before, else NaN: then the update is skipped, and the run says so."""
-    grad = torch.zeros_like(told) if grad is None else grad
-    return torch.where((grad - told).abs() <= SAME_SLOPE * told.abs(), 1.0, torch.nan).to(grad.dtype)
+    grad = torch.zeros_like(slopes_used) if grad is None else grad
+    return torch.where((grad - slopes_used).abs() <= SAME_SLOPE * slopes_used.abs(), 1.0, torch.nan).to(grad.dtype)
 
 
 def entropies_of(log_p: Tensor) -> Tensor:

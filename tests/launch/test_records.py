@@ -36,17 +36,17 @@ def read_record(name: str) -> Any:
 
 
 def test_runs_whose_processes_were_killed_ended_as_the_others() -> None:
-    found = [*read_record("kills.json")["runs"], *read_record("aimed_kills.json")]
-    assert sum(len(one["killed"]) for one in found) > 60
-    for one in found:
+    runs = [*read_record("kills.json")["runs"], *read_record("aimed_kills.json")]
+    assert sum(len(one["killed"]) for one in runs) > 60
+    for one in runs:
         assert (one["equal"], one["gave_up"], one["left"]) == ("yes", "", []), one
 
 
 def test_random_settings_ran_as_they_should() -> None:
     lines = (ROOT / "tests" / "system" / "settings.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [one["seed"] for one in found] == list(range(30))
-    assert [one for one in found if one["words"] or not one["killed"]] == []
+    runs = [json.loads(line) for line in lines]
+    assert [one["seed"] for one in runs] == list(range(30))
+    assert [one for one in runs if one["words"] or not one["killed"]] == []
 
 
 @pytest.mark.parametrize("name", ["soak.json", "soak_episodes.json", "memory.json"])

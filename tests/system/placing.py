@@ -51,14 +51,14 @@ class Worker:
         os.environ |= others if rank else {}
         prepare_network("gpu", ranks)
         store = create_store(address, port, rank, ranks, timedelta(seconds=60))
-        found = {"node": node, "rendezvous": address} | {n: os.environ.get(n, "") for n in INTERFACES}
+        meeting = {"node": node, "rendezvous": address} | {n: os.environ.get(n, "") for n in INTERFACES}
         try:
             compare_settings(store, rank, ranks, nccl_settings(node))
         except ConfigError as error:
-            found["refused"] = str(error)
+            meeting["refused"] = str(error)
         store.set(f"done/{rank}", "")
         store.wait([f"done/{i}" for i in range(ranks)])
-        return found
+        return meeting
 
 
 def placed(overrides: list[str], workers: list[str], method: str, others: dict[str, str]) -> dict[str, Any]:

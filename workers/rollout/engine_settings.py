@@ -105,14 +105,14 @@ def sequences_with_room(config: Config, model: str) -> int:
     r, width = config.rollout, 4 if config.rollout.dtype == "float32" else 2
     share = r.gpu_memory * torch.cuda.get_device_properties(0).total_memory
     beside = width * shape.parameters / r.tensor_parallel + (8 + width) * asked * shape.vocabulary + BESIDE_CACHE
-    found = min(asked, cache_blocks(shape, width, r.tensor_parallel).most_sequences(max(share - beside, 0.0)))
-    if found < asked:
+    possible = min(asked, cache_blocks(shape, width, r.tensor_parallel).most_sequences(max(share - beside, 0.0)))
+    if possible < asked:
         print(
-            f"rollout.max_sequences: an engine decodes {found} sequences at the same time, not {asked}: its cache has room "
+            f"rollout.max_sequences: an engine decodes {possible} sequences at the same time, not {asked}: its cache has room "
             f"for the states of so many. More rollout.gpu_memory or rollout.tensor_parallel makes room for more.",
             flush=True,
         )
-    return found
+    return possible
 
 
 def unstated_options(model: str) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def start_ranks(*variables: dict[str, str]) -> list[str]:
 
 
 def test_every_rank_names_the_one_that_has_other_settings_than_rank_0() -> None:
-    for said in start_ranks({"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_DISABLE": "1"}, {"NCCL_ALGO": "Ring"}):
-        assert said == (
+    for refusal in start_ranks({"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_DISABLE": "1"}, {"NCCL_ALGO": "Ring"}):
+        assert refusal == (
             "NCCL has other settings in rank 0 on 127.0.0.1 than in rank 2 on 127.0.0.3: NCCL_ALGO not set and Ring; "
             "NCCL_P2P_DISABLE 1 and not set. Set them alike in the environment of `ray start` on all nodes, or in "
             "cluster.env."

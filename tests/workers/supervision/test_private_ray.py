@@ -150,9 +150,12 @@ def test_a_token_is_written_and_kept_for_its_user_alone(tmp_path, monkeypatch):
 def test_a_start_of_ray_is_retried_after_a_timeout_but_not_after_an_error():
     with pytest.raises(WorkerLost, match="Ray did not come up: the node timed out"), treat_timeout_as_lost():
         raise Exception("the node timed out")  # as Ray does
-    for said in ("Failed to start GCS.  Last 0 lines", "Timed out waiting for file gcs_server_port"):  # it was killed
-        with pytest.raises(WorkerLost, match=said), treat_timeout_as_lost():
-            raise RuntimeError(said)
+    for message in (
+        "Failed to start GCS.  Last 0 lines",
+        "Timed out waiting for file gcs_server_port",
+    ):  # it was killed
+        with pytest.raises(WorkerLost, match=message), treat_timeout_as_lost():
+            raise RuntimeError(message)
     with pytest.raises(ValueError, match="no such port"), treat_timeout_as_lost():
         raise ValueError("no such port")
 
