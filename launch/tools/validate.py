@@ -11,6 +11,7 @@ from rlsys.config.loading import defaults, gpu_defaults, load_config
 from rlsys.config.option_comments import option_comments
 from rlsys.config.schema import Config, ConfigError
 from rlsys.config.shorthand import ENTRY_TYPES
+from rlsys.config.threads import AUTO_OPTIONS
 from rlsys.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
 from rlsys.models.lookup import known_model_shape
 from rlsys.tracking.builtin import missing_libraries
@@ -57,7 +58,7 @@ def print_options(console: Console) -> None:
     comments, on_gpus = option_comments(), gpu_defaults()
     for key, default in defaults().items():
         meaning = comments[key] + (f"; on GPUs {on_gpus[key]} by default" if key in on_gpus else "")
-        table.add_row(key, repr(default), meaning)
+        table.add_row(key, "auto" if key in AUTO_OPTIONS else repr(default), meaning)
     for section_key, kind in ENTRY_TYPES.items():
         default = kind()
         for name in kind.__annotations__:  # not inherited ones: a held-out set has the options of a training set too

@@ -103,10 +103,11 @@ def check_policy(c: Config) -> Iterator[str]:
         yield f"policy.offload_optimizer needs policy.zero_stage 1, 2 or 3; it is {p.zero_stage}."
     if p.offload_params and p.zero_stage != 3:
         yield f"policy.offload_params needs policy.zero_stage 3; it is {p.zero_stage}."
-    if p.offload_activations and not p.gradient_checkpointing:
+    may_recompute = p.gradient_checkpointing or (p.gradient_checkpointing is None and c.cluster.device == "gpu")
+    if p.offload_activations and not may_recompute:
         yield (
             "policy.offload_activations keeps in host memory what gradient checkpointing keeps of a layer, and "
-            "policy.gradient_checkpointing is false. Use true, or policy.offload_activations false."
+            "policy.gradient_checkpointing is not true. Use true, or policy.offload_activations false."
         )
     if p.grad_dtype == "bfloat16" and p.dtype == "float32":
         yield "policy.grad_dtype is bfloat16, but gradients of policy.dtype float32 are float32. Use grad_dtype float32."

@@ -15,10 +15,6 @@ def one_of(*names: str, default: str | None = "", gpu: str | None = None, user_f
     return field(default=names[0] if default == "" else default, metadata=metadata)
 
 
-def by_device(cpu: T, gpu: T) -> T:
-    return field(default=cpu, metadata={"gpu": gpu})
-
-
 def positive(default: T, gpu: T | None = None) -> T:
     return field(default=default, metadata={"range": "greater than 0", "gpu": gpu})
 

@@ -9,7 +9,7 @@ Nothing heavy is imported, so `rlsys validate` answers at once.
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.config.allowed_values import below_one, by_device, not_negative, one_of, positive, share
+from rlsys.config.allowed_values import below_one, not_negative, one_of, positive, share
 from rlsys.config.methods import AlgorithmConfig, CorrectionConfig, CriticConfig, EntropyConfig, ReferenceConfig
 
 TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
@@ -136,7 +136,7 @@ class RolloutConfig:
     max_sequences: int = positive(256, gpu=1024)  # sequences that an engine decodes at the same time
     oversample: float = not_negative(0.0)  # extra prompts, as a share of a step's; the slowest move to a later step
     block_size: int = positive(32)  # tokens per KV-cache block; samples share the full blocks of their prompt
-    threads: int = positive(1)  # CPU threads per engine; auto: its share of the cores, kept for the whole run
+    threads: int = positive(1)  # CPU threads per engine; auto: its share of the cores, or 1 for a small model
     kv_cache_mb: int = positive(64)  # KV cache of a CPU engine, in MiB
     gpu_memory: float = 0.85  # share of a GPU's memory that an engine takes
     enforce_eager: bool | None = None  # false: CUDA graphs, on CPU compiled layers; null: true on CPU, false on GPUs
@@ -165,7 +165,7 @@ class PolicyConfig:
     head_dtype: str | None = one_of("float32", default=None)  # of the logits, in training alone; null: policy.dtype
     tokens_per_pack: int = positive(4096, gpu=16384)  # token budget of one forward and backward
     logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
-    gradient_checkpointing: bool = by_device(cpu=False, gpu=True)  # recompute activations in the backward pass
+    gradient_checkpointing: bool | None = None  # recompute activations in backward; null: if a GPU lacks room for them
     offload_activations: bool = False  # with gradient_checkpointing: keep the inputs of layers in host memory
     compile: bool = False  # compile layers at their first use (about 20 s) for faster updates; ZeRO 0-2
     lora: LoraConfig = field(default_factory=LoraConfig)  # train adapters only, not the model's own weights
@@ -177,7 +177,7 @@ class PolicyConfig:
     beta2: float = below_one(0.95)  # AdamW: decay of the squared gradient's running mean
     weight_decay: float = not_negative(0.0)  # AdamW: weight decay
     clip_grad: float = not_negative(1.0)  # largest global gradient norm; 0: no clipping
-    threads: int = positive(1)  # CPU threads per rank, or auto as for engines; on GPU nodes at least its share
+    threads: int = positive(1)  # CPU threads per rank; auto: as for engines; on GPU nodes at least its share
     port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port
 
 

@@ -1,4 +1,4 @@
-"""`auto` as a number of CPU threads. It is resolved when a configuration is read.
+"""CPU threads of engines and ranks. `auto`, the default, becomes a number when a configuration is read.
 
 On CPU the last bits of results depend on the number of threads. So a resumed run keeps the number that it began with.
 """
@@ -13,13 +13,14 @@ from omegaconf import OmegaConf
 from rlsys.config.schema import Config
 
 AUTO_OPTIONS = ("rollout.threads", "policy.threads")
+SMALL_MODEL = 100_000_000  # parameters below which a second thread costs more time than it saves
 
 
 def take_auto(values: dict[str, tuple[str, Any]]) -> list[str]:
-    """Removes options that are `auto` from the values of a configuration, and returns their names."""
-    auto = [key for key in AUTO_OPTIONS if key in values and values[key][1] == "auto"]
+    """Removes options that are `auto` from the values of a configuration. Returns the names of all that are."""
+    auto = [key for key in AUTO_OPTIONS if key not in values or values[key][1] == "auto"]
     for key in auto:
-        del values[key]
+        values.pop(key, None)
     return auto
 
 
@@ -37,12 +38,20 @@ def resolve_auto(config: Config, auto: list[str]) -> Config:
 def share_cores(config: Config) -> dict[str, int]:
     """Threads of each engine and rank. Engines and ranks take turns, unless samples may lag behind updates."""
     r, cores = config.rollout, len(os.sched_getaffinity(0))
-    if config.cluster.device != "cpu" or r.exact:
+    if config.cluster.device != "cpu" or r.exact or is_small(config.model.path):
         return dict.fromkeys(AUTO_OPTIONS, 1)
     engines, ranks = r.engines * r.tensor_parallel, config.policy.ranks
     if config.pipeline.max_lag:
         engines = ranks = engines + ranks
     return {"rollout.threads": max(cores // max(engines, 1), 1), "policy.threads": max(cores // max(ranks, 1), 1)}
+
+
+def is_small(model: str) -> bool:
+    """False also for a model that is not on this machine and not well known."""
+    from rlsys.models.lookup import known_model_shape
+
+    shape = known_model_shape(model)
+    return shape is not None and shape.parameters < SMALL_MODEL
 
 
 def started_with(run: Path) -> dict[str, int]:

@@ -64,7 +64,8 @@ def estimate_step(
     t, ranks, completions = c.trainer, c.policy.ranks, [max(round(mean_completion), 1)] * c.trainer.samples_per_prompt
     work = scored_flops(c, model, lengths, completions)
     lora = c.policy.lora.rank > 0  # frozen weights have no gradients
-    update_work = work * t.epochs_per_step * (3 - lora + c.policy.gradient_checkpointing)
+    recomputes = bool(c.policy.gradient_checkpointing)
+    update_work = work * t.epochs_per_step * (3 - lora + recomputes)
     rank = _speed(gpu, c.policy.dtype, c.policy.threads)
     scoring, training = (SCORING_SHARE, TRAINING_SHARE) if gpu else (1.0, 1.0)
     phases = {"rollout": _rollout_seconds(c, model, lengths, gpu, mean_completion)}
@@ -81,7 +82,7 @@ def estimate_step(
     tokens = (prompts * lengths.typical_prompt + sum(completions)) * t.prompts_per_step / ranks
     phases["update"] += tokens * t.epochs_per_step * _activation_seconds_per_token(c, model)
     if c.algorithm.advantage == "gae":
-        critic_work = work * t.epochs_per_step * (3 + c.policy.gradient_checkpointing)
+        critic_work = work * t.epochs_per_step * (3 + recomputes)
         phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
     phases["sync"] = sync_bytes(c, model) / LINKS[c.sync.transport]
     if c.sync.what == "adapter":  # engines read the model's own weights from main memory
@@ -115,7 +116,7 @@ def _optimizer_seconds(c: Config, model: ModelShape, rank: DeviceSpeed) -> float
 
 def _activation_seconds_per_token(c: Config, model: ModelShape) -> float:
     """Of an update: ranks that share a pack exchange heads, and inputs of layers go to host memory and back."""
-    p, width, passes = c.policy, WIDTH[c.policy.dtype], 2 + c.policy.gradient_checkpointing
+    p, width, passes = c.policy, WIDTH[c.policy.dtype], 2 + bool(c.policy.gradient_checkpointing)
     heads = 2 * (model.query_width + max(model.kv_heads, p.sequence_parallel) * model.head_dim)
     exchanged = passes * width * heads * (1 - 1 / p.sequence_parallel)
     offloaded = 2 * width * model.hidden * offloads_activations(c)

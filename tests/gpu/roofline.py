@@ -205,9 +205,9 @@ bandwidth that the GPU's maker states, or computes its products at the stated pe
 is that of gradients and weights among ranks. Engines of 32B have four GPUs, and its ranks use ZeRO 3, others ZeRO 2.
 7B needs more than one GPU, and so does 32B.
 
-Columns with + are what our design adds, if nothing is done at the same time. In the backward pass layers are computed
-again (policy.gradient_checkpointing). Each pack of 16,384 tokens reduces gradients in float32, and gathers
-weights twice with ZeRO 3. Fingerprints prove weights. `tokens/s` are completions per GPU, additions included.
+Columns with + are what our design adds, if nothing is done at the same time: layers that are computed again in the
+backward pass (policy.gradient_checkpointing), and for each pack of 16,384 tokens gradients that are reduced in float32
+and, with ZeRO 3, weights that are gathered twice. Fingerprints prove weights. `tokens/s` are completions per GPU, additions included.
 `plan` is the estimate of `rlsys plan`. `H200` was measured on one H200 (results/h200_table.json).
 """
 OTHERS = """\

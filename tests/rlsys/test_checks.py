@@ -41,7 +41,7 @@ from rlsys.pipeline import SyncSchedule
             "policy.sequence_parallel=8 policy.ranks=8 model.path=Qwen/Qwen2.5-7B",
             ["(8) does not divide Qwen/Qwen2.5-7B", "28 attention heads, 4 of keys", "may be 1, 2, 4, 28."],
         ),
-        ("policy.offload_activations=true", ["policy.gradient_checkpointing is false", "Use true"]),
+        ("policy.offload_activations=true", ["policy.gradient_checkpointing is not true", "Use true"]),
         ("policy.lora.rank=-1", ["policy.lora.rank is -1", "of 0 or more"]),
         ("policy.lora.alpha=64", ["policy.lora.alpha is set", "rank is 0", "such as 32"]),
         ("policy.lora.rank=8", ["policy.lora.alpha is missing", "alpha / rank", "such as 16"]),

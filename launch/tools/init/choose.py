@@ -46,7 +46,6 @@ def choose_on_gpus(options: InitOptions, model: ModelShape, preset: DatasetPrese
         "rollout.max_prompt_tokens": lengths.prompt,
         "rollout.max_new_tokens": lengths.completion,
         "policy.dtype": "bfloat16",
-        "policy.gradient_checkpointing": model.parameters > LARGE,
     }
     fixed |= lora_settings(options, fixed)
     tried = [

@@ -25,8 +25,6 @@ COMMENTS = {
     "rollout.gpu_memory": "share of each GPU for its engine",
     "rollout.kv_cache_mb": "KV cache of an engine, in MiB",
     "rollout.max_sequences": "sequences that an engine decodes at once",
-    "rollout.threads": "CPU threads of an engine; auto: its share of the cores",
-    "policy.threads": "CPU threads of a rank; auto: its share of the cores",
     "policy.ranks": "DeepSpeed processes that share the optimizer's state",
     "policy.zero_stage": "2 splits optimizer and gradients over ranks, 3 the weights too: less memory, more traffic",
     "policy.offload_optimizer": "keeps Adam's state in main memory: less GPU memory, slower steps",
@@ -54,8 +52,6 @@ def render(options: InitOptions, model: ModelShape, preset: DatasetPreset, choic
         "checkpoint.every": max(preset.steps // 10, 1),
         "checkpoint.keep_last": 2,
     }
-    if not options.gpus:
-        settings |= {"rollout.threads": "auto", "policy.threads": "auto"}
     if preset.held_out:
         settings["eval.every"] = max(preset.steps // 20, 1)
     lines = [*header(options, model, preset, choice), ""]

@@ -1,7 +1,7 @@
 """Whether a configuration fits a cluster: where its processes run, how much memory they need, and what is too much."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from rlsys.estimates.step_time import StepTimes, estimate_step
 from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 
 TIGHT = 0.05  # share of a device that should stay free, for uncounted memory and fragmentation
+ROOMY = 0.1  # share of each GPU that stays free where activations are kept without being asked for
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,14 @@ def check_fit(
     nodes: Sequence[NodeSpec],
     other_models: Mapping[str, ModelShape] | None = None,
 ) -> Fit:
-    """`mean_completion`, in tokens, is for the times. `other_models`: shapes of reward models and reference by path."""
+    """`mean_completion`, in tokens, is for the times. `other_models`: shapes of reward models and reference by path.
+
+    Chooses policy.gradient_checkpointing where it is null.
+    """
+    if c.policy.gradient_checkpointing is None:
+        return choose_checkpointing(
+            c, lambda variant: check_fit(variant, model, lengths, mean_completion, nodes, other_models)
+        )
     bundles = make_bundles(c, training=True)
     smallest = min((n.gpu for n in nodes if n.gpu and n.gpus), key=lambda g: g.memory_gib, default=None)
     config, problems = with_known_transport(c, len(nodes))
@@ -124,6 +132,21 @@ def check_fit(
         [p.text for p in problems],
         sum(p.bytes_over for p in problems),
     )
+
+
+def choose_checkpointing(c: Config, fit: Callable[[Config], Fit]) -> Fit:
+    """The fit without gradient checkpointing, where every GPU then has room to spare or holds no more than with it."""
+    keeping, recomputing = (
+        replace(c, policy=replace(c.policy, gradient_checkpointing=recompute)) for recompute in (False, True)
+    )
+    if c.cluster.device == "cpu":
+        return fit(keeping)
+    kept, recomputed = fit(keeping), fit(recomputing)
+    roomy = all(
+        one.needed <= max((1 - ROOMY) * one.capacity, other.needed)
+        for one, other in zip(kept.gpus, recomputed.gpus, strict=True)
+    )
+    return kept if roomy and not kept.layout.unplaced and not c.policy.offload_activations else recomputed
 
 
 def with_known_transport(c: Config, nodes: int) -> tuple[Config, list[Problem]]:

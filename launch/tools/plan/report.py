@@ -129,6 +129,8 @@ def print_offloads(p: PlanResult, console: Console) -> None:
     """A line for each option that offloads something, or one that says that none does."""
     if not p.fit.gpus:
         return
+    recompute = "on" if p.fit.config.policy.gradient_checkpointing else "off"
+    print_line(console, f"gradient checkpointing: {recompute}", "dim")
     if not p.offloads:
         print_line(console, "offloaded to main memory: nothing", "dim")
     for offload in p.offloads:
@@ -235,6 +237,7 @@ def to_json(p: PlanResult) -> dict[str, Any]:
             for g in f.gpus
         ],
         "host": f.host_bytes,
+        "gradient_checkpointing": f.config.policy.gradient_checkpointing,
         "offloads": [
             {"option": o.option, "needed": o.is_needed, "bytes_without": o.fullest.needed} for o in p.offloads
         ],

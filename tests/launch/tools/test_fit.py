@@ -55,6 +55,19 @@ def test_the_drawing_of_colocated_gpus_has_these_bytes():
     ]
 
 
+@pytest.mark.parametrize("cluster", ["8xH100", "8xH200", "8xB200", "2x8xH200"])
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_activations_are_kept_where_every_gpu_then_has_a_tenth_of_its_memory_free(cluster, placement):
+    engines = {"rollout__engines": 4 if placement == "separate" else 8, "policy__ranks": 4}
+    settings = engines | {"cluster__placement": placement, "pipeline__max_lag": 0, "policy__tokens_per_pack": 8192}
+    chosen, kept = (on(cluster, **settings, policy__gradient_checkpointing=value) for value in (None, False))
+    learners = [g for g in kept.gpus if "policy" in " ".join(g.workers)]
+    roomy = max(g.needed / g.capacity for g in learners) <= 0.9
+    assert learners
+    assert chosen.config.policy.gradient_checkpointing is not roomy
+    assert chosen.times == on(cluster, **settings, policy__gradient_checkpointing=not roomy).times
+
+
 def test_an_overfull_gpu_is_named_with_its_excess():
     fit = on("8xA100-40")
     assert not fit.fits

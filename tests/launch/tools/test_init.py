@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pyarrow.parquet
@@ -250,12 +249,3 @@ def test_a_model_that_does_not_fit_may_do_so_with_adapters(tmp_path):
     words = ["--model", "Qwen/Qwen3-8B", "--data", "openai/gsm8k", "--gpus", "1", "--gpu", "RTX4090"]
     with pytest.raises(ConfigError, match=r"does not fit .* or --lora 32\.$"):
         run_init(*words, "-o", tmp_path / "my.yaml")
-
-
-def test_on_cpu_engines_and_ranks_share_the_cores(tmp_path):
-    file = tmp_path / "my.yaml"
-    run_init("--model", "builtin:tiny", "--data", "builtin:zigzag", "--gpus", 0, "-o", file)
-    config, cores = load_checked(file), len(os.sched_getaffinity(0))
-    assert config.rollout.threads == max(cores // config.rollout.engines, 1)
-    assert config.policy.threads == max(cores // config.policy.ranks, 1)
-    assert file.read_text().count("threads: auto") == 2

@@ -10,12 +10,11 @@ GPU = "cluster.device=gpu"
 def test_they_apply_to_gpus_alone_and_any_value_replaces_them(read):
     def chosen(*overrides, text=""):
         c = read(text, *overrides)
-        return c.policy.dtype, c.rollout.dtype, c.rollout.max_sequences, c.policy.gradient_checkpointing
+        return c.policy.dtype, c.rollout.dtype, c.rollout.max_sequences
 
-    assert chosen() == ("float32", "float32", 256, False)
-    assert chosen(GPU) == chosen(text="cluster: {device: gpu}") == ("bfloat16", "bfloat16", 1024, True)
-    assert chosen(GPU, "policy.dtype=float32", text="rollout: {max_sequences: 8}") == ("float32", "bfloat16", 8, True)
-    assert chosen(text="cluster: {device: gpu}\npolicy: {gradient_checkpointing: false}")[3] is False
+    assert chosen() == ("float32", "float32", 256)
+    assert chosen(GPU) == chosen(text="cluster: {device: gpu}") == ("bfloat16", "bfloat16", 1024)
+    assert chosen(GPU, "policy.dtype=float32", text="rollout: {max_sequences: 8}") == ("float32", "bfloat16", 8)
     assert chosen("cluster.device=cpu", text="cluster: {device: gpu}") == chosen()
 
 

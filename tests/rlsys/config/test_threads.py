@@ -1,4 +1,4 @@
-"""`auto` as the number of CPU threads."""
+"""The number of CPU threads, which is `auto` by default."""
 
 import os
 
@@ -8,7 +8,8 @@ from rlsys.config import loading
 from rlsys.config.schema import ConfigError
 from rlsys.runs.directory import RunDirectory
 
-AUTO = ["rollout.threads=auto", "policy.threads=auto"]
+LARGE = "model.path=Qwen/Qwen3-0.6B"
+ONE_EACH = "model: {path: Qwen/Qwen3-0.6B}\nrollout: {engines: 1}\npolicy: {ranks: 1}"
 
 
 @pytest.fixture
@@ -27,34 +28,34 @@ def cores(monkeypatch):
         ("rollout.engines=1 policy.ranks=3 pipeline.max_lag=1", (2, 2)),  # they work at the same time
         ("rollout.engines=1 policy.ranks=1 rollout.exact=true", (1, 1)),
         ("rollout.engines=1 policy.ranks=1 cluster.device=gpu", (1, 1)),
+        ("rollout.engines=1 policy.ranks=1 rollout.threads=3", (3, 8)),
+        ("rollout.engines=1 policy.ranks=1 policy.threads=auto", (8, 8)),
+        ("rollout.engines=1 policy.ranks=1 model.path=builtin:tiny", (1, 1)),
+        ("rollout.engines=1 policy.ranks=1 model.path=somebody/unknown", (8, 8)),
     ],
 )
 def test_engines_and_ranks_share_the_cores(read, cores, options, threads):
     cores(8)
-    config = read("", *options.split(), *AUTO)
+    config = read("", LARGE, *options.split())
     assert (config.rollout.threads, config.policy.threads) == threads
 
 
-def test_without_auto_there_is_one_thread_and_each_option_is_resolved_by_itself(read, cores):
-    cores(8)
-    config = read("rollout: {threads: auto, engines: 1}\npolicy: {ranks: 1}")
-    assert (config.rollout.threads, config.policy.threads) == (8, 1)
-    assert (read("").rollout.threads, read("").policy.threads) == (1, 1)
+def test_a_number_or_auto_is_expected(read):
     with pytest.raises(ConfigError, match=r"`policy\.threads` must be a whole number"):
         read("", "policy.threads=automatic")
 
 
 def test_a_run_keeps_the_threads_that_it_began_with(read, cores, tmp_path):
     cores(8)
-    begun = read("rollout: {engines: 1}\npolicy: {ranks: 1}", *AUTO, f"run.dir={tmp_path}/run")
+    begun = read(ONE_EACH, f"run.dir={tmp_path}/run")
     run = RunDirectory(begun)
     run.record_metrics({"step": 0})
     run.close()
     assert "threads: 8" in (tmp_path / "run" / "config.yaml").read_text()
     cores(2)
-    again = read("rollout: {engines: 1}\npolicy: {ranks: 1}", *AUTO, f"run.dir={tmp_path}/run")
+    again = read(ONE_EACH, f"run.dir={tmp_path}/run")
     assert again == begun
     RunDirectory(again).close()
-    other = read("rollout: {engines: 1}\npolicy: {ranks: 1}", *AUTO, f"run.dir={tmp_path}/other")
+    other = read(ONE_EACH, f"run.dir={tmp_path}/other")
     assert (other.rollout.threads, other.policy.threads) == (2, 2)
     assert loading.flatten(other)["policy.threads"] == 2
