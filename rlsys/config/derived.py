@@ -111,6 +111,11 @@ def max_batched_tokens(c: Config, longest: int) -> int:
     return max(DEFAULT_BATCHED_TOKENS, c.rollout.max_sequences, longest)
 
 
+def reduce_bucket(trained: int) -> int:
+    """Elements of gradients that the ranks on GPUs exchange at once: a 16th of all, but enough to keep links busy."""
+    return min(max(trained // 16, 50_000_000), 500_000_000)
+
+
 def runs_eagerly(c: Config) -> bool:
     """True if engines compute layer by layer: by default on CPU, where compiling takes longer than a short run gains."""
     return c.cluster.device == "cpu" if c.rollout.enforce_eager is None else c.rollout.enforce_eager

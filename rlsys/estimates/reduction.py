@@ -32,7 +32,8 @@ def reduction_parts(c: Config, model: ModelShape, ranks: int, work: PassMemory, 
             {
                 "weights": gathered,
                 "gradients": width * r.beside,
-                "buckets": copied_bytes(c, ranks, r.reduced > REDUCE_BUCKET) * r.reduced,
+                "buckets": copied_bytes(c, ranks, r.reduced > bucket_elements(c, trained_parameters(c, model)))
+                * r.reduced,
                 "activations": work.saved * (1 - r.layers_done) + layer,
             }
         )

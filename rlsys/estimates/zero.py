@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from rlsys.config.derived import adds_packs_in_float32
+from rlsys.config.derived import adds_packs_in_float32, reduce_bucket
 from rlsys.config.schema import Config
 from rlsys.estimates.adapters import adapter_parameters, largest_trained, trained_parameters
 from rlsys.estimates.memory import WIDTH
 from rlsys.models.shapes import ModelShape
 
-REDUCE_BUCKET = 500_000_000  # elements of DeepSpeed's buffer for gradients that are being reduced
+REDUCE_BUCKET = 500_000_000  # elements of DeepSpeed's buffer for gradients that are being reduced, by default
 MAX_GATHERED = 1_000_000_000  # parameters that ZeRO 3 keeps gathered
 SUB_GROUP = 1_000_000_000  # parameters that ZeRO 3 steps at a time
 
@@ -113,7 +113,9 @@ def step_bytes(c: Config, trained: float, shard: float, largest: float) -> float
 
 
 def bucket_elements(c: Config, trained: float) -> float:
-    return trained if c.policy.lora.rank else REDUCE_BUCKET
+    if c.policy.lora.rank:
+        return trained
+    return reduce_bucket(int(trained)) if c.policy.zero_stage else REDUCE_BUCKET
 
 
 def bucket_bytes(c: Config, trained: float) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from rlsys.config.derived import adds_packs_in_float32
+from rlsys.config.derived import adds_packs_in_float32, reduce_bucket
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Pack
 from workers.supervision.imports import hide_modules
@@ -38,15 +38,16 @@ class ZeroEngine:
             # When DeepSpeed partitions a model itself, it also replaces the function of linear layers.
             zero_init(settings, torch.nn.Module())
         trained = [p for p in model.parameters() if p.requires_grad]
-        adapters = sum(p.numel() for p in trained) if len(trained) < len(list(model.parameters())) else 0
+        elements = sum(getattr(p, "ds_numel", p.numel()) for p in trained)
         betas, decay = (settings.beta1, settings.beta2), settings.weight_decay
         on_gpu = not get_accelerator().is_synchronized_device()
+        bucket = elements if settings.lora.rank else reduce_bucket(elements) if on_gpu else None
         self.deepspeed, self.settings = deepspeed, settings
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=model,
             model_parameters=trained,
             optimizer=lambda parameters: GuardedAdamW(parameters, lr=lr, betas=betas, weight_decay=decay, fused=on_gpu),
-            config=deepspeed_config(settings, adapters, on_gpu),
+            config=deepspeed_config(settings, bucket, on_gpu),
         )
         self.rank, self.ranks = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
         # A single rank with whole gradients has nothing to add up. DeepSpeed would copy them all, and copy them back.
@@ -169,13 +170,13 @@ def import_deepspeed(config: Config, ranks: int) -> None:
         deepspeed.ops.__compatible_ops__ = {}
 
 
-def deepspeed_config(p: PolicyConfig, adapters: int = 0, on_gpu: bool = False) -> dict[str, Any]:
-    """Returns DeepSpeed's configuration for ours. `adapters`: elements of all adapters, if only they are trained."""
+def deepspeed_config(p: PolicyConfig, bucket: int | None = None, on_gpu: bool = False) -> dict[str, Any]:
+    """Returns DeepSpeed's configuration for ours. `bucket`: elements of gradients that ranks exchange at once."""
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # the boundary is set by hand, because the number of packs varies
         "gradient_clipping": p.clip_grad,
-        "zero_optimization": zero_config(p, adapters, on_gpu),
+        "zero_optimization": zero_config(p, bucket, on_gpu),
         "bf16": {"enabled": p.dtype == "bfloat16", "check_grad_overflow": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -188,10 +189,10 @@ def deepspeed_config(p: PolicyConfig, adapters: int = 0, on_gpu: bool = False) -
     return config
 
 
-def zero_config(p: PolicyConfig, adapters: int, on_gpu: bool) -> dict[str, Any]:
+def zero_config(p: PolicyConfig, bucket: int | None, on_gpu: bool) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": p.zero_stage}
-    if adapters:
-        zero["reduce_bucket_size"] = adapters  # the default would take gigabytes of a GPU
+    if bucket:
+        zero["reduce_bucket_size"] = bucket  # the default would take gigabytes of a GPU
     if p.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if p.offload_params:

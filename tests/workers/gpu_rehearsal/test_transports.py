@@ -60,7 +60,7 @@ class Rehearsal:
     """Ranks and engines of a shape."""
 
     def __init__(self, spawn: Callable[..., Any], config: Config, model: str, transport: str, logs: Path):
-        self.model, self.transport, self.logs = model, transport, logs
+        self.model, self.transport, self.logs, self.is_connected = model, transport, logs, False
 
         def rank(name: str) -> Any:
             return spawn(rehearsed.RehearsedRank, config, int(name.split("-")[1]), None)
@@ -85,6 +85,12 @@ class Rehearsal:
         self.policy.call_all("set_config", self.policy.config)
         self.policy.start(self.model, self.transport)
         self.policy.connect(self.engines)
+        self.is_connected = True
+
+    def require_connection(self) -> None:
+        """A test may be the first of its shape."""
+        if not self.is_connected:
+            self.connect(3)
 
     def each_engine(self, method: str, **options: Any) -> list[Any]:
         calls = {n: a.call.remote(method, **options) for n, a in self.engines.workers.actors.items()}
@@ -92,6 +98,7 @@ class Rehearsal:
 
     def plant(self, fault: str, worker: str) -> None:
         """Plants a fault of `fake_gpu.py` in a rank or in the workers of an engine."""
+        self.require_connection()
         kind, _, index = worker.partition("-")
         if kind == "policy":
             call = self.policy.actors[int(index)].plant.remote(fault)
@@ -101,6 +108,7 @@ class Rehearsal:
 
     def train(self) -> None:
         """Makes one update, which moves every weight."""
+        self.require_connection()
         batch = make_batch([0.0] * 4, [0, 0, 1, 1], [3, 5, 2, 4])
         tokens = int(batch.lengths.sum())
         columns = Columns(advantages=np.linspace(-1, 1, tokens, dtype=np.float32))
