@@ -260,14 +260,19 @@ def _start_workers(
 def describe_workers(config: Config, training: bool, has_reference: bool, has_critic: bool) -> str:
     """`2 rollout engines, 2 reward workers, 2 policy ranks, a reference`"""
     with_graphs = " with CUDA graphs" if config.cluster.device == "gpu" else " with compiled layers"
-    references = config.reference.ranks
+    engines, ranks, references = config.rollout, config.policy, config.reference.ranks
     return (
-        f"{config.rollout.engines} rollout engines{'' if runs_eagerly(config) else with_graphs}, {config.reward.workers} reward workers"
+        f"{engines.engines} rollout engines{of_threads(engines.threads)}{'' if runs_eagerly(config) else with_graphs}"
+        f", {config.reward.workers} reward workers"
         + (f", {config.episode.workers} episode workers" if plays(config) else "")
-        + (f", {config.policy.ranks} policy ranks" if training else "")
+        + (f", {ranks.ranks} policy ranks{of_threads(ranks.threads)}" if training else "")
         + (f", {'a reference' if references == 1 else f'{references} reference ranks'}" if has_reference else "")
         + (f", {config.critic.ranks} critic ranks" if has_critic else "")
     )
+
+
+def of_threads(count: int) -> str:
+    return f" of {count} threads" if count > 1 else ""
 
 
 def find_model(path: str, config: Config, note: Note) -> str:

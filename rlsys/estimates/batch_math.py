@@ -152,9 +152,17 @@ def _reward_sum(functions: dict[str, RewardFunction]) -> str:
 def process_rows(c: Config) -> list[tuple[str, int, str]]:
     """Rows of (role, number of processes, description)."""
     rows = [
-        ("rollout", c.rollout.engines, f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}"),
+        (
+            "rollout",
+            c.rollout.engines,
+            f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}{_threads(c.rollout.threads)}",
+        ),
         *(_reward_row(service) for service in reward_services(c)),
-        ("policy", c.policy.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}{_lora(c)}"),
+        (
+            "policy",
+            c.policy.ranks,
+            f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}{_threads(c.policy.threads)}{_lora(c)}",
+        ),
     ]
     if has_reference_worker(c):
         model, stage = c.reference.path or "the model of step 0", ", ZeRO 3" * (c.reference.zero_stage == 3)
@@ -162,6 +170,10 @@ def process_rows(c: Config) -> list[tuple[str, int, str]]:
     if c.algorithm.advantage == "gae":
         rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))
     return rows
+
+
+def _threads(count: int) -> str:
+    return f", {count} threads" if count > 1 else ""
 
 
 def _lora(c: Config) -> str:

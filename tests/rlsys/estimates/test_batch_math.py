@@ -89,6 +89,12 @@ def test_the_critic_exists_only_with_gae(tmp_path):
     assert "critic" not in [role for role, _, _ in process_rows(make_config(tmp_path))]
 
 
+def test_threads_are_named_where_there_are_several(tmp_path):
+    words = {role: what for role, _, what in process_rows(make_config(tmp_path, "rollout.threads=3"))}
+    assert words["rollout"].endswith(", 3 threads")
+    assert "thread" not in words["policy"]
+
+
 def test_the_method_in_a_few_words(tmp_path):
     assert dict(method_rows(make_config(tmp_path))) == {
         "advantage": "grpo",
