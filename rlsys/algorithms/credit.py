@@ -17,7 +17,7 @@ from rlsys.algorithms.gae import gae, whiten
 from rlsys.algorithms.turns import turn_rows
 from rlsys.config.derived import kl_estimator
 from rlsys.config.methods import ADVANTAGES
-from rlsys.config.options import reject_unused_options, select_options
+from rlsys.config.options import reject_unused_options, require_shape, select_options
 from rlsys.config.plugins import load_function, short_name
 from rlsys.config.schema import Config, ConfigError
 from rlsys.seeds import derive_seed
@@ -52,8 +52,7 @@ class CreditAssignment:
         lengths, by_component = torch.from_numpy(batch.lengths), self.config.algorithm.advantage == "gdpo"
         rewards = self.shuffle_rewards(step, self.component_rewards(batch) if by_component else batch.rewards)
         if self.control_tokens:
-            right = [self.control_tokens.get(token, -1.0) for token in batch.first_tokens]
-            rewards = modes.mode_rewards(rewards, torch.tensor(right))
+            rewards = self.mode_rewards(batch, rewards, self.control_tokens)
         penalties, token_kl = self.length_penalties(lengths + self.unused_limits(batch)), self.reward_kl(columns)
         kl_cost = torch.zeros(()) if token_kl is None else kl_coef * token_kl  # [T], or a single 0
         if self.with_critic:
@@ -108,6 +107,17 @@ class CreditAssignment:
         rng = np.random.default_rng(derive_seed(self.config.run.seed, step, "shuffle"))
         return torch.from_numpy(rewards[rng.permutation(len(rewards))])
 
+    def mode_rewards(self, batch: Batch, scores: Tensor, control_tokens: Mapping[int, float]) -> Tensor:
+        """Rewards right answers by the control token that comes first.  [N] -> [N]"""
+        outside = scores[(scores < 0) | (scores > 1 + 1e-6)]  # weights such as 0.7 and 0.3 are rounded
+        if len(outside):
+            raise ConfigError(
+                f"algorithm.control_tokens takes scores from 0 (wrong) to 1 (right); one is {float(outside[0]):g}. "
+                "Change the scores or weights of reward.functions."
+            )
+        right = [control_tokens.get(token, -1.0) for token in batch.first_tokens]
+        return modes.mode_rewards(scores, torch.tensor(right))
+
     def unused_limits(self, batch: Batch) -> Tensor:
         """How far the limit of each completion lies below rollout.max_new_tokens: 0, unless its data set sets one.  [N]"""
         longest = self.config.rollout.max_new_tokens
@@ -140,6 +150,7 @@ class CreditAssignment:
         greedy = None if batch.greedy is None else torch.from_numpy(batch.greedy[batch.groups])
         options = select_options(self.estimator, self.config.algorithm, lengths=lengths, greedy=greedy, weights=weights)
         estimates: Tensor = self.estimator(rewards, torch.from_numpy(batch.groups), **options)
+        require_shape("algorithm.advantage", estimates, len(batch.samples), "sample")
         return estimates.float()
 
     def turn_advantages(self, batch: Batch, rewards: Tensor) -> Floats:
@@ -148,6 +159,7 @@ class CreditAssignment:
         rows = turn_rows(rewards, torch.from_numpy(batch.groups), batch.samples, use_scores)
         options = select_options(self.estimator, self.config.algorithm, lengths=rows.lengths)
         estimates: Tensor = self.estimator(rows.returns, rows.groups, **options)
+        require_shape("algorithm.advantage", estimates, len(rows.returns), "turn")
         return np.repeat(estimates.float().numpy(), rows.lengths.numpy())
 
     def token_advantages(self, batch: Batch, rewards: Tensor, kl_cost: Tensor, columns: Columns) -> Columns:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlsys.algorithms.ratios import clamp_log_ratio, probability_ratio
 from rlsys.algorithms.segments import Segments
-from rlsys.config.options import keyword_options, validate_options
+from rlsys.config.options import keyword_options, require_shape, validate_options
 
 
 class LossAndClip(NamedTuple):
@@ -218,7 +218,11 @@ def report_clip(function: Callable[..., Any]) -> Callable[..., LossAndClip]:
         return function.with_clip
 
     def with_clip(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor, **options: Any) -> LossAndClip:
-        return unclipped(function(logprobs, old, advantages, sequences, **options))
+        if not len(logprobs):  # a rank without sequences, whose part the function need not know
+            return unclipped(logprobs)
+        loss = function(logprobs, old, advantages, sequences, **options)
+        require_shape("algorithm.loss", loss, len(logprobs), "token")
+        return unclipped(loss)
 
     return with_clip
 

@@ -62,6 +62,11 @@ def check_control_tokens(c: Config) -> Iterator[str]:
             f"algorithm.control_tokens makes one reward of score and mode, -1 for a wrong answer, and algorithm.advantage "
             f"{advantage} {why}. Use another advantage such as dr_grpo, or no control_tokens."
         )
+    if tokens and not 0 <= (c.reward.failure_score or 0) <= 1:
+        yield (
+            f"algorithm.control_tokens takes scores from 0 (wrong) to 1 (right); reward.on_failure is "
+            f"`{c.reward.on_failure}`. Use drop, or score: 0."
+        )
     if tokens and c.algorithm.credit == "turn":
         yield (
             "algorithm.control_tokens rewards the mode of a whole completion, and algorithm.credit turn takes the scores "
@@ -137,6 +142,16 @@ def check_correction(c: Config) -> Iterator[str]:
             yield (
                 f"correction.low ({low:g}) is above correction.high ({high:g}); every token would weigh 0. "
                 f"Null, for both, is {default_low:g} and {default_high:g}."
+            )
+            return
+    for option, bound, wrong, way_out in (
+        ("low", c.correction.low, (c.correction.low or 0) > 1, "at most 1"),
+        ("high", c.correction.high, c.correction.high is not None and c.correction.high < 1, "1 or more"),
+    ):
+        if wrong and option in CORRECTIONS.get(method, ()):
+            yield (
+                f"correction.{option} is {bound:g}, and tokens on which policy and engines agree have the ratio 1: "
+                f"correction.method {method} would change them too. Use {way_out}, or null."
             )
 
 

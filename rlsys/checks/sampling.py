@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rlsys.config.derived import runs_eagerly
+from rlsys.config.derived import max_new_tokens, runs_eagerly
 from rlsys.config.schema import MIN_TEMPERATURE, Config
 
 
@@ -21,6 +21,14 @@ def check_rollout(c: Config) -> Iterator[str]:
         )
     if r.min_new_tokens > r.max_new_tokens:
         yield f"rollout.min_new_tokens ({r.min_new_tokens}) is more than rollout.max_new_tokens ({r.max_new_tokens})."
+    else:
+        for key, sources in (("data.train", c.data.train), ("eval.datasets", c.eval.datasets)):
+            for name, source in sources.items():
+                if r.min_new_tokens > (limit := max_new_tokens(c, source)):
+                    yield (
+                        f"rollout.min_new_tokens ({r.min_new_tokens}) is more than the {limit} tokens of {key}.{name}: no "
+                        "completion could end. Use fewer, or more max_new_tokens."
+                    )
     if "" in r.stop:
         yield "rollout.stop has an empty text, at which every completion would end. Leave it out."
     if any(i < 0 for i in r.stop_token_ids):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rlsys.config.methods import ADVANTAGES, GROUP_RELATIVE
 from rlsys.config.schema import Config
+from rlsys.episodes.settings import plays
 
 
 def check_trainer(c: Config) -> Iterator[str]:
@@ -38,11 +39,13 @@ def check_dynamic_sampling(c: Config) -> Iterator[str]:
             f"{c.trainer.samples_per_prompt} that is every group."
         )
     a = c.algorithm
+    kl_in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
     over_tokens = a.advantage == "reinforce_pp_baseline" and a.whiten_over != "samples"
     for option, given, reason, way_out in (
         ("algorithm.control_tokens", a.control_tokens, "by their modes", ""),
         ("algorithm.credit turn", a.credit == "turn", "by their turns", ""),
         ("reward.per_token", c.reward.per_token, "by their lengths", ""),
+        ("reference.kl_in reward", kl_in_reward, "by their KL", ", or kl_in loss"),
         ("algorithm.advantage reinforce_pp_baseline", over_tokens, "by a mean over tokens", ", or whiten_over samples"),
     ):
         if given:
@@ -57,6 +60,11 @@ def check_overlong(c: Config) -> Iterator[str]:
         yield (
             f"overlong.buffer ({c.overlong.buffer}) is longer than a completion can be, "
             f"rollout.max_new_tokens ({c.rollout.max_new_tokens}). Use a shorter buffer: DAPO's is a fifth of it."
+        )
+    if c.overlong.buffer and plays(c) and c.episode.max_turns > 1:
+        yield (
+            f"overlong.buffer ({c.overlong.buffer}) counts tokens up to rollout.max_new_tokens, which limits one turn of an "
+            f"episode, not its {c.episode.max_turns} turns together. Use overlong.buffer 0, or episode.max_turns 1."
         )
 
 

@@ -44,6 +44,16 @@ def reject_unused_options(
             )
 
 
+def require_shape(key: str, result: Any, count: int, unit: str) -> None:
+    """Raises `ConfigError` unless a user's function, named by option `key`, returned one number per token or sample."""
+    if getattr(result, "shape", None) != (count,):
+        returned = f"a tensor {list(result.shape)}" if hasattr(result, "shape") else f"a {type(result).__name__}"
+        raise ConfigError(
+            f"{key}: the function returned {returned} for {count} {unit}s; it must return a tensor with one number per {unit}, "
+            f"[{count}]."
+        )
+
+
 def validate_options(
     function: str, options: dict[str, Any], known: Sequence[str], numbers: Sequence[str]
 ) -> dict[str, Any]:

@@ -63,6 +63,14 @@ from rlsys.pipeline import SyncSchedule
         ("reference.path=builtin:tiny", ["reference.path is builtin:tiny", "kl_coef is 0"]),
         ("reference.path=./no_model reference.kl_coef=0.1", ["reference.path: no_model/config.json does not exist"]),
         ("rollout.min_new_tokens=513", ["min_new_tokens (513)", "max_new_tokens (512)"]),
+        (
+            "rollout.min_new_tokens=8 data.train.builtin:zigzag.max_new_tokens=7",
+            ["min_new_tokens (8)", "the 7 tokens of data.train.builtin:zigzag", "Use fewer, or more"],
+        ),
+        (
+            "rollout.min_new_tokens=8 eval.datasets=builtin:zigzag_heldout eval.max_new_tokens=7",
+            ["min_new_tokens (8)", "the 7 tokens of eval.datasets.builtin:zigzag_heldout"],
+        ),
         ("rollout.stop=['']", ["rollout.stop has an empty text"]),
         ("rollout.stop=end", ["`rollout.stop` must be a list of texts", "'end'"]),
         ("rollout.stop_token_ids=[3,-1]", ["stop_token_ids has -1", "0 or more"]),
@@ -168,6 +176,10 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm.control_tokens={'': 1}", ["control_tokens has ``: 1", "the text of a token"]),
         ("algorithm.control_tokens={<a>: much}", ["`algorithm.control_tokens` must be a mapping of texts to numbers"]),
         ("algorithm.control_tokens=<a>", ["`algorithm.control_tokens` must be a mapping of texts to numbers"]),
+        (
+            "algorithm.control_tokens.a=1 reward.on_failure=score:-1",
+            ["scores from 0 (wrong) to 1 (right)", "`score:-1`", "Use drop, or score: 0"],
+        ),
         ("algorithm={advantage: gdpo, control_tokens: {<a>: 1}}", ["advantage gdpo compares parts of the reward"]),
         ("algorithm={advantage: max_rl, control_tokens: {<a>: 1}}", ["max_rl takes no negative reward"]),
         ("algorithm={advantage: remax, control_tokens: {<a>: 1}}", ["remax compares with the plain score"]),
@@ -220,6 +232,16 @@ from rlsys.pipeline import SyncSchedule
         ("correction.method=icepop correction.low=2 correction.high=1", ["correction.low (2)", "correction.high (1)"]),
         ("correction.method=icepop correction.low=6", ["correction.low (6)", "correction.high (5)", "0.5 and 5"]),
         ("correction.method=icepop correction.high=0.4", ["correction.low (0.5)", "correction.high (0.4)"]),
+        ("correction.method=icepop correction.low=1.5", ["correction.low is 1.5", "have the ratio 1", "at most 1, or"]),
+        *(
+            (
+                f"correction.method={method} correction.high=0.5",
+                ["high is 0.5, and tokens on which", method, "1 or more"],
+            )
+            for method in ("tis", "mis", "sequence_tis", "sequence_mis")
+        ),
+        ("correction.method=icepop correction.high=0.9", ["correction.high is 0.9", "Use 1 or more, or null"]),
+        ("pipeline.max_lag=1 correction.high=0", ["correction.high is 0", "correction.method tis would change them"]),
         (
             "algorithm.advantage=gae trainer.steps=5 critic.alone_steps=5",
             ["critic.alone_steps (5)", "trainer.steps (5)", "never learn"],
@@ -250,6 +272,10 @@ from rlsys.pipeline import SyncSchedule
             for advantage in ("raw", "remax", "reinforce_pp", "gae")
         ),
         ("dynamic_sampling.enabled=true reward.per_token=true", ["reward.per_token they teach too, by their lengths"]),
+        (
+            "dynamic_sampling.enabled=true reference.kl_in=reward reference.kl_coef=0.1",
+            ["reference.kl_in reward they teach too, by their KL", "enabled false, or kl_in loss"],
+        ),
         (
             "dynamic_sampling.enabled=true algorithm.advantage=reinforce_pp_baseline",
             ["they teach too, by a mean over tokens", "enabled false, or whiten_over samples"],
@@ -288,6 +314,14 @@ from rlsys.pipeline import SyncSchedule
         ),
         ("dynamic_sampling.max_rounds=0", ["max_rounds is 0", "greater than 0"]),
         ("overlong.buffer=513", ["overlong.buffer (513)", "rollout.max_new_tokens (512)"]),
+        (
+            "overlong.buffer=9 episode.tools=[python]",
+            [
+                "overlong.buffer (9)",
+                "one turn of an episode, not its 8 turns",
+                "overlong.buffer 0, or episode.max_turns 1",
+            ],
+        ),
         ("overlong.buffer=9 overlong.penalty=-1", ["overlong.penalty is -1", "0 or more"]),
         ("algorithm.advantage=max_rl overlong.buffer=9", ["max_rl", "0 or more", "overlong.buffer 0"]),
         (

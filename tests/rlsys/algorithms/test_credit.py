@@ -141,6 +141,15 @@ def test_an_empty_completion_begins_with_no_control_token(tmp_path):
     assert assign(1, batch, Columns(), 0.0).columns.advantages.tolist() == []
 
 
+@pytest.mark.parametrize("score", [-1.0, -0.01, 1.5])
+def test_a_mode_takes_scores_from_wrong_to_right_only(tmp_path, score):
+    """With -1 for a wrong answer, a completion without a control token would be the best of the wrong ones."""
+    batch = begin_with(make_batch([1, score], [0, 0]), 20, 20)
+    assign = CreditAssignment(make_config(tmp_path), {20: 1.0})
+    with pytest.raises(ConfigError, match=rf"scores from 0 \(wrong\) to 1 \(right\); one is {score:g}\. Change"):
+        assign(1, batch, Columns(), 0.0)
+
+
 def test_gdpo_standardizes_each_component_and_weights_it(credit, tmp_path):
     (tmp_path / "mine.py").write_text("def form(completion): return {'a': 1.0, 'b': 2.0}\n")
     batch = replace(
@@ -178,6 +187,22 @@ def test_a_users_estimator_gets_the_options_it_names_and_no_others(credit, tmp_p
     assert credit(batch, None, f"algorithm.advantage={tmp_path}/plain.py:f").advantages.tolist() == [1, 0]
     with pytest.raises(ConfigError, match=r"algorithm\.std is none, but .* it has eps, lengths"):
         credit(batch, None, f"algorithm.advantage={tmp_path}/mine.py:f", "algorithm.std=none")
+
+
+@pytest.mark.parametrize(
+    ("result", "returned"),
+    [("rewards.mean()", r"a tensor \[\]"), ("rewards[:, None]", r"a tensor \[2, 1\]"), ("rewards.tolist()", "a list")],
+)
+def test_a_users_estimator_returns_one_number_per_sample(credit, tmp_path, result, returned):
+    (tmp_path / "mine.py").write_text(f"def f(rewards, groups): return {result}\n")
+    for unit, option in (("sample", "episode"), ("turn", "turn")):
+        with pytest.raises(ConfigError, match=f"algorithm.advantage: the function returned {returned} for 2 {unit}s;"):
+            credit(
+                make_batch([1, 0], [0, 0]),
+                None,
+                f"algorithm.advantage={tmp_path}/mine.py:f",
+                f"algorithm.credit={option}",
+            )
 
 
 def test_gdpo_refuses_samples_with_different_components(credit):

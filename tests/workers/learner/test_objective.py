@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from rlsys.config.schema import Config
+from rlsys.config.schema import Config, ConfigError
 from rlsys.packs.packing import empty_pack
 from rlsys.types import Columns, Floats, Ints, Pack
 from workers.learner.objective import Objective
@@ -185,6 +186,33 @@ def test_a_users_loss_gets_the_options_that_it_names(
     loss = objective(tiny(f"algorithm.loss={file}:mine", "algorithm.clip_high=3"))
     assert loss(PACK, outputs()).item() == pytest.approx(3 * (-0.5 - 0.5 + 0.25))
     assert loss.sums_over_tokens()["clip_high"] == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "returned"),
+    [
+        ("-(logprobs * advantages).mean()", r"a tensor \[\]"),
+        ("logprobs[:, None]", r"a tensor \[3, 1\]"),
+        ("0.0", "a float"),
+    ],
+)
+def test_a_users_loss_returns_one_number_per_token(
+    tiny: Callable[..., Config], tmp_path: Path, result: str, returned: str
+) -> None:
+    """A mean would be weighted by every token's weight, in silence."""
+    (tmp_path / "mine.py").write_text(f"def mine(logprobs, old, advantages, sequences): return {result}\n")
+    loss = objective(tiny(f"algorithm.loss={tmp_path}/mine.py:mine"))
+    with pytest.raises(ConfigError, match=f"algorithm.loss: the function returned {returned} for 3 tokens"):
+        loss(PACK, outputs())
+
+
+def test_a_users_loss_need_not_know_of_ranks_without_sequences(tiny: Callable[..., Config], tmp_path: Path) -> None:
+    """`max` of no tokens raises an error."""
+    (tmp_path / "mine.py").write_text("def mine(logprobs, old, a, sequences): return -logprobs * a / a.abs().max()\n")
+    loss, none = objective(tiny(f"algorithm.loss={tmp_path}/mine.py:mine")), floats()
+    total = loss(empty_pack(Columns(advantages=none)), (torch.zeros(0, requires_grad=True),) * 2)
+    total.backward()  # type: ignore[no-untyped-call]
+    assert total.item() == 0
 
 
 def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Config]) -> None:
