@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm gpu rehearsal families image lint lock clean
+.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm gpu rehearsal families image schemas lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -117,6 +117,9 @@ gpu:  ## on a machine with a GPU: install for it, and run all that it should sho
 
 slurm: install  ## run launch/slurm.sbatch under a real Slurm on two simulated hosts; needs root and Debian's Slurm
 	$(BIN)/pytest tests/system/test_slurm.py
+
+schemas: install  ## check launch/*.yaml with SkyPilot's own parser and KubeRay's own schema; downloads both
+	RLSYS_SCHEMAS=1 $(BIN)/pytest -rs tests/launch/test_launch_schemas.py
 
 image:  ## run the steps of docker/Dockerfile without Docker, and train there; needs root and Debian's debootstrap
 	$(PYTHON) tests/bench/image.py
