@@ -96,8 +96,8 @@ class WeightSync:
         return list(self.ranks.start_calls("send", part, *loaded.values()).values())
 
     def _root_cause(self, error: WorkerFailed) -> Exception:
-        """Returns the failure that explains the others. If a rank died, the others failed while they waited for it."""
+        """Returns the failure that explains the others: the first, or that of a rank that died, for which others waited."""
         failures: list[Any] = self.watchdog.collect_related_failures(
             self.ranks.start_calls("finish_send"), "sending weights"
         )
-        return max([*failures, error], key=failure_severity)
+        return max([error, *failures], key=failure_severity)

@@ -7,6 +7,8 @@ A fault that is planted in a process happens once, at the next occasion:
 
     die     the process ends while it sends or receives
     late    it is three seconds late
+    raise   CUDA reports an error
+    astray  the process computes on another GPU than it should
     lose    a packet is not sent
     stale   the last packet of the same size is sent in place of one; or memory is not written
 """
@@ -42,6 +44,8 @@ def die_or_be_late() -> None:
         os._exit(1)
     if happens("late"):
         time.sleep(3)
+    if happens("raise"):
+        raise RuntimeError(f"CUDA error: out of memory, with {PLANTED.count('raise')} more to come")
 
 
 class Stream:
@@ -94,7 +98,7 @@ def write_exported() -> None:
         return
     for weak, file in list(EXPORTED):
         if weak.expired():
-            file.unlink()
+            file.unlink(missing_ok=True)  # a fault may have come before it was written
             EXPORTED.remove((weak, file))
             continue
         storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
@@ -139,7 +143,9 @@ def install(uuid: Any) -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.synchronize = lambda *_: write_exported()  # type: ignore[assignment]
     torch.cuda.ipc_collect = write_exported
-    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(uuid=uuid())  # type: ignore[assignment, return-value]
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(  # type: ignore[assignment, return-value]
+        uuid="gpu-astray" if happens("astray") else uuid()
+    )
     torch.accelerator.current_device_index = lambda: 0
     torch.Tensor.cuda = lambda self, *_: self  # type: ignore[assignment, method-assign]
     reductions.reduce_tensor, reductions.rebuild_cuda_tensor = reduce_tensor, rebuild_cuda_tensor

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack
-from rlsys.runs.errors import WorkerLost
+from rlsys.runs.errors import WorkerFailed, WorkerLost
 from rlsys.types import Columns
 from workers.learner.policy import PolicyGroup
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
@@ -224,6 +224,18 @@ def test_a_tensor_that_does_not_reach_the_model_is_named(rehearsal: Rehearsal) -
     assert all("o_proj" in difference for difference in rehearsal.differences())
 
 
+@of(IPC)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("raise", "RuntimeError: CUDA error: out of memory"), ("astray", "ValueError: IPC handle not found for GPU UUID")],
+)
+def test_an_engine_that_cannot_load_ends_the_sync(rehearsal: Rehearsal, fault: str, reason: str) -> None:
+    rehearsal.connect(0)
+    rehearsal.plant(fault, "rollout-1")
+    with within(30), pytest.raises(WorkerFailed, match=f"loading weights: rollout-1 raised {reason}"):
+        rehearsal.policy.sync(6)
+
+
 @of(NCCL, IPC)
 def test_an_engine_that_dies_ends_the_sync(rehearsal: Rehearsal) -> None:
     rehearsal.plant("die", "rollout-2")
@@ -231,6 +243,16 @@ def test_an_engine_that_dies_ends_the_sync(rehearsal: Rehearsal) -> None:
         rehearsal.policy.sync(6)
     del rehearsal.engines.workers.actors["rollout-2"]
     rehearsal.change("rollout", engines=2)
+
+
+@of(IPC)
+def test_a_rank_that_raises_is_named_with_its_first_error(rehearsal: Rehearsal) -> None:
+    """What fails while it cleans up follows from that."""
+    for _ in range(2):
+        rehearsal.plant("raise", "policy-1")
+    error = r"loading weights: policy-1 raised RuntimeError: CUDA error: out of memory, with 1 more to come"
+    with within(30), pytest.raises(WorkerFailed, match=error):
+        rehearsal.policy.sync(7)
 
 
 @of(NCCL)
