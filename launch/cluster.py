@@ -321,6 +321,11 @@ def find_control_tokens(config: Config, tokenizer: Any) -> dict[int, float]:
                 f"algorithm.control_tokens: `{text}` is {len(ids)} tokens of {config.model.path}, and must be one. Name "
                 "another, or add it to the tokenizer and train the model to begin with it."
             )
+        if tokenizer.decode(ids).strip() != text.strip():
+            raise ConfigError(
+                f"algorithm.control_tokens: the tokenizer of {config.model.path} does not know `{text}` and reads "
+                f"`{tokenizer.decode(ids)}` in its place. Name another, or add it to the tokenizer."
+            )
         reward_by_id[ids[0]] = reward
     return reward_by_id
 

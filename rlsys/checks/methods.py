@@ -29,6 +29,11 @@ def check_algorithm(c: Config) -> Iterator[str]:
     yield from check_control_tokens(c)
     if a.loss == "dcpo" and a.max_ratio and a.max_ratio <= 1:
         yield f"algorithm.max_ratio is {a.max_ratio:g}; with algorithm.loss dcpo it must be greater than 1, or null for 10."
+    if a.loss == "dppo_tv" and a.max_ratio and a.max_ratio < 1:
+        yield (
+            f"algorithm.max_ratio is {a.max_ratio:g}, and unchanged tokens have the ratio 1: algorithm.loss dppo_tv would "
+            "truncate them too. Use 1 or more, or null for 20."
+        )
     kl_in_reward = c.reference.kl_in == "reward" and c.reference.kl_coef
     if a.advantage == "max_rl" and (c.overlong.buffer or kl_in_reward):
         yield (
@@ -66,6 +71,11 @@ def check_control_tokens(c: Config) -> Iterator[str]:
         yield (
             f"algorithm.control_tokens takes scores from 0 (wrong) to 1 (right); reward.on_failure is "
             f"`{c.reward.on_failure}`. Use drop, or score: 0."
+        )
+    if tokens and c.reward.per_token:
+        yield (
+            "algorithm.control_tokens gives wrong answers -1, and reward.per_token would divide that too: long wrong answers "
+            "would be better than short ones. Use reward.per_token false."
         )
     if tokens and c.algorithm.credit == "turn":
         yield (

@@ -108,6 +108,12 @@ def test_a_control_token_of_several_tokens_is_refused() -> None:
         find_control_tokens(control_tokens("12"), two_modes.make_tokenizer())
 
 
+def test_a_control_token_that_the_tokenizer_does_not_know_is_refused() -> None:
+    """Every unknown text is the same token."""
+    with pytest.raises(ConfigError, match="does not know `é` and reads `<pad>` in its place"):
+        find_control_tokens(control_tokens("<short>", "é"), two_modes.make_tokenizer())
+
+
 def load_config_of_reference() -> Config:
     return dataclasses.replace(Config(), reference=ReferenceConfig(path="other/model", kl_coef=0.1))
 

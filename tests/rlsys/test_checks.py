@@ -184,6 +184,11 @@ from rlsys.pipeline import SyncSchedule
         ("algorithm={advantage: max_rl, control_tokens: {<a>: 1}}", ["max_rl takes no negative reward"]),
         ("algorithm={advantage: remax, control_tokens: {<a>: 1}}", ["remax compares with the plain score"]),
         ("algorithm.loss=dcpo algorithm.max_ratio=1", ["algorithm.max_ratio is 1", "greater than 1, or null for 10"]),
+        ("algorithm.loss=dppo_tv algorithm.max_ratio=0.5", ["max_ratio is 0.5", "truncate them too", "null for 20"]),
+        (
+            "algorithm.control_tokens.a=1 reward.per_token=true",
+            ["wrong answers -1", "long wrong answers would be better", "Use reward.per_token false"],
+        ),
         ("algorithm.loss=DeGRPO", ["configs/degrpo.yaml."]),
         ("algorithm.loss=grpo", ["configs/grpo.yaml."]),
         ("algorithm.normalize=seq-mean-token-mean", ["Here that is sequence_mean."]),

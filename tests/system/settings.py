@@ -126,6 +126,7 @@ CUT: dict[str, tuple[Any, ...]] = {  # says how the work is cut, and nothing of 
 NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {  # options that only go with few values of another one
     "algorithm.whiten_over": ("algorithm.advantage", ("reinforce_pp", "reinforce_pp_baseline")),
     "algorithm.max_ratio": ("algorithm.loss", ("dcpo", "dppo_tv")),
+    "algorithm.control_tokens": ("episode.play", ("",)),  # the game has scores above 1
     "policy.grad_dtype": ("policy.dtype", ("bfloat16",)),
     "eval.top_p": ("eval.temperature", (0.7,)),
 }
