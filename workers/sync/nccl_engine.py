@@ -1,5 +1,8 @@
 """The engine worker's half of `nccl.py`. vLLM imports this file, in the process of its worker."""
 
+import os
+import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +36,17 @@ class ShardedNcclEngine(NCCLWeightTransferEngine):
         self.senders, self.buckets, self.receiving = init_info.senders, init_info.buckets, torch.cuda.Stream()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        try:
+            self.load_buckets()
+        except Exception:
+            if self.parallel_config.world_size == 1:
+                raise
+            # vLLM would wait for the engine's other workers, which wait for this one in a broadcast, for ever.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def load_buckets(self) -> None:
         """A bucket is loaded, on this thread's stream, while the next one arrives on another.
 
         vLLM may keep tensors until those of later buckets complete their layer, so all loading is on one stream.

@@ -27,8 +27,12 @@ class Extension(WorkerExtension):
         """Where each parameter lies."""
         return {n: p.data_ptr() for n, p in self.model_runner.get_model().named_parameters()}  # type: ignore[attr-defined]
 
-    def rehearsal_plant(self, fault: str) -> None:
-        fake_gpu.PLANTED.append(fault)
+    def rehearsal_plant(self, fault: str, device: int | None = None) -> None:
+        """`device` of the engine; None: all."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        if device in (None, get_tensor_model_parallel_rank()):
+            fake_gpu.PLANTED.append(fault)
 
     def rehearsal_lose(self, name: str) -> None:
         """From now on this tensor does not arrive at the model."""

@@ -1,6 +1,7 @@
 """What transports for GPUs ask of CUDA, NCCL and CUDA IPC, without a GPU, in the process of a rank or of an engine.
 
-Streams compute at once. NCCL's group is a store, and like NCCL it waits for ever for a peer that has died. Memory that
+Streams compute at once. NCCL's group is a store, and like NCCL it waits for ever for a peer that has died or
+left. Memory that
 is opened by CUDA IPC is a file: it holds what its owner had written when it last waited for the device.
 
 A fault that is planted in a process happens once, at the next occasion:
@@ -73,7 +74,13 @@ class Group:
         group.barrier()
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        die_or_be_late()
+        try:
+            die_or_be_late()
+        except RuntimeError:
+            self.group.store.set("left", "1")
+            raise
+        if self.group.store.check(["left"]):
+            time.sleep(3600)
         if self.rank == src:
             self.send(tensor)
             return

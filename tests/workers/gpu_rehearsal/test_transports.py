@@ -96,14 +96,14 @@ class Rehearsal:
         calls = {n: a.call.remote(method, **options) for n, a in self.engines.workers.actors.items()}
         return list(self.engines.watchdog.gather(calls, method).values())
 
-    def plant(self, fault: str, worker: str) -> None:
-        """Plants a fault of `fake_gpu.py` in a rank or in the workers of an engine."""
+    def plant(self, fault: str, worker: str, device: int | None = None) -> None:
+        """Plants a fault of `fake_gpu.py` in a rank, or in an engine's worker for a device; None: in all its workers."""
         self.require_connection()
         kind, _, index = worker.partition("-")
         if kind == "policy":
             call = self.policy.actors[int(index)].plant.remote(fault)
         else:
-            call = self.engines.workers.actors[worker].call.remote("rehearsal_plant", fault=fault)
+            call = self.engines.workers.actors[worker].call.remote("rehearsal_plant", fault=fault, device=device)
         self.policy.watchdog.gather({worker: call}, "planting a fault")
 
     def train(self) -> None:
@@ -272,6 +272,17 @@ def test_an_engine_that_never_connects_ends_the_start(rehearsal: Rehearsal) -> N
     waiting = r"connecting policy and engines: .*rollout-0.* stalled: no answer for .* cluster.start_timeout_s"
     with within(30), pytest.raises(WorkerLost, match=waiting):
         rehearsal.connect(3)
+
+
+@pytest.mark.skipif("RLSYS_ALL_SHAPES" not in os.environ, reason="run make rehearsal")
+@of(Shape("nccl", 3, 2))
+def test_one_worker_of_an_engine_that_cannot_load_ends_the_sync(rehearsal: Rehearsal) -> None:
+    """The engine's other worker waits for it in a broadcast, and vLLM would wait for that one."""
+    rehearsal.connect(0)
+    rehearsal.plant("raise", "rollout-0", device=1)
+    with within(60), pytest.raises(WorkerLost, match=r"loading weights: rollout-0 died"):
+        rehearsal.policy.sync(3)
+    assert "RuntimeError: CUDA error: out of memory" in (rehearsal.logs / "rollout-0.log").read_text()
 
 
 @of(NCCL_PARALLEL, IPC_PARALLEL)
