@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rlsys.config.methods import ADVANTAGES, GROUP_RELATIVE
 from rlsys.config.schema import Config
-from rlsys.episodes.settings import plays
+from rlsys.episodes.settings import play_of
 
 
 def check_trainer(c: Config) -> Iterator[str]:
@@ -61,7 +61,7 @@ def check_overlong(c: Config) -> Iterator[str]:
             f"overlong.buffer ({c.overlong.buffer}) is longer than a completion can be, "
             f"rollout.max_new_tokens ({c.rollout.max_new_tokens}). Use a shorter buffer: DAPO's is a fifth of it."
         )
-    if c.overlong.buffer and plays(c) and c.episode.max_turns > 1:
+    if c.overlong.buffer and c.episode.max_turns > 1 and any(play_of(c, s) for s in c.data.train.values()):
         yield (
             f"overlong.buffer ({c.overlong.buffer}) counts tokens up to rollout.max_new_tokens, which limits one turn of an "
             f"episode, not its {c.episode.max_turns} turns together. Use overlong.buffer 0, or episode.max_turns 1."

@@ -381,6 +381,12 @@ def test_each_problem_is_one_sentence_with_the_numbers(refused, overrides, parts
     assert hits[0].endswith((".", "?", ")."))
 
 
+def test_a_length_penalty_goes_with_episodes_of_one_turn_and_with_those_of_evaluations(read):
+    evaluated = "eval.datasets={zigzag: {path: builtin:zigzag_heldout, episode: tools}}"
+    for options in (["episode.tools=[python]", "episode.max_turns=1"], [evaluated, "episode.max_turns=2"]):
+        assert read("", "overlong.buffer=9", *options).overlong.buffer == 9
+
+
 def test_all_problems_are_reported_at_once(refused):
     found = refused("", "rollout.top_p=0.9", "algorithm.kl=k4", "data.train=gone.jsonl", "trainer.samples_per_prompt=1")
     assert len(found) == 4
