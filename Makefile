@@ -66,8 +66,8 @@ test: install  ## run all tests that need no GPU: first parts in parallel, then 
 rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
 
-families: install  ## train a tiny model of each plain family with real engines too
-	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/workers/rollout/test_engine_families.py tests/system/test_model_families.py
+families: install  ## train and export a tiny model of each plain family with real engines too
+	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/workers/rollout/test_engine_families.py tests/workers/rollout/test_exported_models.py tests/system/test_model_families.py
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py

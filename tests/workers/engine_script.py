@@ -19,3 +19,10 @@ def run_script(script: str, given: Any, timeout_s: float = 180) -> subprocess.Co
         text=True,
         timeout=timeout_s,
     )
+
+
+def read_results(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What a script printed in lines such as `result ["name", value]`, by name."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("result ")]
+    assert lines, done.stderr[-3000:]
+    return dict(json.loads(line.removeprefix("result ")) for line in lines)
