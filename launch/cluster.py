@@ -23,7 +23,7 @@ from rlsys.config.derived import has_reference_worker, runs_eagerly
 from rlsys.config.schema import Config, ConfigError
 from rlsys.episodes.settings import plays
 from rlsys.interfaces import Rewards, Rollout
-from rlsys.models.config_json import context_from_config
+from rlsys.models.config_json import ModelLimits, limits_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks.builtin import TINY_MODELS
 from workers.supervision.gpu_environment import rank_environment
@@ -51,7 +51,7 @@ class RunningCluster:
     model: str  # directory or hub name
     reference_model: str  # the same of the reference
     tokenizer: Any
-    window: int  # context length of the model, in tokens; 0: its config.json has none
+    limits: ModelLimits
     transport: str
     address: str  # of the Ray cluster
     metrics_urls: list[str]  # pages of its nodes for Prometheus
@@ -69,7 +69,7 @@ class RunningCluster:
         `longest_sequence`: tokens of a prompt and its completion.
         """
         starts: list[Callable[[], None]] = [self.rewards.start]
-        starts += [partial(self.episodes.start, self.model, self.window)] if self.episodes else []
+        starts += [partial(self.episodes.start, self.model, self.limits.window)] if self.episodes else []
         starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
         starts += [partial(self.reference.start, self.reference_model, self.model)] if self.reference else []
         starts += [partial(self.critic.start, self.model)] if self.critic else []
@@ -234,17 +234,17 @@ def _start_workers(
     episodes = EpisodePool(config, players, watchdog) if plays(config) else None
 
     nodes = sum(node["Alive"] for node in ray.nodes())
-    path, tokenizer, window = find_policy_model(config, model, nodes, watchdog)
+    path, tokenizer, limits = find_policy_model(config, model, nodes, watchdog)
     reference_path = path
     if needs_reference and config.reference.path:
-        reference_path, window = find_reference_model(config, tokenizer, window, watchdog.note)
+        reference_path, limits = find_reference_model(config, tokenizer, limits, watchdog.note)
     return RunningCluster(
         config,
         watchdog.note,
         model=path,
         reference_model=reference_path,
         tokenizer=tokenizer,
-        window=window,
+        limits=limits,
         transport=choose_transport(config, nodes),
         address=address_for_ray_cli(ray),
         metrics_urls=metrics_urls(ray),
@@ -283,22 +283,36 @@ def find_model(path: str, config: Config, note: Note) -> str:
     return str(directory) if directory.is_dir() else path
 
 
-def find_policy_model(config: Config, model: str, nodes: int, watchdog: Watchdog) -> tuple[str, Any, int]:
-    """`model`, or the one at model.path; its tokenizer and context length. Raises `ConfigError` if it does not fit."""
+def find_policy_model(config: Config, model: str, nodes: int, watchdog: Watchdog) -> tuple[str, Any, ModelLimits]:
+    """`model`, or the one at model.path; its tokenizer and limits. Raises `ConfigError` if it does not fit."""
     path = model or find_model(config.model.path, config, watchdog.note)
     if config.model.path in TINY_MODELS and not model and nodes > 1:
         path = copy_model_into_run(watchdog.logs.parent, path)
-    tokenizer, window = load_tokenizer(path, config), load_window(path, config)
+    tokenizer, limits = load_tokenizer(path, config), load_limits(path, config)
     if problems := check_model_fits(config, path):
         raise ConfigError(problems)
-    return path, tokenizer, window
+    require_end_token(tokenizer, limits.vocabulary, path)
+    return path, tokenizer, limits
 
 
-def find_reference_model(config: Config, tokenizer: Any, window: int, note: Note) -> tuple[str, int]:
-    """The model at reference.path, and the context length that it has in common with the policy's model, `window`."""
+def require_end_token(tokenizer: Any, vocabulary: int, path: str) -> None:
+    """Raises `ConfigError` if the tokenizer's end of a sequence is no token of the model."""
+    end = tokenizer.eos_token_id
+    if vocabulary and end is not None and end >= vocabulary:
+        raise ConfigError(
+            f"model.path: the tokenizer in {path} ends sequences with `{tokenizer.eos_token}`, its token {end}, and the "
+            f"model's {vocabulary:,} tokens end at {vocabulary - 1}. Use the tokenizer that it was trained with, or give the "
+            "model an embedding of that token and train it to write it."
+        )
+
+
+def find_reference_model(config: Config, tokenizer: Any, limits: ModelLimits, note: Note) -> tuple[str, ModelLimits]:
+    """The model at reference.path, and the limits of it and of the policy's model, `limits`, together."""
     path = find_model(config.reference.path, config, note)
     require_same_vocabulary(tokenizer, load_tokenizer(path, config, "reference.path"), config)
-    return path, min(filter(None, (window, load_window(path, config))), default=0)
+    own = load_limits(path, config)
+    window = min(filter(None, (limits.window, own.window)), default=0)
+    return path, ModelLimits(window, min(filter(None, (limits.vocabulary, own.vocabulary)), default=0))
 
 
 def require_same_vocabulary(tokenizer: Any, other: Any, config: Config) -> None:
@@ -311,8 +325,8 @@ def require_same_vocabulary(tokenizer: Any, other: Any, config: Config) -> None:
         )
 
 
-def find_control_tokens(config: Config, tokenizer: Any) -> dict[int, float]:
-    """algorithm.control_tokens by their ids. Raises `ConfigError` for a text that is not one token."""
+def find_control_tokens(config: Config, tokenizer: Any, vocabulary: int) -> dict[int, float]:
+    """algorithm.control_tokens by their ids. Raises `ConfigError` for a text that is not one token of the model."""
     reward_by_id = {}
     for text, reward in config.algorithm.control_tokens.items():
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -325,6 +339,11 @@ def find_control_tokens(config: Config, tokenizer: Any) -> dict[int, float]:
             raise ConfigError(
                 f"algorithm.control_tokens: the tokenizer of {config.model.path} does not know `{text}` and reads "
                 f"`{tokenizer.decode(ids)}` in its place. Name another, or add it to the tokenizer."
+            )
+        if vocabulary and ids[0] >= vocabulary:
+            raise ConfigError(
+                f"algorithm.control_tokens: `{text}` is token {ids[0]} of the tokenizer, and the model's {vocabulary:,} tokens "
+                f"end at {vocabulary - 1}. Name another, or give the model an embedding of it and train it to begin with it."
             )
         reward_by_id[ids[0]] = reward
     return reward_by_id
@@ -341,15 +360,14 @@ def load_tokenizer(path: str, config: Config, option: str = "model.path") -> Any
         raise ConfigError(f"{option}: no tokenizer could be loaded from {path}: {one_line(error)}") from None
 
 
-def load_window(path: str, config: Config) -> int:
-    """The context length of the model, in tokens."""
+def load_limits(path: str, config: Config) -> ModelLimits:
     from transformers import AutoConfig
 
     try:
         settings = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
     except Exception as error:
         raise ConfigError(f"model.path: transformers cannot read {path}: {one_line(error)}") from None
-    return context_from_config(settings.to_dict())
+    return limits_from_config(settings.to_dict())
 
 
 def one_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from rlsys.config.schema import Config, ConfigError, DataSource, HeldOutSource
 from rlsys.data import Dataset, DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules, StoredDataset
 from rlsys.episodes.settings import play_of, plays
 from rlsys.evaluation.held_out import HeldOutSet
+from rlsys.models.config_json import ModelLimits
 from rlsys.runs.progress import Note
 
 BAD_ROWS = "bad_rows.jsonl"
@@ -40,9 +41,9 @@ def peek(config: Config) -> None:
         raise ConfigError(problems)
 
 
-def load(config: Config, tokenizer: Any, window: int, note: Note, folder: Path | None = None) -> LoadedDatasets:
-    """Loads all sets. `window` is the model's context length, 0 if not known; `folder` gets the list of bad rows."""
-    sets = read_all(config, named_sources(config), tokenizer, window, note, folder)
+def load(config: Config, tokenizer: Any, limits: ModelLimits, note: Note, folder: Path | None = None) -> LoadedDatasets:
+    """Loads all sets. `limits` are the model's; `folder` gets the list of bad rows."""
+    sets = read_all(config, named_sources(config), tokenizer, limits, note, folder)
     train, held_out = sets[: len(config.data.train)], sets[len(config.data.train) :]
     stream = mix_training_sets(config, train, note)
     if remark := data.describe_shared_prompts(train):
@@ -55,7 +56,7 @@ def load(config: Config, tokenizer: Any, window: int, note: Note, folder: Path |
         rows.longest_prompt + max_new_tokens(config, source)
         for source, rows in zip(config.data.train.values(), train, strict=True)
     ]
-    longest = max(*trained, *(h.longest_sequence for h in to_evaluate), longest_episode(config, window))
+    longest = max(*trained, *(h.longest_sequence for h in to_evaluate), longest_episode(config, limits.window))
     return LoadedDatasets(stream, to_evaluate, longest)
 
 
@@ -64,9 +65,9 @@ def longest_episode(config: Config, window: int) -> int:
     return min(config.episode.window, window or config.episode.window) if plays(config) else 0
 
 
-def load_held_out(config: Config, name: str, tokenizer: Any, window: int, note: Note) -> HeldOutSet:
+def load_held_out(config: Config, name: str, tokenizer: Any, limits: ModelLimits, note: Note) -> HeldOutSet:
     """Loads one set of eval.datasets."""
-    [rows] = read_all(config, [(name, config.eval.datasets[name])], tokenizer, window, note, None)
+    [rows] = read_all(config, [(name, config.eval.datasets[name])], tokenizer, limits, note, None)
     return make_held_out(config, name, rows)
 
 
@@ -107,10 +108,15 @@ def selection_rules(config: Config, source: DataSource, window: int) -> Selectio
 
 
 def read_all(
-    config: Config, named: list[tuple[str, DataSource]], tokenizer: Any, window: int, note: Note, folder: Path | None
+    config: Config,
+    named: list[tuple[str, DataSource]],
+    tokenizer: Any,
+    limits: ModelLimits,
+    note: Note,
+    folder: Path | None,
 ) -> list[PromptRows]:
     """The usable rows of each set. Raises the problems of all sets together."""
-    prepare = DatasetPreparer(tokenizer, note)
+    prepare = DatasetPreparer(tokenizer, note, limits.vocabulary)
     stored: dict[tuple[Origin, PromptFormat], StoredDataset] = {}  # a set may serve for training and evaluation
     sets: list[PromptRows] = []
     remarks: list[str] = []
@@ -118,7 +124,7 @@ def read_all(
     for name, source in named:
         key = origin(source), prompt_format(config, source)
         try:
-            rules = selection_rules(config, source, window)
+            rules = selection_rules(config, source, limits.window)
             new = key not in stored
             if new:
                 stored[key] = prepare(*key)

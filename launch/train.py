@@ -108,7 +108,7 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
 
             run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)
             run.warm_up_writer()
-            prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note, run.path)
+            prompts = datasets.load(config, cluster.tokenizer, cluster.limits, progress.note, run.path)
             cluster.wait_until_ready(prompts.longest_sequence).require_run_directory()
             assert cluster.policy is not None
             if config.tracking.ray:
@@ -125,7 +125,7 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
                 log=RunLog(run, progress, tracking.start),
                 explain=partial(explain_disagreement, policy=cluster.policy, config=config),
                 stop=stop,
-                control_tokens=find_control_tokens(config, cluster.tokenizer),
+                control_tokens=find_control_tokens(config, cluster.tokenizer, cluster.limits.vocabulary),
                 share_prompts=not cluster.policy.mixers,  # which compute a prompt for each completion
             ).run()
             progress.note("stopping")

@@ -57,7 +57,7 @@ def check(config: Config, console: Console) -> int:
     """Returns the exit code: 0 if all gradients agree."""
     config = replace(config, eval=replace(config.eval, datasets={}))
     datasets.peek(config)
-    from launch.cluster import find_control_tokens, find_model, load_tokenizer, load_window
+    from launch.cluster import find_control_tokens, find_model, load_limits, load_tokenizer
     from launch.ray_session.connect import ray_session
     from workers.supervision.watchdog import Watchdog
 
@@ -68,10 +68,10 @@ def check(config: Config, console: Console) -> int:
         ray_session(config, Path(logs)) as session,
     ):
         model = find_model(config.model.path, config, progress.note)
-        tokenizer, window = load_tokenizer(model, config), load_window(model, config)
-        prompts = datasets.load(config, tokenizer, window, progress.note).train.take(0, PROMPTS)
-        batch = random_batch(config, prompts, vocabulary_size(model, tokenizer, config))
-        trial = UpdateTrial(config, batch, find_control_tokens(config, tokenizer))
+        tokenizer, limits = load_tokenizer(model, config), load_limits(model, config)
+        prompts = datasets.load(config, tokenizer, limits, progress.note).train.take(0, PROMPTS)
+        batch = random_batch(config, prompts, min(filter(None, (len(tokenizer), limits.vocabulary))))
+        trial = UpdateTrial(config, batch, find_control_tokens(config, tokenizer, limits.vocabulary))
         gpus = int(session.ray.cluster_resources().get("GPU", 0)) if config.cluster.device == "gpu" else None
         if gpus == 0:
             raise ConfigError("cluster.device is gpu, but the cluster has none. `ray status` shows what there is.")
@@ -121,14 +121,6 @@ class UpdateTrial:
             old=near(scored),
             ref=near(scored) if self.config.reference.kl_coef and self.config.reference.kl_in == "loss" else None,
         )
-
-
-def vocabulary_size(model: str, tokenizer: Any, config: Config) -> int:
-    """Number of token ids that both the tokenizer and the embedding have."""
-    from transformers import AutoConfig
-
-    settings = AutoConfig.from_pretrained(model, trust_remote_code=config.model.trust_remote_code)
-    return min(len(tokenizer), int(settings.get_text_config().vocab_size))
 
 
 def random_batch(config: Config, prompts: list[Prompt], vocabulary: int) -> Batch:

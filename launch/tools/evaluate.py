@@ -83,10 +83,10 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
         running_cluster(config, Watchdog(Path(logs), note=progress.note), model=model, training=False) as cluster,
     ):
         held_out = [
-            datasets.load_held_out(config, name, cluster.tokenizer, cluster.window, progress.note)
+            datasets.load_held_out(config, name, cluster.tokenizer, cluster.limits, progress.note)
             for name in config.eval.datasets
         ]
-        episode = datasets.longest_episode(config, cluster.window)
+        episode = datasets.longest_episode(config, cluster.limits.window)
         cluster.wait_until_ready(max(*(h.longest_sequence for h in held_out), episode))
         completions, prompts = (
             sum(h.samples * len(h.prompts) for h in held_out),

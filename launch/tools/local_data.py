@@ -12,7 +12,7 @@ from launch import datasets
 from rlsys.config.schema import Config, ConfigError
 from rlsys.data.bos import check_first_prompt
 from rlsys.data.origin import locate_data
-from rlsys.models.lookup import context_of_model, find_config_file
+from rlsys.models.lookup import find_config_file, limits_of_model
 from rlsys.tasks.builtin import TINY_MODELS
 
 SAMPLED_PROMPTS = 1000  # whose lengths are averaged
@@ -36,7 +36,7 @@ def measure_prompts(config: Config) -> PromptLengths | str:
     if (tokenizer := find_tokenizer(config)) is None:
         return "the model's tokenizer is not on this machine"
     try:
-        loaded = datasets.load(config, tokenizer, context_of_model(config.model.path), lambda _: None)
+        loaded = datasets.load(config, tokenizer, limits_of_model(config.model.path), lambda _: None)
     except ConfigError as error:
         return error.problems[0].removesuffix(".")
     prompts = loaded.train.take(0, SAMPLED_PROMPTS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlsys.checks.lora import check_targets
 from rlsys.config.schema import Config
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
-from rlsys.models.lookup import composite_problem_of_model, context_of_model, known_model_shape, problem_of_model
+from rlsys.models.lookup import composite_problem_of_model, known_model_shape, limits_of_model, problem_of_model
 from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 from rlsys.models.weight_files import weight_file_problems
 from rlsys.packs.heads import sequence_parallel_problem
@@ -17,7 +17,7 @@ def check_model(c: Config) -> Iterator[str]:
     yield from check_path("model.path", c.model.path)
     if c.reference.path:
         yield from check_path("reference.path", c.reference.path)
-        for problem in check_window(c, context_of_model(c.reference.path)):
+        for problem in check_window(c, limits_of_model(c.reference.path).window):
             yield f"reference.path: {problem}"
         if problem := composite_problem_of_model(c.reference.path):
             yield f"reference.path: {problem}"
@@ -52,7 +52,8 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
     A hub model that is new to this machine is checked once its config.json has been downloaded. Until then `model` is
     the shape that models of its name usually have; `train` passes none, and waits for the config.json.
     """
-    problems = [*check_window(c, model.context if model else context_of_model(path))]
+    limits = limits_of_model(path)
+    problems = [*check_window(c, model.context if model else limits.window)]
     if problems and model and not path.startswith("builtin:") and model == look_up_shape(path):
         problems[0] += (
             " That is the window of what usually is called so; a config.json goes before: "
@@ -68,10 +69,11 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
     ):
         problems.append(problem)
     problems += [*check_targets(c, shape), *check_heads(c, shape)] if shape else []
-    if shape and (unknown := [i for i in c.rollout.stop_token_ids if i >= shape.vocabulary]):
+    vocabulary = shape.vocabulary if shape else limits.vocabulary
+    if vocabulary and (unknown := [i for i in c.rollout.stop_token_ids if i >= vocabulary]):
         problems.append(
-            f"rollout.stop_token_ids has {unknown[0]}, and the model's {shape.vocabulary:,} tokens end at "
-            f"{shape.vocabulary - 1}. Correct it, or leave it out."
+            f"rollout.stop_token_ids has {unknown[0]}, and the model's {vocabulary:,} tokens end at {vocabulary - 1}. "
+            "Correct it, or leave it out."
         )
     return problems
 

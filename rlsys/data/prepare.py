@@ -36,10 +36,13 @@ NOTE_INTERVAL_S = 10.0
 
 
 class DatasetPreparer:
-    """Prepares data sets, or finds them in the cache. `DatasetPreparer(tokenizer, note)(origin, form)`"""
+    """Prepares data sets, or finds them in the cache. `DatasetPreparer(tokenizer, note)(origin, form)`
 
-    def __init__(self, tokenizer: Any, note: Note):
-        self.tokenizer, self.note = tokenizer, note
+    `vocabulary`: tokens of the model; 0: not known.
+    """
+
+    def __init__(self, tokenizer: Any, note: Note, vocabulary: int = 0):
+        self.tokenizer, self.note, self.vocabulary = tokenizer, note, vocabulary
 
     def __call__(self, origin: Origin, form: PromptFormat) -> StoredDataset:
         location = locate_data(origin)
@@ -49,6 +52,7 @@ class DatasetPreparer:
         template = form.template and read_template(form.template)
         key = [VERSION, asdict(origin), asdict(form), template, self.fingerprint]
         key += self.content_fingerprints(origin, location)
+        key += [self.vocabulary] if self.model_lacks_tokens else []
         return cache.get_or_build(
             location.name, key, lambda folder: self.prepare_rows(origin, location, form, folder), note=self.note
         )
@@ -56,6 +60,11 @@ class DatasetPreparer:
     @cached_property
     def fingerprint(self) -> str:
         return cache.tokenizer_fingerprint(self.tokenizer)
+
+    @cached_property
+    def model_lacks_tokens(self) -> bool:
+        """True if the tokenizer has tokens that the model does not have."""
+        return 0 < self.vocabulary <= max(self.tokenizer.get_vocab().values())
 
     def content_fingerprints(self, origin: Origin, location: DataLocation) -> list[Any]:
         """Returns what identifies the data itself, in the cache's key."""
@@ -111,11 +120,17 @@ class DatasetPreparer:
         for (record, prompt), tokens in zip(usable, self.tokenize([prompt for _, prompt in usable]), strict=True):
             if not renderer.form.required:
                 records.append(record | {"tokens": [], "length": 0})
-            elif tokens:
-                records.append(record | {"tokens": tokens, "length": len(tokens)})
-            else:
+            elif not tokens:
                 detail = f"the prompt {prompt.text[:80]!r} has no tokens."
                 writer.add_bad(BadRow(record["file"], record["line"], "without tokens", detail))
+            elif self.model_lacks_tokens and (unknown := max(tokens)) >= self.vocabulary:
+                detail = (
+                    f"the prompt has `{self.tokenizer.convert_ids_to_tokens(unknown)}`, token {unknown} of the tokenizer, and "
+                    f"the model's {self.vocabulary:,} tokens end at {self.vocabulary - 1}."
+                )
+                writer.add_bad(BadRow(record["file"], record["line"], "with tokens that the model lacks", detail))
+            else:
+                records.append(record | {"tokens": tokens, "length": len(tokens)})
         writer.add(records)
 
     def tokenize(self, prompts: list[RenderedPrompt]) -> list[list[int]]:

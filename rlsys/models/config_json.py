@@ -1,5 +1,6 @@
 """Reads the sizes of a model from its config.json."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from rlsys.config.schema import ConfigError
@@ -20,6 +21,14 @@ WITH_EXPERTS = (
 )
 EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "granitemoehybrid")  # each as wide as `intermediate_size` says
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "smollm3", "lfm2")
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """ModelLimits(window=32768, vocabulary=151936). 0: the config.json does not say."""
+
+    window: int = 0  # the longest sequence, in tokens
+    vocabulary: int = 0  # tokens that the model has; its tokenizer may have more
 
 
 def parse_config(name: str, settings: dict[str, Any]) -> ModelShape:
@@ -105,6 +114,11 @@ def shared_width(s: dict[str, Any]) -> int:
     if s["model_type"] == "granitemoehybrid":
         return int(s["shared_intermediate_size"])
     return int(s["shared_expert_intermediate_size"] or 0) if s["model_type"] in GATES_SHARED_EXPERT else 0
+
+
+def limits_from_config(settings: dict[str, Any]) -> ModelLimits:
+    vocabulary = int((settings.get("text_config") or settings).get("vocab_size") or 0)
+    return ModelLimits(context_from_config(settings), vocabulary)
 
 
 def context_from_config(settings: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rlsys.config.cache import hub_cache
 from rlsys.config.schema import ConfigError
-from rlsys.models.config_json import context_from_config, parse_config
+from rlsys.models.config_json import ModelLimits, limits_from_config, parse_config
 from rlsys.models.flops import FlopCounter
 from rlsys.models.known_shapes import look_up_shape
 from rlsys.models.shapes import ModelShape
@@ -55,9 +55,9 @@ def known_flop_counter(settings: dict[str, Any]) -> FlopCounter | None:
     return None
 
 
-def context_of_model(path: str) -> int:
-    """The longest sequence, in tokens, by the model's config.json; 0 if it does not say, or is not on this machine."""
-    return read_from_config(path, context_from_config, 0)
+def limits_of_model(path: str) -> ModelLimits:
+    """By the model's config.json, if it is on this machine."""
+    return read_from_config(path, limits_from_config, ModelLimits())
 
 
 def problem_of_model(path: str, device: str, verify: bool) -> str:

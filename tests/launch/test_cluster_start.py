@@ -12,12 +12,15 @@ import pytest
 from launch.cluster import (
     RunningCluster,
     find_control_tokens,
+    find_reference_model,
+    require_end_token,
     require_same_vocabulary,
     run_concurrently,
     running_cluster,
 )
 from rlsys.config.methods import AlgorithmConfig, ReferenceConfig
 from rlsys.config.schema import Config, ConfigError, RunConfig
+from rlsys.models.config_json import ModelLimits
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.errors import WorkerLost
 from rlsys.tasks import two_modes, zigzag
@@ -66,7 +69,7 @@ def test_the_reference_starts_with_its_own_model_and_the_others_with_the_policys
         model="own",
         reference_model="other",
         tokenizer=None,
-        window=0,
+        limits=ModelLimits(),
         transport="shared_memory",
         address="",
         metrics_urls=[],
@@ -99,13 +102,42 @@ def control_tokens(*texts: str) -> Config:
 
 def test_control_tokens_are_found_by_their_text() -> None:
     tokenizer = two_modes.make_tokenizer()
-    assert find_control_tokens(control_tokens("<short>", "<think>"), tokenizer) == {13: 0.5, 14: 0.5}
-    assert find_control_tokens(Config(), tokenizer) == {}
+    assert find_control_tokens(control_tokens("<short>", "<think>"), tokenizer, 15) == {13: 0.5, 14: 0.5}
+    assert find_control_tokens(Config(), tokenizer, 15) == {}
 
 
 def test_a_control_token_of_several_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"control_tokens: `12` is 2 tokens of builtin:tiny, and must be one"):
-        find_control_tokens(control_tokens("12"), two_modes.make_tokenizer())
+        find_control_tokens(control_tokens("12"), two_modes.make_tokenizer(), 15)
+
+
+def test_a_control_token_that_the_model_lacks_is_refused() -> None:
+    tokenizer = two_modes.make_tokenizer()
+    with pytest.raises(
+        ConfigError, match=r"`<think>` is token 14 of the tokenizer, and the model's 14 tokens end at 13"
+    ):
+        find_control_tokens(control_tokens("<short>", "<think>"), tokenizer, 14)
+
+
+def test_an_end_token_that_the_model_lacks_is_refused() -> None:
+    tokenizer = zigzag.make_tokenizer()
+    require_end_token(tokenizer, 13, "a/model")
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    require_end_token(tokenizer, 14, "a/model")
+    with pytest.raises(
+        ConfigError, match=r"a/model ends sequences with `<\|end\|>`, its token 13, and the model's 13 tokens"
+    ):
+        require_end_token(tokenizer, 13, "a/model")
+
+
+def test_prompts_keep_the_limits_of_policy_and_reference(tmp_path) -> None:
+    zigzag.make_tokenizer().save_pretrained(tmp_path)
+    settings = {"model_type": "qwen2", "vocab_size": 20, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    config = dataclasses.replace(Config(), reference=ReferenceConfig(path=str(tmp_path), kl_coef=0.1))
+    for policy, both in (((128, 13), (64, 13)), ((32, 30), (32, 20)), ((0, 0), (64, 20))):
+        found = find_reference_model(config, zigzag.make_tokenizer(), ModelLimits(*policy), print)
+        assert found == (str(tmp_path), ModelLimits(*both))
 
 
 def test_a_control_token_that_the_tokenizer_does_not_know_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 from launch import datasets
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config, ConfigError, EpisodeConfig, EvalConfig, HeldOutSource
+from rlsys.models.config_json import ModelLimits
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.tasks import zigzag
 
@@ -40,9 +41,9 @@ def numbered(first, count):
     return [{"prompt": f"{n:03}>"} for n in range(first, first + count)]
 
 
-def load(config, tokenizer, folder=None, window=15):
+def load(config, tokenizer, folder=None, window=15, vocabulary=0):
     notes = []
-    return datasets.load(config, tokenizer, window, notes.append, folder), notes
+    return datasets.load(config, tokenizer, ModelLimits(window, vocabulary), notes.append, folder), notes
 
 
 def test_a_mixed_set_with_corrupt_rows_is_loaded(read, tokenizer, tmp_path):
@@ -148,9 +149,28 @@ def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):
     ]
     assert loaded.longest_sequence == 7 + 8, "of zigzag; a.jsonl has 4 + 10"
     assert notes == ["a.jsonl: 2 prompts"]
-    one = datasets.load_held_out(config, "a.jsonl", tokenizer, 15, notes.append)
+    one = datasets.load_held_out(config, "a.jsonl", tokenizer, ModelLimits(15), notes.append)
     assert one.longest_sequence == 4 + 10
     assert (one.name, list(one.prompts), one.samples) == ("a.jsonl", list(loaded.held_out[1].prompts), 4)
+
+
+def test_a_row_with_a_token_that_the_model_lacks_is_named_also_of_a_held_out_set(read):
+    tokenizer = zigzag.make_tokenizer()  # of 13 tokens
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    lines("a.jsonl", *numbered(0, 3), {"prompt": "12<|tool|>3>"})
+    lines("b.jsonl", {"prompt": "<|tool|>1>"}, *numbered(5, 2))
+    config = read({"train": "a.jsonl"}, "b.jsonl")
+    assert len(load(config, tokenizer, vocabulary=14)[0].train) == 4
+    with pytest.raises(ConfigError) as error:
+        load(config, tokenizer, vocabulary=13)
+    named = "the prompt has `<|tool|>`, token 13 of the tokenizer, and the model's 13 tokens end at 12."
+    unusable = "cannot be used (1 with tokens that the model lacks). Correct them, or leave them out with data.on_bad_row=skip."
+    assert error.value.problems == [
+        *(f"a.jsonl:4: {named}", f"a.jsonl: 1 of 4 rows {unusable}"),
+        *(f"b.jsonl:1: {named}", f"b.jsonl: 1 of 3 rows {unusable}"),
+    ]
+    loaded, _ = load(read({"train": "a.jsonl", "on_bad_row": "skip"}, "b.jsonl"), tokenizer, vocabulary=13)
+    assert (len(loaded.train), len(loaded.held_out[0].prompts)) == (3, 2)
 
 
 def test_prompts_that_several_sets_share_are_noted(read, tokenizer):

@@ -469,6 +469,14 @@ def test_a_model_whose_window_is_too_small_is_refused_with_the_difference(refuse
     assert ["zigzag.max_new_tokens (700) = 1212" in found[1], "by 188" in found[1]] == [True, True]
 
 
+def test_a_stop_token_beyond_the_vocabulary_is_refused_for_any_architecture(refused, read, model):
+    for family in ("qwen2", "arcee"):  # the shape of the second is not known
+        settings = {"model_type": family, "vocab_size": 100, "hidden_size": 32, "num_attention_heads": 1}
+        assert refused("rollout: {stop_token_ids: [5, 100]}", model(json.dumps(settings))) == [
+            "rollout.stop_token_ids has 100, and the model's 100 tokens end at 99. Correct it, or leave it out."
+        ]
+
+
 def test_heads_that_vllm_does_not_compute_on_cpus_are_refused(refused, read, model):
     narrow = {"hidden_size": 64, "num_attention_heads": 4}
     [found] = refused("", model(json.dumps(narrow)))

@@ -95,7 +95,7 @@ def make_prompts(
         return prompts
     # The lengths of the rows do not matter: a random prompt replaces each of them.
     unlimited = replace(config, rollout=replace(config.rollout, max_prompt_tokens=0))
-    rows = datasets.load(unlimited, cluster.tokenizer, cluster.window, progress.note).train.take(0, count)
+    rows = datasets.load(unlimited, cluster.tokenizer, cluster.limits, progress.note).train.take(0, count)
     return [replace(row, uid=random.uid, tokens=random.tokens) for row, random in zip(rows, prompts, strict=True)]
 
 

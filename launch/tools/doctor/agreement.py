@@ -34,7 +34,7 @@ def check_agreement(config: Config, console: Console) -> int:
         Progress(console, 0) as progress,
         running_cluster(config, Watchdog(Path(logs), note=progress.note)) as cluster,
     ):
-        prompts = datasets.load(config, cluster.tokenizer, cluster.window, progress.note)
+        prompts = datasets.load(config, cluster.tokenizer, cluster.limits, progress.note)
         cluster.wait_until_ready(prompts.longest_sequence)
         assert cluster.policy is not None
         cluster.policy.sync(0)

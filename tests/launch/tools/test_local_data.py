@@ -8,6 +8,7 @@ from tokenizers import processors
 from launch import datasets
 from launch.tools.local_data import find_missing_bos
 from rlsys.checks import load_checked
+from rlsys.models.config_json import ModelLimits
 from rlsys.tasks import zigzag
 
 
@@ -38,7 +39,7 @@ def test_sets_without_the_bos_token_are_named_before_a_run_and_at_its_start(conf
     from transformers import AutoTokenizer
 
     notes: list[str] = []
-    datasets.load(config(), AutoTokenizer.from_pretrained("model"), 64, notes.append)
+    datasets.load(config(), AutoTokenizer.from_pretrained("model"), ModelLimits(64), notes.append)
     assert [note for note in notes if "<bos>" in note] == [warning]
 
 

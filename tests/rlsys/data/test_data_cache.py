@@ -75,6 +75,15 @@ def test_what_is_small_is_prepared_in_memory_and_the_same(path, monkeypatch):
     assert len(folders()) == 1
 
 
+def test_only_a_model_that_lacks_tokens_of_the_tokenizer_has_rows_of_its_own(path):
+    """The tokens 0..12 are the zigzag task's; 12 ends each prompt."""
+    tokenizer = Counting()
+    kept = [DatasetPreparer(tokenizer, print, v)(Origin(path), PromptFormat()) for v in (0, 13, 14, 12, 12)]
+    assert [len(prompts(stored)) for stored in kept[:3]] == [50] * 3
+    assert [stored.facts.bad.get("with tokens that the model lacks") for stored in kept] == [None, None, None, 50, 50]
+    assert (tokenizer.texts, len(folders())) == (100, 2)
+
+
 def test_how_long_prompts_may_be_is_not_part_of_what_is_kept(path):
     tokenizer = Counting()
     assert len(prompts(prepared(path, tokenizer), 7)) == 50

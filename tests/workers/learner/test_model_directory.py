@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster import load_tokenizer, load_window
+from launch.cluster import load_limits, load_tokenizer
 from rlsys.config.schema import Config, ConfigError
 from workers.learner.model import load_packed
 from workers.learner.policy_checkpoint import write_model_settings
@@ -50,7 +50,7 @@ def test_code_beside_the_weights_is_not_run(directory: Path, tiny: Callable[...,
     config = tiny(f"model.path={directory}")
     with pytest.raises(ConfigError, match="custom code"):
         load_tokenizer(str(directory), config)
-    for load in (lambda: load_window(str(directory), config), lambda: load_packed(config, str(directory))):
+    for load in (lambda: load_limits(str(directory), config), lambda: load_packed(config, str(directory))):
         with pytest.raises(ValueError, match="custom code"):
             load()
     assert not mark.exists()
