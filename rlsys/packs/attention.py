@@ -171,6 +171,10 @@ def packed_attention(
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
+class RefusedWindow(ValueError):
+    """A sequence is longer than a window that packed attention does not compute. Shorter ones are."""
+
+
 def refuse_own_attention(decoder: Any) -> None:
     """Raises if a model computes attention by itself: it would see a pack as one sequence."""
     if not hasattr(decoder, "_can_set_attn_implementation"):
@@ -197,7 +201,7 @@ def refuse_undeclared_window(module: torch.nn.Module, window: int | None, layout
     """Raises if a sequence is longer than a window that the layer has and does not hand to attention."""
     declared = declared_window(module)
     if window is None and declared and any(block.tokens.shape[1] > declared for block in layout.blocks):
-        raise ValueError(
+        raise RefusedWindow(
             f"a sequence is longer than the window of {declared} tokens in the configuration of "
             f"{type(module).__name__}, which gives it to attention as a mask. Packed attention has no mask: "
             "use shorter sequences."
@@ -234,7 +238,8 @@ def refuse_inexact(module: torch.nn.Module, heads: Heads) -> None:
         "a sliding window": heads.windowed,
     }
     if heads.exact and (names := ", ".join(name for name, used in uses.items() if used)):
-        raise ValueError(f"rollout.exact does not compute {names}, which {type(module).__name__} uses. Use false.")
+        kind = RefusedWindow if uses["a sliding window"] else ValueError
+        raise kind(f"rollout.exact does not compute {names}, which {type(module).__name__} uses. Use false.")
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

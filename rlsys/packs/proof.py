@@ -2,12 +2,13 @@
 
 Three sequences, two of them with one prompt, are computed twice: in one pack, and one by one with the attention that
 transformers has for the model. Where attention, or anything else, reaches from one sequence into another, or where a
-model computes something that packs leave out, the two differ.
+model computes something that packs leave out, the two differ. A model with sliding windows that are longer than these
+sequences is proved once more, with small ones.
 """
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from rlsys.config.schema import ConfigError
+from rlsys.packs.attention import RefusedWindow
 from rlsys.packs.decoder import own_attention
 from rlsys.packs.mixers import as_tuple, first_hidden_states
 from rlsys.packs.packing import pack
+from rlsys.packs.small_windows import SMALL, has_large_window, small_windows
 from rlsys.types import Batch, Pack, Prompt, Sample
 
 # The mean difference of log-probs that rounding explains.
@@ -30,8 +33,16 @@ VOCABULARY = 64  # tokens that occur: of embeddings that are not read, only thes
 Compute = Callable[[Pack], Tensor]  # a pack's log-probs, or hidden states
 
 
-def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute) -> float:
-    """Returns the mean difference between packed and alone. Raises if it is larger than rounding."""
+def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute) -> None:
+    """Raises if packed and alone differ by more than rounding."""
+    compare_packed(name, decoder, packed, alone)
+    if has_large_window(decoder):
+        # Of a refused window, only sequences that it does not concern are trained.
+        with small_windows(decoder), suppress(RefusedWindow):
+            compare_packed(name, decoder, packed, alone, f" with windows of {SMALL} tokens")
+
+
+def compare_packed(name: str, decoder: Any, packed: Compute, alone: Compute, changed: str = "") -> None:
     together, single = proof_packs(min(decoder.get_input_embeddings().num_embeddings, VOCABULARY))
     with torch.no_grad():
         with own_attention(decoder):
@@ -45,10 +56,9 @@ def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute) -> f
         kind = first_different_module(decoder, packed, alone, single[-1], together)
         module_note = f", first in the output of {kind}" if kind else ""
         raise ConfigError(
-            f"model.path: {name} computes a pack of sequences otherwise than each sequence alone. They differ by "
+            f"model.path: {name}{changed} computes a pack of sequences otherwise than each sequence alone. They differ by "
             f"{gap:.2g} on average{module_note}. rlsys cannot train this architecture: rlsys/models/README.md lists those that it can."
         )
-    return gap
 
 
 def proof_packs(vocabulary: int) -> tuple[Pack, list[Pack]]:

@@ -32,12 +32,13 @@ class CriticRank(LearnerRank):
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
         from rlsys.packs.values import PackedValues, value_loss
         from workers.learner.model import load_causal_lm
-        from workers.learner.proof import prove_partitioned, prove_states
+        from workers.learner.proof import prove_for_zero_3, prove_states
 
         c = self.config
         self.join(address, port)
         packed = PackedValues(load_causal_lm(c, model, c.policy))
-        prove_partitioned(packed, packed.decoder)
+        if c.policy.zero_stage == 3:
+            prove_for_zero_3(packed, packed.decoder)
         self.zero = ZeroEngine(packed, c.policy, c.critic.lr, c.cluster.start_timeout_s)
         prove_states(packed.decoder, self.zero.forward_all)
         self.device, self.value_loss = self.zero.engine.device, value_loss

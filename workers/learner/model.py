@@ -202,7 +202,7 @@ def compile_layers(lm: Any) -> None:
 def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
     """Loads the model at `path` as `PackedLogprobs`. `sampled_by`: another one, whose completions it scores."""
     from rlsys.packs.logprobs import PackedLogprobs
-    from workers.learner.proof import prove_partitioned
+    from workers.learner.proof import prove_for_zero_3
 
     r = config.rollout
     lm = load_causal_lm(config, path, config.policy, r.exact)
@@ -216,7 +216,8 @@ def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
             float32_head=config.policy.head_dtype == "float32",
             end_ids=end_ids,
         )
-    prove_partitioned(packed, lm.get_decoder(), lm)
+    if config.policy.zero_stage == 3:
+        prove_for_zero_3(packed, lm.get_decoder(), lm)
     return packed
 
 

@@ -31,10 +31,12 @@ def prove_states(decoder: Any, forward_all: ForwardAll) -> None:
             prove_states_once(decoder, forward_all)
 
 
-def prove_partitioned(packed: Any, decoder: Any, lm: Any = None) -> None:
-    """The proof in float32 of a model that is loaded for ZeRO 3, before DeepSpeed gathers its parameters by itself."""
-    weight = next(decoder.parameters())
-    if weight.dtype == torch.float32 or not is_partitioned(weight):
+def prove_for_zero_3(packed: Any, decoder: Any, lm: Any = None) -> None:
+    """The proof in float32 of a model that is loaded for ZeRO 3, before DeepSpeed gathers its parameters by itself.
+
+    Without safetensors files the model is still whole, and nothing is gathered.
+    """
+    if next(decoder.parameters()).dtype == torch.float32:
         return
     head = lm.get_output_embeddings() if lm else None
     with gathering_layers(decoder, head), in_float32(decoder, head):

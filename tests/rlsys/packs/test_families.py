@@ -11,7 +11,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from rlsys.models.config_json import context_from_config
 from rlsys.models.support import model_problem
-from rlsys.packs.attention import PACKED_ATTENTION, let_attention_find_layout, packed_attention
+from rlsys.packs.attention import EXACT_PACKED_ATTENTION, PACKED_ATTENTION, let_attention_find_layout, packed_attention
 from rlsys.packs.decoder import let_model_find_decoder
 from rlsys.packs.layout import build_layout
 from rlsys.packs.logit_transform import UNCHANGED
@@ -115,6 +115,33 @@ def test_the_proof_finds_a_soft_cap_that_attention_drops(monkeypatch, dtype):
     )
     with pytest.raises(ValueError, match="Gemma2Attention"):
         prove(packed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", [name for name, options in FAMILIES.items() if "sliding_window" in options])
+def test_the_proof_finds_a_window_that_attention_drops_though_no_sequence_is_longer(family, dtype, monkeypatch):
+    packed = make_packed(build_family(family, sliding_window=500).to(dtype))
+    windows = [vars(module).get("sliding_window") for module in packed.modules()]
+    random_state, expected = torch.get_rng_state(), packed(one_pack(share_prompts=True))[0]
+    prove(packed)
+    assert packed.lm.config.sliding_window == 500
+    assert [vars(module).get("sliding_window") for module in packed.modules()] == windows
+    assert torch.equal(packed(one_pack(share_prompts=True))[0], expected)
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+    def without_window(*arguments, sliding_window=None, **keywords):
+        return packed_attention(*arguments, sliding_window=sliding_window and 500, **keywords)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, PACKED_ATTENTION, without_window)
+    with pytest.raises(ValueError, match=f"{type(packed.lm).__name__} with windows of 6 tokens computes a pack"):
+        prove(packed)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_window_that_attention_refuses_is_not_proved_if_sequences_are_shorter(exact):
+    packed = make_packed(build_family("gemma3_text" if exact else "phimoe", sliding_window=500))
+    packed.lm.set_attn_implementation(EXACT_PACKED_ATTENTION if exact else PACKED_ATTENTION)
+    prove(packed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -94,21 +94,28 @@ def without_soft_cap(*arguments, softcap=None, **keywords):
 if drop:
     AttentionInterface.register(attention.PACKED_ATTENTION, without_soft_cap)
 packed = load_packed(config, folder)
-print("dtypes", {str(p.ds_tensor.dtype) for p in packed.parameters()})
+print("dtypes", {str(p.dtype) for p in packed.parameters()}, "partitioned", {hasattr(p, "ds_id") for p in packed.parameters()})
 """
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_a_model_in_half_precision_is_proved_in_float32_before_zero_3_takes_it_over(tmp_path: Path, drop: bool) -> None:
+@pytest.mark.parametrize("safetensors", [True, False])
+def test_a_model_in_half_precision_is_proved_in_float32_before_zero_3_takes_it_over(
+    tmp_path: Path, safetensors: bool, drop: bool
+) -> None:
     """Here a soft cap that is dropped changes less than rounding to bfloat16."""
     build_family("gemma2", attn_logit_softcapping=5.0).save_pretrained(tmp_path)
+    if not safetensors:
+        torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
     options = ["policy.zero_stage=3", "policy.dtype=bfloat16"]
     done = run_script(LOAD_PARTITIONED, [str(CONFIG), str(tmp_path), options, drop])
     if drop:
         assert "computes a pack of sequences otherwise than each sequence alone" in done.stderr
         assert "first in the output of Gemma2Attention" in done.stderr
     else:
-        assert "dtypes {'torch.bfloat16'}" in done.stdout, done.stderr[-2000:]
+        facts = f"dtypes {{'torch.bfloat16'}} partitioned {{{safetensors}}}"
+        assert facts in done.stdout, done.stderr[-2000:]
 
 
 def test_a_machine_without_memory_is_not_blamed_on_the_architecture() -> None:
