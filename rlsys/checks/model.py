@@ -7,7 +7,7 @@ from pathlib import Path
 from rlsys.checks.lora import check_targets
 from rlsys.config.schema import Config
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
-from rlsys.models.lookup import composite_problem_of_model, known_model_shape, limits_of_model, problem_of_model
+from rlsys.models.lookup import architecture_problem_of_model, known_model_shape, limits_of_model, problem_of_model
 from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 from rlsys.models.weight_files import weight_file_problems
 from rlsys.packs.heads import sequence_parallel_problem
@@ -19,7 +19,7 @@ def check_model(c: Config) -> Iterator[str]:
         yield from check_path("reference.path", c.reference.path)
         for problem in check_window(c, limits_of_model(c.reference.path).window):
             yield f"reference.path: {problem}"
-        if problem := composite_problem_of_model(c.reference.path):
+        if problem := architecture_problem_of_model(c.reference.path):
             yield f"reference.path: {problem}"
 
 

@@ -13,7 +13,7 @@ from rlsys.models.config_json import ModelLimits, limits_from_config, parse_conf
 from rlsys.models.flops import FlopCounter
 from rlsys.models.known_shapes import look_up_shape
 from rlsys.models.shapes import ModelShape
-from rlsys.models.support import composite_problem, model_problem
+from rlsys.models.support import architecture_problem, model_problem
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 
 Value = TypeVar("Value")
@@ -65,8 +65,8 @@ def problem_of_model(path: str, device: str, verify: bool) -> str:
     return read_from_config(path, partial(model_problem, device=device, verify=verify), "")
 
 
-def composite_problem_of_model(path: str) -> str:
-    return read_from_config(path, composite_problem, "")
+def architecture_problem_of_model(path: str) -> str:
+    return read_from_config(path, architecture_problem, "")
 
 
 def read_from_config(path: str, read: Callable[[dict[str, Any]], Value], unknown: Value) -> Value:

@@ -5,6 +5,8 @@
 
 from typing import Any
 
+# Their routers draw experts while they are trained. Without the noise, which is off in rlsys, they weigh experts otherwise.
+DRAW_EXPERTS = ("phimoe",)
 NOT_IN_VLLM = ("bamba", "minimax")  # vLLM has no class for these, and cannot run them by transformers
 MAMBA1 = "it has no kernel for Mamba of the first generation"
 # model_type → why vLLM's CPU build cannot run it.
@@ -32,8 +34,8 @@ def model_problem(settings: dict[str, Any], device: str, verify: bool) -> str:
     `verify`: sync.verify.
     """
     family = str(settings.get("model_type"))
-    if composite := composite_problem(settings):
-        return composite
+    if problem := architecture_problem(settings):
+        return problem
     if family in NOT_IN_VLLM:
         return f"vLLM has no class for {family} models. Use another model."
     if device != "cpu":
@@ -48,8 +50,16 @@ def model_problem(settings: dict[str, Any], device: str, verify: bool) -> str:
     return ""
 
 
-def composite_problem(settings: dict[str, Any]) -> str:
-    """Models that take images or sound have another class in the engines, with other names of weights."""
+def architecture_problem(settings: dict[str, Any]) -> str:
+    """Why a model with this config.json is neither trained nor used as a reference, on any device.
+
+    Models that take images or sound have another class in the engines, with other names of weights.
+    """
+    if settings.get("model_type") in DRAW_EXPERTS:
+        return (
+            f"{settings['model_type']} models draw experts at random while they are trained, and rlsys computes a model in "
+            "training as in sampling. Use another model."
+        )
     text = settings.get("text_config")
     if not isinstance(text, dict):
         return ""

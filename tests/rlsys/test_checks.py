@@ -505,6 +505,15 @@ def test_models_that_engines_cannot_run_are_refused_on_the_device_that_cannot(re
     assert "heads of 48 numbers" in refused("", model(json.dumps(some)))[0]
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_model_that_draws_experts_while_it_is_trained_is_refused_as_policy_and_reference(refused, model, device):
+    path = model(json.dumps({"model_type": "phimoe", "hidden_size": 128, "num_attention_heads": 4}))
+    [found] = refused("", path, f"cluster.device={device}")
+    assert "model.path: phimoe models draw experts at random while they are trained" in found
+    reference = path.replace("model.path", "reference.path")
+    assert "reference.path: phimoe models draw" in refused("", reference, "reference.kl_coef=0.1")[0]
+
+
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "llama4", "mistral3"])
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_model_of_text_and_images_is_refused(refused, tmp_path, family, device):

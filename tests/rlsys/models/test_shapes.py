@@ -100,8 +100,7 @@ def test_variants_of_one_shape_may_have_another_context(name, context):
         ({"max_position_embeddings": 4096}, 4096),
         ({"model_type": "phi3", "max_position_embeddings": 4096, "sliding_window": 2047}, 4096),
         ({"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
-        ({"model_type": "phimoe", "max_position_embeddings": 32768, "sliding_window": 2047}, 2047),
-        ({"model_type": "phimoe", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
+        ({"model_type": "qwen2_moe", "max_position_embeddings": 32768, "sliding_window": None}, 32768),
         ({"model_type": "qwen2_moe", "max_position_embeddings": 8192, "sliding_window": 512}, 512),
         (
             {

@@ -23,6 +23,7 @@ from rlsys.types import Batch, Pack, Prompt, Sample
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "rlsys" / "models" / "README.md"
+MASKED_WINDOW = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
 PROMPTS, COMPLETIONS, GROUPS = (10, 5), (7, 12, 9), (0, 0, 1)
 
 
@@ -73,7 +74,7 @@ def gradients(model: torch.nn.Module, logprobs: torch.Tensor) -> torch.Tensor:
     ("family", "options"),
     [
         *((family, {}) for family in FAMILIES),
-        ("phimoe", {"sliding_window": 22}),  # no sequence is longer
+        ("qwen2_moe", MASKED_WINDOW | {"sliding_window": 22}),  # no sequence is longer
         ("llama4_text", {"attention_chunk_size": 22}),
     ],
 )
@@ -139,7 +140,8 @@ def test_the_proof_finds_a_window_that_attention_drops_though_no_sequence_is_lon
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_window_that_attention_refuses_is_not_proved_if_sequences_are_shorter(exact):
-    packed = make_packed(build_family("gemma3_text" if exact else "phimoe", sliding_window=500))
+    family, options = ("gemma3_text", {}) if exact else ("qwen2_moe", MASKED_WINDOW)
+    packed = make_packed(build_family(family, **options, sliding_window=500))
     packed.lm.set_attn_implementation(EXACT_PACKED_ATTENTION if exact else PACKED_ATTENTION)
     prove(packed)
 
@@ -238,10 +240,13 @@ def test_a_decoder_whose_results_depend_on_training_or_on_other_sequences_is_ref
         refuse_inconsistent(decoder)
 
 
-@pytest.mark.parametrize("family", ["phimoe", "llama4_text"])
-def test_a_sequence_beyond_a_window_that_is_only_a_mask_is_refused(family):
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("qwen2_moe", MASKED_WINDOW | {"sliding_window": 6}), ("llama4_text", {})],
+)
+def test_a_sequence_beyond_a_window_that_is_only_a_mask_is_refused(family, options):
     with pytest.raises(ValueError, match="longer than the window of 6 tokens"):
-        make_packed(build_family(family))(one_pack(share_prompts=False))
+        make_packed(build_family(family, **options))(one_pack(share_prompts=False))
 
 
 def test_queries_that_are_scaled_by_their_place_in_a_pack_are_refused():

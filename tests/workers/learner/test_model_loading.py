@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from rlsys.config.loading import load_config
 from rlsys.config.schema import ConfigError
+from rlsys.models.support import DRAW_EXPERTS
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.proof import proof_packs
@@ -56,6 +57,14 @@ def test_a_model_with_noise_of_its_own_computes_the_same_while_it_is_trained(
     packed, (_, [single, _, _]) = load_packed(config, str(tmp_path)), proof_packs(VOCABULARY)
     assert getattr(AutoConfig.from_pretrained(tmp_path), rate) == 0.5
     assert torch.equal(packed.train()(single)[0], packed.eval()(single)[0])
+
+
+@pytest.mark.parametrize("family", ["mixtral", "minimax", "minimax_m2", *DRAW_EXPERTS])
+def test_noise_of_routers_is_none_in_sampling_except_in_families_that_are_refused(family: str) -> None:
+    noisy, quiet = (build_family(family, router_jitter_noise=noise, sliding_window=None) for noise in (0.1, 0.0))
+    tokens = torch.arange(3, 60)[None]
+    same = torch.equal(noisy(input_ids=tokens).logits, quiet(input_ids=tokens).logits)
+    assert same == (family not in DRAW_EXPERTS)
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
