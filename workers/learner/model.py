@@ -165,7 +165,7 @@ def describe(error: Exception) -> str:
         return f"{layer} knows only attention of its own"
     if "must match the size" in text:  # it reckons with a batch of rows, or with another mask
         return f"{layer} does not take several sequences in one row ({text})"
-    return f"{layer} raises {type(error).__name__} {text}"
+    return f"{layer} raises {type(error).__name__} {text}".rstrip()
 
 
 def load_model_config(path: str, trust_remote_code: bool) -> Any:

@@ -1,5 +1,6 @@
 """Says in a sentence that vLLM cannot run a model here, instead of ending in an exception of a library."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,7 +24,16 @@ def refusing_model(model: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What vLLM says, in one line."""
+    """What vLLM says, in one line, or where it failed without a word."""
     details = error.errors() if hasattr(error, "errors") else []
-    text = str(details[0]["msg"]) if details else f"{type(error).__name__}: {error}"
-    return text.strip().split("\n")[0].rstrip(".")
+    first, *more = (str(details[0]["msg"]) if details else str(error)).strip().split("\n")
+    text = f"{first} {more[0].strip()}" if first.endswith(":") and more else first
+    if not details:
+        text = f"{type(error).__name__}: {text}" if text else f"{type(error).__name__} in {where(error)}"
+    return text.rstrip(".")
+
+
+def where(error: Exception) -> str:
+    """The function that raised it, such as `Attention.forward`."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_code.co_qualname

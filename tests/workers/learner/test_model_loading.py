@@ -138,6 +138,11 @@ def test_a_machine_without_memory_is_not_blamed_on_the_architecture() -> None:
 def test_a_refusal_names_the_layer_that_raised_an_error() -> None:
     layer = torch.nn.Linear(3, 2)
     with (
+        pytest.raises(ConfigError, match=r"packs of sequences: the model raises AssertionError\. rlsys"),
+        model.refusing_unpackable("m", "llama", *model.LAYER_ERRORS),
+    ):
+        raise AssertionError
+    with (
         pytest.raises(ConfigError, match=r"a llama model, .*: Linear raises RuntimeError mat1 and mat2 shapes"),
         model.refusing_unpackable("m", "llama", *model.LAYER_ERRORS),
     ):

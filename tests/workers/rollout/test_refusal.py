@@ -38,6 +38,21 @@ def test_a_validation_error_is_quoted_without_its_frame():
     assert "https" not in refused(invalid.value)
 
 
+def test_a_heading_is_quoted_with_the_line_below_it():
+    message = refused(ValueError("Validation error for field 'layer_types':\n    ValueError: hash_moe is none\nmore"))
+    assert "here: ValueError: Validation error for field 'layer_types': ValueError: hash_moe is none. Use" in message
+
+
+class Layer:
+    def split(self) -> None:
+        raise AssertionError
+
+
+def test_an_error_without_words_says_where_it_was_raised():
+    with pytest.raises(ConfigError, match=r"here: AssertionError in Layer\.split\. Use another"), refusing_model("a"):
+        Layer().split()
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("cannot allocate memory"), RuntimeError("Engine core initialization failed")]
 )
