@@ -14,7 +14,7 @@ KNOWN_FAMILIES = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
     *("olmo2", "olmo3", "granite", "smollm3", "phi3", "gpt_oss", "deepseek_v3", *MIXERS),
 )
-LIMITED_TO_WINDOW = ("doge", "llama4_text", "qwen2_moe", "cohere2")  # see `context_from_config`
+LIMITED_TO_WINDOW = ("doge", "llama4_text", "qwen2_moe", "cohere2", "cohere2_moe")  # see `context_from_config`
 WITH_EXPERTS = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "gpt_oss", "deepseek_v3"),
     "granitemoehybrid",  # or none

@@ -162,4 +162,8 @@ class RolloutGroup:
         results = self.workers.call("verify_weights", *expected, doing="verifying weights again", only=names)
         for name, difference in results.items():
             if difference:
-                raise WorkerLost(f"weights of version {version} kept for {name} are no longer whole: {difference}")
+                raise WorkerLost(
+                    f"{name}, which was replaced, does not hold the policy's weights of version {version} either: "
+                    f"{difference}. Their copy was damaged, which a new start mends, or vLLM does not load this architecture as "
+                    "its files are: use another model."
+                )

@@ -113,6 +113,7 @@ def test_variants_of_one_shape_may_have_another_context(name, context):
         ),
         ({"model_type": "llama4_text", "max_position_embeddings": 10**7, "attention_chunk_size": 8192}, 8192),
         ({"model_type": "cohere2", "max_position_embeddings": 8192, "sliding_window": 4096}, 4096),
+        ({"model_type": "cohere2_moe", "max_position_embeddings": 8192, "sliding_window": 4096}, 4096),
         ({"text_config": {"max_position_embeddings": 4096}}, 4096),
         ({"model_type": "gpt2", "n_positions": 1024}, 1024),
     ],
