@@ -163,16 +163,13 @@ def packed_attention(
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
     refuse_positions_in_pack(module, query.shape[2])
+    vars(module)["handed_window"] = None if exact else sliding_window  # see `small_windows`
     heads = Heads(query, key, value, layout, scaling, dropout, sliding_window, softcap, s_aux, exact)
     refuse_inexact(module, heads)
     return next(compute for computes, compute in ATTENTION.values() if computes(heads))(heads), None
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-class RefusedWindow(ValueError):
-    """A sequence is longer than a window that packed attention does not compute. Shorter ones are."""
 
 
 def refuse_own_attention(decoder: Any) -> None:
@@ -201,7 +198,7 @@ def refuse_undeclared_window(module: torch.nn.Module, window: int | None, layout
     """Raises if a sequence is longer than a window that the layer has and does not hand to attention."""
     declared = declared_window(module)
     if window is None and declared and any(block.tokens.shape[1] > declared for block in layout.blocks):
-        raise RefusedWindow(
+        raise ValueError(
             f"a sequence is longer than the window of {declared} tokens in the configuration of "
             f"{type(module).__name__}, which gives it to attention as a mask. Packed attention has no mask: "
             "use shorter sequences."
@@ -238,8 +235,7 @@ def refuse_inexact(module: torch.nn.Module, heads: Heads) -> None:
         "a sliding window": heads.windowed,
     }
     if heads.exact and (names := ", ".join(name for name, used in uses.items() if used)):
-        kind = RefusedWindow if uses["a sliding window"] else ValueError
-        raise kind(f"rollout.exact does not compute {names}, which {type(module).__name__} uses. Use false.")
+        raise ValueError(f"rollout.exact does not compute {names}, which {type(module).__name__} uses. Use false.")
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -8,7 +8,7 @@ sequences is proved once more, with small ones.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from rlsys.config.schema import ConfigError
-from rlsys.packs.attention import RefusedWindow
 from rlsys.packs.decoder import own_attention
 from rlsys.packs.mixers import as_tuple, first_hidden_states
 from rlsys.packs.packing import pack
-from rlsys.packs.small_windows import SMALL, has_large_window, small_windows
+from rlsys.packs.small_windows import SMALL, computes_large_windows, small_windows
 from rlsys.types import Batch, Pack, Prompt, Sample
 
 # The mean difference of log-probs that rounding explains.
@@ -36,9 +35,8 @@ Compute = Callable[[Pack], Tensor]  # a pack's log-probs, or hidden states
 def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute) -> None:
     """Raises if packed and alone differ by more than rounding."""
     compare_packed(name, decoder, packed, alone)
-    if has_large_window(decoder):
-        # Of a refused window, only sequences that it does not concern are trained.
-        with small_windows(decoder), suppress(RefusedWindow):
+    if computes_large_windows(decoder):
+        with small_windows(decoder):
             compare_packed(name, decoder, packed, alone, f" with windows of {SMALL} tokens")
 
 

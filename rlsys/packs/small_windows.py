@@ -8,12 +8,20 @@ from typing import Any, TypeGuard
 
 import torch
 
+from rlsys.packs.attention import declared_window
+
 SMALL = 6  # tokens
 
 
-def has_large_window(decoder: Any) -> bool:
-    window = getattr(decoder.config, "sliding_window", None)
-    return isinstance(window, int) and window > SMALL
+def computes_large_windows(decoder: Any) -> bool:
+    """True if every layer with a window handed it to attention in the last pass, and it is larger than `SMALL`.
+
+    Windows that attention would refuse are left as they are: an error within a layer leaves ZeRO 3's weights gathered.
+    """
+    layers = [(vars(m)["handed_window"], declared_window(m)) for m in decoder.modules() if "handed_window" in vars(m)]
+    windows = [handed for handed, declared in layers if handed or declared]
+    known = is_number(getattr(decoder.config, "sliding_window", None))
+    return known and bool(windows) and all(is_number(window) and window > SMALL for window in windows)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent, run_probe
 from rlsys.packs.packing import pack
 from rlsys.packs.proof import in_float32, prove_packing
+from rlsys.packs.small_windows import computes_large_windows
 from rlsys.types import Batch, Pack, Prompt, Sample
 
 ROOT = Path(__file__).parents[3]
@@ -144,6 +145,7 @@ def test_a_window_that_attention_refuses_is_not_proved_if_sequences_are_shorter(
     packed = make_packed(build_family(family, **options, sliding_window=500))
     packed.lm.set_attn_implementation(EXACT_PACKED_ATTENTION if exact else PACKED_ATTENTION)
     prove(packed)
+    assert not computes_large_windows(packed.decoder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
