@@ -143,7 +143,7 @@ def test_prompts_keep_the_limits_of_policy_and_reference(tmp_path) -> None:
 def test_a_control_token_that_the_tokenizer_does_not_know_is_refused() -> None:
     """Every unknown text is the same token."""
     with pytest.raises(ConfigError, match="does not know `é` and reads `<pad>` in its place"):
-        find_control_tokens(control_tokens("<short>", "é"), two_modes.make_tokenizer())
+        find_control_tokens(control_tokens("<short>", "é"), two_modes.make_tokenizer(), 15)
 
 
 def load_config_of_reference() -> Config:
