@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlsys.config.schema import Config
 
 AUTO_OPTIONS = ("rollout.threads", "policy.threads")
-SMALL_MODEL = 100_000_000  # parameters below which a second thread costs more time than it saves
+SMALL_MODEL = 1_000_000  # parameters below which a second thread costs as much time as it saves
 
 
 def take_auto(values: dict[str, tuple[str, Any]]) -> list[str]:
