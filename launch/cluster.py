@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.checkpointing import with_checkpointing_chosen
 from launch.placement import choose_transport, reserve_gpus
 from launch.ray_session.connect import address_for_ray_cli, metrics_urls, ray_session
 from launch.ray_session.leftovers import remove_leftovers
@@ -135,7 +134,9 @@ def running_cluster(
     with ray_session(config, watchdog.logs) as session:
         address = address_for_ray_cli(session.ray)
         watchdog.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
-        if training:
+        if training and config.cluster.device == "gpu":
+            from launch.fitting.checkpointing import with_checkpointing_chosen
+
             config = with_checkpointing_chosen(config, session.ray.nodes(), watchdog.note)
         actors = Actors(session, config, watchdog)
         try:

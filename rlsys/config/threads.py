@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlsys.config.schema import Config
 
 AUTO_OPTIONS = ("rollout.threads", "policy.threads")
-SMALL_MODEL = 1_000_000  # parameters below which a second thread costs as much time as it saves
+SMALL_MODEL = 4_000_000  # bytes of weights below which a second thread costs as much time as it saves
 
 
 def take_auto(values: dict[str, tuple[str, Any]]) -> list[str]:
@@ -47,11 +47,9 @@ def share_cores(config: Config) -> dict[str, int]:
 
 
 def is_small(model: str) -> bool:
-    """False also for a model that is not on this machine and not well known."""
-    from rlsys.models.lookup import known_model_shape
-
-    shape = known_model_shape(model)
-    return shape is not None and shape.parameters < SMALL_MODEL
+    """True for the built-in models, and for directories with small weights."""
+    weights = sum(file.stat().st_size for file in Path(model).expanduser().glob("*.safetensors"))
+    return model.startswith("builtin:") or 0 < weights < SMALL_MODEL
 
 
 def started_with(run: Path) -> dict[str, int]:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from launch.fitting.fit import Fit, check_fit
+from launch.fitting.formatting import format_gib, format_size
 from launch.tools.init.dataset_presets import DatasetPreset
 from launch.tools.init.options import InitOptions, find_gpu
 from launch.tools.plan.command import this_machine
-from launch.tools.plan.fit import Fit, check_fit
-from launch.tools.plan.formatting import format_gib, format_size
 from launch.tools.plan.suggestions import with_settings
 from rlsys.config.loading import gpu_defaults
 from rlsys.config.schema import Config, ConfigError, LoraConfig

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
+from launch.fitting.formatting import format_duration, format_gib
 from launch.tools.init.choose import ChosenSettings
 from launch.tools.init.dataset_presets import DatasetPreset
 from launch.tools.init.options import InitOptions
-from launch.tools.plan.formatting import format_duration, format_gib
 from rlsys.config.schema import LoraConfig
 from rlsys.models.shapes import ModelShape
 

@@ -9,8 +9,8 @@ from statistics import fmean
 from rich.console import Console
 
 from launch.bundles import make_bundles
+from launch.fitting.fit import Fit, check_fit
 from launch.printing import write_figures
-from launch.tools.plan.fit import Fit, check_fit
 from launch.tools.plan.lengths import LengthAssumption, LengthRequest, assume_lengths, with_length_limits
 from launch.tools.plan.longest import longest_sequences
 from launch.tools.plan.offloads import find_offloads

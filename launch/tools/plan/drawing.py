@@ -7,9 +7,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from launch.bundles import format_count
+from launch.fitting.fit import Fit, GpuUse, find_process
+from launch.fitting.formatting import format_gib, shorten_names
 from launch.printing import print_line
-from launch.tools.plan.fit import Fit, GpuUse, find_process
-from launch.tools.plan.formatting import format_gib, shorten_names
 from rlsys.estimates.devices import GIB
 from rlsys.estimates.memory import ProcessMemory, total_bytes
 

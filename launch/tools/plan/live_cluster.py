@@ -20,14 +20,15 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from launch.fitting.nodes import make_node
 from launch.ray_session.token import explain_token_refusal, use_token_if_available
 from rlsys.config.schema import ConfigError
-from rlsys.estimates.devices import NodeSpec, matching_gpus
+from rlsys.estimates.devices import NodeSpec
 
 TIMEOUT_S = 5.0
 FRESH_S = 10.0  # an older report of the autoscaler means that it has died
 TASK_S = 30.0  # for Ray to start a process for a task and return its result
-KIND, ADDRESS = "accelerator_type:", "node:"  # prefixes of resources that describe a node
+ADDRESS = "node:"  # prefix of the resource that names a node
 CLIENTS = "ray://"
 USUAL_GCS, USUAL_CLIENTS = 6379, 10001  # ports of `ray start --head`
 
@@ -201,18 +202,3 @@ def connect_client(address: str) -> None:
         except ConnectionAbortedError:
             if last:
                 raise
-
-
-def make_node(address: str, total: Mapping[str, float], free: Mapping[str, float]) -> NodeSpec:
-    kinds = [name.removeprefix(KIND) for name in total if name.startswith(KIND)]
-    gpus_of_kind = matching_gpus(kinds[0]) if kinds else []
-    gpus = int(free.get("GPU", 0))
-    if gpus and not gpus_of_kind:
-        raise ConfigError(
-            f"node {address} has GPUs of a kind that is not known ({', '.join(kinds) or 'none is named'}); give --cluster instead."
-        )
-    # Ray's figure for memory is a part of the node's memory. So the memory is not known, which 0 stands for.
-    kind = kinds[0] if len(gpus_of_kind) > 1 else ""
-    return NodeSpec(
-        gpus, gpus_of_kind[0] if gpus_of_kind else None, free.get("CPU", 0.0), 0, address, kind, bool(total.get("CPU"))
-    )

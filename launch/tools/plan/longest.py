@@ -6,7 +6,7 @@ A pack is then one sequence: policy.tokens_per_pack is as long as it.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from launch.tools.plan.fit import Fit, use_of_host, uses_of_gpus, with_known_transport
+from launch.fitting.fit import Fit, use_of_host, uses_of_gpus, with_known_transport
 from launch.tools.plan.suggestions import with_settings
 from rlsys.estimates.memory import SequenceLengths
 from rlsys.estimates.processes import memory_by_role

@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
+from launch.fitting.fit import TIGHT, Fit
+from launch.fitting.formatting import format_duration, format_gib, format_size
 from launch.printing import make_table, print_line
 from launch.tools.plan import drawing
-from launch.tools.plan.fit import TIGHT, Fit
-from launch.tools.plan.formatting import format_duration, format_gib, format_size
 from launch.tools.plan.lengths import LengthAssumption
 from launch.tools.plan.longest import MEMORY, LongestSequences
 from launch.tools.plan.offloads import Offload

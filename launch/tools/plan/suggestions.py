@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launch.bundles import count_other_gpus, critic_ranks, reference_gpus
-from launch.tools.plan.fit import TIGHT, Fit
+from launch.fitting.fit import TIGHT, Fit
 from rlsys.checks import check
 from rlsys.config.schema import Config, ConfigError, DataConfig, EvalConfig
 from rlsys.estimates.engine import kv_cache_tokens

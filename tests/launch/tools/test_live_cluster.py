@@ -14,6 +14,7 @@ from ray.core.generated import ray_client_pb2_grpc as clients
 from ray.core.generated.ray_client_pb2 import KVGetResponse
 from ray.exceptions import GetTimeoutError
 
+from launch.fitting.nodes import make_node
 from launch.tools.plan import live_cluster
 from rlsys.config.schema import ConfigError
 
@@ -91,7 +92,7 @@ def test_a_name_for_several_sizes_means_the_smallest(gcs, monkeypatch):
 
 
 def test_a_node_without_cpus_takes_no_cpu_workers():
-    nodes = [live_cluster.make_node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
+    nodes = [make_node("10.0.0.1", has, {}) for has in ({}, {"CPU": 8.0})]
     assert [(n.cpus, n.takes_cpu_workers) for n in nodes] == [(0, False), (0, True)], "of the second others have them"
 
 

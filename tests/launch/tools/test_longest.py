@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from launch.tools.plan.fit import Fit, check_fit
+from launch.fitting.fit import Fit, check_fit
 from launch.tools.plan.longest import MEMORY, largest, longest_sequences
 from launch.tools.plan.suggestions import with_settings
 from rlsys.config.loading import load_config

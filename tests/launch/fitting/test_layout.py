@@ -3,7 +3,7 @@
 import math
 
 from launch.bundles import Bundle
-from launch.tools.plan.layout import UnplacedBundle, deal_to_nodes, place_bundles
+from launch.fitting.layout import UnplacedBundle, deal_to_nodes, place_bundles
 
 
 def bundle(gpus: float, name: str) -> Bundle:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.tools.plan.fit import Fit, check_fit
-from launch.tools.plan.formatting import shorten_names
+from launch.fitting.fit import Fit, check_fit
+from launch.fitting.formatting import shorten_names
 from launch.tools.plan.suggestions import suggest_changes, with_settings
 from rlsys.checks import load_checked
 from rlsys.config.loading import load_config

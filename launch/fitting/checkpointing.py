@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from launch.tools.plan.fit import Fit, check_fit
-from launch.tools.plan.formatting import format_gib
-from launch.tools.plan.live_cluster import make_node
+from launch.fitting.fit import Fit, check_fit
+from launch.fitting.formatting import format_gib
+from launch.fitting.nodes import make_node
 from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.memory import SequenceLengths
 from rlsys.models.config_json import parse_config
@@ -17,7 +17,7 @@ from rlsys.runs.progress import Note
 
 def with_checkpointing_chosen(config: Config, nodes: Sequence[dict[str, Any]], note: Note) -> Config:
     """`nodes` is `ray.nodes()`. Where the model's shape or the GPUs are not known, layers are computed again."""
-    if config.policy.gradient_checkpointing is not None or config.cluster.device == "cpu":
+    if config.policy.gradient_checkpointing is not None:
         return config
     try:
         fit = estimate_fit(config, nodes)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from launch.bundles import Bundle, describe_total, make_bundles
+from launch.fitting.formatting import format_gib
+from launch.fitting.layout import ClusterLayout, UnplacedBundle, lay_out
 from launch.placement import choose_transport
-from launch.tools.plan.formatting import format_gib
-from launch.tools.plan.layout import ClusterLayout, UnplacedBundle, lay_out
 from rlsys.config.schema import Config, ConfigError
 from rlsys.estimates.cache import sequence_bytes
 from rlsys.estimates.devices import GIB, Gpu, NodeSpec
