@@ -31,7 +31,9 @@ CONFIG = HERE / "trl" / "rlsys.yaml"
 MEAN, LONGEST = 64, 240
 ALONE = [
     "rollout.engines=1",
+    "rollout.threads=1",
     "policy.ranks=1",
+    "policy.threads=1",
     f"rollout.max_prompt_tokens={PROMPT}",
     f"rollout.max_new_tokens={LONGEST}",
 ]
