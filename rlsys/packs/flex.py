@@ -99,6 +99,7 @@ def compiled_kernel() -> Any:
     It raises where it would otherwise store all scores.
     """
     torch._inductor.config.compile_threads = 1  # processes that compile would stay
+    torch._dynamo.config.recompile_limit = 64  # of 8; calls differ by gradients, length, head size and options
     return torch.compile(flex_attention, fullgraph=True)
 
 

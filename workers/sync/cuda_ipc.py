@@ -14,6 +14,7 @@ Written from vLLM's sources. tests/gpu/results shows what has been run.
 
 import math
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 from workers.sync.layout import DTYPE_BYTES, ManifestEntry, NamedTensors, split_into_buckets
@@ -96,15 +97,19 @@ class CudaIpcReceiver:
     backend = "ipc"
 
     def init_info(self, info: Message, engine: int, tensor_parallel: int, in_process: bool) -> dict[str, Any]:
-        self.in_place = info["in_place"]
-        return {"packed": not self.in_place}
+        from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferInitInfo
+
+        self.in_place, packed = info["in_place"], {"packed": not info["in_place"]}
+        at_start = any(field.name == "packed" for field in fields(IPCWeightTransferInitInfo))
+        self.for_each_part = {} if at_start else packed  # up to vLLM 0.27
+        return packed if at_start else {}
 
     async def update_infos(self, parts: list[PartRefs]) -> AsyncIterator[dict[str, Any]]:
         for refs in parts:
             messages = await wait_for_part(refs)
             entries = messages[0]["tensors"]
             names, dtypes, shapes = zip(*entries, strict=True)
-            update = {"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)}
+            update = {"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)} | self.for_each_part
             if self.in_place:
                 handles = [{m["gpu"]: m["handles"][i] for m in messages} for i in range(len(entries))]
                 yield update | {"ipc_handles": handles}
