@@ -20,7 +20,13 @@ NOT_ON_CPU = {
     "gpt_oss": "it does not take new experts in a sync",
     "mimo_v2_flash": "it does not read the config.json that transformers writes",
 }
-UNVERIFIED = ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2")
+# model_type → what vLLM holds otherwise than it was sent, so that `sync.verify` cannot compare it.
+UNVERIFIED = {
+    **dict.fromkeys(
+        ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2"), "keeps numbers of Mamba in a form of its own"
+    ),
+    "llama4_text": "reorders the rows of queries and keys",
+}
 # What the attention of vLLM's CPU build computes: numbers in a head, and in what latent attention keeps of a token.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_LATENT_SIZES: tuple[int, ...] = (576,)
@@ -38,14 +44,12 @@ def model_problem(settings: dict[str, Any], device: str, verify: bool) -> str:
         return problem
     if family in NOT_IN_VLLM:
         return f"vLLM has no class for {family} models. Use another model."
-    if device != "cpu":
-        return ""
-    if problem := cpu_problem(settings, family):
+    if device == "cpu" and (problem := cpu_problem(settings, family)):
         return f"{problem}. Use another model, or cluster.device=gpu."
     if family in UNVERIFIED and verify:
         return (
-            f"vLLM keeps numbers of Mamba in a form of its own, which sync.verify cannot compare for {family} models. Use "
-            "sync.verify=false, or another model."
+            f"vLLM {UNVERIFIED[family]}, which sync.verify cannot compare for {family} models. Use sync.verify=false, or "
+            "another model."
         )
     return ""
 
@@ -63,10 +67,9 @@ def architecture_problem(settings: dict[str, Any]) -> str:
     text = settings.get("text_config")
     if not isinstance(text, dict):
         return ""
-    example = f", such as one of the type {text['model_type']}" if "model_type" in text else ""
     return (
-        f"{settings.get('model_type')} models take images or sound too, and rlsys trains models of text alone. Use a model "
-        f"of text{example}."
+        f"{settings.get('model_type')} models take images or sound too, and rlsys trains models of text alone. Keep the text "
+        "model: rlsys import hf:NAME OUT, or dir:PATH OUT. Then name OUT here."
     )
 
 

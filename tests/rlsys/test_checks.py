@@ -522,11 +522,9 @@ def test_a_model_of_text_and_images_is_refused(refused, tmp_path, family, device
 
     config = AutoConfig.for_model(family)
     config.save_pretrained(tmp_path)
-    words = (
-        f"{family} models take images or sound too, and rlsys trains models of text alone. Use a model of text, such as"
-    )
+    words = f"{family} models take images or sound too, and rlsys trains models of text alone. Keep the text model: rlsys import"
     problems = refused("", f"model.path={tmp_path}", f"cluster.device={device}")
-    assert f"model.path: {words} one of the type {config.text_config.model_type}." in problems
+    assert any(problem.startswith(f"model.path: {words}") for problem in problems)
     problems = refused("", "reference.kl_coef=0.1", f"reference.path={tmp_path}", f"cluster.device={device}")
     assert any(problem.startswith(f"reference.path: {words}") for problem in problems)
 

@@ -1,6 +1,6 @@
 """Whole runs of models that are no plain decoder: what engines sample with is what the policy computes, after each sync.
 
-`make families` runs plain ones too.
+`make families` runs all that engines on CPU run.
 """
 
 import os
@@ -15,11 +15,12 @@ from killing import LIGHT, ROOT, Run, running
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlsys.models.support import UNVERIFIED
+from rlsys.models.support import NOT_IN_VLLM, NOT_ON_CPU, UNVERIFIED
 from rlsys.tasks.zigzag import make_tokenizer
 
-sys.path.insert(0, str(ROOT / "tests" / "rlsys" / "packs"))
-from families import build_family
+sys.path.insert(0, str(ROOT / "tests" / "workers" / "rollout"))
+from engine_samples import FAMILIES as ALL
+from engine_samples import build_family, build_for_engines
 
 LATENT_SIZES = {"head_dim": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 512}
 SIZES = {"hidden_size": 128, "head_dim": 32, "vocab_size": 64}  # heads that vLLM has on CPUs
@@ -31,27 +32,31 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "lfm2": {},  # short convolutions: states instead of keys
     "ernie4_5_moe": {"moe_intermediate_size": 32},  # the same without groups of experts; vLLM names it otherwise
 }
-PLAIN: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("llama", "qwen2", "qwen3", "gemma3_text", "olmo2", "olmo3", "smollm3", "granite")},
-    **{name: {} for name in ("mistral", "phi3", "seed_oss", "exaone4")},
-    "cohere2": {"sliding_window": 60},
-    "granitemoehybrid": {"mamba_d_head": 32, "mamba_n_heads": 8},
-    "qwen2_moe": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
-}
-FAMILIES = SPECIAL | (PLAIN if "RLSYS_ALL_FAMILIES" in os.environ else {})
+LLAMA4 = {"attention_chunk_size": 8192}  # as long as a pack may be
+OTHERS = ["llama4_text", *(name for name in ALL if name not in {*SPECIAL, *NOT_ON_CPU, *NOT_IN_VLLM})]
+FAMILIES = [*SPECIAL, *(OTHERS if "RLSYS_ALL_FAMILIES" in os.environ else [])]
 
 
-@pytest.mark.parametrize(("family", "sizes"), FAMILIES.items(), ids=FAMILIES)
-def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
-    environment: dict[str, str], tmp_path: Path, family: str, sizes: dict[str, Any]
-) -> None:
-    model = build_family(family, **SIZES | sizes)
+def build(family: str) -> Any:
+    if family == "llama4_text":
+        return build_family(family, **SIZES, **LLAMA4)
+    if family not in SPECIAL:
+        return build_for_engines(family)
+    model = build_family(family, **SIZES | SPECIAL[family])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.3)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0, 0.1)  # enough to choose other experts
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
+    environment: dict[str, str], tmp_path: Path, family: str
+) -> None:
+    model = build(family)
     model.save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     options = [

@@ -1,4 +1,4 @@
-"""`rlsys import`: turns a GGUF file, or a model of the hub, into a checked Hugging Face directory."""
+"""`rlsys import`: makes a checked Hugging Face directory of a GGUF file, a model of the hub, or the text model of another."""
 
 import shutil
 from collections.abc import Callable
@@ -9,18 +9,21 @@ from rich.console import Console
 from launch.printing import print_line
 from launch.tools.imports.gguf_file import import_gguf
 from launch.tools.imports.hub import import_from_hub
+from launch.tools.imports.text_model import import_directory
 from launch.tools.imports.trained_directory import check_directory
 from rlsys.config.schema import ConfigError
 
 Importer = Callable[[str, Path], list[str]]
-IMPORTERS: dict[str, Importer] = {"gguf": import_gguf, "hf": import_from_hub}
+IMPORTERS: dict[str, Importer] = {"gguf": import_gguf, "hf": import_from_hub, "dir": import_directory}
 
 
 def import_model(source: str, target: Path, licenses: tuple[Path, ...], console: Console) -> None:
     """Writes into a folder next to the target first, so that the target is whole or does not exist."""
     kind, _, name = source.partition(":")
     if kind not in IMPORTERS or not name:
-        raise ConfigError(f"{source} is neither gguf:PATH of a file nor hf:NAME of a model on the hub.")
+        raise ConfigError(
+            f"{source} is neither gguf:PATH of a file, nor hf:NAME of a model on the hub, nor dir:PATH of a model of more than text."
+        )
     if missing := [str(file) for file in licenses if not file.is_file()]:
         raise ConfigError(f"--license: {', '.join(missing)} does not exist.")
     target = target.expanduser().resolve()

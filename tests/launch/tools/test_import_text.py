@@ -1,0 +1,149 @@
+"""`rlsys import dir:PATH` keeps the text model of one that takes images too; it computes what the whole one computes."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+
+from launch.cli import commands
+from launch.tools.imports import text_model
+from rlsys.config.schema import ConfigError
+from rlsys.models.support import architecture_problem
+from rlsys.tasks.zigzag import make_tokenizer
+
+VOCABULARY = 128
+TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "pad_token_id": 0,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "gemma3": (TEXT, VISION, "gemma3_text"),
+    "qwen3_5": (TEXT | {"layer_types": ["linear_attention", "full_attention"]}, QWEN_VISION, "qwen3_5_text"),
+    "mistral3": (TEXT, VISION, "mistral"),
+    "llama4": (
+        TEXT | {"num_local_experts": 2, "intermediate_size_mlp": 96},
+        VISION | {"vision_output_dim": 32},
+        "llama4_text",
+    ),
+    "qwen3_vl": (TEXT | MROPE, QWEN_VISION, "qwen3"),
+    "qwen2_5_vl": (TEXT | MROPE, QWEN_VISION, "qwen2"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path, str]:
+    """Its family, the whole model's directory, the text model's, and what the command said."""
+    text, vision, _ = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    save_whole(request.param, folder / "whole", text, vision)
+    output, error = run(f"dir:{folder / 'whole'}", folder / "text")
+    assert error is None, (output, error)
+    return request.param, folder / "whole", folder / "text", output
+
+
+def save_whole(family: str, folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision)
+    model = AutoModelForMultimodalLM.from_config(config)
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5]}))
+
+
+def run(*arguments: Any) -> tuple[str, BaseException | None]:
+    result = CliRunner().invoke(commands, ["import", *map(str, arguments)])
+    return result.output, result.exception
+
+
+def test_the_text_model_is_trainable_and_computes_what_the_whole_one_does(
+    imported: tuple[str, Path, Path, str],
+) -> None:
+    family, whole, text, output = imported
+    settings = json.loads((text / "config.json").read_text())
+    assert settings["model_type"] == FAMILIES[family][2]
+    assert architecture_problem(settings) == ""
+    ids = torch.arange(20, 60)[None]
+    one, other = AutoModelForMultimodalLM.from_pretrained(whole), AutoModelForCausalLM.from_pretrained(text)
+    assert type(other).__name__.endswith("ForCausalLM")
+    with torch.no_grad():
+        torch.testing.assert_close(other(input_ids=ids).logits, one(input_ids=ids).logits, rtol=0, atol=1e-5)
+    assert f"the text model of a {family} model" in output
+    assert json.loads((text / "generation_config.json").read_text()) == {"eos_token_id": [1, 5]}
+
+
+def test_a_model_of_the_hub_is_replaced_by_its_text_model(
+    imported: tuple[str, Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole, text, _ = imported
+
+    def download(name: str, local_dir: Path, dry_run: bool = False, **patterns: Any) -> list[Any]:
+        if not dry_run:
+            shutil.copytree(whole, local_dir)
+        return [SimpleNamespace(filename=file.name, file_size=file.stat().st_size) for file in whole.iterdir()]
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    output, error = run("hf:someone/model", tmp_path / "model")
+    assert error is None, output
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model"]
+    one, other = (load_file(folder / "model.safetensors") for folder in (text, tmp_path / "model"))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def refused(*arguments: Any) -> str:
+    _, error = run(*arguments)
+    assert isinstance(error, ConfigError), error
+    return str(error)
+
+
+def test_what_has_no_text_model_to_keep_is_refused(tmp_path: Path) -> None:
+    assert "has no config.json" in refused(f"dir:{tmp_path / 'none'}", tmp_path / "out")
+    AutoConfig.for_model("llama").save_pretrained(tmp_path / "llama")
+    assert "is a model of text already: name it in model.path" in refused(f"dir:{tmp_path / 'llama'}", tmp_path / "out")
+    AutoConfig.for_model("gemma3").save_pretrained(tmp_path / "empty")
+    assert "transformers cannot load this model" in refused(f"dir:{tmp_path / 'empty'}", tmp_path / "out")
+    save_whole("glm4v", tmp_path / "glm", TEXT | MROPE, QWEN_VISION | {"depth": 1})
+    assert "transformers has no class for glm4v_text models alone" in refused(
+        f"dir:{tmp_path / 'glm'}", tmp_path / "out"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_model_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, vision, _ = FAMILIES["mistral3"]
+    save_whole("mistral3", tmp_path / "whole", text, vision)
+    taken = text_model.text_model_of
+
+    def take_with_another_norm(whole: Any) -> Any:
+        model = taken(whole)
+        model.model.norm.weight.data = model.model.norm.weight.data + 0.1  # not in the whole model
+        return model
+
+    monkeypatch.setattr(text_model, "text_model_of", take_with_another_norm)
+    message = refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
+    assert "The text model alone computes other log-probs than within mistral3: they differ by up to 0." in message
+    assert [file.name for file in tmp_path.iterdir()] == ["whole"]
