@@ -23,7 +23,8 @@ NOT_ON_CPU = {
 # model_type → what vLLM holds otherwise than it was sent, so that `sync.verify` cannot compare it.
 UNVERIFIED = {
     **dict.fromkeys(
-        ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2"), "keeps numbers of Mamba in a form of its own"
+        ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2"),
+        "keeps numbers of Mamba in a form of its own",
     ),
     "llama4_text": "reorders the rows of queries and keys",
 }

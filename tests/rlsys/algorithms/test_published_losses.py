@@ -1,7 +1,8 @@
 """Our losses against the numbers of other libraries' own functions: values and gradients on one ragged batch.
 
 Four completions have 4, 4, 1 and 2 tokens. The tables were made in float32 with verl 0.9.1, OpenRLHF 0.11.2 and TRL
-1.16.0 from PyPI. To make a row again, lay the columns out in four rows of width 6, where the mask is
+1.16.0 from PyPI. `make published` computes most of verl's again. To make another row again, lay the columns out in
+four rows of width 6, where the mask is
 
     1 1 0 0 1 1 / 1 1 1 1 0 0 / 1 0 0 0 0 0 / 1 1 0 0 0 0
 
