@@ -32,7 +32,7 @@ def expects_bos(tokenizer: Any) -> bool:
 
 
 def chat_begins_with_bos(tokenizer: Any) -> bool:
-    if not tokenizer.chat_template:
+    if not (tokenizer.chat_template and tokenizer.bos_token):
         return False
     try:
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)

@@ -7,6 +7,8 @@ from typing import Any
 
 # Their routers draw experts while they are trained. Without the noise, which is off in rlsys, they weigh experts otherwise.
 DRAW_EXPERTS = ("phimoe",)
+# A model with one of these takes images or sound too. Older ones have the options of the text outside.
+PARTS = ("text_config", "vision_config", "audio_config", "thinker_config", "llm_config")
 NOT_IN_VLLM = ("bamba", "minimax")  # vLLM has no class for these, and cannot run them by transformers
 MAMBA1 = "it has no kernel for Mamba of the first generation"
 # model_type → why vLLM's CPU build cannot run it.
@@ -23,10 +25,11 @@ NOT_ON_CPU = {
 # model_type → what vLLM holds otherwise than it was sent, so that `sync.verify` cannot compare it.
 UNVERIFIED = {
     **dict.fromkeys(
-        ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2"),
+        ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba"),
         "keeps numbers of Mamba in a form of its own",
     ),
     "llama4_text": "reorders the rows of queries and keys",
+    "longcat_flash": "scales the weights of norms",
 }
 # What the attention of vLLM's CPU build computes: numbers in a head, and in what latent attention keeps of a token.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -65,13 +68,16 @@ def architecture_problem(settings: dict[str, Any]) -> str:
             f"{settings['model_type']} models draw experts at random while they are trained, and rlsys computes a model in "
             "training as in sampling. Use another model."
         )
-    text = settings.get("text_config")
-    if not isinstance(text, dict):
+    if not has_more_than_text(settings):
         return ""
     return (
         f"{settings.get('model_type')} models take images or sound too, and rlsys trains models of text alone. Keep the text "
         "model: rlsys import hf:NAME OUT, or dir:PATH OUT. Then name OUT here."
     )
+
+
+def has_more_than_text(settings: dict[str, Any]) -> bool:
+    return any(isinstance(settings.get(part), dict) for part in PARTS)
 
 
 def cpu_problem(s: dict[str, Any], family: str) -> str:

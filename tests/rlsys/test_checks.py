@@ -490,7 +490,7 @@ def test_models_that_engines_cannot_run_are_refused_on_the_device_that_cannot(re
     [found] = refused("", model(mamba))
     assert "cannot run jamba models: it has no kernel for Mamba" in found
     assert found.endswith("Use another model, or cluster.device=gpu.")
-    gpu = ("cluster.device=gpu",)
+    gpu = ("cluster.device=gpu", "sync.verify=false")
     assert read("", model(mamba), *gpu).model.path
     [found] = refused("", model(json.dumps({"model_type": "bamba"})), *gpu)
     assert found.endswith("vLLM has no class for bamba models. Use another model.")
@@ -501,6 +501,9 @@ def test_models_that_engines_cannot_run_are_refused_on_the_device_that_cannot(re
     mamba2 = model(json.dumps({"model_type": "falcon_h1", "hidden_size": 128, "num_attention_heads": 4}))
     assert refused("", mamba2)[0].endswith("Use sync.verify=false, or another model.")
     assert read("", mamba2, "sync.verify=false").model.path
+    assert (
+        "scales the weights of norms" in refused("", model('{"model_type": "longcat_flash"}'), "cluster.device=gpu")[0]
+    )
     some = {"model_type": "gemma4_text", "hidden_size": 128, "num_attention_heads": 4, "global_head_dim": 48}
     assert "heads of 48 numbers" in refused("", model(json.dumps(some)))[0]
 

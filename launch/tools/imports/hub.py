@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from launch.tools.imports.text_model import has_more_than_text, keep_text_alone
+from launch.tools.imports.text_model import keep_text_alone, takes_more_than_text
 from launch.tools.imports.trained_directory import one_line, require_space
 from rlsys.config.schema import ConfigError
 
@@ -38,7 +38,7 @@ def import_from_hub(name: str, folder: Path) -> list[str]:
             "machine with network, copy the directory here, and name it in model.path."
         ) from None
     shutil.rmtree(folder / ".cache", ignore_errors=True)
-    return [f"from {page}", *(keep_text_alone(folder) if has_more_than_text(folder) else [])]
+    return [f"from {page}", *(keep_text_alone(folder) if takes_more_than_text(folder) else [])]
 
 
 def require_weights(name: str, files: list[str]) -> None:

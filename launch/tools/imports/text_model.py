@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from launch.tools.imports.trained_directory import one_line, require_space
+from launch.tools.imports.trained_directory import load_tokenizer, load_whole, one_line, require_space
 from rlsys.config.schema import ConfigError
+from rlsys.models.support import has_more_than_text
 
 # Without images, these compute what the models of text compute; transformers has no class for them alone.
 SAME_ON_TEXT = {
@@ -19,16 +20,11 @@ SAME_ON_TEXT = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
+OF_IMAGES = ("mrope_section", "mrope_interleaved", "type")  # how these would turn positions in images
+NORMALIZES = "norm_topk_prob"  # Qwen3-VL's routers always do; Qwen3's when told
 BESIDE_WEIGHTS = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "vocab*",
-    "merges.txt",
-    "*.jinja",
-    "*.md",
-    "LICENSE*",
-    "NOTICE*",
+    *("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "tekken.json", "*.model"),
+    *("vocab*", "merges.txt", "*.jinja", "*.md", "LICENSE*", "NOTICE*"),
 )
 TOKENS = 64  # that both models are tried on
 LARGEST_GAP = 1e-3  # of log-probs, in the model's dtype: both compute the same operations
@@ -37,58 +33,79 @@ LARGEST_GAP = 1e-3  # of log-probs, in the model's dtype: both compute the same 
 def import_directory(name: str, folder: Path) -> list[str]:
     """`rlsys import dir:PATH`: writes the text model of a directory into the folder."""
     source = Path(name).expanduser()
-    if not (source / "config.json").is_file():
-        raise ConfigError(f"{source} has no config.json, so it is no directory of a model.")
-    if not has_more_than_text(source):
+    if not takes_more_than_text(source):
         raise ConfigError(f"{source} is a model of text already: name it in model.path.")
     return [f"from {source.resolve()}", *write_text_model(source, folder)]
 
 
 def keep_text_alone(folder: Path) -> list[str]:
     """Replaces a directory by one of its text model."""
-    whole = folder.rename(folder.with_name(f"{folder.name}.whole"))
+    whole = folder.with_name(f"{folder.name}.whole")
+    shutil.rmtree(whole, ignore_errors=True)  # of an import that was killed
+    folder.rename(whole)
     try:
         return write_text_model(whole, folder)
     finally:
         shutil.rmtree(whole)
 
 
-def has_more_than_text(folder: Path) -> bool:
-    return isinstance(json.loads((folder / "config.json").read_text()).get("text_config"), dict)
+def takes_more_than_text(folder: Path) -> bool:
+    return has_more_than_text(read_config(folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} has no config.json that can be read: {one_line(error)}") from None
+    if not isinstance(settings, dict) or "model_type" not in settings:
+        raise ConfigError(f"{folder / 'config.json'} is not a model's: it has no model_type.")
+    return settings
 
 
 def write_text_model(source: Path, folder: Path) -> list[str]:
-    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
-
+    settings = read_config(source)
+    if "quantization_config" in settings | (settings.get("text_config") or {}):
+        raise ConfigError(f"{source} is quantized. Import the original, in bfloat16 or float32.")
     require_space(folder, sum(file.stat().st_size for file in source.glob("*.safetensors")))
-    whole = load_model(source, AutoModelForMultimodalLM)
-    folder.mkdir(parents=True)
-    text_model_of(whole).save_pretrained(folder)
+    try:
+        facts = take_text(source, folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # families differ in more than transformers' interface says
+        raise ConfigError(
+            f"The text model of this {settings.get('model_type')} model cannot be taken: {type(error).__name__}: "
+            f"{one_line(error)} Use a model of text."
+        ) from None
     for pattern in BESIDE_WEIGHTS:
         for file in source.glob(pattern):
             shutil.copy(file, folder)
-    text = load_model(folder, AutoModelForCausalLM)
-    gap = largest_gap(whole, text)
-    if not gap <= LARGEST_GAP:
+    keep_chat_template(source, folder)
+    return facts
+
+
+def take_text(source: Path, folder: Path) -> list[str]:
+    """Writes the model. Never holds two at the same time: a model and the text model within it share their tensors."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    whole = load_whole(source, AutoModelForMultimodalLM)
+    kind, size, ids = whole.config.model_type, whole.num_parameters(), tokens_to_try(whole.config)
+    wanted = logprobs(whole, ids)
+    text_model_of(whole).save_pretrained(folder)
+    del whole
+    text = load_whole(folder, AutoModelForCausalLM)
+    gap = float((logprobs(text, ids) - wanted).abs().max())
+    if gap != gap:
+        raise ConfigError("The model computes NaN: its weights are damaged. Download them again.")
+    if gap > LARGEST_GAP:
         raise ConfigError(
-            f"The text model alone computes other log-probs than within {whole.config.model_type}: they differ by up to {gap:.2g}. "
-            "Use a model of text."
+            f"The text model alone computes other log-probs than within {kind}: they differ by up to {gap:.2g}. Use a model of "
+            "text."
         )
-    left = sum(p.numel() for p in whole.parameters()) - sum(p.numel() for p in text.parameters())
     return [
-        f"the text model of a {whole.config.model_type} model; {left:,} parameters for images or sound are left out",
-        f"log-probs of {TOKENS} tokens compared with the whole model's: they differ by at most {gap:.2g}",
+        f"the text model of a {kind} model; {size - text.num_parameters():,} parameters for images or sound are left out",
+        f"log-probs of {ids.shape[1]} tokens compared with the whole model's: they differ by at most {gap:.2g}",
     ]
-
-
-def load_model(folder: Path, kind: Any) -> Any:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        return kind.from_pretrained(folder, dtype="auto").eval()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ConfigError(f"transformers cannot load this model: {one_line(error)} Use a model of text.") from None
 
 
 def text_model_of(whole: Any) -> Any:
@@ -99,10 +116,8 @@ def text_model_of(whole: Any) -> Any:
     with torch.device("meta"):
         text = text_class(config)(config)
     tensors: dict[str, Any] = {}
-    for inner, outer in (
-        (decoder(text), decoder(whole)),
-        (text.get_output_embeddings(), whole.get_output_embeddings()),
-    ):
+    outputs = text.get_output_embeddings(), whole.get_output_embeddings()
+    for inner, outer in ((decoder(text), decoder(whole)), outputs):
         place = next(name for name, module in text.named_modules() if module is inner)
         tensors |= {f"{place}.{name}": tensor for name, tensor in outer.state_dict().items()}
     missing, unexpected = text.load_state_dict(tensors, assign=True, strict=False)
@@ -126,15 +141,15 @@ def text_config(whole: Any) -> Any:
     from transformers import CONFIG_MAPPING
 
     inner, outer = whole.config.get_text_config(), whole.config.to_diff_dict()
-    settings = inner.to_dict() | {
-        name: outer[name] for name in outer if name.endswith("_token_id") and name[:3] in ("bos", "eos", "pad")
-    }
+    settings = inner.to_dict() | {n: outer[n] for n in ("bos_token_id", "eos_token_id", "pad_token_id") if n in outer}
     settings["tie_word_embeddings"] = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
     kind = SAME_ON_TEXT.get(inner.model_type, inner.model_type)
-    known = CONFIG_MAPPING[kind]
-    return known.from_dict(
-        {name: value for name, value in settings.items() if name not in ("model_type", "architectures")}
-    )
+    if kind != inner.model_type:
+        if rope := settings.get("rope_parameters"):
+            settings["rope_parameters"] = {name: value for name, value in rope.items() if name not in OF_IMAGES}
+        settings.setdefault(NORMALIZES, True)
+    named = ("model_type", "architectures")
+    return CONFIG_MAPPING[kind].from_dict({name: value for name, value in settings.items() if name not in named})
 
 
 def text_class(config: Any) -> Any:
@@ -148,12 +163,24 @@ def text_class(config: Any) -> Any:
         ) from None
 
 
-def largest_gap(whole: Any, text: Any) -> float:
+def tokens_to_try(config: Any) -> Any:
+    """[1, T] None of them means more than text, such as the place of an image."""
     import torch
 
-    settings = whole.config.to_dict()
-    meaning_more = [number for name, number in settings.items() if "token" in name]  # such as an image's place
-    ids = torch.tensor([[i for i in range(1, text.config.vocab_size) if i not in meaning_more][:TOKENS]])
+    special = [number for name, number in config.to_dict().items() if "token" in name]
+    vocabulary = config.get_text_config().vocab_size
+    return torch.tensor([[i for i in range(1, vocabulary) if i not in special][:TOKENS]])
+
+
+def logprobs(model: Any, ids: Any) -> Any:
+    import torch
+
     with torch.no_grad():
-        one, other = (m(input_ids=ids, use_cache=False).logits.float().log_softmax(-1) for m in (whole, text))
-    return float((one - other).abs().max())
+        return model.eval()(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+
+
+def keep_chat_template(source: Path, folder: Path) -> None:
+    """Takes it from the file of a processor, which tokenizers do not read."""
+    file = source / "chat_template.json"
+    if file.is_file() and load_tokenizer(folder).chat_template is None:
+        (folder / "chat_template.jinja").write_text(json.loads(file.read_text())["chat_template"])

@@ -27,20 +27,30 @@ def check_directory(folder: Path) -> list[str]:
 def check_weights(folder: Path) -> list[str]:
     from transformers import AutoModelForCausalLM
 
+    model = load_whole(folder, AutoModelForCausalLM)
+    if broken := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
+        raise ConfigError(f"{broken[0]} holds NaN or infinity. The weights are damaged; download them again.")
+    parameters = list(model.parameters())
+    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    return [f"{sum(p.numel() for p in parameters):,} parameters, {' and '.join(kinds)}, all finite"]
+
+
+def load_whole(folder: Path, kind: Any) -> Any:
+    """Loads a model by one of transformers' classes, which would draw missing tensors at random."""
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        model, loading = kind.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"The model cannot be loaded: {one_line(error)}") from None
     if missing := sorted(loading["missing_keys"]):
         raise ConfigError(
             f"{len(missing)} tensors of the model are not in the weights, such as {missing[0]}. "
             "The files are not whole, or are for another architecture. Download them again."
         )
-    if broken := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
-        raise ConfigError(f"{broken[0]} holds NaN or infinity. The weights are damaged; download them again.")
-    parameters = list(model.parameters())
-    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
-    return [f"{sum(p.numel() for p in parameters):,} parameters, {' and '.join(kinds)}, all finite"]
+    return model
 
 
 def describe_tokenizer(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from launch.cli import commands
@@ -93,6 +93,8 @@ def test_the_text_model_is_trainable_and_computes_what_the_whole_one_does(
         torch.testing.assert_close(other(input_ids=ids).logits, one(input_ids=ids).logits, rtol=0, atol=1e-5)
     assert f"the text model of a {family} model" in output
     assert json.loads((text / "generation_config.json").read_text()) == {"eos_token_id": [1, 5]}
+    if family in ("qwen3_vl", "qwen2_5_vl"):
+        assert settings["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e4}, "vLLM asks for images else"
 
 
 def test_a_model_of_the_hub_is_replaced_by_its_text_model(
@@ -121,11 +123,11 @@ def refused(*arguments: Any) -> str:
 
 
 def test_what_has_no_text_model_to_keep_is_refused(tmp_path: Path) -> None:
-    assert "has no config.json" in refused(f"dir:{tmp_path / 'none'}", tmp_path / "out")
+    assert "has no config.json that can be read" in refused(f"dir:{tmp_path / 'none'}", tmp_path / "out")
     AutoConfig.for_model("llama").save_pretrained(tmp_path / "llama")
     assert "is a model of text already: name it in model.path" in refused(f"dir:{tmp_path / 'llama'}", tmp_path / "out")
     AutoConfig.for_model("gemma3").save_pretrained(tmp_path / "empty")
-    assert "transformers cannot load this model" in refused(f"dir:{tmp_path / 'empty'}", tmp_path / "out")
+    assert "The model cannot be loaded" in refused(f"dir:{tmp_path / 'empty'}", tmp_path / "out")
     save_whole("glm4v", tmp_path / "glm", TEXT | MROPE, QWEN_VISION | {"depth": 1})
     assert "transformers has no class for glm4v_text models alone" in refused(
         f"dir:{tmp_path / 'glm'}", tmp_path / "out"
@@ -147,3 +149,63 @@ def test_a_text_model_that_computes_something_else_is_refused(tmp_path: Path, mo
     message = refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
     assert "The text model alone computes other log-probs than within mistral3: they differ by up to 0." in message
     assert [file.name for file in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_config_with_the_texts_options_outside_is_of_more_than_text(tmp_path: Path) -> None:
+    text, vision, _ = FAMILIES["qwen2_5_vl"]
+    save_whole("qwen2_5_vl", tmp_path / "whole", text, vision)
+    settings = json.loads((tmp_path / "whole" / "config.json").read_text())
+    flat = (
+        settings
+        | settings.pop("text_config")
+        | {"model_type": "qwen2_5_vl", "architectures": settings["architectures"]}
+    )
+    (tmp_path / "whole" / "config.json").write_text(json.dumps(flat))
+    assert "Keep the text model: rlsys import" in architecture_problem(flat)
+    output, error = run(f"dir:{tmp_path / 'whole'}", tmp_path / "text")
+    assert error is None, (output, error)
+    assert json.loads((tmp_path / "text" / "config.json").read_text())["model_type"] == "qwen2"
+
+
+def test_damaged_and_quantized_models_are_refused(tmp_path: Path) -> None:
+    text, vision, _ = FAMILIES["mistral3"]
+    save_whole("mistral3", tmp_path / "whole", text, vision)
+    file = tmp_path / "whole" / "model.safetensors"
+    tensors = load_file(file)
+    lost = next(name for name in tensors if "language_model" in name and "layers.1.mlp" in name)
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file, {"format": "pt"})
+    assert "1 tensors of the model are not in the weights, such as" in refused(
+        f"dir:{tmp_path / 'whole'}", tmp_path / "out"
+    )
+    save_file(tensors | {lost: tensors[lost] * np.nan}, file, {"format": "pt"})
+    assert "computes NaN: its weights are damaged" in refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "The model cannot be loaded" in refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
+    config = tmp_path / "whole" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
+    assert "is quantized. Import the original" in refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
+    config.write_text("[]")
+    assert "config.json is not a model's: it has no model_type." in refused(
+        f"dir:{tmp_path / 'whole'}", tmp_path / "out"
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["whole"]
+
+
+def test_what_transformers_does_not_foresee_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, vision, _ = FAMILIES["gemma3"]
+    save_whole("gemma3", tmp_path / "whole", text, vision)
+    monkeypatch.setattr(text_model, "decoder", lambda model: next(iter([])))
+    message = refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
+    assert message.startswith("The text model of this gemma3 model cannot be taken: StopIteration: ")
+    assert [file.name for file in tmp_path.iterdir()] == ["whole"]
+
+
+def test_the_chat_template_of_a_processor_comes_along(tmp_path: Path) -> None:
+    text, vision, _ = FAMILIES["mistral3"]
+    save_whole("mistral3", tmp_path / "whole", text, vision)
+    (tmp_path / "whole" / "chat_template.json").write_text(
+        json.dumps({"chat_template": "{{ messages[0]['content'] }}"})
+    )
+    output, error = run(f"dir:{tmp_path / 'whole'}", tmp_path / "text")
+    assert error is None, (output, error)
+    assert "chat template: yes" in output
