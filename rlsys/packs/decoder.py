@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsys.packs.layout import build_layout
+from rlsys.packs.mixers import set_runs
 from rlsys.packs.sequence_parallel import ALONE, SequenceGroup, sequence_group
 from rlsys.packs.transfer import to_device
 from rlsys.types import Pack
@@ -52,6 +53,7 @@ def decoder_inputs(decoder: Any, pack: Pack, device: torch.device) -> dict[str, 
     """
     group = sequence_group(decoder)
     decoder.pack_layout = build_layout(pack.lengths, pack.parent, device, group)
+    set_runs(decoder)
     return {
         "input_ids": to_indices(group.own_tokens(pack.tokens), device)[None],
         "position_ids": to_indices(group.own_tokens(pack.positions), device)[None],

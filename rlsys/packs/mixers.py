@@ -44,15 +44,32 @@ def run_on_blocks(forward: Callable[..., Any], decoder: Any) -> Callable[..., An
     def folded(*arguments: Any, **keywords: Any) -> Any:
         layout, hidden = decoder.pack_layout, first_hidden_states((*arguments, *keywords.values()))
         assert hidden is not None, "a mixer is called without hidden states"
-        outputs = []
-        for block in PackToBlocks.apply(hidden[0], layout, True):
-            outputs.append(forward(*replace_hidden(arguments, hidden, block), **replace_in(keywords, hidden, block)))
+        blocks = PackToBlocks.apply(hidden[0], layout, True)
+        idle = [min(blocks, key=lambda block: block.shape[1])[:1]] * (vars(decoder).get("mixer_runs", 0) - len(blocks))
+        outputs = [
+            forward(*replace_hidden(arguments, hidden, block), **replace_in(keywords, hidden, block))
+            for block in (*blocks, *idle)
+        ]
         mixed = [output if isinstance(output, Tensor) else output[0] for output in outputs]
-        cells = [m[:, block.prefix :].flatten(0, 1) for m, block in zip(mixed, layout.blocks, strict=True)]
+        cells = [m[:, block.prefix :].flatten(0, 1) for m, block in zip(mixed, layout.blocks, strict=False)]
         unfolded = BlocksToPack.apply(torch.cat(cells), layout.cell_of_token)[None]
+        for unused in mixed[len(blocks) :]:
+            unfolded = unfolded + 0 * unused.sum()  # so that its backward runs too
         return unfolded if isinstance(outputs[0], Tensor) else (unfolded, *outputs[0][1:])
 
     return folded
+
+
+def run_as_often_on_all_ranks(decoder: Any, largest: Callable[[int], int]) -> None:
+    """From now on every mixer runs as often as on the rank with the most blocks. Under ZeRO 3 a run gathers weights, in
+    which all ranks take part. `largest` returns the largest number of all ranks."""
+    decoder.largest_on_ranks = largest
+
+
+def set_runs(decoder: Any) -> None:
+    """Sets how often each mixer runs for the pack of `pack_layout`."""
+    if largest := vars(decoder).get("largest_on_ranks"):
+        decoder.mixer_runs = largest(len(decoder.pack_layout.blocks))
 
 
 def find_mixers(decoder: Any) -> set[type[nn.Module]]:

@@ -27,6 +27,7 @@ class ZeroEngine:
         import torch
         from deepspeed.accelerator import get_accelerator
 
+        from rlsys.packs.mixers import run_as_often_on_all_ranks
         from rlsys.packs.sequence_parallel import split_sequences
         from workers.learner.guarded_adamw import GuardedAdamW
         from workers.learner.partitioning import is_partitioned, zero_init
@@ -54,9 +55,19 @@ class ZeroEngine:
         self.engine.enable_backward_allreduce = self.ranks > 1 or settings.zero_stage > 0
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
+        if settings.zero_stage == 3 and self.ranks > 1 and model.decoder.mixers:
+            run_as_often_on_all_ranks(model.decoder, self.largest)
         if settings.sequence_parallel > 1:
             group = create_sequence_group(settings.sequence_parallel, limit_of_waiting(timeout_s))
             split_sequences(model.decoder, group)
+
+    def largest(self, number: int) -> int:
+        """The largest number of all ranks."""
+        import torch
+
+        largest = torch.tensor(number, device=self.engine.device)
+        self.deepspeed.comm.all_reduce(largest, op=self.deepspeed.comm.ReduceOp.MAX)
+        return int(largest)
 
     def forward_all(self, packs: list[Pack], **options: bool) -> list[Any]:
         """Returns the model's output for each pack, without gradients."""

@@ -16,7 +16,7 @@ from rlsys.packs.decoder import let_model_find_decoder
 from rlsys.packs.layout import build_layout
 from rlsys.packs.logit_transform import UNCHANGED
 from rlsys.packs.logprobs import PackedLogprobs
-from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent, run_probe
+from rlsys.packs.mixers import find_mixers, fold_mixers, refuse_inconsistent, run_as_often_on_all_ranks, run_probe
 from rlsys.packs.packing import pack
 from rlsys.packs.proof import in_float32, prove_packing
 from rlsys.packs.small_windows import computes_large_windows
@@ -193,6 +193,22 @@ def prove(packed: PackedLogprobs) -> None:
     for precision in (nullcontext(), in_float32(decoder, head)):
         with precision:
             prove_packing(type(packed.lm).__name__, decoder, lambda p: packed(p)[0], lambda p: packed(p, plain=True)[0])
+
+
+@pytest.mark.parametrize("family", ["lfm2", "nemotron_h", "qwen3_5_text"])
+def test_mixers_that_run_as_often_as_on_another_rank_compute_the_same(family):
+    packed, pack = make_packed(build_family(family)), one_pack(share_prompts=False)
+    logprobs = packed(pack)[0]
+    slopes = gradients(packed.lm, logprobs)
+    runs = []
+    for module in packed.decoder.modules():
+        if type(module).__name__ in packed.decoder.mixers:
+            module.out_proj.register_forward_hook(lambda *_: runs.append(1))
+    run_as_often_on_all_ranks(packed.decoder, lambda number: number + 3)
+    again = packed(pack)[0]
+    assert len(runs) == len(packed.decoder.pack_layout.blocks) + 3
+    torch.testing.assert_close(again, logprobs, rtol=0, atol=0)
+    torch.testing.assert_close(gradients(packed.lm, again), slopes, rtol=1e-6, atol=1e-6)
 
 
 def test_modules_that_treat_each_token_by_itself_are_no_mixers():
