@@ -63,7 +63,8 @@ def run_on_blocks(forward: Callable[..., Any], decoder: Any) -> Callable[..., An
 def run_as_often_on_all_ranks(decoder: Any, largest: Callable[[int], int]) -> None:
     """From now on every mixer runs as often as on the rank with the most blocks. Under ZeRO 3 a run gathers weights, in
     which all ranks take part. `largest` returns the largest number of all ranks."""
-    decoder.largest_on_ranks = largest
+    if vars(decoder).get("mixers"):
+        decoder.largest_on_ranks = largest
 
 
 def set_runs(decoder: Any) -> None:

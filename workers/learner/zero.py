@@ -55,7 +55,7 @@ class ZeroEngine:
         self.engine.enable_backward_allreduce = self.ranks > 1 or settings.zero_stage > 0
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
-        if settings.zero_stage == 3 and self.ranks > 1 and model.decoder.mixers:
+        if settings.zero_stage == 3 and self.ranks > 1:
             run_as_often_on_all_ranks(model.decoder, self.largest)
         if settings.sequence_parallel > 1:
             group = create_sequence_group(settings.sequence_parallel, limit_of_waiting(timeout_s))
