@@ -24,6 +24,7 @@ from docs import lay_out
 from killing import ROOT, tidy
 from published import all_of_them
 from tiny_gguf import make_tensors, write_gguf
+from tiny_multimodal import FAMILIES, save_whole
 from typed import Typed
 
 from launch.cli import commands as rlsys
@@ -58,6 +59,8 @@ def place(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(undisturbed / "samples" / "eval-000010.parquet", folder / "after.parquet")
     all_of_them(folder, folder / "home")
     write_gguf(folder / "model.gguf", make_tensors())
+    text, vision, _ = FAMILIES["gemma3"]
+    save_whole("gemma3", folder / "models" / "gemma-3-4b-it", text, vision)
     shutil.copy(ROOT / "LICENSE", folder)
     return folder
 

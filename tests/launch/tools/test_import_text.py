@@ -11,47 +11,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
+from tiny_multimodal import FAMILIES, MROPE, QWEN_VISION, TEXT, save_whole
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from launch.cli import commands
 from launch.tools.imports import text_model
 from rlsys.config.schema import ConfigError
 from rlsys.models.support import architecture_problem
-from rlsys.tasks.zigzag import make_tokenizer
-
-VOCABULARY = 128
-TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "pad_token_id": 0,
-}
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
-MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
-FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "gemma3": (TEXT, VISION, "gemma3_text"),
-    "qwen3_5": (TEXT | {"layer_types": ["linear_attention", "full_attention"]}, QWEN_VISION, "qwen3_5_text"),
-    "mistral3": (TEXT, VISION, "mistral"),
-    "llama4": (
-        TEXT | {"num_local_experts": 2, "intermediate_size_mlp": 96},
-        VISION | {"vision_output_dim": 32},
-        "llama4_text",
-    ),
-    "qwen3_vl": (TEXT | MROPE, QWEN_VISION, "qwen3"),
-    "qwen2_5_vl": (TEXT | MROPE, QWEN_VISION, "qwen2"),
-}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -63,15 +29,6 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     output, error = run(f"dir:{folder / 'whole'}", folder / "text")
     assert error is None, (output, error)
     return request.param, folder / "whole", folder / "text", output
-
-
-def save_whole(family: str, folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, text_config=text, vision_config=vision)
-    model = AutoModelForMultimodalLM.from_config(config)
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 5]}))
 
 
 def run(*arguments: Any) -> tuple[str, BaseException | None]:
