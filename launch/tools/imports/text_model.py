@@ -5,6 +5,7 @@ the same log-probs.
 """
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def write_text_model(source: Path, folder: Path) -> list[str]:
     settings = read_config(source)
-    if "quantization_config" in settings | (settings.get("text_config") or {}):
+    if (settings | (settings.get("text_config") or {})).get("quantization_config"):
         raise ConfigError(f"{source} is quantized. Import the original, in bfloat16 or float32.")
     require_space(folder, sum(file.stat().st_size for file in source.glob("*.safetensors")))
     try:
@@ -95,7 +96,7 @@ def take_text(source: Path, folder: Path) -> list[str]:
     del whole
     text = load_whole(folder, AutoModelForCausalLM)
     gap = float((logprobs(text, ids) - wanted).abs().max())
-    if gap != gap:
+    if math.isnan(gap):
         raise ConfigError("The model computes NaN: its weights are damaged. Download them again.")
     if gap > LARGEST_GAP:
         raise ConfigError(
