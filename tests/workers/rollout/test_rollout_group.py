@@ -20,6 +20,7 @@ from rlsys.packs.packing import pack, unpack
 from rlsys.types import Columns, Sample
 from workers.learner.model import load_packed
 from workers.learner.policy import PolicyGroup
+from workers.rollout.generation import Generation
 from workers.rollout.rollout_group import RolloutGroup
 from workers.sync.layout import BUCKET_BYTES
 
@@ -233,7 +234,8 @@ def test_in_flight_an_unfinished_sample_goes_on_with_the_new_weights(
         packs = pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights)
         policy.update(packs, 1e-2, 0.0)
     with ThreadPoolExecutor(1) as other:
-        stream = group.generate(wanted)
+        # The engine decodes 6 at a time and always has more, however late a busy driver sends them.
+        stream = Generation(wanted, group.workers, group.watchdog, 60, lambda: 0.0).run()
         samples = next(stream)
         sync = other.submit(policy.sync, 2)
         samples += [s for chunk in stream for s in chunk]
@@ -255,8 +257,7 @@ def test_in_flight_an_unfinished_sample_goes_on_with_the_new_weights(
             assert np.abs(s.logprobs - new).max() < 1e-4, "and so have those of version 2"
         elif later.any():
             assert np.abs(s.logprobs - old)[later].max() > 1e-3, "other weights have sampled the rest"
-    assert kinds >= {(True, False), (False, True)}
-    assert repeat > 1 or (True, True) in kinds
+    assert kinds == {(True, False), (True, True), (False, True)}
 
 
 def test_a_sample_that_was_stopped_early_continues_as_if_it_had_not_been(
