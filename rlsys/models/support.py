@@ -68,12 +68,25 @@ def architecture_problem(settings: dict[str, Any]) -> str:
             f"{settings['model_type']} models draw experts at random while they are trained, and rlsys computes a model in "
             "training as in sampling. Use another model."
         )
+    if method := quantization(settings):
+        return (
+            f"its weights are quantized ({method}), and rlsys trains and sends weights as they are. Use the model that they "
+            "were made from, in bfloat16 or float32."
+        )
     if not has_more_than_text(settings):
         return ""
     return (
         f"{settings.get('model_type')} models take images or sound too, and rlsys trains models of text alone. Keep the text "
         "model: rlsys import hf:NAME OUT, or dir:PATH OUT. Then name OUT here."
     )
+
+
+def quantization(settings: dict[str, Any]) -> str:
+    """The method by which weights were quantized; empty if they were not."""
+    for part in (settings, settings.get("text_config")):
+        if isinstance(part, dict) and (options := part.get("quantization_config")):
+            return str(options.get("quant_method", "by an unknown method"))
+    return ""
 
 
 def has_more_than_text(settings: dict[str, Any]) -> bool:

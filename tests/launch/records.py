@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CODE = ("rlsys", "workers", "launch", "configs")
-LIMIT = 180  # commits that changed code since an acceptable record was made
+LIMIT = 120  # commits that changed code since an acceptable record was made
 CHANGES = "+changes"  # after the commit, if code was changed and not committed
 SENTENCE = re.compile(r"\bcommit `([0-9a-f]{7,40})`")
 CELL = re.compile(r"`([0-9a-f]{7,40})`")

@@ -517,6 +517,15 @@ def test_a_model_that_draws_experts_while_it_is_trained_is_refused_as_policy_and
     assert "reference.path: phimoe models draw" in refused("", reference, "reference.kl_coef=0.1")[0]
 
 
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_a_model_whose_weights_are_quantized_is_refused_as_policy_and_reference(refused, model, method):
+    path = model(json.dumps({"model_type": "qwen3", "quantization_config": {"quant_method": method}}))
+    [found] = refused("", path)
+    assert found.startswith(f"model.path: its weights are quantized ({method})")
+    [found, *_] = refused("", path.replace("model.path", "reference.path"), "reference.kl_coef=0.1")
+    assert found.startswith(f"reference.path: its weights are quantized ({method})")
+
+
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_5", "llama4", "mistral3"])
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_model_of_text_and_images_is_refused(refused, tmp_path, family, device):

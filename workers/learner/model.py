@@ -186,6 +186,17 @@ def switch_off_randomness(options: Any) -> None:
             switch_off_randomness(value)
 
 
+def with_randomness(settings: dict[str, Any], authors: dict[str, Any]) -> dict[str, Any]:
+    """A config.json with the rates that were switched off, as its authors had them."""
+    restored = dict(settings)
+    for name, value in authors.items():
+        if isinstance(value, dict) and isinstance(settings.get(name), dict):
+            restored[name] = with_randomness(settings[name], value)
+        elif isinstance(value, float) and value and RANDOM_OPTIONS.search(name):
+            restored[name] = value
+    return restored
+
+
 def compile_layers(lm: Any) -> None:
     """Compiles each layer for any number of tokens. Layers are alike, so what is compiled for one serves all."""
     compiling.allow_compiling("policy.compile", "policy.compile false")

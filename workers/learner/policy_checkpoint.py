@@ -5,6 +5,7 @@ optimizer/   part-00000-of-00002.safetensors, …: Adam's state, and the fp32 we
              because it is in bfloat16, or transformers stores the tensors in another form, or it is an adapter
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlsys.config.schema import Config
 from rlsys.models.adapters import WEIGHTS
 from rlsys.packs.lora import adapted_layers, trained_parameters
 from workers.learner.adapter_files import peft_name, require_base, require_kind, write_adapter_files
+from workers.learner.model import with_randomness
 from workers.learner.model_shards import MAX_FILE, num_bytes, saved_tensors, split_into_files, write_index
 from workers.learner.tensor_files import TensorFiles
 from workers.learner.zero import ZeroEngine
@@ -77,29 +79,33 @@ def gather_weights(zero: ZeroEngine, lm: Any) -> dict[str, Any]:
 
 def write_model_files(zero: ZeroEngine, lm: Any, source: str, config: Config, fingerprint: str, folder: Path) -> None:
     """Writes all of `model/` except the weights. `fingerprint`: of the base of adapters."""
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     if config.policy.lora.rank:
         write_adapter_files(lm, config.policy.lora, source, fingerprint, folder)
     else:
-        write_model_settings(lm, folder)
+        authors = AutoConfig.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
+        write_model_settings(lm, authors, folder)
         tensors = saved_tensors(lm)
         write_index(lm, tensors, model_files(tensors, zero), folder)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
     tokenizer.save_pretrained(folder)
 
 
-def write_model_settings(lm: Any, folder: Path) -> None:
-    """Writes config.json and generation_config.json."""
+def write_model_settings(lm: Any, authors: Any, folder: Path) -> None:
+    """Writes config.json, with the rates of dropout that its authors gave the model, and generation_config.json."""
     # The generation config stays as the model's authors wrote it. transformers refuses to write some that it can read.
     generation_config, lm.generation_config = lm.generation_config, type(lm.generation_config)()
-    with TemporaryDirectory() as settings:  # `save_pretrained` would delete the files with weights
-        lm.save_pretrained(settings, state_dict={})
-        for file in Path(settings).iterdir():
+    with TemporaryDirectory() as written:  # `save_pretrained` would delete the files with weights
+        lm.save_pretrained(written, state_dict={})
+        for file in Path(written).iterdir():
             if file.suffix != ".safetensors":
                 shutil.copy(file, folder)
     lm.generation_config = generation_config
     generation_config.to_json_file(folder / "generation_config.json")
+    file = folder / "config.json"
+    settings = with_randomness(json.loads(file.read_text()), authors.to_dict())
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
 def load_state(zero: ZeroEngine, lm: Any, source: str, fingerprint: str, folder: Path) -> None:

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from launch.tools.imports.text_model import keep_text_alone, takes_more_than_text
+from launch.tools.imports.text_model import keep_text_alone, require_trainable, takes_more_than_text
 from launch.tools.imports.trained_directory import one_line, require_space
 from rlsys.config.schema import ConfigError
 
@@ -23,6 +23,8 @@ def import_from_hub(name: str, folder: Path) -> list[str]:
         )
         require_weights(name, [file.filename for file in files])
         require_space(folder, sum(file.file_size or 0 for file in files))
+        snapshot_download(name, local_dir=folder, allow_patterns=["config.json"])
+        require_trainable(folder, name)
         snapshot_download(name, local_dir=folder, allow_patterns=PATTERNS, ignore_patterns=IGNORED)
     except GatedRepoError:
         raise ConfigError(f"{name} is gated. Accept its license at {page}, then log in: hf auth login") from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from launch.tools.imports.trained_directory import load_tokenizer, load_whole, one_line, require_space
 from rlsys.config.schema import ConfigError
-from rlsys.models.support import has_more_than_text
+from rlsys.models.support import has_more_than_text, model_problem, quantization
 
 # Without images, these compute what the models of text compute; transformers has no class for them alone.
 SAME_ON_TEXT = {
@@ -36,6 +36,7 @@ def import_directory(name: str, folder: Path) -> list[str]:
     source = Path(name).expanduser()
     if not takes_more_than_text(source):
         raise ConfigError(f"{source} is a model of text already: name it in model.path.")
+    require_trainable(source, name)
     return [f"from {source.resolve()}", *write_text_model(source, folder)]
 
 
@@ -64,10 +65,33 @@ def read_config(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def require_trainable(source: Path, name: str) -> None:
+    """Raises `ConfigError` if config.json alone says that its text cannot be trained: weights take long to come."""
+    settings = read_config(source)
+    trained = settings if quantization(settings) else text_settings(source)
+    if problem := model_problem(trained, "gpu", verify=False):
+        raise ConfigError(f"{name}: {problem}")
+
+
+def text_settings(source: Path) -> dict[str, Any]:
+    """The config.json of the text model, with nothing but the config.json of the whole one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForMultimodalLM
+
+    if not has_more_than_text(settings := read_config(source)):
+        return settings
+    try:
+        with torch.device("meta"):
+            whole = AutoModelForMultimodalLM.from_config(AutoConfig.from_pretrained(source))
+        return dict(text_model_of(whole).config.to_dict())
+    except ConfigError:
+        raise
+    except Exception:  # some can be built with their weights only; `take_text` says what is wrong with others
+        return {}
+
+
 def write_text_model(source: Path, folder: Path) -> list[str]:
     settings = read_config(source)
-    if (settings | (settings.get("text_config") or {})).get("quantization_config"):
-        raise ConfigError(f"{source} is quantized. Import the original, in bfloat16 or float32.")
     require_space(folder, sum(file.stat().st_size for file in source.glob("*.safetensors")))
     try:
         facts = take_text(source, folder)

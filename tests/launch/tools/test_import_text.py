@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
-from tiny_multimodal import FAMILIES, MROPE, QWEN_VISION, TEXT, save_whole
+from tiny_multimodal import FAMILIES, MROPE, QWEN_VISION, TEXT, VISION, save_whole
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from launch.cli import commands
@@ -54,23 +56,63 @@ def test_the_text_model_is_trainable_and_computes_what_the_whole_one_does(
         assert settings["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e4}, "vLLM asks for images else"
 
 
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[str]]:
+    """Has the hub's client copy from a directory. Returns the list of files that it has copied."""
+
+    def serve(source: Path) -> list[str]:
+        copied: list[str] = []
+
+        def download(
+            name: str, local_dir: Path, allow_patterns: list[str], ignore_patterns: Any = None, dry_run: bool = False
+        ) -> list[Any]:
+            files = [f for f in source.iterdir() if any(fnmatch(f.name, pattern) for pattern in allow_patterns)]
+            if not dry_run:
+                local_dir.mkdir(exist_ok=True)
+                copied.extend(Path(shutil.copy(file, local_dir)).name for file in files)
+            return [SimpleNamespace(filename=file.name, file_size=file.stat().st_size) for file in files]
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+        return copied
+
+    return serve
+
+
 def test_a_model_of_the_hub_is_replaced_by_its_text_model(
-    imported: tuple[str, Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported: tuple[str, Path, Path, str], tmp_path: Path, hub: Callable[[Path], list[str]]
 ) -> None:
     _, whole, text, _ = imported
-
-    def download(name: str, local_dir: Path, dry_run: bool = False, **patterns: Any) -> list[Any]:
-        if not dry_run:
-            shutil.copytree(whole, local_dir)
-        return [SimpleNamespace(filename=file.name, file_size=file.stat().st_size) for file in whole.iterdir()]
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    hub(whole)
     output, error = run("hf:someone/model", tmp_path / "model")
     assert error is None, output
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model"]
     one, other = (load_file(folder / "model.safetensors") for folder in (text, tmp_path / "model"))
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "sentence"),
+    [
+        ("glm4v", {}, "transformers has no class for glm4v_text models alone"),
+        (
+            "mistral3",
+            {"quantization_config": {"quant_method": "fp8"}},
+            "someone/model: its weights are quantized (fp8)",
+        ),
+        ("mistral3", {"model_type": "phimoe", "text_config": None, "vision_config": None}, "draw experts at random"),
+    ],
+)
+def test_a_model_of_the_hub_that_cannot_be_trained_is_refused_before_its_weights_are_downloaded(
+    family: str, options: dict[str, Any], sentence: str, tmp_path: Path, hub: Callable[[Path], list[str]]
+) -> None:
+    save_whole(family, tmp_path / "whole", TEXT | MROPE, QWEN_VISION if family == "glm4v" else VISION)
+    file = tmp_path / "whole" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | options))
+    copied = hub(tmp_path / "whole")
+    assert sentence in refused("hf:someone/model", tmp_path / "model")
+    assert copied == ["config.json"]
+    assert [folder.name for folder in tmp_path.iterdir()] == ["whole"]
 
 
 def refused(*arguments: Any) -> str:
@@ -140,7 +182,7 @@ def test_damaged_and_quantized_models_are_refused(tmp_path: Path) -> None:
     assert "The model cannot be loaded" in refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
     config = tmp_path / "whole" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
-    assert "is quantized. Import the original" in refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
+    assert "its weights are quantized (fp8)" in refused(f"dir:{tmp_path / 'whole'}", tmp_path / "out")
     config.write_text("[]")
     assert "config.json is not a model's: it has no model_type." in refused(
         f"dir:{tmp_path / 'whole'}", tmp_path / "out"

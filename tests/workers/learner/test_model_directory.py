@@ -104,6 +104,6 @@ def test_a_checkpoint_keeps_the_authors_generation_config(
     lm = load_packed(config, str(directory)).lm
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        write_model_settings(lm, tmp_path / name)
+        write_model_settings(lm, lm.config, tmp_path / name)
         assert authors.items() <= json.loads((tmp_path / name / "generation_config.json").read_text()).items()
         assert (tmp_path / name / "config.json").is_file()

@@ -6,14 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlsys.config.loading import load_config
+from workers.learner.model import load_packed
 from workers.learner.policy_checkpoint import copy_weights, model_files, write_model_settings
 from workers.learner.tensor_files import write_tensors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
 from families import build_family
+
+CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"
 
 
 def zero(stage: int, ranks: int) -> Any:
@@ -35,9 +40,25 @@ def test_buffers_that_belong_to_the_model_are_in_its_files(tmp_path: Path) -> No
     lm.get_buffer(name).copy_(torch.arange(lm.get_buffer(name).numel()))
     for file, tensors in copy_weights(zero(2, 1), lm, disk_format=True).items():
         write_tensors(tmp_path / file, tensors)
-    write_model_settings(lm, tmp_path)
+    write_model_settings(lm, lm.config, tmp_path)
     loaded, remarks = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not remarks["missing_keys"]
     assert not remarks["unexpected_keys"]
     assert loaded.state_dict().keys() == lm.state_dict().keys()
     assert all(torch.equal(tensor, lm.state_dict()[key]) for key, tensor in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("family", "rate"), [("seed_oss", "residual_dropout"), ("opt", "dropout"), ("mixtral", "router_jitter_noise")]
+)
+def test_a_checkpoint_keeps_the_rates_of_noise_that_training_does_without(
+    family: str, rate: str, tmp_path: Path
+) -> None:
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    build_family(family, **{rate: 0.5}).save_pretrained(source)
+    lm = load_packed(load_config(CONFIG, []), str(source)).lm
+    assert getattr(lm.config, rate) == 0
+    saved.mkdir()
+    write_model_settings(lm, AutoConfig.from_pretrained(source), saved)
+    assert (saved / "config.json").read_text() == (source / "config.json").read_text()
+    assert getattr(lm.config, rate) == 0
