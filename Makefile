@@ -112,8 +112,9 @@ soak: install  ## train 2,000 steps, and kill a random process every 20 steps of
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
 	$(BIN)/python tests/system/soak.py 400 20 0 tests/system/soak_episodes.json episodes
 
-memory: install  ## train 2,000 steps, and fail if a process grows by more than 1 MiB in 100 steps, about 10 minutes
+memory: install  ## train 2,000 steps, and 1,500 of episodes; fail if a process grows by more than 1 MiB in 100 steps, about 20 minutes
 	$(BIN)/python tests/system/soak.py 2000 0 0 tests/system/memory.json trainer.prompts_per_step=4 trainer.samples_per_prompt=4 policy.lr=5e-5
+	$(BIN)/python tests/system/soak.py 1500 0 0 tests/system/memory_episodes.json episodes trainer.prompts_per_step=4
 
 gpu:  ## on a machine with a GPU: install for it, and run all that it should show, about 25 minutes
 	$(MAKE) install PROFILE=gpu
