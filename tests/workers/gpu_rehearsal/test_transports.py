@@ -268,9 +268,9 @@ def test_a_packet_that_is_lost_ends_the_sync_after_the_limit(rehearsal: Rehearsa
 @of(NCCL)
 def test_an_engine_that_never_connects_ends_the_start(rehearsal: Rehearsal) -> None:
     rehearsal.engines.workers.actors["rollout-0"].be_late.remote(60.0)
-    rehearsal.change("cluster", start_timeout_s=8)
+    rehearsal.change("cluster", start_timeout_s=15)
     waiting = r"connecting policy and engines: .*rollout-0.* stalled: no answer for .* cluster.start_timeout_s"
-    with within(30), pytest.raises(WorkerLost, match=waiting):
+    with within(45), pytest.raises(WorkerLost, match=waiting):
         rehearsal.connect(3)
 
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from zigzag_requests import PROMPTS, generate, make_batch, make_requests, same_b
 
 from rlsys.config.schema import Config
 from rlsys.packs.packing import pack, unpack
-from rlsys.types import Columns, Sample
+from rlsys.types import Columns, Request, Sample
 from workers.learner.model import load_packed
 from workers.learner.policy import PolicyGroup
 from workers.rollout.generation import Generation
@@ -42,6 +42,12 @@ def greedy_by_transformers(model: str, tokenizer: Any, text: str) -> str:
     ids = torch.tensor([tokenizer.encode(text)])
     out = lm.generate(ids, max_new_tokens=10, do_sample=False)
     return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def generate_without_rest(group: RolloutGroup, requests: list[Request]) -> Iterator[list[Sample]]:
+    """An engine that decodes a few sequences at a time has dozens more, so it never waits for a busy driver."""
+    group.generation = Generation(requests, group.workers, group.watchdog, 60, lambda: 0.0)
+    return group.generation.run()
 
 
 @pytest.mark.parametrize(
@@ -234,8 +240,7 @@ def test_in_flight_an_unfinished_sample_goes_on_with_the_new_weights(
         packs = pack(batch, range(12), ranks=2, tokens_per_pack=256, columns=columns, weights=weights)
         policy.update(packs, 1e-2, 0.0)
     with ThreadPoolExecutor(1) as other:
-        # The engine decodes 6 at a time and always has more, however late a busy driver sends them.
-        stream = Generation(wanted, group.workers, group.watchdog, 60, lambda: 0.0).run()
+        stream = generate_without_rest(group, wanted)
         samples = next(stream)
         sync = other.submit(policy.sync, 2)
         samples += [s for chunk in stream for s in chunk]
@@ -268,7 +273,7 @@ def test_a_sample_that_was_stopped_early_continues_as_if_it_had_not_been(
     wanted = [replace(r, ignore_end=True, max_new_tokens=20 + 3 * (g % 7)) for g, r in enumerate(requests)]
     whole = generate(group, wanted)
     stopped = []
-    for chunk in group.generate(wanted):
+    for chunk in generate_without_rest(group, wanted):
         stopped += chunk
         group.stop_early()
     done = {(s.uid, s.index): s for s in stopped}
