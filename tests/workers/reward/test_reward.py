@@ -139,7 +139,7 @@ def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
         assert any(
             "judging samples: reward-0 stalled: no answer for 3 s, pending samples of 1" in text for text in notes
         ), notes
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 90
     assert read_process_info("reward-0", tmp_path) != info, "another process took its place"
 
 
