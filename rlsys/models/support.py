@@ -82,10 +82,10 @@ def architecture_problem(settings: dict[str, Any]) -> str:
 
 
 def quantization(settings: dict[str, Any]) -> str:
-    """The method by which weights were quantized; empty if they were not."""
+    """How the weights were quantized; empty if they were not."""
     for part in (settings, settings.get("text_config")):
         if isinstance(part, dict) and (options := part.get("quantization_config")):
-            return str(options.get("quant_method", "by an unknown method"))
+            return str(options.get("quant_method", "unknown method")) if isinstance(options, dict) else str(options)
     return ""
 
 

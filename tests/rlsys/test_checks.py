@@ -517,9 +517,11 @@ def test_a_model_that_draws_experts_while_it_is_trained_is_refused_as_policy_and
     assert "reference.path: phimoe models draw" in refused("", reference, "reference.kl_coef=0.1")[0]
 
 
-@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
-def test_a_model_whose_weights_are_quantized_is_refused_as_policy_and_reference(refused, model, method):
-    path = model(json.dumps({"model_type": "qwen3", "quantization_config": {"quant_method": method}}))
+@pytest.mark.parametrize(
+    ("options", "method"), [({"quant_method": "fp8"}, "fp8"), ({"bits": 4}, "unknown method"), ("awq", "awq")]
+)
+def test_a_model_whose_weights_are_quantized_is_refused_as_policy_and_reference(refused, model, options, method):
+    path = model(json.dumps({"model_type": "qwen3", "quantization_config": options}))
     [found] = refused("", path)
     assert found.startswith(f"model.path: its weights are quantized ({method})")
     [found, *_] = refused("", path.replace("model.path", "reference.path"), "reference.kl_coef=0.1")

@@ -68,18 +68,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 def require_trainable(source: Path, name: str) -> None:
     """Raises `ConfigError` if config.json alone says that its text cannot be trained: weights take long to come."""
     settings = read_config(source)
-    trained = settings if quantization(settings) else text_settings(source)
+    trained = settings if quantization(settings) or not has_more_than_text(settings) else text_settings(source)
     if problem := model_problem(trained, "gpu", verify=False):
         raise ConfigError(f"{name}: {problem}")
 
 
 def text_settings(source: Path) -> dict[str, Any]:
-    """The config.json of the text model, with nothing but the config.json of the whole one."""
+    """The config.json of the text model within another, by the config.json of that one."""
     import torch
     from transformers import AutoConfig, AutoModelForMultimodalLM
 
-    if not has_more_than_text(settings := read_config(source)):
-        return settings
     try:
         with torch.device("meta"):
             whole = AutoModelForMultimodalLM.from_config(AutoConfig.from_pretrained(source))
