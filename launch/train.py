@@ -14,7 +14,7 @@ from launch import datasets
 from launch.printing import make_table, print_line
 from rlsys.checks.unused import find_unused_options
 from rlsys.config.schema import Config, ConfigError
-from rlsys.runs.checkpoint import Checkpoints
+from rlsys.runs.checkpoint import Checkpoints, SavedCheckpoint
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
 from rlsys.runs.errors import StepAbandoned
 from rlsys.runs.progress import Progress, format_scores
@@ -43,19 +43,21 @@ def train(config: Config, console: Console, *, command: str = "the same command"
             run.record_event("restart", cause=cause)
         else:
             print_line(console, f"run directory {run.path}")
-        done = finished_steps(config, run, console)
+        checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
+        newest = checkpoints.load_newest(lambda text: print_line(console, text))
+        done = newest.state.step if newest and not newest.state.pending_metrics else 0
         if done >= last:
             clean_up_after_last_step(run)
             outcome = f"finished: {done} steps are done. To go on, set a larger trainer.steps; to start again, another run.dir."
             print_line(console, outcome)
         else:
             with Progress(console, last) as progress:
-                done = run_training(config, run, progress, stop)
+                done = run_training(config, run, progress, stop, newest)
         if done >= last:
             return print_summary(run, console)
         run.record_event("stop", cause="stop requested", step=done)
         saved = f"stopped after step {done}, which is saved. Resume with: {command}"
-        print_line(console, saved if done else f"stopped before the first step was done. Start again with: {command}")
+        print_line(console, saved if done else f"stopped before a step was saved. Start again with: {command}")
     except BaseException as error:
         with contextlib.suppress(OSError):  # a full disk: the error that is raised says so
             run.record_event("stop", cause=f"{type(error).__name__}: {error}"[:2000])
@@ -73,13 +75,6 @@ def refuse_job_folder(run: Path) -> None:
         )
 
 
-def finished_steps(config: Config, run: RunDirectory, console: Console) -> int:
-    """The step of the newest checkpoint, unless its evaluation is still to be done."""
-    checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep_last)
-    newest = checkpoints.load_newest(lambda text: print_line(console, text))
-    return newest.state.step if newest and not newest.state.pending_metrics else 0
-
-
 def clean_up_after_last_step(run: RunDirectory) -> None:
     """Removes what a driver that was killed after its last step has left behind."""
     from launch.ray_session.leftovers import remove_leftovers
@@ -89,8 +84,10 @@ def clean_up_after_last_step(run: RunDirectory) -> None:
     clear_registry(run.logs)
 
 
-def run_training(config: Config, run: RunDirectory, progress: Progress, stop: StopSignal) -> int:
-    """Starts the workers and trains. Returns the last step that is done and saved."""
+def run_training(
+    config: Config, run: RunDirectory, progress: Progress, stop: StopSignal, newest: SavedCheckpoint | None
+) -> int:
+    """Starts the workers and trains, from the newest checkpoint. Returns the last step that is done and saved."""
     from launch.cluster import find_control_tokens, running_cluster
     from workers.supervision.watchdog import Watchdog
 
@@ -113,7 +110,7 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
             assert cluster.policy is not None
             if config.tracking.ray:
                 tracking.add_tracker("ray", make_ray_metrics(config, run, cluster))
-            done = Trainer(
+            trainer = Trainer(
                 config,
                 train=prompts.train,
                 evals=prompts.held_out,
@@ -127,10 +124,17 @@ def run_training(config: Config, run: RunDirectory, progress: Progress, stop: St
                 stop=stop,
                 control_tokens=find_control_tokens(config, cluster.tokenizer, cluster.limits.vocabulary),
                 share_prompts=not cluster.policy.mixers,  # which compute a prompt for each completion
-            ).run()
+                newest=newest,
+            )
+            done = trainer.run()
+            if lost := trainer.state.step - done:
+                progress.note(
+                    f"{lost} finished steps could not be saved within run.grace_s ({config.run.grace_s:g}) of the request "
+                    "to stop, and run again. A lower checkpoint.every loses fewer"
+                )
             progress.note("stopping")
     except StepAbandoned:  # while the workers started
-        return Checkpoints(run.path / "checkpoints", 0).last_step
+        return newest.state.step if newest else 0
     if done == config.trainer.steps:
         run.record_event("done", step=done)
     return done

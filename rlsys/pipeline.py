@@ -73,10 +73,12 @@ class Pipeline:
         thread: Executor | None = None,
     ):
         self.collect, self.last, self.schedule = collect, last, schedule
+        self.first = first
         self.next_step = first  # whose batch is handed out next
         self.next_start = first + len(ready)  # whose batch is started next
         self.started: deque[Future[Batch]] = deque(done(batch) for batch in ready)
         self.started_before: list[Future[Batch]] = []  # what was started when the last batch was asked for
+        self.versions: dict[int, int] = {}  # of the weights that engines had when they began a batch
         # One thread: batches are sampled in order.
         self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="collect")
 
@@ -84,6 +86,7 @@ class Pipeline:
         self.started_before = list(self.started)
         while self.next_start <= min(self.schedule.last_startable_step(self.next_step), self.last):
             self.started.append(self.thread.submit(self.collect, self.next_start))
+            self.versions[self.next_start] = max(self.schedule.version_after(self.next_step - 1), self.first - 1)
             self.next_start += 1
         self.next_step += 1
         return self.started.popleft().result()
@@ -102,6 +105,11 @@ class Pipeline:
         """The batches behind step `after` that are sampled already, up to the first that is not or that failed."""
         finished = takewhile(lambda batch: batch.done() and not batch.exception(), self._ahead_of(after))
         return [batch.result() for batch in finished]
+
+    def given_up(self, *, after: int) -> list[int]:
+        """The unfinished batches behind step `after` that a run resumed there samples from newer weights."""
+        ahead = range(after + 1, after + 1 + len(self._ahead_of(after)))
+        return [batch for batch in ahead[len(self.finished_ahead(after=after)) :] if self.versions[batch] < after]
 
     def _ahead_of(self, step: int) -> list[Future[Batch]]:
         """Started batches behind a finished step. The one handed out last counts too, if its step is not finished."""

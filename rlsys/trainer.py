@@ -6,7 +6,7 @@ prompts ─▶ rollout ─▶ reward ─▶ score ─▶ credit by uid ─▶ pa
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from rlsys.numerics import agreement
 from rlsys.packs.packing import pack
 from rlsys.pipeline import Pipeline, SyncSchedule
 from rlsys.runs.best_step import BestStep
+from rlsys.runs.checkpoint import SavedCheckpoint
 from rlsys.runs.checkpointing import Checkpointing
 from rlsys.runs.errors import NothingToLearn, StepAbandoned, TooManyRewardFailures
 from rlsys.runs.run_log import RunLog
@@ -57,8 +58,12 @@ class Trainer:
         stop: StopSignal | None = None,
         control_tokens: Mapping[int, float] | None = None,
         share_prompts: bool = True,
+        newest: SavedCheckpoint | None = None,
     ):
-        """`control_tokens`: algorithm.control_tokens, by their ids. `share_prompts` within a pack."""
+        """`control_tokens`: algorithm.control_tokens, by their ids. `share_prompts` within a pack.
+
+        `newest`: the checkpoint to go on from, if it was read already.
+        """
         self.config, self.log, self.stop = config, log, stop or StopSignal()
         self.rollout, self.policy, self.reference, self.explain = rollout, policy, reference, explain
         budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
@@ -72,7 +77,7 @@ class Trainer:
         learners: list[Learner] = [policy, critic] if critic else [policy]
         if reference and config.reference.refresh_every:
             learners.append(reference)
-        self.checkpointing = Checkpointing(log, learners, keep_last=config.checkpoint.keep_last)
+        self.checkpointing = Checkpointing(log, learners, keep_last=config.checkpoint.keep_last, newest=newest)
         self.schedule = SyncSchedule.from_config(config)
         self.state = RunState(kl_coef=config.reference.kl_coef, best=BestStep(config.checkpoint.keep_best))
 
@@ -112,30 +117,38 @@ class Trainer:
             self.save()  # the weights are good
             self.checkpointing.commit(wait=True)
             raise
+        return self.save_last()
+
+    def save_last(self) -> int:
+        """Saves the last finished step of a run that ends here. Returns the step that is saved."""
+        step = self.state.step
         try:
+            self.wait_for_batches_ahead()
             self.stop.saving = True
             self.save()
             self.checkpointing.commit(wait=True)
         except StepAbandoned:
             return self.checkpointing.committed_step
-        return self.state.step
+        if given_up := self.pipeline.given_up(after=step):
+            self.log.event("batches given up", step=step, batches=given_up)
+            self.log.note(
+                f"batches {given_up} were not sampled in time. They will be sampled from the weights of step {step}, which "
+                "are newer than theirs were: the resumed run is not the same, number for number, as one that never stopped"
+            )
+        return step
 
     @recorded(step_facts, name="step")
     def run_step(self, step: int) -> None:
         """Trains a step, writes its metrics, then saves. A step that is killed in between runs again."""
         best = self.state.best
-        metrics = self.train_step(step)
-        if self.evaluator.is_due(step):
-            self.state = replace(self.state, pending_metrics=metrics)
-            self.run_pending_evaluation()
-        else:
-            self.record(metrics)
+        self.train_step(step)
+        self.run_pending_evaluation()
         every = self.config.checkpoint.every
         if self.state.best != best or step == self.config.trainer.steps or (every and step % every == 0):
             self.save()
         self.checkpointing.commit(wait=False)
 
-    def train_step(self, step: int) -> Metrics:
+    def train_step(self, step: int) -> None:
         timer = PhaseTimer(lambda phase: self.log.show_phase(f"step {step}: {phase}"))
         with timer("rollout"):
             batch = self.pipeline.next()  # at most `max_lag` updates old
@@ -152,15 +165,20 @@ class Trainer:
         metrics = step_metrics(step, batch, credit, updates, by_component=self.batches.by_component)
         require_agreement(self.config, step, metrics)
 
-        self.sync_weights_if_due(step, timer)
         self.refresh_reference_if_due(step)
         if self.scoring.has_reference:
             metrics["kl_coef"] = self.state.kl_coef
         kl_coef = self.adapt_kl_coef(metrics) if updates.policy else self.state.kl_coef
+        # From here on the step is finished: a stop saves it, and a resumed run syncs and evaluates its weights.
         self.state = self.state.after(
             step, batch, kl_coef=kl_coef, policy_skips=updates.policy_skips, critic_skips=updates.critic_skips
         )
-        metrics |= timer.metrics() | {"sync/version": self.schedule.version_after(step)}
+        self.state = replace(self.state, pending_metrics=self.timed(step, metrics, timer))
+        self.sync_weights_if_due(step, timer)
+        self.state = replace(self.state, pending_metrics=self.timed(step, metrics, timer))
+
+    def timed(self, step: int, metrics: Metrics, timer: PhaseTimer) -> Metrics:
+        metrics = metrics | timer.metrics() | {"sync/version": self.schedule.version_after(step)}
         return metrics | {"tokens_per_second": metrics["tokens"] / metrics["time/step"]}
 
     def sync_weights_if_due(self, step: int, timer: PhaseTimer) -> None:
@@ -200,7 +218,8 @@ class Trainer:
         self.state = replace(self.state, pending_metrics={}, best=best)
 
     def run_pending_evaluation(self) -> Metrics:
-        metrics = self.state.pending_metrics | self.evaluator.evaluate(self.state.step)
+        """Completes the last finished step: evaluates it if that is due, and writes its metrics."""
+        metrics = self.state.pending_metrics | self.evaluator.evaluate_if_due(self.state.step)
         self.record(metrics)
         return metrics
 
@@ -221,10 +240,15 @@ class Trainer:
         if step <= self.checkpointing.saved_step:
             return
         self.log.show_phase(f"step {step}: checkpoint")
+        self.wait_for_batches_ahead()
         self.checkpointing.finish_previous()
-        if not self.config.pipeline.in_flight:  # unfinished batches could not be sampled again from newer weights
-            self.pipeline.wait_until_idle(after=step)
         self.checkpointing.begin(self.state, self.pipeline.finished_ahead(after=step))
+
+    def wait_for_batches_ahead(self) -> None:
+        """Waits for batches that a resumed run would sample from newer weights, at most until a stop's grace is over."""
+        if not self.config.pipeline.in_flight:
+            with suppress(StepAbandoned):
+                self.pipeline.wait_until_idle(after=self.state.step)
 
     def restore(self) -> list[Batch]:
         """Goes back to the newest undamaged checkpoint, if there is one. Returns the batches sampled ahead of it."""

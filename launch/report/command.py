@@ -22,7 +22,7 @@ from launch.report.sample_pieces import (
 )
 from launch.report.token_texts import load_token_texts
 from rlsys.config.schema import ConfigError
-from rlsys.runs.directory import write_atomically
+from rlsys.runs.disk import write_atomically
 from rlsys.runs.errors import describe_disk_error
 
 

@@ -16,16 +16,17 @@ class Evaluator:
 
     def is_due(self, step: int) -> bool:
         every = self.config.eval.every
-        return step == self.config.trainer.steps or bool(every and step % every == 0)
+        return step in (0, self.config.trainer.steps) or bool(every and step % every == 0)
 
     def needs_engines(self, step: int) -> bool:
         """True if the engines must have the weights of this step."""
         return bool(self.sets) and self.is_due(step)
 
+    def evaluate_if_due(self, step: int) -> Metrics:
+        return self.evaluate(step) if self.needs_engines(step) else {}
+
     @recorded(step_facts, name="evaluation")
     def evaluate(self, step: int) -> Metrics:
-        if not self.sets:
-            return {}
         self.log.show_phase(f"step {step}: evaluation")
         self.collector.rollout.wake()
         evaluation = evaluate(

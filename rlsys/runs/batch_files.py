@@ -5,13 +5,13 @@ the file of samples uses the rows, and it stores them in the same way.
 """
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlsys.runs.disk import write_synced
 from rlsys.runs.samples import to_json
 from rlsys.types import Batch, Episode, Observation, Prompt, Sample, Verdict
 
@@ -112,10 +112,3 @@ def transcript(sample: Sample) -> tuple[list[Any], list[float]] | None:
 
 def concat(parts: list[Any], kind: Any) -> Any:
     return np.concatenate([np.zeros(0, dtype=kind), *parts]).astype(kind)
-
-
-def write_synced(file: Path, data: bytes) -> None:
-    with file.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())

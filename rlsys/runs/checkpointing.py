@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rlsys.interfaces import Learner
-from rlsys.runs.checkpoint import Checkpoints
+from rlsys.runs.checkpoint import Checkpoints, SavedCheckpoint
 from rlsys.runs.run_log import RunLog
 from rlsys.runs.state import RunState
 from rlsys.types import Batch
@@ -12,14 +12,16 @@ from rlsys.types import Batch
 class Checkpointing:
     """`begin` copies the state, workers write it while training goes on, `commit` puts the whole in place."""
 
-    def __init__(self, log: RunLog, learners: Sequence[Learner], *, keep_last: int):
-        self.log, self.learners = log, learners
+    def __init__(
+        self, log: RunLog, learners: Sequence[Learner], *, keep_last: int, newest: SavedCheckpoint | None = None
+    ):
+        self.log, self.learners, self.newest = log, learners, newest
         self.files = Checkpoints(log.run.path / "checkpoints", keep_last)
         self.saved_step = 0  # the last one whose state has been copied by every learner
 
     def restore(self) -> tuple[RunState, list[Batch]] | None:
         """Loads the newest undamaged checkpoint into the learners. Returns its state, and the batches sampled ahead."""
-        checkpoint = self.files.load_newest(self.log.note)
+        checkpoint, self.newest = self.newest or self.files.load_newest(self.log.note), None
         if checkpoint is None:
             return None
         for learner in self.learners:

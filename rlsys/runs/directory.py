@@ -6,7 +6,6 @@ events.jsonl    starts, syncs, faults, stops      logs/         per process: .lo
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import tempfile
@@ -21,6 +20,8 @@ from rlsys.config.derived import last_schedule_step
 from rlsys.config.schema import Config, ConfigError
 from rlsys.config.secrets import redact_nested
 from rlsys.runs import timeline
+from rlsys.runs.disk import sync_file, sync_folder, write_atomically
+from rlsys.runs.run_lock import lock_run
 from rlsys.runs.samples import warm_up_pyarrow, write_samples
 from rlsys.types import Batch, Columns, Floats
 
@@ -81,17 +82,11 @@ class RunDirectory:
                     f"run.dir: {self.path} holds something that is not a run (no config.yaml). "
                     "Choose another directory."
                 )
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = lock_run(self.path)
         except (NotADirectoryError, FileExistsError):
             raise ConfigError(f"run.dir: {self.path} is a file, or lies below one. Choose another directory.") from None
         except OSError as error:
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"run.dir: {self.path} is in use by another run. Wait for it, stop it, or choose another run.dir."
-            ) from None
         if known.is_file() and (self.path / "metrics.jsonl").is_file():
             self._refuse_changes(config, known)
         try:
@@ -102,6 +97,7 @@ class RunDirectory:
             timeline.open_timeline("driver", self.logs)
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")
             self._writing: Future[None] | None = None
+            self._unsynced: list[Path] = []  # samples that are written, and perhaps not on disk
         except PermissionError as error:  # another user's directory, in which anyone may open the lock
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
@@ -125,7 +121,9 @@ class RunDirectory:
     def close(self) -> None:
         self._writer.shutdown()
         timeline.close_timeline()
-        self._lock.close()
+        if not self._lock.closed:
+            self._lock.truncate(0)  # for file systems without locks
+            self._lock.close()
 
     def warm_up_writer(self) -> None:
         """Loads what the first samples need, while the workers start."""
@@ -154,15 +152,27 @@ class RunDirectory:
         self, name: str, batch: Batch, advantages: Floats | None = None, per_token: Columns | None = None
     ) -> None:
         """Writes samples in the background; `wait_for_samples` waits for them. A file is complete or does not exist."""
-        self.wait_for_samples()  # one file at a time
+        self._finish_writing()  # one file at a time
         target = self.path / "samples" / f"{name}.parquet"
         self._writing = self._writer.submit(write_samples, target, batch, advantages, per_token)
+        self._unsynced.append(target)
 
-    def wait_for_samples(self) -> None:
-        """Waits until the samples are on disk, and raises the error of writing them."""
+    def _finish_writing(self) -> None:
+        """Waits until the samples are written, and raises the error of writing them."""
         writing, self._writing = self._writing, None
         if writing:
             writing.result()
+
+    def wait_for_samples(self) -> None:
+        """Returns when samples, metrics and events are on disk, where they outlast a power failure."""
+        self._finish_writing()
+        jsonl_files = [self.path / name for name in ("metrics.jsonl", "events.jsonl")]
+        for file in [*self._unsynced, *jsonl_files]:
+            if file.is_file():
+                sync_file(file)
+        for folder in (self.path / "samples", self.path):
+            sync_folder(folder)
+        self._unsynced.clear()
 
 
 def refuse_rate_jump(old: Config, new: Config) -> None:
@@ -239,13 +249,3 @@ def writable_place(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Give another place.") from None
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Writes a file so that even after a crash it is the old one or the new one, never a part of either."""
-    unfinished = file.with_name(f".{file.name}.tmp")
-    with unfinished.open("w") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    unfinished.rename(file)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import make_model, problems
+from fakes import make_config
+from machines import Machines
 from saved import save
 
 from launch import train
@@ -15,6 +17,7 @@ from launch.printing import plain_console
 from rlsys import __version__
 from rlsys.config import loading
 from rlsys.config.schema import Config, RunConfig, TrainerConfig
+from rlsys.runs import checkpoint
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.state import RunState
 
@@ -179,6 +182,25 @@ def test_a_stopped_run_names_the_command_that_resumes_it(tmp_path, monkeypatch, 
         "Resume with: rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]\n"
         in capsys.readouterr().out
     )
+
+
+def test_a_resumed_run_hashes_its_checkpoint_once(tmp_path, monkeypatch):
+    """That takes minutes where a checkpoint has 100 GB."""
+    monkeypatch.setattr(train.signal, "signal", lambda *_: None)
+    Machines(tmp_path, "trainer.steps=2", "checkpoint.every=2").run()
+    hashed = []
+    find_damage = checkpoint.find_damage
+    monkeypatch.setattr(checkpoint, "find_damage", lambda path: hashed.append(path.name) or find_damage(path))
+
+    def run_training(config, run, progress, stop, newest):
+        run.close()
+        machines = Machines(tmp_path, "trainer.steps=3", newest=newest).run()
+        assert (len(machines.policy.updates), machines.events.count("load")) == (2, 1)
+        return 3
+
+    monkeypatch.setattr(train, "run_training", run_training)
+    train.train(make_config(tmp_path, "trainer.steps=3"), plain_console())
+    assert hashed == ["step-000002"]
 
 
 def test_leftovers_of_a_run_killed_after_its_last_step_are_removed(tmp_path, monkeypatch):

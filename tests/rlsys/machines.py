@@ -15,6 +15,7 @@ from fakes import (
 
 from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.numerics.diagnosis import explain_disagreement
+from rlsys.runs.checkpoint import SavedCheckpoint
 from rlsys.runs.directory import RunDirectory, read_lines
 from rlsys.runs.run_log import RunLog
 from rlsys.tracking.tracking import Tracking
@@ -56,6 +57,7 @@ class Machines:
         rollout=FakeRollout,
         control_tokens: dict[int, float] | None = None,
         share_prompts: bool = True,
+        newest: SavedCheckpoint | None = None,
     ):
         self.events: list[str] = []
         self.config = make_config(tmp_path, *overrides)
@@ -81,6 +83,7 @@ class Machines:
             ),
             control_tokens=control_tokens,
             share_prompts=share_prompts,
+            newest=newest,
         )
 
     def run(self) -> "Machines":

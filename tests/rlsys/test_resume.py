@@ -8,6 +8,7 @@ from fakes import FakeRollout
 from machines import REQUIRED, Machines, killed_while, learned, settled, stopped_while
 
 from rlsys.runs.directory import read_lines
+from rlsys.runs.stopping import StopSignal
 
 # --- going on --------------------------------------------------------------------------------------------------------------
 
@@ -169,6 +170,65 @@ def test_a_run_that_is_told_to_stop_goes_on_later_as_if_it_had_not_been(tmp_path
     assert again.policy.weight == whole.policy.weight != 0
     for step in range(1, 6):
         assert again.column(f"step-{step:06d}", "completion") == whole.column(f"step-{step:06d}", "completion")
+
+
+class StoppedWhileSampling(FakeRollout):
+    """The run is told to stop when the `at`th batch begins, which takes longer than the grace; `late` in the batch."""
+
+    stop, at, grace_s, late = StopSignal(), 0, 0.05, False
+
+    def generate(self, requests):
+        finished = list(super().generate(requests))
+        if len(self.requests) != self.at:
+            yield from finished
+            return
+        if self.late:
+            yield finished.pop()
+        self.stop.request(self.grace_s)
+        for _ in range(500):
+            time.sleep(0.01)
+            self.stop.raise_if_stopped()
+        yield from finished
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("at", range(3, 10))
+@pytest.mark.parametrize("options", ["0", "1", "2", "3", "1 pipeline.in_flight=true"])
+def test_a_stop_in_the_middle_of_sampling_saves_every_finished_step(tmp_path, options, at, late):
+    """The usual moment: sampling takes the longest, and a batch ahead may take longer than the grace."""
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "stopped").mkdir()
+    settings = ["trainer.steps=8", "eval.every=3", "checkpoint.every=50", *f"pipeline.max_lag={options}".split()]
+    whole = Machines(tmp_path / "whole", *settings, reference=True).run()
+
+    first = Machines(tmp_path / "stopped", *settings, reference=True, rollout=StoppedWhileSampling)
+    first.rollout.stop, first.rollout.at, first.rollout.late = first.trainer.stop, at, late
+    began = time.monotonic()
+    saved = first.trainer.run()
+    assert time.monotonic() - began < 4
+    first.run_directory.close()
+    assert saved == first.trainer.state.step, "what is finished is saved"
+    trained = len(first.policy.updates) // 2
+    assert saved == trained < 8
+
+    given_up = [e for e in read_lines(first.run_directory.path / "events.jsonl") if e["event"] == "batches given up"]
+    again = Machines(tmp_path / "stopped", *settings, reference=True).run()
+    assert [line["step"] for line in again.lines] == list(range(9)), "no line is missing, and none is there twice"
+    assert all(set(REQUIRED) <= set(line) for line in again.lines[1:])
+    assert [line["step"] for line in again.lines if "eval/easy/accuracy" in line] == [0, 3, 6, 8]
+    assert len(again.policy.updates) == 2 * (8 - saved)
+    if "flight" in options:
+        return
+    assert bool(given_up) == any("newer" in note for note in first.progress.notes)
+    assert bool(given_up) == (again.policy.weight != whole.policy.weight), "a run that is not the same says so"
+    if options == "0":
+        assert not given_up
+
+
+def test_a_stop_whose_grace_is_over_in_the_middle_of_an_update_goes_back_to_the_last_checkpoint(tmp_path):
+    first = Machines(tmp_path, "trainer.steps=9", "checkpoint.every=2", "pipeline.max_lag=1")
+    assert stopped_while(first, "update", 10, grace_s=-1) == 4
+    assert first.trainer.state.step == 4
 
 
 class Slow(FakeRollout):

@@ -7,13 +7,13 @@ saved_files(wait=False) ─▶ None: still being written
 saved_files(wait=True) ──▶ waits ◀─────────────────────────────── {file: SHA-256}, or the error
 """
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlsys.runs.disk import sync_folder
 from workers.learner.tensor_files import sync_and_hash, write_tensors
 
 Tensors = dict[str, dict[str, Any]]  # by file, then by name
@@ -89,9 +89,7 @@ class CheckpointWriter:
                 self.file = file
                 self.hashes[str(file.relative_to(folder))] = sync_and_hash(file)
         for directory in {folder, *((folder / name).parent for name in self.hashes)}:
-            descriptor = os.open(directory, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
+            sync_folder(directory)
 
 
 def merge_results(results: list[SaveResult]) -> dict[str, str] | None:

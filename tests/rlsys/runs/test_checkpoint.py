@@ -1,7 +1,10 @@
 """Checkpoints: complete, damaged, replaced, removed."""
 
 import contextlib
+import errno
 import json
+import math
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -101,7 +104,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("moment", range(12))
+@pytest.mark.parametrize("moment", range(13))
 def test_killed_while_a_step_is_replaced_one_of_both_is_there_whole(tmp_path, monkeypatch, moment):
     """Whatever was done to names and folders until then is done, and nothing after it."""
     save(tmp_path, 10, text="old")
@@ -160,19 +163,136 @@ def test_a_damaged_checkpoint_is_refused_where_no_other_will_do(tmp_path):
         require_undamaged(path)
 
 
-def test_one_that_is_whole_but_not_ours_is_passed_over_too(tmp_path):
-    good = save(tmp_path, 5)
-    path = save(tmp_path, 10)
-    (path / "state.json").write_text("[]")
-    sums = {"model/weights": sha256(path / "model" / "weights"), "state.json": sha256(path / "state.json")}
+def rewrite_state(path: Path, text: str) -> None:
+    """Another state.json, with its own hash in SHA256SUMS."""
+    (path / "state.json").write_text(text)
+    lines = (path / SUMS).read_text().splitlines()
+    sums = {line[66:]: line[:64] for line in lines} | {"state.json": sha256(path / "state.json")}
     (path / SUMS).write_text("".join(f"{v}  {k}\n" for k, v in sorted(sums.items())))
     assert not find_damage(path)
-    (path / "state.json").write_text("{")
-    sums["state.json"] = sha256(path / "state.json")
-    (path / SUMS).write_text("".join(f"{v}  {k}\n" for k, v in sorted(sums.items())))
-    checkpoint, [note] = newest(tmp_path)
-    assert checkpoint.path == good
-    assert "JSONDecodeError" in note
+
+
+@pytest.mark.parametrize("change", ["{", "[]", "a field", "a format"])
+def test_what_another_version_made_is_neither_damaged_nor_passed_over(tmp_path, change):
+    save(tmp_path, 5)
+    path = save(tmp_path, 10)
+    state = json.loads((path / "state.json").read_text())
+    changed = {"a field": state | {"newer": 1}, "a format": state | {"format": 2}}
+    rewrite_state(path, json.dumps(changed[change]) if change in changed else change)
+    with pytest.raises(ConfigError, match="step-000010 is intact, but another version of rlsys made it"):
+        newest(tmp_path)
+    assert names(tmp_path) == ["step-000005", "step-000010"], "all is left as it was"
+
+
+def test_a_checkpoint_of_before_formats_had_numbers_is_read(tmp_path):
+    path = save(tmp_path, 10)
+    state = json.loads((path / "state.json").read_text())
+    del state["format"]
+    rewrite_state(path, json.dumps(state))
+    assert newest(tmp_path)[0].state.step == 10
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path):
+    for step in (5, 10):
+        (save(tmp_path, step) / "model" / "weights").write_text("x")
+    for _ in range(2):  # the next start says the same
+        with pytest.raises(
+            ConfigError, match=r"no checkpoint in .* is intact: .*step-000010/model.*step-000005/model"
+        ) as e:
+            newest(tmp_path)
+        assert "choose another run.dir" in str(e.value)
+    assert names(tmp_path) == ["step-000005", "step-000010"]
+
+
+class Disk:
+    """Reads of one file fail so many times."""
+
+    def __init__(self, monkeypatch, name: str, failures: float, code: int = errno.ESTALE):
+        self.failures, real = failures, Path.open
+        monkeypatch.setattr("rlsys.runs.disk.RETRIES_S", (0.0, 0.0, 0.0))
+
+        def opened(path, mode="r", *arguments, **more):
+            if path.name == name and "w" not in mode and self.failures > 0:
+                self.failures -= 1
+                raise OSError(code, os.strerror(code), str(path))
+            return real(path, mode, *arguments, **more)
+
+        monkeypatch.setattr(Path, "open", opened)
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("name", [SUMS, "state.json", "weights", "000.json"])
+def test_a_read_that_fails_once_or_thrice_costs_nothing(tmp_path, monkeypatch, name, code):
+    path = save(tmp_path, 10, pending=[make_batch([1, 0], [0, 0])])
+    for failures in (1, 3):
+        disk = Disk(monkeypatch, name, failures, code)
+        checkpoint, notes = newest(tmp_path)
+        assert (checkpoint.path, len(checkpoint.pending), notes, disk.failures) == (path, 1, [], 0)
+
+
+@pytest.mark.parametrize("name", [SUMS, "state.json", "weights"])
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, name):
+    save(tmp_path, 5)
+    path = save(tmp_path, 10)
+    disk = Disk(monkeypatch, name, math.inf)
+    with pytest.raises(ConfigError, match=f"{name} cannot be read: Stale file handle.*rename step-000010"):
+        newest(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        require_undamaged(path)
+    assert names(tmp_path) == ["step-000005", "step-000010"]
+    disk.failures = 0
+    assert newest(tmp_path)[0].path == path
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_removed_later(tmp_path, monkeypatch):
+    """On NFS, a file that somebody reads leaves a `.nfs…` file in its folder."""
+    busy, real = {"step-000005"}, os.rmdir
+
+    def rmdir(path, **more):
+        if any(name in str(path) for name in busy):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        real(path, **more)
+
+    save(tmp_path, 5, keep_last=1)
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    save(tmp_path, 10, keep_last=1)
+    assert names(tmp_path) == [".gone-step-000005", "step-000010"]
+    assert newest(tmp_path)[0].state.step == 10
+    busy.clear()
+    save(tmp_path, 15, keep_last=1)
+    assert names(tmp_path) == ["step-000015"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_sync_folders_is_used_all_the_same(tmp_path, monkeypatch, code):
+    real = os.fsync
+
+    def fsync(descriptor):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert newest(save(tmp_path, 5).parent)[0].state.step == 5
+
+
+def test_a_process_that_outlives_its_run_cannot_write_into_the_next_checkpoint(tmp_path):
+    """It has the name of its folder, and may open files there at any time."""
+    first = Path(Checkpoints(tmp_path, 1).begin(RunState(step=40), []))
+    assert newest(tmp_path) == (None, [])
+    second = Checkpoints(tmp_path, 1)
+    unfinished = Path(second.begin(RunState(step=40), []))
+    assert unfinished != first
+    for moment in ("before", "after"):
+        (first / "model").mkdir(parents=True, exist_ok=True)
+        (first / "model" / "weights").write_text(f"old, {moment}")
+        if moment == "before":
+            (unfinished / "model").mkdir()
+            (unfinished / "model" / "weights").write_text("new")
+            path = second.complete({"model/weights": sha256(unfinished / "model" / "weights")})
+    assert not find_damage(path)
+    assert newest(tmp_path)[0].path == path
+    assert names(tmp_path) == ["step-000040"]
 
 
 def test_one_whose_sums_are_gone_is_named_too(tmp_path):

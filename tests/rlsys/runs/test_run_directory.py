@@ -1,6 +1,8 @@
 """The run directory: whose it is, what may change, what is written."""
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +12,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from fakes import make_batch, make_config, make_sample
+from machines import Machines
 
 from rlsys.checks import load_checked
 from rlsys.config.schema import ConfigError
@@ -18,9 +21,9 @@ from rlsys.runs.directory import (
     read_lines,
     read_samples,
     require_writable,
-    write_atomically,
     write_user_file,
 )
+from rlsys.runs.disk import write_atomically
 from rlsys.types import Columns, Verdict
 
 
@@ -43,7 +46,20 @@ def test_an_empty_directory_may_be_taken(tmp_path):
 # --- taken, strange or unusable --------------------------------------------------------------------------------------------
 
 
-def test_a_directory_is_refused_while_another_run_holds_it(tmp_path):
+NO_LOCKS = "import fcntl, os\ndef flock(*_): raise OSError(37, 'No locks available')\nfcntl.flock = flock\n"
+
+
+@pytest.fixture(params=["locks", "no locks"])
+def with_locks(request, monkeypatch):
+    """A file system with locks, or one without, such as Lustre mounted without `-o flock`."""
+    if request.param == "locks":
+        return True
+    monkeypatch.setattr(fcntl, "flock", fcntl.flock)
+    exec(NO_LOCKS, {})
+    return False
+
+
+def test_a_directory_is_refused_while_another_run_holds_it(tmp_path, with_locks):
     run = opened(tmp_path)
     with pytest.raises(ConfigError, match="in use by another run"):
         opened(tmp_path)
@@ -51,9 +67,9 @@ def test_a_directory_is_refused_while_another_run_holds_it(tmp_path):
     opened(tmp_path).close()
 
 
-def test_a_directory_is_refused_until_the_process_that_holds_it_is_killed(tmp_path):
+def test_a_directory_is_refused_until_the_process_that_holds_it_is_killed(tmp_path, with_locks):
     config = make_config(tmp_path)
-    hold = (
+    hold = ("" if with_locks else NO_LOCKS) + (
         "import sys, time; from rlsys.checks import load_checked; from rlsys.runs.directory import RunDirectory; "
         f"run = RunDirectory(load_checked({str(tmp_path / 'small.yaml')!r}, ['run.dir={config.run.dir}'])); "
         "print('held', flush=True); time.sleep(60)"
@@ -375,3 +391,34 @@ def test_a_file_that_a_user_names_gets_its_folder_or_a_sentence(tmp_path):
     require_writable(tmp_path / "deep" / "new.json")
     assert not (tmp_path / "deep" / "new.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "file"]
+
+
+def test_samples_metrics_and_events_are_on_disk_before_the_checkpoint_that_stands_for_them(tmp_path, monkeypatch):
+    """A checkpoint has its name once it is renamed; a power failure loses what was not synced before."""
+    synced: list[str] = []
+    real_sync, real_rename = os.fsync, Path.rename
+    written: dict[str, int] = {}
+    lost = []
+
+    def fsync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(path.name)
+        if path.is_file():
+            written[path.name] = path.stat().st_size
+        real_sync(descriptor)
+
+    def rename(path, target):
+        if target.name.startswith("step-") and target.parent.name == "checkpoints":
+            run, step = target.parents[1], int(target.name[-6:])
+            lines = (run / "metrics.jsonl").read_bytes()[: written.get("metrics.jsonl", 0)].splitlines()
+            lost.extend({f"line {n}" for n in range(step + 1)} - {f"line {json.loads(line)['step']}" for line in lines})
+            lost.extend({p.name for p in (run / "samples").glob("step-*.parquet")} - written.keys())
+            lost.extend({"samples", "events.jsonl"} - set(synced))
+            synced.clear()
+        return real_rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    Machines(tmp_path, "trainer.steps=5", "checkpoint.every=2").run()
+    assert lost == []
+    assert {"metrics.jsonl", "step-000001.parquet", "step-000005.parquet"} <= written.keys()
