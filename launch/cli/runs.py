@@ -1,6 +1,7 @@
 """Commands that run the training loop."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,15 +20,23 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     """Runs CONFIG, or resumes its run from the newest checkpoint."""
     from launch.supervise import run_with_restarts
     from rlsys.checks import load_checked
+    from rlsys.runs.checkpoint import Checkpoints
+    from rlsys.runs.errors import WorkerLost
 
     loaded = load_checked(config, overrides)
     command = shlex.join(["rlsys", "train", config, *overrides])
 
     def run_driver(cause: str) -> int:
         def work() -> None:
+            from launch.ray_session.connect import NoCluster
             from launch.train import train as run
 
-            run(loaded, console, command=command, cause=cause)
+            try:
+                run(loaded, console, command=command, cause=cause)
+            except NoCluster as error:
+                if not cause:
+                    raise
+                raise WorkerLost(str(error)) from error  # it was there a moment ago, and may come back
 
         return exit_code(work, "Interrupted. Run the same command again to go on from the last checkpoint.")
 
@@ -36,7 +45,14 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
 
         remove_leftovers()
 
-    return run_with_restarts(run_driver, loaded.run.max_restarts, lambda text: print_line(errors, text), clean_up)
+    saved = Checkpoints(Path(loaded.run.dir).expanduser() / "checkpoints", keep_last=0)
+    return run_with_restarts(
+        run_driver,
+        loaded.run.max_restarts,
+        lambda text: print_line(errors, text),
+        clean_up,
+        saved_step=lambda: saved.last_step,
+    )
 
 
 @click.command()

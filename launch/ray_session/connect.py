@@ -13,6 +13,10 @@ from launch.ray_session.token import explain_token_refusal, requires_token, use_
 from rlsys.config.schema import Config, ConfigError
 
 
+class NoCluster(ConfigError):
+    """No cluster answers at the address."""
+
+
 @contextlib.contextmanager
 def ray_session(config: Config, logs: Path) -> Iterator[RaySession]:
     """Connects to `cluster.address` or RAY_ADDRESS. Without either, starts a private Ray and ends it afterwards."""
@@ -67,7 +71,7 @@ def join_cluster(address: str) -> None:
         if AuthenticationError.__name__ in str(error.__cause__):
             raise ConfigError(f"{refused} {explain_token_refusal(token_sent)}") from None
         cause = str(error).splitlines()[0]
-        raise ConfigError(f"cluster.address: no Ray cluster answers at {address} ({cause}).") from None
+        raise NoCluster(f"cluster.address: no Ray cluster answers at {address} ({cause}).") from None
 
 
 def address_for_ray_cli(ray: Any) -> str:

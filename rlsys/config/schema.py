@@ -28,7 +28,7 @@ class ConfigError(ValueError):
 class RunConfig:
     dir: str = ""  # the run directory; empty: runs/<name of the YAML file>
     seed: int = not_negative(0)  # every random choice follows from it
-    max_restarts: int = not_negative(10)  # restarts from the last checkpoint after the loss of policy, driver or Ray
+    max_restarts: int = not_negative(10)  # restarts without a new checkpoint, after the loss of policy, driver or Ray
     grace_s: float = not_negative(25.0)  # seconds after SIGTERM in which the current step may still finish
 
 

@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+
+from launch.supervise import EXIT_LOST
 
 ROOT = Path(__file__).parent.parent.parent
 LINES = """
@@ -23,14 +26,15 @@ def run_driver(cause):
 """
 
 
-def program(tmp_path: Path, body: str, restarts: int = 2) -> subprocess.Popen[str]:
+def program(tmp_path: Path, body: str, restarts: int = 2, wrapper: Sequence[str] = ()) -> subprocess.Popen[str]:
     file = tmp_path / "program.py"
     body = "".join(f"    {line}\n" for line in body.splitlines())
     file.write_text(
-        f"{LINES}{body}\nsys.exit(run_with_restarts(run_driver, {restarts}, print, lambda: print('cleaned up', flush=True)))\n"
+        f"{LINES}{body}\nsys.exit(run_with_restarts(run_driver, {restarts}, lambda text: print(text, flush=True), "
+        "lambda: print('cleaned up', flush=True), lambda: len(list(folder.glob('step-*')))))\n"
     )
     return subprocess.Popen(
-        [sys.executable, str(file), str(tmp_path)],
+        [*wrapper, sys.executable, str(file), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -100,6 +104,64 @@ def test_without_restarts_a_lost_driver_stays_lost(tmp_path: Path) -> None:
     assert len(causes(tmp_path)) == 1
 
 
+def test_restarts_are_counted_since_the_last_checkpoint(tmp_path: Path) -> None:
+    """A month on spot nodes loses more drivers than any limit, and all is well."""
+    body = "if count < 8 and count % 2: (folder / f'step-{count}').touch()\nreturn EXIT_LOST if count < 9 else 0"
+    code, output = wait_for_end(program(tmp_path, body, restarts=2))
+    assert code == 0
+    assert len(causes(tmp_path)) == 10
+    assert "(3 of" not in output
+
+
+def test_drivers_that_get_no_further_are_started_less_and_less_often(tmp_path: Path) -> None:
+    """A cluster that restarts needs a minute; ten drivers within a second would not see it again."""
+    began = time.monotonic()
+    code, output = wait_for_end(program(tmp_path, "return EXIT_LOST if count < 4 else 0", restarts=5))
+    assert code == 0
+    assert time.monotonic() - began > 1 + 2 + 4
+    waits = [line.partition(")")[2] for line in output.splitlines() if "going on" in line]
+    assert waits == ["", ", in 1 s", ", in 2 s", ", in 4 s"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)], ids=lambda value: str(value)
+)
+def test_a_signal_between_two_drivers_ends_the_run(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process = program(tmp_path, "return EXIT_LOST", restarts=9)
+    assert process.stdout
+    while "in 8 s" not in process.stdout.readline():
+        pass
+    began = time.monotonic()
+    process.send_signal(number)
+    returned, output = wait_for_end(process)
+    assert (returned, time.monotonic() - began < 5) == (code, True)
+    assert "cleaned up" in output
+    assert "goes on from the last checkpoint" in output
+    assert len(causes(tmp_path)) == 5
+
+
+def test_a_cluster_that_is_gone_for_a_while_is_waited_for_only_by_a_run_that_had_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from launch.cli import runs
+    from launch.ray_session.connect import NoCluster
+
+    codes = []
+
+    def run_with_restarts(run_driver: Callable[[str], int], *_: object, **more: object) -> int:
+        codes.extend([run_driver(""), run_driver("it lost a worker")])
+        return 0
+
+    def no_cluster(*_: object, **more: object) -> None:
+        raise NoCluster("cluster.address: no Ray cluster answers at 10.0.0.1:6379.")
+
+    monkeypatch.setattr("launch.supervise.run_with_restarts", run_with_restarts)
+    monkeypatch.setattr("launch.train.train", no_cluster)
+    assert runs.train.callback
+    runs.train.callback(str(ROOT / "configs" / "tiny_cpu.yaml"), (f"run.dir={tmp_path}",))
+    assert codes == [2, EXIT_LOST]
+
+
 @pytest.mark.parametrize("stderr", [False, True])
 def test_a_driver_goes_on_after_the_reader_of_its_output_has_gone(tmp_path: Path, stderr: bool) -> None:
     body = f"""from launch.printing import plain_console, print_line
@@ -114,6 +176,23 @@ return 0 if count == 0 else 1"""
     (tmp_path / "gone").touch()
     assert process.wait(20) == 0
     assert causes(tmp_path) == [""]
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_closes_stops_a_run_in_good_order(tmp_path: Path, nohup: bool) -> None:
+    body = """signal.signal(signal.SIGTERM, lambda n, f: os._exit(7))
+print("ready", flush=True)
+time.sleep(1 if folder.joinpath("nohup").exists() else 20)
+return 5"""
+    if nohup:
+        (tmp_path / "nohup").touch()
+    process = program(tmp_path, body, wrapper=["nohup"] if nohup else [])
+    assert process.stdout
+    while process.stdout.readline() != "ready\n":
+        pass
+    process.send_signal(signal.SIGHUP)
+    assert wait_for_end(process)[0] == (5 if nohup else 0)
+    assert len(causes(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
