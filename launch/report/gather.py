@@ -17,7 +17,7 @@ from rlsys.config import loading
 from rlsys.config.methods import GROUP_RELATIVE
 from rlsys.config.option_comments import option_comments
 from rlsys.config.schema import Config, ConfigError
-from rlsys.config.secrets import redact, redact_nested
+from rlsys.config.secrets import closed_environment, redact, redact_nested
 from rlsys.estimates import batch_math
 from rlsys.runs.directory import read_lines
 
@@ -56,20 +56,26 @@ class ReportedRun:
 
 
 def _read_config(file: Path) -> tuple[Config | None, dict[str, Any], str]:
-    """Returns the configuration, its options by name, and a sentence if it cannot be read."""
+    """Returns the configuration, its options by name, and a sentence if it cannot be read.
+
+    The run may be somebody else's: no reference is resolved in the environment of whoever reads it.
+    """
     try:
         tree = OmegaConf.load(file)
         assert isinstance(tree, DictConfig)
     except Exception as error:
         return None, {}, f"config.yaml cannot be read: {error}"
     try:
-        config = loading.build_config(tree, [], str(file))
+        with closed_environment():
+            config = loading.build_config(tree, [], str(file))
         return config, loading.flatten(config), ""
     except ConfigError as error:
+        sections = OmegaConf.to_container(tree, resolve=False)
+        assert isinstance(sections, dict)
         flat = {
-            f"{section}.{name}": OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-            for section, members in tree.items()
-            if isinstance(members, DictConfig)
+            f"{section}.{name}": value
+            for section, members in sections.items()
+            if isinstance(members, dict)
             for name, value in members.items()
         }
         return None, flat, f"config.yaml is of another version of rlsys: {error.problems[0]}"
@@ -107,7 +113,7 @@ def run_page_data(run: ReportedRun, name: str, with_lanes: bool) -> dict[str, An
     return {
         "name": redact(name),
         "model": redact(str(run.options.get("model.path", ""))),
-        "steps": int(run.options.get("trainer.steps", 0) or run.done),
+        "steps": run.config.trainer.steps if run.config else run.done,
         "done": run.done,
         "state": run_state(run),
         "figures": metric_columns(run.metrics),

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlsys.config.secrets import EnvReference, resolve_env
+from rlsys.config.secrets import EnvReference, environment_closed, resolve_env
 
 MARK = re.compile("\0oc\\.env:([^\0]+)\0")  # stands for a reference in a resolved text
 
@@ -22,14 +22,17 @@ def keep_references() -> Iterator[None]:
     from omegaconf.resolvers import oc
 
     def replace_marks(text: Any) -> Any:
-        return MARK.sub(lambda mark: oc.env(mark[1]), text) if isinstance(text, str) else text
+        if not isinstance(text, str) or environment_closed():
+            return text
+        return MARK.sub(lambda mark: oc.env(mark[1]), text)
 
     def env(name: str, *default: Any) -> Any:
         name = replace_marks(name)
-        return oc.env(name, *default) if default and name not in os.environ else f"\0oc.env:{name}\0"
+        uses_default = default and not environment_closed() and name not in os.environ
+        return oc.env(name, *default) if uses_default else f"\0oc.env:{name}\0"
 
     def decode(text: str | None, _parent_: Any, _node_: Any) -> Any:
-        return oc.decode(replace_marks(text), _parent_, _node_)
+        return text if environment_closed() else oc.decode(replace_marks(text), _parent_, _node_)
 
     OmegaConf.register_resolver("oc.env", env, replace=True)
     OmegaConf.register_resolver("oc.decode", decode, replace=True, annotation_validation="off")

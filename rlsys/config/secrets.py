@@ -8,6 +8,7 @@
 References in other options are resolved when the configuration is read: a path or a number is no secret.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -66,13 +67,33 @@ class EnvReference(str):
         return REFERENCE.findall(self)
 
 
+_closed = False
+
+
+@contextlib.contextmanager
+def closed_environment() -> Iterator[None]:
+    """Keeps every reference as text: whoever wrote this configuration must not learn the reader's environment."""
+    global _closed
+    before, _closed = _closed, True
+    try:
+        yield
+    finally:
+        _closed = before
+
+
+def environment_closed() -> bool:
+    return _closed
+
+
 def resolve_env(value: Any) -> Any:
     """Replaces references with the values of the environment: only for the process that needs them."""
     if isinstance(value, dict):
         return {k: resolve_env(v) for k, v in value.items()}
     if isinstance(value, list):
         return [resolve_env(v) for v in value]
-    return value.value if isinstance(value, EnvReference) else value
+    if isinstance(value, EnvReference):
+        return str(value) if _closed else value.value
+    return value
 
 
 def find_secrets(key: str, value: Any) -> list[str]:

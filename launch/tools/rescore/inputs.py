@@ -9,7 +9,7 @@ from launch.tools.targets import find_run
 from rlsys import checks
 from rlsys.config import loading, shorthand
 from rlsys.config.schema import Config, ConfigError, RewardFunction
-from rlsys.config.secrets import find_secrets
+from rlsys.config.secrets import closed_environment, find_secrets
 from rlsys.rewards.check import find_problems
 
 FILE_NAME = re.compile(r"(step|eval)-(\d+)")
@@ -45,7 +45,8 @@ def load_settings(target: str, functions: dict[str, RewardFunction], overrides: 
     run = find_run(target)
     tree = OmegaConf.load(run / "config.yaml") if run else OmegaConf.create({})
     assert isinstance(tree, DictConfig)
-    config = loading.build_config(tree, list(overrides), str(run / "config.yaml") if run else "defaults")
+    with closed_environment():  # the run may be somebody else's
+        config = loading.build_config(tree, list(overrides), str(run / "config.yaml") if run else "defaults")
     config = replace(
         config,
         reward=replace(config.reward, functions=functions),

@@ -20,6 +20,7 @@ from launch.report.sample_pieces import (
     compress_piece,
     sample_texts,
 )
+from launch.tools.rescore.inputs import load_settings
 from rlsys.config.schema import Config, ConfigError
 from rlsys.runs.directory import read_lines
 from rlsys.runs.samples import write_samples
@@ -287,3 +288,41 @@ def test_runs_with_the_same_name_are_shown_with_their_folders(tmp_path):
     assert [run["name"] for run in page_data(runs)["runs"]] == ["x/demo", "y/demo"]
     with pytest.raises(ConfigError, match="given twice"):
         page_data([runs[0], runs[0]])
+
+
+HOSTILE_CONFIGS = {  # options of a shared run, written by somebody who wants to know the reader's environment
+    "model: {path: '${oc.env:TEAM_DB_URL}'}": "${oc.env:TEAM_DB_URL}",
+    "model: {path: '${oc.env:TEAM_DB_URL,nothing}'}": "${oc.env:TEAM_DB_URL}",
+    "model: {path: '${oc.decode:${oc.env:TEAM_DB_URL}}'}": "",
+    "model: {path: '${oc.create:${oc.env:TEAM_DB_URL}}'}": "",
+    'model: {path: "\\0oc.env:TEAM_DB_URL\\0"}': "",
+    "trainer: {steps: '${oc.env:TEAM_DB_URL}'}": "",
+    "nothing: {of: '${oc.env:TEAM_DB_URL}'}": "",
+    "data: {train: {'${oc.env:TEAM_DB_URL}': {path: '${oc.env:TEAM_DB_URL}'}}}": "",
+    'data: {train: {"\\0oc.env:TEAM_DB_URL\\0": {}}}': "",
+    "reward: {functions: {judge: {url: '${oc.env:TEAM_DB_URL}', template: '${oc.env:TEAM_DB_URL}'}}}": "",
+    "tracking: {to: {wandb: {project: '${oc.env:TEAM_DB_URL}'}}}": "",
+    "cluster: {address: '${oc.env:TEAM_DB_URL}', env: {'${oc.env:TEAM_DB_URL}': '${oc.env:TEAM_DB_URL}'}}": "",
+    "run: {dir: '${model.path}'}\nmodel: {path: 'a ${oc.env:TEAM_DB_URL} b'}": "a ${oc.env:TEAM_DB_URL} b",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE_CONFIGS)
+def test_a_run_of_somebody_else_does_not_learn_the_readers_environment(tmp_path, monkeypatch, text):
+    value = "postgres-of-the-reader-4711"
+    monkeypatch.setenv("TEAM_DB_URL", value)
+    run = make_run(tmp_path / "run", steps=2)
+    (run / "config.yaml").write_text(text)
+    read = ReportedRun.read(run)
+    page = json.dumps(page_data([read]), default=str)
+    assert value not in page + str(read.options) + str(read.config)
+    if shown := HOSTILE_CONFIGS[text]:
+        assert read.options["model.path"] == shown
+        assert shown in page
+    try:
+        settings = repr(load_settings(str(run), {}, ()))
+    except ConfigError as error:
+        settings = str(error)
+    assert value not in settings
+    monkeypatch.delenv("TEAM_DB_URL")
+    assert json.dumps(page_data([ReportedRun.read(run)]), default=str) == page, "nor whether a variable is set"
