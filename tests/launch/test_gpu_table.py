@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from records import ROOT, commits_of, stamp
+from records import ROOT, stamps_of
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 import roofline
@@ -15,12 +15,13 @@ import table
 def test_the_roofline_reads_what_the_table_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, steps = tmp_path / "table.json", roofline.measured()
     rows = {row["model"]: row for row in json.loads(roofline.RESULTS.read_text())["rows"]}
+    monkeypatch.setattr(table, "stamp", lambda: "abc1234:0123456")
     monkeypatch.setattr(table, "measure_model", lambda name, options: rows[name])
     monkeypatch.setattr(sys, "argv", ["table.py", "--device=cpu", "--json", str(file)])
     table.main()
     monkeypatch.setattr(roofline, "RESULTS", file)
     assert roofline.measured() == steps
-    assert commits_of(file) == [stamp()]
+    assert stamps_of(file) == [("table.json", "abc1234:0123456")]
     assert json.loads(file.read_text())["versions"].keys() == {"torch", "vllm", "deepspeed", "transformers"}
 
 

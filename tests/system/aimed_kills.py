@@ -1,9 +1,9 @@
 """Runs in each of whose phases every kind of process that works in it is killed; each must end as the one left alone.
 
-    .venv/bin/python tests/system/aimed_kills.py SEED FILE.json
+    .venv/bin/python tests/system/aimed_kills.py SEED FILE.json       20 to 30 minutes
 
-A kill that comes too late for its phase is tried again in a later step. Good results that the file has are kept while they
-are fresh: see tests/launch/records.py. kills.py kills anything at any time.
+A kill that comes too late for its phase is tried again in a later step. Good runs that the file has of the same code are
+kept (tests/launch/records.py). kills.py kills anything at any time.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from aiming import DRIVER, EPISODE_PROCESS, REWARD_PROCESS, aim, ends
 from killing import CONFIG, EPISODES, ROOT, Run, apart
 from kills import equal
-from records import fresh, stamp
+from records import current, measuring
 
 LAST = 14  # step
 OPTIONS = [f"trainer.steps={LAST}", "eval.every=1", "checkpoint.every=1", "run.max_restarts=100"]
@@ -47,17 +47,16 @@ TARGETS = {
 }
 TRIES = 3
 LIMIT_S = 900
+RECORD = "aimed_kills.json"
 
 
 def main(seed: int, target: Path, folder: Path) -> bool:
     """Returns whether all is good."""
     earlier = json.loads(target.read_text()) if target.exists() else []
-    results = {(r["kind"], r["phase"]): r for r in fresh(earlier) if is_good(r)}
+    results = {(r["kind"], r["phase"]): r for r in earlier}
+    kept = {(r["kind"], r["phase"]) for r in current(earlier, RECORD) if is_good(r)}
     rng = random.Random(seed)
-    for kind, phase in [key for key in TARGETS if key not in results]:
-        if not (folder / kind).exists():
-            undisturbed = started(kind, folder / kind)
-            assert undisturbed.wait(LIMIT_S) == 0, undisturbed.text()
+    for kind, phase in [key for key in TARGETS if key not in kept]:
         results[kind, phase] = aimed(kind, phase, folder, rng)
         print(json.dumps(results[kind, phase]), flush=True)
         target.write_text(json.dumps([results[key] for key in TARGETS if key in results], indent=2) + "\n")
@@ -69,11 +68,16 @@ def is_good(result: dict[str, Any]) -> bool:
 
 
 def aimed(kind: str, phase: str, folder: Path, rng: random.Random) -> dict[str, Any]:
-    commit, path = stamp(), folder / f"{kind}, {phase}"
-    with apart() as place:
-        run = started(kind, path, place.environment)
-        result = disturbed(run, phase, TARGETS[kind, phase], rng) | {"left": place.left()}
-    return {"kind": kind, "phase": phase, "commit": commit} | result | {"equal": equal(folder / kind, path)}
+    path = folder / f"{kind}, {phase}"
+    with measuring(RECORD) as commit:
+        alone = folder / f"{kind}-{commit[-7:]}"  # of the same code
+        if not alone.exists():
+            undisturbed = started(kind, alone)
+            assert undisturbed.wait(LIMIT_S) == 0, undisturbed.text()
+        with apart() as place:
+            run = started(kind, path, place.environment)
+            result = disturbed(run, phase, TARGETS[kind, phase], rng) | {"left": place.left()}
+    return {"kind": kind, "phase": phase, "commit": commit} | result | {"equal": equal(alone, path)}
 
 
 def started(kind: str, path: Path, environment: dict[str, str] | None = None) -> Run:

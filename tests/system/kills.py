@@ -1,6 +1,8 @@
 """Many runs in which processes chosen at random are killed at random moments; each must end as the one that was left alone.
 
-    .venv/bin/python tests/system/kills.py RUNS SEED FILE.json
+    .venv/bin/python tests/system/kills.py RUNS SEED FILE.json       about a minute a run
+
+Good runs that the file has of the same code are kept (tests/launch/records.py), so that the work can be interrupted.
 
 Any process of a run may be taken: workers, processes of reward functions and episodes, engine cores, Ray's own, the driver, the command itself, or
 all of them at once. Only after the last two is the command given again; from everything else the run must recover by itself.
@@ -22,7 +24,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from killing import EPISODES, STEPS, Run, apart, require_equal
-from records import stamp
+from records import current, measuring
 
 LAST = 10  # step
 OPTIONS = [*STEPS, "run.max_restarts=100"]
@@ -35,6 +37,7 @@ KINDS = {
 }
 KILLS = 4  # at most, in one run
 LIMIT_S = 900
+RECORD = "kills.json"
 
 
 @dataclass(frozen=True)
@@ -45,20 +48,30 @@ class Pace:
     step: float
 
 
-def main(runs: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    results = []
-    undisturbed_folders = {kind: folder / "alone" / str(number) for number, kind in enumerate(KINDS)}
-    paces = {kind: undisturbed(path, kind) for kind, path in undisturbed_folders.items()}
-    for number in range(runs):
+def main(runs: int, seed: int, target: Path, folder: Path) -> bool:
+    """Returns whether all is good."""
+    earlier = json.loads(target.read_text()) if target.exists() else []
+    results = {one["run"]: one for one in earlier if one["run"] < runs}
+    kept = {one["run"] for one in current(earlier, RECORD) if is_good(one) and one["seed"] == seed + one["run"]}
+    paces: dict[Path, Pace] = {}
+    for number in sorted({*range(runs)} - kept):
         kind = list(KINDS)[number % len(KINDS)]
-        with apart() as place:
-            run = Run(folder / f"{number}", *OPTIONS, *KINDS[kind], environment=place.environment)
-            results.append(
-                {"run": number, "kind": kind} | disturbed(run, paces[kind], seed + number) | {"left": place.left()}
-            )
-        results[-1]["equal"] = equal(undisturbed_folders[kind], folder / f"{number}")
-        print(json.dumps(results[-1]), flush=True)
-    return results
+        with measuring(RECORD) as commit:
+            alone = folder / f"alone-{number % len(KINDS)}-{commit[-7:]}"  # of the same code
+            if alone not in paces:
+                paces[alone] = undisturbed(alone, kind)
+            with apart() as place:
+                run = Run(folder / f"{number}", *OPTIONS, *KINDS[kind], environment=place.environment)
+                outcome = disturbed(run, paces[alone], seed + number) | {"left": place.left()}
+        outcome["equal"] = equal(alone, folder / f"{number}")
+        results[number] = {"run": number, "seed": seed + number, "commit": commit, "kind": kind} | outcome
+        print(json.dumps(results[number]), flush=True)
+        target.write_text(json.dumps([results[number] for number in sorted(results)], indent=2) + "\n")
+    return all(map(is_good, results.values()))
+
+
+def is_good(result: dict[str, Any]) -> bool:
+    return result["equal"] == "yes" and not (result["gave_up"] or result["left"])
 
 
 def undisturbed(path: Path, kind: str) -> Pace:
@@ -135,9 +148,5 @@ def equal(one: Path, other: Path) -> str:
 
 
 if __name__ == "__main__":
-    runs, seed, target = (int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
-    commit = stamp()
-    with tempfile.TemporaryDirectory() as folder:
-        found = main(runs, seed, Path(folder))
-    target.write_text(json.dumps({"commit": commit, "runs": found}, indent=2) + "\n")
-    sys.exit(any(f["equal"] != "yes" or f["gave_up"] or f["left"] for f in found))
+    with tempfile.TemporaryDirectory() as place:
+        sys.exit(not main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(place)))

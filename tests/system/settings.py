@@ -1,6 +1,6 @@
 """Settings chosen at random: what `rlsys validate` accepts must run, survive a kill, and not depend on how the work is cut.
 
-    .venv/bin/python tests/system/settings.py RUNS SEED FILE.jsonl      keeps good results of the file while they are fresh
+    .venv/bin/python tests/system/settings.py RUNS SEED FILE.jsonl      keeps good runs that the file has of the same code
 
 Each choice is planned, made and reported on, and made again with a process killed on the way. Unless timing has a say in what is
 sampled, all must be equal; and with other engines, ranks, packs and the like the figures of the first step must be the same but for
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from click.testing import CliRunner
 from killing import CONFIG, GAME, PASSING, Run, apart
 from kills import equal, kill, now, pause
-from records import fresh, stamp
+from records import current, measuring
 
 from launch.cli import commands
 from rlsys.checks import load_checked
@@ -132,6 +132,7 @@ NEEDS: dict[str, tuple[str, tuple[Any, ...]]] = {  # options that only go with f
 }
 SMALL = ["trainer.steps=4", "trainer.prompts_per_step=4", "trainer.samples_per_prompt=4", "policy.lr=4e-4"]
 LIMIT_S = 600
+RECORD = "settings.jsonl"
 ROUNDING = 2e-3  # of a figure of the first update
 NOISE = 1e-5  # log-probs of float32 differ by some 1e-6
 
@@ -245,10 +246,12 @@ def alike(one: Any, other: Any) -> bool:
 if __name__ == "__main__":
     runs, first, target = (int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
     before = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
-    results = {one["seed"]: one for one in fresh(before) if not one["words"]}
+    results = {one["seed"]: one for one in before}
+    kept = {one["seed"] for one in current(before, RECORD) if not one["words"]}
     with tempfile.TemporaryDirectory() as folder:
-        for seed in sorted({*range(first, first + runs)} - {*results}):
-            results[seed] = {"commit": stamp(), **vars(tried(seed, Path(folder)))}
+        for seed in sorted({*range(first, first + runs)} - kept):
+            with measuring(RECORD) as commit:
+                results[seed] = {"commit": commit, **vars(tried(seed, Path(folder)))}
             print(json.dumps(results[seed]), flush=True)
             target.write_text("".join(json.dumps(results[seed]) + "\n" for seed in sorted(results)))
     sys.exit(any(one["words"] for one in results.values()))

@@ -3,7 +3,8 @@
     .venv/bin/python tests/system/soak.py STEPS EVERY SEED FILE.json [episodes] [KEY=VALUE]...       EVERY 0: none is killed
 
 Kills end halfway. The run must finish, learn and leave nothing behind, and no process that lives long enough may grow: see
-process_memory.py. What was found is written to the file.
+process_memory.py. What was found is written to the file, named for its entry in tests/launch/records.py; a good record of the
+same code is kept.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from killing import EPISODES, ROOT, Apart, Run, apart
 from process_memory import ProcessMemory
-from records import stamp
+from records import current, measuring
 
 from rlsys.runs.directory import read_lines
 
@@ -32,14 +33,18 @@ NEWEST = 1 << 16  # bytes of metrics.jsonl in which the newest step is
 
 def soak(path: Path, place: Apart, *overrides: str, steps: int, every: int, until: int, seed: int) -> dict[str, Any]:
     """Runs it, with kills `every` so many steps until a step, and returns what was found."""
-    rng, kills, memory = random.Random(seed), [], ProcessMemory()
+    rng, memory = random.Random(seed), ProcessMemory()
+    kills: list[str] = []
     victims = [*WORKERS, *(PLAYERS if any(o.startswith("episode") for o in overrides) else ()), "driver"]
     run = Run(path, *options(steps, every), *overrides, environment=place.environment).start()
-    began, due = time.monotonic(), every or steps
+    began, due, told = time.monotonic(), every or steps, 0
     try:
         while run.process.poll() is None:
             step = newest_step(run)
             memory.measure(run, step)
+            if step >= told + 100:
+                told = step
+                print(f"step {step} of {steps}, {len(kills)} kills, {time.monotonic() - began:.0f} s", flush=True)
             if due <= step < until:
                 due += every
                 victim = rng.choice(victims)
@@ -88,16 +93,23 @@ def kill(run: Run, victim: str) -> bool:
     return False  # it is being replaced already
 
 
+def is_good(record: dict[str, Any]) -> bool:
+    return not (record["exit"] or record["left"] or record["growing"])
+
+
 if __name__ == "__main__":
     import tempfile
 
     steps, every, seed, target = (int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
-    commit = stamp()
-    with tempfile.TemporaryDirectory() as folder, apart() as place:
+    earlier = [json.loads(target.read_text())] if target.exists() else []
+    if any(map(is_good, current(earlier, target.name))):
+        print(f"{target} is of this code, and kept. To make it again, remove it.")
+        sys.exit()
+    with tempfile.TemporaryDirectory() as folder, measuring(target.name) as commit, apart() as place:
         run = Path(folder) / "run"
         overrides = [o for word in sys.argv[5:] for o in (EPISODES if word == "episodes" else [word])]
         record = soak(run, place, *overrides, steps=steps, every=every, until=steps // 2, seed=seed)
     record = {"commit": commit} | record
     target.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
-    sys.exit(record["exit"] or bool(record["left"] or record["growing"]))
+    sys.exit(not is_good(record))

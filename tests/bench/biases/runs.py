@@ -1,6 +1,6 @@
 """Trains pairs of runs that differ in one choice, and draws how they end apart: the curves of rlsys/algorithms/BIASES.md.
 
-.venv/bin/python tests/bench/biases/runs.py            runs that runs.jsonl has not, about 2 minutes each; then draws
+.venv/bin/python tests/bench/biases/runs.py --seeds 0 1 2        runs that runs.jsonl has not of this code, about 2 minutes each; then draws
 .venv/bin/python tests/bench/biases/runs.py --draw     draws only
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "launch"))
 import pyarrow.parquet
 import ragged
-from records import stamp
+from records import current, measuring
 
 from rlsys.runs.directory import read_lines
 
@@ -121,7 +121,7 @@ COMPARISONS = {
 
 def measure(name: str, choice: str, seed: int) -> dict[str, Any]:
     comparison = COMPARISONS[name]
-    with tempfile.TemporaryDirectory(prefix="biases-") as place:
+    with measuring(RESULTS.name) as commit, tempfile.TemporaryDirectory(prefix="biases-") as place:
         model = []
         if comparison.config.endswith("ragged.yaml"):
             ragged.make_model(Path(place) / "model", seed)
@@ -132,7 +132,7 @@ def measure(name: str, choice: str, seed: int) -> dict[str, Any]:
         if done.returncode:
             raise SystemExit(f"{name}, {choice}, seed {seed}: exit {done.returncode}\n{done.stdout[-2000:]}")
         curves = comparison.curves(Path(place) / "run")
-    return {"comparison": name, "choice": choice, "seed": seed, "commit": stamp(), "curves": curves}
+    return {"comparison": name, "choice": choice, "seed": seed, "commit": commit, "curves": curves}
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -184,21 +184,24 @@ def path(values: list[float | None], top: float) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
+def key(result: dict[str, Any]) -> tuple[str, str, int]:
+    return result["comparison"], result["choice"], result["seed"]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("comparisons", nargs="*", default=list(COMPARISONS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--draw", action="store_true")
     wanted = parser.parse_args()
-    results = read_lines(RESULTS)
-    finished = {(r["comparison"], r["choice"], r["seed"]) for r in results}
-    for seed in [] if wanted.draw else wanted.seeds:
-        for name in wanted.comparisons:
-            for choice in COMPARISONS[name].choices:
-                if (name, choice, seed) not in finished:
-                    results.append(measure(name, choice, seed))
-                    with RESULTS.open("a") as file:
-                        file.write(json.dumps(results[-1]) + "\n")
+    results = {key(r): r for r in read_lines(RESULTS)}
+    if not wanted.draw:
+        kept = {key(r) for r in current([*results.values()], RESULTS.name)}
+        pairs = [(name, choice) for name in wanted.comparisons for choice in COMPARISONS[name].choices]
+        for run in [(*pair, seed) for seed in wanted.seeds for pair in pairs if (*pair, seed) not in kept]:
+            results[run] = measure(*run)
+            print(json.dumps(results[run]), flush=True)
+            RESULTS.write_text("".join(json.dumps(r) + "\n" for r in results.values()))
     for name in COMPARISONS:
-        if mine := [r for r in results if r["comparison"] == name]:
+        if mine := [r for r in results.values() if r["comparison"] == name]:
             (PICTURES / f"{name}.svg").write_text(draw(name, mine, COMPARISONS[name].steps))

@@ -202,7 +202,7 @@ def main() -> None:
         folder = Path(name)
         model = folder / "model"
         parameters = save_case(case, model) if isinstance(case, Case) else link_gemma(case, model)
-        print(f"commit {stamp()}, {parameters / 1e6:.2f} M parameters", flush=True)
+        print(f"commit {stamp('compare.py')}, {parameters / 1e6:.2f} M parameters", flush=True)
         ways: dict[str, Callable[[int], Run]] = {}
         for side in ("rlsys", "ahead"):
             for label, settings in ways_by_side[side].items() if side in options.only else ():

@@ -1,0 +1,94 @@
+"""Pages say what records say: their tables and sentences are compared with what was measured."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import ROOT, listed
+
+from rlsys.runs.samples import write_samples
+from rlsys.types import Batch, Prompt, Sample
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import real
+import recipes
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def test_the_table_of_recipes_is_that_of_the_record() -> None:
+    lines = recipes.RESULTS.read_text().splitlines()
+    assert recipes.table([json.loads(line) for line in lines]) in page("configs/README.md")
+
+
+@pytest.mark.parametrize("name", ["guess", "calculator"])
+def test_the_demos_of_episodes_solve_what_the_page_says(name: str) -> None:
+    runs = [run for run in json.loads(page("tests/bench/episode_demos.json")) if run["demo"] == f"{name}_cpu"]
+    ends = [[100 * [*run["solved"].values()][i] for run in runs] for i in (0, -1)]
+    (row,) = re.findall(
+        rf"^\|`{name}_cpu.yaml`\|(\d[^|]*) % → ([^|]*) %\|(\d+) → (\d+) %\|", page("configs/README.md"), re.M
+    )
+    shown = [[*map(int, seeds.split(", ")), int(shuffled)] for seeds, shuffled in zip(row[:2], row[2:], strict=True)]
+    assert shown == [pytest.approx(shares, abs=0.55) for shares in ends], "rounded, and in the record too"
+
+
+# --- Gemma 3 270M -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_gemma_is_that_of_the_record() -> None:
+    if record := real.read_record():
+        assert [*record] == [*real.RUNS]
+        assert real.table(record) in page("configs/README.md")
+    else:
+        assert "real.json" in listed()
+
+
+def make_run(folder: Path, ends: dict[str, float]) -> Path:
+    """A run as `rlsys train` leaves it, of two prompts a task; half of them were right before."""
+    lines: list[dict[str, Any]] = []
+    (folder / "samples").mkdir(parents=True)
+    for step in (0, 10):
+        line: dict[str, Any] = {"step": step}
+        prompts, samples, rewards = [], [], []
+        for task, end in ends.items():
+            accuracy = end if step else 0.5
+            name = f"eval/{task}/accuracy"
+            line |= {name: accuracy, f"{name}/low": accuracy - 0.1, f"{name}/high": accuracy + 0.1}
+            for i in range(2):
+                prompts.append(Prompt(f"{task}:{i}#{step}", task, f"example\n{task} {i} =", [1], {}))
+                rewards.append(float(i < 2 * accuracy))
+                samples.append(
+                    Sample(prompts[-1].uid, 0, f" {step}", np.ones(1, np.int32), np.zeros(1, np.float32), "stop", step)
+                )
+        groups = np.arange(len(samples))
+        batch = Batch(prompts, samples, groups, np.array(rewards, np.float32), [{} for _ in samples])
+        write_samples(folder / "samples" / f"eval-{step:06d}.parquet", batch)
+        lines += [line, {"step": step + 1, "loss": 0.0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_the_record_has_what_a_run_left(tmp_path: Path) -> None:
+    ends = dict.fromkeys(real.TASKS, 0.5) | {"sort": 1.0}
+    results = real.results_of(make_run(tmp_path, ends))
+    assert results["tasks"]["max"] == {"prompts": 2, "accuracy": {"0": [0.5, 0.4, 0.6], "10": [0.5, 0.4, 0.6]}}
+    assert results["tasks"]["sort"]["accuracy"]["10"] == [1.0, 0.9, 1.1]
+    assert results["became_right"] == [["sort 1 =", "0", "10"]]
+
+
+def test_the_table_has_a_column_for_each_run(tmp_path: Path) -> None:
+    runs = [
+        real.results_of(make_run(tmp_path / str(i), dict.fromkeys(real.TASKS, end))) for i, end in enumerate((0.9, 0.2))
+    ]
+    facts = {"commit": "abc1234:0123456", "seconds": 1234}
+    text = real.table(dict(zip(("seed 0", "shuffled rewards"), (facts | run for run in runs), strict=True)))
+    assert "|task|prompts|before|seed 0|shuffled rewards|\n" in text
+    assert "|max|2|50 (40–60)|90 (80–100)|20 (10–30)|\n" in text
+    assert "|mean of tasks||50|90|20|\n|minutes|||21|21|\n" in text
+    assert text.count("`abc1234:0123456`") == 2
