@@ -72,9 +72,10 @@ rehearsal: install  ## sync weights with a fake GPU between all numbers of engin
 families: install  ## train and export a tiny model of each plain family with real engines too
 	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/workers/rollout/test_engine_families.py tests/workers/rollout/test_exported_models.py tests/system/test_model_families.py
 
-published: install  ## compute verl's rows of tests/rlsys/algorithms/test_published_losses.py by verl again; downloads it
-	$(UV) pip install --no-deps --target .verl verl==0.9.1 tensordict==0.10.0 torchdata==0.11.0 codetiming==1.4.0 hydra-core==1.3.8 pyvers==0.2.3 orjson==3.13.0
-	RLSYS_VERL=.verl $(BIN)/pytest tests/rlsys/algorithms/test_verl_itself.py
+OTHERS_SAY := verl==0.9.1 tensordict==0.10.0 torchdata==0.11.0 codetiming==1.4.0 hydra-core==1.3.8 pyvers==0.2.3 orjson==3.13.0 openrlhf==0.11.2 trl==1.16.0
+published: install  ## compute all numbers of verl, OpenRLHF and TRL in tests/rlsys/algorithms again, by them; downloads them
+	$(UV) pip install --no-deps --target .published $(OTHERS_SAY)
+	RLSYS_PUBLISHED=.published $(BIN)/pytest $(patsubst %,tests/rlsys/algorithms/test_%_itself.py,verl openrlhf trl)
 
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py

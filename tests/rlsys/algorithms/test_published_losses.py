@@ -1,13 +1,13 @@
 """Our losses against the numbers of other libraries' own functions: values and gradients on one ragged batch.
 
 Four completions have 4, 4, 1 and 2 tokens. The tables were made in float32 with verl 0.9.1, OpenRLHF 0.11.2 and TRL
-1.16.0 from PyPI. `make published` computes most of verl's again. To make another row again, lay the columns out in
-four rows of width 6, where the mask is
+1.16.0 from PyPI. `make published` computes all of them again (test_verl_itself.py, test_openrlhf_itself.py,
+test_trl_itself.py): a row is a function, its options, a loss, and its gradient by each log-prob (for value losses, by
+each value). Their mask is
 
     1 1 0 0 1 1 / 1 1 1 1 0 0 / 1 0 0 0 0 0 / 1 1 0 0 0 0
 
-(the first completion holds two tokens of a tool), call the row's function with these options, and read the loss and its
-gradient by each log-prob (for value losses, by each value). The functions:
+(the first completion holds two tokens of a tool). The functions:
 
     verl        trainer/ppo/core_algos.py: compute_policy_loss_*, with clip_ratio_low, clip_ratio_high and clip_ratio_c
                 as low, high and c; kl_penalty with agg_loss; compute_value_loss; compute_gae_advantage_return.
@@ -264,39 +264,57 @@ def test_every_number_is_compared():
     assert OURS.keys() == read_table(SAME).keys()
 
 
+def test_every_number_is_computed_again_by_make_published():
+    from test_openrlhf_itself import CRITICS, DIVERGENCES, POLICIES
+    from test_trl_itself import NAMES
+    from test_verl_itself import CRITICS as VERLS_CRITICS
+    from test_verl_itself import DIVERGENCES as VERLS_DIVERGENCES
+    from test_verl_itself import LOSSES as VERLS_LOSSES
+
+    computed = [*POLICIES, *DIVERGENCES, *CRITICS, *NAMES, *VERLS_LOSSES, *VERLS_DIVERGENCES, *VERLS_CRITICS]
+    assert sorted(computed) == sorted(PUBLISHED)
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_losses_and_gradients_are_those_that_other_libraries_publish(name):
     assert_equal(OURS[name](), PUBLISHED[name])
 
 
+# verl's entropy_from_logits and logprobs_from_logits; the gradient is that of the entropies' sum with weights 1, -2 and 3
+LOGITS = [[0.5, -1.0, 2.0, 0.0], [3.0, 3.0, -2.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+CHOSEN = [2, 3, 0]
+ENTROPY = {
+    "logprobs": [-0.3423, -2.7618, -1.3863],
+    "entropy": [0.8783, 0.9039, 1.3863],
+    "gradient": [0.1528, 0.0871, -0.3806, 0.1407, 0.1327, 0.1327, -0.0306, -0.2348, 0, 0, 0, 0],
+}
+# verl's compute_gae_advantage_return: gamma and lam → advantages, returns
+GAE = {
+    (1.0, 1.0): (
+        [0.83406, 0.48653, 0.90356, 0.62554, -1.25109, -1.39010, -1.59861, -0.62554, 0.69505, 0.83406, 0.48653],
+        [0.9, 0.8, 0.8, 1.0, -0.45, -0.45, -0.5, -0.5, 0.75, 1.0, 1.0],
+    ),
+    (0.9, 0.8): (
+        [0.40511, 0.04508, 0.88547, 0.86691, -0.78899, -1.20096, -1.87624, -0.80348, 0.95971, 0.82608, 0.68131],
+        [0.50118, 0.45720, 0.61, 1.0, 0.0078, -0.11416, -0.378, -0.5, 0.75, 0.828, 1.0],
+    ),
+}
+
+
 def test_verl_computes_the_same_entropy():
-    """entropy_from_logits and logprobs_from_logits; the gradient is that of the entropies' sum with weights 1, -2 and 3."""
-    logits = torch.tensor([[0.5, -1.0, 2.0, 0.0], [3.0, 3.0, -2.0, 1.0], [0.0, 0.0, 0.0, 0.0]], requires_grad=True)
-    logprobs, entropy = ChunkedLogprobs.apply(logits, torch.eye(4), torch.tensor([2, 3, 0]), 1.0, 2)
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    logprobs, entropy = ChunkedLogprobs.apply(logits, torch.eye(4), torch.tensor(CHOSEN), 1.0, 2)
     (entropy * torch.tensor([1.0, -2.0, 3.0])).sum().backward()
-    assert logprobs.tolist() == pytest.approx([-0.3423, -2.7618, -1.3863], abs=5e-5)
-    assert entropy.tolist() == pytest.approx([0.8783, 0.9039, 1.3863], abs=5e-5)
-    published = [0.1528, 0.0871, -0.3806, 0.1407, 0.1327, 0.1327, -0.0306, -0.2348, 0, 0, 0, 0]
-    assert logits.grad.flatten().tolist() == pytest.approx(published, abs=5.1e-5)
+    assert logprobs.tolist() == pytest.approx(ENTROPY["logprobs"], abs=5e-5)
+    assert entropy.tolist() == pytest.approx(ENTROPY["entropy"], abs=5e-5)
+    assert logits.grad.flatten().tolist() == pytest.approx(ENTROPY["gradient"], abs=5.1e-5)
 
 
-@pytest.mark.parametrize(
-    ("gamma", "lam", "advantages", "returns"),
-    [
-        (
-            *(1.0, 1.0),
-            [0.83406, 0.48653, 0.90356, 0.62554, -1.25109, -1.39010, -1.59861, -0.62554, 0.69505, 0.83406, 0.48653],
-            [0.9, 0.8, 0.8, 1.0, -0.45, -0.45, -0.5, -0.5, 0.75, 1.0, 1.0],
-        ),
-        (
-            *(0.9, 0.8),
-            [0.40511, 0.04508, 0.88547, 0.86691, -0.78899, -1.20096, -1.87624, -0.80348, 0.95971, 0.82608, 0.68131],
-            [0.50118, 0.45720, 0.61, 1.0, 0.0078, -0.11416, -0.378, -0.5, 0.75, 0.828, 1.0],
-        ),
-    ],
-)
-def test_verl_computes_the_same_advantages_and_returns_from_a_critic(gamma, lam, advantages, returns):
+@pytest.mark.parametrize("options", GAE)
+def test_verl_computes_the_same_advantages_and_returns_from_a_critic(options):
+    gamma, lam = options
     estimates, targets = gae(torch.tensor(REWARDS), torch.tensor(OLD_VALUES), SEQUENCES, gamma=gamma, lam=lam)
+    advantages, returns = GAE[options]
     assert whiten(estimates).tolist() == pytest.approx(advantages, abs=1e-5)
     assert targets.tolist() == pytest.approx(returns, abs=1e-5)
 
