@@ -69,8 +69,8 @@ test: install  ## run all tests that need no GPU: first parts in parallel, then 
 rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
 
-families: install  ## train and export a tiny model of each plain family with real engines too
-	RLSYS_ALL_FAMILIES=1 $(BIN)/pytest tests/workers/rollout/test_engine_families.py tests/workers/rollout/test_exported_models.py tests/system/test_model_families.py
+families: install  ## try a tiny model of each family: train all that transformers has; engines, exports and runs; record it
+	$(BIN)/python tests/bench/families.py
 
 OTHERS_SAY := verl==0.9.1 tensordict==0.10.0 torchdata==0.11.0 codetiming==1.4.0 hydra-core==1.3.8 pyvers==0.2.3 orjson==3.13.0 openrlhf==0.11.2 trl==1.16.0
 published: install  ## compute all numbers of verl, OpenRLHF and TRL in tests/rlsys/algorithms again, by them; downloads them

@@ -14,6 +14,7 @@ from rlsys.runs.samples import write_samples
 from rlsys.types import Batch, Prompt, Sample
 
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
+import families
 import real
 import recipes
 
@@ -36,6 +37,95 @@ def test_the_demos_of_episodes_solve_what_the_page_says(name: str) -> None:
     )
     shown = [[*map(int, seeds.split(", ")), int(shuffled)] for seeds, shuffled in zip(row[:2], row[2:], strict=True)]
     assert shown == [pytest.approx(shares, abs=0.55) for shares in ends], "rounded, and in the record too"
+
+
+# --- biases -----------------------------------------------------------------------------------------------------------
+
+Curves = dict[str, list[float]]
+
+
+def curves_of(comparison: str) -> dict[str, list[Curves]]:
+    """By choice, each with three seeds."""
+    choices: dict[str, dict[int, Curves]] = {}
+    for line in page("tests/bench/biases/runs.jsonl").splitlines():
+        run = json.loads(line)
+        if run["comparison"] == comparison:
+            choices.setdefault(run["choice"], {})[run["seed"]] = run["curves"]
+    assert choices
+    assert all(seeds.keys() == {0, 1, 2} for seeds in choices.values())
+    return {choice: [*seeds.values()] for choice, seeds in choices.items()}
+
+
+def changes(curves: list[Curves], name: str) -> list[float]:
+    return [one[name][-1] - one[name][0] for one in curves]
+
+
+def test_with_sequence_mean_wrong_answers_become_longer_and_right_ones_shorter() -> None:
+    curves = curves_of("length")
+    assert min(changes(curves["sequence_mean"], "tokens of wrong answers")) > 1
+    assert max(changes(curves["sequence_mean"], "tokens of right answers")) < -1
+    assert min(changes(curves["constant"], "tokens of right answers")) > 1
+    assert max(changes(curves["constant"], "tokens of wrong answers")) < -1
+
+
+def test_without_the_deviation_even_digits_are_learned_and_with_it_not() -> None:
+    curves = curves_of("difficulty")
+    assert min(changes(curves["std: none"], "share of even digits")) > 0.3
+    assert max(changes(curves["std: sample"], "share of even digits")) < 0
+    for with_deviation, without in zip(curves["std: sample"], curves["std: none"], strict=True):
+        assert without["mean reward"][-1] > with_deviation["mean reward"][-1]
+
+
+def test_the_page_says_how_long_the_answers_of_two_modes_are_and_how_many_are_right() -> None:
+    """Its figures with a decimal place are the tokens at the end of all seeds and choices, `98 to 100 %` their accuracies."""
+    text = page("rlsys/algorithms/BIASES.md").partition("## Modes")[2]
+    runs = [run for seeds in curves_of("two_modes").values() for run in seeds]
+    assert {*re.findall(r"\b[1-9]\d*\.\d\b", text)} == {f"{run['tokens of an answer'][-1]:.1f}" for run in runs}
+    ends = [round(100 * run["held-out accuracy"][-1]) for run in runs]
+    assert (str(min(ends)), str(max(ends))) in re.findall(r"(\d+)\s+to\s+(\d+)\s+%", text)
+
+
+# --- families ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_engines_of_the_table_of_families_are_those_that_ran() -> None:
+    """`yes` and `sync.verify=false` only where an engine sampled and a whole run was right; `no` where one did not."""
+    record = families.read_record()
+    if not {"engines", "runs"} <= record.keys():
+        assert "families.json" in listed()
+        return
+    rows = [row.strip("|").split("|") for row in page("rlsys/models/README.md").splitlines() if row.startswith("|`")]
+    columns = {name.strip(" `"): engines for names, _, _, engines in rows for name in names.split(",")}
+    runs = {name: "ok" for name in columns if record["runs"]["families"].get(name) == "ok"}
+    shown = {name for name, engines in columns.items() if engines in ("yes", "`sync.verify=false`")}
+    assert shown == runs.keys()
+    sampled = {name for name, answer in record["engines"]["families"].items() if answer == "samples"}
+    assert shown - {"llama4_text"} <= sampled, "engines run Llama 4 only in whole runs"
+    assert {name for name, engines in columns.items() if engines == "no"} <= record["engines"]["families"].keys()
+
+
+REPORT = """<testsuites><testsuite>
+<testcase name="test_a[gpt2]"><properties><property name="answer" value="samples"/></properties></testcase>
+<testcase name="test_a[mamba]"/>
+<testcase name="test_a[opt]"><skipped message="no tiny model by common sizes&#10;more"/></testcase>
+<testcase name="test_a[bloom]"><failure message="assert 1 == 2"/></testcase>
+<testcase name="test_without_a_family"/>
+</testsuite></testsuites>"""
+
+
+def test_a_family_that_fails_or_is_newly_skipped_does_not_enter_the_record(tmp_path: Path) -> None:
+    (tmp_path / "report.xml").write_text(REPORT)
+    found = families.answers(tmp_path / "report.xml")
+    assert found == {
+        "gpt2": "samples",
+        "mamba": "ok",
+        "opt": "skipped: no tiny model by common sizes",
+        "bloom": "failure: assert 1 == 2",
+    }
+    result = {"families": found}
+    assert families.problems(result, {}) == ["bloom: failure: assert 1 == 2"]
+    assert families.problems(result, {"families": {"opt": "skipped: other words"}}) == ["bloom: failure: assert 1 == 2"]
+    assert families.problems(result, {"families": {"opt": "ok"}})[0].startswith("opt: skipped")
 
 
 # --- Gemma 3 270M -----------------------------------------------------------------------------------------------------

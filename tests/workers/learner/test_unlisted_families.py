@@ -1,10 +1,11 @@
 """Families that no list names: a tiny random model of each is computed as its sequences alone, or refused in a sentence.
 
-A dozen by default; RLSYS_ALL_FAMILIES=1 tries every causal model type that transformers has.
+A dozen by default; `make families` tries every causal model type that transformers has.
 """
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def build_or_skip(family: str) -> Any:
 
 
 @pytest.mark.parametrize("family", UNLISTED if "RLSYS_ALL_FAMILIES" in os.environ else SAMPLE)
-def test_a_family_that_no_list_names_is_right_or_refused_in_a_sentence(family: str, tmp_path: Path) -> None:
+def test_a_family_that_no_list_names_is_right_or_refused_in_a_sentence(
+    family: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     build_or_skip(family).save_pretrained(tmp_path)
     try:
         packed = load_packed(load_config(CONFIG, []), str(tmp_path))
@@ -65,7 +68,7 @@ def test_a_family_that_no_list_names_is_right_or_refused_in_a_sentence(family: s
         assert "rlsys cannot train" in sentence
         assert sentence.endswith("lists models that it can.") or sentence.endswith("lists those that it can.")
         assert not any(name in sentence for name in ("Error ", "object has no attribute", "unexpected keyword"))
-        print(sentence)
+        record_property("answer", f"refused: {sentence.replace(str(tmp_path), 'it')}")
 
 
 def test_the_sample_is_of_unlisted_families() -> None:

@@ -5,6 +5,7 @@ All families are tried with `make families`.
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", LISTED)
 def test_an_engine_samples_what_the_policy_computes_or_the_checks_refuse_the_model(
-    family: str, results: dict[str, Any]
+    family: str, results: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
     problem, tried = results[family]
+    record_property("answer", f"no engine: {tried['error']}"[:200] if "error" in tried else "samples")
     if problem and family not in UNTESTED:
         assert SAYS[family] in tried["error"], "what vLLM says"
         return
