@@ -99,8 +99,11 @@ bench: install  ## measure the speed of each part, from advantages to whole runs
 	$(BIN)/python tests/bench/gains.py
 	for name in $(RECORDED); do $(BIN)/python tests/launch/records.py $$name.py && $(BIN)/python tests/bench/$$name.py || exit 1; done
 
-versus: install  ## compare samples per second with TRL's trainer, in an environment of its own
+versus: install $(GEMMA)/config.json  ## compare samples per second with TRL's trainer, in an environment of its own, half a day
 	$(BIN)/python tests/bench/trl/compare.py --rounds 5
+	$(BIN)/python tests/bench/trl/compare.py --case small --rounds 3 --steps 8
+	$(BIN)/python tests/bench/trl/compare.py --case gemma --rounds 3 --steps 1 --warm-up 1
+	$(BIN)/python tests/bench/trl/compare.py --case gemma64 --rounds 3 --steps 1 --warm-up 1
 
 kills: install  ## kill random processes of 30 runs, then every kind of process in each phase of a step; compare with undisturbed runs, about an hour
 	$(BIN)/python tests/system/kills.py 30 0 tests/system/kills.json

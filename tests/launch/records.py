@@ -45,7 +45,7 @@ DEPENDS = {
     "lora_cpu.yaml": f"{METHODS} configs/tiny_cpu.yaml configs/lora_cpu.yaml",
     "demo_figures.py": f"{DEMO} {BENCH}/demo_figures.py",
     "make demo": DEMO,
-    "compare.py": f"{LEARNER} {ENGINE} workers/sync rlsys/pipeline.py rlsys/trainer.py {BENCH}/trl",
+    "compare.py": f"{LEARNER} {ENGINE} workers/sync rlsys/pipeline.py rlsys/trainer.py {BENCH}/trl/*.py {BENCH}/trl/*.yaml",
     "rlsys bench": f"{LEARNER} {ENGINE} launch/tools/bench configs/gemma3_270m_cpu.yaml",
     "compute.py": f"{LEARNER} {BENCH}/compute.py",
     "driver.py": f"rlsys/trainer.py rlsys/pipeline.py rlsys/updates.py rlsys/packs rlsys/sampling rlsys/runs {BENCH}/driver.py",

@@ -1,5 +1,6 @@
 """Pages say what records say: their tables and sentences are compared with what was measured."""
 
+import argparse
 import json
 import re
 import sys
@@ -13,7 +14,9 @@ from records import ROOT, listed
 from rlsys.runs.samples import write_samples
 from rlsys.types import Batch, Prompt, Sample
 
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
+sys.path.append(str(ROOT / "tests" / "bench"))
+sys.path.append(str(ROOT / "tests" / "bench" / "trl"))
+import compare
 import families
 import real
 import recipes
@@ -83,6 +86,38 @@ def test_the_page_says_how_long_the_answers_of_two_modes_are_and_how_many_are_ri
     assert {*re.findall(r"\b[1-9]\d*\.\d\b", text)} == {f"{run['tokens of an answer'][-1]:.1f}" for run in runs}
     ends = [round(100 * run["held-out accuracy"][-1]) for run in runs]
     assert (str(min(ends)), str(max(ends))) in re.findall(r"(\d+)\s+to\s+(\d+)\s+%", text)
+
+
+# --- TRL --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_how_many_rounds_stand_behind_a_comparison_with_trl() -> None:
+    rows = [row for row in page("tests/bench/README.md").splitlines() if "compare.py --" in row]
+    assert rows
+    for row in rows:
+        (rounds,) = re.findall(r"--rounds (\d)", row)
+        assert f"{['one', 'two', 'three', 'four', 'five'][int(rounds) - 1]} round" in row
+
+
+def test_finished_rounds_are_kept_while_code_and_options_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = "abc1234:0123456"
+    monkeypatch.setattr(compare, "ROUNDS", tmp_path / "rounds.json")
+    monkeypatch.setattr(compare, "stamp", lambda measurement: now)
+    monkeypatch.setattr(compare, "current", lambda results, _: [one for one in results if one.get("commit") == now])
+    options = argparse.Namespace(case="small", steps=8, warm_up=3, only=compare.SIDES)
+    assert compare.saved_rates(options) == {}
+    compare.save_rates(options, {"rlsys, a": [2.0], "TRL, b": []})
+    compare.save_rates(options, {"rlsys, a": [2.0, 3.0], "TRL, b": [1.0]})
+    assert compare.saved_rates(options) == {"rlsys, a": [2.0, 3.0], "TRL, b": [1.0]}
+    alone = argparse.Namespace(**vars(options) | {"only": ["TRL"]})
+    assert compare.saved_rates(alone) == {"TRL, b": [1.0]}
+    compare.save_rates(alone, {"TRL, b": [1.0, 1.5]})
+    assert compare.saved_rates(options) == {"rlsys, a": [2.0, 3.0], "TRL, b": [1.0, 1.5]}
+    assert compare.saved_rates(argparse.Namespace(**vars(options) | {"steps": 9})) == {}
+    now = "abc1235:9123456"
+    assert compare.saved_rates(options) == {}
 
 
 # --- families ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
     python tests/bench/trl/compare.py                    # 8 M parameters, 128 tokens at most, mean about 60
     python tests/bench/trl/compare.py --case small       # 0.6 M parameters, every completion of 32 tokens
     python tests/bench/trl/compare.py --rounds 1 --steps 6 --only rlsys ahead
-    python tests/bench/trl/compare.py --case gemma --rounds 1 --steps 1 --warm-up 1     # Gemma 3 270M, few-shot prompts, 4 tokens
-    python tests/bench/trl/compare.py --case gemma64 --rounds 1 --steps 1 --warm-up 1   # and 64
+    python tests/bench/trl/compare.py --case gemma --rounds 3 --steps 1 --warm-up 1     # Gemma 3 270M, few-shot prompts, 4 tokens
+    python tests/bench/trl/compare.py --case gemma64 --rounds 3 --steps 1 --warm-up 1   # and 64
 
 Both get the same Hugging Face directory with random weights and 64 tokens, the same prompts (16 tokens each, so that TRL has none
 to pad), 16 × 8 samples and one optimizer update per step, temperature 1, float32, no KL, a reward that costs nothing, and a learning
@@ -20,7 +20,8 @@ What a step of rlsys does: all that `rlsys train` does, with its defaults, and e
 in another; every sample is written to disk; the engines take the weights after each update and prove them, tensor by tensor.
 `ahead` is rlsys with `pipeline.max_lag=1`: it samples the next batch while it trains on one, so samples are one update old.
 
-TRL is installed into an environment of its own, by default in the user's cache.
+TRL is installed into an environment of its own, by default in the user's cache. A way that fails in the first round, for lack of
+memory, is left out. Finished runs are kept in rounds.json while options and code are the same, so that the work can be interrupted.
 """
 
 import argparse
@@ -39,9 +40,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "launch"))
 from bench_models import CASES, GEMMA_CASES, Case, Gemma, link_gemma, save_case
-from records import stamp
+from records import current, measuring, stamp
 
 HERE = Path(__file__).parent
+ROUNDS = HERE / "rounds.json"
 ROOT = HERE.parents[2]
 SAMPLES = 128
 SIDES = ("rlsys", "ahead", "TRL")
@@ -105,6 +107,10 @@ def steady(ends: list[float], warm_up: int) -> float:
     return statistics.median(b - a for a, b in zip(ends[warm_up:], ends[warm_up + 1 :], strict=False))
 
 
+class Failed(Exception):
+    """A run of one of the two did not end well."""
+
+
 def quietly(command: Sequence[str | Path], log: Path, environment: dict[str, str]) -> None:
     """On two cores."""
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -118,7 +124,7 @@ def quietly(command: Sequence[str | Path], log: Path, environment: dict[str, str
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
     if ended.returncode:
-        raise SystemExit(f"{command} ended with {ended.returncode}:\n{log.read_text()[-4000:]}")
+        raise Failed(f"{command} ended with {ended.returncode}:\n{log.read_text()[-4000:]}")
 
 
 def run_trl(
@@ -186,6 +192,24 @@ def near_the_best(rates: Rates) -> list[str]:
     ]
 
 
+def key(options: argparse.Namespace) -> str:
+    return f"{options.case}, {options.steps} steps after {options.warm_up}"
+
+
+def saved_rates(options: argparse.Namespace) -> Rates:
+    """Of finished runs with these options and this code."""
+    saved = json.loads(ROUNDS.read_text()) if ROUNDS.exists() else {}
+    (result,) = current([saved.get(key(options), {})], Path(__file__).name) or [{"rates": {}}]
+    return {label: rates for label, rates in result["rates"].items() if label.startswith(tuple(options.only))}
+
+
+def save_rates(options: argparse.Namespace, rates: Rates) -> None:
+    saved = json.loads(ROUNDS.read_text()) if ROUNDS.exists() else {}
+    all_sides = saved_rates(argparse.Namespace(**vars(options) | {"only": SIDES}))
+    saved[key(options)] = {"commit": stamp(Path(__file__).name), "rates": all_sides | rates}
+    ROUNDS.write_text(json.dumps(saved, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=CASES | GEMMA_CASES, default="8m")
@@ -214,11 +238,22 @@ def main() -> None:
                 ways[f"TRL, {label}"] = lambda seed, w=way: run_trl(  # type: ignore[misc]
                     python, case, w, folder, options.steps, options.warm_up, seed
                 )
-        rates: Rates = {label: [] for label in ways}
+        rates: Rates = {label: [] for label in ways} | saved_rates(options)
         for i in range(options.rounds):
             for label in ways if i == 0 else near_the_best(rates):
-                result = ways[label](i)
+                if len(rates[label]) > i:
+                    continue
+                try:
+                    with measuring(Path(__file__).name):
+                        result = ways[label](i)
+                except Failed as error:
+                    if i:
+                        raise SystemExit(error) from error
+                    print(f"{label}: left out. {error}", flush=True)
+                    rates[label].append(0.0)
+                    continue
                 rates[label].append(SAMPLES / result.seconds)
+                save_rates(options, rates)
                 phases = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in result.phases.items())
                 print(
                     f"{label:40} {result.seconds:7.3f} s a step, {rates[label][-1]:7.1f} samples/s, "
@@ -234,7 +269,8 @@ def main() -> None:
         )
     for side in best.keys() - {"TRL"} if "TRL" in best else ():
         ratios = [a / b for a, b in zip(rates[best[side]], rates[best["TRL"]], strict=True)]
-        print(f"{side} over TRL: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        spread = f"({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} rounds)"
+        print(f"{side} over TRL: {statistics.median(ratios):.2f} {spread}")
 
 
 if __name__ == "__main__":
