@@ -25,5 +25,19 @@ def test_the_roofline_reads_what_the_table_writes(tmp_path: Path, monkeypatch: p
     assert json.loads(file.read_text())["versions"].keys() == {"torch", "vllm", "deepspeed", "transformers"}
 
 
+def test_changes_are_refused_before_a_gpu_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def refuse() -> str:
+        raise SystemExit("Commit these changes")
+
+    monkeypatch.setattr(table, "stamp", refuse)
+    monkeypatch.setattr(table, "measure_model", lambda name, options: measured.append(name))
+    monkeypatch.setattr(sys, "argv", ["table.py", "--device=cpu", "--json", str(tmp_path / "table.json")])
+    with pytest.raises(SystemExit, match="Commit these changes"):
+        table.main()
+    assert not measured
+
+
 def test_the_page_is_what_the_roofline_writes() -> None:
     assert roofline.PAGE.read_text() == roofline.write_page()
