@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
-from records import current, measuring
+from records import MISSING, current, measuring
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_suffix(".json")
@@ -32,13 +32,14 @@ LIBRARIES = ("torch", "vllm", "deepspeed", "transformers")
 
 
 def measure(part: str) -> dict[str, Any]:
+    packages = packages_distributions()  # vLLM for CPUs has another name
+    versions = {name: version(packages[name][0]) for name in LIBRARIES}
     with measuring(RECORD.name) as commit, tempfile.TemporaryDirectory(prefix="families-") as place:
         report, began = Path(place) / "report.xml", time.monotonic()
         command = [sys.executable, "-m", "pytest", PARTS[part], f"--junitxml={report}", "-o", "junit_family=xunit1"]
         subprocess.run(command, cwd=ROOT, env=os.environ | {"RLSYS_ALL_FAMILIES": "1"})
         seconds = round(time.monotonic() - began)
-        facts = {"commit": commit, "seconds": seconds, "versions": {name: version(name) for name in LIBRARIES}}
-        return facts | {"families": answers(report)}
+        return {"commit": commit, "seconds": seconds, "versions": versions, "families": answers(report)}
 
 
 def answers(report: Path) -> dict[str, str]:
@@ -69,7 +70,9 @@ def problems(result: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def read_record() -> dict[str, Any]:
-    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    """The parts that it has."""
+    parts = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return {name: part for name, part in parts.items() if part != MISSING}
 
 
 if __name__ == "__main__":
@@ -82,6 +85,6 @@ if __name__ == "__main__":
         if wrong := problems(result, record.get(part, {})):
             raise SystemExit(f"{part}: the record stays as it was, because of\n" + "\n".join(wrong))
         record[part] = result
-        RECORD.write_text(json.dumps({name: record[name] for name in PARTS if name in record}, indent=1) + "\n")
+        RECORD.write_text(json.dumps({name: record.get(name, MISSING) for name in PARTS}, indent=1) + "\n")
         skipped = sum(answer.startswith("skipped") for answer in result["families"].values())
         print(f"{part}: {len(result['families'])} families, {skipped} skipped, {result['seconds']} s")

@@ -20,7 +20,7 @@ from rlsys.runs.directory import read_lines
 from rlsys.runs.samples import read_saved_samples
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
-from records import current, measuring
+from records import MISSING, current, measuring
 
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_suffix(".json")
@@ -106,7 +106,9 @@ def mean(record: Record, run: int, evaluation: int) -> float:
 
 
 def read_record() -> Record:
-    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    """The runs that it has."""
+    runs = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return {name: run for name, run in runs.items() if run != MISSING}
 
 
 if __name__ == "__main__":
@@ -114,6 +116,7 @@ if __name__ == "__main__":
     for name in [] if "--table" in sys.argv else sys.argv[1:] or RUNS:
         if not current([results.get(name, {})], RECORD.name):
             results[name] = measure(name)
-            RECORD.write_text(json.dumps({run: results[run] for run in RUNS if run in results}, indent=1) + "\n")
+            results = {run: results[run] for run in RUNS if run in results}
+            RECORD.write_text(json.dumps({run: results.get(run, MISSING) for run in RUNS}, indent=1) + "\n")
     if results:
         print(table(results))
