@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlsys.rewards.settings import RewardSettings
@@ -71,6 +71,13 @@ def dispatch_limits(settings: RewardSettings, ready_info: dict[str, Any]) -> dic
     return {"list_size": settings.batch if batched else 1}
 
 
+def explain_unsent(items: list[RewardItem], error: Exception) -> list[JudgeResult]:
+    """The results of a list that could not be sent: each sample is tried alone, and has failed if it was alone."""
+    if len(items) > 1:
+        return [replace(item, alone=True) for item in items]
+    return [Verdict(None, failure="exception", detail=f"it cannot be sent to a reward process: {error!r}")]
+
+
 class Dispatcher:
     """`list_size` is how many samples a process judges at once: 1, or more where functions are async or batched."""
 
@@ -80,6 +87,7 @@ class Dispatcher:
         self.pending: deque[PendingItem] = deque()
         self.seconds_per_verdict = 0.001  # moving average
         self.lock = threading.RLock()
+        self.dispatching = False
 
     def judge(self, items: list[RewardItem]) -> PendingVerdicts:
         verdicts = PendingVerdicts(len(items))
@@ -93,6 +101,15 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Sends pending samples to workers with room, to the least busy one first."""
+        if self.dispatching:  # a list came back at once: the loop below goes on
+            return
+        self.dispatching = True
+        try:
+            self.send_pending()
+        finally:
+            self.dispatching = False
+
+    def send_pending(self) -> None:
         while self.pending:
             free = [w for w in self.workers if w.running_lists < self.max_lists() and not w.exclusive]
             alone = self.pending[0].item.alone
@@ -127,7 +144,12 @@ class Dispatcher:
         began = time.perf_counter()
         for sample in samples:
             sample.attempts += 1
-        results = worker.submit([sample.item for sample in samples])
+        items = [sample.item for sample in samples]
+        try:
+            results = worker.submit(items)
+        except Exception as error:  # such as a row that cannot be pickled
+            results = Future()
+            results.set_result(explain_unsent(items, error))
         results.add_done_callback(lambda done: self.on_results(worker, samples, time.perf_counter() - began, done))
 
     def on_results(

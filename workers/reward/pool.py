@@ -19,7 +19,8 @@ from rlsys.types import Prompt, Sample, Verdict
 from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, PendingVerdicts, Submit, dispatch_limits
 from workers.reward.runner import RewardRunner
 from workers.reward.sample_queue import JudgeResult, RewardItem
-from workers.supervision.process_registry import kill_processes
+from workers.supervision.process_registry import restart_actors
+from workers.supervision.replaceable_workers import MAX_ATTEMPTS
 from workers.supervision.watchdog import POLL_S, Watchdog, explain_failure
 from workers.supervision.worker_setup import setup_worker_process
 
@@ -111,14 +112,15 @@ class RewardPool:
         """Counts the samples that no reward process has taken yet. Any thread may call it."""
         return sum(len(s.dispatcher.pending) for s in self.services if s.dispatcher is not None)
 
-    def replace_stalled_workers(self, waited_s: float, uids: list[str]) -> None:
+    def replace_stalled_workers(self, waited_s: float, uids: list[str], attempt: int) -> None:
         """Kills the workers that have samples and do not answer. Ray restarts them and repeats their calls."""
         stalled = [name for s in self.services if s.dispatcher is not None for name in s.dispatcher.busy_workers()]
         error = self.watchdog.report_stall(stalled, "judging samples", waited_s, uids)
-        if not stalled or not isinstance(error, WorkerLost):
+        if not stalled or not isinstance(error, WorkerLost) or attempt == MAX_ATTEMPTS:
             raise error
         self.watchdog.event("replaced", worker=", ".join(stalled), cause=str(error))
-        kill_processes(stalled, self.watchdog.logs)
+        actors = {name: actor for service in self.services for name, actor in service.actors.items()}
+        restart_actors({name: actors[name] for name in stalled}, self.watchdog.logs)
 
 
 class CombinedVerdicts(Future[list[Verdict]]):
@@ -153,6 +155,7 @@ class CombinedVerdicts(Future[list[Verdict]]):
     def result(self, timeout: float | None = None) -> list[Verdict]:
         """Waits while verdicts arrive. If none arrives for too long, the busy workers have stalled and are replaced."""
         timer, missing = self.pool.watchdog.start_timer(timeout or 0), self.count_missing()
+        stalls = 0  # since the last verdict
         while True:
             try:
                 return super().result(POLL_S)
@@ -160,8 +163,9 @@ class CombinedVerdicts(Future[list[Verdict]]):
                 if self.done():  # it has arrived after the timeout
                     return super().result()
             if missing != self.count_missing():
-                missing = self.count_missing()
+                missing, stalls = self.count_missing(), 0
                 timer.reset()
             elif waited := timer.expired():
-                self.pool.replace_stalled_workers(waited, list(dict.fromkeys(self.uids)))
+                stalls += 1
+                self.pool.replace_stalled_workers(waited, list(dict.fromkeys(self.uids)), stalls)
                 timer.reset(self.pool.config.cluster.start_timeout_s)

@@ -96,17 +96,31 @@ def kill_actors(actors: Mapping[str, Any], logs: Path) -> None:
     kill_processes(list(actors), logs)
 
 
-def kill_processes(names: list[str], logs: Path) -> None:
-    """Kills workers' processes, also those that Ray cannot reach: a stopped process (SIGSTOP) handles no request."""
+def restart_actors(actors: Mapping[str, Any], logs: Path) -> None:
+    """Kills actors' processes, after which Ray restarts the actors and repeats their calls."""
+    killed = kill_processes(list(actors), logs)
+    for name, actor in actors.items():
+        if name not in killed:  # its host does not see the run directory, or does not answer
+            with contextlib.suppress(RayError):
+                ray.kill(actor, no_restart=False)
+
+
+def kill_processes(names: list[str], logs: Path) -> set[str]:
+    """Kills workers' processes, also those that Ray cannot reach: a stopped process (SIGSTOP) handles no request.
+
+    Returns the names of those that were found and killed.
+    """
     infos = read_process_infos(names, logs)
-    run_on_nodes(kill_process, dict.fromkeys(infos, ()), infos)
+    return {name for name, killed in run_on_nodes(kill_process, dict.fromkeys(infos, ()), infos).items() if killed}
 
 
-def kill_process(info: ProcessInfo) -> None:
-    if process := find_process(info):
+def kill_process(info: ProcessInfo) -> bool:
+    process = find_process(info)
+    if process:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
     unlink_shared_memory(info)
+    return process is not None
 
 
 def unlink_shared_memory(info: ProcessInfo) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from rlsys.config.schema import Config, ConfigError
+from rlsys.runs.errors import WorkerLost
 from rlsys.types import Prompt, Sample, Verdict
 from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
 from workers.supervision.process_registry import read_process_info
@@ -120,10 +122,12 @@ def test_the_process_ends_with_its_actor(pool: Callable[..., RewardPool], tmp_pa
     assert not runs(pid)
 
 
+@pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
-    pool: Callable[..., RewardPool], tmp_path: Path, notes: list[str], how: signal.Signals
+    pool: Callable[..., RewardPool], tmp_path: Path, notes: list[str], how: signal.Signals, seen: bool
 ) -> None:
+    """Also where its host does not see the run directory, in which the ids of processes are."""
     source = "import os, time\ndef trap(completion):\n    time.sleep(0.2)\n    return float(len(completion))\n"
     started = pool(source, "watchdog.stall_s=3", "reward.timeout_s=2", "reward.workers=2")
     samples = [Sample("p", i, "x" * i, np.zeros(1, np.int32), np.zeros(1, np.float32), "stop", 0) for i in range(30)]
@@ -132,6 +136,8 @@ def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
     time.sleep(1)
     info = read_process_info("reward-0", tmp_path)
     assert info
+    if not seen:
+        (tmp_path / "reward-0.pid").unlink()
     os.kill(info.pid, how)
     began = time.monotonic()
     assert [v.score for v in verdicts.result()] == list(range(30))
@@ -141,6 +147,23 @@ def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
         ), notes
         assert time.monotonic() - began < 90
     assert read_process_info("reward-0", tmp_path) != info, "another process took its place"
+
+
+def test_a_worker_that_never_answers_ends_the_wait_after_three_times(
+    pool: Callable[..., RewardPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, because no host has room for the actor that Ray starts in its place."""
+    started = pool("def trap(completion):\n    return 1.0\n", "watchdog.stall_s=0.3", "cluster.start_timeout_s=0.3")
+    events: list[str] = []
+    monkeypatch.setattr(started.watchdog, "event", lambda kind, **facts: events.append(kind))
+    monkeypatch.setattr("workers.reward.pool.restart_actors", lambda actors, logs: None)
+    assert started.services[0].dispatcher
+    monkeypatch.setattr(started.services[0].dispatcher.workers[0], "submit", lambda items: Future())
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match="judging samples: reward-0 stalled"):
+        judge(started, ["x"], tmp_path)
+    assert time.monotonic() - began < 10
+    assert events == ["stall", "replaced", "stall", "replaced", "stall"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """Which worker gets which samples. The workers answer when the test says so."""
 
+import pickle
+import threading
 from concurrent.futures import Future
+
+import pytest
 
 from rlsys.types import Verdict
 from workers.reward.dispatch import MAX_ATTEMPTS, Dispatcher
@@ -51,6 +55,42 @@ def test_verdicts_come_in_the_order_of_the_samples():
 
 def test_nothing_to_judge_is_done_at_once():
     assert Dispatcher({"reward-0": ManualWorker().submit}).judge([]).result() == []
+
+
+class PicklingWorker(ManualWorker):
+    """Pickles what it is sent, as Ray does."""
+
+    def submit(self, items: list[RewardItem]) -> "Future[list[JudgeResult]]":
+        pickle.dumps(items)
+        return super().submit(items)
+
+
+@pytest.mark.parametrize("seconds_per_verdict", [0.0001, 1.0])
+@pytest.mark.parametrize("count", [1, 2, 500])
+def test_a_row_that_cannot_be_sent_fails_alone_and_holds_up_nobody(count, seconds_per_verdict):
+    worker = PicklingWorker()
+    dispatcher = slow_dispatcher(worker)
+    dispatcher.seconds_per_verdict = seconds_per_verdict
+    first = dispatcher.judge(make_items(1, 2))
+    bad = dispatcher.judge([RewardItem("", {"n": 0, "lock": threading.Lock()}) for _ in range(count)])
+    later = [dispatcher.judge(make_items(n)) for n in (3, 4, 5)]
+    while worker.lists:
+        worker.answer()
+    assert [v.score for v in first.result(0)] == [1, 2]
+    assert [v.score for verdicts in later for v in verdicts.result(0)] == [3, 4, 5]
+    assert [v.failure for v in bad.result(0)] == ["exception"] * count
+    assert "cannot pickle '_thread.lock' object" in bad.result(0)[0].detail
+    assert dispatcher.busy_workers() == []
+
+
+def test_samples_in_a_list_with_one_that_cannot_be_sent_are_judged():
+    worker = PicklingWorker()
+    dispatcher = Dispatcher({"reward-0": worker.submit}, list_size=4)
+    bad = RewardItem("", {"n": 2, "lock": threading.Lock()})
+    verdicts = dispatcher.judge([*make_items(0, 1), bad, *make_items(3)])
+    while worker.lists:
+        worker.answer()
+    assert [v.score for v in verdicts.result(0)] == [0, 1, None, 3]
 
 
 def test_slow_samples_are_sent_one_by_one_and_fast_ones_in_lists():
